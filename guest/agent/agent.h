@@ -1,0 +1,107 @@
+/*
+ * vhpc-agent: the guest's end of the channel.
+ *
+ * Sessions are the host's clients: each runs one program in a cgroup of its
+ * own, or carries root's control operations. Everything here runs as guest
+ * root in one process with one poll loop; it waits for nobody.
+ */
+#ifndef VHPC_AGENT_H
+#define VHPC_AGENT_H
+
+#include "chan.h"
+#include "hello.h"
+#include "task.h"
+
+struct agent;
+
+struct session {
+    struct session *next;
+    struct agent *agent;
+    uint32_t id;
+    struct message exec;    /* EXEC being received */
+    struct message request; /* REQUEST being received */
+    struct flow flow;       /* of the command until the task has it */
+    struct execspec spec;
+    struct task task;
+    bool started;        /* task is in use */
+    bool closed;         /* the host has said CLOSE, or is gone */
+    bool script_written; /* to be removed at the end */
+    bool cgroup_made;
+    uint32_t last_call;
+};
+
+struct caller; /* hostcall.c: a command client in this guest */
+
+struct agent {
+    struct loop loop;
+    struct chan host;
+    bool host_open;
+    bool system; /* may change the machine: mounts, accounts, power (off in tests) */
+    bool is_init;
+    bool stopping;
+    bool powering_off; /* ... once the reply is out */
+    struct hello hello;
+    struct session *sessions;
+    struct source signals;
+    struct source listener; /* call socket */
+    const char *call_socket;
+    struct caller *callers;
+    char *cgroup; /* directory under which sessions get theirs; NULL = no cgroup v2 */
+};
+
+/* host.c */
+int host_open(struct agent *a, int fd, bool port);
+
+/* session.c: life of a session */
+struct session *session_find(const struct agent *a, uint32_t id);
+struct session *session_add(struct agent *a, uint32_t id);
+int session_exec(struct session *s, const struct frame *f);
+void session_close(struct session *s);
+void sessions_reap(struct agent *a);
+/* Deadlines, and freeing what is over; between two turns of the loop. True while there is work. */
+bool sessions_tick(struct agent *a, long long now);
+
+/* cgroup.c */
+void cgroup_init(struct agent *a);
+int cgroup_make(const struct agent *a, uint32_t session);
+/* In the child: enter the session's cgroup. */
+int cgroup_enter(const struct agent *a, uint32_t session);
+/* Kill every process of the session, with or without cgroups. */
+void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader);
+/* 0 when the cgroup is gone, -EBUSY while it is not empty. */
+int cgroup_remove(const struct agent *a, uint32_t session);
+/* The session that a process of this guest belongs to; 0 = none. */
+uint32_t cgroup_session_of(const struct agent *a, pid_t pid);
+
+/* privilege.c: what a session's child becomes */
+extern const struct task_ops session_ops;
+
+/* script.c: a batch script at the very path it has on the host */
+int script_write(const struct execspec *spec, bool *written);
+void script_remove(const struct execspec *spec);
+
+/* control.c: REQUEST */
+int control_request(struct session *s, const struct buf *message);
+
+/* identity.c, mount.c: 0, or -errno with one line in text */
+struct identity;
+int identity_apply(const struct agent *a, const struct identity *id, char *text, size_t size);
+int mount_share(const struct agent *a, const char *tag, const char *path, bool read_only,
+                char *text, size_t size);
+
+/* hostcall.c: command clients of this guest */
+int callers_listen(struct agent *a);
+int caller_frame(struct session *s, const struct frame *f);
+void callers_close(struct agent *a, const struct session *s);
+void callers_sweep(struct agent *a);
+
+/* system.c, port.c */
+void system_mount_all(void);
+_Noreturn void system_poweroff(void);
+/* Open the agent's virtio-serial port, waiting for it and for the host; -EINTR when we are to stop. */
+int port_open(struct agent *a, const char *path);
+
+/* command.c: this binary under another name */
+_Noreturn void command_main(int argc, char **argv, const char *name);
+
+#endif

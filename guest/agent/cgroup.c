@@ -1,0 +1,176 @@
+/*
+ * One cgroup v2 per session: its processes can be named, and killed, whatever
+ * they fork. Where a guest has no cgroup v2 the session number in a process's
+ * environment and its Unix session id do instead, which a program could leave
+ * behind if it wanted to; it stays in its own guest.
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <mntent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+enum { KILL_ROUNDS = 64 };
+
+static int write_text(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int rc = write(fd, text, strlen(text)) < 0 ? -errno : 0;
+    (void)close(fd);
+    return rc;
+}
+
+/* The "0::" line of /proc/PID/cgroup: the path within the v2 hierarchy. */
+static bool read_own_path(pid_t pid, char *out, size_t size)
+{
+    char path[64], line[4096];
+    bool found = false;
+    (void)snprintf(path, sizeof path, "/proc/%d/cgroup", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (f == NULL)
+        return false;
+    while (!found && fgets(line, sizeof line, f) != NULL) {
+        if (strncmp(line, "0::", 3) != 0)
+            continue;
+        line[strcspn(line, "\n")] = '\0';
+        found = (size_t)snprintf(out, size, "%s", line + 3) < size;
+    }
+    (void)fclose(f);
+    return found;
+}
+
+static bool find_mount(char *out, size_t size)
+{
+    bool found = false;
+    FILE *f = setmntent("/proc/self/mounts", "re");
+    if (f == NULL)
+        return false;
+    for (struct mntent *m; !found && (m = getmntent(f)) != NULL;)
+        if (strcmp(m->mnt_type, "cgroup2") == 0)
+            found = (size_t)snprintf(out, size, "%s", m->mnt_dir) < size;
+    (void)endmntent(f);
+    return found;
+}
+
+void cgroup_init(struct agent *a)
+{
+    char mount[1024], own[2048];
+    if (!find_mount(mount, sizeof mount) || !read_own_path(getpid(), own, sizeof own))
+        return;
+    /* Below our own group: as a systemd unit that is what was delegated to us. */
+    if (asprintf(&a->cgroup, "%s%s/vhpc.%d", mount, strcmp(own, "/") == 0 ? "" : own,
+                 (int)getpid()) < 0)
+        a->cgroup = NULL;
+    if (a->cgroup == NULL || (mkdir(a->cgroup, 0755) < 0 && errno != EEXIST)) {
+        free(a->cgroup);
+        a->cgroup = NULL;
+    }
+}
+
+static void session_path(const struct agent *a, uint32_t session, const char *file, char *out,
+                         size_t size)
+{
+    (void)snprintf(out, size, "%s/s%u%s", a->cgroup, session, file);
+}
+
+int cgroup_make(const struct agent *a, uint32_t session)
+{
+    char path[4096];
+    if (a->cgroup == NULL)
+        return -ENOENT;
+    session_path(a, session, "", path, sizeof path);
+    return mkdir(path, 0755) < 0 && errno != EEXIST ? -errno : 0;
+}
+
+int cgroup_enter(const struct agent *a, uint32_t session)
+{
+    char path[4096];
+    session_path(a, session, "/cgroup.procs", path, sizeof path);
+    return write_text(path, "0");
+}
+
+int cgroup_remove(const struct agent *a, uint32_t session)
+{
+    char path[4096];
+    session_path(a, session, "", path, sizeof path);
+    if (rmdir(path) == 0 || errno == ENOENT)
+        return 0;
+    return -errno;
+}
+
+/*
+ * VHPC_SESSION ("ID.AGENT") of a process, from the environment it was started
+ * with; 0 = none, or another agent's.
+ */
+static uint32_t environ_session(pid_t pid)
+{
+    static const char name[] = "VHPC_SESSION=";
+    char path[64];
+    char *line = NULL;
+    size_t size = 0;
+    uint32_t session = 0, id;
+    int agent;
+    (void)snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (f == NULL)
+        return 0;
+    while (session == 0 && getdelim(&line, &size, '\0', f) > 0)
+        if (strncmp(line, name, sizeof name - 1) == 0 &&
+            sscanf(line + sizeof name - 1, "%u.%d", &id, &agent) == 2 && agent == (int)getpid())
+            session = id;
+    free(line);
+    (void)fclose(f);
+    return session;
+}
+
+uint32_t cgroup_session_of(const struct agent *a, pid_t pid)
+{
+    char own[2048];
+    const char *base = a->cgroup != NULL ? strrchr(a->cgroup, '/') : NULL;
+    if (base != NULL && read_own_path(pid, own, sizeof own)) {
+        const char *at = strstr(own, base);
+        if (at != NULL && strncmp(at + strlen(base), "/s", 2) == 0)
+            return (uint32_t)strtoul(at + strlen(base) + 2, NULL, 10);
+    }
+    return environ_session(pid);
+}
+
+static bool kill_by_search(uint32_t session, pid_t leader)
+{
+    bool any = false;
+    DIR *proc = opendir("/proc");
+    if (proc == NULL)
+        return false;
+    for (struct dirent *e; (e = readdir(proc)) != NULL;) {
+        pid_t pid = isdigit((unsigned char)e->d_name[0]) ? (pid_t)atoi(e->d_name) : 0;
+        if (pid <= 1 || pid == getpid())
+            continue;
+        if ((leader > 0 && getsid(pid) == leader) || environ_session(pid) == session)
+            any = kill(pid, SIGKILL) == 0 || any;
+    }
+    (void)closedir(proc);
+    return any;
+}
+
+void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader)
+{
+    char path[4096];
+    if (a->cgroup != NULL) {
+        session_path(a, session, "/cgroup.kill", path, sizeof path);
+        if (write_text(path, "1") == 0)
+            return;
+    }
+    /* Without cgroup.kill (Linux < 5.14): again while there is somebody, for what forks meanwhile. */
+    for (int i = 0; i < KILL_ROUNDS && kill_by_search(session, leader); i++)
+        ;
+}

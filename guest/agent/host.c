@@ -1,0 +1,101 @@
+/* Frames from the host. They have passed the shim; they are judged again all the same. */
+#include <errno.h>
+#include <stdio.h>
+
+#include "agent.h"
+
+static int on_request(struct agent *a, const struct frame *f)
+{
+    struct session *s = session_find(a, f->session);
+    if (s == NULL)
+        s = session_add(a, f->session);
+    if (s == NULL)
+        return -ENOMEM;
+    int rc = message_add(&s->request, f);
+    if (rc != 1)
+        return rc;
+    rc = control_request(s, &s->request.data);
+    message_reset(&s->request);
+    return rc;
+}
+
+static int on_command(struct agent *a, const struct frame *f)
+{
+    struct session *s = session_find(a, f->session);
+    if (f->type == VHPC_CLOSE) {
+        if (s != NULL)
+            session_close(s);
+        return 0;
+    }
+    if (s == NULL && f->type == VHPC_EXEC) {
+        s = session_add(a, f->session);
+        if (s == NULL)
+            return error_send(&a->host, f->session, 0, VHPC_ERR_INTERNAL, EAGAIN,
+                              "the guest runs too many programs");
+    }
+    return s != NULL ? session_exec(s, f) : 0;
+}
+
+static int on_frame(struct chan *c, const struct frame *f)
+{
+    struct agent *a = c->owner;
+    struct frame out = *f;
+    struct hello peer;
+    if (f->type == VHPC_HELLO) {
+        if (hello_parse(f, &peer) < 0 || hello_version(&peer) == 0)
+            return chan_broken(c, "no protocol version in common");
+        return hello_send(c, &a->hello);
+    }
+    if (f->session == 0)
+        return chan_broken(c, "a frame that belongs to no session");
+    switch (f->type) {
+    case VHPC_PING:
+        out.type = VHPC_PONG;
+        return chan_send(c, &out);
+    case VHPC_REQUEST:
+        return on_request(a, f);
+    case VHPC_REPLY:
+    case VHPC_PONG:
+        return chan_broken(c, "an unasked answer");
+    default:
+        break;
+    }
+    if (f->call == 0)
+        return on_command(a, f);
+    struct session *s = session_find(a, f->session);
+    return s != NULL ? caller_frame(s, f) : 0;
+}
+
+static void on_close(struct chan *c, int error)
+{
+    struct agent *a = c->owner;
+    if (error == -EPROTO)
+        (void)fprintf(stderr, "vhpc-agent: protocol violation by the host: %s\n",
+                      c->why != NULL ? c->why : "malformed message");
+    for (struct session *s = a->sessions; s != NULL; s = s->next)
+        session_close(s);
+    a->host_open = false;
+}
+
+/* The shim always reads, so a long queue means that it is gone or slow: take no more work. */
+static bool may_read(struct chan *c)
+{
+    return chan_queued(c) < (16u << 20);
+}
+
+int host_open(struct agent *a, int fd, bool port)
+{
+    chan_release(&a->host); /* of an earlier host */
+    a->host = (struct chan){.port = port,
+                            .on_frame = on_frame,
+                            .on_close = on_close,
+                            .may_read = may_read,
+                            .owner = a};
+    int rc = fd_prepare(fd);
+    if (rc == 0)
+        rc = chan_open(&a->host, &a->loop, fd);
+    if (rc < 0)
+        return rc;
+    a->host_open = true;
+    return hello_send(&a->host, &a->hello);
+}

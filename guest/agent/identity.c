@@ -1,0 +1,230 @@
+/*
+ * The identity operation: the user exists in the guest under his own name and
+ * ids, may become root there, and finds the cluster's host names and commands.
+ */
+#include "identity.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <net/if.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+static int complain(int number, char *text, size_t size, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static int complain(int number, char *text, size_t size, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, size, format, args);
+    va_end(args);
+    return number < 0 ? number : -number;
+}
+
+/* A field of a colon-separated file, or a line: nothing that could end it. */
+static bool is_clean(const char *s, const char *forbidden)
+{
+    if (s == NULL)
+        return true;
+    for (; *s != '\0'; s++)
+        if ((unsigned char)*s < 0x20 || *s == 0x7f || strchr(forbidden, *s) != NULL)
+            return false;
+    return true;
+}
+
+static bool is_name(const char *s, const char *extra)
+{
+    if (s == NULL || *s == '\0' || *s == '-' || *s == '.' || strlen(s) > 64)
+        return false;
+    for (; *s != '\0'; s++)
+        if (!isalnum((unsigned char)*s) && strchr(extra, *s) == NULL)
+            return false;
+    return true;
+}
+
+static int check(const struct identity *id, char *text, size_t size)
+{
+    if (!is_name(id->hostname, "-."))
+        return complain(EINVAL, text, size, "not a host name");
+    if (id->user != NULL && (!is_clean(id->user, ": /,") || id->user[0] == '\0' || id->uid == 0))
+        return complain(EINVAL, text, size, "not a user name, or root");
+    if (id->user != NULL && (id->home == NULL || id->home[0] != '/' || !is_clean(id->home, ":") ||
+                             !is_clean(id->shell, ":") || !is_clean(id->gecos, ":")))
+        return complain(EINVAL, text, size, "not an account: home, shell or gecos");
+    for (size_t i = 0; i < id->host_count; i++)
+        if (!is_clean(id->hosts[i], ""))
+            return complain(EINVAL, text, size, "not a line of /etc/hosts");
+    for (size_t i = 0; i < id->group_count; i++)
+        if (!is_clean(id->groups[i].name, ":,/ ") || id->groups[i].name[0] == '\0')
+            return complain(EINVAL, text, size, "not a group name");
+    for (size_t i = 0; i < id->command_count; i++)
+        if (!is_name(id->commands[i], "-_."))
+            return complain(EINVAL, text, size, "not a command name");
+    if (id->timezone != NULL && (!is_name(id->timezone, "-_+/") || strstr(id->timezone, "..")))
+        return complain(EINVAL, text, size, "not a time zone");
+    return 0;
+}
+
+static int write_file(const char *path, mode_t mode, const char *content)
+{
+    (void)unlink(path); /* it may be a link into a read-only place */
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (fd < 0)
+        return -errno;
+    ssize_t n = write(fd, content, strlen(content));
+    int rc = n == (ssize_t)strlen(content) ? 0 : -EIO;
+    if (fchmod(fd, mode) < 0 && rc == 0)
+        rc = -errno;
+    (void)close(fd);
+    return rc;
+}
+
+static int apply_names(const struct identity *id)
+{
+    struct buf b = {0};
+    static const char head[] = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
+    if (sethostname(id->hostname, strlen(id->hostname)) < 0)
+        return -errno;
+    int rc = buf_append(&b, id->hostname, strlen(id->hostname));
+    rc = rc < 0 ? rc : buf_append(&b, "\n", 2);
+    rc = rc < 0 ? rc : write_file("/etc/hostname", 0644, (const char *)buf_head(&b));
+    b.head = b.len = 0;
+    rc = rc < 0 ? rc : buf_append(&b, head, sizeof head - 1);
+    for (size_t i = 0; i < id->host_count && rc == 0; i++) {
+        rc = buf_append(&b, id->hosts[i], strlen(id->hosts[i]));
+        rc = rc < 0 ? rc : buf_append(&b, "\n", 1);
+    }
+    rc = rc < 0 ? rc : buf_append(&b, "", 1);
+    rc = rc < 0 ? rc : write_file("/etc/hosts", 0644, (const char *)buf_head(&b));
+    buf_free(&b);
+    return rc;
+}
+
+static int apply_loopback(void)
+{
+    struct ifreq request = {.ifr_name = "lo"};
+    int rc = 0, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    if (ioctl(fd, SIOCGIFFLAGS, &request) < 0)
+        rc = -errno;
+    request.ifr_flags = (short)(request.ifr_flags | IFF_UP | IFF_RUNNING);
+    if (rc == 0 && ioctl(fd, SIOCSIFFLAGS, &request) < 0)
+        rc = -errno;
+    (void)close(fd);
+    return rc;
+}
+
+static int make_home(const struct identity *id)
+{
+    char part[PATH_MAX];
+    struct stat st;
+    if (stat(id->home, &st) == 0)
+        return 0;
+    for (const char *p = strchr(id->home + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
+        (void)snprintf(part, sizeof part, "%.*s", (int)(p - id->home), id->home);
+        if (mkdir(part, 0755) < 0 && errno != EEXIST)
+            return -errno;
+    }
+    if (mkdir(id->home, 0700) < 0 || chown(id->home, id->uid, id->gid) < 0)
+        return -errno;
+    return 0;
+}
+
+static int apply_user(const struct identity *id)
+{
+    char *line = NULL;
+    /*
+     * "*" and not "x": the password lives in no shadow file, and sudo's
+     * account check would call an "x" without shadow entry a locked account.
+     */
+    if (asprintf(&line, "%s:*:%u:%u:%s:%s:%s", id->user, id->uid, id->gid,
+                 id->gecos != NULL ? id->gecos : "", id->home,
+                 id->shell != NULL && access(id->shell, X_OK) == 0 ? id->shell : "/bin/sh") < 0)
+        return -ENOMEM;
+    int rc = accounts_put("/etc/passwd", id->user, id->uid, line);
+    free(line);
+    if (rc == 0 && access("/etc/sudoers.d", F_OK) == 0) {
+        char rule[80];
+        /* By uid: a site's user names may hold characters that mean something to sudo. */
+        (void)snprintf(rule, sizeof rule, "#%u ALL=(ALL:ALL) NOPASSWD: ALL\n", id->uid);
+        rc = write_file("/etc/sudoers.d/vhpc", 0440, rule);
+    }
+    return rc < 0 ? rc : make_home(id);
+}
+
+static int apply_groups(const struct identity *id)
+{
+    for (size_t i = 0; i < id->group_count; i++) {
+        char *line = NULL;
+        const struct identity_group *g = &id->groups[i];
+        bool member = id->user != NULL && g->gid != id->gid;
+        if (g->gid == 0)
+            continue;
+        if (asprintf(&line, "%s:*:%u:%s", g->name, g->gid, member ? id->user : "") < 0)
+            return -ENOMEM;
+        int rc = accounts_put("/etc/group", g->name, g->gid, line);
+        free(line);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+static int apply_timezone(const char *zone)
+{
+    char path[128];
+    (void)snprintf(path, sizeof path, "/usr/share/zoneinfo/%s", zone);
+    if (access(path, R_OK) < 0)
+        return 0; /* an image without time zones keeps UTC */
+    (void)unlink("/etc/localtime");
+    return symlink(path, "/etc/localtime") < 0 ? -errno : 0;
+}
+
+/* Names of Slurm commands lead to this binary, which asks the host; the image's own ones win. */
+static int apply_commands(const struct identity *id)
+{
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n < 0)
+        return -errno;
+    self[n] = '\0';
+    for (size_t i = 0; i < id->command_count; i++) {
+        char path[128];
+        (void)snprintf(path, sizeof path, "/usr/bin/%s", id->commands[i]);
+        if (symlink(self, path) < 0 && errno != EEXIST)
+            return -errno;
+    }
+    return 0;
+}
+
+int identity_apply(const struct agent *a, const struct identity *id, char *text, size_t size)
+{
+    int rc = check(id, text, size);
+    if (rc < 0 || !a->system)
+        return rc;
+    if ((rc = apply_names(id)) < 0)
+        return complain(rc, text, size, "cannot set the host name: %s", strerror(-rc));
+    if ((rc = apply_loopback()) < 0)
+        return complain(rc, text, size, "cannot bring lo up: %s", strerror(-rc));
+    if ((rc = apply_groups(id)) < 0)
+        return complain(rc, text, size, "cannot write /etc/group: %s", strerror(-rc));
+    if (id->user != NULL && (rc = apply_user(id)) < 0)
+        return complain(rc, text, size, "cannot make the user's account: %s", strerror(-rc));
+    if (id->timezone != NULL && (rc = apply_timezone(id->timezone)) < 0)
+        return complain(rc, text, size, "cannot set the time zone: %s", strerror(-rc));
+    if ((rc = apply_commands(id)) < 0)
+        return complain(rc, text, size, "cannot link the host's commands: %s", strerror(-rc));
+    return 0;
+}

@@ -1,0 +1,37 @@
+/* Who the job's user is, in this guest. */
+#ifndef VHPC_IDENTITY_H
+#define VHPC_IDENTITY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct identity_group {
+    uint32_t gid;
+    char *name;
+};
+
+struct identity {
+    char *hostname;
+    char *timezone; /* NULL = leave it */
+    char *user;     /* NULL = no user */
+    char *gecos;
+    char *home;
+    char *shell;
+    uint32_t uid;
+    uint32_t gid;
+    char **hosts; /* lines of /etc/hosts */
+    size_t host_count;
+    struct identity_group *groups;
+    size_t group_count;
+    char **commands; /* host commands by name */
+    size_t command_count;
+};
+
+/*
+ * accounts.c: put an entry into /etc/passwd or /etc/group (by path): an entry
+ * of the same name goes, one of the same id stays behind ours, so that lookups
+ * in both directions yield ours. 0 or -errno.
+ */
+int accounts_put(const char *path, const char *name, uint32_t id, const char *line);
+
+#endif

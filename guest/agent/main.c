@@ -1,0 +1,214 @@
+/* vhpc-agent: PID 1 of a lean guest, a unit of a full one, or a host command's stand-in. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "version.h"
+
+enum { TICK_MS = 50, FAREWELL_MS = 1000 };
+
+static const char usage[] =
+    "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--no-system]\n"
+    "       vhpc-agent --call NAME [ARG...]\n"
+    "\n"
+    "Runs the host's programs in this guest. As PID 1 it also mounts what a guest\n"
+    "needs, reaps orphans and powers the guest off.\n"
+    "\n"
+    "  --port PATH         virtio-serial port (default: the one named " VHPC_PORT_NAME ")\n"
+    "  --fd N              an open, connected socket instead of a port\n"
+    "  --call-socket PATH  where host commands' stand-ins connect\n"
+    "                      (default: " VHPC_CALL_SOCKET ")\n"
+    "  --no-system         change nothing of this machine: no mounts, accounts, power\n"
+    "  --call NAME         run NAME on the host; so does this binary named NAME\n"
+    "  --help, --version\n";
+
+static short want_input(struct source *s)
+{
+    (void)s;
+    return POLLIN;
+}
+
+static void signals_ready(struct source *source, short revents)
+{
+    struct agent *a = source->owner;
+    struct signalfd_siginfo info;
+    (void)revents;
+    while (read(source->fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGCHLD)
+            sessions_reap(a);
+        else
+            a->stopping = true;
+    }
+}
+
+/* Signals that ask an init to end; systemd's numbers for poweroff and reboot among them. */
+static int open_signals(struct agent *a)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGPWR);
+    sigaddset(&set, SIGUSR2);
+    sigaddset(&set, SIGRTMIN + 4);
+    sigaddset(&set, SIGRTMIN + 5);
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
+        return -errno;
+    a->signals = (struct source){.want = want_input, .ready = signals_ready, .owner = a};
+    a->signals.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return a->signals.fd < 0 ? -errno : loop_add(&a->loop, &a->signals);
+}
+
+static void introduce(struct agent *a)
+{
+    struct utsname u;
+    hello_init(&a->hello);
+    a->hello.state = VHPC_STATE_UP;
+    (void)snprintf(a->hello.agent_version, sizeof a->hello.agent_version, "%s", VHPC_VERSION);
+    if (uname(&u) == 0)
+        (void)snprintf(a->hello.kernel, sizeof a->hello.kernel, "%s", u.release);
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    ssize_t n = read(fd, a->hello.boot_id, sizeof a->hello.boot_id - 1);
+    (void)close(fd);
+    a->hello.boot_id[n > 0 ? n : 0] = '\0';
+    a->hello.boot_id[strcspn(a->hello.boot_id, "\n")] = '\0';
+}
+
+/* One turn of everything; 0 or -errno. */
+static int turn(struct agent *a, bool *work)
+{
+    int rc = loop_once(&a->loop, *work ? TICK_MS : -1);
+    callers_sweep(a);
+    *work = sessions_tick(a, now_ms());
+    return rc;
+}
+
+static int serve(struct agent *a)
+{
+    long long until = 0;
+    bool work = false;
+    int rc = 0;
+    while (rc == 0 && a->host_open && !a->stopping) {
+        rc = turn(a, &work);
+        if (!a->powering_off)
+            continue;
+        /* The reply goes out before the power does. */
+        work = true;
+        if (until == 0)
+            until = now_ms() + FAREWELL_MS;
+        a->stopping = a->stopping || chan_queued(&a->host) == 0 || now_ms() > until;
+    }
+    return rc;
+}
+
+/* Kill every session and wait, a little, until none is left. */
+static void wind_up(struct agent *a)
+{
+    long long until = now_ms() + FAREWELL_MS;
+    bool work = true;
+    for (struct session *s = a->sessions; s != NULL; s = s->next)
+        session_close(s);
+    while (a->sessions != NULL && now_ms() < until && turn(a, &work) == 0)
+        work = true;
+}
+
+static int run(struct agent *a, const char *port, int fd)
+{
+    int rc = open_signals(a);
+    if (rc == 0)
+        rc = callers_listen(a);
+    if (rc < 0) {
+        (void)fprintf(stderr, "vhpc-agent: cannot start: %s\n", strerror(-rc));
+        return 1;
+    }
+    while (rc == 0 && !a->stopping) {
+        int host = fd >= 0 ? fd : port_open(a, port);
+        rc = host < 0 ? host : host_open(a, host, fd < 0);
+        if (rc == 0)
+            rc = serve(a);
+        wind_up(a);
+        if (fd >= 0)
+            break; /* a socket does not come back */
+    }
+    if (a->stopping)
+        rc = 0;
+    if (rc < 0)
+        (void)fprintf(stderr, "vhpc-agent: %s\n", strerror(-rc));
+    chan_release(&a->host);
+    (void)unlink(a->call_socket);
+    if (a->cgroup != NULL)
+        (void)rmdir(a->cgroup);
+    if (a->is_init || (a->powering_off && a->system))
+        system_poweroff();
+    return rc < 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"port", required_argument, NULL, 'p'},  {"fd", required_argument, NULL, 'f'},
+        {"call-socket", required_argument, NULL, 's'}, {"no-system", no_argument, NULL, 'n'},
+        {"help", no_argument, NULL, 'h'},        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
+    };
+    static struct agent agent = {.system = true, .call_socket = VHPC_CALL_SOCKET};
+    const char *name = argc > 0 ? argv[0] : "vhpc-agent", *port = NULL;
+    struct rlimit files;
+    int fd = -1;
+    agent.is_init = getpid() == 1;
+    name = strrchr(name, '/') != NULL ? strrchr(name, '/') + 1 : name;
+    if (!agent.is_init && argc > 2 && strcmp(argv[1], "--call") == 0)
+        command_main(argc - 2, argv + 2, argv[2]);
+    if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
+        command_main(argc, argv, name);
+    /* The kernel hands words of its command line that it does not know to PID 1. */
+    for (int o; !agent.is_init && (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
+        switch (o) {
+        case 'p':
+            port = optarg;
+            break;
+        case 'f':
+            fd = atoi(optarg);
+            break;
+        case 's':
+            agent.call_socket = optarg;
+            break;
+        case 'n':
+            agent.system = false;
+            break;
+        case 'h':
+            return fputs(usage, stdout) < 0;
+        case 'V':
+            return puts("vhpc-agent " VHPC_VERSION) < 0;
+        default:
+            (void)fputs(usage, stderr);
+            return 2;
+        }
+    }
+    (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        /* Several fds per session; programs get the limits that come with them. */
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files);
+    }
+    if (agent.is_init)
+        system_mount_all();
+    introduce(&agent);
+    cgroup_init(&agent);
+    return run(&agent, port, fd);
+}

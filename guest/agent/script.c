@@ -1,0 +1,87 @@
+/*
+ * A batch script at the path it has on the host: what the user's script sees
+ * as $0, and what tools print, is what it is without us.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+/* mkdir -p of everything above the last '/'. */
+static int make_parents(const char *path)
+{
+    char part[PATH_MAX];
+    if (path[0] != '/' || strlen(path) >= sizeof part || strstr(path, "/../") != NULL)
+        return -EINVAL;
+    for (const char *p = strchr(path + 1, '/'); p != NULL; p = strchr(p + 1, '/')) {
+        memcpy(part, path, (size_t)(p - path));
+        part[p - path] = '\0';
+        if (mkdir(part, 0755) < 0 && errno != EEXIST)
+            return -errno;
+    }
+    return 0;
+}
+
+static int write_all(int fd, const uint8_t *data, size_t len)
+{
+    while (len > 0) {
+        ssize_t n = write(fd, data, len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        data += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+/* The spool directory may be shared with this guest, and then the file is there. */
+static bool same_content(const struct execspec *spec)
+{
+    uint8_t part[4096];
+    size_t at = 0;
+    ssize_t n = -1;
+    int fd = open(spec->script_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd < 0)
+        return false;
+    while ((n = read(fd, part, sizeof part)) > 0) {
+        if ((size_t)n > spec->script_len - at || memcmp(part, spec->script + at, (size_t)n) != 0)
+            break;
+        at += (size_t)n;
+    }
+    (void)close(fd);
+    return n == 0 && at == spec->script_len;
+}
+
+int script_write(const struct execspec *spec, bool *written)
+{
+    *written = false;
+    if (spec->script_path == NULL)
+        return 0;
+    int rc = make_parents(spec->script_path);
+    if (rc < 0)
+        return rc;
+    int fd = open(spec->script_path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0500);
+    if (fd < 0)
+        return errno == EEXIST && same_content(spec) ? 0 : -errno;
+    rc = write_all(fd, spec->script, spec->script_len);
+    if (rc == 0 && geteuid() == 0 && fchown(fd, spec->uid, spec->gid) < 0)
+        rc = -errno;
+    if (rc == 0 && fchmod(fd, 0500) < 0)
+        rc = -errno;
+    (void)close(fd);
+    if (rc < 0)
+        (void)unlink(spec->script_path);
+    *written = rc == 0;
+    return rc;
+}
+
+void script_remove(const struct execspec *spec)
+{
+    (void)unlink(spec->script_path);
+}

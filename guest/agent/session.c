@@ -1,0 +1,150 @@
+/* Life of a session: EXEC, its task, its end. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+struct session *session_find(const struct agent *a, uint32_t id)
+{
+    for (struct session *s = a->sessions; s != NULL; s = s->next)
+        if (s->id == id && !s->closed)
+            return s;
+    return NULL;
+}
+
+struct session *session_add(struct agent *a, uint32_t id)
+{
+    size_t count = 0;
+    for (struct session *s = a->sessions; s != NULL; s = s->next)
+        count++;
+    /* Closed ones still wait for their last process, so some more than the host may open. */
+    struct session *s = count < 2 * VHPC_CLIENTS_MAX ? calloc(1, sizeof *s) : NULL;
+    if (s == NULL)
+        return NULL;
+    s->agent = a;
+    s->id = id;
+    s->next = a->sessions;
+    a->sessions = s;
+    return s;
+}
+
+static int refuse(struct session *s, int number, const char *what)
+{
+    char text[256];
+    struct frame f = {.type = VHPC_ERROR};
+    (void)snprintf(text, sizeof text, "%s: %s", what, strerror(number));
+    (void)flow_check(&s->flow, FLOW_EXECUTOR, &f);
+    return error_send(&s->agent->host, s->id, 0, VHPC_ERR_INTERNAL, number, text);
+}
+
+static int begin(struct session *s)
+{
+    char number[64];
+    int rc = execspec_decode(buf_head(&s->exec.data), s->exec.data.len, &s->spec);
+    message_reset(&s->exec);
+    if (rc == -EPROTO)
+        return refuse(s, EBADMSG, "malformed EXEC");
+    if (rc < 0)
+        return rc;
+    execspec_drop_env(&s->spec, "VHPC_SESSION=");
+    (void)snprintf(number, sizeof number, "VHPC_SESSION=%u.%d", s->id, (int)getpid());
+    if (execspec_add_env(&s->spec, number) < 0)
+        return -ENOMEM;
+    rc = script_write(&s->spec, &s->script_written);
+    if (rc < 0)
+        return refuse(s, -rc, "couldn't write the batch script in the guest");
+    s->cgroup_made = cgroup_make(s->agent, s->id) == 0;
+    s->started = true;
+    return task_start(&s->task, &session_ops, s, &s->agent->loop, &s->agent->host, s->id, 0,
+                      &s->flow, &s->spec);
+}
+
+int session_exec(struct session *s, const struct frame *f)
+{
+    if (s->started) {
+        int rc = task_frame(&s->task, f);
+        return rc == -EPROTO ? chan_broken(&s->agent->host, s->task.exchange.flow.why) : rc;
+    }
+    switch (flow_check(&s->flow, FLOW_INITIATOR, f)) {
+    case FLOW_DROP:
+        return 0;
+    case FLOW_BROKEN:
+        return chan_broken(&s->agent->host, s->flow.why);
+    case FLOW_PASS:
+        break;
+    }
+    if (f->type != VHPC_EXEC)
+        return 0;
+    int rc = message_add(&s->exec, f);
+    return rc == 1 ? begin(s) : rc;
+}
+
+void session_close(struct session *s)
+{
+    if (s->closed)
+        return;
+    s->closed = true;
+    callers_close(s->agent, s);
+    if (s->started)
+        task_abort(&s->task);
+}
+
+void sessions_reap(struct agent *a)
+{
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+        for (struct session *s = a->sessions; s != NULL; s = s->next)
+            if (s->started && s->task.pid == pid && !s->task.reaped)
+                task_reaped(&s->task, status);
+}
+
+static void release(struct session *s)
+{
+    message_reset(&s->exec);
+    message_reset(&s->request);
+    execspec_free(&s->spec);
+    free(s);
+}
+
+/* Its program has ended: tidy up what it used; true when nothing is left. */
+static bool tidy(struct session *s)
+{
+    if (s->script_written)
+        script_remove(&s->spec);
+    s->script_written = false;
+    if (!s->cgroup_made)
+        return true;
+    if (cgroup_remove(s->agent, s->id) < 0) {
+        /* Killed processes take their time to go; one that was forked in between goes now. */
+        cgroup_kill(s->agent, s->id, s->task.pid);
+        return false;
+    }
+    s->cgroup_made = false;
+    return true;
+}
+
+bool sessions_tick(struct agent *a, long long now)
+{
+    bool work = false;
+    for (struct session **p = &a->sessions; *p != NULL;) {
+        struct session *s = *p;
+        bool over = !s->started || s->task.finished;
+        if (s->started)
+            task_tick(&s->task, now);
+        bool clean = over && (!s->started || tidy(s));
+        if (s->closed && clean) {
+            *p = s->next;
+            release(s);
+            continue;
+        }
+        /* A program that computes needs no timer; ending ones do. */
+        if (s->started && ((s->task.reaped && !clean) || (s->closed && !clean)))
+            work = true;
+        p = &s->next;
+    }
+    return work;
+}

@@ -1,0 +1,87 @@
+/* PID 1 of a lean guest: the file systems that programs expect, and the end. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+struct mount_point {
+    const char *type;
+    const char *path;
+    unsigned long flags;
+    const char *data;
+    mode_t mode;
+};
+
+static const struct mount_point points[] = {
+    {"proc", "/proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL, 0555},
+    {"sysfs", "/sys", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL, 0555},
+    {"devtmpfs", "/dev", MS_NOSUID, "mode=0755", 0755},
+    {"devpts", "/dev/pts", MS_NOSUID | MS_NOEXEC, "gid=5,mode=620,ptmxmode=666", 0755},
+    {"tmpfs", "/dev/shm", MS_NOSUID | MS_NODEV, "mode=1777", 01777},
+    {"tmpfs", "/run", MS_NOSUID | MS_NODEV, "mode=0755", 0755},
+    {"cgroup2", "/sys/fs/cgroup", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL, 0555},
+};
+
+/* A mount point lies on another device than the directory above it. */
+static bool is_mounted(const char *path)
+{
+    char parent[256];
+    struct stat here, above;
+    (void)snprintf(parent, sizeof parent, "%s/..", path);
+    return lstat(path, &here) == 0 && lstat(parent, &above) == 0 && here.st_dev != above.st_dev;
+}
+
+static void link_dev(const char *target, const char *path)
+{
+    if (symlink(target, path) < 0 && errno != EEXIST)
+        (void)fprintf(stderr, "vhpc-agent: %s: %s\n", path, strerror(errno));
+}
+
+/* tmpfs over /tmp only where the image's own cannot be written to. */
+static void check_tmp(void)
+{
+    (void)mkdir("/tmp", 01777);
+    if (access("/tmp", W_OK) == 0) {
+        (void)chmod("/tmp", 01777);
+        return;
+    }
+    if (mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777") < 0)
+        (void)fprintf(stderr, "vhpc-agent: /tmp: %s\n", strerror(errno));
+}
+
+void system_mount_all(void)
+{
+    (void)umask(022);
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        const struct mount_point *p = &points[i];
+        if (is_mounted(p->path))
+            continue;
+        (void)mkdir(p->path, p->mode);
+        if (mount(p->type, p->path, p->type, p->flags, p->data) < 0)
+            (void)fprintf(stderr, "vhpc-agent: cannot mount %s: %s\n", p->path, strerror(errno));
+    }
+    link_dev("/proc/self/fd", "/dev/fd");
+    link_dev("/proc/self/fd/0", "/dev/stdin");
+    link_dev("/proc/self/fd/1", "/dev/stdout");
+    link_dev("/proc/self/fd/2", "/dev/stderr");
+    check_tmp();
+}
+
+_Noreturn void system_poweroff(void)
+{
+    sync();
+    (void)reboot((int)RB_POWER_OFF);
+    /* No power management in this kernel: the host destroys what has halted. */
+    (void)reboot((int)RB_HALT_SYSTEM);
+    for (;;) {
+        (void)waitpid(-1, NULL, 0);
+        (void)sleep(1);
+    }
+}

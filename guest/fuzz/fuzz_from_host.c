@@ -1,0 +1,50 @@
+/*
+ * A hostile host: arbitrary bytes from the port into the agent. Nothing is
+ * executed and no file is touched: programs end before they begin, because the
+ * agent is not to have processes here, and control operations are checked only.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "rig.h"
+
+/* pid_t fork(void) is replaced at link time: an input may not start programs. */
+pid_t __wrap_fork(void);
+
+pid_t __wrap_fork(void)
+{
+    errno = EAGAIN;
+    return -1;
+}
+
+/* Nor write scripts. */
+int __wrap_script_write(const struct execspec *spec, bool *written);
+
+int __wrap_script_write(const struct execspec *spec, bool *written)
+{
+    (void)spec;
+    *written = false;
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct agent a = {.system = false};
+    int pair[2];
+    hello_init(&a.hello);
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+        abort();
+    if (host_open(&a, pair[1], false) < 0)
+        abort();
+    rig_feed(&a.loop, pair[0], data, size);
+    for (struct session *s = a.sessions; s != NULL; s = s->next)
+        session_close(s);
+    (void)sessions_tick(&a, now_ms());
+    chan_release(&a.host);
+    loop_free(&a.loop);
+    (void)close(pair[0]);
+    return 0;
+}

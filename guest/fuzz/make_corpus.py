@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Write the seed corpus: small, valid conversations, and one step beside them.
+
+usage: make_corpus.py [DIR]   (default: corpus/ beside this file)
+
+The numbers are those of docs/guest-protocol.md, written down again here on
+purpose: the seeds do not follow the C headers when these go wrong.
+"""
+
+import struct
+import sys
+from pathlib import Path
+
+HELLO, REQUEST, REPLY, EXEC, STARTED, DATA, EOF, CREDIT = range(1, 9)
+SIGNAL, WINSIZE, EXIT, ERROR, CLOSE, PING, PONG = range(9, 16)
+MORE, READER = 1, 2
+
+
+def frame(kind: int, payload: bytes = b"", *, fd: int = 0, flags: int = 0, session: int = 1, call: int = 0) -> bytes:
+    return struct.pack("<IBBHII", len(payload), kind, fd, flags, session, call) + payload
+
+
+def field(tag: int, value: int | bytes) -> bytes:
+    data = struct.pack("<I", value) if isinstance(value, int) else value
+    return struct.pack("<HHI", tag, 0, len(data)) + data
+
+
+def exec_fields(*more: bytes) -> bytes:
+    return (
+        field(16, bytes([0, 1, 1, 2, 2, 2])) + field(17, 0) + field(18, 0) + field(20, b"true") + b"".join(more)
+    )
+
+
+VERSIONS = field(1, 1) + field(2, 1)
+STARTED_1 = frame(STARTED, field(32, 7))
+
+FROM_GUEST = {
+    "hello": frame(HELLO, VERSIONS, session=0),
+    "output": STARTED_1 + frame(DATA, b"hi\n", fd=1) + frame(EOF, fd=1) + frame(EXIT, field(33, 0)),
+    "killed": STARTED_1 + frame(EXIT, field(34, 9) + field(35, 0)),
+    "not-found": frame(ERROR, field(38, 1) + field(36, 2) + field(37, b"execve(): x")),
+    "reader-gone": STARTED_1 + frame(EOF, fd=0, flags=READER) + frame(DATA, b"x", fd=2),
+    "reply": frame(REPLY, field(49, 1) + field(36, 0), session=2),
+    "reply-parts": frame(REPLY, b"abc", session=2, flags=MORE) + frame(REPLY, b"def", session=2),
+    "host-call": STARTED_1
+    + frame(EXEC, exec_fields(), call=1)
+    + frame(SIGNAL, struct.pack("<I", 15), call=1)
+    + frame(CLOSE, call=1),
+    "host-call-parts": STARTED_1
+    + frame(EXEC, exec_fields(), call=1, flags=MORE)
+    + frame(EXEC, field(21, b"A=B"), call=1),
+    "flood": STARTED_1 + b"".join(frame(DATA, bytes(1000), fd=1) for _ in range(20)),
+    "credit-too-much": STARTED_1 + frame(CREDIT, struct.pack("<I", 1), fd=0),
+    "unknown-session": frame(DATA, b"x", session=99),
+}
+
+TTY = field(26, struct.pack("<HHHH", 24, 80, 0, 0))
+FROM_HOST = {
+    "hello": frame(HELLO, VERSIONS, session=0),
+    "ping": frame(PING, b"12345678"),
+    "exec": frame(EXEC, exec_fields(field(21, b"PATH=/bin"), field(22, b"/"), field(23, 18))),
+    "exec-parts": frame(EXEC, exec_fields(), flags=MORE) + frame(EXEC, field(21, b"A=B")),
+    "exec-tty": frame(EXEC, exec_fields(TTY)) + frame(WINSIZE, struct.pack("<HHHH", 1, 2, 3, 4)),
+    "exec-limits": frame(
+        EXEC, exec_fields(field(24, struct.pack("<IQQ", 7, 1024, 2**64 - 1)), field(25, 5), field(19, bytes(8)))
+    ),
+    "exec-script": frame(EXEC, exec_fields(field(28, b"/x/y"), field(29, b"#!/bin/sh\n"))),
+    "exec-two-uids": frame(EXEC, exec_fields(field(17, 0))),
+    "exec-close": frame(EXEC, exec_fields()) + frame(CLOSE),
+    "identity": frame(
+        REQUEST,
+        field(48, 1)
+        + field(49, 1)
+        + field(50, b"n1")
+        + field(51, b"10.0.0.1 n1")
+        + field(52, b"alice")
+        + field(53, 2001)
+        + field(54, 2001)
+        + field(55, b"")
+        + field(56, b"/home/alice")
+        + field(57, b"/bin/sh")
+        + field(58, struct.pack("<I", 2001) + b"alice")
+        + field(59, b"Europe/Berlin")
+        + field(60, b"srun"),
+    ),
+    "mount": frame(REQUEST, field(48, 2) + field(49, 2) + field(61, b"home") + field(62, b"/home/alice") + field(63, 1)),
+    "info": frame(REQUEST, field(48, 5) + field(49, 3)),
+    "request-parts": frame(REQUEST, field(48, 5), flags=MORE) + frame(REQUEST, field(49, 3)),
+    "call-late": frame(EXEC, exec_fields()) + frame(STARTED, call=1),
+}
+
+
+def main() -> None:
+    """Write every seed to its folder."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "corpus"
+    for side, seeds in (("guest", FROM_GUEST), ("host", FROM_HOST)):
+        folder = root / side
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in seeds.items():
+            (folder / name).write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+#include "init.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define MODULES_DIR "/modules/"
+
+static void load_module(const char *name, bool optional)
+{
+    char path[512];
+    int fd;
+
+    if (snprintf(path, sizeof path, MODULES_DIR "%s", name) >= (int)sizeof path)
+        die(ENAMETOOLONG, "cannot load module %s", name);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        die(errno, "cannot open module %s", path);
+    /* EEXIST: built in, or loaded already because another one wanted it. */
+    if (syscall(SYS_finit_module, fd, "", 0) != 0 && errno != EEXIST && !optional)
+        die(errno, "cannot load module %s (image and kernel do not match?)", name);
+    close(fd);
+}
+
+void load_modules(void)
+{
+    char line[256];
+    FILE *list = fopen(MODULES_DIR "load", "re");
+
+    if (list == NULL) {
+        if (errno == ENOENT)
+            return; /* a kernel with everything built in */
+        die(errno, "cannot open " MODULES_DIR "load");
+    }
+    while (fgets(line, sizeof line, list) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        /* "-": may fail, such as a driver for processors of some kind only. */
+        if (line[0] == '-')
+            load_module(line + 1, true);
+        else if (line[0] != '\0')
+            load_module(line, false);
+    }
+    if (ferror(list))
+        die(errno, "cannot read " MODULES_DIR "load");
+    fclose(list);
+}

@@ -1,0 +1,24 @@
+/* The vhpc.* words of the kernel command line. */
+#ifndef VHPC_INIT_OPTIONS_H
+#define VHPC_INIT_OPTIONS_H
+
+#include <stddef.h>
+
+#define OPTION_SIZE 256
+
+struct init_options {
+    char root[OPTION_SIZE];       /* vhpc.root=, block device of the root file system; no default */
+    char rootfstype[OPTION_SIZE]; /* vhpc.rootfstype=, default erofs */
+    char init[OPTION_SIZE];       /* vhpc.init=, "agent" (default) or a path in the image */
+    char overlay_size[OPTION_SIZE]; /* vhpc.overlay_size=, tmpfs size= of the writable layer,
+                                       default 50% */
+    unsigned rootwait_s; /* vhpc.rootwait=, seconds to wait for the root device, default 30 */
+};
+
+/* Fills options from a kernel command line (one line, words separated by blanks; the last of equal
+ * words counts). Returns 0, or -1 with a message in error when a word is unknown, too long,
+ * malformed or missing. */
+int options_parse(struct init_options *options, const char *cmdline, char *error,
+                  size_t error_size);
+
+#endif

@@ -1,0 +1,222 @@
+#include "chan.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+int fd_prepare(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0 ||
+        fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+        return -errno;
+    return 0;
+}
+
+/* Close because of the peer or an error, and tell the owner. */
+static void lost(struct chan *c, int error)
+{
+    if (c->closed)
+        return;
+    chan_close(c);
+    c->on_close(c, error);
+}
+
+/* Write until the queue is empty or the peer has enough; 0 or -errno. */
+static int flush(struct chan *c)
+{
+    while (c->out.len > 0) {
+        ssize_t n = write(c->source.fd, buf_head(&c->out), c->out.len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return errno == EAGAIN ? 0 : -errno;
+        if (n == 0)
+            return 0;
+        buf_consume(&c->out, (size_t)n);
+    }
+    return 0;
+}
+
+static short chan_want(struct source *s)
+{
+    struct chan *c = s->owner;
+    short events = 0;
+    /*
+     * All frames of one turn leave in one write. An error is not lost: the
+     * queue stays, poll reports the fd, and ready() meets the error again.
+     */
+    (void)flush(c);
+    if (c->out.len > 0 || c->finishing)
+        events |= POLLOUT;
+    if (!c->finishing && (c->may_read == NULL || c->may_read(c)))
+        events |= POLLIN;
+    return events;
+}
+
+/* Hand over the frames that are complete; 0 or -errno. */
+static int dispatch(struct chan *c)
+{
+    while (!c->closed && !c->finishing && c->in.len >= VHPC_HEADER) {
+        struct frame f;
+        if (frame_unpack(buf_head(&c->in), &f) < 0)
+            return chan_broken(c, "an impossible frame header");
+        if (c->in.len - VHPC_HEADER < f.length)
+            return 0;
+        f.payload = buf_head(&c->in) + VHPC_HEADER;
+        int rc = c->on_frame(c, &f);
+        if (rc < 0)
+            return rc;
+        if (!c->closed)
+            buf_consume(&c->in, VHPC_HEADER + f.length);
+    }
+    return 0;
+}
+
+static void receive(struct chan *c)
+{
+    size_t budget = CHAN_READ;
+    while (!c->closed && !c->finishing && budget > 0) {
+        size_t want = VHPC_HEADER + VHPC_PAYLOAD_MAX;
+        if (c->may_read != NULL && !c->may_read(c))
+            return;
+        if (buf_reserve(&c->in, want) < 0) {
+            lost(c, -ENOMEM);
+            return;
+        }
+        ssize_t n = read(c->source.fd, c->in.data + c->in.head + c->in.len, want);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN)
+            return;
+        if (n <= 0) {
+            lost(c, n < 0 ? -errno : 0);
+            return;
+        }
+        c->in.len += (size_t)n;
+        budget -= (size_t)n < budget ? (size_t)n : budget;
+        int rc = dispatch(c);
+        if (rc < 0) {
+            lost(c, rc);
+            return;
+        }
+    }
+}
+
+static void chan_ready(struct source *s, short revents)
+{
+    struct chan *c = s->owner;
+    int rc = flush(c);
+    if (rc < 0 && rc != -EPIPE) {
+        lost(c, rc);
+        return;
+    }
+    if (c->finishing) {
+        if (c->out.len == 0 || rc < 0 || (revents & (POLLHUP | POLLERR | POLLNVAL)))
+            lost(c, 0);
+        return;
+    }
+    /* After EPIPE the peer's last words may still wait to be read. */
+    if (revents & POLLIN || (rc == -EPIPE && !c->port))
+        receive(c);
+    else if (revents & (POLLHUP | POLLERR | POLLNVAL))
+        lost(c, 0);
+    if (rc == -EPIPE)
+        lost(c, -EPIPE);
+}
+
+int chan_open(struct chan *c, struct loop *loop, int fd)
+{
+    c->loop = loop;
+    c->source = (struct source){.fd = fd, .want = chan_want, .ready = chan_ready, .owner = c};
+    if (c->out_limit == 0)
+        c->out_limit = CHAN_OUT_LIMIT;
+    return loop_add(loop, &c->source);
+}
+
+int chan_send(struct chan *c, const struct frame *f)
+{
+    uint8_t head[VHPC_HEADER];
+    if (c->closed || c->finishing)
+        return -ENOTCONN;
+    if (c->out.len + sizeof head + f->length > c->out_limit)
+        return chan_broken(c, "the peer does not read what it asked for");
+    int rc = buf_reserve(&c->out, sizeof head + f->length);
+    if (rc < 0)
+        return rc;
+    frame_pack(head, f);
+    (void)buf_append(&c->out, head, sizeof head);
+    return buf_append(&c->out, f->payload, f->length);
+}
+
+int chan_send_message(struct chan *c, uint8_t type, uint32_t session, uint32_t call,
+                      const struct buf *message)
+{
+    const uint8_t *p = buf_head(message);
+    size_t left = message->len;
+    if (left > VHPC_MESSAGE_MAX)
+        return -EMSGSIZE;
+    do {
+        size_t part = left < VHPC_PAYLOAD_MAX ? left : VHPC_PAYLOAD_MAX;
+        left -= part;
+        int rc = chan_send(c, &(struct frame){.type = type,
+                                              .flags = left > 0 ? VHPC_MORE : 0,
+                                              .session = session,
+                                              .call = call,
+                                              .length = (uint32_t)part,
+                                              .payload = p});
+        if (rc < 0)
+            return rc;
+        p += part;
+    } while (left > 0);
+    return 0;
+}
+
+void chan_close(struct chan *c)
+{
+    if (c->closed || c->loop == NULL)
+        return;
+    c->closed = true;
+    loop_remove(c->loop, &c->source);
+    (void)close(c->source.fd);
+    c->source.fd = -1;
+    buf_free(&c->out);
+    /* c->in stays: the frame being handled may lie in it. chan_release() frees it. */
+}
+
+void chan_release(struct chan *c)
+{
+    chan_close(c);
+    buf_free(&c->in);
+    buf_free(&c->out);
+}
+
+void chan_finish(struct chan *c)
+{
+    c->finishing = true;
+}
+
+int chan_broken(struct chan *c, const char *why)
+{
+    c->why = why;
+    return -EPROTO;
+}
+
+int message_add(struct message *m, const struct frame *f)
+{
+    if (m->type != 0 && m->type != f->type)
+        return -EPROTO;
+    if (f->length > VHPC_MESSAGE_MAX - m->data.len || (m->type != 0 && f->length == 0))
+        return -EPROTO;
+    m->type = f->type;
+    int rc = buf_append(&m->data, f->payload, f->length);
+    if (rc < 0)
+        return rc;
+    return f->flags & VHPC_MORE ? 0 : 1;
+}
+
+void message_reset(struct message *m)
+{
+    m->type = 0;
+    buf_free(&m->data);
+}

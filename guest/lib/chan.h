@@ -1,0 +1,80 @@
+/*
+ * A connection that carries frames: unix socket or virtio-serial port.
+ *
+ * Reads whole frames, hands each to on_frame, and queues what is sent. Reads
+ * stop while may_read says so; sends never block. The owner bounds what is
+ * queued by looking at chan_queued() before it produces more, and out_limit is
+ * the last line of defence: passing it closes the connection.
+ */
+#ifndef VHPC_CHAN_H
+#define VHPC_CHAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "buf.h"
+#include "frame.h"
+#include "loop.h"
+
+enum {
+    CHAN_HIGH = 512 << 10,      /* producers pause while more than this is queued */
+    CHAN_READ = 256 << 10,      /* bytes read per turn, so that connections take turns */
+    CHAN_OUT_LIMIT = 64 << 20,  /* default of out_limit */
+};
+
+struct chan {
+    struct source source;
+    struct loop *loop;
+    struct buf in;
+    struct buf out;
+    size_t out_limit;
+    bool port;   /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
+    bool closed;
+    bool finishing; /* close once everything queued has gone out */
+    const char *why; /* reason given by the one who set the last error */
+    /* <0 (-errno) closes the connection with that error. */
+    int (*on_frame)(struct chan *, const struct frame *);
+    /* Once, when the peer closed (error 0), on errors, and on broken frames. */
+    void (*on_close)(struct chan *, int error);
+    bool (*may_read)(struct chan *);
+    void *owner;
+};
+
+/* Take over a non-blocking fd and join the loop; 0 or -ENOMEM. */
+int chan_open(struct chan *c, struct loop *loop, int fd);
+/* Queue a frame; header fields from *f, f->length bytes of f->payload. 0 or -errno. */
+int chan_send(struct chan *c, const struct frame *f);
+/* Queue a message of any length up to VHPC_MESSAGE_MAX, as several frames if need be. */
+int chan_send_message(struct chan *c, uint8_t type, uint32_t session, uint32_t call,
+                      const struct buf *message);
+/* Leave the loop and close the fd now; on_close is not called. Idempotent. */
+void chan_close(struct chan *c);
+/* Free what is left of a closed connection; not from within its own callbacks. */
+void chan_release(struct chan *c);
+/* Send what is queued, then close and call on_close(0). Frames received meanwhile are ignored. */
+void chan_finish(struct chan *c);
+/* Set the reason for the -errno that on_frame is about to return. */
+int chan_broken(struct chan *c, const char *why);
+
+static inline size_t chan_queued(const struct chan *c)
+{
+    return c->out.len;
+}
+
+/* The parts of a multi-frame message put together again. */
+struct message {
+    uint8_t type; /* 0 = none begun */
+    struct buf data;
+};
+
+/*
+ * Add a frame. 1: complete, m->data is the message until message_reset();
+ * 0: more follows; -EPROTO: interleaved types, too long or no progress; -ENOMEM.
+ */
+int message_add(struct message *m, const struct frame *f);
+void message_reset(struct message *m);
+
+/* O_NONBLOCK and FD_CLOEXEC on; 0 or -errno. */
+int fd_prepare(int fd);
+
+#endif

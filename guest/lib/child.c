@@ -1,0 +1,140 @@
+#include "child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+enum { FD_PARKING = 32 }; /* above every number a task's fd can get */
+
+static void reset_signals(void)
+{
+    struct sigaction act = {.sa_handler = SIG_DFL};
+    sigset_t none;
+    for (int n = 1; n < NSIG; n++)
+        if (n != SIGKILL && n != SIGSTOP)
+            (void)sigaction(n, &act, NULL); /* EINVAL for those libc keeps to itself */
+    sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* Put every fd at its number; what is not relayed among 0..2 is /dev/null. */
+static int place_fds(const int fd[VHPC_FDS_MAX])
+{
+    int parked[VHPC_FDS_MAX];
+    for (int i = 0; i < VHPC_FDS_MAX; i++) {
+        int from = fd[i];
+        if (from < 0 && i <= STDERR_FILENO)
+            from = open("/dev/null", O_RDWR | O_CLOEXEC);
+        parked[i] = from < 0 ? -1 : fcntl(from, F_DUPFD_CLOEXEC, FD_PARKING);
+        if (parked[i] < 0 && (fd[i] >= 0 || i <= STDERR_FILENO))
+            return errno;
+    }
+    for (int i = 0; i < VHPC_FDS_MAX; i++)
+        if (parked[i] >= 0 && dup2(parked[i], i) < 0)
+            return errno;
+    return 0;
+}
+
+_Noreturn void child_run(const struct execspec *spec, const int fd[VHPC_FDS_MAX], int report_fd,
+                         const struct child_ops *ops, void *arg)
+{
+    struct child_report report = {0};
+    int parked = fcntl(report_fd, F_DUPFD_CLOEXEC, 2 * FD_PARKING);
+    reset_signals();
+    (void)setsid();
+    report.number = parked < 0 ? errno : place_fds(fd);
+    if (report.number == 0 && spec->tty && ioctl(STDIN_FILENO, TIOCSCTTY, 0) < 0)
+        report.number = errno;
+    if (report.number != 0)
+        (void)snprintf(report.text, sizeof report.text, "couldn't set up stdio: %s",
+                       strerror(report.number));
+    if (report.number == 0)
+        report.number = ops->prepare(spec, arg, &report);
+    if (report.number == 0)
+        report.number = ops->execute(spec, arg, &report);
+    if (report.number == 0)
+        report.number = EINVAL;
+    (void)!write(parked < 0 ? report_fd : parked, &report, sizeof report);
+    _exit(127);
+}
+
+void child_chdir(const struct execspec *spec, const char *who)
+{
+    char text[PATH_MAX + 256];
+    if (spec->cwd == NULL || chdir(spec->cwd) == 0)
+        return;
+    int n = snprintf(text, sizeof text, "%s: couldn't chdir to `%s': %s: going to /tmp instead\n",
+                     who, spec->cwd, strerror(errno));
+    if (n > 0)
+        (void)!write(STDERR_FILENO, text, strnlen(text, sizeof text));
+    if (chdir("/tmp") < 0)
+        (void)!chdir("/");
+}
+
+/* ENOENT from a file that is there means that its interpreter is not. */
+static bool describe_interpreter(const char *path, struct child_report *report)
+{
+    char line[256];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t n = read(fd, line, sizeof line - 1);
+    (void)close(fd);
+    if (n <= 2 || line[0] != '#' || line[1] != '!')
+        return false;
+    line[n] = '\0';
+    line[strcspn(line, "\n")] = '\0';
+    (void)snprintf(report->text, sizeof report->text, "execve(): bad interpreter(%s): %s", line + 2,
+                   strerror(ENOENT));
+    return true;
+}
+
+static int try_search(const char *name, const char *path, char *const argv[], char *const envp[],
+                      struct child_report *report)
+{
+    int result = ENOENT;
+    for (const char *p = path; p != NULL; p = strchr(p, ':') != NULL ? strchr(p, ':') + 1 : NULL) {
+        char full[PATH_MAX];
+        size_t len = strcspn(p, ":");
+        int n = snprintf(full, sizeof full, "%.*s%s%s", (int)(len < PATH_MAX ? len : PATH_MAX), p,
+                         len > 0 ? "/" : "", name);
+        if (n < 0 || (size_t)n >= sizeof full)
+            continue;
+        (void)execve(full, argv, envp);
+        /* As execvp: a directory of PATH that cannot be searched hides nothing behind it. */
+        if (errno == EACCES)
+            result = EACCES;
+        else if (errno == ENOENT && describe_interpreter(full, report))
+            return ENOENT;
+        else if (errno != ENOENT && errno != ENOTDIR && errno != ESTALE && errno != ENODEV)
+            return errno;
+    }
+    return result;
+}
+
+int child_execve(const char *name, const char *path, char *const argv[], char *const envp[],
+                 struct child_report *report)
+{
+    static char *const empty[] = {NULL};
+    int number;
+    if (envp == NULL)
+        envp = empty;
+    report->text[0] = '\0';
+    if (strchr(name, '/') == NULL) {
+        number = name[0] == '\0' ? ENOENT : try_search(name, path, argv, envp, report);
+    } else {
+        (void)execve(name, argv, envp);
+        number = errno;
+        if (number == ENOENT)
+            (void)describe_interpreter(name, report);
+    }
+    if (report->text[0] == '\0')
+        (void)snprintf(report->text, sizeof report->text, "execve(): %s: %s", name,
+                       strerror(number));
+    return number;
+}

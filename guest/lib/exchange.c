@@ -1,0 +1,336 @@
+#include "exchange.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    ROOM_MIN = 1024,               /* below this, wait for credit: no tiny frames */
+    GRANT_MIN = VHPC_WINDOW / 4,   /* credit is given back in pieces of at least this */
+    WRITE_TURN = VHPC_PAYLOAD_MAX, /* bytes written to one fd per turn */
+};
+
+/*
+ * Stop using a local fd. Of stdio we were given, stderr stays (our own last
+ * words go there) and the others become /dev/null: the process at the other
+ * end of a pipe then sees what it would see if the task had closed its end.
+ */
+static void release_fd(int fd, bool shared)
+{
+    if (!shared) {
+        (void)close(fd);
+        return;
+    }
+    if (fd == STDERR_FILENO)
+        return;
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null < 0)
+        return;
+    (void)dup2(null, fd);
+    (void)close(null);
+}
+
+static void changed(struct exchange *x)
+{
+    if (x->changed != NULL)
+        x->changed(x);
+}
+
+/* --- inlets ----------------------------------------------------------------- */
+
+static void inlet_end(struct inlet *in)
+{
+    if (!in->open)
+        return;
+    in->open = false;
+    loop_remove(in->exchange->loop, &in->source);
+    release_fd(in->source.fd, in->shared);
+    (void)exchange_send(in->exchange, VHPC_EOF, in->number, 0, NULL, 0);
+    changed(in->exchange);
+}
+
+static bool inlet_may_send(const struct inlet *in)
+{
+    const struct exchange *x = in->exchange;
+    return x->live && flow_room(&x->flow, x->side, in->number) >= ROOM_MIN &&
+           chan_queued(x->chan) < CHAN_HIGH;
+}
+
+static short inlet_want(struct source *s)
+{
+    return inlet_may_send(s->owner) ? POLLIN : 0;
+}
+
+static void inlet_ready(struct source *s, short revents)
+{
+    static uint8_t scratch[VHPC_PAYLOAD_MAX];
+    struct inlet *in = s->owner;
+    (void)revents;
+    if (!inlet_may_send(in))
+        return;
+    size_t room = flow_room(&in->exchange->flow, in->exchange->side, in->number);
+    ssize_t n = read(s->fd, scratch, room < sizeof scratch ? room : sizeof scratch);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (n <= 0) /* EIO is a pty's way to say that nobody has it open any more */
+        inlet_end(in);
+    else
+        (void)exchange_send(in->exchange, VHPC_DATA, in->number, 0, scratch, (size_t)n);
+}
+
+/* --- outlets ---------------------------------------------------------------- */
+
+static void outlet_end(struct outlet *out)
+{
+    if (!out->open)
+        return;
+    out->open = false;
+    loop_remove(out->exchange->loop, &out->source);
+    release_fd(out->source.fd, out->shared);
+    buf_free(&out->queue);
+    changed(out->exchange);
+}
+
+/* The local reader is gone or the disk is full: tell the sender to stop. */
+static void outlet_fail(struct outlet *out)
+{
+    struct exchange *x = out->exchange;
+    if (!x->flow.lane[out->number][1 - x->side].eof)
+        (void)exchange_send(x, VHPC_EOF, out->number, VHPC_READER, NULL, 0);
+    outlet_end(out);
+}
+
+static void outlet_grant(struct outlet *out)
+{
+    struct exchange *x = out->exchange;
+    uint8_t raw[4];
+    if (out->owed < GRANT_MIN || x->flow.lane[out->number][1 - x->side].eof)
+        return;
+    put_le32(raw, out->owed);
+    out->owed = 0;
+    (void)exchange_send(x, VHPC_CREDIT, out->number, 0, raw, sizeof raw);
+}
+
+static short outlet_want(struct source *s)
+{
+    const struct outlet *out = s->owner;
+    return out->exchange->live && out->queue.len > 0 ? POLLOUT : 0;
+}
+
+/* Would a blocking write of PIPE_BUF bytes return at once? */
+static bool writable(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    return poll(&p, 1, 0) == 1 && (p.revents & (POLLOUT | POLLERR | POLLHUP)) != 0;
+}
+
+static void outlet_ready(struct source *s, short revents)
+{
+    struct outlet *out = s->owner;
+    size_t turn = WRITE_TURN;
+    bool careful = out->shared && !out->regular;
+    (void)revents;
+    while (out->queue.len > 0 && turn > 0) {
+        size_t part = out->queue.len < turn ? out->queue.len : turn;
+        if (careful && part > PIPE_BUF)
+            part = PIPE_BUF;
+        if (careful && !writable(s->fd))
+            break;
+        ssize_t n = write(s->fd, buf_head(&out->queue), part);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN))
+            break;
+        if (n < 0) {
+            outlet_fail(out);
+            return;
+        }
+        buf_consume(&out->queue, (size_t)n);
+        out->owed += (uint32_t)n;
+        turn -= (size_t)n;
+        if (n == 0)
+            break;
+    }
+    outlet_grant(out);
+    if (out->queue.len > 0)
+        return;
+    if (out->eof && !out->tty)
+        outlet_end(out);
+    else
+        changed(out->exchange);
+}
+
+static int outlet_push(struct outlet *out, const struct frame *f)
+{
+    if (!out->open)
+        return 0; /* the sender was told; this was on its way */
+    int rc = buf_append(&out->queue, f->payload, f->length);
+    if (rc == 0)
+        out->owed += VHPC_HEADER;
+    return rc;
+}
+
+static int outlet_eof(struct outlet *out)
+{
+    static const uint8_t end_of_file = 4; /* VEOF of a fresh pty */
+    if (!out->open)
+        return 0;
+    out->eof = true;
+    if (out->tty)
+        return buf_append(&out->queue, &end_of_file, 1);
+    if (out->queue.len == 0)
+        outlet_end(out);
+    return 0;
+}
+
+/* --- the whole -------------------------------------------------------------- */
+
+void exchange_init(struct exchange *x, enum flow_side side, struct loop *loop, struct chan *chan,
+                   uint32_t session, uint32_t call)
+{
+    *x = (struct exchange){
+        .side = side, .loop = loop, .chan = chan, .session = session, .call = call};
+    for (uint8_t i = 0; i < VHPC_FDS_MAX; i++) {
+        x->inlet[i].exchange = x->outlet[i].exchange = x;
+        x->inlet[i].number = x->outlet[i].number = i;
+    }
+}
+
+int exchange_read_from(struct exchange *x, uint8_t number, int fd, bool shared)
+{
+    struct inlet *in = &x->inlet[number];
+    in->source = (struct source){.fd = fd, .want = inlet_want, .ready = inlet_ready, .owner = in};
+    in->shared = shared;
+    int rc = loop_add(x->loop, &in->source);
+    in->open = rc == 0;
+    return rc;
+}
+
+int exchange_write_to(struct exchange *x, uint8_t number, int fd, bool shared)
+{
+    struct outlet *out = &x->outlet[number];
+    struct stat st;
+    out->source =
+        (struct source){.fd = fd, .want = outlet_want, .ready = outlet_ready, .owner = out};
+    out->shared = shared;
+    out->regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    int rc = loop_add(x->loop, &out->source);
+    out->open = rc == 0;
+    return rc;
+}
+
+int exchange_send(struct exchange *x, uint8_t type, uint8_t number, uint16_t flags,
+                  const void *payload, size_t len)
+{
+    struct frame f = {.type = type,
+                      .fd = number,
+                      .flags = flags,
+                      .session = x->session,
+                      .call = x->call,
+                      .length = (uint32_t)len,
+                      .payload = payload};
+    if (flow_check(&x->flow, x->side, &f) != FLOW_PASS)
+        return 0; /* the command ended meanwhile */
+    return chan_send(x->chan, &f);
+}
+
+int exchange_send_tlv(struct exchange *x, uint8_t type, struct buf *payload)
+{
+    int rc = 0;
+    struct frame f = {
+        .type = type, .session = x->session, .call = x->call, .length = (uint32_t)payload->len};
+    if (flow_check(&x->flow, x->side, &f) == FLOW_PASS)
+        rc = chan_send_message(x->chan, type, x->session, x->call, payload);
+    buf_free(payload);
+    return rc;
+}
+
+int exchange_send_exec(struct exchange *x, const struct buf *message)
+{
+    const uint8_t *p = buf_head(message);
+    size_t left = message->len;
+    int rc = 0;
+    if (left > VHPC_MESSAGE_MAX)
+        return -EMSGSIZE;
+    while (left > 0 && rc == 0) {
+        size_t part = left < VHPC_PAYLOAD_MAX ? left : VHPC_PAYLOAD_MAX;
+        left -= part;
+        rc = exchange_send(x, VHPC_EXEC, 0, left > 0 ? VHPC_MORE : 0, p, part);
+        p += part;
+    }
+    return rc;
+}
+
+int exchange_receive(struct exchange *x, const struct frame *f)
+{
+    enum flow_side from = x->side == FLOW_INITIATOR ? FLOW_EXECUTOR : FLOW_INITIATOR;
+    switch (flow_check(&x->flow, from, f)) {
+    case FLOW_DROP:
+        return 0;
+    case FLOW_BROKEN:
+        return -EPROTO;
+    case FLOW_PASS:
+        break;
+    }
+    switch (f->type) {
+    case VHPC_DATA:
+        return outlet_push(&x->outlet[f->fd], f);
+    case VHPC_EOF:
+        if ((f->flags & VHPC_READER) == 0)
+            return outlet_eof(&x->outlet[f->fd]);
+        inlet_end(&x->inlet[f->fd]);
+        return 0;
+    case VHPC_CREDIT:
+        return 0; /* flow_check has booked it */
+    default:
+        return 1;
+    }
+}
+
+bool exchange_inlets_done(const struct exchange *x)
+{
+    for (int i = 0; i < VHPC_FDS_MAX; i++)
+        if (x->inlet[i].open)
+            return false;
+    return true;
+}
+
+bool exchange_outlets_done(const struct exchange *x)
+{
+    for (int i = 0; i < VHPC_FDS_MAX; i++)
+        if (x->outlet[i].open && x->outlet[i].queue.len > 0)
+            return false;
+    return true;
+}
+
+bool exchange_inlets_idle(const struct exchange *x)
+{
+    for (int i = 0; i < VHPC_FDS_MAX; i++) {
+        struct pollfd p = {.fd = x->inlet[i].source.fd, .events = POLLIN};
+        if (!x->inlet[i].open)
+            continue;
+        if (!inlet_may_send(&x->inlet[i]) || poll(&p, 1, 0) != 0)
+            return false;
+    }
+    return true;
+}
+
+void exchange_end_inlets(struct exchange *x)
+{
+    for (int i = 0; i < VHPC_FDS_MAX; i++)
+        inlet_end(&x->inlet[i]);
+}
+
+void exchange_close(struct exchange *x)
+{
+    x->changed = NULL;
+    x->live = false;
+    for (int i = 0; i < VHPC_FDS_MAX; i++) {
+        if (x->inlet[i].open) {
+            x->inlet[i].open = false;
+            loop_remove(x->loop, &x->inlet[i].source);
+            release_fd(x->inlet[i].source.fd, x->inlet[i].shared);
+        }
+        outlet_end(&x->outlet[i]);
+    }
+}

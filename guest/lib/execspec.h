@@ -1,0 +1,66 @@
+/* What an EXEC message says: a program and everything slurmstepd would set up for it. */
+#ifndef VHPC_EXECSPEC_H
+#define VHPC_EXECSPEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/ioctl.h>
+#include <termios.h>
+
+#include "buf.h"
+#include "protocol.h"
+
+enum { EXEC_RLIMITS_MAX = 32, EXEC_GROUPS_MAX = 65536 };
+
+struct exec_rlimit {
+    uint32_t resource;
+    uint64_t soft; /* ~0 = unlimited */
+    uint64_t hard;
+};
+
+struct execspec {
+    uint8_t fd_dir[VHPC_FDS_MAX]; /* VHPC_FD_* or 0 */
+    uint32_t uid;
+    uint32_t gid;
+    uint32_t *groups;
+    size_t group_count;
+    char **argv; /* NULL-terminated */
+    size_t argc;
+    char **envp; /* NULL-terminated */
+    size_t envc;
+    char *cwd; /* NULL = do not change */
+    bool has_umask;
+    uint32_t umask;
+    struct exec_rlimit rlimit[EXEC_RLIMITS_MAX];
+    size_t rlimit_count;
+    bool has_nice;
+    int32_t nice;
+    bool tty;
+    struct winsize winsize;
+    bool has_termios;
+    struct termios termios;
+    char *script_path; /* NULL = argv[0] is no carried script */
+    uint8_t *script;
+    size_t script_len;
+};
+
+/* Append a copy of text to argv or envp; 0 or -ENOMEM. */
+int execspec_add_arg(struct execspec *s, const char *text);
+int execspec_add_env(struct execspec *s, const char *text);
+/* Value of a variable in envp, or NULL. */
+const char *execspec_getenv(const struct execspec *s, const char *name);
+/* Remove variables that begin with prefix. */
+void execspec_drop_env(struct execspec *s, const char *prefix);
+
+/* 0 or -ENOMEM, -EMSGSIZE when it is longer than a message may be. */
+int execspec_encode(const struct execspec *s, struct buf *out);
+/* Strict: 0, -EPROTO, -ENOMEM. On error *s is empty. */
+int execspec_decode(const uint8_t *data, size_t len, struct execspec *s);
+void execspec_free(struct execspec *s);
+
+/* WINSIZE payload: rows, columns, x and y pixels as u16. */
+void winsize_pack(uint8_t out[8], const struct winsize *w);
+void winsize_unpack(const uint8_t in[8], struct winsize *w);
+
+#endif

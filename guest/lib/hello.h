@@ -1,0 +1,38 @@
+/* HELLO: protocol versions and, from the agent's side, what it is and what it runs on. */
+#ifndef VHPC_HELLO_H
+#define VHPC_HELLO_H
+
+#include <stdint.h>
+
+#include "chan.h"
+
+struct hello {
+    uint32_t version_min;
+    uint32_t version_max;
+    uint32_t state;          /* VHPC_STATE_*; meaningful from the shim only */
+    char agent_version[64];
+    char boot_id[64];
+    char kernel[128];
+};
+
+/* This end's versions, nothing else. */
+void hello_init(struct hello *h);
+int hello_send(struct chan *c, const struct hello *h);
+/* 0, or -EPROTO for a payload that is none. */
+int hello_parse(const struct frame *f, struct hello *h);
+/* The highest version both speak, or 0. */
+uint32_t hello_version(const struct hello *peer);
+
+/* Send ERROR with its kind, a Linux errno and one line of text. */
+int error_send(struct chan *c, uint32_t session, uint32_t call, uint32_t kind, int number,
+               const char *text);
+
+struct error_info {
+    uint32_t kind;
+    uint32_t number;
+    char text[1024];
+};
+
+int error_parse(const struct frame *f, struct error_info *e);
+
+#endif

@@ -1,0 +1,131 @@
+/*
+ * The guest channel's numbers, as docs/guest-protocol.md defines them.
+ *
+ * One protocol runs on both hops: vhpc-run (or root's control client) to
+ * vhpc-shim over a unix socket, vhpc-shim to vhpc-agent over virtio-serial,
+ * and, inside the guest, command client to vhpc-agent over a unix socket.
+ */
+#ifndef VHPC_PROTOCOL_H
+#define VHPC_PROTOCOL_H
+
+#include <stdint.h>
+
+#define VHPC_PROTOCOL_MIN 1u
+#define VHPC_PROTOCOL_MAX 1u
+
+#define VHPC_PORT_NAME "org.vhpc.agent.0"
+#define VHPC_CALL_SOCKET "/run/vhpc/call.sock"
+
+enum {
+    VHPC_HEADER = 16,              /* bytes of a frame header */
+    VHPC_PAYLOAD_MAX = 65536,      /* bytes of payload in one frame */
+    VHPC_MESSAGE_MAX = 8 << 20,    /* bytes of a message sent as several frames */
+    VHPC_WINDOW = 256 << 10,       /* bytes a sender may have on the way, per lane */
+    VHPC_FDS_MAX = 8,              /* file descriptors 0..7 of a task can be relayed */
+    VHPC_CALLS_MAX = 32,           /* host calls alive in one session */
+    VHPC_CLIENTS_MAX = 256,        /* sessions alive in one guest */
+    VHPC_PENDING_MAX = 16,         /* unanswered REQUESTs, and PINGs, of one client */
+};
+
+enum vhpc_type {
+    VHPC_HELLO = 1,
+    VHPC_REQUEST = 2,
+    VHPC_REPLY = 3,
+    VHPC_EXEC = 4,
+    VHPC_STARTED = 5,
+    VHPC_DATA = 6,
+    VHPC_EOF = 7,
+    VHPC_CREDIT = 8,
+    VHPC_SIGNAL = 9,
+    VHPC_WINSIZE = 10,
+    VHPC_EXIT = 11,
+    VHPC_ERROR = 12,
+    VHPC_CLOSE = 13,
+    VHPC_PING = 14,
+    VHPC_PONG = 15,
+    VHPC_TYPE_LAST = VHPC_PONG,
+};
+
+enum vhpc_flag {
+    VHPC_MORE = 1,   /* the message continues in the next frame of this session and call */
+    VHPC_READER = 2, /* on EOF: "I read no more from this fd", not "I write no more" */
+    VHPC_FLAGS_ALL = VHPC_MORE | VHPC_READER,
+};
+
+enum vhpc_tag {
+    TAG_VERSION_MIN = 1,
+    TAG_VERSION_MAX = 2,
+    TAG_AGENT_VERSION = 3,
+    TAG_BOOT_ID = 4,
+    TAG_KERNEL = 5,
+    TAG_STATE = 6,
+
+    TAG_FDS = 16,
+    TAG_UID = 17,
+    TAG_GID = 18,
+    TAG_GROUPS = 19,
+    TAG_ARG = 20,
+    TAG_ENV = 21,
+    TAG_CWD = 22,
+    TAG_UMASK = 23,
+    TAG_RLIMIT = 24,
+    TAG_NICE = 25,
+    TAG_TTY = 26,
+    TAG_TERMIOS = 27,
+    TAG_SCRIPT_PATH = 28,
+    TAG_SCRIPT_DATA = 29,
+
+    TAG_PID = 32,
+    TAG_EXIT_CODE = 33,
+    TAG_EXIT_SIGNAL = 34,
+    TAG_CORE = 35,
+    TAG_ERRNO = 36,
+    TAG_TEXT = 37,
+    TAG_KIND = 38,
+
+    TAG_OP = 48,
+    TAG_REQUEST_ID = 49,
+    TAG_HOSTNAME = 50,
+    TAG_HOSTS_LINE = 51,
+    TAG_USER_NAME = 52,
+    TAG_USER_UID = 53,
+    TAG_USER_GID = 54,
+    TAG_USER_GECOS = 55,
+    TAG_USER_HOME = 56,
+    TAG_USER_SHELL = 57,
+    TAG_GROUP = 58,
+    TAG_TIMEZONE = 59,
+    TAG_COMMAND = 60,
+    TAG_MOUNT_TAG = 61,
+    TAG_MOUNT_PATH = 62,
+    TAG_READ_ONLY = 63,
+    TAG_UPTIME_MS = 64,
+    TAG_CPUS = 65,
+    TAG_MEMORY_KIB = 66,
+    TAG_SESSIONS = 67,
+};
+
+/* TAG_STATE in a HELLO from the shim to a client */
+enum { VHPC_STATE_BOOTING = 0, VHPC_STATE_UP = 1 };
+
+/* TAG_KIND of an ERROR */
+enum vhpc_error_kind {
+    VHPC_ERR_EXEC = 1,     /* the program could not be executed; errno is execve's */
+    VHPC_ERR_REFUSED = 2,  /* the peer may not do this */
+    VHPC_ERR_GONE = 3,     /* the guest is gone */
+    VHPC_ERR_INTERNAL = 4, /* the peer could not do it: memory, processes, limits */
+};
+
+/* TAG_OP of a REQUEST */
+enum vhpc_op {
+    VHPC_OP_IDENTITY = 1,
+    VHPC_OP_MOUNT = 2,
+    VHPC_OP_READY = 3,
+    VHPC_OP_POWEROFF = 4,
+    VHPC_OP_INFO = 5,
+};
+
+/* Direction of a relayed fd, seen from the program: bits of TAG_FDS */
+enum { VHPC_FD_IN = 1, VHPC_FD_OUT = 2, VHPC_FD_BOTH = 3 };
+
+#endif

@@ -1,0 +1,277 @@
+#include "task.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "hello.h"
+#include "tlv.h"
+
+enum {
+    DRAIN_IDLE_MS = 2000, /* a pipe that stays open and silent this long after the end is cut */
+    ABORT_KILL_MS = 5000, /* from the abort signal to SIGKILL */
+};
+
+static void send_exit(struct task *t)
+{
+    struct buf b = {0};
+    if (WIFSIGNALED(t->status)) {
+        (void)tlv_put_u32(&b, TAG_EXIT_SIGNAL, (uint32_t)WTERMSIG(t->status));
+        (void)tlv_put_u32(&b, TAG_CORE, WCOREDUMP(t->status) ? 1 : 0);
+    } else {
+        (void)tlv_put_u32(&b, TAG_EXIT_CODE, (uint32_t)WEXITSTATUS(t->status));
+    }
+    (void)exchange_send_tlv(&t->exchange, VHPC_EXIT, &b);
+}
+
+/* Bring the task as far towards its end as what has happened allows. */
+static void settle(struct task *t)
+{
+    if (t->finished || !t->reported || !t->reaped)
+        return;
+    if (!t->failed && !t->aborted) {
+        if (!exchange_inlets_done(&t->exchange))
+            return;
+        send_exit(t);
+    }
+    exchange_close(&t->exchange);
+    t->finished = true;
+}
+
+static void streams_changed(struct exchange *x)
+{
+    settle(x->owner);
+}
+
+static void close_report(struct task *t)
+{
+    if (t->report.fd < 0)
+        return;
+    loop_remove(t->exchange.loop, &t->report);
+    (void)close(t->report.fd);
+    t->report.fd = -1;
+    t->reported = true;
+}
+
+static void fail(struct task *t, uint32_t kind, int number, const char *text)
+{
+    struct frame f = {.type = VHPC_ERROR};
+    t->failed = true;
+    if (flow_check(&t->exchange.flow, FLOW_EXECUTOR, &f) == FLOW_PASS)
+        (void)error_send(t->exchange.chan, t->exchange.session, t->exchange.call, kind, number,
+                         text);
+    exchange_close(&t->exchange);
+}
+
+static short report_want(struct source *s)
+{
+    (void)s;
+    return POLLIN;
+}
+
+static void report_ready(struct source *s, short revents)
+{
+    struct task *t = s->owner;
+    struct child_report report = {0};
+    struct buf b = {0};
+    (void)revents;
+    ssize_t n = read(s->fd, &report, sizeof report);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    close_report(t);
+    if (n == (ssize_t)sizeof report) {
+        report.text[sizeof report.text - 1] = '\0';
+        fail(t, VHPC_ERR_EXEC, report.number, report.text);
+    } else {
+        (void)tlv_put_u32(&b, TAG_PID, (uint32_t)t->pid);
+        (void)exchange_send_tlv(&t->exchange, VHPC_STARTED, &b);
+        t->exchange.live = true;
+    }
+    settle(t);
+}
+
+/* --- local ends of the relayed fds ------------------------------------------ */
+
+static int open_pty(struct task *t, const struct execspec *spec, int child[VHPC_FDS_MAX])
+{
+    t->master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (t->master < 0 || unlockpt(t->master) < 0)
+        return -errno;
+    /* By the master and not by name: the pts file system may be another one than ours. */
+    int slave = ioctl(t->master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (slave < 0)
+        return -errno;
+    child[0] = slave;
+    if (geteuid() == 0)
+        (void)!fchown(slave, spec->uid, (gid_t)-1);
+    if (spec->has_termios)
+        (void)tcsetattr(slave, TCSANOW, &spec->termios);
+    (void)ioctl(t->master, TIOCSWINSZ, &spec->winsize);
+    int input = fcntl(t->master, F_DUPFD_CLOEXEC, 0);
+    if (input < 0 || (child[1] = fcntl(slave, F_DUPFD_CLOEXEC, 0)) < 0)
+        return -errno;
+    if (spec->fd_dir[2] == 0 && (child[2] = fcntl(slave, F_DUPFD_CLOEXEC, 0)) < 0)
+        return -errno;
+    int rc = fd_prepare(t->master);
+    rc = rc < 0 ? rc : exchange_write_to(&t->exchange, 0, input, false);
+    if (rc < 0) {
+        (void)close(input);
+        return rc;
+    }
+    t->exchange.outlet[0].tty = true;
+    return exchange_read_from(&t->exchange, 1, t->master, false);
+}
+
+static int open_pair(struct task *t, uint8_t number, uint8_t dir, int *child)
+{
+    int ends[2], other = -1, rc;
+    if (dir == VHPC_FD_BOTH)
+        rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends);
+    else
+        rc = pipe2(ends, O_CLOEXEC);
+    if (rc < 0)
+        return -errno;
+    int ours = dir == VHPC_FD_IN ? ends[1] : ends[0];
+    *child = dir == VHPC_FD_IN ? ends[0] : ends[1];
+    rc = fd_prepare(ours);
+    if (rc == 0 && dir == VHPC_FD_BOTH && (other = fcntl(ours, F_DUPFD_CLOEXEC, 0)) < 0)
+        rc = -errno;
+    if (rc < 0) {
+        (void)close(ours);
+        return rc;
+    }
+    if (dir & VHPC_FD_OUT)
+        rc = exchange_read_from(&t->exchange, number, ours, false);
+    if (rc == 0 && (dir & VHPC_FD_IN))
+        rc = exchange_write_to(&t->exchange, number, other >= 0 ? other : ours, false);
+    return rc;
+}
+
+static int open_fds(struct task *t, const struct execspec *spec, int child[VHPC_FDS_MAX])
+{
+    int rc = spec->tty ? open_pty(t, spec, child) : 0;
+    for (uint8_t i = 0; i < VHPC_FDS_MAX && rc == 0; i++)
+        if (spec->fd_dir[i] != 0 && !(spec->tty && i < 2))
+            rc = open_pair(t, i, spec->fd_dir[i], &child[i]);
+    return rc;
+}
+
+/* --- life --------------------------------------------------------------------- */
+
+static int spawn(struct task *t, const struct execspec *spec, const int child[VHPC_FDS_MAX])
+{
+    int report[2];
+    if (pipe2(report, O_CLOEXEC) < 0)
+        return -errno;
+    t->report = (struct source){
+        .fd = report[0], .want = report_want, .ready = report_ready, .owner = t};
+    int rc = fd_prepare(report[0]);
+    if (rc == 0)
+        rc = loop_add(t->exchange.loop, &t->report);
+    if (rc == 0) {
+        t->pid = fork();
+        if (t->pid == 0)
+            child_run(spec, child, report[1], &t->ops->child, t->arg);
+        rc = t->pid < 0 ? -errno : 0;
+    }
+    (void)close(report[1]);
+    if (rc < 0)
+        close_report(t);
+    return rc;
+}
+
+int task_start(struct task *t, const struct task_ops *ops, void *arg, struct loop *loop,
+               struct chan *chan, uint32_t session, uint32_t call, const struct flow *flow,
+               const struct execspec *spec)
+{
+    int child[VHPC_FDS_MAX];
+    *t = (struct task){.ops = ops, .arg = arg, .pid = -1, .master = -1, .report.fd = -1};
+    exchange_init(&t->exchange, FLOW_EXECUTOR, loop, chan, session, call);
+    t->exchange.flow = *flow;
+    t->exchange.owner = t;
+    for (int i = 0; i < VHPC_FDS_MAX; i++)
+        child[i] = -1;
+    int rc = spec->tty && (spec->fd_dir[0] != VHPC_FD_IN || spec->fd_dir[1] != VHPC_FD_OUT)
+                 ? -EPROTO
+                 : open_fds(t, spec, child);
+    if (rc == 0)
+        rc = spawn(t, spec, child);
+    for (int i = 0; i < VHPC_FDS_MAX; i++)
+        if (child[i] >= 0)
+            (void)close(child[i]);
+    t->exchange.changed = streams_changed;
+    if (rc < 0) {
+        t->pid = -1;
+        t->reported = t->reaped = true;
+        fail(t, VHPC_ERR_INTERNAL, rc, strerror(-rc));
+        settle(t);
+    }
+    return t->exchange.chan->closed ? -ENOTCONN : 0;
+}
+
+int task_frame(struct task *t, const struct frame *f)
+{
+    int rc = exchange_receive(&t->exchange, f);
+    if (rc <= 0)
+        return rc;
+    if (f->type == VHPC_SIGNAL) {
+        if (t->pid > 0 && !t->reaped)
+            (void)kill(t->pid, (int)get_le32(f->payload));
+    } else if (f->type == VHPC_WINSIZE) {
+        struct winsize size;
+        winsize_unpack(f->payload, &size);
+        if (t->master >= 0 && t->exchange.inlet[1].open)
+            (void)ioctl(t->master, TIOCSWINSZ, &size);
+    } else if (f->type == VHPC_CLOSE) {
+        task_abort(t);
+    }
+    return 0;
+}
+
+void task_reaped(struct task *t, int status)
+{
+    t->reaped = true;
+    t->status = status;
+    t->ops->kill_rest(t);
+    settle(t);
+}
+
+void task_abort(struct task *t)
+{
+    if (t->finished || t->aborted)
+        return;
+    t->aborted = true;
+    t->aborted_at = now_ms();
+    if (t->pid > 0 && !t->reaped) {
+        (void)kill(t->pid, t->ops->abort_signal);
+        (void)kill(t->pid, SIGCONT);
+    }
+    close_report(t);
+    exchange_close(&t->exchange);
+    if (t->ops->abort_signal == SIGKILL)
+        t->ops->kill_rest(t);
+    settle(t);
+}
+
+void task_tick(struct task *t, long long now)
+{
+    if (t->finished)
+        return;
+    if (t->aborted && !t->reaped && now - t->aborted_at > ABORT_KILL_MS)
+        (void)kill(t->pid, SIGKILL);
+    if (!t->reaped || !t->reported || !exchange_inlets_idle(&t->exchange)) {
+        t->idle_since = 0;
+        return;
+    }
+    /* Somebody out of reach holds the pipe open and says nothing: do not wait for him. */
+    if (t->idle_since == 0)
+        t->idle_since = now;
+    else if (now - t->idle_since > DRAIN_IDLE_MS)
+        exchange_end_inlets(&t->exchange);
+}

@@ -1,0 +1,40 @@
+/*
+ * Structured payloads: a sequence of (u16 tag, u16 zero, u32 length, bytes).
+ * Unknown tags are skipped by readers, so that a version can add some.
+ */
+#ifndef VHPC_TLV_H
+#define VHPC_TLV_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "buf.h"
+
+struct tlv {
+    uint16_t tag;
+    uint32_t len;
+    const uint8_t *data;
+};
+
+struct tlv_reader {
+    const uint8_t *p;
+    size_t left;
+};
+
+/* Writers: 0 or -ENOMEM. Strings go without their NUL. */
+int tlv_put(struct buf *b, uint16_t tag, const void *data, size_t len);
+int tlv_put_str(struct buf *b, uint16_t tag, const char *text);
+int tlv_put_u32(struct buf *b, uint16_t tag, uint32_t value);
+int tlv_put_u64(struct buf *b, uint16_t tag, uint64_t value);
+
+/* Next element: 1, 0 at the end, -EPROTO when it reaches past the end. */
+int tlv_next(struct tlv_reader *r, struct tlv *out);
+/* Value of exactly four bytes, else -EPROTO. */
+int tlv_u32(const struct tlv *t, uint32_t *out);
+int tlv_u64(const struct tlv *t, uint64_t *out);
+/* A copy with a NUL behind it, to be freed; -EPROTO when it holds a NUL, -ENOMEM. */
+int tlv_str(const struct tlv *t, char **out);
+/* The same into a fixed array; -EPROTO also when it does not fit. */
+int tlv_str_into(const struct tlv *t, char *out, size_t size);
+
+#endif

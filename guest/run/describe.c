@@ -1,0 +1,100 @@
+/* What slurmstepd has given this process, put down for the guest. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "run.h"
+
+static int describe_groups(struct execspec *spec)
+{
+    int count = getgroups(0, NULL);
+    if (count <= 0)
+        return count < 0 ? -errno : 0;
+    gid_t *groups = calloc((size_t)count, sizeof *groups);
+    spec->groups = calloc((size_t)count, sizeof *spec->groups);
+    if (groups == NULL || spec->groups == NULL) {
+        free(groups);
+        return -ENOMEM;
+    }
+    count = getgroups(count, groups);
+    for (int i = 0; i < count; i++)
+        spec->groups[i] = (uint32_t)groups[i];
+    spec->group_count = count > 0 ? (size_t)count : 0;
+    free(groups);
+    return 0;
+}
+
+static void describe_limits(struct execspec *spec)
+{
+    for (int i = 0; i < (int)RLIM_NLIMITS && spec->rlimit_count < EXEC_RLIMITS_MAX; i++) {
+        struct rlimit limit;
+        if (getrlimit((__rlimit_resource_t)i, &limit) == 0)
+            spec->rlimit[spec->rlimit_count++] = (struct exec_rlimit){
+                .resource = (uint32_t)i, .soft = limit.rlim_cur, .hard = limit.rlim_max};
+    }
+    errno = 0;
+    int nice_value = getpriority(PRIO_PROCESS, 0);
+    if (errno == 0) {
+        spec->has_nice = true;
+        spec->nice = nice_value;
+    }
+}
+
+/* Read the spooled script here, as the user, whose file it is; the guest cannot see it. */
+static int carry_script(const char *path, struct execspec *spec)
+{
+    struct stat st;
+    char *full = realpath(path, NULL);
+    int rc = 0, fd = full != NULL ? open(full, O_RDONLY | O_CLOEXEC) : -1;
+    free(full);
+    if (fd < 0 || fstat(fd, &st) < 0)
+        rc = -errno;
+    else if (!S_ISREG(st.st_mode))
+        rc = -EACCES;
+    else if (st.st_size > VHPC_MESSAGE_MAX / 2)
+        rc = -E2BIG;
+    if (rc == 0 && (spec->script = malloc((size_t)st.st_size + 1)) == NULL)
+        rc = -ENOMEM;
+    while (rc == 0 && spec->script_len < (size_t)st.st_size) {
+        ssize_t n =
+            read(fd, spec->script + spec->script_len, (size_t)st.st_size - spec->script_len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            rc = -errno;
+        if (n <= 0)
+            break;
+        spec->script_len += (size_t)n;
+    }
+    if (fd >= 0)
+        (void)close(fd);
+    if (rc == 0 && (spec->script_path = strdup(path)) == NULL)
+        rc = -ENOMEM;
+    return rc;
+}
+
+int run_describe(const struct run_options *o, struct execspec *spec)
+{
+    int rc = front_describe_self(spec);
+    execspec_drop_env(spec, "VHPC_RUN_");
+    for (int i = 0; i < o->argc && rc == 0; i++)
+        rc = execspec_add_arg(spec, o->argv[i]);
+    if (rc == 0)
+        rc = describe_groups(spec);
+    if (rc < 0)
+        return rc;
+    describe_limits(spec);
+    if (!o->script)
+        return 0;
+    rc = carry_script(o->argv[0], spec);
+    if (rc < 0)
+        (void)fprintf(stderr, "vhpc-run: cannot read the script %s: %s\n", o->argv[0],
+                      strerror(-rc));
+    return rc;
+}

@@ -1,0 +1,179 @@
+/*
+ * Host calls. The guest never gets a munge key: its srun asks here, and the
+ * real srun runs on the host, as the job's user, in the job's own step.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "hello.h"
+#include "run.h"
+
+static const char standard_path[] = "/usr/local/bin:/usr/bin:/bin";
+
+struct host_call {
+    struct host_call *next;
+    uint32_t id;
+    struct message message; /* EXEC being received */
+    struct flow flow;       /* until the task has it */
+    struct execspec spec;
+    struct task task;
+    bool started;
+    bool over; /* nothing more to do; free it */
+};
+
+static struct host_calls *calls_of(const struct front *f)
+{
+    return f->owner;
+}
+
+/* --- the child ---------------------------------------------------------------- */
+
+static int prepare(const struct execspec *spec, void *arg, struct child_report *report)
+{
+    (void)arg;
+    (void)report;
+    /* srun takes its step with it when it is asked to, not when it is killed. */
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
+    if (spec->has_umask)
+        (void)umask((mode_t)(spec->umask & 0777));
+    child_chdir(spec, "vhpc-run");
+    return 0;
+}
+
+static int execute(const struct execspec *spec, void *arg, struct child_report *report)
+{
+    const struct host_calls *calls = arg;
+    const char *slash = strrchr(spec->argv[0], '/');
+    return child_execve(slash != NULL ? slash + 1 : spec->argv[0], calls->path, spec->argv,
+                        spec->envp, report);
+}
+
+static void kill_rest(struct task *t)
+{
+    if (t->pid > 0)
+        (void)kill(-t->pid, SIGKILL);
+}
+
+static const struct task_ops ops = {
+    .child = {.prepare = prepare, .execute = execute},
+    .kill_rest = kill_rest,
+    .abort_signal = SIGTERM,
+};
+
+/* --- requests ----------------------------------------------------------------- */
+
+static bool allowed(const struct host_calls *h, const char *argv0)
+{
+    const char *slash = strrchr(argv0, '/');
+    const char *name = slash != NULL ? slash + 1 : argv0;
+    size_t len = strlen(name);
+    for (const char *p = h->allowed; p != NULL && len > 0;) {
+        size_t n = strcspn(p, ":");
+        if (n == len && strncmp(p, name, n) == 0)
+            return true;
+        p = p[n] == ':' ? p + n + 1 : NULL;
+    }
+    return false;
+}
+
+static int begin(struct host_call *c, struct host_calls *h)
+{
+    char text[256];
+    int rc = execspec_decode(buf_head(&c->message.data), c->message.data.len, &c->spec);
+    message_reset(&c->message);
+    if (rc < 0)
+        return rc;
+    execspec_drop_env(&c->spec, "VHPC_RUN_");
+    execspec_drop_env(&c->spec, "VHPC_SESSION=");
+    if (allowed(h, c->spec.argv[0])) {
+        c->started = true;
+        return task_start(&c->task, &ops, h, &h->front->loop, &h->front->chan, 0, c->id, &c->flow,
+                          &c->spec);
+    }
+    (void)snprintf(text, sizeof text, "%.64s: not among the commands that guests may run on the host",
+                   c->spec.argv[0]);
+    c->over = true;
+    return error_send(&h->front->chan, 0, c->id, VHPC_ERR_REFUSED, EPERM, text);
+}
+
+static struct host_call *find(const struct host_calls *h, uint32_t id)
+{
+    for (struct host_call *c = h->list; c != NULL; c = c->next)
+        if (c->id == id)
+            return c;
+    return NULL;
+}
+
+int host_calls_frame(struct front *f, const struct frame *frame)
+{
+    struct host_calls *h = calls_of(f);
+    struct host_call *c = find(h, frame->call);
+    if (c == NULL && frame->type != VHPC_EXEC)
+        return 0; /* of a call that has ended */
+    if (c == NULL) {
+        c = calloc(1, sizeof *c);
+        if (c == NULL)
+            return -ENOMEM;
+        c->id = frame->call;
+        c->next = h->list;
+        h->list = c;
+    }
+    if (c->over)
+        return 0;
+    if (c->started) {
+        int rc = task_frame(&c->task, frame);
+        return rc == -EPROTO ? chan_broken(&f->chan, c->task.exchange.flow.why) : rc;
+    }
+    if (flow_check(&c->flow, FLOW_INITIATOR, frame) != FLOW_PASS)
+        return chan_broken(&f->chan, c->flow.why);
+    if (frame->type == VHPC_CLOSE) {
+        c->over = true;
+        return 0;
+    }
+    int rc = message_add(&c->message, frame);
+    return rc == 1 ? begin(c, h) : rc;
+}
+
+void host_calls_reap(struct front *f)
+{
+    int status;
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+        for (struct host_call *c = calls_of(f)->list; c != NULL; c = c->next)
+            if (c->started && c->task.pid == pid && !c->task.reaped)
+                task_reaped(&c->task, status);
+}
+
+void host_calls_tick(struct front *f, long long now)
+{
+    for (struct host_call **p = &calls_of(f)->list; *p != NULL;) {
+        struct host_call *c = *p;
+        if (c->started)
+            task_tick(&c->task, now);
+        if (!c->over && !(c->started && c->task.finished)) {
+            p = &c->next;
+            continue;
+        }
+        *p = c->next;
+        message_reset(&c->message);
+        execspec_free(&c->spec);
+        free(c);
+    }
+    /* An idle task must not wake a core that computes: no timer without a call. */
+    f->ticking = calls_of(f)->list != NULL;
+}
+
+void host_calls_init(struct host_calls *h, struct front *f)
+{
+    const char *more = getenv("VHPC_RUN_COMMAND_PATH");
+    *h = (struct host_calls){.front = f, .allowed = getenv("VHPC_RUN_COMMANDS")};
+    if (more == NULL || more[0] == '\0' ||
+        asprintf(&h->path, "%s:%s", standard_path, more) < 0)
+        h->path = strdup(standard_path);
+}

@@ -1,0 +1,110 @@
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "run.h"
+#include "version.h"
+
+enum { TIMEOUT_DEFAULT_S = 60, TIMEOUT_MAX_S = 86400 };
+
+static const char usage[] =
+    "usage: vhpc-run [--socket PATH] [--script] [--timeout S] [--] PROGRAM [ARG...]\n"
+    "\n"
+    "Runs PROGRAM in the job's guest with this process's environment, working\n"
+    "directory, identity, limits and stdio, and ends as PROGRAM ends.\n"
+    "\n"
+    "  --socket PATH  the guest's shim (default: $VHPC_RUN_SOCKET)\n"
+    "  --script       PROGRAM is a file of this host; carry it into the guest\n"
+    "                 (default: when $VHPC_RUN_SCRIPT is 1)\n"
+    "  --timeout S    longest wait for the guest's agent (default: $VHPC_RUN_TIMEOUT or 60)\n"
+    "  --help, --version\n"
+    "\n"
+    "$VHPC_RUN_ARGV0      when set, this is the PROGRAM, every argument is its own,\n"
+    "                     and options come from the environment only\n"
+    "$VHPC_RUN_COMMANDS   colon-separated commands the guest may have run on this host\n"
+    "$VHPC_RUN_COMMAND_PATH  directories to look for them in, after the standard ones\n"
+    "$VHPC_RUN_CONSOLE    file that a message about a lost guest points at\n"
+    "\n"
+    "Exit status: the program's; errno (2: not found) when it cannot be executed;\n"
+    "125 when the guest is gone or silent; 126 when the guest refuses; 64 on bad usage.\n";
+
+enum { EXIT_USAGE = 64 };
+
+static int complain(const char *what, const char *value)
+{
+    (void)fprintf(stderr, "vhpc-run: %s%s\n", what, value);
+    (void)fputs(usage, stderr);
+    return EXIT_USAGE;
+}
+
+static bool parse_timeout(const char *text, int *out)
+{
+    char *rest;
+    errno = 0;
+    long value = strtol(text, &rest, 10);
+    if (errno != 0 || rest == text || *rest != '\0' || value < 1 || value > TIMEOUT_MAX_S)
+        return false;
+    *out = (int)value;
+    return true;
+}
+
+/* By hand and not by getopt: what follows PROGRAM is never ours. Returns the index of PROGRAM. */
+static int parse_line(int argc, char **argv, struct run_options *o, int *status)
+{
+    int i = 1;
+    *status = -1;
+    for (; i < argc && argv[i][0] == '-'; i++) {
+        const char *a = argv[i];
+        if (strcmp(a, "--") == 0)
+            return i + 1;
+        if (strcmp(a, "--script") == 0) {
+            o->script = true;
+        } else if (strcmp(a, "--socket") == 0 && i + 1 < argc) {
+            o->socket = argv[++i];
+        } else if (strcmp(a, "--timeout") == 0 && i + 1 < argc) {
+            if (!parse_timeout(argv[++i], &o->timeout_s))
+                *status = complain("not a number of seconds: ", argv[i]);
+        } else if (strcmp(a, "--help") == 0) {
+            *status = fputs(usage, stdout) < 0;
+            return i;
+        } else if (strcmp(a, "--version") == 0) {
+            *status = puts("vhpc-run " VHPC_VERSION) < 0;
+            return i;
+        } else {
+            *status = complain("unknown or incomplete option: ", a);
+        }
+        if (*status >= 0)
+            return i;
+    }
+    return i;
+}
+
+int run_parse(int argc, char **argv, struct run_options *o)
+{
+    const char *script = getenv("VHPC_RUN_SCRIPT");
+    const char *timeout = getenv("VHPC_RUN_TIMEOUT");
+    char *argv0 = getenv("VHPC_RUN_ARGV0");
+    *o = (struct run_options){.socket = getenv("VHPC_RUN_SOCKET"),
+                              .script = script != NULL && strcmp(script, "1") == 0,
+                              .timeout_s = TIMEOUT_DEFAULT_S};
+    if (timeout != NULL && !parse_timeout(timeout, &o->timeout_s))
+        return complain("VHPC_RUN_TIMEOUT is not a number of seconds: ", timeout);
+    if (argv0 != NULL) {
+        /* The plugin put us in the place of argv[0]; the name is the task's own again here. */
+        argv[0] = argv0;
+        o->argv = argv;
+        o->argc = argc;
+    } else {
+        int status, first = parse_line(argc, argv, o, &status);
+        if (status >= 0)
+            return status;
+        o->argv = argv + first;
+        o->argc = argc - first;
+    }
+    if (o->argc < 1)
+        return complain("no program to run", "");
+    if (o->socket == NULL || o->socket[0] == '\0')
+        return complain("no socket: neither --socket nor VHPC_RUN_SOCKET", "");
+    return -1;
+}

@@ -1,0 +1,246 @@
+/* The clients' side: who may connect, what they may say. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "shim.h"
+
+enum { CLIENT_OUT_LIMIT = 32 << 20 }; /* windows of all its lanes, with room to spare */
+
+struct client *client_find(const struct shim *s, uint32_t session)
+{
+    for (struct client *c = s->clients; c != NULL; c = c->next)
+        if (c->session == session && !c->chan.closed)
+            return c;
+    return NULL;
+}
+
+struct host_call *client_call(struct client *c, uint32_t id)
+{
+    for (size_t i = 0; i < VHPC_CALLS_MAX; i++)
+        if (c->call[i].id == id)
+            return &c->call[i];
+    return NULL;
+}
+
+/* Let the guest kill what this client has started there. */
+static void close_session(struct client *c)
+{
+    struct frame f = {.type = VHPC_CLOSE, .session = c->session};
+    if (c->known_to_agent && !c->shim->ended)
+        (void)chan_send(&c->shim->agent, &f);
+    c->known_to_agent = false;
+}
+
+void client_drop(struct client *c, const char *why)
+{
+    if (why != NULL)
+        (void)fprintf(stderr, "vhpc-shim: client of uid %u dropped: %s\n", (unsigned)c->uid, why);
+    close_session(c);
+    chan_close(&c->chan);
+}
+
+/* Refuse with a reason the user can read, then hang up. */
+static void refuse(struct client *c, int number, const char *text)
+{
+    (void)error_send(&c->chan, 0, 0, VHPC_ERR_REFUSED, number, text);
+    close_session(c);
+    chan_finish(&c->chan);
+}
+
+void client_greet(struct client *c)
+{
+    struct hello h;
+    if (!c->said_hello || c->chan.closed)
+        return;
+    hello_init(&h);
+    if (c->shim->agent_up)
+        h = c->shim->agent_hello;
+    h.state = c->shim->agent_up ? VHPC_STATE_UP : VHPC_STATE_BOOTING;
+    (void)hello_send(&c->chan, &h);
+}
+
+static int on_hello(struct client *c, const struct frame *f)
+{
+    struct hello h;
+    if (c->said_hello || hello_parse(f, &h) < 0)
+        return chan_broken(&c->chan, "a malformed or unexpected HELLO");
+    if (hello_version(&h) == 0) {
+        refuse(c, EPROTONOSUPPORT, "no protocol version in common");
+        return 0;
+    }
+    c->said_hello = true;
+    client_greet(c);
+    return 0;
+}
+
+static int pass_on(struct client *c, const struct frame *f)
+{
+    struct frame out = *f;
+    out.session = c->session;
+    c->known_to_agent = true;
+    int rc = chan_send(&c->shim->agent, &out);
+    if (rc < 0)
+        shim_end(c->shim, SHIM_AGENT_BROKEN, "its channel is stuck");
+    return 0;
+}
+
+static int on_request(struct client *c, const struct frame *f)
+{
+    if (c->uid != 0) {
+        refuse(c, EPERM, "control operations are root's");
+        return 0;
+    }
+    if (f->call != 0 || f->length > VHPC_MESSAGE_MAX - c->request_len ||
+        c->requests_pending >= VHPC_PENDING_MAX)
+        return chan_broken(&c->chan, "too long a REQUEST, or too many");
+    c->request_len += f->length;
+    if ((f->flags & VHPC_MORE) == 0) {
+        c->request_len = 0;
+        c->requests_pending++;
+    }
+    return pass_on(c, f);
+}
+
+static int on_command(struct client *c, const struct frame *f)
+{
+    bool first = c->flow.phase == FLOW_IDLE;
+    switch (flow_check(&c->flow, FLOW_INITIATOR, f)) {
+    case FLOW_DROP:
+        return 0;
+    case FLOW_BROKEN:
+        return chan_broken(&c->chan, c->flow.why);
+    case FLOW_PASS:
+        break;
+    }
+    if (first && c->flow.phase != FLOW_CLOSED && c->uid != 0 && c->flow.uid != c->uid) {
+        refuse(c, EPERM, "a program may run as your own user only");
+        return 0;
+    }
+    return pass_on(c, f);
+}
+
+static int on_host_call(struct client *c, const struct frame *f)
+{
+    struct host_call *call = client_call(c, f->call);
+    if (call == NULL)
+        /* The caller in the guest has hung up: what crossed that is not wanted. */
+        return f->call <= c->last_call ? 0 : chan_broken(&c->chan, "an unknown host call");
+    switch (flow_check(&call->flow, FLOW_EXECUTOR, f)) {
+    case FLOW_DROP:
+        return 0;
+    case FLOW_BROKEN:
+        return chan_broken(&c->chan, call->flow.why);
+    case FLOW_PASS:
+        break;
+    }
+    if (flow_over(&call->flow))
+        call->id = 0;
+    return pass_on(c, f);
+}
+
+static int on_frame(struct chan *chan, const struct frame *f)
+{
+    struct client *c = chan->owner;
+    if (f->session != 0)
+        return chan_broken(chan, "a session number on a client's hop");
+    if (f->type == VHPC_HELLO)
+        return on_hello(c, f);
+    if (!c->said_hello || !c->shim->agent_up)
+        return chan_broken(chan, "a frame before HELLO was answered");
+    switch (f->type) {
+    case VHPC_REQUEST:
+        return on_request(c, f);
+    case VHPC_PING:
+        if (f->call != 0 || f->length > 64 || f->flags != 0 ||
+            c->pings_pending >= VHPC_PENDING_MAX)
+            return chan_broken(chan, "a malformed PING, or too many");
+        c->pings_pending++;
+        return pass_on(c, f);
+    case VHPC_REPLY:
+    case VHPC_PONG:
+        return chan_broken(chan, "an answer from a client");
+    default:
+        return f->call == 0 ? on_command(c, f) : on_host_call(c, f);
+    }
+}
+
+static void on_close(struct chan *chan, int error)
+{
+    const char *why = NULL;
+    if (error == -EPROTO)
+        why = chan->why != NULL ? chan->why : "protocol violation";
+    client_drop(chan->owner, why);
+    /* client_drop finds the connection closed already; only the session was left to close. */
+}
+
+static bool may_read(struct chan *chan)
+{
+    const struct client *c = chan->owner;
+    return !c->shim->agent_up || chan_queued(&c->shim->agent) < CHAN_HIGH;
+}
+
+int client_adopt(struct shim *s, struct client *c, int fd, uid_t uid)
+{
+    c->shim = s;
+    c->uid = uid;
+    c->session = s->next_session;
+    c->chan.out_limit = CLIENT_OUT_LIMIT;
+    c->chan.on_frame = on_frame;
+    c->chan.on_close = on_close;
+    c->chan.may_read = may_read;
+    c->chan.owner = c;
+    int rc = chan_open(&c->chan, &s->loop, fd);
+    if (rc < 0)
+        return rc;
+    s->next_session++;
+    c->next = s->clients;
+    s->clients = c;
+    s->client_count++;
+    return 0;
+}
+
+void shim_accept(struct shim *s)
+{
+    struct ucred peer;
+    socklen_t len = sizeof peer;
+    int fd = accept4(s->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0)
+        return;
+    struct client *c = calloc(1, sizeof *c);
+    if (c == NULL || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0 ||
+        s->next_session == UINT32_MAX) {
+        free(c);
+        (void)close(fd);
+        return;
+    }
+    if (client_adopt(s, c, fd, peer.uid) < 0) {
+        free(c);
+        (void)close(fd);
+        return;
+    }
+    if (peer.uid != 0 && peer.uid != s->uid)
+        refuse(c, EPERM, "this guest belongs to another user");
+    else if (s->client_count > VHPC_CLIENTS_MAX)
+        refuse(c, EAGAIN, "too many programs in this guest at once");
+    else if (s->ended)
+        refuse(c, ENOTCONN, "the guest is gone");
+}
+
+void shim_sweep(struct shim *s)
+{
+    for (struct client **p = &s->clients; *p != NULL;) {
+        struct client *c = *p;
+        if (!c->chan.closed) {
+            p = &c->next;
+            continue;
+        }
+        *p = c->next;
+        s->client_count--;
+        chan_release(&c->chan);
+        free(c);
+    }
+}

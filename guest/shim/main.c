@@ -1,0 +1,148 @@
+/* vhpc-shim: one per guest, unprivileged; both sockets are inherited. */
+#include <errno.h>
+#include <getopt.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "shim.h"
+#include "version.h"
+
+enum { FAREWELL_MS = 2000 }; /* how long clients may take to read that the guest is gone */
+
+static const char usage[] =
+    "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID\n"
+    "\n"
+    "Multiplexes one guest's channel among its clients.\n"
+    "\n"
+    "  --agent-fd N   connected socket of the guest's virtio-serial port\n"
+    "  --listen-fd N  listening unix socket for vhpc-run and control clients\n"
+    "  --uid UID      the job's user: the only one besides root who may connect\n"
+    "  --help, --version\n"
+    "\n"
+    "Ends with 0 when the guest closes its side or on SIGTERM, with 3 when the\n"
+    "guest violates the protocol, with 2 on bad usage.\n";
+
+static short want_input(struct source *s)
+{
+    (void)s;
+    return POLLIN;
+}
+
+/* Beyond the limit clients are refused with a reason, and far beyond it they wait in the queue. */
+static short want_clients(struct source *s)
+{
+    const struct shim *shim = s->owner;
+    return shim->client_count < VHPC_CLIENTS_MAX + 64 ? POLLIN : 0;
+}
+
+static void listener_ready(struct source *source, short revents)
+{
+    (void)revents;
+    shim_accept(source->owner);
+}
+
+static void signals_ready(struct source *source, short revents)
+{
+    struct signalfd_siginfo info;
+    (void)revents;
+    if (read(source->fd, &info, sizeof info) == (ssize_t)sizeof info)
+        shim_end(source->owner, SHIM_AGENT_CLOSED, "the guest is being shut down");
+}
+
+static int parse_number(const char *text, unsigned long max, unsigned long *out)
+{
+    char *rest;
+    errno = 0;
+    *out = strtoul(text, &rest, 10);
+    return errno == 0 && rest != text && *rest == '\0' && text[0] != '-' && *out <= max ? 0 : -1;
+}
+
+static int open_sources(struct shim *s, int agent_fd, int listen_fd)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    (void)signal(SIGPIPE, SIG_IGN);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
+        return -errno;
+    s->signals = (struct source){.want = want_input, .ready = signals_ready, .owner = s};
+    s->signals.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (s->signals.fd < 0)
+        return -errno;
+    s->listener = (struct source){
+        .fd = listen_fd, .want = want_clients, .ready = listener_ready, .owner = s};
+    int rc = fd_prepare(listen_fd);
+    if (rc == 0)
+        rc = loop_add(&s->loop, &s->signals);
+    if (rc == 0)
+        rc = loop_add(&s->loop, &s->listener);
+    return rc == 0 ? shim_agent_open(s, agent_fd) : rc;
+}
+
+static int serve(struct shim *s)
+{
+    long long until = 0;
+    while (!s->ended || s->clients != NULL) {
+        if (s->ended && until == 0)
+            until = now_ms() + FAREWELL_MS;
+        if (s->ended && now_ms() >= until)
+            break;
+        int rc = loop_once(&s->loop, s->ended ? 100 : -1);
+        if (rc < 0) {
+            (void)fprintf(stderr, "vhpc-shim: poll failed: %s\n", strerror(-rc));
+            return 1;
+        }
+        shim_sweep(s);
+    }
+    return s->status;
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"agent-fd", required_argument, NULL, 'a'}, {"listen-fd", required_argument, NULL, 'l'},
+        {"uid", required_argument, NULL, 'u'},      {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},        {NULL, 0, NULL, 0},
+    };
+    static struct shim shim = {.next_session = 1};
+    unsigned long agent_fd = 0, listen_fd = 0, uid = 0, bad = 0;
+    bool have_agent = false, have_listen = false, have_uid = false;
+    for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
+        switch (o) {
+        case 'a':
+            have_agent = parse_number(optarg, 1 << 20, &agent_fd) == 0;
+            break;
+        case 'l':
+            have_listen = parse_number(optarg, 1 << 20, &listen_fd) == 0;
+            break;
+        case 'u':
+            have_uid = parse_number(optarg, UINT32_MAX - 1, &uid) == 0;
+            break;
+        case 'h':
+            return fputs(usage, stdout) < 0;
+        case 'V':
+            return puts("vhpc-shim " VHPC_VERSION) < 0;
+        default:
+            bad = 1;
+        }
+    }
+    if (bad || optind != argc || !have_agent || !have_listen || !have_uid) {
+        (void)fputs(usage, stderr);
+        return 2;
+    }
+    /* No core files with a user's data in them, no gain from any setuid binary. */
+    (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    shim.uid = (uid_t)uid;
+    int rc = open_sources(&shim, (int)agent_fd, (int)listen_fd);
+    if (rc < 0) {
+        (void)fprintf(stderr, "vhpc-shim: cannot start: %s\n", strerror(-rc));
+        return 1;
+    }
+    return serve(&shim);
+}

@@ -1,0 +1,77 @@
+/*
+ * vhpc-shim: holds one guest's channel on the host, unprivileged.
+ *
+ * It trusts nobody: frames of the guest and of clients go through the same
+ * rules (flow.h) before they are passed on. A guest that breaks them is
+ * declared broken and its channel closed; a client that does is dropped.
+ */
+#ifndef VHPC_SHIM_H
+#define VHPC_SHIM_H
+
+#include <sys/types.h>
+
+#include "chan.h"
+#include "flow.h"
+#include "hello.h"
+
+struct shim;
+
+struct host_call {
+    uint32_t id; /* 0 = slot is free */
+    struct flow flow;
+};
+
+struct client {
+    struct client *next;
+    struct shim *shim;
+    struct chan chan;
+    uid_t uid;
+    uint32_t session;
+    bool said_hello;
+    bool known_to_agent; /* something was passed on: the agent must hear of the end */
+    struct flow flow;    /* call 0 */
+    struct host_call call[VHPC_CALLS_MAX];
+    uint32_t last_call;
+    uint32_t request_len; /* of the REQUEST being passed on */
+    uint32_t reply_len;
+    uint32_t requests_pending;
+    uint32_t pings_pending;
+};
+
+struct shim {
+    struct loop loop;
+    struct chan agent;
+    struct source listener;
+    struct source signals;
+    uid_t uid; /* the job's user */
+    bool agent_up;
+    struct hello agent_hello;
+    struct client *clients;
+    size_t client_count;
+    uint32_t next_session;
+    bool ended;
+    int status; /* exit status once ended */
+};
+
+enum { SHIM_AGENT_CLOSED = 0, SHIM_AGENT_BROKEN = 3 };
+
+/* The guest is gone or broken: tell every client, take no new ones. */
+void shim_end(struct shim *s, int status, const char *text);
+
+/* client.c: a new connection on the listening socket. */
+void shim_accept(struct shim *s);
+/* The same for a connection that is there already: zeroed *c takes over fd. 0 or -ENOMEM. */
+int client_adopt(struct shim *s, struct client *c, int fd, uid_t uid);
+/* The agent's HELLO has come: greet everybody who waits for it. */
+void client_greet(struct client *c);
+/* Drop a client now; its session in the guest is closed. Memory goes in shim_sweep(). */
+void client_drop(struct client *c, const char *why);
+struct client *client_find(const struct shim *s, uint32_t session);
+struct host_call *client_call(struct client *c, uint32_t id);
+/* Free clients whose connection is closed; between two turns of the loop. */
+void shim_sweep(struct shim *s);
+
+/* agent.c: set up the agent's side of the channel; 0 or -errno. */
+int shim_agent_open(struct shim *s, int fd);
+
+#endif

@@ -1,0 +1,1 @@
+"""A whole Slurm cluster on one machine, made of namespaces and overlays."""

@@ -1,0 +1,179 @@
+"""The command line of vlab."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from vlablib import services, status, up
+from vlablib.enter import execute
+from vlablib.hosts import find
+from vlablib.recipe import DEFAULT_SUITE, SUITES
+from vlablib.report import LabError, say
+from vlablib.services import UNITS, units_of
+from vlablib.settings import Lab
+
+_DESCRIPTION = """\
+A Slurm cluster on one machine, made of namespaces and overlays: hosts login,
+ctl (slurmctld, slurmdbd, MariaDB, vhpcd) and n1, n2, ... (slurmd, libvirtd),
+users alice and bob, one /home and /scratch for all. Needs root.
+"""
+_EPILOG = """\
+environment:
+  VLAB_STATE   state of the lab, also its identity (default /run/vhpc-lab)
+  VLAB_DATA    disks of the hosts, homes; not on tmpfs (default /var/tmp/vhpc-lab...)
+  VLAB_CACHE   system trees by suite and recipe (default /var/cache/vhpc-lab);
+               remove a tree to have it bootstrapped anew
+"""
+_PROGRAMS = ("mmdebstrap", "unshare", "nsenter", "ip", "cmake")
+
+
+def main() -> int:
+    """Run vlab; return its exit status."""
+    arguments = _parser().parse_args()
+    if os.geteuid():
+        say("needs root: it makes namespaces, mounts and devices")
+        return 1
+    try:
+        lab = Lab.from_environment()
+        return int(arguments.run(lab, arguments))
+    except LabError as err:
+        say(str(err))
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; `vlab up` goes on from here, `vlab down` clears away")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("vlab", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    command = commands.add_parser("up", help="bring up what is missing of the lab, and deploy")
+    command.add_argument("--suite", choices=sorted(SUITES), help=f"Debian suite (default {DEFAULT_SUITE})")
+    command.add_argument("--nodes", type=int, metavar="N", help="number of compute nodes (default 2)")
+    command.set_defaults(run=_up)
+
+    command = commands.add_parser("exec", help="run a command in a host")
+    command.add_argument("-u", "--user", default="root", help="root (default), alice or bob")
+    command.add_argument(
+        "-t", "--tty", action="store_true", help="give it a terminal even when vlab has none"
+    )
+    command.add_argument("--cwd", default="", metavar="DIR", help="working directory (default: home)")
+    command.add_argument("host")
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="default: a shell")
+    command.set_defaults(run=_exec)
+
+    command = commands.add_parser(
+        "status", help="what runs; exits with 0: all, 1: not all, 3: the lab is down"
+    )
+    command.add_argument("--json", action="store_true", help="as JSON, with the lab's paths")
+    command.set_defaults(run=status.show)
+
+    command = commands.add_parser("logs", help="the end of a host's logs")
+    command.add_argument("-n", "--lines", type=int, default=50, help="lines per file (default 50)")
+    command.add_argument("-f", "--follow", action="store_true", help="go on as they grow")
+    command.add_argument("host")
+    command.add_argument("unit", nargs="?", choices=sorted(UNITS), help="one daemon's only")
+    command.set_defaults(run=_logs)
+
+    command = commands.add_parser("service", help="start, stop (SIGTERM), kill (SIGKILL) or see a daemon")
+    command.add_argument("host")
+    command.add_argument("action", choices=("start", "stop", "kill", "restart", "status"))
+    command.add_argument("unit", choices=sorted(UNITS))
+    command.set_defaults(run=_service)
+
+    command = commands.add_parser("deploy", help="install the checkout into the running hosts")
+    command.set_defaults(run=_deploy)
+
+    command = commands.add_parser("reboot", help="end a host as a power cut would, and start it again")
+    command.add_argument("host")
+    command.set_defaults(run=_reboot)
+
+    command = commands.add_parser("down", help="end the lab and remove everything of it but the cache")
+    command.set_defaults(run=_down)
+    return parser
+
+
+def _up(lab: Lab, arguments: argparse.Namespace) -> int:
+    missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+    if missing:
+        raise LabError(f"{', '.join(missing)}: not installed; run: make deps")
+    up.up(lab, arguments.suite, arguments.nodes)
+    return 0
+
+
+def _deploy(lab: Lab, _: argparse.Namespace) -> int:
+    up.redeploy(lab)
+    return 0
+
+
+def _reboot(lab: Lab, arguments: argparse.Namespace) -> int:
+    up.reboot(lab, arguments.host)
+    return 0
+
+
+def _down(lab: Lab, _: argparse.Namespace) -> int:
+    up.down(lab)
+    return 0
+
+
+def _exec(lab: Lab, arguments: argparse.Namespace) -> int:
+    words: list[str] = arguments.command
+    if words[:1] == ["--"]:
+        words = words[1:]
+    terminal = arguments.tty or (sys.stdin.isatty() and sys.stdout.isatty())
+    init = _host(lab, arguments.host)
+    return execute(init, arguments.user, words or ["bash", "-l"], cwd=arguments.cwd, terminal=terminal)
+
+
+def _logs(lab: Lab, arguments: argparse.Namespace) -> int:
+    root = Path(f"/proc/{_host(lab, arguments.host)}/root")
+    units = [UNITS[arguments.unit]] if arguments.unit else units_of(arguments.host)
+    files = [unit.current_log(root) for unit in units]
+    if not arguments.unit:
+        files += sorted((root / "var/log/vhpc").glob("**/*.log"))
+    present = [str(file) for file in files if file.exists() and (file.stat().st_size or arguments.follow)]
+    if not present:
+        say("nothing has been logged")
+        return 0
+    follow = ["-F"] if arguments.follow else []
+    command = ["tail", "-n", str(arguments.lines), *follow, "--", *present]
+    return subprocess.run(command, check=False).returncode
+
+
+def _service(lab: Lab, arguments: argparse.Namespace) -> int:
+    host, unit, action = arguments.host, UNITS[arguments.unit], arguments.action
+    if unit not in units_of(host):
+        its = ", ".join(each.name for each in units_of(host))
+        raise LabError(f"{unit.name} does not belong to {host}, which has: {its}")
+    init = _host(lab, host)
+    if action == "status":
+        pid = services.pid_of(init, unit)
+        sys.stdout.write(f"{services.state(init, unit)}{f' {pid}' if pid else ''}\n")
+        return 0 if pid else 3
+    with lab.locked():
+        if action in ("stop", "restart"):
+            services.stop(host, init, unit)
+        if action == "kill":
+            services.kill(host, init, unit)
+        if action in ("start", "restart"):
+            if not services.installed(unit, lab.deployed / "python"):
+                raise LabError(f"{unit.name} is not installed; run: vlab deploy")
+            services.start(init, unit)
+            services.wait_ready(host, init, unit)
+    return 0
+
+
+def _host(lab: Lab, name: str) -> int:
+    pids = find(lab)
+    pids.pop("lab", None)
+    if name in pids:
+        return pids[name]
+    running = f"running: {', '.join(sorted(pids))}" if pids else "the lab is down; run: vlab up"
+    raise LabError(f"there is no host {name}; {running}")

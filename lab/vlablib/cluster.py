@@ -1,0 +1,185 @@
+"""Configuration files of the lab's hosts."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from vlablib.machine import INIT
+from vlablib.recipe import SUITES
+from vlablib.rootfs import slurm_version
+from vlablib.settings import USERS, Lab, Record, address, write_atomically
+
+_TEMPLATES = INIT.parents[1] / "etc"
+_LIBEXEC = "/usr/libexec/vhpc"
+_NODE_MEMORY_MIB = 6000
+# what the machine itself and the controller's daemons need
+_KEPT_MEMORY_MIB = 2048
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """One file of one host."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+    owner: str = "root"
+    # units that read it only when they start
+    read_by: tuple[str, ...] = ()
+
+
+def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
+    """Bring a running host's files up to date; return the units that must be restarted."""
+    root = Path(f"/proc/{pid}/root")
+    accounts = read_accounts(root)
+    stale: set[str] = set()
+    for folder, owner, mode in _folders(host):
+        path = root / folder.lstrip("/")
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(mode)
+        os.chown(path, *accounts[owner])
+    other_socket_folder = root / "run/mariadbd"
+    if host == "ctl" and not other_socket_folder.is_symlink():
+        # where clients look differs between MariaDB's versions
+        other_socket_folder.symlink_to("mysqld")
+    for file in _files(lab, record, host):
+        path = root / file.path.lstrip("/")
+        if write_atomically(path, file.text, file.mode):
+            stale.update(file.read_by)
+        os.chown(path, *accounts[file.owner])
+    return stale
+
+
+def read_accounts(root: Path) -> dict[str, tuple[int, int]]:
+    """Return (uid, gid) by name from a host's own passwd file."""
+    accounts = {}
+    for line in (root / "etc/passwd").read_text(encoding="utf-8").splitlines():
+        name, _, uid, gid, *_ = line.split(":")
+        accounts[name] = (int(uid), int(gid))
+    return accounts
+
+
+def make_shared_folders(lab: Lab) -> None:
+    """Create what all hosts share: homes, scratch, the catalogue's place, deployed files."""
+    installed = (lab.deployed / "libexec", lab.deployed / "python")
+    for folder in (lab.home, lab.scratch, lab.shared / "vhpc/catalog", *installed):
+        folder.mkdir(parents=True, exist_ok=True)
+    lab.data.chmod(0o700)
+    lab.scratch.chmod(0o1777)
+    for user in USERS:
+        home = lab.home / user.name
+        if not home.exists():
+            home.mkdir(mode=0o700)
+            os.chown(home, user.uid, user.uid)
+    key = lab.state / "munge.key"
+    if not key.exists():
+        write_atomically(key, os.urandom(64).hex(), 0o600)
+
+
+def _folders(host: str) -> Iterator[tuple[str, str, int]]:
+    yield "/run/munge", "munge", 0o755
+    yield "/var/log/slurm", "slurm", 0o755
+    yield "/var/lib/slurm", "slurm", 0o755
+    if host == "ctl":
+        yield "/run/slurm", "slurm", 0o755
+        yield "/var/lib/slurm/slurmctld", "slurm", 0o700
+        yield "/run/mysqld", "mysql", 0o755
+        yield "/var/lib/vhpc/vhpcd", "vhpc", 0o700
+    elif host != "login":
+        yield "/var/lib/slurm/slurmd", "root", 0o755
+        yield "/run/vhpc", "root", 0o755
+
+
+def _files(lab: Lab, record: Record, host: str) -> Iterator[ConfigFile]:
+    slurm_units = ("slurmctld", "slurmd")
+    version = slurm_version(Path(record.rootfs))
+    identity = uuid.uuid5(uuid.NAMESPACE_DNS, host)
+    suite = SUITES[record.suite]
+    yield ConfigFile("/etc/hostname", f"{host}\n")
+    yield ConfigFile("/etc/machine-id", f"{identity.hex}\n")
+    yield ConfigFile("/etc/hosts", _hosts(record))
+    key = (lab.state / "munge.key").read_text(encoding="utf-8")
+    yield ConfigFile("/etc/munge/munge.key", key, 0o400, "munge", ("munged",))
+    yield ConfigFile("/etc/slurm/slurm.conf", _slurm_conf(lab, record, version), read_by=slurm_units)
+    yield ConfigFile("/etc/slurm/plugstack.conf", _plugstack(lab), read_by=("slurmd",))
+    # 22.05 cannot do without a plugin; that of v1 touches no cgroup while nothing asks it to
+    plugin = "disabled" if version >= (23, 11) else "cgroup/v1"
+    yield ConfigFile("/etc/slurm/cgroup.conf", f"CgroupPlugin={plugin}\n", read_by=slurm_units)
+    vhpc = _fill("vhpc.toml.in", virtiofsd=suite.virtiofsd)
+    yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
+    if host == "ctl":
+        yield ConfigFile("/etc/slurm/slurmdbd.conf", _fill("slurmdbd.conf"), 0o600, "slurm", ("slurmdbd",))
+    elif host != "login":
+        yield ConfigFile("/etc/libvirt/qemu.conf", _fill("qemu.conf"), 0o600, read_by=("libvirtd",))
+        libvirtd = _fill("libvirtd.conf.in", uuid=str(identity))
+        yield ConfigFile("/etc/libvirt/libvirtd.conf", libvirtd, read_by=("libvirtd",))
+
+
+def _fill(template: str, **values: str) -> str:
+    return Template((_TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
+
+
+def _hosts(record: Record) -> str:
+    lines = ["127.0.0.1 localhost", *(f"{address(host)} {host}" for host in record.hosts)]
+    return "\n".join(lines) + "\n"
+
+
+def _plugstack(lab: Lab) -> str:
+    # required: a lab has one plugin of its own Slurm version, and a broken one must show
+    present = (lab.deployed / "libexec/vhpc.so").exists()
+    return "required vhpc.so\n" if present else "# vhpc.so is not deployed\n"
+
+
+def _slurm_conf(lab: Lab, record: Record, version: tuple[int, int]) -> str:
+    timeouts = "PrologTimeout=300\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=300"
+    memory = max(1024, min(_NODE_MEMORY_MIB, (_machine_memory_mib() - _KEPT_MEMORY_MIB) // record.nodes))
+    topology = _cpu_topology()
+    nodes = "\n".join(
+        f"NodeName={name} NodeAddr={address(name)} {topology} RealMemory={memory}"
+        for name in record.node_names
+    )
+    return _fill("slurm.conf.in", script_timeouts=timeouts, scripts=_scripts(lab), nodes=nodes)
+
+
+def _scripts(lab: Lab) -> str:
+    """Name those hooks in slurm.conf that are deployed, so that the lab also runs without them."""
+    hooks = {
+        "prolog": "Prolog={}",
+        "epilog": "Epilog={}",
+        "prolog-slurmctld": "PrologSlurmctld={}",
+        "epilog-slurmctld": "EpilogSlurmctld={}",
+        "healthcheck": "HealthCheckProgram={}\nHealthCheckInterval=120\nHealthCheckNodeState=ANY,CYCLE",
+    }
+    deployed = lab.deployed / "libexec"
+    present = [
+        line.format(f"{_LIBEXEC}/{name}") for name, line in hooks.items() if (deployed / name).exists()
+    ]
+    return "\n".join(present) or "# no hooks are deployed"
+
+
+def _machine_memory_mib() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+
+def _cpu_topology() -> str:
+    """Describe the real machine's CPUs as slurm.conf(5) wants them, from the kernel's topology files."""
+    packages: set[str] = set()
+    cores: set[tuple[str, str]] = set()
+    cpus = 0
+    for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
+        package = (cpu / "physical_package_id").read_text(encoding="ascii").strip()
+        core = (cpu / "core_id").read_text(encoding="ascii").strip()
+        packages.add(package)
+        cores.add((package, core))
+        cpus += 1
+    sockets = max(1, len(packages))
+    per_socket = max(1, len(cores) // sockets)
+    threads = max(1, cpus // max(1, len(cores)))
+    if sockets * per_socket * threads != cpus:
+        return f"CPUs={os.cpu_count()}"
+    return f"CPUs={cpus} Sockets={sockets} CoresPerSocket={per_socket} ThreadsPerCore={threads}"

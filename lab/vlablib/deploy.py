@@ -1,0 +1,165 @@
+"""From the checkout into the hosts: C programs, the Python package, the hooks.
+
+All hosts see one folder of installed files through bind mounts, so a new
+version is everywhere at once, by renames; only daemons need a restart.
+A part whose source is not there is skipped with a note.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlablib.report import LabError, say, step
+from vlablib.settings import CHECKOUT, Lab, Record
+
+_BUILD_JOBS = "2"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What an installation did."""
+
+    # units that run something old now
+    stale: set[str]
+    # one text for each part that could not be built; what was installed before stays
+    failures: list[str]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the CMake project, built by itself."""
+
+    name: str
+    folder: str
+    targets: tuple[str, ...]
+    products: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+def deploy(lab: Lab, record: Record) -> Deployment:
+    """Build and install everything that the checkout has."""
+    programs = _hooks()
+    failures = []
+    for part in _parts(record):
+        try:
+            programs.update(_build(part))
+        except LabError as err:
+            failures.append(str(err))
+            kept = {name: lab.deployed / "libexec" / name for name in part.products}
+            programs.update({name: path for name, path in kept.items() if path.exists()})
+    changed = _sync(programs, lab.deployed / "libexec")
+    package = CHECKOUT / "python/vhpc_slurm"
+    modules = {
+        str(path.relative_to(package)): path
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    if not modules:
+        say(f"skipping the Python package: {package} does not exist yet")
+    stale = set()
+    if _sync(modules, lab.deployed / "python"):
+        stale.add("vhpcd")
+    if "vhpc.so" in changed:
+        stale.add("slurmd")
+    return Deployment(stale, failures)
+
+
+def _parts(record: Record) -> tuple[_Part, ...]:
+    guest = ("vhpc-run", "vhpc-shim")
+    headers = f"-DSLURM_INCLUDE_DIR={record.rootfs}/usr/include"
+    return (
+        _Part("guest", "guest", guest, guest, ("-DVHPC_SPANK=OFF",)),
+        # loads only in the Slurm whose headers it was built against: a build folder for each system tree
+        _Part("spank_plugin", Path(record.rootfs).name, ("vhpc_spank",), ("vhpc.so",), (headers,)),
+    )
+
+
+def _build(part: _Part) -> dict[str, Path]:
+    if not (CHECKOUT / part.name / "CMakeLists.txt").exists():
+        say(f"skipping {part.name}: it has no CMakeLists.txt yet")
+        return {}
+    build = CHECKOUT / "build/lab" / part.folder
+    configure = ["cmake", "-S", str(CHECKOUT), "-B", str(build), "-DBUILD_TESTING=OFF", *part.options]
+    compile_ = ["cmake", "--build", str(build), "--parallel", _BUILD_JOBS, "--target", *part.targets]
+    # a configured build folder answers at once, and runs cmake itself when it must
+    configured = (build / "Makefile").exists() or (build / "build.ninja").exists()
+    with nullcontext() if configured else step(f"building {part.name}"):
+        if not configured:
+            _run(configure)
+        _run(compile_)
+    found = {name: path for name in part.products for path in build.rglob(name) if path.is_file()}
+    missing = [name for name in part.products if name not in found]
+    if missing:
+        raise LabError(f"the build of {part.name} gave no {', '.join(missing)} under {build}")
+    return found
+
+
+def _run(command: list[str]) -> None:
+    try:
+        ended = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except FileNotFoundError as err:
+        raise LabError(f"{command[0]} is not installed; run: make deps") from err
+    if ended.returncode:
+        raise LabError(f"`{' '.join(command)}` ended with {ended.returncode}:\n{ended.stdout[-6000:]}")
+
+
+def _hooks() -> dict[str, Path]:
+    """Find the hooks: the executable files of prolog/ and epilog/."""
+    hooks = {}
+    for folder in ("prolog", "epilog"):
+        for path in sorted((CHECKOUT / folder).glob("*")):
+            if path.is_file() and os.access(path, os.X_OK):
+                hooks[path.name] = path
+    if not hooks:
+        say("skipping the hooks: prolog/ and epilog/ hold no executable file yet")
+    return hooks
+
+
+def _sync(files: dict[str, Path], target: Path) -> set[str]:
+    """Make `target` hold exactly these files (name -> source); return the names that changed or went."""
+    changed = set()
+    for name, source in files.items():
+        installed = target / name
+        data = source.read_bytes()
+        mode = 0o755 if os.access(source, os.X_OK) else 0o644
+        try:
+            if installed.read_bytes() == data and installed.stat().st_mode & 0o7777 == mode:
+                continue
+        except FileNotFoundError:
+            installed.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        new = installed.with_name(f".{installed.name}.new")
+        new.write_bytes(data)
+        new.chmod(mode)
+        # renamed over, not written into: a running program keeps its old file
+        new.replace(installed)
+        _drop_bytecode(installed)
+        changed.add(name)
+    for path in sorted(target.rglob("*"), reverse=True):
+        name = str(path.relative_to(target))
+        if path.is_file() and "__pycache__" not in path.parts and name not in files:
+            path.unlink()
+            _drop_bytecode(path)
+            changed.add(name)
+        elif path.is_dir() and path.name != "__pycache__" and not any(path.glob("[!_]*")):
+            _drop_empty(path)
+    return changed
+
+
+def _drop_bytecode(module: Path) -> None:
+    """Forget a module's compiled form: Python would trust it when size and second of change agree."""
+    if module.suffix == ".py":
+        for compiled in (module.parent / "__pycache__").glob(f"{module.stem}.*.pyc"):
+            compiled.unlink()
+
+
+def _drop_empty(folder: Path) -> None:
+    remaining = [path for path in folder.iterdir() if path.name != "__pycache__"]
+    if not remaining:
+        shutil.rmtree(folder)

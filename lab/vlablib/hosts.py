@@ -1,0 +1,197 @@
+"""Starting, finding and ending the lab and its hosts.
+
+The lab is one process, PID 1 of a pid namespace that holds everything else,
+in a network namespace that holds the bridge.  Each host is a PID 1 below it.
+So the end of that one process is the end of the lab, and nothing of it ever
+shows in the machine's own namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from vlablib import kernel
+from vlablib.machine import INIT, Machine, become_host, become_lab_init
+from vlablib.report import LabError
+from vlablib.settings import Lab, address, deadline
+
+BRIDGE = "vlab0"
+_PREFIX_LENGTH = 24
+
+
+def find(lab: Lab) -> dict[str, int]:
+    """Return the pids of the lab's running PID 1 processes by name: "lab", "ctl", "n1", …"""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            owner = entry.stat().st_uid
+        except OSError:
+            continue  # it ended while we looked
+        # python3 INIT KIND NAME STATE; a zombie has no words at all
+        if owner or len(words) != 6 or os.fsdecode(words[4]) != str(lab.state):
+            continue
+        if words[1].endswith(b"vlab-init") or os.fsdecode(words[1]).endswith("/" + INIT.name):
+            found[words[3].decode()] = int(entry.name)
+    return found
+
+
+def start_lab(lab: Lab, tree_fd: int) -> int:
+    """Start the lab's own PID 1, which keeps `tree_fd` open; return its pid."""
+
+    def begin() -> None:
+        os.setsid()
+        os.set_inheritable(tree_fd, True)
+        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWPID)
+        _fork_on(lambda: become_lab_init(lab))
+
+    _run_apart("the lab", begin)
+    pid = _wait_for(lab, "lab")
+    _ip(
+        pid,
+        "link set lo up",
+        f"link add {BRIDGE} type bridge forward_delay 0",
+        f"link set {BRIDGE} up",
+    )
+    return pid
+
+
+def start_host(machine: Machine, lab_pid: int) -> int:
+    """Start a host with its network; return the pid of its PID 1."""
+    name = machine.name
+
+    def begin() -> None:
+        fd = os.pidfd_open(lab_pid)
+        kernel.setns(fd, kernel.CLONE_NEWPID | kernel.CLONE_NEWNET)
+        os.close(fd)
+
+        def inside() -> None:
+            kernel.unshare(kernel.HOST_NAMESPACES)
+            _fork_on(lambda: become_host(machine))
+
+        _fork_on(inside)
+
+    _run_apart(f"host {name}", begin)
+    pid = _wait_for(machine.lab, name)
+    _ip(
+        lab_pid,
+        f"link add v-{name} type veth peer name eth0 netns {pid}",
+        f"link set v-{name} master {BRIDGE} up",
+    )
+    _ip(pid, "link set lo up", f"addr add {address(name)}/{_PREFIX_LENGTH} dev eth0", "link set eth0 up")
+    return pid
+
+
+def end(pid: int) -> None:
+    """Kill a PID 1 and with it all of its namespace; return when the last process is gone.
+
+    Raises:
+        LabError: something there will not die (a process in uninterruptible sleep).
+    """
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    # the kernel lets a PID 1 become a zombie only after all others of its namespace have gone
+    for _ in deadline(30):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state in "ZX":
+            return
+    raise LabError(f"process {pid} of the lab does not end; look at /proc/{pid}/stack")
+
+
+def remove_files(lab: Lab) -> None:
+    """Remove everything of a lab that is not running, except the cache."""
+    for folder in (lab.data, lab.state):
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+def run(pid: int, command: list[str], *, text: str = "", timeout_s: float = 60) -> str:
+    """Run a root command in a host, return its stdout.
+
+    Raises:
+        LabError: it failed or took too long; carries its stderr.
+    """
+    # nsenter sees to it that the host's own PATH and root count
+    line = ["nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--", *command]
+    try:
+        ended = subprocess.run(
+            line,
+            check=False,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            env=SYSTEM_ENVIRONMENT,
+        )
+    except subprocess.TimeoutExpired as err:
+        raise LabError(f"`{' '.join(command)}` did not end within {timeout_s} s") from err
+    if ended.returncode:
+        raise LabError(f"`{' '.join(command)}` ended with {ended.returncode}: {ended.stderr.strip()}")
+    return ended.stdout
+
+
+SYSTEM_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+}
+
+
+def _ip(pid: int, *lines: str) -> None:
+    """Run commands of ip(8) in the network namespace of a process."""
+    ended = subprocess.run(
+        ["nsenter", f"--target={pid}", "--net", "ip", "-batch", "-"],
+        check=False,
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode:
+        raise LabError(f"ip(8) failed: {ended.stderr.strip()}\nin: {'; '.join(lines)}")
+
+
+def _fork_on(then: Callable[[], None]) -> None:
+    """Go on in a child, end the parent: the child belongs to the pid namespace's PID 1 (or is it)."""
+    if os.fork():
+        os._exit(0)
+    then()
+
+
+def _run_apart(what: str, begin: Callable[[], None]) -> None:
+    """Run `begin` in a child that ends in an exec; raise what goes wrong before that."""
+    reader, writer = os.pipe()  # closed by the exec
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reader)
+            begin()
+        except BaseException as err:  # the only way to tell the parent
+            os.write(writer, str(err).encode()[:4000])
+        finally:
+            os._exit(1)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader, "rb") as pipe:
+        complaint = pipe.read().decode(errors="replace")
+    if complaint:
+        raise LabError(f"cannot start {what}: {complaint}")
+
+
+def _wait_for(lab: Lab, name: str) -> int:
+    for _ in deadline(10):
+        pid = find(lab).get(name)
+        if pid is not None:
+            return pid
+    raise LabError(f"{name} ended as soon as it had started")

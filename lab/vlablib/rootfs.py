@@ -1,0 +1,135 @@
+"""The cached system tree of a suite: every lab host is an overlay over it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from vlablib.recipe import CUSTOMIZE, PYTHON_PACKAGES, SUITES, Suite
+from vlablib.report import LabError, say, step
+from vlablib.settings import USERS
+
+_LEFT_OUT = ("doc", "man", "info", "locale")
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+def acquire(cache: Path, suite: Suite) -> tuple[Path, int]:
+    """Return the tree of `suite` and a descriptor that keeps it from being pruned while open.
+
+    The tree is bootstrapped when the recipe has none yet.
+
+    Raises:
+        LabError: mmdebstrap is missing or failed.
+    """
+    while True:
+        tree = _ensure(cache, suite)
+        fd = os.open(_lock(tree), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if tree.is_dir():
+            return tree, fd
+        os.close(fd)  # a vlab of another recipe pruned it between the two steps
+
+
+def _ensure(cache: Path, suite: Suite) -> Path:
+    tree = cache / f"{suite.name}-{suite.digest()}"
+    if tree.is_dir():
+        return tree
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _lock(tree).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not tree.is_dir():  # another vlab may have built it meanwhile
+            _bootstrap(tree, suite)
+    _prune(cache, suite, tree)
+    return tree
+
+
+def slurm_version(tree: Path) -> tuple[int, int]:
+    """Return (major, minor) of the tree's Slurm, such as (24, 11), from its headers."""
+    header = tree / "usr/include/slurm/slurm_version.h"
+    match = re.search(r"SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]{6})", header.read_text(encoding="utf-8"))
+    if match is None:
+        raise LabError(f"{header} names no Slurm version")
+    number = int(match[1], 16)
+    return number >> 16, number >> 8 & 0xFF
+
+
+def _lock(tree: Path) -> Path:
+    return tree.with_name(tree.name + ".lock")
+
+
+def _bootstrap(tree: Path, suite: Suite) -> None:
+    if shutil.which("mmdebstrap") is None:
+        raise LabError("mmdebstrap is not installed; run: apt-get install mmdebstrap")
+    partial = tree.with_name(tree.name + ".partial")
+    donor = tree.with_name(tree.name + ".virtiofsd")
+    for left in (partial, donor):
+        _remove(left)
+    environment = dict(os.environ)
+    environment["VLAB_PYTHON_PACKAGES"] = " ".join(PYTHON_PACKAGES)
+    environment["VLAB_USERS"] = " ".join(f"{user.name}:{user.uid}" for user in USERS)
+    environment["LC_ALL"] = "C.UTF-8"
+    try:
+        with step(f"bootstrapping Debian {suite.name} into {tree} (once; 1-2 minutes)"):
+            if suite.virtiofsd_from:
+                environment["VLAB_VIRTIOFSD_TREE"] = str(donor)
+                # variant extract: virtiofsd and its libraries unpacked, nothing configured
+                _mmdebstrap(donor, SUITES[suite.virtiofsd_from], "extract", ("virtiofsd",), environment)
+            _mmdebstrap(partial, suite, "minbase", suite.packages, environment)
+    finally:
+        _remove(donor)
+    partial.rename(tree)
+
+
+def _mmdebstrap(
+    target: Path, suite: Suite, variant: str, packages: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    # own mount and pid namespaces: nothing stays mounted or running however this ends
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    command += ["mmdebstrap", "--mode=root", "--format=directory", f"--variant={variant}"]
+    command += [f"--include={','.join(packages)}", "--dpkgopt=force-unsafe-io"]
+    command += [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in _LEFT_OUT]
+    # apt's own user cannot look into the cache, which is root's alone
+    command += [f"--aptopt={option}" for option in ('APT::Sandbox::User "root"', *suite.apt_options)]
+    if variant == "minbase":
+        command.append(f"--customize-hook={CUSTOMIZE}")
+    if not _KEYRING.exists():
+        raise LabError(f"{_KEYRING} is missing; run: apt-get install debian-archive-keyring")
+    command += [suite.name, str(target)]
+    log = target.with_name(target.name + ".log")
+    with log.open("wb") as output:
+        ended = subprocess.run(
+            command, check=False, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    if ended.returncode:
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:])
+        raise LabError(f"{shlex.join(command)}\nended with {ended.returncode}; the whole log: {log}\n{tail}")
+    log.unlink()
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _prune(cache: Path, suite: Suite, current: Path) -> None:
+    """Drop what older recipes of the suite left, whole or half made, unless a vlab or a lab holds it."""
+    for lock_path in cache.glob(f"{suite.name}-*.lock"):
+        tree = lock_path.with_suffix("")
+        if tree == current:
+            continue
+        with lock_path.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            say(f"removing {tree}: its recipe has changed")
+            for suffix in ("", ".partial", ".virtiofsd"):
+                left = tree.with_name(tree.name + suffix)
+                _remove(left)
+                left.with_name(left.name + ".log").unlink(missing_ok=True)
+            lock_path.unlink()

@@ -1,0 +1,200 @@
+"""The daemons of the lab's hosts: what runs where, and starting, ending, watching them.
+
+A unit's process is looked for in /proc: a child of its host's PID 1 with the
+unit's program as argv[0] (argv[1] for a script).  No pid file is believed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlablib.hosts import SYSTEM_ENVIRONMENT
+from vlablib.report import LabError
+from vlablib.settings import deadline
+
+CONSOLE_LOGS = "/var/log/vlab"
+_STOP_TIMEOUT_S = 20
+_READY_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One daemon, run in the foreground under the host's PID 1."""
+
+    name: str
+    command: tuple[str, ...]
+    # "tcp:PORT" or a unix socket's path: it listens there when it is ready
+    ready: str
+    user: str = "root"
+    log: str = ""
+    # a file without which the unit is not installed and is left alone
+    needs: str = ""
+
+    @property
+    def console(self) -> str:
+        """Where its stdout and stderr go."""
+        return f"{CONSOLE_LOGS}/{self.name}.log"
+
+    def current_log(self, root: Path) -> Path:
+        """Return its own log, or what it wrote to stdout and stderr as long as it has none."""
+        own = root / self.log.lstrip("/")
+        return own if self.log and own.exists() else root / self.console.lstrip("/")
+
+
+_ALL = (
+    Unit("munged", ("/usr/sbin/munged", "--foreground"), "/run/munge/munge.socket.2", "munge"),
+    Unit("mariadbd", ("/usr/sbin/mariadbd",), "/run/mysqld/mysqld.sock", "mysql"),
+    Unit("slurmdbd", ("/usr/sbin/slurmdbd", "-D"), "tcp:6819", "slurm", "/var/log/slurm/slurmdbd.log"),
+    Unit("slurmctld", ("/usr/sbin/slurmctld", "-D"), "tcp:6817", "slurm", "/var/log/slurm/slurmctld.log"),
+    Unit("libvirtd", ("/usr/sbin/libvirtd",), "/run/libvirt/libvirt-sock"),
+    Unit("slurmd", ("/usr/sbin/slurmd", "-D"), "tcp:6818", log="/var/log/slurm/slurmd.log"),
+    Unit("vhpcd", ("/usr/sbin/vhpcd",), "tcp:7633", "vhpc", needs="controller/server.py"),
+)
+UNITS = {unit.name: unit for unit in _ALL}
+
+
+def units_of(host: str) -> tuple[Unit, ...]:
+    """Return the units of a host in the order in which they start."""
+    names = {
+        "login": ("munged",),
+        "ctl": ("munged", "mariadbd", "slurmdbd", "vhpcd", "slurmctld"),
+    }.get(host, ("munged", "libvirtd", "slurmd"))
+    return tuple(UNITS[name] for name in names)
+
+
+def installed(unit: Unit, package: Path) -> bool:
+    """Tell whether a unit can run: vhpcd only where its part of the package is deployed."""
+    return not unit.needs or (package / unit.needs).exists()
+
+
+@dataclass(frozen=True)
+class HostProcesses:
+    """The running daemons of one host at one moment: argv by pid."""
+
+    children: dict[int, tuple[str, ...]]
+
+    @classmethod
+    def look(cls, init: int) -> HostProcesses:
+        """Read the children of a host's PID 1."""
+        children = {}
+        try:
+            pids = Path(f"/proc/{init}/task/{init}/children").read_text(encoding="ascii").split()
+        except OSError:
+            return cls({})
+        for pid in pids:
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+            except OSError:
+                continue
+            children[int(pid)] = tuple(os.fsdecode(word) for word in words)
+        return cls(children)
+
+    def pid_of(self, unit: Unit) -> int | None:
+        """Return the pid of a unit, None when it is not running."""
+        program = unit.command[0]
+        for pid, words in self.children.items():
+            if program in words[:1] or (len(words) > 1 and words[1] == program):
+                return pid
+        return None
+
+
+def pid_of(init: int, unit: Unit) -> int | None:
+    """Return the pid of a unit on a host, None when it is not running."""
+    return HostProcesses.look(init).pid_of(unit)
+
+
+def is_ready(init: int, unit: Unit) -> bool:
+    """Tell whether the unit's socket is listening in the host's network namespace."""
+    net = Path(f"/proc/{init}/net")
+    kind, _, port = unit.ready.partition(":")
+    if kind == "tcp":
+        suffix, listening = f":{int(port):04X}", "0A"
+        for table in ("tcp", "tcp6"):
+            for line in (net / table).read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[1].endswith(suffix) and fields[3] == listening:
+                    return True
+        return False
+    # column Flags: __SO_ACCEPTCON, a listening socket
+    for line in (net / "unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+        fields = line.split()
+        if fields[-1] == unit.ready and int(fields[3], 16) & 0x10000:
+            return True
+    return False
+
+
+def start(init: int, unit: Unit) -> bool:
+    """Start a unit unless it runs; do not wait for it. Return whether it was started."""
+    if pid_of(init, unit) is not None:
+        return False
+    if unit.ready.startswith("/"):  # a killed predecessor leaves its socket
+        Path(f"/proc/{init}/root{unit.ready}").unlink(missing_ok=True)
+    command = list(unit.command)
+    if unit.user != "root":
+        command = ["setpriv", f"--reuid={unit.user}", f"--regid={unit.user}", "--init-groups", "--", *command]
+    shell = 'cd / && exec "$@" < /dev/null >> "$0" 2>&1'
+    # setsid --fork: the daemon becomes a child of the host's PID 1
+    line = ["nsenter", f"--target={init}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
+    line += ["setsid", "--fork", "sh", "-c", shell, unit.console, *command]
+    ended = subprocess.run(line, check=False, env=SYSTEM_ENVIRONMENT, stdin=subprocess.DEVNULL)
+    if ended.returncode:
+        raise LabError(f"cannot start {unit.name}: nsenter ended with {ended.returncode}")
+    return True
+
+
+def wait_ready(host: str, init: int, unit: Unit) -> None:
+    """Wait until a unit that was started listens.
+
+    Raises:
+        LabError: it ended or did not listen in time; carries the end of its log.
+    """
+    seen = False
+    for turn, _ in enumerate(deadline(_READY_TIMEOUT_S)):
+        running = pid_of(init, unit) is not None
+        if running and is_ready(init, unit):
+            return
+        if not running and (seen or turn > 20):
+            break
+        seen = seen or running
+    raise LabError(f"{unit.name} on {host} did not come up; its log ends with:\n{log_tail(init, unit)}")
+
+
+def state(init: int, unit: Unit) -> str:
+    """Return "ready", "starting" (or hanging) or "dead"."""
+    if pid_of(init, unit) is None:
+        return "dead"
+    return "ready" if is_ready(init, unit) else "starting"
+
+
+def stop(host: str, init: int, unit: Unit) -> None:
+    """End a unit that may run, in order, and wait until it is gone."""
+    _end(host, init, unit, signal.SIGTERM)
+
+
+def kill(host: str, init: int, unit: Unit) -> None:
+    """End a unit's main process as a crash would."""
+    _end(host, init, unit, signal.SIGKILL)
+
+
+def _end(host: str, init: int, unit: Unit, signal_number: int) -> None:
+    pid = pid_of(init, unit)
+    if pid is None:
+        return
+    os.kill(pid, signal_number)
+    for _ in deadline(_STOP_TIMEOUT_S):
+        if pid_of(init, unit) != pid:
+            return
+    raise LabError(f"{unit.name} on {host} (pid {pid}) did not end within {_STOP_TIMEOUT_S} s")
+
+
+def log_tail(init: int, unit: Unit, lines: int = 15) -> str:
+    """Return the last lines of a unit's log, indented."""
+    try:
+        text = unit.current_log(Path(f"/proc/{init}/root")).read_text(encoding="utf-8", errors="replace")
+    except OSError as err:
+        return f"  ({err})"
+    return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (nothing)"

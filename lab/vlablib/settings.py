@@ -1,0 +1,174 @@
+"""Where the lab keeps its things, and what it consists of."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from vlablib.report import LabError, say
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DEFAULT_STATE = Path("/run/vhpc-lab")
+DEFAULT_CACHE = Path("/var/cache/vhpc-lab")
+DATA_PARENT = Path("/var/tmp")  # noqa: S108 - an overlay's upper folder needs a real disk
+MAX_NODES = 64
+
+
+@dataclass(frozen=True)
+class User:
+    """A person who uses the lab; same uid on every host."""
+
+    name: str
+    uid: int
+    home: str
+
+
+USERS = (User("alice", 2001, "/home/alice"), User("bob", 2002, "/home/bob"))
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The folders of one lab; two labs with different state folders do not meet."""
+
+    state: Path
+    cache: Path
+    data: Path
+
+    @classmethod
+    def from_environment(cls) -> Lab:
+        """Take $VLAB_STATE, $VLAB_CACHE and $VLAB_DATA, or the defaults."""
+        state = Path(os.environ.get("VLAB_STATE") or DEFAULT_STATE).absolute()
+        name = "vhpc-lab"
+        if state != DEFAULT_STATE:
+            name += "-" + hashlib.sha256(str(state).encode()).hexdigest()[:8]
+        data = Path(os.environ.get("VLAB_DATA") or DATA_PARENT / name).absolute()
+        cache = Path(os.environ.get("VLAB_CACHE") or DEFAULT_CACHE).absolute()
+        for path in (state, data, cache):
+            if any(character in str(path) for character in ":,\\\n"):
+                raise LabError(f"{path}: overlayfs allows no colon, comma or backslash in its paths")
+        return cls(state, cache, data)
+
+    @property
+    def home(self) -> Path:
+        """/home of every host."""
+        return self.data / "home"
+
+    @property
+    def scratch(self) -> Path:
+        """/scratch of every host."""
+        return self.data / "scratch"
+
+    @property
+    def shared(self) -> Path:
+        """/shared of every host; only ctl may write."""
+        return self.data / "shared"
+
+    @property
+    def deployed(self) -> Path:
+        """What `deploy` installs, seen by every host."""
+        return self.data / "deployed"
+
+    def host_disk(self, name: str) -> Path:
+        """Upper and work folder of a host's overlay."""
+        return self.data / "hosts" / name
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lab for one change; another vlab waits."""
+        while True:
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(self.state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _wait_for_lock(fd)
+                # `down` removes the folder while others wait for its lock
+                try:
+                    same = os.path.samestat(os.fstat(fd), self.state.stat())
+                except FileNotFoundError:
+                    same = False
+                if same:
+                    yield
+                    return
+            finally:
+                os.close(fd)
+
+
+def _wait_for_lock(fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("waiting for another vlab that is changing this lab ...")
+        fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What `up` was asked for; written before anything is started."""
+
+    suite: str
+    nodes: int
+    rootfs: str
+
+    @classmethod
+    def read(cls, lab: Lab) -> Record | None:
+        """Return the record of a lab that is up (or was cut short), None if there is none."""
+        try:
+            raw = json.loads((lab.state / "lab.json").read_text(encoding="utf-8"))
+            return cls(str(raw["suite"]), int(raw["nodes"]), str(raw["rootfs"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as err:
+            raise LabError(f"{lab.state}/lab.json is damaged ({err}); run: vlab down") from err
+
+    def write(self, lab: Lab) -> None:
+        """Replace the record."""
+        write_atomically(lab.state / "lab.json", json.dumps(asdict(self)) + "\n")
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the compute nodes."""
+        return tuple(f"n{index}" for index in range(1, self.nodes + 1))
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of all hosts, in the order in which they start."""
+        return ("ctl", "login", *self.node_names)
+
+
+def address(host: str) -> str:
+    """Return the IPv4 address of a host on the lab's own bridge."""
+    fixed = {"ctl": 2, "login": 3}
+    return f"10.77.0.{fixed.get(host) or 10 + int(host[1:])}"
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> bool:
+    """Make `path` hold `text`; return whether that changed it."""
+    data = text.encode()
+    try:
+        if path.read_bytes() == data and path.stat().st_mode & 0o7777 == mode:
+            return False
+    except FileNotFoundError:
+        pass
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_bytes(data)
+    new.chmod(mode)
+    new.replace(path)
+    return True
+
+
+def deadline(seconds: float) -> Iterator[None]:
+    """Yield until `seconds` have passed, with a short pause between."""
+    end = time.monotonic() + seconds
+    pause = 0.01
+    yield
+    while time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.25)
+        yield

@@ -1,0 +1,234 @@
+"""`vlab up`, `deploy` and `down`: from whatever is there to a cluster that runs jobs, and back to nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+from vlablib import services
+from vlablib.cluster import configure, make_shared_folders
+from vlablib.deploy import Deployment, deploy
+from vlablib.hosts import end, find, remove_files, run, start_host, start_lab
+from vlablib.machine import Machine, real_kvm
+from vlablib.recipe import DEFAULT_SUITE, SUITES
+from vlablib.report import LabError, say, step
+from vlablib.rootfs import acquire
+from vlablib.services import UNITS, units_of
+from vlablib.settings import MAX_NODES, USERS, Lab, Record, deadline
+
+_DEFAULT_NODES = 2
+_NODES_READY_TIMEOUT_S = 60
+_ACCOUNT = "users"
+
+
+def up(lab: Lab, suite: str | None, nodes: int | None) -> None:
+    """Bring the lab up, or what is missing of it.
+
+    Args:
+        lab: its folders.
+        suite: Debian suite; None is that of the running lab, else the default.
+        nodes: number of compute nodes; None is that of the running lab, else 2.
+
+    Raises:
+        LabError: another suite is running, or a part does not come up.
+    """
+    if nodes is not None and not 1 <= nodes <= MAX_NODES:
+        raise LabError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
+    with lab.locked():
+        record = _start(lab, suite, nodes)
+        make_shared_folders(lab)
+        deployment = deploy(lab, record)
+        pids = _start_hosts(lab, record)
+        _bring_in_line(lab, record, pids, deployment.stale)
+    _complain(deployment)
+    trial = f"lab/vlab exec -u alice login -- srun -N{record.nodes} hostname"
+    say(f"{record.suite}, {record.nodes} nodes: ready. Try: {trial}")
+
+
+def redeploy(lab: Lab) -> None:
+    """Install the checkout into the running lab and restart what ran the old files."""
+    with lab.locked():
+        record = Record.read(lab)
+        pids = find(lab)
+        if record is None or not set(record.hosts) <= pids.keys():
+            raise LabError("the lab is not (wholly) up; run: vlab up")
+        deployment = deploy(lab, record)
+        _bring_in_line(lab, record, pids, deployment.stale)
+    _complain(deployment)
+
+
+def reboot(lab: Lab, host: str) -> None:
+    """End a host at once, as a power cut would, and start it again with the same disk."""
+    with lab.locked():
+        record = Record.read(lab)
+        pids = find(lab)
+        if record is None or "lab" not in pids or host not in record.hosts:
+            raise LabError(f"there is no running host {host}")
+        if host in pids:
+            end(pids[host])
+        _bring_in_line(lab, record, _start_hosts(lab, record), set())
+
+
+def down(lab: Lab) -> None:
+    """End the lab and remove all of it but the cached trees."""
+    with lab.locked():
+        _end_all(lab)
+        remove_files(lab)
+
+
+def _complain(deployment: Deployment) -> None:
+    """Fail, after the hosts have been seen to, when a part could not be built."""
+    if deployment.failures:
+        reasons = "\n".join(deployment.failures)
+        raise LabError(f"the hosts run, but with what was installed before, if anything:\n{reasons}")
+
+
+def _start(lab: Lab, suite: str | None, nodes: int | None) -> Record:
+    """Have the lab's own PID 1 run, and the record say what belongs to it."""
+    pids = find(lab)
+    old = Record.read(lab)
+    if "lab" in pids and old is not None:
+        if suite is not None and suite != old.suite:
+            raise LabError(f"the lab runs {old.suite}; for {suite}, first run: vlab down")
+        record = Record(old.suite, nodes or old.nodes, old.rootfs)
+        record.write(lab)
+        if not Path(old.rootfs).name.endswith(SUITES[old.suite].digest()):
+            say("the recipe of the hosts' system has changed; `vlab down`, then `vlab up` takes the new one")
+        for name in set(old.hosts) - set(record.hosts):
+            _drop_host(lab, name, pids)
+        return record
+    _end_all(lab)
+    if not real_kvm():
+        say("no hardware virtualization here: guests will run in software (TCG)")
+    chosen = SUITES[suite or DEFAULT_SUITE]
+    tree, fd = acquire(lab.cache, chosen)
+    # disks of a lab that was cut short; homes, scratch and the catalogue are kept until `down`
+    shutil.rmtree(lab.data / "hosts", ignore_errors=True)
+    record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree))
+    record.write(lab)
+    start_lab(lab, fd)
+    os.close(fd)
+    return record
+
+
+def _end_all(lab: Lab) -> None:
+    pids = find(lab)
+    # the lab's PID 1 takes the hosts with it; a host without it cannot be, but would be ended too
+    for name in sorted(pids, key=lambda name: name != "lab"):
+        end(pids[name])
+
+
+def _drop_host(lab: Lab, name: str, pids: dict[str, int]) -> None:
+    if name in pids:
+        end(pids[name])
+    shutil.rmtree(lab.host_disk(name), ignore_errors=True)
+
+
+def _start_hosts(lab: Lab, record: Record) -> dict[str, int]:
+    """Start the hosts that do not run, or whose start was cut short; return all pids."""
+    pids = find(lab)
+    for name in record.hosts:
+        # written after the last step of a start: a host without it has perhaps no network
+        mark = lab.state / f"{name}.started"
+        if name in pids and mark.exists() and mark.read_text(encoding="ascii") == str(pids[name]):
+            continue
+        if name in pids:
+            end(pids[name])
+        mark.unlink(missing_ok=True)
+        pids[name] = start_host(Machine(lab, name, Path(record.rootfs)), pids["lab"])
+        mark.write_text(str(pids[name]), encoding="ascii")
+    return pids
+
+
+def _bring_in_line(lab: Lab, record: Record, pids: dict[str, int], stale: set[str]) -> None:
+    """Write configuration, restart what is older than its files, start what does not run."""
+    for host in record.hosts:
+        changed = stale | configure(lab, record, host, pids[host])
+        for unit in units_of(host):
+            if unit.name in changed:
+                services.stop(host, pids[host], unit)
+    package = lab.deployed / "python"
+    if any(package.iterdir()):
+        _compile(pids["ctl"])
+    present = [
+        (host, pids[host], unit)
+        for host in record.hosts
+        for unit in units_of(host)
+        if services.installed(unit, package)
+    ]
+    # what waits for nothing, then the chain behind the database
+    for _, init, unit in present:
+        if unit.name in ("munged", "mariadbd", "libvirtd"):
+            services.start(init, unit)
+    for host, init, unit in present:
+        if unit.name == "munged":
+            services.wait_ready(host, init, unit)
+    _start_accounting(pids["ctl"])
+    started = [services.start(init, unit) for _, init, unit in present]
+    for host, init, unit in present:
+        services.wait_ready(host, init, unit)
+    _wait_for_nodes(pids["ctl"], record, report=any(started))
+
+
+def _compile(ctl: int) -> None:
+    """Leave bytecode for the hooks: they start often, and not always as a user who may write it."""
+    script = "exec /opt/vhpc/bin/python -m compileall -q /opt/vhpc/lib/python3.*/site-packages/vhpc_slurm"
+    run(ctl, ["sh", "-c", script])
+
+
+def _start_accounting(ctl: int) -> None:
+    database, accounting = UNITS["mariadbd"], UNITS["slurmdbd"]
+    services.wait_ready("ctl", ctl, database)
+    if services.pid_of(ctl, accounting) is None:
+        # the database, too: a slurmdbd that finds none connects again with a handle that a newer
+        # libmariadb has cleared ("maximum allowed number of columns (=0)")
+        statements = (
+            "CREATE DATABASE IF NOT EXISTS slurm_acct_db;"
+            "CREATE USER IF NOT EXISTS slurm@localhost IDENTIFIED VIA unix_socket;"
+            "GRANT ALL ON slurm_acct_db.* TO slurm@localhost;"
+        )
+        run(ctl, ["mariadb", "--batch"], text=statements)
+        with step("starting accounting"):
+            services.start(ctl, accounting)
+            services.wait_ready("ctl", ctl, accounting)
+    known = run(ctl, ["sacctmgr", "--noheader", "--parsable2", "list", "associations", "format=user"]).split()
+    if all(user.name in known for user in USERS):
+        return
+    names = ",".join(user.name for user in USERS)
+    for words in (
+        ["cluster", "vhpc"],
+        ["account", _ACCOUNT, "cluster=vhpc", "Description=lab", "Organization=lab"],
+        ["user", names, f"account={_ACCOUNT}", "cluster=vhpc"],
+    ):
+        _add(ctl, words)
+
+
+def _add(ctl: int, words: list[str]) -> None:
+    try:
+        run(ctl, ["sacctmgr", "--immediate", "add", *words])
+    except LabError as err:
+        if "Nothing new added" not in str(err) and "already exists" not in str(err):
+            raise
+
+
+def _wait_for_nodes(ctl: int, record: Record, *, report: bool) -> None:
+    """Wait until slurmctld has heard from every node; a drained one is reported, not touched."""
+    states: dict[str, str] = {}
+    with step("waiting for the nodes to register") if report else nullcontext():
+        for _ in deadline(_NODES_READY_TIMEOUT_S):
+            lines = run(ctl, ["sinfo", "--noheader", "--Node", "--format=%N %T"]).splitlines()
+            states = dict(line.split() for line in lines)
+            if set(record.node_names) <= states.keys() and not any(map(_unheard, states.values())):
+                break
+        else:
+            raise LabError(f"nodes did not register with slurmctld: {states}; see: vlab logs n1 slurmd")
+    for name, state in sorted(states.items()):
+        if state.startswith("drain"):
+            cure = f"vlab exec ctl -- scontrol update nodename={name} state=resume"
+            say(f"{name} is {state}; why: vlab exec login -- sinfo -R; to use it again: {cure}")
+
+
+def _unheard(state: str) -> bool:
+    return state.endswith("*") or state.startswith(("unk", "down", "future"))

@@ -1,0 +1,1 @@
+"""The `vhpc` command: what operators and users look at."""

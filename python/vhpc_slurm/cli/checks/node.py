@@ -1,0 +1,268 @@
+"""A compute node: what Prolog, QEMU and the share daemons will need."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from vhpc_slurm import __version__
+from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.config import Config
+from vhpc_slurm.domain.spec import LIBVIRT_OLDEST, format_version
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.model import HostInventory
+from vhpc_slurm.node import accounts, guest, inventory
+
+TIMEOUT_S = 15
+PROGRAMS = ("/usr/bin/setpriv", "/usr/bin/prlimit", "/usr/bin/test")
+_VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_SUBUID = re.compile(r"^[^:#]+:(\d+):(\d+)\s*$")
+
+
+def check(config: Config, node: str, *, root: bool) -> Iterator[Finding]:
+    """Findings on this compute node; some need root's rights and say so."""
+    yield from topology(config, node)
+    if root:
+        yield from hypervisor(config)
+    else:
+        yield warn("node.libvirt", "libvirt was not asked", "run vhpc doctor as root")
+    yield virtiofsd(config.shares.virtiofsd)
+    yield programs(PROGRAMS)
+    for name in ("vhpc-shim", "vhpc-run"):
+        yield guest_program(Path(config.paths.libexec) / name)
+    yield from uid_range(config, Path("/etc/subuid"))
+    yield qemu_group(config)
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    yield run_folder(config.paths.run, mounts)
+    yield from state_folder(config.paths.state, mounts, root=root)
+    yield apparmor(config, Path("/"))
+
+
+def topology(config: Config, node: str) -> Iterator[Finding]:
+    """CPUs, KVM and huge pages."""
+    try:
+        host = inventory.read(node, config)
+    except VhpcError as err:
+        yield error("node.topology", err.line(), "see vhpc.toml(5)")
+        return
+    sockets = len({cpu.socket for cpu in host.cpus if cpu.online})
+    yield ok("node.topology", f"{len(host.abstract)} CPUs, {sockets} sockets, {len(host.cells)} NUMA cells")
+    yield kvm(host)
+    yield hugepages(host)
+
+
+def kvm(host: HostInventory) -> Finding:
+    """Whether guests run at the machine's speed."""
+    if host.kvm:
+        return ok("node.kvm", f"guests run with KVM: {host.kvm_reason}")
+    return warn(
+        "node.kvm",
+        f"NO KVM: guests run in software emulation (TCG), 10 to 100 times slower: {host.kvm_reason}",
+        "load kvm_intel or kvm_amd and enable virtualization in the firmware; for tests TCG will do",
+    )
+
+
+def hugepages(host: HostInventory) -> Finding:
+    """Explicit huge pages, for information: guests do without."""
+    pools = [
+        f"cell {cell.cell}: {free} of {total} free of {size} KiB"
+        for cell in host.cells
+        for size, total, free in cell.hugepages
+        if total
+    ]
+    return ok("node.hugepages", "; ".join(pools) or "none are reserved; guests use ordinary pages")
+
+
+def hypervisor(config: Config) -> Iterator[Finding]:
+    """libvirt and QEMU: there, and new enough."""
+    try:
+        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
+            libvirt_version, qemu_version = connection.version()
+    except ImportError:
+        yield error("node.libvirt", "Python has no module libvirt", "install python3-libvirt")
+        return
+    except VhpcError as err:
+        yield error("node.libvirt", err.line(), f"start libvirt; does it serve {config.guests.libvirt_uri}?")
+        return
+    text = format_version(libvirt_version)
+    if libvirt_version < LIBVIRT_OLDEST:
+        yield error(
+            "node.libvirt", f"libvirt {text} is too old", f"{format_version(LIBVIRT_OLDEST)} or newer"
+        )
+    else:
+        yield ok("node.libvirt", f"libvirt {text} at {config.guests.libvirt_uri}")
+    yield ok("node.qemu", f"QEMU {format_version(qemu_version)}")
+
+
+def virtiofsd(path: str) -> Finding:
+    """The Rust virtiofsd: QEMU's old one in C cannot be run as a plain user."""
+    name = "node.virtiofsd"
+    cure = "install virtiofsd (the Rust one) and set shares.virtiofsd in vhpc.toml"
+    code, text = _version_of(path)
+    if code != 0:
+        return error(name, f"{path} cannot be run: {text}", cure)
+    if "FUSE kernel interface" in text or "Bellard" in text:
+        return error(name, f"{path} is QEMU's old virtiofsd in C", cure)
+    return ok(name, f"{path}: {text.splitlines()[0]}")
+
+
+def programs(paths: tuple[str, ...]) -> Finding:
+    """Programs of the system that hooks run."""
+    absent = [path for path in paths if not os.access(path, os.X_OK)]
+    if absent:
+        return error("node.programs", f"absent: {', '.join(absent)}", "install util-linux and coreutils")
+    return ok("node.programs", ", ".join(Path(path).name for path in paths) + " are there")
+
+
+def guest_program(path: Path) -> Finding:
+    """One of our own programs: there, and of this package's version."""
+    name = f"node.{path.name}"
+    code, text = _version_of(str(path))
+    found = _VERSION.search(text)
+    if code != 0 or found is None:
+        return error(name, f"{path} does not tell its version: {text}", "install vhpc on this node")
+    if found[1] != __version__:
+        return error(
+            name, f"{path} has version {found[1]}, this package {__version__}", "install one version of both"
+        )
+    return ok(name, f"{path} {found[1]}")
+
+
+def uid_range(config: Config, subuid: Path) -> Iterator[Finding]:
+    """QEMU's uids must be nobody else's, neither a user's nor a rootless container's."""
+    first, count = config.guests.uid_base, config.guests.uid_count
+    last = first + count - 1
+    cure = "choose another guests.uid_base, the same on all nodes"
+    owners = [entry.pw_name for entry in pwd.getpwall() if first <= entry.pw_uid <= last]
+    owners += [name for uid in (first, last) if (name := _name_of(uid)) and name not in owners]
+    if owners:
+        yield error("node.uids", f"uids {first}-{last} are not free: {', '.join(owners[:5])}", cure)
+        return
+    try:
+        lines = subuid.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        match = _SUBUID.match(line)
+        if match and int(match[1]) <= last and int(match[1]) + int(match[2]) > first:
+            yield error("node.uids", f"uids {first}-{last} overlap {subuid}: {line.strip()}", cure)
+            return
+    yield ok("node.uids", f"uids {first}-{last} belong to nobody else")
+
+
+def qemu_group(config: Config) -> Finding:
+    """The group that QEMU runs with."""
+    try:
+        gid = accounts.group_id(config.guests.qemu_group)
+    except VhpcError as err:
+        return error("node.qemu_group", err.line(), "install QEMU, or set guests.qemu_group")
+    return ok("node.qemu_group", f"{config.guests.qemu_group} is {gid}")
+
+
+def run_folder(path: str, mounts: str) -> Finding:
+    """What must not survive a reboot lies on a tmpfs."""
+    kind = filesystem_of(path, mounts)
+    if kind in ("tmpfs", "ramfs"):
+        return ok("node.run", f"{path} is on {kind}")
+    return warn(
+        "node.run",
+        f"{path} is on {kind}: what a reboot ended would still be listed there",
+        "put it on a tmpfs, or empty it at boot with systemd-tmpfiles",
+    )
+
+
+def state_folder(path: str, mounts: str, *, root: bool) -> Iterator[Finding]:
+    """What must survive a reboot does not lie on a tmpfs, and can be written."""
+    kind = filesystem_of(path, mounts)
+    if kind in ("tmpfs", "ramfs"):
+        yield error("node.state", f"{path} is on {kind}: journals would be lost at a reboot", "use a disk")
+        return
+    if not Path(path).is_dir():
+        yield error("node.state", f"{path} does not exist", f"mkdir -p -m 755 {path}")
+        return
+    if root and not os.access(path, os.W_OK):
+        yield error("node.state", f"{path} cannot be written", "is the disk mounted read-only?")
+        return
+    room = os.statvfs(path)
+    free = room.f_bavail * room.f_frsize
+    if free < 1 << 30:
+        yield warn("node.state", f"{path} has {free >> 20} MiB left", "make room: images are copied there")
+        return
+    yield ok("node.state", f"{path} is on {kind}, {free >> 30} GiB free")
+
+
+def filesystem_of(path: str, mounts: str) -> str:
+    """Type of the file system that holds a path, from the text of /proc/mounts."""
+    best, kind = "", "an unknown file system"
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1])
+        inside = point in ("/", path) or path.startswith(f"{point}/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def apparmor(config: Config, root: Path) -> Finding:
+    """libvirt's AppArmor profiles do not cover virtiofs sockets; the site has to add a rule.
+
+    Args:
+        config: names the run folder whose sockets QEMU opens.
+        root: root of the tree with /sys and /etc.
+    """
+    name, run = "node.apparmor", config.paths.run
+    try:
+        enabled = (root / "sys/module/apparmor/parameters/enabled").read_text(encoding="ascii").strip()
+    except OSError:
+        enabled = "N"
+    if enabled != "Y":
+        return ok(name, "AppArmor is not in use")
+    etc = root / "etc/apparmor.d"
+    places = [
+        etc / "local/abstractions/libvirt-qemu",
+        *sorted((etc / "abstractions/libvirt-qemu.d").glob("*")),
+    ]
+    for place in places:
+        if place.is_file() and run in place.read_text(encoding="utf-8", errors="replace"):
+            return ok(name, f"AppArmor has a rule for {run} in /{place.relative_to(root)}")
+    return warn(
+        name,
+        f"AppArmor is in use and no rule for QEMU names {run}: guests with shares may fail to start",
+        f'add the line "{run}/jobs/*/*/*.sock rw," to /etc/apparmor.d/abstractions/libvirt-qemu.d/vhpc '
+        "(Debian 12: /etc/apparmor.d/local/abstractions/libvirt-qemu)",
+    )
+
+
+def _name_of(uid: int) -> str:
+    """Name of a uid: directories that do not list their users still answer for one."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
+def _version_of(path: str) -> tuple[int, str]:
+    """(exit status, first output) of ``path --version``; 127 and the reason when it cannot be run."""
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return 127, f"no answer within {TIMEOUT_S} s"
+    except OSError as err:
+        return 127, err.strerror or str(err)
+    text = (done.stdout.strip() or done.stderr.strip()) or f"exit status {done.returncode}"
+    return done.returncode, text

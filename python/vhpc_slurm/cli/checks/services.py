@@ -1,0 +1,85 @@
+"""What every host talks to: munge, vhpcd, the image catalogue."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vhpc_slurm import __version__
+from vhpc_slurm.catalog import list_images
+from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.munge import Munge
+
+SKEW_S = 30
+"""Clocks further apart than this soon make munge refuse credentials (they live 300 s)."""
+
+
+def munge(config: Config) -> Finding:
+    """A credential made here and read here: munged runs and has a key."""
+    service = Munge(config.controller.munge_socket)
+    sent = os.urandom(16)
+    try:
+        read = service.decode(service.encode(sent, ttl_s=30))
+    except VhpcError as err:
+        return error("munge", err.line(), "start munged; its key must be the cluster's")
+    if read.payload != sent or read.uid != os.geteuid():
+        return error("munge", "munge returned another credential than was made", "restart munged")
+    return ok("munge", "a credential was made and read")
+
+
+def vhpcd(config: Config, *, listener: bool) -> Iterator[Finding]:
+    """Whether vhpcd answers, is of this version, and tells the same time."""
+    where = f"{config.controller.host}:{config.controller.port}"
+    if not listener:
+        yield warn("vhpcd", f"vhpcd at {where} was not asked", "run vhpc doctor as root")
+        return
+    from vhpc_slurm.controller.client import ControllerClient
+
+    began = time.time()
+    try:
+        status = ControllerClient(config).status()
+    except VhpcError as err:
+        yield error("vhpcd", err.line(), f"start vhpcd, or correct [controller] of vhpc.toml ({where})")
+        return
+    now = (began + time.time()) / 2
+    if status.version == __version__:
+        yield ok("vhpcd", f"vhpcd {status.version} at {where}, database {status.database}")
+    else:
+        yield warn(
+            "vhpcd",
+            f"vhpcd at {where} has version {status.version}, this host {__version__}",
+            "install one version everywhere",
+        )
+    skew = status.time - now
+    if abs(skew) > SKEW_S:
+        yield error(
+            "clock", f"the clock of vhpcd's host differs by {skew:+.0f} s", "synchronise clocks (chrony)"
+        )
+    else:
+        yield ok("clock", f"vhpcd's clock differs by {skew:+.1f} s")
+
+
+def catalogue(config: Config) -> Finding:
+    """Whether images can be found here."""
+    path = Path(config.images.catalog)
+    if not path.is_dir():
+        return error(
+            "catalogue",
+            f"{path} does not exist",
+            "mount the catalogue, or set images.catalog in vhpc.toml",
+        )
+    try:
+        images = list_images(path)
+    except (VhpcError, OSError) as err:
+        return error("catalogue", f"{path} cannot be read: {err}", "it must be readable for every node")
+    if not images:
+        return warn("catalogue", f"{path} holds no image", "publish one: docs/image-format.md")
+    broken = [entry for entry in images if entry.identity is None]
+    if broken:
+        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
+        return warn("catalogue", f"{broken[0].problem}{more}", "publish it anew, or remove its name")
+    return ok("catalogue", f"{path} holds {len(images)} images")

@@ -1,0 +1,341 @@
+"""Slurm's settings: what `scontrol show config` says against what vhpc needs.
+
+The reasons for each are in slurm.conf(5) and prolog_epilog.html of Slurm's
+documentation; what happens without them was observed on 22.05, 24.11 and 26.05.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import FabricError
+
+OLDEST = (22, 5)
+BATCH_START_S = 900
+INFINITE = 65534
+"""How `scontrol show config` writes a PrologEpilogTimeout that is not set (NO_VAL16)."""
+TIMEOUT_S = 15
+_LINE = re.compile(r"^(\S[^=]*?)(?:\[\d+\])?\s*= ?(.*)$")
+_USER = re.compile(r"^(.*)\((\d+)\)$")
+_PLUGIN = re.compile(r"^\s*(required|optional|include)\s+(\S+)")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Slurm's configuration as slurmctld reports it; a key may have several values.
+
+    ``control_hosts`` are names of hosts, without address and domain.
+    """
+
+    values: dict[str, tuple[str, ...]]
+    control_hosts: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Settings:
+        """Parse the output of ``scontrol show config``; ``(null)`` is no value."""
+        values: dict[str, tuple[str, ...]] = {}
+        for line in text.splitlines():
+            match = _LINE.match(line)
+            if match:
+                value = match[2].strip()
+                kept = () if value in ("(null)", "") else (value,)
+                values[match[1]] = values.get(match[1], ()) + kept
+        hosts = tuple(re.split(r"[(.]", host)[0] for host in values.get("SlurmctldHost", ()))
+        return cls(values, hosts)
+
+    def first(self, key: str) -> str:
+        """The value of a key, empty when it has none."""
+        return next(iter(self.values.get(key, ())), "")
+
+    def words(self, key: str) -> set[str]:
+        """The comma separated words of a value, in lower case."""
+        return {word.strip().lower() for word in self.first(key).split(",") if word.strip()}
+
+    def seconds(self, key: str) -> int | None:
+        """A time in seconds; None when it has no limit or is not set."""
+        match = re.match(r"^(\d+)", self.first(key))
+        return None if match is None or int(match[1]) >= INFINITE else int(match[1])
+
+
+def ask(config: Config, *args: str) -> str:
+    """Output of scontrol; FabricError when slurmctld does not answer."""
+    environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
+    if config.controller.slurm_conf:
+        environment["SLURM_CONF"] = config.controller.slurm_conf
+    try:
+        done = subprocess.run(
+            [f"{config.controller.slurm_bin}/scontrol", *args],
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise FabricError(f"cannot run scontrol {' '.join(args)}", str(err)) from err
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise FabricError(f"scontrol {' '.join(args)} failed", lines[-1])
+    return done.stdout
+
+
+def check(settings: Settings, config: Config) -> Iterator[Finding]:
+    """Findings on settings that are the same for the whole cluster."""
+    yield _version(settings)
+    yield _prolog_flags(settings)
+    yield _batch_start(settings, config)
+    yield from _script_timeouts(settings, config)
+    yield _interactive_step(settings)
+    yield _memory(settings)
+    yield _preemption(settings)
+    yield _mpi(settings)
+    yield _slurm_user(settings, config)
+    yield from hooks(settings, config)
+    yield from _health_check(settings, config)
+
+
+def boot_budget_s(config: Config) -> int:
+    """Longest that a Prolog takes: the wait for the lease, the boot, and the stages before it."""
+    return config.controller.lease_wait_s + config.guests.boot_timeout_s + config.guests.stage_timeout_s
+
+
+def _version(settings: Settings) -> Finding:
+    text = settings.first("SLURM_VERSION")
+    match = re.match(r"^(\d+)\.(\d+)", text)
+    if match is None:
+        return warn("slurm.version", f"Slurm's version is unknown: {text!r}", "see: scontrol show config")
+    if (int(match[1]), int(match[2])) < OLDEST:
+        return error("slurm.version", f"Slurm {text} is too old", "22.05 or newer is needed")
+    return ok("slurm.version", f"Slurm {text}")
+
+
+def _prolog_flags(settings: Settings) -> Finding:
+    name, flags = "slurm.PrologFlags", settings.words("PrologFlags")
+    absent = [flag for flag in ("Alloc", "Contain", "DeferBatch") if flag.lower() not in flags]
+    if "runinjob" in flags:
+        return error(
+            name,
+            "PrologFlags has RunInJob: when the extern step is killed, no Epilog runs and guests stay",
+            "remove RunInJob",
+        )
+    if absent:
+        return error(
+            name,
+            f"PrologFlags lacks {', '.join(absent)}: guests would not be booted on all nodes before the job",
+            "PrologFlags=Alloc,Contain,DeferBatch",
+        )
+    return ok(name, f"PrologFlags={settings.first('PrologFlags')}")
+
+
+def _batch_start(settings: Settings, config: Config) -> Finding:
+    name, budget = "slurm.BatchStartTimeout", boot_budget_s(config)
+    seconds = settings.seconds("BatchStartTimeout")
+    if seconds is None or seconds >= max(BATCH_START_S, budget):
+        return ok(name, f"BatchStartTimeout={seconds or 'infinite'}")
+    what = f"BatchStartTimeout={seconds}: a slurmd that registers later during a boot loses the job"
+    cure = f"BatchStartTimeout={max(BATCH_START_S, budget)}"
+    return error(name, what, cure) if seconds < budget else warn(name, what, cure)
+
+
+def _script_timeouts(settings: Settings, config: Config) -> Iterator[Finding]:
+    """Slurm 25.05 and newer may have a timeout for each; before there is one for both."""
+    budget = boot_budget_s(config)
+    for key, needed in (("PrologTimeout", budget), ("EpilogTimeout", config.guests.stage_timeout_s)):
+        used = key if settings.first(key) else "PrologEpilogTimeout"
+        if used != key and key == "EpilogTimeout":
+            continue
+        name, seconds = f"slurm.{used}", settings.seconds(used)
+        if seconds is None or seconds == 0:
+            yield warn(
+                name,
+                f"{used} has no limit: a script that hangs holds its node for ever",
+                f"{used}={max(300, budget)}",
+            )
+        elif seconds < needed:
+            yield error(
+                name,
+                f"{used}={seconds} is shorter than a boot may take ({needed} s): Slurm would drain nodes",
+                f"{used}={max(300, needed)}, or lower guests.boot_timeout_s",
+            )
+        else:
+            yield ok(name, f"{used}={seconds}")
+
+
+def _interactive_step(settings: Settings) -> Finding:
+    name = "slurm.LaunchParameters"
+    if "use_interactive_step" in settings.words("LaunchParameters"):
+        return ok(name, f"LaunchParameters={settings.first('LaunchParameters')}")
+    return warn(
+        name,
+        "LaunchParameters lacks use_interactive_step: the shell of salloc stays outside of the guest",
+        "LaunchParameters=use_interactive_step",
+    )
+
+
+def _memory(settings: Settings) -> Finding:
+    name, value = "slurm.SelectTypeParameters", settings.first("SelectTypeParameters")
+    if value.upper().endswith("MEMORY") or "_MEMORY" in value.upper():
+        return ok(name, f"SelectTypeParameters={value}")
+    return error(
+        name,
+        f"SelectTypeParameters={value or '(none)'}: memory is not allocated, so guests have no size",
+        "SelectTypeParameters=CR_Core_Memory",
+    )
+
+
+def _preemption(settings: Settings) -> Finding:
+    name = "slurm.PreemptMode"
+    bad = settings.words("PreemptMode") & {"suspend", "gang"}
+    if bad:
+        return warn(
+            name,
+            f"PreemptMode has {', '.join(sorted(bad))}: a suspended job's guests would go on computing",
+            "PreemptMode=REQUEUE or CANCEL for partitions whose jobs may have guests",
+        )
+    return ok(name, f"PreemptMode={settings.first('PreemptMode') or 'OFF'}")
+
+
+def _mpi(settings: Settings) -> Finding:
+    name, value = "slurm.MpiDefault", settings.first("MpiDefault") or "none"
+    if value.startswith("pmix"):
+        return warn(
+            name,
+            f"MpiDefault={value}: the PMIx server of slurmstepd cannot be reached from a guest",
+            "MpiDefault=pmi2, or srun --mpi=pmi2 in jobs with guests",
+        )
+    return ok(name, f"MpiDefault={value}")
+
+
+def _slurm_user(settings: Settings, config: Config) -> Finding:
+    name, text = "slurm.SlurmUser", settings.first("SlurmUser")
+    match = _USER.match(text)
+    user = match[1] if match else text
+    if user not in (config.controller.slurm_user, "root"):
+        return error(
+            name,
+            f"SlurmUser is {user}, controller.slurm_user is {config.controller.slurm_user}: "
+            "vhpcd would not listen to slurmctld's hooks",
+            f'slurm_user = "{user}" under [controller] of vhpc.toml',
+        )
+    return ok(name, f"SlurmUser={user}")
+
+
+def hooks(settings: Settings, config: Config) -> Iterator[Finding]:
+    """Whether Slurm runs our scripts."""
+    for key, file in (
+        ("Prolog", "prolog"),
+        ("Epilog", "epilog"),
+        ("PrologSlurmctld", "prolog-slurmctld"),
+        ("EpilogSlurmctld", "epilog-slurmctld"),
+    ):
+        ours, values = f"{config.paths.libexec}/{file}", settings.values.get(key, ())
+        if not values:
+            yield error(f"slurm.{key}", f"{key} is not set: guests are not managed", f"{key}={ours}")
+        elif not _names(values, ours):
+            yield warn(
+                f"slurm.{key}",
+                f"{key}={','.join(values)} is not {ours}",
+                f"{key}={ours}, or make sure that the site's script runs it and returns its exit status",
+            )
+        else:
+            yield ok(f"slurm.{key}", f"{key}={','.join(values)}")
+
+
+def _names(values: tuple[str, ...], ours: str) -> bool:
+    """Whether our hook is among scripts given by path or by pattern, possibly through a link."""
+    paths = [path for value in values for path in (value, *glob.glob(value))]  # noqa: PTH207 - a pattern of any folder
+    return any(path == ours or os.path.realpath(path) == os.path.realpath(ours) for path in paths)
+
+
+def _health_check(settings: Settings, config: Config) -> Iterator[Finding]:
+    name, ours = "slurm.HealthCheckProgram", f"{config.paths.libexec}/healthcheck"
+    cure = f"HealthCheckProgram={ours}, HealthCheckInterval=120, HealthCheckNodeState=ANY,CYCLE"
+    values = settings.values.get("HealthCheckProgram", ())
+    if not values:
+        yield warn(name, "HealthCheckProgram is not set: what a crash leaves is not cleared", cure)
+    elif not _names(values, ours):
+        yield warn(name, f"HealthCheckProgram={values[0]} is not {ours}", f"{cure}, or run it from there")
+    elif not settings.seconds("HealthCheckInterval"):
+        yield warn(name, "HealthCheckInterval=0: the health check runs only when slurmd starts", cure)
+    else:
+        yield ok(name, f"HealthCheckProgram={values[0]}, every {settings.seconds('HealthCheckInterval')} s")
+
+
+def partitions(text: str) -> Iterator[Finding]:
+    """Findings on ``scontrol -o show partition``: suspension may be a partition's own."""
+    for line in text.splitlines():
+        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        if {"SUSPEND", "GANG"} & set(fields.get("PreemptMode", "").upper().split(",")):
+            yield warn(
+                "slurm.PreemptMode",
+                f"partition {fields.get('PartitionName')} has PreemptMode={fields['PreemptMode']}: "
+                "a suspended job's guests would go on computing",
+                "PreemptMode=REQUEUE or CANCEL there",
+            )
+
+
+def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[Finding]:
+    """Whether hooks that this host has to run can be run."""
+    for file in files:
+        path = Path(config.paths.libexec) / file
+        name = f"hooks.{file}"
+        if not path.is_file():
+            yield error(name, f"{path} does not exist", "install vhpc on this host")
+        elif not os.access(path, os.X_OK):
+            yield error(name, f"{path} is not executable", f"chmod 755 {path}")
+        else:
+            yield ok(name, f"{path} is executable")
+
+
+def plugstack(settings: Settings) -> Finding:
+    """Whether Slurm loads our SPANK plugin on this host."""
+    name = "slurm.plugstack"
+    conf = Path(settings.first("SLURM_CONF") or "/etc/slurm/slurm.conf")
+    path = Path(settings.first("PlugStackConfig") or conf.with_name("plugstack.conf"))
+    found = _find_plugin(path, depth=0)
+    if found is None:
+        return error(name, f"{path} does not load vhpc.so: Slurm knows no --vhpc-image", "required vhpc.so")
+    mode, plugin = found
+    folders = settings.first("PluginDir").split(":")
+    places = [plugin] if plugin.startswith("/") else [f"{folder}/{plugin}" for folder in folders]
+    if not any(Path(place).is_file() for place in places):
+        return error(name, f"{path} names {plugin}, which is not at {' or '.join(places)}", "install vhpc.so")
+    if mode != "required":
+        return warn(
+            name,
+            f"{plugin} is optional in {path}: where it fails to load, tasks run outside of their guests",
+            f"required {plugin}",
+        )
+    return ok(name, f"{path} loads {plugin}")
+
+
+def _find_plugin(path: Path, depth: int) -> tuple[str, str] | None:
+    """(required or optional, plugin) of the line for vhpc.so; includes are followed, patterns too."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        match = _PLUGIN.match(line)
+        if match is None:
+            continue
+        if match[1] != "include":
+            if Path(match[2]).name == "vhpc.so":
+                return match[1], match[2]
+            continue
+        pattern = match[2] if match[2].startswith("/") else str(path.parent / match[2])
+        for included in sorted(glob.glob(pattern)):  # noqa: PTH207 - as Slurm expands it
+            found = _find_plugin(Path(included), depth + 1) if depth < 8 else None
+            if found is not None:
+                return found
+    return None

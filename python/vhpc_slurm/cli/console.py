@@ -1,0 +1,123 @@
+"""vhpc console: what a guest wrote to its serial console.
+
+The text comes from inside a guest, whose root is the user: it must not be
+able to drive the terminal of the operator who reads it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vhpc_slurm.cli import here, jobs, output
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.node.layout import Layout
+
+CHUNK = 1 << 16
+POLL_S = 0.2
+# Sequences of ECMA-48 that boot messages are coloured with; dropped whole, so
+# that their printable part does not litter the text.
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
+
+
+class Cleaner:
+    """Turns a console's bytes into text that is safe on a terminal, piece by piece."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+
+    def feed(self, raw: bytes, *, last: bool = False) -> str:
+        """The text of the next piece; an escape sequence or line end cut by the piece's end is held back."""
+        text = self._held + self._decoder.decode(raw, final=last)
+        cut = len(text) if last else _whole(text)
+        text, self._held = text[:cut], text[cut:]
+        text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+        return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def _whole(text: str) -> int:
+    """Where to cut so that no CR LF and no escape sequence is torn; a long one is no sequence."""
+    start = text.rfind("\x1b", max(0, len(text) - 32))
+    if start >= 0 and _ESCAPE.match(text, start) is None:
+        return start
+    return len(text) - 1 if text.endswith("\r") else len(text)
+
+
+def console(
+    config: Config, job_id: int, *, node: str | None, this_node: str, guest: int, follow: bool, as_json: bool
+) -> int:
+    """Print the console of a job's guest on this node.
+
+    Raises:
+        UserError: not root, or the guest is not on this node; then the line says where it is.
+    """
+    here.need_root("console")
+    layout = Layout(config)
+    path = layout.guest(job_id, guest) / "console.log"
+    if (node is not None and node != this_node) or not path.exists():
+        raise _elsewhere(config, job_id, node, this_node, guest)
+    if as_json:
+        text = "".join(_pieces(path, follow=False))
+        output.write_json({"job": job_id, "node": this_node, "guest": guest, "console": text})
+        return 0
+    for piece in _pieces(path, follow=follow):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    return 0
+
+
+def _pieces(path: Path, *, follow: bool) -> Iterator[str]:
+    """The cleaned text; with ``follow`` until the job's Epilog removes the file."""
+    cleaner = Cleaner()
+    # QEMU's uid owns the file but not the folder; all the same, follow no link.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        while True:
+            raw = os.read(fd, CHUNK)
+            if raw:
+                yield cleaner.feed(raw)
+            elif not follow or os.fstat(fd).st_nlink == 0:
+                break
+            else:
+                time.sleep(POLL_S)
+        yield cleaner.feed(b"", last=True)
+    finally:
+        os.close(fd)
+
+
+def _elsewhere(config: Config, job_id: int, node: str | None, this_node: str, guest: int) -> UserError:
+    """Why there is nothing to print here, and where to look."""
+    nodes = _nodes_of(config, job_id)
+    if node is not None and node != this_node and (not nodes or node in nodes):
+        return UserError(
+            f"the console of job {job_id} on {node} is on {node}",
+            f"this is {this_node}",
+            f"run there: vhpc console {job_id}",
+        )
+    if nodes and this_node not in nodes:
+        return UserError(
+            f"job {job_id} has no guest on {node or this_node}",
+            f"its nodes are {output.node_list(nodes)}",
+            f"run on one of them: vhpc console {job_id}",
+        )
+    return UserError(
+        f"there is no console of guest {guest} of job {job_id} on {this_node}",
+        "its guests have not started, or the job has ended",
+        "--vhpc-console=PATH keeps a console beyond the job's end",
+    )
+
+
+def _nodes_of(config: Config, job_id: int) -> list[str]:
+    """The job's nodes as vhpcd knows them; none where it cannot be asked, this being only for a hint."""
+    try:
+        record = jobs.of_job(config, "console", job_id)
+    except VhpcError:
+        return []
+    return [part.node for part in record.lease.allocation.nodes] if record else []

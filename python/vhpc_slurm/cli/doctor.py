@@ -1,0 +1,97 @@
+"""vhpc doctor: everything that is checked, with a cure for what is not as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from vhpc_slurm.cli import here, output
+from vhpc_slurm.cli.checks import Finding, Level, error, ok, services, slurm
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import VhpcError
+
+STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
+
+
+def doctor(config: Config, node: str, *, as_json: bool, quiet: bool) -> int:
+    """Show all findings (with ``quiet`` none that is ok); 1 when one is an error."""
+    found = list(findings(config, node))
+    shown = [finding for finding in found if not (quiet and finding.level is Level.OK)]
+    if as_json:
+        output.write_json([asdict(finding) for finding in shown])
+    else:
+        _show(shown, found)
+    return 1 if any(finding.level is Level.ERROR for finding in found) else 0
+
+
+def findings(config: Config, node: str) -> Iterator[Finding]:
+    """All findings that apply to this host, in the order in which to mend them."""
+    root = here.is_root()
+    yield services.munge(config)
+    is_node, is_controller = _slurmd_runs(), False
+    try:
+        settings = slurm.Settings.parse(slurm.ask(config, "show", "config"))
+        nodes = slurm.ask(config, "-o", "show", "node")
+        parts = slurm.ask(config, "-o", "show", "partition")
+    except VhpcError as err:
+        yield error("slurm", err.line(), "start slurmctld; Slurm's settings were not checked")
+    else:
+        is_controller = node in settings.control_hosts
+        if _names_node(node, nodes):
+            is_node = True
+        elif is_node:
+            yield error(
+                "host.name",
+                f"slurmd runs here, but Slurm knows no node {node}",
+                "vhpc takes a node's name from the host name; make NodeName the same (or give --node)",
+            )
+        yield from slurm.check(settings, config)
+        yield from slurm.partitions(parts)
+        yield slurm.plugstack(settings)
+    yield from services.vhpcd(config, listener=root or here.user_name() == config.controller.slurm_user)
+    if is_controller:
+        yield from slurm.executable_hooks(config, ("prolog-slurmctld", "epilog-slurmctld"))
+    if is_controller or is_node:
+        yield services.catalogue(config)
+    if is_node:
+        yield from _node(config, node, root=root)
+    roles = [name for name, it_is in (("controller", is_controller), ("compute node", is_node)) if it_is]
+    yield ok("host", f"{node} was checked as {' and '.join(roles) or 'login node'}")
+
+
+def _node(config: Config, node: str, *, root: bool) -> Iterator[Finding]:
+    from vhpc_slurm.cli.checks import node as checks
+
+    yield from slurm.executable_hooks(config, ("prolog", "epilog", "healthcheck"))
+    yield from checks.check(config, node, root=root)
+
+
+def _slurmd_runs() -> bool:
+    """Whether a slurmd runs on this host."""
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if comm.read_text(encoding="utf-8", errors="replace") == "slurmd\n":
+                return True
+        except OSError:
+            continue  # it has ended meanwhile
+    return False
+
+
+def _names_node(node: str, nodes: str) -> bool:
+    """Whether ``scontrol -o show node`` lists this host."""
+    return any(line.split(" ", 1)[0] == f"NodeName={node}" for line in nodes.splitlines())
+
+
+def _show(shown: list[Finding], found: list[Finding]) -> None:
+    from rich.text import Text
+
+    rows = []
+    for finding in shown:
+        text = output.printable(finding.what)
+        if finding.cure:
+            text += f"\n-> {output.printable(finding.cure)}"
+        rows.append((Text(finding.level.value, style=STYLE[finding.level]), finding.check, Text(text)))
+    output.write_table(("LEVEL", "CHECK", "FINDING"), rows)
+    count = {level: sum(finding.level is level for finding in found) for level in Level}
+    print(f"{count[Level.ERROR]} errors, {count[Level.WARN]} warnings, {count[Level.OK]} ok")

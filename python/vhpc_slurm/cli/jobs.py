@@ -1,0 +1,180 @@
+"""vhpc ps: generations as vhpcd has them, or guests as this node has them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from vhpc_slurm.cli import here, output
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import LeaseRecord
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.client import ControllerClient
+
+
+def of_job(config: Config, command: str, job_id: int) -> LeaseRecord | None:
+    """The last incarnation of a job with its timelines; None when vhpcd knows no such job.
+
+    Raises:
+        UserError: vhpcd does not listen to this user.
+        FabricError: vhpcd cannot be reached.
+    """
+    found = _client(config, command).leases(job_id=job_id)
+    return max(found, key=lambda r: (r.lease.generation.restart, r.created), default=None)
+
+
+def unknown(job_id: int) -> UserError:
+    """What to say of a job that vhpcd does not know."""
+    return UserError(
+        f"vhpcd knows no job {job_id}", "it has no guests, or it ended long ago", "see: vhpc ps --all"
+    )
+
+
+def _client(config: Config, command: str) -> ControllerClient:
+    here.need_listener(command, config)
+    from vhpc_slurm.controller.client import ControllerClient
+
+    return ControllerClient(config)
+
+
+def ps(config: Config, *, everything: bool, as_json: bool) -> int:
+    """Show generations; those that are over only with ``everything``."""
+    chosen = _client(config, "ps").leases(live=not everything, timelines=False)
+    if as_json:
+        output.write_json([_record_json(record) for record in chosen])
+        return 0
+    now = time.time()
+    output.write_table(
+        ("JOB", "GENERATION", "USER", "IMAGE", "STATE", "NODES", "HELD ON", "AGE", "NOTE"),
+        [_record_row(record, now) for record in chosen],
+        right=("JOB", "AGE"),
+    )
+    return 0
+
+
+def _nodes(record: LeaseRecord) -> list[str]:
+    return [part.node for part in record.lease.allocation.nodes]
+
+
+def _holders(record: LeaseRecord) -> list[str]:
+    """Nodes that may still hold something of the generation."""
+    return [node for node in record.taken if node not in record.acknowledged]
+
+
+def _record_row(record: LeaseRecord, now: float) -> tuple[str, ...]:
+    lease = record.lease
+    return (
+        str(lease.generation.job_id),
+        str(lease.generation),
+        lease.request.user,
+        str(lease.request.image),
+        lease.state.value,
+        output.node_list(_nodes(record)),
+        output.node_list(_holders(record)) or "-",
+        output.span(now - record.created),
+        lease.refusal or "; ".join(f"{node}: {note}" for node, note in record.unclean),
+    )
+
+
+def _record_json(record: LeaseRecord) -> dict[str, Any]:
+    lease = record.lease
+    return {
+        "job": lease.generation.job_id,
+        "restart": lease.generation.restart,
+        "generation": str(lease.generation),
+        "user": lease.request.user,
+        "uid": lease.request.uid,
+        "image": str(lease.request.image),
+        "digest": lease.image.digest if lease.image else None,
+        "state": lease.state.value,
+        "refusal": lease.refusal or None,
+        "nodes": _nodes(record),
+        "taken": list(record.taken),
+        "acknowledged": list(record.acknowledged),
+        "unclean": dict(record.unclean),
+        "network": lease.network.kind,
+        "created": record.created,
+        "updated": record.updated,
+    }
+
+
+def ps_local(config: Config, *, as_json: bool) -> int:
+    """Show guests of this node: what journals say, and whether each domain runs."""
+    here.need_root("ps --local")
+    guests = _local_guests(config)
+    if as_json:
+        output.write_json(guests)
+        return 0
+    output.write_table(
+        ("JOB", "GENERATION", "GUEST", "IMAGE", "STATUS", "DOMAIN", "RUNS"),
+        [
+            (
+                str(guest["job"] or "-"),
+                guest["generation"] or "-",
+                str(guest["guest"]),
+                guest["image"] or "-",
+                guest["status"],
+                guest["domain"],
+                "yes" if guest["runs"] else "no",
+            )
+            for guest in guests
+        ],
+        right=("JOB", "GUEST"),
+    )
+    return 0
+
+
+def _local_guests(config: Config) -> list[dict[str, Any]]:
+    from vhpc_slurm.node import guest, journal, statefile
+    from vhpc_slurm.node.layout import Layout, domain_name
+
+    layout = Layout(config)
+    with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        running = set(hypervisor.names())
+    found = []
+    for generation in journal.generations(layout.journals):
+        state = statefile.read(layout.state_file(generation.job_id))
+        if state.get("generation") != str(generation):
+            state = {}  # the run folder belongs to another incarnation
+        folders = layout.job(generation.job_id).glob("g[0-9]*") if state else ()
+        indexes = {int(path.name[1:]) for path in folders if path.name[1:].isdigit()}
+        indexes |= set(_indexes(running, domain_name(generation, 0)))
+        for index in sorted(indexes or {0}):
+            name = domain_name(generation, index)
+            found.append(
+                {
+                    "job": generation.job_id,
+                    "generation": str(generation),
+                    "guest": index,
+                    "image": state.get("image"),
+                    "status": state.get("status", "unknown"),
+                    "domain": name,
+                    "runs": name in running,
+                }
+            )
+    known = {entry["domain"] for entry in found}
+    return found + [_orphan(name) for name in sorted(running - known)]
+
+
+def _indexes(running: Iterable[str], first: str) -> Iterable[int]:
+    """Guest indexes of a generation among names of domains; ``first`` is the name of its guest 0."""
+    stem = first.removesuffix("0")
+    for name in running:
+        if name.startswith(stem) and name.removeprefix(stem).isdigit():
+            yield int(name.removeprefix(stem))
+
+
+def _orphan(name: str) -> dict[str, Any]:
+    """A domain of ours without a journal; `vhpc reconcile` ends it."""
+    return {
+        "job": None,
+        "generation": None,
+        "guest": 0,
+        "image": None,
+        "status": "orphan",
+        "domain": name,
+        "runs": True,
+    }

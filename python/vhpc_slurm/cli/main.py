@@ -1,0 +1,316 @@
+"""The `vhpc` command: its words and options; what they do is in the modules beside this one.
+
+Those are imported when they are needed: `vhpc --help` must not wait for
+libvirt, and a user's `vhpc image ls` not for the controller's client.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vhpc_slurm import __version__
+from vhpc_slurm.errors import VhpcError
+
+if TYPE_CHECKING:
+    from vhpc_slurm.config import Config
+
+EXIT_BY_KIND = {"user": 1, "node": 3, "teardown": 3, "fabric": 4}
+EXIT_USAGE = 2
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+EXIT_CODES = (
+    "Exit status: 0 success; 1 a mistake of yours, or findings (doctor, reconcile); "
+    "2 wrong usage; 3 this node cannot do it; 4 the controller cannot be reached. "
+    "Errors are one line on stderr."
+)
+
+app = typer.Typer(
+    name="vhpc",
+    help="Virtual clusters inside Slurm jobs: look at jobs, guests, images and settings.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
+app.add_typer(image_app, name="image")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobId = Annotated[int, typer.Argument(metavar="JOBID", min=1, help="Slurm's job id.", show_default=False)]
+ThisNode = Annotated[
+    str | None,
+    typer.Option("--node", metavar="NODE", help="Slurm's name of this node, where it is not the host name."),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _vhpc(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"vhpc {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+@image_app.callback(invoke_without_command=True)
+def _image(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
+
+
+@app.command(short_help="List jobs with guests.")
+def ps(
+    everything: Annotated[bool, typer.Option("--all", help="Also generations that are over.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="Guests of this node, from its journals.")] = False,
+    as_json: Json = False,
+) -> int:
+    """List jobs with guests: as vhpcd has them (root or SlurmUser), or as this node has them (root)."""
+    if local and everything:
+        raise typer.BadParameter("--all and --local exclude each other")
+    from vhpc_slurm.cli import jobs
+
+    if local:
+        return jobs.ps_local(_config(), as_json=as_json)
+    return jobs.ps(_config(), everything=everything, as_json=as_json)
+
+
+@app.command(short_help="Show what Prolog would do on this node.")
+def plan(
+    job_id: Annotated[
+        int | None,
+        typer.Argument(metavar="JOBID", min=1, help="A job of this node; its lease says what it has."),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            "--image", metavar="NAME[:TAG]", help="Without JOBID: the image of a job that could be."
+        ),
+    ] = None,
+    cpus: Annotated[
+        str | None,
+        typer.Option(
+            "--cpus", metavar="LIST", help="With --image: Slurm's CPU ids, like 0-3,8; default all."
+        ),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            "--memory", metavar="MIB", min=1, help="With --image: memory of the job here; default all."
+        ),
+    ] = None,
+    mem_reserve: Annotated[
+        int | None,
+        typer.Option(
+            "--mem-reserve", metavar="MIB", min=0, help="With --image: as sbatch --vhpc-mem-reserve."
+        ),
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", metavar="USER", help="With --image: whose job; default you, unless you are root."
+        ),
+    ] = None,
+    chdir: Annotated[
+        str | None,
+        typer.Option(
+            "--chdir", metavar="DIR", help="With --image: the job's working directory; default this one."
+        ),
+    ] = None,
+    xml: Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")] = False,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Show what Prolog would do on this node, for a job or for one that could be; or all reasons why not."""
+    wishes = (image, cpus, memory, mem_reserve, user, chdir)
+    if (job_id is None) == (image is None):
+        raise typer.BadParameter("either JOBID or --image is needed")
+    if job_id is not None and any(wish is not None for wish in wishes):
+        raise typer.BadParameter("a job has its allocation already: no --cpus, --memory … with JOBID")
+    from vhpc_slurm.cli import here
+    from vhpc_slurm.cli import plan as planning
+
+    config, name = _config(), here.node_name(node)
+    if job_id is not None:
+        case = planning.of_job(config, job_id, name)
+    else:
+        wish = planning.Wish(image or "", cpus, memory, mem_reserve, user, chdir or os.getcwd())  # noqa: PTH109
+        case = planning.of_wish(config, wish, name)
+    return planning.plan(config, case, xml=xml, as_json=as_json)
+
+
+@app.command(short_help="Show how long a job's boot took, stage by stage.")
+def timeline(
+    job_id: JobId,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="NODE", help="Only this node of the job."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show the stages of a job's boot and teardown on each node, with durations (root or SlurmUser).
+
+    Nodes send theirs when the job ends; before, each node knows its own.
+    """
+    from vhpc_slurm.cli import timeline as waterfall
+
+    return waterfall.timeline(_config(), job_id, node, as_json=as_json)
+
+
+@app.command(short_help="Print what a guest wrote to its console.")
+def console(
+    job_id: JobId,
+    node: Annotated[
+        str | None,
+        typer.Argument(metavar="NODE", help="The node that you mean; default this one."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends or you interrupt.")
+    ] = False,
+    guest: Annotated[
+        int, typer.Option("--guest", metavar="N", min=0, help="Which of the job's guests on this node.")
+    ] = 0,
+    as_json: Json = False,
+) -> int:
+    """Print what a job's guest on this node wrote to its console (root).
+
+    Control characters are taken out.
+    """
+    if follow and as_json:
+        raise typer.BadParameter("--follow and --json exclude each other")
+    from vhpc_slurm.cli import console as consoles
+    from vhpc_slurm.cli import here
+
+    return consoles.console(
+        _config(),
+        job_id,
+        node=node,
+        this_node=here.node_name(),
+        guest=guest,
+        follow=follow,
+        as_json=as_json,
+    )
+
+
+@app.command(short_help="Check this host and Slurm's settings.")
+def doctor(
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Leave out what is as it should be.")] = False,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Check this host and Slurm's settings; each finding comes with its cure.
+
+    Run it as root on the controller, on a login node and on every compute node.
+    The exit status is 1 when there is an error among the findings.
+    """
+    from vhpc_slurm.cli import doctor as doctors
+    from vhpc_slurm.cli import here
+
+    return doctors.doctor(_config(), here.node_name(node), as_json=as_json, quiet=quiet)
+
+
+@app.command(short_help="Finish what a crash left on this node.")
+def reconcile(
+    check: Annotated[bool, typer.Option("--check", help="Only look; exit 1 when there is anything.")] = False,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Finish what a crash left on this node (root).
+
+    Journals, libvirt, processes and vhpcd's leases are compared.  The exit
+    status is 0 when nothing is left that should not be there, else 1.
+    """
+    from vhpc_slurm.cli import here, reconciling
+
+    return reconciling.reconcile(_config(), here.node_name(node), check=check, as_json=as_json)
+
+
+@app.command(short_help="Show the configuration in force.")
+def config(
+    describe: Annotated[bool, typer.Option("--describe", help="Every key, its default and meaning.")] = False,
+    man: Annotated[bool, typer.Option("--man", help="The man page vhpc.toml(5).")] = False,
+    as_json: Json = False,
+) -> int:
+    """Show the configuration in force."""
+    if man and (describe or as_json):
+        raise typer.BadParameter("--man goes with no other option")
+    from vhpc_slurm.cli import settings
+
+    if man:
+        sys.stdout.write(settings.manual())
+        return 0
+    if describe:
+        return settings.reference(as_json=as_json)
+    return settings.values(_config(), as_json=as_json)
+
+
+@image_app.command("ls")
+def image_ls(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Only the tags of this name."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """List images."""
+    from vhpc_slurm.cli import images
+
+    return images.ls(_config(), name, as_json=as_json)
+
+
+@image_app.command("show")
+def image_show(
+    name: Annotated[str, typer.Argument(metavar="NAME[:TAG]", show_default=False)], as_json: Json = False
+) -> int:
+    """Show one image: its digest, blobs, and what it needs."""
+    from vhpc_slurm.cli import images
+
+    return images.show(_config(), name, as_json=as_json)
+
+
+def _config() -> Config:
+    from vhpc_slurm.config import load
+
+    return load()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status, prints errors as one line."""
+    try:
+        result = app(args=None if argv is None else list(argv), prog_name="vhpc", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except VhpcError as err:
+        return _fail(err.line(), EXIT_BY_KIND.get(err.kind, EXIT_INTERNAL))
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # the reader has gone; do not let the interpreter fail at its last flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as err:
+        message = getattr(err, "format_message", None)
+        if message is not None:  # click's own errors, wherever typer has them from
+            return _fail(f"{message()} (see: vhpc --help)", EXIT_USAGE)
+        if os.environ.get("VHPC_DEBUG"):
+            raise
+        return _fail(f"internal error: {err!r} (VHPC_DEBUG=1 shows where)", EXIT_INTERNAL)
+
+
+def _fail(line: str, code: int) -> int:
+    print("vhpc: " + " ".join(line.split()), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

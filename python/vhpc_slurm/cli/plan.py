@@ -1,0 +1,332 @@
+"""vhpc plan: what Prolog would do on this node, or every reason why it would not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vhpc_slurm.catalog import resolve
+from vhpc_slurm.cli import here, jobs, output
+from vhpc_slurm.config import Config
+from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
+from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.model import (
+    Generation,
+    GuestPlan,
+    HostInventory,
+    ImageIdentity,
+    ImageRef,
+    JobRequest,
+    NodeAllocation,
+    NodePlan,
+)
+from vhpc_slurm.node import accounts, inventory, shares
+from vhpc_slurm.node.layout import Layout, domain_name
+from vhpc_slurm.placement.plan import Refusal, fit
+
+NO_JOB = 0xFFFFFFFE
+"""Stands for the job of a plan that is for none: Slurm's NO_VAL, which is no job's id."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A hypothetical allocation; what is None is all that the node has."""
+
+    image: str
+    cpus: str | None = None
+    memory_mib: int | None = None
+    mem_reserve_mib: int | None = None
+    user: str | None = None
+    work_dir: str = "/"
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a plan follows from."""
+
+    generation: Generation
+    allocation: NodeAllocation
+    host: HostInventory
+    request: JobRequest
+    image: ImageIdentity
+    shares: tuple[shares.Share, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def of_job(config: Config, job_id: int, node: str) -> Case:
+    """The case of an existing job on this node, from its lease.
+
+    Raises:
+        UserError: no such job, not on this node, or refused.
+        FabricError: vhpcd cannot be reached.
+    """
+    record = jobs.of_job(config, "plan JOBID", job_id)
+    if record is None:
+        raise jobs.unknown(job_id)
+    lease = record.lease
+    if lease.image is None:
+        raise UserError(f"job {job_id} was refused", lease.refusal)
+    names = [part.node for part in lease.allocation.nodes]
+    if node not in names:
+        raise UserError(
+            f"job {job_id} has no part on {node}",
+            f"its nodes are {output.node_list(names)}",
+            "a plan follows from the topology of the node that vhpc plan runs on: run it there",
+        )
+    host = inventory.read(node, config)
+    found, notes = _shares(config, lease.request.uid, lease.request.work_dir)
+    return Case(lease.generation, lease.allocation.on(node), host, lease.request, lease.image, found, notes)
+
+
+def of_wish(config: Config, wish: Wish, node: str) -> Case:
+    """The case of an allocation that could be.
+
+    Raises:
+        UserError: unknown image or user, or a CPU list that is none.
+    """
+    host = inventory.read(node, config)
+    image = resolve(Path(config.images.catalog), ImageRef.parse(wish.image))
+    try:
+        cpus = tuple(range(len(host.abstract))) if wish.cpus is None else parse_cpu_list(wish.cpus)
+    except ValueError as err:
+        raise UserError(f"--cpus={wish.cpus!r}", str(err), "write it like 0-3,8") from err
+    memory = sum(cell.memory_mib for cell in host.cells) if wish.memory_mib is None else wish.memory_mib
+    uid, notes = _uid(wish.user)
+    request = JobRequest(
+        job_id=NO_JOB,
+        restart=0,
+        uid=uid,
+        gid=0,
+        user=wish.user or here.user_name(uid),
+        work_dir=wish.work_dir,
+        image=image.ref,
+        mem_reserve_mib=wish.mem_reserve_mib,
+    )
+    found, more = _shares(config, uid, wish.work_dir) if uid else ((), ())
+    generation = Generation(NO_JOB, 0, "00000000")
+    allocation = NodeAllocation(node, cpus, memory)
+    return Case(generation, allocation, host, request, image, found, (*notes, *more))
+
+
+def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
+    """Show the plan of a case.
+
+    Raises:
+        VhpcError: there is none, with all reasons of the kind that decides.
+    """
+    result = fit(case.generation, case.allocation, case.host, case.request, case.image.manifest, config)
+    if isinstance(result, Refusal):
+        _show_refusal(case, result, as_json=as_json)
+        raise result.error()
+    if xml:
+        texts = [_xml(config, case, guest) for guest in result.guests]
+        if as_json:
+            output.write_json({"xml": texts})
+        else:
+            print("".join(texts), end="")
+        return 0
+    if as_json:
+        output.write_json(_json(config, case, result))
+    else:
+        _show(config, case, result)
+    return 0
+
+
+def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:
+    """Whose job it would be; root has no jobs in guests, so 0 stands for nobody in particular."""
+    import pwd
+
+    if user is None:
+        if here.is_root():
+            return 0, ("shares are left out: they depend on the user, name one with --user",)
+        return os.geteuid(), ()
+    try:
+        return pwd.getpwnam(user).pw_uid, ()
+    except KeyError:
+        raise UserError(f"user {user!r} is unknown on this node") from None
+
+
+def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[shares.Share, ...], tuple[str, ...]]:
+    """The shares of this user's guests here, and what was left out.
+
+    Whether he may enter a folder is asked with his own rights, which only root can take on.
+    """
+    account = accounts.account(uid)
+    found, notes = shares.wanted(config.shares, account, work_dir)
+    if here.is_root():
+        timeout = config.guests.stage_timeout_s
+        shut = [share for share in found if not shares.reachable(share, account, timeout)]
+        notes += [
+            f"{share.why} {share.path!r} cannot be entered by {account.name}: not shared" for share in shut
+        ]
+        found = [share for share in found if share not in shut]
+    return tuple(found), tuple(notes)
+
+
+def _hypervisor(config: Config) -> tuple[int, str]:
+    """libvirt's version, and a remark where it could not be asked."""
+    from vhpc_slurm.domain.spec import LIBVIRT_OLDEST
+    from vhpc_slurm.node import guest
+
+    try:
+        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+            return hypervisor.version()[0], ""
+    except (VhpcError, ImportError) as err:
+        return LIBVIRT_OLDEST, f"as for the oldest libvirt that will do; the running one was not asked: {err}"
+
+
+def _xml(config: Config, case: Case, guest: GuestPlan) -> str:
+    """The domain as stages.boot would have it; uid and paths of files are those of a first guest."""
+    from vhpc_slurm.domain.render import render
+    from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+
+    layout = Layout(config)
+    run_dir = layout.guest(case.generation.job_id, guest.index)
+    manifest = case.image.manifest
+    version, remark = _hypervisor(config)
+    store = Path(config.images.store) / "blobs" / "sha256"
+    text = render(
+        DomainSpec(
+            name=domain_name(case.generation, guest.index),
+            generation=case.generation,
+            guest=guest,
+            hypervisor="kvm" if case.host.kvm else "qemu",
+            cpu_vendor=case.host.cpu_vendor,
+            libvirt_version=version,
+            emulator=config.guests.emulator,
+            kernel=str(run_dir / "kernel"),
+            initrd=str(run_dir / "initrd"),
+            cmdline=manifest.cmdline,
+            root=str(store / manifest.root.sha256),
+            root_format=manifest.root_format,
+            uid=config.guests.uid_base,
+            gid=accounts.group_id(config.guests.qemu_group),
+            agent_socket=str(run_dir / "agent.sock"),
+            console_log=str(run_dir / "console.log"),
+            shares=tuple(ShareSpec(s.tag, str(run_dir / f"fs-{s.tag}.sock")) for s in case.shares),
+        )
+    )
+    return f"<!-- {remark.replace('--', '- -')} -->\n{text}" if remark else text
+
+
+def _accelerator(case: Case) -> tuple[str, str]:
+    """(kvm or tcg, why)."""
+    why = case.host.kvm_reason
+    if not case.host.kvm and not here.is_root():
+        why += f"; judged as {here.user_name()}, Prolog judges as root"
+    return ("kvm" if case.host.kvm else "tcg"), why
+
+
+def _json(config: Config, case: Case, plan_: NodePlan) -> dict[str, Any]:
+    """The NodePlan itself with what it follows from beside it."""
+    accelerator, why = _accelerator(case)
+    abstract = {os_cpu: number for number, os_cpu in enumerate(case.host.abstract)}
+    built: dict[str, Any] = msgspec.to_builtins(plan_)
+    for guest in built["guests"]:
+        for pin in guest["pins"]:
+            pin["abstract"] = abstract[pin["os_cpu"]]
+    return built | {
+        "generation": None if case.generation.job_id == NO_JOB else str(plan_.generation),
+        "image": str(case.image.ref),
+        "digest": case.image.digest,
+        "accelerator": accelerator,
+        "accelerator_reason": why,
+        "libvirt_uri": config.guests.libvirt_uri,
+        "shares": msgspec.to_builtins(case.shares),
+        "notes": [*plan_.notes, *case.notes],
+    }
+
+
+def _show(config: Config, case: Case, plan_: NodePlan) -> None:
+    accelerator, why = _accelerator(case)
+    name = "QEMU with KVM" if accelerator == "kvm" else "QEMU in software (TCG), many times slower"
+    generation = str(plan_.generation) if case.generation.job_id != NO_JOB else "none (a hypothetical job)"
+    output.write_facts(
+        [
+            ("node", plan_.node),
+            ("generation", generation),
+            ("image", f"{case.image.ref} ({case.image.digest[:19]})"),
+            ("hypervisor", f"{name}: {why}; {config.guests.libvirt_uri}"),
+            ("memory", _memory(case, plan_)),
+        ]
+    )
+    for guest in plan_.guests:
+        _show_guest(case, guest)
+    if case.shares:
+        print()
+        output.write_table(
+            ("SHARE", "PATH", "ACCESS", "WHY"),
+            [(s.tag, s.path, "read-only" if s.read_only else "read-write", s.why) for s in case.shares],
+        )
+    for note in (*plan_.notes, *case.notes):
+        print(f"note: {output.printable(note)}")
+
+
+def _memory(case: Case, plan_: NodePlan) -> str:
+    reserve = "guests.memory_reserve_mib" if case.request.mem_reserve_mib is None else "--vhpc-mem-reserve"
+    guests = sum(guest.memory_mib for guest in plan_.guests)
+    rounded = plan_.job_memory_mib - plan_.reserve_mib - guests
+    text = f"{plan_.job_memory_mib} MiB of the job - {plan_.reserve_mib} MiB outside ({reserve})"
+    if rounded:
+        text += f" - {rounded} MiB of rounding"
+    return f"{text} = {guests} MiB for the guest; the image needs {case.image.manifest.min_memory_mib} MiB"
+
+
+def _show_guest(case: Case, guest: GuestPlan) -> None:
+    topology = guest.topology
+    shape = " x ".join(
+        f"{count} {name}"
+        for count, name in (
+            (topology.sockets, "sockets"),
+            (topology.dies, "dies"),
+            (topology.cores, "cores"),
+            (topology.threads, "threads"),
+        )
+    )
+    pages = f"{guest.hugepage_kib} KiB huge pages" if guest.hugepage_kib else "ordinary pages"
+    print()
+    output.write_facts(
+        [
+            (f"guest {guest.index}", guest.hostname),
+            ("topology", shape),
+            ("emulator", f"QEMU's own threads on {guest.emulator_choice}"),
+            ("memory", f"{guest.memory_mib} MiB in {pages}, NUMA binding {guest.memory_binding.value}"),
+        ]
+    )
+    print()
+    by_number = {cpu.os_cpu: cpu for cpu in case.host.cpus}
+    abstract = {os_cpu: number for number, os_cpu in enumerate(case.host.abstract)}
+    rows = []
+    for pin in guest.pins:
+        cpu = by_number[pin.os_cpu]
+        numbers = (pin.vcpu, abstract[pin.os_cpu], pin.os_cpu, cpu.core, cpu.socket, cpu.cell, pin.cell)
+        rows.append([str(number) for number in numbers])
+    head = ("VCPU", "SLURM CPU", "OS CPU", "CORE", "SOCKET", "HOST CELL", "GUEST CELL")
+    output.write_table(head, rows, right=head)
+    print()
+    output.write_table(
+        ("GUEST CELL", "VCPUS", "MEMORY MiB", "HOST CELLS"),
+        [
+            (
+                str(c.cell),
+                format_cpu_list(c.vcpus),
+                str(c.memory_mib),
+                format_cpu_list(c.nodeset or (c.host_cell,)),
+            )
+            for c in guest.cells
+        ],
+        right=("GUEST CELL", "MEMORY MiB"),
+    )
+
+
+def _show_refusal(case: Case, refusal: Refusal, *, as_json: bool) -> None:
+    if as_json:
+        reasons = [{"kind": r.kind, "what": r.what, "why": r.why, "cure": r.cure} for r in refusal.reasons]
+        output.write_json({"node": case.host.node, "refused": reasons})
+        return
+    print(f"no guest of image {case.image.ref} can run on {case.host.node}:")
+    output.write_table(("FAULT OF", "REASON"), [(r.kind, r.line()) for r in refusal.reasons])

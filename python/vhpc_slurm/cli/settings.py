@@ -1,0 +1,105 @@
+"""vhpc config: what the configuration amounts to, and its manual."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from vhpc_slurm.cli import output
+from vhpc_slurm.config import Config, describe
+
+
+def values(config: Config, *, as_json: bool) -> int:
+    """Show every key with the value in force; ``*`` marks what is not the default."""
+    if as_json:
+        output.write_json(msgspec.to_builtins(config))
+        return 0
+    rows = []
+    for section, key, default, _ in describe():
+        value = getattr(getattr(config, section), key)
+        rows.append((f"{section}.{key}", toml(value), "*" if value != default else ""))
+    output.write_table(("KEY", "VALUE", "SET"), rows)
+    return 0
+
+
+def reference(*, as_json: bool) -> int:
+    """Show every key with its default and meaning."""
+    if as_json:
+        keys = [
+            {"section": section, "key": key, "default": default, "meaning": meaning}
+            for section, key, default, meaning in describe()
+        ]
+        output.write_json(keys)
+        return 0
+    output.write_table(
+        ("KEY", "DEFAULT", "MEANING"),
+        [(f"{section}.{key}", toml(default), meaning) for section, key, default, meaning in describe()],
+    )
+    return 0
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def manual() -> str:
+    """The man page vhpc.toml(5) in man(7) markup."""
+    return "\n".join([*_head(), *_sections(), *_tail()]) + "\n"
+
+
+def _head() -> list[str]:
+    return [
+        r".\" Made by `vhpc config --man` from the code; do not edit.",
+        '.TH VHPC.TOML 5 "" "vhpc" "File formats"',
+        ".SH NAME",
+        r"vhpc.toml \- configuration of vhpc",
+        ".SH SYNOPSIS",
+        ".I /etc/vhpc/vhpc.toml",
+        ".SH DESCRIPTION",
+        "The same file serves compute nodes and the controller.",
+        "It is written in TOML, one table per section below.",
+        "Every key may be absent and then has the default that is shown;",
+        "so may the file.",
+        "An unknown key and a value of a wrong type are errors that name the file and the key.",
+        r"Units are in the names: \fI_mib\fP is MiB, \fI_kib\fP KiB, \fI_s\fP seconds.",
+        ".PP",
+        r"\fBvhpc config\fP shows the values in force.",
+    ]
+
+
+def _sections() -> Iterator[str]:
+    last = ""
+    for section, key, default, meaning in describe():
+        if section != last:
+            yield f".SH [{section}]"
+            yield _roff(getattr(Config(), section).__doc__ or "")
+            last = section
+        yield ".TP"
+        yield rf"\fB{_roff(key)}\fP = {_roff(toml(default))}"
+        yield _roff(meaning)
+
+
+def _tail() -> list[str]:
+    return [
+        ".SH ENVIRONMENT",
+        ".TP",
+        ".B VHPC_CONFIG",
+        "Another file to read instead; it must exist.",
+        ".SH FILES",
+        ".I /etc/vhpc/vhpc.toml",
+        ".SH SEE ALSO",
+        ".BR vhpc (1),",
+        r".BR vhpc\-spank (8)",
+    ]
+
+
+def _roff(text: str) -> str:
+    """The text with nothing left in it that troff would act on."""
+    escaped = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
+    return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -1,0 +1,161 @@
+"""vhpc timeline: a waterfall of a job's stages on each of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vhpc_slurm.cli import here, jobs, output
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.model import Generation, Stage, Timeline
+from vhpc_slurm.node import timeline as stored
+from vhpc_slurm.node.layout import Layout
+
+BAR_WIDTH = 40
+TEARDOWN = ("power off", "release")
+FAILED = "failed:"
+
+
+def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) -> int:
+    """Show the stages of a job's last incarnation.
+
+    Raises:
+        UserError: nobody knows the job, or it has nothing on ``node``.
+        FabricError: vhpcd cannot be reached and this node has no record of its own.
+    """
+    generation, lines = _find(config, job_id)
+    if node is not None:
+        known = ", ".join(line.node for line in lines) or "no node"
+        lines = [line for line in lines if line.node == node]
+        if not lines:
+            raise UserError(f"job {job_id} has no timeline of {node}", f"there is one of {known}")
+    if as_json:
+        output.write_json(_json(generation, lines))
+        return 0
+    print(f"job {job_id}, generation {generation}")
+    for title, phase in (("boot", boot_stages), ("teardown", teardown_stages)):
+        _waterfall(title, [(line.node, phase(line)) for line in lines])
+    for line in lines:
+        print(f"{line.node}: {_verdict(line)}")
+    return 0
+
+
+def boot_stages(line: Timeline) -> tuple[Stage, ...]:
+    """Stages from the lease to a guest that is ready."""
+    return tuple(stage for stage in line.stages if stage.name not in TEARDOWN)
+
+
+def teardown_stages(line: Timeline) -> tuple[Stage, ...]:
+    """Stages from the end of the job to nothing left."""
+    return tuple(stage for stage in line.stages if stage.name in TEARDOWN)
+
+
+def ready_after(line: Timeline) -> float | None:
+    """Seconds from the first stage to all guests ready; None when they did not get so far."""
+    stages = boot_stages(line)
+    setups = [stage for stage in stages if stage.name.startswith("setup ")]
+    started = [stage for stage in stages if stage.name.startswith("start ")]
+    if not setups or len(setups) < len(started) or any(s.detail.startswith(FAILED) for s in stages):
+        return None
+    return max(stage.ended for stage in setups) - min(stage.began for stage in stages)
+
+
+def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
+    """What vhpcd has, and for a node whose acknowledgement is still to come, what lies on this node."""
+    local = _local(config, job_id)
+    try:
+        record = jobs.of_job(config, "timeline", job_id)
+    except FabricError:
+        if local is None:
+            raise
+        return local.generation, [local]
+    if record is None:
+        if local is None:
+            raise jobs.unknown(job_id)
+        return local.generation, [local]
+    lines = {line.node: line for line in record.timelines}
+    if local is not None and local.generation == record.lease.generation:
+        lines[local.node] = local
+    if not lines:
+        raise UserError(
+            f"vhpcd has no timeline of job {job_id} yet",
+            "a node sends it when the job ends",
+            "run vhpc timeline on one of its nodes: "
+            + output.node_list(part.node for part in record.lease.allocation.nodes),
+        )
+    return record.lease.generation, [lines[name] for name in sorted(lines, key=_natural)]
+
+
+def _local(config: Config, job_id: int) -> Timeline | None:
+    """The last incarnation's timeline on this node, where there is one."""
+    if not here.is_root():
+        return None
+    folder = Layout(config).timelines
+    found = [
+        line
+        for path in folder.glob(f"{job_id}.*.json")
+        if (line := stored.read(path)) is not None and line.stages
+    ]
+    return max(found, key=lambda line: (line.generation.restart, line.stages[0].began), default=None)
+
+
+def _natural(name: str) -> tuple[int, str]:
+    return len(name), name
+
+
+def _waterfall(title: str, lines: Sequence[tuple[str, Sequence[Stage]]]) -> None:
+    """Print the stages of one phase, aligned to the earliest start of all nodes."""
+    from rich.bar import Bar
+
+    every = [stage for _, stages in lines for stage in stages]
+    if not every:
+        return
+    origin = min(stage.began for stage in every)
+    whole = max(max(stage.ended for stage in every) - origin, 0.001)
+    rows = []
+    for node, stages in lines:
+        for stage in stages:
+            begin, end = stage.began - origin, stage.ended - origin
+            # a stage that took no time is still to be seen
+            shown = max(end, begin + whole / BAR_WIDTH / 4)
+            bar = Bar(whole, min(begin, whole * (1 - 0.25 / BAR_WIDTH)), min(shown, whole), width=BAR_WIDTH)
+            rows.append((node, stage.name, f"{begin:.3f}", f"{end - begin:.3f}", bar, stage.detail))
+    output.write_table(
+        ("NODE", title.upper(), "START s", "TOOK s", "", "DETAIL"), rows, right=("START s", "TOOK s")
+    )
+
+
+def _verdict(line: Timeline) -> str:
+    seconds = ready_after(line)
+    if seconds is not None:
+        return f"ready after {seconds:.3f} s"
+    for stage in line.stages:
+        if stage.detail.startswith(FAILED):
+            return output.printable(f"not ready, {stage.name} {stage.detail}")
+    return "not ready (yet)"
+
+
+def _json(generation: Generation, lines: Sequence[Timeline]) -> dict[str, Any]:
+    return {
+        "job": generation.job_id,
+        "generation": str(generation),
+        "nodes": [
+            {
+                "node": line.node,
+                "ready_s": ready_after(line),
+                "stages": [
+                    {
+                        "name": stage.name,
+                        "phase": "teardown" if stage.name in TEARDOWN else "boot",
+                        "began": stage.began,
+                        "ended": stage.ended,
+                        "took_s": round(stage.ended - stage.began, 6),
+                        "detail": stage.detail,
+                    }
+                    for stage in line.stages
+                ],
+            }
+            for line in lines
+        ],
+    }

@@ -1,0 +1,187 @@
+"""/etc/vhpc/vhpc.toml: every key, its meaning and its default, in one place.
+
+The same file serves nodes and the controller; an unknown key or a wrong type
+is an error that names the file and the key.  ``describe()`` yields the text
+for the manual, so that documentation cannot drift from the code.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+
+from vhpc_slurm.errors import NodeError
+
+DEFAULT_PATH = Path("/etc/vhpc/vhpc.toml")
+
+
+def _doc(text: str, **limits: Any) -> msgspec.Meta:
+    return msgspec.Meta(description=text, **limits)
+
+
+class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where vhpc keeps its files."""
+
+    state: Annotated[
+        str, _doc("journal, tombstones, timelines, queued acknowledgements; survives a reboot")
+    ] = "/var/lib/vhpc"
+    run: Annotated[str, _doc("sockets and state files of running jobs; a tmpfs")] = "/run/vhpc"
+    log: Annotated[str, _doc("logs of hooks and consoles of guests")] = "/var/log/vhpc"
+    libexec: Annotated[str, _doc("vhpc-shim, vhpc-run and the hooks")] = "/usr/libexec/vhpc"
+
+
+class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """vhpcd, the controller service."""
+
+    host: Annotated[str, _doc("host name or address that nodes reach vhpcd at")] = "localhost"
+    listen: Annotated[str, _doc("address that vhpcd listens on")] = "0.0.0.0"  # noqa: S104 - nodes must reach it; munge decides who is heard
+    port: Annotated[int, _doc("TCP port of vhpcd", ge=1, le=65535)] = 7633
+    user: Annotated[str, _doc("user that vhpcd runs as; clients accept answers of no other")] = "vhpc"
+    slurm_user: Annotated[
+        str, _doc("SlurmUser of slurm.conf: beside root the only user vhpcd listens to")
+    ] = "slurm"
+    database: Annotated[str, _doc("SQLite file of the leases")] = "/var/lib/vhpc/vhpcd/leases.sqlite"
+    munge_socket: Annotated[str, _doc("munged's socket; empty means munge's own default")] = ""
+    request_timeout_s: Annotated[int, _doc("longest wait for an answer of vhpcd", ge=1, le=600)] = 10
+    lease_wait_s: Annotated[int, _doc("longest wait of a node for a lease to become READY", ge=1, le=600)] = (
+        60
+    )
+    slurm_bin: Annotated[str, _doc("folder of scontrol, squeue and scancel")] = "/usr/bin"
+    slurm_conf: Annotated[str, _doc("slurm.conf for these commands; empty means Slurm's own default")] = ""
+    slurm_adapter: Annotated[
+        Literal["scontrol", "pyslurm"],
+        _doc("how vhpc asks Slurm: by its commands, or by pyslurm where that is of Slurm's own version"),
+    ] = "scontrol"
+    prolog_stuck_s: Annotated[
+        int,
+        _doc(
+            "a job in Reason=Prolog for so many seconds without a usable lease is requeued; 0: never. "
+            "Keep it above PrologEpilogTimeout and BatchStartTimeout: other jobs are judged by it too",
+            ge=0,
+        ),
+    ] = 1200
+    history_days: Annotated[int, _doc("how long leases and timelines of ended jobs are kept", ge=1)] = 30
+
+
+class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Image catalogue and node store."""
+
+    catalog: Annotated[
+        str, _doc("catalogue folder: names, manifests, blobs; readable by vhpcd and by nodes")
+    ] = "/var/lib/vhpc/catalog"
+    store: Annotated[str, _doc("verified copies on a node, by digest")] = "/var/lib/vhpc/images"
+
+
+class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What guests are made of."""
+
+    libvirt_uri: Annotated[str, _doc("libvirt connection of the node")] = "qemu:///system"
+    accelerator: Annotated[
+        Literal["auto", "kvm", "tcg"],
+        _doc(
+            "kvm, tcg (software, slow), or auto: kvm when /dev/kvm opens and the CPU has svm or vmx, else tcg"
+        ),
+    ] = "auto"
+    emulator: Annotated[str, _doc("QEMU binary; empty means libvirt's choice")] = ""
+    uid_base: Annotated[
+        int, _doc("first uid of the range that QEMU processes run under, one per guest", ge=1000)
+    ] = 700000
+    uid_count: Annotated[int, _doc("size of that range", ge=1, le=65536)] = 1024
+    qemu_group: Annotated[str, _doc("group of QEMU processes: the one that may open /dev/kvm")] = "kvm"
+    memory_reserve_mib: Annotated[
+        int, _doc("memory of a job's allocation on a node that stays outside its guests, in MiB", ge=0)
+    ] = 256
+    boot_timeout_s: Annotated[
+        int, _doc("deadline from start of a guest to its agent's ready", ge=1, le=3600)
+    ] = 120
+    stage_timeout_s: Annotated[int, _doc("deadline of any other single stage", ge=1, le=3600)] = 60
+    poweroff_timeout_s: Annotated[
+        int, _doc("how long a guest may take to power off before it is destroyed", ge=0)
+    ] = 5
+    console_limit_kib: Annotated[int, _doc("how much of a guest's console is handed to the user", ge=1)] = (
+        1024
+    )
+
+
+class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Folders of the host that guests see, through virtiofsd run as the job user."""
+
+    virtiofsd: Annotated[str, _doc("virtiofsd binary (the Rust one)")] = "/usr/libexec/virtiofsd"
+    home: Annotated[bool, _doc("share the user's home")] = True
+    work_dir: Annotated[bool, _doc("share the job's working directory where no other share holds it")] = True
+    site: Annotated[tuple[str, ...], _doc("further folders that every guest sees, such as /scratch")] = ()
+    read_only: Annotated[tuple[str, ...], _doc("those of `site` that guests may only read")] = ()
+
+
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The node itself."""
+
+    sysfs_root: Annotated[str, _doc("root of the sysfs tree to read")] = "/sys"
+    emulator_cpus: Annotated[
+        str, _doc("OS CPU list for QEMU's own threads, kept out of Slurm; empty: the job's own CPUs")
+    ] = ""
+    commands: Annotated[
+        tuple[str, ...], _doc("Slurm commands that work inside guests by running on the host")
+    ] = (
+        "srun",
+        "scontrol",
+        "squeue",
+        "sinfo",
+        "sacct",
+        "scancel",
+        "sstat",
+        "sbcast",
+    )
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole file; one TOML table per section."""
+
+    paths: Paths = Paths()
+    controller: Controller = Controller()
+    images: Images = Images()
+    guests: Guests = Guests()
+    shares: Shares = Shares()
+    host: Host = Host()
+
+
+def load(path: Path | None = None) -> Config:
+    """Read the configuration.
+
+    Args:
+        path: the file; default is ``$VHPC_CONFIG``, then ``/etc/vhpc/vhpc.toml``.
+            An absent default file means all defaults.
+
+    Raises:
+        NodeError: unreadable, not TOML, unknown key, or wrong type.
+    """
+    named = path is not None or "VHPC_CONFIG" in os.environ
+    path = path or Path(os.environ.get("VHPC_CONFIG", str(DEFAULT_PATH)))
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if named:
+            raise NodeError(f"cannot read {path}", "no such file") from None
+        return Config()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+        raise NodeError(f"cannot read {path}", str(err)) from err
+    try:
+        return msgspec.convert(raw, Config)
+    except msgspec.ValidationError as err:
+        raise NodeError(f"{path} is not valid", str(err), "see vhpc.toml(5)") from err
+
+
+def describe() -> Iterator[tuple[str, str, Any, str]]:
+    """Yield (section, key, default, meaning) for every key, in file order."""
+    default = Config()
+    for section in Config.__struct_fields__:
+        part = getattr(default, section)
+        hints = get_type_hints(type(part), include_extras=True)
+        for key in part.__struct_fields__:
+            meta = next(m for m in get_args(hints[key]) if isinstance(m, msgspec.Meta))
+            yield section, key, getattr(part, key), meta.description or ""

@@ -1,0 +1,1 @@
+"""vhpcd: leases of generations, and how hooks ask for them."""

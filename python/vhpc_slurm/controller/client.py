@@ -1,0 +1,231 @@
+"""How hooks and commands ask vhpcd.
+
+Every request may be repeated without harm, so a lost connection or a vhpcd
+that is just being restarted is tried again until the deadline.  Imports are
+few: a hook pays for them in the user's waiting time.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import socket
+import time
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from vhpc_slurm import errors
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.errors import FabricError, VhpcError
+from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
+from vhpc_slurm.munge import CredentialError, Munge
+
+_KINDS: dict[str, type[VhpcError]] = {
+    kind.kind: kind for kind in (errors.UserError, errors.NodeError, errors.FabricError, errors.TeardownError)
+}
+_Answer = TypeVar("_Answer", bound=wire.Answer)
+
+
+class Acknowledgement(Protocol):
+    """A node's word about a generation; ``timeline`` is what it went through, if known."""
+
+    @property
+    def generation(self) -> Generation:
+        """The generation."""
+
+    @property
+    def node(self) -> str:
+        """The node that says so."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether it holds nothing any more."""
+
+    @property
+    def note(self) -> str:
+        """What it cannot get rid of, and why."""
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Its stages."""
+
+
+class ControllerClient:
+    """A client of the vhpcd that the configuration names.
+
+    All methods raise FabricError when vhpcd cannot be reached or does not
+    answer within ``controller.request_timeout_s`` (plus the wait asked for),
+    and UserError when it does not listen to this user.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Nothing is sent yet."""
+        self._settings = config.controller
+        self._munge = Munge(config.controller.munge_socket)
+
+    def open_generation(self, request: JobRequest, allocation: Allocation) -> Lease:
+        """Make the job's lease, or return the one it has: READY, or REFUSED with the line for the user."""
+        layouts = wire.pack_allocation(allocation)
+        body = wire.OpenGeneration(request=request, layouts=layouts)
+        return self._ask(body, wire.LeaseAnswer).lease.unpack()
+
+    def lease(self, job_id: int, restart: int | None, node: str, wait_s: float) -> Lease:
+        """The lease of a job.
+
+        With ``wait_s`` > 0 this node *takes* it: READY or REFUSED, waiting up
+        to ``wait_s`` seconds for that, and from then on the lease is released
+        only after this node's acknowledgement.  With 0 it only looks: the
+        newest lease (of that restart), in whatever state.
+
+        Raises:
+            FabricError: also when there is none by then, when it is over, or
+                when the job has no part on this node.
+        """
+        body = wire.GetLease(job_id=job_id, restart=restart, node=node, wait_s=wait_s)
+        return self._ask(body, wire.LeaseAnswer, wait_s).lease.unpack()
+
+    def ending(self, job_id: int, restart: int | None) -> None:
+        """Say that the job's incarnations up to this restart count (None: all) are over."""
+        self._ask(wire.Ending(job_id=job_id, restart=restart), wire.Done)
+
+    def acknowledge(self, ack: Acknowledgement) -> None:
+        """Say whether this node still holds something of a generation."""
+        body = wire.Acknowledge(
+            generation=str(ack.generation),
+            node=ack.node,
+            clean=ack.clean,
+            note=ack.note,
+            stages=ack.timeline.stages if ack.timeline else None,
+        )
+        self._ask(body, wire.Done)
+
+    def report_timeline(self, timeline: Timeline) -> None:
+        """Leave a node's timeline with vhpcd, instead of an earlier one of that node and generation."""
+        line = wire.TimelineWire(
+            generation=str(timeline.generation), node=timeline.node, stages=timeline.stages
+        )
+        self._ask(wire.ReportTimeline(timeline=line), wire.Done)
+
+    def leases(
+        self, *, job_id: int | None = None, live: bool = False, timelines: bool = True
+    ) -> list[LeaseRecord]:
+        """Leases as vhpcd keeps them, oldest first.
+
+        Args:
+            job_id: of this job only.
+            live: only those that are not released.
+            timelines: with what nodes reported; costs as much again.
+        """
+        records: list[wire.RecordWire] = []
+        after: int | None = 0
+        while after is not None:
+            page = self._ask(wire.ListLeases(after=after, job_id=job_id, live=live), wire.LeasePage)
+            records.extend(page.records)
+            after = page.more
+        lines = self._timelines(job_id) if timelines and records else {}
+        return [record.unpack(tuple(lines.get(record.lease.generation, ()))) for record in records]
+
+    def status(self) -> wire.Status:
+        """Version, clock, database and counts of vhpcd."""
+        return self._ask(wire.AskStatus(), wire.Status)
+
+    def _timelines(self, job_id: int | None) -> dict[str, Sequence[Timeline]]:
+        found: dict[str, list[Timeline]] = {}
+        after: int | None = 0
+        while after is not None:
+            page = self._ask(wire.ListTimelines(after=after, job_id=job_id), wire.TimelinePage)
+            for line in page.timelines:
+                found.setdefault(line.generation, []).append(line.unpack())
+            after = page.more
+        return {generation: sorted(lines, key=lambda line: line.node) for generation, lines in found.items()}
+
+    def _ask(self, body: wire.Request, expected: type[_Answer], wait_s: float = 0.0) -> _Answer:
+        limit_s = self._settings.request_timeout_s + wait_s
+        deadline = time.monotonic() + limit_s
+        pause_s = 0.05
+        while True:
+            try:
+                answer = self._once(body, deadline)
+                break
+            except (OSError, EOFError) as err:
+                if time.monotonic() + pause_s >= deadline:
+                    where = f"{self._settings.host} port {self._settings.port}"
+                    raise FabricError(
+                        f"vhpcd at {where} does not answer",
+                        f"{err or type(err).__name__}; tried for {limit_s:g} s",
+                        "is vhpcd running there? see: systemctl status vhpcd",
+                    ) from err
+            # A thousand nodes must not come back in step.
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            pause_s = min(2 * pause_s, 1.0)
+        if isinstance(answer, wire.Failure):
+            raise _KINDS.get(answer.kind, FabricError)(answer.what, answer.why, answer.cure)
+        if not isinstance(answer, expected):
+            raise FabricError("vhpcd gave an answer to another question", type(answer).__name__)
+        return answer
+
+    def _once(self, body: wire.Request, deadline: float) -> wire.Answer:
+        """One connection; OSError or EOFError when it may be worth another."""
+        nonce = os.urandom(16).hex()
+        sealed = self._munge.encode(wire.wrap("request", nonce, body), ttl_s=wire.TTL_S)
+        if len(sealed) > wire.MAX_MESSAGE:
+            raise FabricError("the request is too long for vhpcd", f"{len(sealed)} bytes")
+        with socket.create_connection(
+            (self._settings.host, self._settings.port), timeout=_left(deadline)
+        ) as link:
+            link.settimeout(_left(deadline))
+            link.sendall(wire.HEADER.pack(len(sealed)) + sealed)
+            (length,) = wire.HEADER.unpack(_receive(link, wire.HEADER.size, deadline))
+            if length > wire.MAX_MESSAGE:
+                raise FabricError("what answers as vhpcd is not vhpcd", f"a message of {length} bytes")
+            frame = _receive(link, length, deadline)
+        return self._open(frame, nonce)
+
+    def _open(self, frame: bytes, nonce: str) -> wire.Answer:
+        what = "the answer of vhpcd cannot be trusted"
+        try:
+            credential = self._munge.decode(frame)
+        except CredentialError as err:
+            raise FabricError(what, err.why, err.cure) from err
+        if credential.uid not in self._trusted():
+            user = self._settings.user
+            raise FabricError(
+                what,
+                f"uid {credential.uid} wrote it, not {user} or root",
+                f"{user} must have the same uid on all hosts; see controller.user in vhpc.toml",
+            )
+        try:
+            envelope = wire.unwrap(credential.payload, "answer")
+            if envelope.nonce != nonce:
+                raise FabricError(what, "it belongs to another request")
+            return wire.read_answer(envelope)
+        except ValueError as err:
+            raise FabricError(
+                "vhpcd's answer cannot be read", str(err)[:200], "install one version of vhpc on all hosts"
+            ) from err
+
+    def _trusted(self) -> frozenset[int]:
+        try:
+            return frozenset({0, pwd.getpwnam(self._settings.user).pw_uid})
+        except KeyError:
+            return frozenset({0})
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _receive(link: socket.socket, length: int, deadline: float) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        link.settimeout(_left(deadline))
+        chunk = link.recv(min(length - len(data), 65536))
+        if not chunk:
+            raise EOFError("connection closed")
+        data += chunk
+    return bytes(data)

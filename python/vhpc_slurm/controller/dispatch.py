@@ -1,0 +1,244 @@
+"""From a request to its answer: authority, waiting, and which thread does what.
+
+All changes of leases run in one thread (the store's one writer); what may hang
+on a file system or on Slurm runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from vhpc_slurm import __version__
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller import leases, reconcile
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.service import LeaseService, look_up
+from vhpc_slurm.errors import FabricError, VhpcError
+from vhpc_slurm.model import Generation, LeaseRecord, Timeline
+from vhpc_slurm.slurm.job import Slurm
+
+log = logging.getLogger("vhpcd")
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class Dispatcher:
+    """Answers requests that were found authentic, authorised and fresh."""
+
+    def __init__(self, config: Config, service: LeaseService, slurm: Slurm) -> None:
+        """Nothing runs yet; ``close`` ends the threads."""
+        self._config = config
+        self._service = service
+        self._slurm = slurm
+        self._writer = ThreadPoolExecutor(1, "leases")
+        self._slow = ThreadPoolExecutor(8, "slow")
+        self._began = time.monotonic()
+        self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
+        self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+        self.connections = 0
+
+    async def answer(self, request: wire.Request) -> wire.Answer:
+        """Do what is asked; every VhpcError becomes a Failure, and nothing else escapes."""
+        try:
+            return await self._answer(request)
+        except VhpcError as err:
+            return wire.Failure(kind=err.kind, what=err.what, why=err.why, cure=err.cure)
+        except (ValueError, msgspec.MsgspecError) as err:
+            return wire.Failure(kind="fabric", what="vhpcd cannot use that request", why=str(err)[:300])
+        except Exception:
+            log.exception("internal error")
+            return wire.Failure(kind="fabric", what="vhpcd failed", cure="see its log")
+
+    async def reconcile(self) -> None:
+        """One round; FabricError when Slurm cannot be asked, and then nothing was changed."""
+        asked = time.time()
+        jobs = await self._aside(self._slurm.jobs)
+        live = await self._write(self._service.store.live)
+        verdict = reconcile.judge(jobs, live, asked=asked, stuck_s=self._config.controller.prolog_stuck_s)
+        for generation, why in verdict.end:
+            await self._write(self._service.end_generation, generation, why)
+            self._notify(generation.job_id)
+        for job_id, why in verdict.requeue:
+            log.warning("job %d waits for Prologs in vain, requeued: %s", job_id, why)
+            try:
+                await self._aside(self._slurm.requeue, job_id)
+            except VhpcError as err:
+                log.error("job %d cannot be requeued: %s", job_id, err.line())
+        await self._write(self._service.settle)
+        await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
+
+    def close(self) -> None:
+        """Wait for what runs and end the threads."""
+        self._writer.shutdown(wait=True)
+        self._slow.shutdown(wait=False, cancel_futures=True)
+
+    async def _answer(self, request: wire.Request) -> wire.Answer:
+        service = self._service
+        match request:
+            case wire.OpenGeneration():
+                return _lease(await self._open(request))
+            case wire.GetLease():
+                return _lease(await self._get(request))
+            case wire.Ending():
+                await self._write(service.end, request.job_id, request.restart)
+                self._notify(request.job_id)
+            case wire.Acknowledge():
+                await self._acknowledge(request)
+            case wire.ReportTimeline():
+                await self._write(service.report, request.timeline.unpack())
+            case wire.ListLeases():
+                return await self._leases(request)
+            case wire.ListTimelines():
+                return await self._timelines(request)
+            case wire.AskStatus():
+                return await self._status()
+        return wire.Done()
+
+    async def _open(self, request: wire.OpenGeneration) -> LeaseRecord:
+        job, allocation = request.request, wire.unpack_allocation(request.layouts)
+        async with self._one_at_a_time(job.job_id):
+            record = await self._write(self._service.find, job, allocation)
+            if record is None or record.lease.state not in leases.DECIDED:
+                # The catalogue may lie on a file system that hangs: not the writer's business.
+                image = await self._aside(look_up, Path(self._config.images.catalog), job.image)
+                record = await self._write(self._service.open, job, allocation, image)
+        self._notify(job.job_id)
+        return record
+
+    async def _get(self, request: wire.GetLease) -> LeaseRecord:
+        if request.wait_s <= 0:
+            record = await self._write(self._service.look, request.job_id, request.restart)
+            if record is None:
+                raise FabricError(f"there is no lease of job {request.job_id}")
+            return record
+        deadline = asyncio.get_running_loop().time() + min(request.wait_s, wire.MAX_WAIT_S)
+        while True:
+            with self._listening(request.job_id) as change:
+                # Listening begins before the look, or a change between the two would be missed.
+                record = await self._write(self._service.take, request.job_id, request.restart, request.node)
+                if record is not None:
+                    return record
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0 or not (await asyncio.wait({change}, timeout=left))[0]:
+                    raise FabricError(
+                        f"no lease of job {request.job_id} became ready within {request.wait_s:g} s",
+                        "PrologSlurmctld did not finish its work",
+                        "see the log of vhpcd and of slurmctld",
+                    )
+
+    async def _acknowledge(self, request: wire.Acknowledge) -> None:
+        generation = Generation.parse(request.generation)
+        stages = request.stages
+        timeline = None if stages is None else Timeline(generation, request.node, stages)
+        await self._write(
+            functools.partial(
+                self._service.acknowledge,
+                generation,
+                request.node,
+                clean=request.clean,
+                note=request.note[:1000],
+                timeline=timeline,
+            )
+        )
+
+    async def _leases(self, request: wire.ListLeases) -> wire.LeasePage:
+        rows = await self._write(
+            functools.partial(
+                self._service.store.page, request.after, job_id=request.job_id, live=request.live
+            )
+        )
+        page, more = _fill([(serial, wire.RecordWire.pack(record)) for serial, record in rows], full=100)
+        return wire.LeasePage(records=page, more=more)
+
+    async def _timelines(self, request: wire.ListTimelines) -> wire.TimelinePage:
+        rows = await self._write(
+            functools.partial(self._service.store.timelines, request.after, job_id=request.job_id)
+        )
+        packed = [
+            (serial, wire.TimelineWire(generation=str(line.generation), node=line.node, stages=line.stages))
+            for serial, line in rows
+        ]
+        page, more = _fill(packed, full=100)
+        return wire.TimelinePage(timelines=page, more=more)
+
+    async def _status(self) -> wire.Status:
+        counts = await self._write(self._service.store.counts)
+        return wire.Status(
+            version=__version__,
+            protocol=wire.VERSION,
+            time=time.time(),
+            uptime_s=time.monotonic() - self._began,
+            database=self._config.controller.database,
+            leases=counts,
+            connections=self.connections,
+        )
+
+    async def _write(
+        self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        run = functools.partial(call, *args, **kwargs)
+        # A change that has begun is finished, even when its client has gone away.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, run))
+
+    async def _aside(
+        self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        run = functools.partial(call, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._slow, run)
+
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self, job_id: int) -> AsyncIterator[None]:
+        lock, users = self._opening.get(job_id, (asyncio.Lock(), 0))
+        self._opening[job_id] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._opening.pop(job_id)
+            if users > 1:
+                self._opening[job_id] = (lock, users - 1)
+
+    @contextlib.contextmanager
+    def _listening(self, job_id: int) -> Iterator[asyncio.Future[None]]:
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(job_id, set()).add(change)
+        try:
+            yield change
+        finally:
+            listeners = self._waiting[job_id]
+            listeners.discard(change)
+            if not listeners:
+                del self._waiting[job_id]
+
+    def _notify(self, job_id: int) -> None:
+        for change in self._waiting.get(job_id, ()):
+            if not change.done():
+                change.set_result(None)
+
+
+def _lease(record: LeaseRecord) -> wire.LeaseAnswer:
+    return wire.LeaseAnswer(lease=wire.LeaseWire.pack(record.lease))
+
+
+Item = TypeVar("Item")
+
+
+def _fill(rows: list[tuple[int, Item]], full: int) -> tuple[tuple[Item, ...], int | None]:
+    """As many rows as fit a page (at least one), and where the next page begins."""
+    size = 0
+    for count, (_, item) in enumerate(rows):
+        size += len(msgspec.json.encode(item))
+        if count and size > wire.PAGE_BYTES:
+            return tuple(item for _, item in rows[:count]), rows[count - 1][0]
+    return tuple(item for _, item in rows), rows[-1][0] if len(rows) >= full else None

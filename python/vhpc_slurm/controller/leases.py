@@ -1,0 +1,119 @@
+"""The life of a lease: pure rules, no clock, no disk, no network.
+
+::
+
+    RESERVED ──> READY ──┐
+        │                ├──> ENDING ──> RELEASED
+        └──> REFUSED ────┘
+             (also at birth)
+
+RESERVED is durable before anything outside changes; READY is written last.
+A node that *took* a lease may hold something of it until it has acknowledged
+clean; a lease that is ending is released when no such node is left.  A node
+that never took it needs no acknowledgement: Slurm runs no Epilog where it was
+cancelled during PrologSlurmctld, and such a node has been told nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    ImageIdentity,
+    JobRequest,
+    Lease,
+    LeaseRecord,
+    LeaseState,
+    NetworkIdentity,
+)
+
+_NEXT: dict[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.RESERVED: frozenset({LeaseState.READY, LeaseState.REFUSED, LeaseState.ENDING}),
+    LeaseState.READY: frozenset({LeaseState.ENDING}),
+    LeaseState.REFUSED: frozenset({LeaseState.ENDING}),
+    LeaseState.ENDING: frozenset({LeaseState.RELEASED}),
+    LeaseState.RELEASED: frozenset(),
+}
+USABLE = frozenset({LeaseState.RESERVED, LeaseState.READY, LeaseState.REFUSED})
+DECIDED = frozenset({LeaseState.READY, LeaseState.REFUSED})
+LIVE = frozenset(LeaseState) - {LeaseState.RELEASED}
+
+
+class TransitionError(Exception):
+    """A step that the life of a lease does not have; a mistake of the caller."""
+
+
+def reserve(
+    generation: Generation,
+    request: JobRequest,
+    allocation: Allocation,
+    image: ImageIdentity,
+    network: NetworkIdentity,
+    now: float,
+) -> LeaseRecord:
+    """A lease at birth, nothing applied yet."""
+    lease = Lease(generation, LeaseState.RESERVED, request, allocation, image, network)
+    return LeaseRecord(lease, now, now, ())
+
+
+def refuse(
+    generation: Generation, request: JobRequest, allocation: Allocation, reason: str, now: float
+) -> LeaseRecord:
+    """A lease that carries a user's error to the nodes, which raise it at task start."""
+    lease = Lease(generation, LeaseState.REFUSED, request, allocation, None, refusal=reason)
+    return LeaseRecord(lease, now, now, ())
+
+
+def move(record: LeaseRecord, state: LeaseState, now: float) -> LeaseRecord:
+    """The record in its next state; TransitionError when there is no such step."""
+    if state not in _NEXT[record.lease.state]:
+        raise TransitionError(f"{record.lease.generation}: {record.lease.state} -> {state}")
+    return replace(record, lease=replace(record.lease, state=state), updated=now)
+
+
+def serves(record: LeaseRecord, request: JobRequest, allocation: Allocation) -> bool:
+    """Whether this lease is the answer to that request, or a new generation is due.
+
+    What a user may change on a running job (its name) does not count; anything
+    else that differs means that it is not the same incarnation.
+    """
+    lease = record.lease
+    return (
+        lease.state in USABLE
+        and lease.allocation == allocation
+        and replace(lease.request, job_name="", partition="") == replace(request, job_name="", partition="")
+    )
+
+
+def holders(record: LeaseRecord) -> frozenset[str]:
+    """Nodes that may still hold something of this generation."""
+    return frozenset(record.taken) - frozenset(record.acknowledged)
+
+
+def releasable(record: LeaseRecord) -> bool:
+    """Whether all that is left is to strip the network identity."""
+    return record.lease.state is LeaseState.ENDING and not holders(record)
+
+
+def misfit(
+    request: JobRequest, allocation: Allocation, image: ImageIdentity, default_reserve_mib: int
+) -> str:
+    """Why the image cannot run in this allocation, as one line for the user; empty when it can."""
+    reserve_mib = default_reserve_mib if request.mem_reserve_mib is None else request.mem_reserve_mib
+    need_mib = image.manifest.min_memory_mib
+    for part in allocation.nodes:
+        if part.memory_mib == 0:
+            return (
+                f"Slurm accounts no memory for this job on {part.node}: guests cannot be sized "
+                "(SelectTypeParameters needs a _Memory choice; tell your administrator)"
+            )
+        left_mib = part.memory_mib - reserve_mib
+        if left_mib < need_mib:
+            return (
+                f"image {image.ref} needs {need_mib} MiB of memory: the job has {part.memory_mib} MiB on "
+                f"{part.node}, of which {reserve_mib} MiB stay outside the guest, leaving {max(left_mib, 0)} "
+                f"(ask for --mem={need_mib + reserve_mib}M or more)"
+            )
+    return ""

@@ -1,0 +1,344 @@
+"""What vhpcd and its clients say to each other.
+
+One TCP connection carries one request and one answer.  Either is a frame::
+
+    u32 BE length | munge credential (at most MAX_MESSAGE bytes)
+
+and the credential's payload is JSON: an envelope with the protocol version and
+a nonce, and in it one of the tagged structures below.  So every byte that is
+acted on was vouched for by munged, together with the uid that wrote it.  An
+answer repeats the nonce of its request: an old answer cannot be passed off for
+a new one; a request whose nonce was seen before is refused.
+
+Nodes with the same layout are written once (a job of a thousand nodes is a few
+kilobytes), and lists come in pages, so that no message nears the limit.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from itertools import groupby
+from typing import Any, Literal
+
+import msgspec
+
+from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    GresAllocation,
+    ImageIdentity,
+    JobRequest,
+    Lease,
+    LeaseRecord,
+    LeaseState,
+    NetworkIdentity,
+    NodeAllocation,
+    Stage,
+    Timeline,
+)
+
+VERSION = 1
+MAX_MESSAGE = 1 << 20
+"""Longest frame in bytes; also what munged itself takes."""
+PAGE_BYTES = 256 << 10
+"""About how much JSON goes into one page of a list."""
+TTL_S = 60
+"""Time to live of credentials; how far the clocks of two hosts may differ."""
+MAX_WAIT_S = 600.0
+HEADER = struct.Struct(">I")
+
+
+class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all that travels: unknown fields are errors, within one protocol version."""
+
+
+class Layout(Wire, frozen=True):
+    """Consecutive nodes of an allocation that have the same part of it."""
+
+    nodes: tuple[str, ...]
+    cpu_ids: str
+    memory_mib: int
+    gres: tuple[GresAllocation, ...] = ()
+
+
+class LeaseWire(Wire, frozen=True):
+    """A lease; also the form in which the store keeps it."""
+
+    generation: str
+    state: LeaseState
+    request: JobRequest
+    layouts: tuple[Layout, ...]
+    image: ImageIdentity | None
+    network: NetworkIdentity
+    refusal: str = ""
+
+    @classmethod
+    def pack(cls, lease: Lease) -> LeaseWire:
+        """From the model's form."""
+        return cls(
+            generation=str(lease.generation),
+            state=lease.state,
+            request=lease.request,
+            layouts=pack_allocation(lease.allocation),
+            image=lease.image,
+            network=lease.network,
+            refusal=lease.refusal,
+        )
+
+    def unpack(self) -> Lease:
+        """To the model's form; ValueError when a generation or a CPU list is none."""
+        return Lease(
+            Generation.parse(self.generation),
+            self.state,
+            self.request,
+            unpack_allocation(self.layouts),
+            self.image,
+            self.network,
+            self.refusal,
+        )
+
+
+class RecordWire(Wire, frozen=True):
+    """A lease with what became of it; timelines travel apart."""
+
+    lease: LeaseWire
+    created: float
+    updated: float
+    acknowledged: tuple[str, ...]
+    taken: tuple[str, ...]
+    unclean: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def pack(cls, record: LeaseRecord) -> RecordWire:
+        """From the model's form."""
+        return cls(
+            lease=LeaseWire.pack(record.lease),
+            created=record.created,
+            updated=record.updated,
+            acknowledged=record.acknowledged,
+            taken=record.taken,
+            unclean=record.unclean,
+        )
+
+    def unpack(self, timelines: tuple[Timeline, ...] = ()) -> LeaseRecord:
+        """To the model's form."""
+        return LeaseRecord(
+            self.lease.unpack(),
+            self.created,
+            self.updated,
+            self.acknowledged,
+            timelines,
+            self.taken,
+            self.unclean,
+        )
+
+
+class TimelineWire(Wire, frozen=True):
+    """The stages of a generation on one node."""
+
+    generation: str
+    node: str
+    stages: tuple[Stage, ...]
+
+    def unpack(self) -> Timeline:
+        """To the model's form."""
+        return Timeline(Generation.parse(self.generation), self.node, self.stages)
+
+
+# --- requests -----------------------------------------------------------------
+
+
+class OpenGeneration(Wire, frozen=True, tag="open"):
+    """PrologSlurmctld: make the lease of this job, or return the one that it has."""
+
+    request: JobRequest
+    layouts: tuple[Layout, ...]
+
+
+class GetLease(Wire, frozen=True, tag="get"):
+    """A node: hand me the lease.
+
+    With ``wait_s`` > 0 the node takes it: the answer is READY or REFUSED, if
+    need be after waiting, and is remembered until the node acknowledges.  With
+    0 it only looks: whatever state the lease is in.
+    """
+
+    job_id: int
+    restart: int | None
+    node: str
+    wait_s: float
+
+
+class Ending(Wire, frozen=True, tag="ending"):
+    """EpilogSlurmctld: the job's generations up to this restart count (None: all) are over."""
+
+    job_id: int
+    restart: int | None
+
+
+class Acknowledge(Wire, frozen=True, tag="acknowledge"):
+    """A node: I hold nothing of this generation any more (or cannot say so, and why)."""
+
+    generation: str
+    node: str
+    clean: bool
+    note: str = ""
+    stages: tuple[Stage, ...] | None = None
+
+
+class ReportTimeline(Wire, frozen=True, tag="timeline"):
+    """A node: these stages it went through."""
+
+    timeline: TimelineWire
+
+
+class ListLeases(Wire, frozen=True, tag="leases"):
+    """An operator or a reconciling node: leases after ``after``, oldest first."""
+
+    after: int = 0
+    job_id: int | None = None
+    live: bool = False
+
+
+class ListTimelines(Wire, frozen=True, tag="timelines"):
+    """Timelines after ``after``, of one job or of all."""
+
+    after: int = 0
+    job_id: int | None = None
+
+
+class AskStatus(Wire, frozen=True, tag="status"):
+    """Is anybody there, and who?"""
+
+
+Request = (
+    OpenGeneration | GetLease | Ending | Acknowledge | ReportTimeline | ListLeases | ListTimelines | AskStatus
+)
+
+# --- answers ------------------------------------------------------------------
+
+
+class LeaseAnswer(Wire, frozen=True, tag="lease"):
+    """To OpenGeneration and GetLease."""
+
+    lease: LeaseWire
+
+
+class Done(Wire, frozen=True, tag="done"):
+    """It is durable."""
+
+
+class LeasePage(Wire, frozen=True, tag="leases"):
+    """To ListLeases; ``more`` is the next ``after``, None at the end."""
+
+    records: tuple[RecordWire, ...]
+    more: int | None
+
+
+class TimelinePage(Wire, frozen=True, tag="timelines"):
+    """To ListTimelines."""
+
+    timelines: tuple[TimelineWire, ...]
+    more: int | None
+
+
+class Status(Wire, frozen=True, tag="status"):
+    """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state."""
+
+    version: str
+    protocol: int
+    time: float
+    uptime_s: float
+    database: str
+    leases: dict[str, int]
+    connections: int
+
+
+class Failure(Wire, frozen=True, tag="failure"):
+    """What a VhpcError says, ``kind`` as in errors.py."""
+
+    kind: str
+    what: str
+    why: str = ""
+    cure: str = ""
+
+
+Answer = LeaseAnswer | Done | LeasePage | TimelinePage | Status | Failure
+
+
+# --- envelopes ----------------------------------------------------------------
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """Outermost layer; the only one that all protocol versions share."""
+
+    message: Literal["request", "answer"]
+    version: int
+    nonce: str
+    body: msgspec.Raw
+
+
+def wrap(message: Literal["request", "answer"], nonce: str, body: Request | Answer) -> bytes:
+    """The JSON of a message of this version."""
+    raw = msgspec.Raw(msgspec.json.encode(body))
+    return msgspec.json.encode(Envelope(message, VERSION, nonce, raw))
+
+
+def unwrap(payload: bytes, message: Literal["request", "answer"]) -> Envelope:
+    """Read the outermost layer.
+
+    Raises:
+        ValueError: no envelope, not of the kind ``message``, or an odd nonce.
+    """
+    envelope: Envelope = _decoder(Envelope).decode(payload)
+    if envelope.message != message:
+        raise ValueError(f"{envelope.message} where {message} is expected")
+    if not 16 <= len(envelope.nonce) <= 64:
+        raise ValueError("odd nonce")
+    return envelope
+
+
+def read_request(envelope: Envelope) -> Request:
+    """Read what a request asks; ValueError when it is nothing of this version."""
+    request: Request = _decoder(Request).decode(envelope.body)
+    return request
+
+
+def read_answer(envelope: Envelope) -> Answer:
+    """Read an answer; ValueError when it is nothing of this version."""
+    answer: Answer = _decoder(Answer).decode(envelope.body)
+    return answer
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def pack_allocation(allocation: Allocation) -> tuple[Layout, ...]:
+    """Merge consecutive nodes of one layout; the order of nodes is kept."""
+    return tuple(
+        Layout(
+            nodes=tuple(part.node for part in parts),
+            cpu_ids=format_cpu_list(cpu_ids),
+            memory_mib=memory_mib,
+            gres=gres,
+        )
+        for (cpu_ids, memory_mib, gres), parts in groupby(
+            allocation.nodes, lambda part: (part.cpu_ids, part.memory_mib, part.gres)
+        )
+    )
+
+
+def unpack_allocation(layouts: tuple[Layout, ...]) -> Allocation:
+    """The inverse of pack_allocation; ValueError when a CPU list is none."""
+    return Allocation(
+        tuple(
+            NodeAllocation(node, cpu_ids, layout.memory_mib, layout.gres)
+            for layout in layouts
+            for cpu_ids in (parse_cpu_list(layout.cpu_ids),)
+            for node in layout.nodes
+        )
+    )

@@ -1,0 +1,90 @@
+"""Once a minute: what Slurm says against what the leases say.
+
+Hooks may never run: slurmctld is killed between scheduling and PrologSlurmctld's
+end, EpilogSlurmctld finds vhpcd down, a job is lost with slurmctld's unsaved
+state.  squeue tells, in one RPC, which generations have no job any more, and
+which jobs wait for Prologs that nobody will run.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+from vhpc_slurm.slurm.job import COMPLETING, PENDING, REASON_PROLOG, RUNNING, JobStatus
+
+log = logging.getLogger("vhpcd")
+
+GRACE_S = 30.0
+"""A lease this young is left alone: it may have been made after squeue was asked."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be done: generations to end with the reason why, and jobs to requeue."""
+
+    end: tuple[tuple[Generation, str], ...]
+    requeue: tuple[tuple[int, str], ...]
+
+
+def judge(
+    jobs: tuple[JobStatus, ...], live: tuple[LeaseRecord, ...], *, asked: float, stuck_s: float
+) -> Verdict:
+    """Compare; pure.
+
+    Args:
+        jobs: all jobs of the cluster as of the time ``asked`` (seconds since the epoch).
+        live: all leases that are not released, as of a later moment.
+        asked: when squeue was started.
+        stuck_s: how long a job may be in Reason=Prolog without a usable lease; 0: for ever.
+    """
+    by_id = {job.job_id: job for job in jobs}
+    end = []
+    for record in live:
+        generation = record.lease.generation
+        if record.lease.state is not LeaseState.ENDING and record.updated < asked - GRACE_S:
+            reason = _over(generation, by_id.get(generation.job_id))
+            if reason:
+                end.append((generation, reason))
+    ending = {generation for generation, _ in end}
+    usable = {
+        (record.lease.generation.job_id, record.lease.generation.restart): record
+        for record in live
+        if record.lease.state is not LeaseState.ENDING and record.lease.generation not in ending
+    }
+    requeue = []
+    for job in jobs:
+        if stuck_s and job.started is not None and asked - job.started > stuck_s:
+            reason = _stuck(job, usable.get((job.job_id, job.restarts)))
+            if reason:
+                requeue.append((job.job_id, reason))
+    return Verdict(tuple(end), tuple(requeue))
+
+
+def _over(generation: Generation, job: JobStatus | None) -> str:
+    """Why a generation is over; empty when it is not."""
+    if job is None:
+        return "Slurm has no such job"
+    if job.restarts != generation.restart:
+        return f"Slurm has the job's restart {job.restarts}"
+    if job.state in (PENDING, COMPLETING):
+        return f"the job is {job.state}"
+    return ""
+
+
+def _stuck(job: JobStatus, record: LeaseRecord | None) -> str:
+    """Why a job that waits for Prologs will wait for ever; empty when it will not.
+
+    Slurm 25.05 to 26.05 take a PrologSlurmctld that their own shutdown killed
+    for a success, and then run no Prolog: no lease, or one that no node took.
+    """
+    if job.state != RUNNING or job.reason != REASON_PROLOG:
+        return ""
+    if record is None:
+        return "no lease was made for it"
+    if record.lease.state is LeaseState.RESERVED:
+        return "its lease was never ready"
+    if not record.taken:
+        return "no node asked for its lease"
+    return ""

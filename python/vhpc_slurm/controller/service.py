@@ -1,0 +1,250 @@
+"""What vhpcd does, without sockets: requests in the model's terms, one step of a lease after the other.
+
+Not for use by several threads: the server calls it from one thread only, which
+makes every method here one indivisible change of the controller's state.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vhpc_slurm.catalog import resolve
+from vhpc_slurm.controller import leases
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.model import (
+    NODE_NAME,
+    Allocation,
+    Generation,
+    ImageIdentity,
+    ImageRef,
+    JobRequest,
+    LeaseRecord,
+    LeaseState,
+    Timeline,
+)
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.store import LeaseStore
+    from vhpc_slurm.fabric.backend import NetworkBackend
+
+log = logging.getLogger("vhpcd")
+
+
+def look_up(catalog: Path, ref: ImageRef) -> ImageIdentity | UserError:
+    """What the name means now, or the user's error; FabricError when the catalogue cannot be read."""
+    try:
+        return resolve(catalog, ImageRef.parse(str(ref)))
+    except UserError as err:
+        return err
+
+
+class LeaseService:
+    """Leases of all jobs."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        network: NetworkBackend,
+        *,
+        reserve_mib: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``reserve_mib`` is the memory that stays outside guests where the user did not say."""
+        self.store = store
+        self._network = network
+        self._reserve_mib = reserve_mib
+        self._clock = clock
+
+    def find(self, request: JobRequest, allocation: Allocation) -> LeaseRecord | None:
+        """The lease that this request has already, in whatever usable state.
+
+        Raises:
+            FabricError: the request makes no sense, or a later incarnation of the job is alive.
+        """
+        _check(request, allocation)
+        records = self.store.of_job(request.job_id)
+        for record in records:
+            generation = record.lease.generation
+            if generation.restart > request.restart and record.lease.state in leases.USABLE:
+                raise FabricError(
+                    f"job {request.job_id} has restarted {generation.restart} times",
+                    f"this request is of restart {request.restart}",
+                )
+        if records and leases.serves(records[0], request, allocation):
+            return records[0]
+        return None
+
+    def open(
+        self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
+    ) -> LeaseRecord:
+        """Return the lease of this request, made and READY (or REFUSED) if it was not.
+
+        Every other generation of the job is over from then on.  ``image`` is
+        what ``look_up`` said; it counts only where a new lease is made.
+
+        Raises:
+            FabricError: the request makes no sense, or the network cannot be had.
+        """
+        record = self.find(request, allocation) or self._make(request, allocation, image)
+        if record.lease.state is LeaseState.RESERVED:
+            record = self._finish(record)
+        return record
+
+    def look(self, job_id: int, restart: int | None) -> LeaseRecord | None:
+        """The newest lease of a job (of that incarnation), in whatever state."""
+        for record in self.store.of_job(job_id):
+            if restart is None or record.lease.generation.restart == restart:
+                return record
+        return None
+
+    def take(self, job_id: int, restart: int | None, node: str) -> LeaseRecord | None:
+        """Hand the decided lease to a node and remember it; None while there is none to hand out.
+
+        Raises:
+            FabricError: the lease is over, or the job has no part on that node.
+        """
+        records = self.store.of_job(job_id)
+        record = records[0] if records else None
+        if record is None or record.lease.state is LeaseState.RESERVED:
+            return None
+        generation = record.lease.generation
+        if restart is not None and generation.restart < restart:
+            return None
+        if restart is not None and generation.restart > restart:
+            raise FabricError(f"job {job_id} was restarted", f"its lease is {generation} now")
+        if record.lease.state not in leases.DECIDED:
+            raise FabricError(
+                f"lease {generation} is {record.lease.state}", "the job has ended or was requeued"
+            )
+        if node not in {part.node for part in record.lease.allocation.nodes}:
+            raise FabricError(f"lease {generation} has no part on node {node[:80]}")
+        with self.store.transaction():
+            self.store.take(generation, node, self._clock())
+        return record
+
+    def end(self, job_id: int, restart: int | None) -> None:
+        """Mark the job's generations up to that restart count as ending; unknown jobs are no error."""
+        for record in self.store.of_job(job_id):
+            if restart is None or record.lease.generation.restart <= restart:
+                self.end_generation(record.lease.generation, "the job has ended")
+
+    def end_generation(self, generation: Generation, why: str) -> None:
+        """Mark one generation as ending, and release it where nothing holds it back."""
+        record = self.store.get(generation)
+        if record is None or record.lease.state not in leases.USABLE:
+            return
+        with self.store.transaction():
+            self.store.put(leases.move(record, LeaseState.ENDING, self._clock()))
+        log.info("%s ending: %s", generation, why)
+        self._release(generation)
+
+    def acknowledge(
+        self, generation: Generation, node: str, *, clean: bool, note: str, timeline: Timeline | None
+    ) -> None:
+        """Note what a node says it still holds; a generation unknown here is no error.
+
+        (A node keeps acknowledgements on disk until they are accepted; after the
+        loss of this database they would never be, if unknown ones were refused.)
+        """
+        if self.store.get(generation) is None:
+            log.warning("%s unknown, acknowledged by %s (clean: %s) %s", generation, node, clean, note)
+            return
+        with self.store.transaction():
+            self.store.acknowledge(generation, node, clean=clean, note=note, now=self._clock())
+            if timeline is not None:
+                self.store.report(timeline)
+        if not clean:
+            log.error("%s not clean on %s: %s", generation, node, note)
+        self._release(generation)
+
+    def report(self, timeline: Timeline) -> None:
+        """Keep a node's timeline."""
+        with self.store.transaction():
+            self.store.report(timeline)
+
+    def settle(self) -> None:
+        """Release what a crash kept from being released."""
+        for record in self.store.live():
+            if leases.releasable(record):
+                self._release(record.lease.generation)
+
+    def prune(self, older_than_s: float) -> None:
+        """Forget leases that were released so long ago."""
+        with self.store.transaction():
+            count = self.store.prune(self._clock() - older_than_s)
+        if count:
+            log.info("forgot %d old leases", count)
+
+    def _make(
+        self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
+    ) -> LeaseRecord:
+        now = self._clock()
+        generation = Generation(request.job_id, request.restart, os.urandom(4).hex())
+        reason = image.line() if isinstance(image, UserError) else ""
+        if isinstance(image, ImageIdentity):
+            reason = leases.misfit(request, allocation, image, self._reserve_mib)
+        if reason or isinstance(image, UserError):
+            record = leases.refuse(generation, request, allocation, reason, now)
+        else:
+            held = [live.lease.network for live in self.store.live()]
+            identity = self._network.reserve(generation, allocation, held)
+            record = leases.reserve(generation, request, allocation, image, identity, now)
+        stale = [old for old in self.store.of_job(request.job_id) if old.lease.state in leases.USABLE]
+        with self.store.transaction():
+            for old in stale:
+                self.store.put(leases.move(old, LeaseState.ENDING, now))
+            self.store.put(record)
+        for old in stale:
+            log.info("%s ending: replaced by %s", old.lease.generation, generation)
+            self._release(old.lease.generation)
+        log.info(
+            "%s %s for %s on %d nodes %s",
+            generation,
+            record.lease.state,
+            request.user,
+            len(allocation.nodes),
+            reason,
+        )
+        return record
+
+    def _finish(self, record: LeaseRecord) -> LeaseRecord:
+        """From RESERVED to READY: apply, read back, and only then say so."""
+        lease = record.lease
+        self._network.apply(lease.generation, lease.network)
+        self._network.verify(lease.generation, lease.network)
+        ready = leases.move(record, LeaseState.READY, self._clock())
+        with self.store.transaction():
+            self.store.put(ready)
+        log.info("%s ready", lease.generation)
+        return ready
+
+    def _release(self, generation: Generation) -> None:
+        record = self.store.get(generation)
+        if record is None or not leases.releasable(record):
+            return
+        try:
+            self._network.strip(generation, record.lease.network)
+        except FabricError as err:
+            log.error("%s stays, its network is still there: %s", generation, err.line())
+            return
+        with self.store.transaction():
+            self.store.put(leases.move(record, LeaseState.RELEASED, self._clock()))
+        log.info("%s released", generation)
+
+
+def _check(request: JobRequest, allocation: Allocation) -> None:
+    names = [part.node for part in allocation.nodes]
+    what = f"cannot make a lease for job {request.job_id}"
+    if request.job_id <= 0 or request.restart < 0:
+        raise FabricError(what, "no such job id or restart count")
+    if not names:
+        raise FabricError(what, "it has no nodes (yet)")
+    if len(set(names)) != len(names) or not all(NODE_NAME.match(name) for name in names):
+        raise FabricError(what, "its node names are no node names, or occur twice")
+    if not all(part.cpu_ids for part in allocation.nodes):
+        raise FabricError(what, "it has a node without CPUs")

@@ -1,0 +1,280 @@
+"""Where leases are kept: SQLite, one file, one writer, every commit on disk.
+
+A ``transaction`` is all or nothing, also for ``kill -9`` and power loss (WAL
+with synchronous=FULL).  Node and timeline rows have tables of their own, since
+a thousand nodes acknowledge one by one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from vhpc_slurm.controller.protocol import LeaseWire, TimelineWire
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, Timeline
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+SCHEMA_VERSION = 1
+_APPLICATION = 0x76687063  # "vhpc"; PRAGMA application_id, so that file(1) and we know it
+
+_SCHEMA = """
+CREATE TABLE lease (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    generation TEXT NOT NULL UNIQUE,
+    job_id INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
+CREATE INDEX lease_job ON lease (job_id);
+CREATE INDEX lease_live ON lease (id) WHERE state <> 'released';
+CREATE TABLE node (
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    taken REAL,
+    acknowledged REAL,
+    clean INTEGER,
+    note TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (lease, node)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE timeline (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (lease, node)
+) STRICT;
+"""
+
+
+class LeaseStore(Protocol):
+    """The port.  Changes happen inside ``transaction`` only; unknown generations change nothing."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All changes within are durable at its end, or none is."""
+
+    def put(self, record: LeaseRecord) -> None:
+        """Insert a lease, or replace its lease part; nodes and timelines stay."""
+
+    def take(self, generation: Generation, node: str, now: float) -> None:
+        """Remember that a node took the lease; an earlier acknowledgement of it counts no more."""
+
+    def acknowledge(self, generation: Generation, node: str, *, clean: bool, note: str, now: float) -> None:
+        """Remember what a node said last."""
+
+    def report(self, timeline: Timeline) -> None:
+        """Keep a timeline, instead of an earlier one of that node."""
+
+    def get(self, generation: Generation) -> LeaseRecord | None:
+        """One lease, without timelines."""
+
+    def of_job(self, job_id: int) -> tuple[LeaseRecord, ...]:
+        """All leases of a job, newest first, without timelines."""
+
+    def live(self) -> tuple[LeaseRecord, ...]:
+        """All leases that are not released, oldest first."""
+
+    def page(
+        self, after: int, *, job_id: int | None = None, live: bool = False, limit: int = 100
+    ) -> tuple[tuple[int, LeaseRecord], ...]:
+        """Leases with their serial numbers, in order, those above ``after``."""
+
+    def timelines(
+        self, after: int, *, job_id: int | None = None, limit: int = 100
+    ) -> tuple[tuple[int, Timeline], ...]:
+        """Timelines with their serial numbers, in order, those above ``after``."""
+
+    def counts(self) -> dict[str, int]:
+        """How many leases there are in each state."""
+
+    def prune(self, before: float) -> int:
+        """Forget leases released before that time; return how many."""
+
+    def close(self) -> None:
+        """End; nothing is lost without it."""
+
+
+class SqliteStore:
+    """The store in one SQLite file; use it from one thread at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open or create the database.
+
+        Raises:
+            FabricError: it cannot be opened, is not ours, damaged, or of a newer vhpcd.
+        """
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA foreign_keys = ON")
+            self._prepare(path)
+        except sqlite3.Error as err:
+            raise FabricError(f"cannot open the database {path}", str(err)) from err
+
+    def _prepare(self, path: str | Path) -> None:
+        (application,) = self._db.execute("PRAGMA application_id").fetchone()
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if (application, version) == (_APPLICATION, SCHEMA_VERSION):
+            return
+        if application or version or tables:
+            raise FabricError(
+                f"cannot use the database {path}",
+                f"it has schema {version} of application {application:#x}",
+                f"this vhpcd knows schema {SCHEMA_VERSION} of {_APPLICATION:#x}; was it downgraded?",
+            )
+        self._db.executescript(
+            f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION};"
+            f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+        )
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as err:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise FabricError("vhpcd cannot write its database", str(err), "is the disk full?") from err
+
+    def put(self, record: LeaseRecord) -> None:
+        """Insert a lease, or replace its lease part."""
+        lease = record.lease
+        self._change(
+            "INSERT INTO lease (generation, job_id, state, created, updated, body) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (generation) DO UPDATE SET state = excluded.state, updated = excluded.updated,"
+            " body = excluded.body",
+            str(lease.generation),
+            lease.generation.job_id,
+            lease.state.value,
+            record.created,
+            record.updated,
+            msgspec.json.encode(LeaseWire.pack(lease)),
+        )
+
+    def take(self, generation: Generation, node: str, now: float) -> None:
+        """Remember that a node took the lease."""
+        self._change(
+            "INSERT INTO node (lease, node, taken) SELECT id, ?, ? FROM lease WHERE generation = ?"
+            " ON CONFLICT DO UPDATE SET taken = excluded.taken, acknowledged = NULL, clean = NULL, note = ''",
+            node,
+            now,
+            str(generation),
+        )
+
+    def acknowledge(self, generation: Generation, node: str, *, clean: bool, note: str, now: float) -> None:
+        """Remember what a node said last."""
+        self._change(
+            "INSERT INTO node (lease, node, acknowledged, clean, note)"
+            " SELECT id, ?, ?, ?, ? FROM lease WHERE generation = ?"
+            " ON CONFLICT DO UPDATE SET acknowledged = excluded.acknowledged, clean = excluded.clean,"
+            " note = excluded.note",
+            node,
+            now,
+            int(clean),
+            note,
+            str(generation),
+        )
+
+    def report(self, timeline: Timeline) -> None:
+        """Keep a timeline."""
+        wire = TimelineWire(generation=str(timeline.generation), node=timeline.node, stages=timeline.stages)
+        self._change(
+            "INSERT INTO timeline (lease, node, body) SELECT id, ?, ? FROM lease WHERE generation = ?"
+            " ON CONFLICT DO UPDATE SET body = excluded.body",
+            timeline.node,
+            msgspec.json.encode(wire),
+            str(timeline.generation),
+        )
+
+    def get(self, generation: Generation) -> LeaseRecord | None:
+        """One lease."""
+        found = self._leases("generation = ?", str(generation))
+        return found[0][1] if found else None
+
+    def of_job(self, job_id: int) -> tuple[LeaseRecord, ...]:
+        """All leases of a job, newest first."""
+        return tuple(record for _, record in reversed(self._leases("job_id = ?", job_id)))
+
+    def live(self) -> tuple[LeaseRecord, ...]:
+        """All leases that are not released."""
+        return tuple(record for _, record in self._leases("state <> 'released'"))
+
+    def page(
+        self, after: int, *, job_id: int | None = None, live: bool = False, limit: int = 100
+    ) -> tuple[tuple[int, LeaseRecord], ...]:
+        """Leases above ``after``."""
+        where, values = "id > ?", [after]
+        if job_id is not None:
+            where, values = where + " AND job_id = ?", [*values, job_id]
+        if live:
+            where += " AND state <> 'released'"
+        return tuple(self._leases(where, *values, limit=limit))
+
+    def timelines(
+        self, after: int, *, job_id: int | None = None, limit: int = 100
+    ) -> tuple[tuple[int, Timeline], ...]:
+        """Timelines above ``after``."""
+        rows = self._db.execute(
+            "SELECT timeline.id, timeline.body FROM timeline JOIN lease ON lease.id = timeline.lease"
+            " WHERE timeline.id > ? AND (? IS NULL OR lease.job_id = ?) ORDER BY timeline.id LIMIT ?",
+            (after, job_id, job_id, limit),
+        ).fetchall()
+        return tuple((serial, msgspec.json.decode(body, type=TimelineWire).unpack()) for serial, body in rows)
+
+    def counts(self) -> dict[str, int]:
+        """How many leases there are in each state."""
+        rows = self._db.execute("SELECT state, count(*) FROM lease GROUP BY state").fetchall()
+        return {state.value: 0 for state in LeaseState} | dict(rows)
+
+    def prune(self, before: float) -> int:
+        """Forget old leases."""
+        return self._change("DELETE FROM lease WHERE state = 'released' AND updated < ?", before)
+
+    def close(self) -> None:
+        """End."""
+        self._db.close()
+
+    def _change(self, statement: str, *values: object) -> int:
+        assert self._db.in_transaction, "changes belong into a transaction"
+        return self._db.execute(statement, values).rowcount
+
+    def _leases(self, where: str, *values: object, limit: int = -1) -> list[tuple[int, LeaseRecord]]:
+        # `where` is one of this module's own texts.
+        rows = self._db.execute(
+            f"SELECT id, created, updated, body FROM lease WHERE {where} ORDER BY id LIMIT ?",  # noqa: S608
+            (*values, limit),
+        ).fetchall()
+        return [
+            (serial, self._record(serial, created, updated, body)) for serial, created, updated, body in rows
+        ]
+
+    def _record(self, serial: int, created: float, updated: float, body: bytes) -> LeaseRecord:
+        nodes = self._db.execute(
+            "SELECT node, taken, clean, note FROM node WHERE lease = ? ORDER BY node", (serial,)
+        ).fetchall()
+        return LeaseRecord(
+            msgspec.json.decode(body, type=LeaseWire).unpack(),
+            created,
+            updated,
+            acknowledged=tuple(node for node, _, clean, _ in nodes if clean),
+            taken=tuple(node for node, taken, _, _ in nodes if taken is not None),
+            unclean=tuple((node, note) for node, _, clean, note in nodes if clean == 0),
+        )

@@ -1,0 +1,64 @@
+"""What CPUs the guest sees: the host's own with KVM, everything TCG can emulate without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vhpc_slurm.cpulist import format_cpu_list
+from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.model import GuestTopology
+
+AMD = ("AuthenticAMD", "HygonGenuine")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A guest NUMA cell; ``distances`` is empty where there is only one cell."""
+
+    id: int
+    cpus: str
+    memory_mib: int
+    distances: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A CPU feature and libvirt's policy for it."""
+
+    name: str
+    policy: str
+
+
+@dataclass(frozen=True)
+class CpuContext:
+    """Values of the cpu template; ``host`` stands for host-passthrough."""
+
+    host: bool
+    topology: GuestTopology
+    features: tuple[Feature, ...]
+    cells: tuple[Cell, ...]
+
+
+def _features(spec: DomainSpec) -> tuple[Feature, ...]:
+    """No nested virtualization for tenants; a stable TSC and real SMT siblings where they exist."""
+    no_nesting = (Feature("svm", "disable"), Feature("vmx", "disable"))
+    if not spec.kvm:
+        return no_nesting
+    # QEMU leaves topoext off for host-passthrough; an AMD guest then sees no siblings.
+    siblings = (Feature("topoext", "require"),) if spec.cpu_vendor in AMD else ()
+    return (Feature("invtsc", "require"), *siblings, *no_nesting)
+
+
+def context(spec: DomainSpec) -> CpuContext:
+    """CPU model, topology and NUMA cells."""
+    guest = spec.guest
+    several = len(guest.cells) > 1
+    return CpuContext(
+        host=spec.kvm,
+        topology=guest.topology,
+        features=_features(spec),
+        cells=tuple(
+            Cell(cell.cell, format_cpu_list(cell.vcpus), cell.memory_mib, cell.distances if several else ())
+            for cell in guest.cells
+        ),
+    )

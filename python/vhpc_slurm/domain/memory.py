@@ -1,0 +1,30 @@
+"""How much memory, and what backs it.
+
+memfd needs neither a hugetlbfs mount nor a path permission; virtiofs needs it
+shared; no same-page merging between tenants.  ``<locked/>`` stays away: it
+lifts QEMU's memlock limit altogether, and huge pages do not swap anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vhpc_slurm.domain.spec import DomainSpec
+
+PREALLOC_THREADS_MAX = 16  # QEMU uses no more per memory backend
+
+
+@dataclass(frozen=True)
+class MemoryContext:
+    """Values of the memory template; ``prealloc_threads`` is 0 where memory is not allocated up front."""
+
+    memory_mib: int
+    hugepage_kib: int
+    prealloc_threads: int
+
+
+def context(spec: DomainSpec) -> MemoryContext:
+    """Guest memory; huge pages are allocated at once, in parallel, or the start fails."""
+    guest = spec.guest
+    threads = min(PREALLOC_THREADS_MAX, len(guest.pins)) if guest.hugepage_kib else 0
+    return MemoryContext(guest.memory_mib, guest.hugepage_kib, threads)

@@ -1,0 +1,42 @@
+"""Which host NUMA cells guest memory comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vhpc_slurm.cpulist import format_cpu_list
+from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.model import GuestCell, MemoryBinding
+
+
+@dataclass(frozen=True)
+class CellBinding:
+    """A guest cell and the host cells, as a list, that its memory comes from."""
+
+    cell: int
+    nodeset: str
+
+
+@dataclass(frozen=True)
+class NumatuneContext:
+    """Values of the numatune template."""
+
+    mode: str
+    nodeset: str
+    cells: tuple[CellBinding, ...]
+
+
+def _nodeset(cell: GuestCell) -> tuple[int, ...]:
+    return cell.nodeset or (cell.host_cell,)
+
+
+def context(spec: DomainSpec) -> NumatuneContext | None:
+    """As planned; None leaves memory where the pinned vCPUs touch it first."""
+    binding, cells = spec.guest.memory_binding, spec.guest.cells
+    if binding is MemoryBinding.NONE:
+        return None
+    return NumatuneContext(
+        mode=binding.value,
+        nodeset=format_cpu_list(host_cell for cell in cells for host_cell in _nodeset(cell)),
+        cells=tuple(CellBinding(cell.cell, format_cpu_list(_nodeset(cell))) for cell in cells),
+    )

@@ -1,0 +1,101 @@
+"""Puts the concerns of a domain together, in a fixed order, so that equal specs give equal bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from vhpc_slurm.domain import (
+    boot,
+    channel,
+    clock,
+    console,
+    cpu,
+    cputune,
+    disk,
+    features,
+    identity,
+    lifecycle,
+    machine,
+    memory,
+    numatune,
+    panic,
+    rng,
+    security,
+    shares,
+)
+from vhpc_slurm.domain.spec import DomainSpec
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Context = Callable[[DomainSpec], DataclassInstance | None]
+
+
+@dataclass(frozen=True)
+class Concern:
+    """One part of a domain: its template's name, and what fills it."""
+
+    name: str
+    context: Context
+
+
+DOMAIN = (
+    Concern("identity", identity.context),
+    Concern("memory", memory.context),
+    Concern("cputune", cputune.context),
+    Concern("numatune", numatune.context),
+    Concern("boot", boot.context),
+    Concern("features", features.context),
+    Concern("cpu", cpu.context),
+    Concern("clock", clock.context),
+    Concern("lifecycle", lifecycle.context),
+)
+DEVICES = (
+    Concern("machine", machine.context),
+    Concern("disk", disk.context),
+    Concern("shares", shares.context),
+    Concern("channel", channel.context),
+    Concern("console", console.context),
+    Concern("rng", rng.context),
+    Concern("panic", panic.context),
+)
+SECURITY = (Concern("security", security.context),)
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("vhpc_slurm.domain", "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+def render(spec: DomainSpec) -> str:
+    """libvirt domain XML of one guest, ending in a newline."""
+    return _ENVIRONMENT.get_template("domain.xml.j2").render(
+        hypervisor=spec.hypervisor,
+        domain=_parts(DOMAIN, spec),
+        devices=_parts(DEVICES, spec),
+        security=_parts(SECURITY, spec),
+    )
+
+
+def _parts(concerns: tuple[Concern, ...], spec: DomainSpec) -> list[Markup]:
+    parts = []
+    for concern in concerns:
+        context = concern.context(spec)
+        if context is not None:
+            template = _ENVIRONMENT.get_template(f"{concern.name}.xml.j2")
+            parts.append(Markup(template.render(_fields(context)).rstrip("\n")))  # noqa: S704 - escaped by the template
+    return parts
+
+
+def _fields(context: DataclassInstance) -> dict[str, Any]:
+    return {field.name: getattr(context, field.name) for field in dataclasses.fields(context)}

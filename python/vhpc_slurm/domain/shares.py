@@ -1,0 +1,23 @@
+"""virtiofs devices on daemons that run already, as the job's user.
+
+Never ``<source dir>``: libvirt would run the daemon as root, and guest root
+would be root on the shared files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+
+
+@dataclass(frozen=True)
+class SharesContext:
+    """Values of the shares template."""
+
+    shares: tuple[ShareSpec, ...]
+
+
+def context(spec: DomainSpec) -> SharesContext | None:
+    """One device for each share."""
+    return SharesContext(spec.shares) if spec.shares else None

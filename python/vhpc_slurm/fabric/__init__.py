@@ -1,0 +1,1 @@
+"""The job's network partition: allocation of identities, and backends that make them true."""

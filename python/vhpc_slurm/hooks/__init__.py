@@ -1,0 +1,1 @@
+"""What Slurm calls: the order of things and nothing else."""

@@ -1,0 +1,107 @@
+"""What all hooks share: Slurm's environment, logging, and errors turned into exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.config import Config, load
+from vhpc_slurm.errors import NodeError, VhpcError
+
+log = logging.getLogger("vhpc")
+SCONTROL = "/usr/bin/scontrol"
+
+
+@dataclass(frozen=True)
+class HookEnv:
+    """What Slurm tells a hook.
+
+    ``restart`` counts the job's requeues; it is not known when Slurm aborts a
+    job that its controller has forgotten.
+    """
+
+    job_id: int
+    restart: int
+    restart_known: bool
+    node: str
+
+    @classmethod
+    def read(cls) -> HookEnv:
+        """Read it; NodeError when Slurm did not set what every version sets."""
+        restart = os.environ.get("SLURM_JOB_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT")
+        try:
+            return cls(
+                job_id=int(os.environ["SLURM_JOB_ID"]),
+                restart=int(restart or 0),
+                restart_known=restart is not None,
+                node=os.environ.get("SLURMD_NODENAME", ""),
+            )
+        except (KeyError, ValueError) as err:
+            raise NodeError("this is a hook for Slurm to call", f"{err!r} in the environment") from err
+
+
+def spank(name: str) -> str | None:
+    """A value that our SPANK plugin sent along, None when absent or empty.  User input: check it."""
+    return os.environ.get(f"SPANK_VHPC_{name}") or None
+
+
+def main(name: str, hook: Callable[[Config], int]) -> int:
+    """Run a hook: configuration, log, and one line on stderr for what it raises."""
+    try:
+        config = load()
+        _open_log(config, name)
+        return hook(config)
+    except VhpcError as err:
+        log.error("%s", err.line())
+        print(f"vhpc {name}: {err.line()}", file=sys.stderr)
+        return 1
+    except Exception as err:  # the last line of defence: slurmd shows what a hook printed
+        log.exception("%s failed", name)
+        print(f"vhpc {name}: internal error: {err!r}", file=sys.stderr)
+        return 1
+
+
+def scontrol(*args: str) -> bool:
+    """Best effort call of scontrol, for the rare failure path; False when it did not work."""
+    try:
+        done = subprocess.run(
+            [SCONTROL, *args],
+            timeout=10,
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        log.warning("scontrol %s: %s", args[0], err)
+        return False
+    if done.returncode != 0:
+        log.warning("scontrol %s: %s", " ".join(args), done.stderr.strip())
+    return done.returncode == 0
+
+
+def drain(node: str, error: VhpcError) -> None:
+    """Drain this node with a reason an operator can act on (Slurm's own says only "Prolog error")."""
+    scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason=vhpc: {error.line()[:200]}")
+
+
+def _open_log(config: Config, name: str) -> None:
+    """Append to the node's log; a hook must work even when it cannot be written."""
+    path = Path(config.paths.log) / "hooks.log"
+    handler: logging.Handler
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        handler = logging.FileHandler(path)
+    except OSError:
+        handler = logging.StreamHandler()
+    job = os.environ.get("SLURM_JOB_ID", "-")
+    handler.setFormatter(
+        logging.Formatter(f"%(asctime)s {name}[{os.getpid()}] job {job}: %(levelname)s %(message)s")
+    )
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)

@@ -1,0 +1,176 @@
+"""Prolog on a compute node: from a lease to guests that are ready, or to one clear line."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import FabricError, NodeError, UserError
+from vhpc_slurm.hooks import common
+from vhpc_slurm.model import HostInventory, Lease, LeaseState
+from vhpc_slurm.node import (
+    accounts,
+    console,
+    guest,
+    inventory,
+    joblock,
+    journal,
+    resources,
+    stages,
+    statefile,
+    teardown,
+    timeline,
+)
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.placement.plan import plan_node
+
+LOCK_TIMEOUT_S = 30.0
+
+
+def run(config: Config) -> int:
+    """Prepare this node for the job that Slurm names in the environment."""
+    env = common.HookEnv.read()
+    layout = Layout(config)
+    with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S):
+        if joblock.buried(layout, env.job_id, env.restart):
+            common.log.info("the job's Epilog has been here: nothing to prepare")
+            return 0
+        _clear_stale(layout, env)
+        try:
+            return _prepare(config, layout, env)
+        except FabricError as err:
+            return _controller_lost(env, err)
+        except NodeError as err:
+            common.drain(env.node, err)
+            raise
+
+
+def _prepare(config: Config, layout: Layout, env: common.HookEnv) -> int:
+    began = time.time()
+    client = ControllerClient(config)
+    lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
+    recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
+    recorder.note("lease", began)
+    book = journal.Journal(layout.journals, lease.generation)
+    book.stop_when(layout.tombstone(env.job_id, env.restart))
+    try:
+        _open_run_dir(layout, lease, book)
+        try:
+            _boot(config, layout, env, lease, book, recorder)
+        except UserError as err:
+            _user_failure(layout, env, lease, book, recorder, err)
+            return 0
+        except journal.Stopped:
+            common.log.info("the job was ended during its boot")
+            teardown.tear_down(layout, book, recorder)
+            return 0
+        except NodeError:
+            teardown.tear_down(layout, book, recorder)
+            raise
+        common.log.info("ready in %.2f s", time.time() - began)
+        return 0
+    finally:
+        book.close()
+
+
+def _boot(
+    config: Config,
+    layout: Layout,
+    env: common.HookEnv,
+    lease: Lease,
+    book: journal.Journal,
+    recorder: timeline.Recorder,
+) -> None:
+    if lease.state is LeaseState.REFUSED or lease.image is None:
+        raise UserError(lease.refusal or "the job's lease was refused")
+    account = accounts.account(lease.request.uid)
+    with recorder.stage("plan"):
+        host: HostInventory = inventory.read(env.node, config)
+        plan = plan_node(
+            lease.generation, lease.allocation.on(env.node), host, lease.request, lease.image.manifest, config
+        )
+    if not host.kvm:
+        common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
+    with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        stages.boot(
+            stages.Boot(layout, lease, lease.image, plan, host, book, recorder, account, hypervisor),
+        )
+    fields = statefile.header(lease.generation, str(lease.request.image)) | {
+        "status": "ready",
+        "digest": lease.image.digest,
+        "batch": lease.request.batch.value,
+        "socket": str(layout.guest(env.job_id, 0) / "run.sock"),
+        "commands": ":".join(config.host.commands),
+    }
+    statefile.write(layout.state_file(env.job_id), fields)
+
+
+def _open_run_dir(layout: Layout, lease: Lease, book: journal.Journal) -> None:
+    path = layout.job(lease.generation.job_id)
+    book.acquire(resources.RUN_DIR, f"rundir:{path}", path=str(path))
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    path.mkdir(mode=0o711)
+    statefile.write(
+        layout.state_file(lease.generation.job_id),
+        statefile.header(lease.generation, str(lease.request.image)) | {"status": "booting"},
+    )
+
+
+def _user_failure(
+    layout: Layout,
+    env: common.HookEnv,
+    lease: Lease,
+    book: journal.Journal,
+    recorder: timeline.Recorder,
+    error: UserError,
+) -> None:
+    """Leave the line for the plugin to say at task start, and the console beside the user's output.
+
+    The guests are ended now; the run folder with the state file stays until
+    the Epilog.
+    """
+    common.log.info("user error: %s", error.line())
+    message = error.line()
+    log = layout.guest(env.job_id, 0) / "console.log"
+    if log.exists() and log.stat().st_size:
+        target = console.user_path(lease.request, env.node)
+        account = accounts.account(lease.request.uid)
+        if console.hand_over(log, target, account, layout.config.guests.console_limit_kib):
+            message += f"; its console: {target}"
+    fields = statefile.header(lease.generation, str(lease.request.image)) | {
+        "status": "failed",
+        "kind": error.kind,
+        "message": message,
+    }
+    statefile.write(layout.state_file(env.job_id), fields)
+    teardown.release_guests(layout, book, recorder)
+
+
+def _controller_lost(env: common.HookEnv, error: FabricError) -> int:
+    """vhpcd went away between the controller's hook and ours: the node is fine, so the job tries again.
+
+    A job that cannot be requeued (interactive) finds no state file at task
+    start, and the plugin refuses its tasks.
+    """
+    common.log.warning("%s; requeueing", error.line())
+    common.scontrol("requeue", str(env.job_id))
+    return 0
+
+
+def _clear_stale(layout: Layout, env: common.HookEnv) -> None:
+    """Remove what an earlier incarnation, or a Prolog that was killed, left of this job."""
+    for old in journal.generations(layout.journals):
+        if old.job_id == env.job_id:
+            common.log.warning("clearing generation %s, left by a crash", old)
+            teardown.clear(layout, old, env.node)
+
+
+def entry() -> int:
+    """Process entry point."""
+    return common.main("prolog", run)
+
+
+if __name__ == "__main__":
+    sys.exit(entry())

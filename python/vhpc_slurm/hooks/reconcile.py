@@ -1,0 +1,104 @@
+"""Reconcile a node: finish what a crash left, report or drain for what cannot be finished.
+
+Runs as Slurm's HealthCheckProgram (before slurmd registers, then at
+intervals) and by hand as ``vhpc reconcile``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
+from vhpc_slurm.hooks import common
+from vhpc_slurm.model import Generation, LeaseState
+from vhpc_slurm.node import audit, outbox
+from vhpc_slurm.node.layout import Layout
+
+ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a reconciliation found, in the order found; ``error`` is empty for what was mended."""
+
+    kind: str
+    what: str
+    mended: bool
+    error: str = ""
+
+
+def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
+    """Compare and, unless ``check``, mend.  An empty list means clean."""
+    layout = Layout(config)
+    client = ControllerClient(config)
+    outcomes: list[Outcome] = []
+    live: dict[int, Generation] | None = None
+    try:
+        live = _live(client, node)
+    except FabricError as err:
+        outcomes.append(
+            Outcome("controller", err.line(), mended=False, error="the controller's view is missing")
+        )
+    for finding in audit.audit(layout, node, live):
+        outcomes.append(_mend(finding, check=check))
+    outcomes.extend(_acknowledgements(layout, client, check=check))
+    return outcomes
+
+
+def _live(client: ControllerClient, node: str) -> dict[int, Generation]:
+    """Generations that the controller keeps for this node."""
+    return {
+        record.lease.generation.job_id: record.lease.generation
+        for record in client.leases()
+        if record.lease.state not in ENDED
+        and any(part.node == node for part in record.lease.allocation.nodes)
+    }
+
+
+def _mend(finding: audit.Finding, *, check: bool) -> Outcome:
+    if check:
+        return Outcome(finding.kind, finding.what, mended=False)
+    try:
+        finding.mend()
+    except (VhpcError, OSError) as err:
+        line = err.line() if isinstance(err, VhpcError) else str(err)
+        return Outcome(finding.kind, finding.what, mended=False, error=line)
+    return Outcome(finding.kind, finding.what, mended=True)
+
+
+def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) -> list[Outcome]:
+    waiting = audit.waiting(layout)
+    if not waiting:
+        return []
+    what = f"{waiting} acknowledgements wait for vhpcd"
+    if check:
+        return [Outcome("outbox", what, mended=False)]
+    left = outbox.flush(layout.outbox, client.acknowledge)
+    return [Outcome("outbox", what, mended=left == 0, error="vhpcd cannot be reached" if left else "")]
+
+
+def run(config: Config) -> int:
+    """The health check: mend, and drain the node for what cannot be mended."""
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    bad = []
+    for outcome in reconcile(config, node, check=False):
+        common.log.warning("%s: %s%s", outcome.kind, outcome.what, " (mended)" if outcome.mended else "")
+        if not outcome.mended and outcome.kind not in ("controller", "outbox"):
+            bad.append(outcome)
+    if bad:
+        common.drain(node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))
+        return 1
+    return 0
+
+
+def entry() -> int:
+    """Process entry point."""
+    return common.main("reconcile", run)
+
+
+if __name__ == "__main__":
+    sys.exit(entry())

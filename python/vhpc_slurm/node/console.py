@@ -1,0 +1,76 @@
+"""The guest's serial console: what it says about a death, and the user's copy of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from vhpc_slurm.model import JobRequest
+from vhpc_slurm.node import process
+from vhpc_slurm.node.accounts import Account
+
+COPY_TIMEOUT_S = 10.0
+
+
+def prepare(path: Path, qemu_uid: int) -> None:
+    """Make the console's file, for QEMU to write and for nobody else to read."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    os.fchown(fd, qemu_uid, -1)
+    os.close(fd)
+
+
+def last_words(path: Path) -> str:
+    """The line that best tells why a guest ended: a panic, our init's complaint, or the last line."""
+    lines = [line for line in _text(path, 64 * 1024).splitlines() if line.strip()]
+    for mark in ("Kernel panic", "vhpc-init:", "vhpc-agent:"):
+        for line in lines:
+            if mark in line:
+                return line[line.index(mark) :].strip()[:300]
+    return lines[-1].strip()[:300] if lines else "it wrote nothing to its console"
+
+
+def user_path(request: JobRequest, node: str) -> str:
+    """Where the user's copy goes: ``--vhpc-console`` (%j job, %N node), or the working directory."""
+    pattern = request.console or "vhpc-%j-%N.console"
+    name = (
+        pattern.replace("%%", "\0").replace("%j", str(request.job_id)).replace("%N", node).replace("\0", "%")
+    )
+    return os.path.normpath(Path(request.work_dir) / name)
+
+
+def hand_over(path: Path, target: str, account: Account, limit_kib: int) -> bool:
+    """Copy the last ``limit_kib`` of a console to a file of the user, with the user's own rights.
+
+    Returns False when that fails: a console that cannot be delivered must not
+    change how the job ends.
+    """
+    data = _text(path, limit_kib * 1024)
+    command = [*process.drop_to(account.credentials), "/bin/sh", "-c", 'umask 077; cat > "$1"', "sh", target]
+    try:
+        done = subprocess.run(
+            command,
+            input=data.encode(),
+            timeout=COPY_TIMEOUT_S,
+            check=False,
+            capture_output=True,
+            cwd="/",
+            env={},
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        return False
+    return done.returncode == 0
+
+
+def _text(path: Path, limit: int) -> str:
+    """The end of the file; control characters but line feeds and tabs are replaced."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            raw = file.read(limit)
+    except OSError:
+        return ""
+    text = raw.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

@@ -1,0 +1,169 @@
+"""The journal: what a generation holds on this node, written before it is taken.
+
+One append-only file per generation, one JSON object per line, each line on
+disk (fsync) before the act that it announces.  A record says which kind of
+resource, under which key, with what is needed to give it back; ``released``
+crosses it out.  Crash recovery is nothing but replaying the releases of what
+is not crossed out, newest first.  A torn last line is what a crash in the
+middle of a write leaves; it announced an act that never began, so it is
+dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import Generation
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One resource that is or may be held.
+
+    ``data`` holds what releasing it needs; it grows by updates (a pid that is
+    known only after the start).
+    """
+
+    key: str
+    kind: str
+    data: dict[str, Any]
+
+
+class Stopped(Exception):  # noqa: N818 - an event, not an error
+    """The job was ended while we were preparing it: take nothing more, give all back."""
+
+
+class Journal:
+    """The journal of one generation on this node.
+
+    Args:
+        folder: where journals live; made when absent, 0700.
+        generation: whose journal.
+
+    Raises:
+        NodeError: the folder or file cannot be written.
+    """
+
+    def __init__(self, folder: Path, generation: Generation) -> None:
+        self.generation = generation
+        self.path = folder / f"{generation}.jsonl"
+        self._held: dict[str, Entry] = {}
+        self._stop: Path | None = None
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._fd = os.open(self.path, flags, 0o600)
+            self._replay()
+            _sync_folder(folder)
+        except OSError as err:
+            raise NodeError(f"cannot write the journal {self.path}", str(err), "check the disk") from err
+
+    def stop_when(self, tombstone: Path) -> None:
+        """From now on refuse to acquire once ``tombstone`` exists."""
+        self._stop = tombstone
+
+    def acquire(self, kind: str, key: str, **data: Any) -> Entry:
+        """Announce that a resource is about to be taken; returns once that is on disk.
+
+        Raises:
+            Stopped: the job has been ended meanwhile.
+            NodeError: the journal cannot be written.
+        """
+        if self._stop is not None and self._stop.exists():
+            raise Stopped(f"generation {self.generation} was ended")
+        entry = Entry(key, kind, data)
+        self._append({"event": "acquire", "key": key, "kind": kind, "data": data})
+        self._held[key] = entry
+        return entry
+
+    def update(self, key: str, **data: Any) -> None:
+        """Add to what is known of a held resource."""
+        entry = self._held[key]
+        self._append({"event": "update", "key": key, "data": data})
+        self._held[key] = Entry(key, entry.kind, {**entry.data, **data})
+
+    def released(self, key: str) -> None:
+        """Cross a resource out: it has been given back, and that was verified."""
+        self._append({"event": "released", "key": key})
+        self._held.pop(key, None)
+
+    def held(self) -> list[Entry]:
+        """What is not crossed out, newest first: the order in which to release."""
+        return list(reversed(self._held.values()))
+
+    def close(self) -> None:
+        """Close the file; the journal stays."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def remove(self) -> None:
+        """Delete the journal of a generation that holds nothing any more."""
+        if self._held:
+            raise NodeError(f"journal {self.path} still holds {len(self._held)} resources")
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        _sync_folder(self.path.parent)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        line = json.dumps({"t": round(time.time(), 3), **record}, separators=(",", ":")) + "\n"
+        try:
+            os.write(self._fd, line.encode())
+            os.fsync(self._fd)
+        except OSError as err:
+            raise NodeError(f"cannot write the journal {self.path}", str(err), "check the disk") from err
+
+    def _replay(self) -> None:
+        raw = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        whole = raw.rfind(b"\n") + 1
+        if whole != len(raw):
+            os.ftruncate(self._fd, whole)
+        for line in raw[:whole].splitlines():
+            try:
+                record = json.loads(line)
+                self._apply(record)
+            except (ValueError, KeyError, TypeError) as err:
+                raise NodeError(
+                    f"journal {self.path} is damaged",
+                    f"{err!r} in {line[:120]!r}",
+                    "check what it names by hand, then move it away",
+                ) from err
+
+    def _apply(self, record: dict[str, Any]) -> None:
+        event, key = record["event"], record["key"]
+        if event == "acquire":
+            self._held[key] = Entry(key, record["kind"], dict(record["data"]))
+        elif event == "update":
+            entry = self._held[key]
+            self._held[key] = Entry(key, entry.kind, {**entry.data, **record["data"]})
+        elif event == "released":
+            self._held.pop(key, None)
+        else:
+            raise ValueError(f"unknown event {event!r}")
+
+
+def generations(folder: Path) -> Iterator[Generation]:
+    """The generations that have a journal in ``folder``, oldest name first."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".jsonl":
+                with contextlib.suppress(ValueError):
+                    yield Generation.parse(path.name.removesuffix(".jsonl"))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a file's creation or removal durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,69 @@
+"""Acknowledgements that wait on disk until vhpcd has them.
+
+A network identity is free only when every node has acknowledged, so an
+acknowledgement may be late but not lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import Generation, Timeline
+
+
+@dataclass(frozen=True)
+class Acknowledgement:
+    """One node's word that it holds nothing of a generation any more (or cannot say so)."""
+
+    generation: Generation
+    node: str
+    clean: bool
+    note: str = ""
+    timeline: Timeline | None = None
+
+
+def put(folder: Path, ack: Acknowledgement) -> Path:
+    """Queue an acknowledgement durably."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"{ack.generation}.json"
+    part = path.with_suffix(".part")
+    with part.open("wb") as out:
+        out.write(msgspec.json.encode(ack))
+        out.flush()
+        os.fsync(out.fileno())
+    part.rename(path)
+    return path
+
+
+def pending(folder: Path) -> list[Path]:
+    """What waits, oldest first."""
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime)
+    return []
+
+
+def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
+    """Send what waits, in order; stop at the first that cannot be sent.
+
+    Returns how many still wait.
+    """
+    waiting = pending(folder)
+    for sent, path in enumerate(waiting):
+        try:
+            ack = msgspec.json.decode(path.read_bytes(), type=Acknowledgement)
+        except (msgspec.MsgspecError, FileNotFoundError):
+            path.rename(path.with_suffix(".damaged"))
+            continue
+        try:
+            send(ack)
+        except FabricError:
+            return len(waiting) - sent
+        path.unlink(missing_ok=True)
+    return 0

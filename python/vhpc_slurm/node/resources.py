@@ -1,0 +1,94 @@
+"""Giving back what a journal says is held: one release per kind of resource.
+
+Every release is idempotent, also for a resource that was announced and never
+taken, and verifies: it returns only when the thing is gone, else it raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
+from vhpc_slurm.node import guest, images, process, uids
+from vhpc_slurm.node.journal import Entry, Journal
+from vhpc_slurm.node.layout import Layout
+
+RUN_DIR = "rundir"
+IMAGE = "image"
+UID = "uid"
+PROCESS = "process"
+DOMAIN = "domain"
+
+
+def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) -> list[VhpcError]:
+    """Release everything a generation holds but the kinds in ``keep``, newest first; go on past failures.
+
+    Returns what could not be released; those entries stay in the journal.
+    """
+    failures: list[VhpcError] = []
+    for entry in (e for e in journal.held() if e.kind not in keep):
+        try:
+            _RELEASES[entry.kind](layout, str(journal.generation), entry)
+        except VhpcError as err:
+            failures.append(err)
+        except OSError as err:
+            failures.append(TeardownError(f"cannot release {entry.kind} {entry.key}", str(err)))
+        else:
+            journal.released(entry.key)
+    return failures
+
+
+def _release_run_dir(_layout: Layout, _generation: str, entry: Entry) -> None:
+    path = Path(entry.data["path"])
+    # rmtree works on descriptors here (shutil.rmtree.avoids_symlink_attacks);
+    # the folder is root's own anyway.
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
+
+
+def _release_image(layout: Layout, generation: str, entry: Entry) -> None:
+    images.unpin(layout, entry.data["digest"], generation)
+
+
+def _release_uid(layout: Layout, generation: str, entry: Entry) -> None:
+    uids.release(layout, int(entry.data["uid"]), generation)
+
+
+def _release_process(_layout: Layout, generation: str, entry: Entry) -> None:
+    """End a helper process; one whose pid was never noted is found by its marker and program."""
+    if "pid" in entry.data:
+        process.end(process.ProcessRef(int(entry.data["pid"]), int(entry.data["started"])), grace_s=0.5)
+        return
+    for ref, _ in process.marked(generation):
+        process.end(ref)
+
+
+def _release_domain(layout: Layout, _generation: str, entry: Entry) -> None:
+    """End a guest through libvirt, and by its uid where libvirt cannot.
+
+    libvirtd may be down exactly when a node is being cleaned.  Its QEMU has a
+    uid of its own, so it can be ended all the same; libvirt notices when it is
+    back.
+    """
+    config = layout.config.guests
+    uid = int(entry.data["uid"])
+    try:
+        with guest.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
+            hypervisor.destroy(entry.data["name"])
+    except NodeError:
+        if not uids.in_range(layout.config, uid):
+            raise
+    for ref in process.of_uid(uid):
+        process.end(ref)
+
+
+_RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
+    RUN_DIR: _release_run_dir,
+    IMAGE: _release_image,
+    UID: _release_uid,
+    PROCESS: _release_process,
+    DOMAIN: _release_domain,
+}

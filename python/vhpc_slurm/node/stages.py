@@ -1,0 +1,253 @@
+"""The walk through a plan: from a lease to a guest that is ready for tasks.
+
+Each stage announces in the journal what it takes, takes it, and is timed.  A
+failure leaves everything to the journal's releases; nothing is undone here.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vhpc_slurm.domain.render import render
+from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
+from vhpc_slurm.node import accounts, console, images, process, resources, shares, uids
+from vhpc_slurm.node.channel import ChannelError, GuestChannel
+from vhpc_slurm.node.guest import Hypervisor
+from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.layout import Layout, domain_name
+from vhpc_slurm.node.timeline import Recorder
+
+NOBODY_GID = 65534
+
+
+@dataclass
+class Boot:
+    """Everything one boot works with; stages fill in what later stages need."""
+
+    layout: Layout
+    lease: Lease
+    image: ImageIdentity
+    plan: NodePlan
+    inventory: HostInventory
+    journal: Journal
+    recorder: Recorder
+    account: accounts.Account
+    hypervisor: Hypervisor
+    shares: list[shares.Share] = field(default_factory=list)
+    staged: images.StagedImage | None = None
+
+    def run_dir(self, guest: GuestPlan) -> Path:
+        """Run folder of one guest."""
+        return self.layout.guest(self.lease.generation.job_id, guest.index)
+
+
+def boot(work: Boot) -> None:
+    """Bring all guests of a node plan up, ready for tasks.
+
+    Raises:
+        UserError: the image will not boot, or is broken.
+        NodeError: this node cannot do it.
+        Stopped: the job was ended meanwhile.
+    """
+    with work.recorder.stage("image", work.image.digest):
+        _stage_image(work)
+    with work.recorder.stage("shares"):
+        _choose_shares(work)
+    started = []
+    for guest in work.plan.guests:
+        with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
+            started.append((guest, _start_guest(work, guest)))
+    for guest, uid in started:
+        with work.recorder.stage(f"agent g{guest.index}"):
+            channel = _reach_agent(work, guest, uid)
+        with channel, work.recorder.stage(f"setup g{guest.index}"):
+            _set_up(work, guest, channel)
+
+
+def agent_socket(run_dir: Path) -> Path:
+    """Where libvirt listens for the host side of the agent's port."""
+    return run_dir / "channel" / "agent.sock"
+
+
+def _stage_image(work: Boot) -> None:
+    digest = work.image.digest
+    work.journal.acquire(resources.IMAGE, f"image:{digest}", digest=digest)
+    images.pin(work.layout, digest, str(work.lease.generation))
+    work.staged = images.stage(work.layout, work.image)
+
+
+def _choose_shares(work: Boot) -> None:
+    config = work.layout.config
+    asked, _ = shares.wanted(config.shares, work.account, work.lease.request.work_dir)
+    timeout = config.guests.stage_timeout_s
+    work.shares = [share for share in asked if shares.reachable(share, work.account, timeout)]
+
+
+def _start_guest(work: Boot, guest: GuestPlan) -> int:
+    """Start one guest with its share daemons; returns QEMU's uid."""
+    layout, generation = work.layout, str(work.lease.generation)
+    run_dir = work.run_dir(guest)
+    run_dir.mkdir(mode=0o711)
+    # libvirt makes the agent's socket writable for a whole group: nobody but root gets near it
+    agent_socket(run_dir).parent.mkdir(mode=0o700)
+    claimed: list[str] = []
+
+    def announce(uid: int) -> None:
+        """Journal first; a number that another job took meanwhile is crossed out again."""
+        if claimed:
+            work.journal.released(claimed.pop())
+        claimed.append(f"uid:{uid}")
+        work.journal.acquire(resources.UID, claimed[0], uid=uid)
+
+    uid = uids.claim(layout, generation, announce)
+    for share in work.shares:
+        _start_share(work, guest, share, uid)
+    console.prepare(run_dir / "console.log", uid)
+    name = domain_name(work.lease.generation, guest.index)
+    assert work.staged is not None
+    boot_files = images.private_copies(work.staged, run_dir)
+    xml = render(_spec(work, guest, uid, boot_files))
+    work.journal.acquire(resources.DOMAIN, f"domain:{name}", name=name, uid=uid)
+    work.hypervisor.create(xml, layout.config.guests.stage_timeout_s)
+    for path in boot_files:
+        path.unlink()  # QEMU has read them
+    return uid
+
+
+def _start_share(work: Boot, guest: GuestPlan, share: shares.Share, uid: int) -> None:
+    run_dir = work.run_dir(guest)
+    key = f"process:g{guest.index}:virtiofsd:{share.tag}"
+    work.journal.acquire(resources.PROCESS, key, role="virtiofsd", path=share.path)
+    ref = shares.serve(
+        work.layout.config.shares,
+        share,
+        work.account,
+        socket_path=run_dir / f"fs-{share.tag}.sock",
+        qemu_uid=uid,
+        generation=str(work.lease.generation),
+        log=run_dir / f"fs-{share.tag}.log",
+    )
+    work.journal.update(key, pid=ref.pid, started=ref.started)
+
+
+def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path]) -> DomainSpec:
+    config, run_dir = work.layout.config.guests, work.run_dir(guest)
+    assert work.staged is not None
+    kernel, initrd = boot_files
+    libvirt_version, _ = work.hypervisor.version()
+    return DomainSpec(
+        name=domain_name(work.lease.generation, guest.index),
+        generation=work.lease.generation,
+        guest=guest,
+        hypervisor="kvm" if work.inventory.kvm else "qemu",
+        cpu_vendor=work.inventory.cpu_vendor,
+        libvirt_version=libvirt_version,
+        emulator=config.emulator,
+        kernel=str(kernel),
+        initrd=str(initrd),
+        root=str(work.staged.root),
+        root_format=work.image.manifest.root_format,
+        cmdline=work.image.manifest.cmdline,
+        uid=uid,
+        gid=accounts.group_id(config.qemu_group),
+        agent_socket=str(agent_socket(run_dir)),
+        console_log=str(run_dir / "console.log"),
+        shares=tuple(ShareSpec(s.tag, str(run_dir / f"fs-{s.tag}.sock")) for s in work.shares),
+    )
+
+
+def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
+    """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows."""
+    config, run_dir = work.layout.config, work.run_dir(guest)
+    until = time.monotonic() + (work.lease.request.timeout_s or config.guests.boot_timeout_s)
+    agent = _connect(agent_socket(run_dir))
+    listener = shares.listen(run_dir / "run.sock", work.account.uid)
+    key = f"process:g{guest.index}:shim"
+    work.journal.acquire(resources.PROCESS, key, role="shim")
+    with agent, listener:
+        ref = process.spawn(
+            [
+                f"{config.paths.libexec}/vhpc-shim",
+                f"--agent-fd={agent.fileno()}",
+                f"--listen-fd={listener.fileno()}",
+                f"--uid={work.account.uid}",
+            ],
+            who=process.Credentials(uid, NOBODY_GID),
+            generation=str(work.lease.generation),
+            log=run_dir / "shim.log",
+            pass_fds=(agent.fileno(), listener.fileno()),
+        )
+    work.journal.update(key, pid=ref.pid, started=ref.started)
+    try:
+        channel = GuestChannel.connect(run_dir / "run.sock", max(1.0, until - time.monotonic()))
+        channel.hello(max(1.0, until - time.monotonic()))
+    except ChannelError as err:
+        raise _boot_failure(work, guest, err) from err
+    return channel
+
+
+def _boot_failure(work: Boot, guest: GuestPlan, err: ChannelError) -> UserError:
+    """Why a guest did not come up: dead, or alive and silent.  Either way the image's doing."""
+    name = domain_name(work.lease.generation, guest.index)
+    words = console.last_words(work.run_dir(guest) / "console.log")
+    image = work.image.ref
+    if work.hypervisor.running(name):
+        limit = work.lease.request.timeout_s or work.layout.config.guests.boot_timeout_s
+        return UserError(
+            f"image {image} did not get ready within {limit} s on {work.plan.node}",
+            f"its console ended with: {words}",
+            "--vhpc-timeout gives it longer",
+        )
+    return UserError(
+        f"image {image} did not boot on {work.plan.node}", f"its console says: {words}", f"{err}"
+    )
+
+
+def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
+    account, timeout = work.account, float(work.layout.config.guests.stage_timeout_s)
+    hosts = _hosts(guest.hostname, work.lease.network.addresses)
+    try:
+        channel.identity(
+            hostname=guest.hostname,
+            hosts=hosts,
+            name=account.name,
+            uid=account.uid,
+            gid=account.gid,
+            gecos=account.gecos.replace(":", " ").replace(",", " "),
+            home=account.home,
+            shell=account.shell,
+            groups=account.groups,
+            commands=work.layout.config.host.commands,
+            timeout_s=timeout,
+        )
+        for share in work.shares:
+            channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
+        channel.ready(timeout_s=timeout)
+    except ChannelError as err:
+        raise UserError(
+            f"image {work.image.ref} could not be set up on {work.plan.node}",
+            str(err),
+            console.last_words(work.run_dir(guest) / "console.log"),
+        ) from err
+
+
+def _hosts(hostname: str, addresses: tuple[tuple[str, str], ...]) -> list[str]:
+    """Lines of the guest's /etc/hosts; without a network of its own its name still resolves, to itself."""
+    lines = [f"{address} {name}" for name, address in addresses]
+    return lines if hostname in dict(addresses) else [f"127.0.1.1 {hostname}", *lines]
+
+
+def _connect(path: Path) -> socket.socket:
+    """Connect to the socket that libvirt made for the agent's port."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(str(path))
+    except OSError as err:
+        sock.close()
+        raise NodeError(f"cannot reach the guest's channel {path}", str(err), "see QEMU's log") from err
+    return sock

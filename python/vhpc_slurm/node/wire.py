@@ -1,0 +1,218 @@
+"""Frames and fields of the guest channel (docs/guest-protocol.md), on a connected socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NoReturn
+
+from vhpc_slurm.errors import VhpcError
+
+PAYLOAD_MAX = 65536
+MESSAGE_MAX = 8 << 20
+
+_HEADER = struct.Struct("<IBBHII")
+_TLV = struct.Struct("<HHI")
+_MORE = 1
+
+
+class ChannelError(VhpcError):
+    """The guest is silent, gone, or talks nonsense."""
+
+    kind = "guest"
+
+
+class ChannelRefusedError(ChannelError):
+    """The agent answered: it cannot or will not do this.
+
+    Attributes:
+        errno: a Linux errno, as the guest's kernel or agent gave it.
+    """
+
+    def __init__(self, what: str, errno: int, why: str = "") -> None:
+        super().__init__(what, why or os.strerror(errno))
+        self.errno = errno
+
+
+class FrameType(IntEnum):
+    """The frame types a control client meets."""
+
+    HELLO = 1
+    REQUEST = 2
+    REPLY = 3
+    ERROR = 12
+    PING = 14
+    PONG = 15
+
+
+class Op(IntEnum):
+    """Control operations."""
+
+    IDENTITY = 1
+    MOUNT = 2
+    READY = 3
+    POWEROFF = 4
+    INFO = 5
+
+
+class Tag(IntEnum):
+    """Tags of the fields a control client meets."""
+
+    VERSION_MIN = 1
+    VERSION_MAX = 2
+    AGENT_VERSION = 3
+    BOOT_ID = 4
+    KERNEL = 5
+    STATE = 6
+    ERRNO = 36
+    TEXT = 37
+    OP = 48
+    REQUEST_ID = 49
+    HOSTNAME = 50
+    HOSTS_LINE = 51
+    USER_NAME = 52
+    USER_UID = 53
+    USER_GID = 54
+    USER_GECOS = 55
+    USER_HOME = 56
+    USER_SHELL = 57
+    GROUP = 58
+    TIMEZONE = 59
+    COMMAND = 60
+    MOUNT_TAG = 61
+    MOUNT_PATH = 62
+    READ_ONLY = 63
+    UPTIME_MS = 64
+    CPUS = 65
+    MEMORY_KIB = 66
+    SESSIONS = 67
+
+
+def put(tag: Tag, value: int | str | bytes) -> bytes:
+    """One encoded field; integers are 32 bits wide."""
+    if isinstance(value, int):
+        data = struct.pack("<I", value)
+    elif isinstance(value, str):
+        data = value.encode("utf-8", "surrogateescape")
+    else:
+        data = value
+    return _TLV.pack(tag, 0, len(data)) + data
+
+
+def fields_of(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """Decode (tag, value) pairs; ChannelError when they are malformed."""
+    at = 0
+    while at < len(payload):
+        if len(payload) - at < _TLV.size:
+            raise ChannelError("the guest sent a malformed message", "truncated field")
+        tag, zero, length = _TLV.unpack_from(payload, at)
+        at += _TLV.size
+        if zero != 0 or length > len(payload) - at:
+            raise ChannelError("the guest sent a malformed message", "a field passes the end")
+        yield tag, payload[at : at + length]
+        at += length
+
+
+def number(fields: dict[int, bytes], tag: Tag) -> int:
+    """An unsigned integer, 0 when it is absent; ChannelError when it is of another size."""
+    data = fields.get(tag, b"")
+    if len(data) not in (0, 4, 8):
+        raise ChannelError("the guest sent a malformed message", f"{tag.name} is no number")
+    return int.from_bytes(data, "little")
+
+
+def text(fields: dict[int, bytes], tag: Tag) -> str:
+    """A string for people: one printable line, since a guest may have made it up."""
+    raw = fields.get(tag, b"").decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else "?" for c in raw)[:1000]
+
+
+class FrameStream:
+    """Whole messages in and out, each with a deadline on ``time.monotonic()``'s clock."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+
+    def close(self) -> None:
+        """Hang up; idempotent."""
+        self._sock.close()
+
+    def send(self, kind: FrameType, message: bytes, deadline: float) -> None:
+        """Send one message, in several frames if need be; ChannelError when that fails."""
+        frames = bytearray()
+        parts = [message[at : at + PAYLOAD_MAX] for at in range(0, len(message), PAYLOAD_MAX)] or [b""]
+        for i, part in enumerate(parts):
+            flags = _MORE if i + 1 < len(parts) else 0
+            frames += _HEADER.pack(len(part), kind, 0, flags, 0, 0) + part
+        self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            self._sock.sendall(frames)
+        except TimeoutError as err:
+            raise ChannelError("the guest's channel is stuck") from err
+        except OSError as err:
+            self._raise_last_words(deadline, err)
+
+    def _raise_last_words(self, deadline: float, cause: OSError) -> NoReturn:
+        """The peer has hung up while we wrote: it may have said why before."""
+        try:
+            while True:
+                kind, _, payload = self._frame(deadline, "the guest's channel is stuck")
+                self._check_error(kind, payload)
+        except ChannelError as err:
+            raise err from cause
+
+    def receive(self, wanted: FrameType, deadline: float, silence: str) -> bytes:
+        """Next message of a type; ``silence`` is the error's text when none comes in time."""
+        message = bytearray()
+        while True:
+            kind, flags, payload = self._frame(deadline, silence)
+            self._check_error(kind, payload)
+            if kind == FrameType.HELLO and wanted != FrameType.HELLO:
+                continue
+            if kind in (FrameType.REPLY, FrameType.PONG) and kind != wanted:
+                continue  # belongs to a call whose deadline has passed
+            if kind != wanted:
+                raise ChannelError("the guest's channel broke the protocol", f"frame of type {kind}")
+            message += payload
+            if len(message) > MESSAGE_MAX:
+                raise ChannelError("the guest sent too long a message")
+            if not flags & _MORE:
+                return bytes(message)
+
+    @staticmethod
+    def _check_error(kind: int, payload: bytes) -> None:
+        if kind != FrameType.ERROR:
+            return
+        fields = dict(fields_of(payload))
+        raise ChannelError("the guest's channel was closed", text(fields, Tag.TEXT))
+
+    def _frame(self, deadline: float, silence: str) -> tuple[int, int, bytes]:
+        self._fill(_HEADER.size, deadline, silence)
+        length, kind, _, flags, _, _ = _HEADER.unpack_from(self._buffer)
+        if length > PAYLOAD_MAX:
+            raise ChannelError("the guest's channel broke the protocol", f"frame of {length} bytes")
+        self._fill(_HEADER.size + length, deadline, silence)
+        payload = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
+        del self._buffer[: _HEADER.size + length]
+        return kind, flags, payload
+
+    def _fill(self, need: int, deadline: float, silence: str) -> None:
+        while len(self._buffer) < need:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ChannelError(silence, "deadline passed")
+            self._sock.settimeout(left)
+            try:
+                data = self._sock.recv(65536)
+            except TimeoutError as err:
+                raise ChannelError(silence, "deadline passed") from err
+            except OSError as err:
+                raise ChannelError("the guest's channel is closed", str(err)) from err
+            if not data:
+                raise ChannelError("the guest's channel is closed", "end of file")
+            self._buffer += data

@@ -1,0 +1,1 @@
+"""Pure mapping of what Slurm allocated onto guests: no search, no input or output."""

@@ -1,0 +1,25 @@
+"""Slurm behind one port; ``connect`` chooses the adapter the site configured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vhpc_slurm.config import Config
+    from vhpc_slurm.slurm.job import Slurm
+
+
+def connect(config: Config) -> Slurm:
+    """The adapter named by ``controller.slurm_adapter``.
+
+    Raises:
+        SlurmError: pyslurm is wanted and cannot be imported.
+    """
+    settings = config.controller
+    if settings.slurm_adapter == "pyslurm":
+        from vhpc_slurm.slurm.pyslurm_adapter import PySlurm
+
+        return PySlurm()
+    from vhpc_slurm.slurm.scontrol import Scontrol
+
+    return Scontrol(settings.slurm_bin, slurm_conf=settings.slurm_conf)

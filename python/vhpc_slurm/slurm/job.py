@@ -1,0 +1,78 @@
+"""The port to Slurm: what the rest of vhpc asks of it, in vhpc's own types.
+
+Two adapters stand behind it: ``scontrol`` (every version from 22.05) and
+``pyslurm_adapter`` (where a pyslurm of Slurm's own version is installed).  One
+contract test holds both to the same answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import Allocation
+
+PENDING, RUNNING, CONFIGURING, COMPLETING = "PENDING", "RUNNING", "CONFIGURING", "COMPLETING"
+REASON_PROLOG = "Prolog"
+"""squeue's reason of a job whose node Prologs have not all reported (WAIT_PROLOG)."""
+
+
+class SlurmError(FabricError):
+    """Slurm did not answer, or answered what cannot be understood."""
+
+
+class NoSuchJobError(SlurmError):
+    """slurmctld knows no job of this id, or will not show it to this user."""
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """One job with the identity Slurm vouches for.
+
+    ``allocation`` has no nodes while the job has none.  ``name``, ``work_dir``
+    and ``features`` are the user's own text: data, never to be trusted.
+    """
+
+    job_id: int
+    restarts: int
+    state: str
+    reason: str
+    uid: int
+    gid: int
+    user: str
+    partition: str
+    name: str
+    work_dir: str
+    features: str
+    allocation: Allocation
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job as squeue lists it; ``started`` in seconds since the epoch, None before the start."""
+
+    job_id: int
+    restarts: int
+    state: str
+    reason: str
+    started: float | None
+
+
+class Slurm(Protocol):
+    """What vhpc asks of Slurm.  Every call ends within a deadline and raises SlurmError at its end."""
+
+    def load(self, job_id: int) -> SlurmJob:
+        """Return one job with its allocation, in one RPC; NoSuchJobError when there is none."""
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """Return all pending, running and completing jobs of the cluster, in one RPC."""
+
+    def cancel(self, job_id: int) -> None:
+        """End a job; one that is gone already is no error."""
+
+    def set_admin_comment(self, job_id: int, text: str) -> None:
+        """Set AdminComment, which users can read and not write; NoSuchJobError when the job is gone."""
+
+    def requeue(self, job_id: int) -> None:
+        """Put a running job back into the queue; NoSuchJobError when it is gone."""

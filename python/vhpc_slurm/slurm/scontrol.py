@@ -1,0 +1,103 @@
+"""The Slurm port over Slurm's own commands; works with 22.05 to 26.05.
+
+Commands are run by full path, without a shell, with an environment of their
+own (nothing of a user or of slurmctld's hook environment reaches them) and a
+deadline, for a slurmctld that hangs must not hang its own hooks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.parse import SQUEUE_FORMAT, parse_job, parse_squeue
+
+MAX_COMMENT = 1024
+_NO_JOB = "Invalid job id specified"
+
+
+class Scontrol:
+    """Slurm through scontrol, squeue and scancel."""
+
+    def __init__(self, bin_dir: str = "/usr/bin", *, slurm_conf: str = "", timeout_s: float = 5.0) -> None:
+        """Use the commands in ``bin_dir``; ``slurm_conf`` empty means Slurm's own default."""
+        self._bin = Path(bin_dir)
+        self._timeout_s = timeout_s
+        self._environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin", "SLURM_TIME_FORMAT": "%s"}
+        if slurm_conf:
+            self._environment["SLURM_CONF"] = slurm_conf
+
+    def load(self, job_id: int) -> SlurmJob:
+        """One job, by ``scontrol -o show job -d``."""
+        return parse_job(self._run("scontrol", "-o", "show", "job", "-d", _number(job_id)), job_id)
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        """All pending, running and completing jobs, array elements one by one, also of hidden partitions.
+
+        Where PrivateData hides jobs from this user, SlurmError: a job that is
+        only hidden must not be taken for one that has ended.
+        """
+        self._check_sight()
+        return parse_squeue(
+            self._run("squeue", "--noheader", "--all", "--array", "--local", "-O", SQUEUE_FORMAT)
+        )
+
+    def cancel(self, job_id: int) -> None:
+        """End a job, by scancel, which says nothing about jobs that are gone."""
+        self._run("scancel", _number(job_id))
+
+    def set_admin_comment(self, job_id: int, text: str) -> None:
+        """Set AdminComment to at most MAX_COMMENT characters on one line."""
+        line = " ".join(text.split())[:MAX_COMMENT]
+        self._run("scontrol", "update", f"jobid={_number(job_id)}", f"AdminComment={line}")
+
+    def requeue(self, job_id: int) -> None:
+        """Put a running job back into the queue."""
+        self._run("scontrol", "requeue", _number(job_id))
+
+    def _check_sight(self) -> None:
+        settings = self._run("scontrol", "show", "config")
+        private = re.search(r"^PrivateData\s*=\s*(\S+)", settings, re.MULTILINE)
+        owner = re.search(r"^SlurmUser\s*=\s*\S+?\((\d+)\)", settings, re.MULTILINE)
+        hidden = private is not None and bool({"jobs", "all"} & set(private[1].split(",")))
+        if hidden and os.geteuid() not in (0, int(owner[1]) if owner else 0):
+            raise SlurmError(
+                "squeue does not show all jobs",
+                "PrivateData of slurm.conf hides jobs of other users",
+                "run vhpcd as SlurmUser (controller.user), or take 'jobs' out of PrivateData",
+            )
+
+    def _run(self, command: str, *arguments: str) -> str:
+        what = f"{command} {arguments[0] if arguments else ''}".strip() + " failed"
+        try:
+            done = subprocess.run(
+                [str(self._bin / command), *arguments],
+                env=self._environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self._timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as err:
+            raise SlurmError(
+                what, f"no answer within {self._timeout_s:g} s", "is slurmctld up? see: scontrol ping"
+            ) from err
+        except OSError as err:
+            raise SlurmError(what, str(err), "set slurm_bin in vhpc.toml") from err
+        # Names may be in any encoding; U+FFFD stands for what is not UTF-8.
+        complaint = (done.stderr or done.stdout).decode(errors="replace").strip()
+        if done.returncode:
+            if _NO_JOB in complaint:
+                raise NoSuchJobError(what, _NO_JOB)
+            raise SlurmError(what, complaint[-300:] or f"exit status {done.returncode}")
+        return done.stdout.decode(errors="replace")
+
+
+def _number(job_id: int) -> str:
+    if job_id <= 0:
+        raise ValueError(f"not a job id: {job_id}")
+    return str(job_id)

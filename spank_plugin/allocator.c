@@ -1,0 +1,106 @@
+/* A command that creates a job: check what was asked and hand it to the job's control environment. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugin.h"
+#include "text.h"
+
+/*
+ * A job may be submitted from within a job with guests.  What that job left in
+ * the environment would make the new one look as if it had asked for an image.
+ */
+void vhpc_allocator_init(void)
+{
+    char name[VHPC_NAME_SIZE];
+
+    for (int id = 0; id < VHPC_OPTION_COUNT; id++)
+        unsetenv(vhpc_carrier((enum vhpc_option_id)id, name));
+    vhpc_forget_handed_down();
+    unsetenv(VHPC_ENV_JOB_GENERATION);
+    unsetenv(VHPC_ENV_JOB_IMAGE);
+}
+
+/* Options fill in from their variables; an empty variable is an absent one. */
+static bool add_default(struct vhpc_values *values, enum vhpc_option_id id, char *why, size_t size)
+{
+    const char *variable = vhpc_options[id].variable;
+    const char *text = getenv(variable);
+
+    if (values->set[id] || text == NULL || text[0] == '\0')
+        return true;
+    return vhpc_values_set(values, id, variable, text, why, size);
+}
+
+/* False with one line in why; true with values->set[VHPC_IMAGE] false means: an ordinary job. */
+static bool settle(struct vhpc_values *values, char *why, size_t size)
+{
+    if (!add_default(values, VHPC_IMAGE, why, size))
+        return false;
+    if (!values->set[VHPC_IMAGE]) {
+        for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
+            if (values->set[id]) {
+                snprintf(why, size,
+                         "--%s has no meaning without an image; add --vhpc-image=NAME or drop it",
+                         vhpc_options[id].name);
+                return false;
+            }
+        }
+        return true;
+    }
+    for (int id = 0; id < VHPC_OPTION_COUNT; id++)
+        if (!add_default(values, (enum vhpc_option_id)id, why, size))
+            return false;
+    return true;
+}
+
+static int hand_over(spank_t spank, const struct vhpc_values *values)
+{
+    char name[VHPC_NAME_SIZE];
+
+    for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
+        spank_err_t error;
+
+        if (!values->set[id])
+            continue;
+        error = spank_job_control_setenv(spank, vhpc_options[id].variable, values->text[id], 1);
+        if (error != ESPANK_SUCCESS) {
+            slurm_error("vhpc: couldn't pass on --%s: %s", vhpc_options[id].name,
+                        spank_strerror(error));
+            return -1;
+        }
+    }
+    /*
+     * Slurm carries an option of the command line to the tasks; one from its
+     * variable must reach them the same way, for there it decides that a job
+     * without a guest is not run on the bare node.
+     */
+    if (setenv(vhpc_carrier(VHPC_IMAGE, name), values->text[VHPC_IMAGE], 1) != 0) {
+        slurm_error("vhpc: couldn't set %s: %s", name, strerror(errno));
+        return -1;
+    }
+    /* Inherited from a requeued job, it would be taken for the new job's own. */
+    unsetenv("SLURM_RESTART_COUNT");
+    return 0;
+}
+
+int vhpc_allocator_post_opt(spank_t spank)
+{
+    static struct vhpc_values values; /* 5 KiB; one thread, and a copy per component of a het job */
+    char why[VHPC_WHY_SIZE];
+    char name[VHPC_NAME_SIZE];
+
+    values = vhpc_plugin.given;
+    if (settle(&values, why, sizeof why))
+        return values.set[VHPC_IMAGE] ? hand_over(spank, &values) : 0;
+    slurm_error("vhpc: %s", why);
+    /*
+     * Where plugstack.conf calls the plugin "optional", Slurm goes on after
+     * this error.  The job must not run outside of guests then: with this
+     * value the controller and the tasks refuse it.
+     */
+    (void)spank_job_control_setenv(spank, vhpc_options[VHPC_IMAGE].variable, VHPC_IMAGE_REFUSED, 1);
+    (void)setenv(vhpc_carrier(VHPC_IMAGE, name), VHPC_IMAGE_REFUSED, 1);
+    return -1;
+}

@@ -1,0 +1,210 @@
+#include "options.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text.h"
+
+/* Largest --vhpc-mem-reserve: 16 TiB in MiB, beyond any node of today. */
+#define RESERVE_MAX_MIB UINT64_C(16777216)
+/* Longest --vhpc-timeout in seconds, the limit of the site's boot_timeout_s too. */
+#define TIMEOUT_MAX_S UINT64_C(3600)
+/* Longest name and tag of an image, in bytes. */
+#define IMAGE_PART_MAX 64
+
+static bool is_lower_or_digit(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+}
+
+static bool is_upper(char c)
+{
+    return c >= 'A' && c <= 'Z';
+}
+
+/* [a-z0-9][a-z0-9._-]{0,63} */
+static bool is_image_name(const char *text, size_t length)
+{
+    if (length == 0 || length > IMAGE_PART_MAX || !is_lower_or_digit(text[0]))
+        return false;
+    for (size_t i = 1; i < length; i++)
+        if (!is_lower_or_digit(text[i]) && text[i] != '.' && text[i] != '_' && text[i] != '-')
+            return false;
+    return true;
+}
+
+/* [A-Za-z0-9_][A-Za-z0-9._-]{0,63} */
+static bool is_image_tag(const char *text, size_t length)
+{
+    if (length == 0 || length > IMAGE_PART_MAX || text[0] == '.' || text[0] == '-')
+        return false;
+    for (size_t i = 0; i < length; i++)
+        if (!is_lower_or_digit(text[i]) && !is_upper(text[i]) && text[i] != '.' &&
+            text[i] != '_' && text[i] != '-')
+            return false;
+    return true;
+}
+
+/* NAME[:TAG] -> NAME:TAG; an absent tag means latest. */
+static bool parse_image(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    const char *colon = strchr(text, ':');
+    size_t name = colon == NULL ? strlen(text) : (size_t)(colon - text);
+    const char *tag = colon == NULL ? "latest" : colon + 1;
+
+    if (!is_image_name(text, name) || !is_image_tag(tag, strlen(tag))) {
+        *why = "NAME[:TAG] is expected: a name of lower case letters, digits, '.', '_' and '-' "
+               "that starts with a letter or digit, at most 64 characters (see: vhpc image ls)";
+        return false;
+    }
+    snprintf(value, VHPC_VALUE_SIZE, "%.*s:%s", (int)name, text, tag);
+    return true;
+}
+
+/*
+ * SIZE[K|M|G|T] -> whole MiB.  A plain number is MiB, as in Slurm's --mem;
+ * what K leaves over is rounded up, so that never less is kept than was asked.
+ */
+static bool parse_mem_reserve(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    size_t length = strlen(text);
+    uint64_t number;
+    unsigned shift = 20;
+
+    *why = "a size from 1M to 16T is expected: a whole number with the suffix K, M, G or T "
+           "(M when there is none), as in --vhpc-mem-reserve=2G";
+    if (length > 0 && !isdigit((unsigned char)text[length - 1])) {
+        static const char suffixes[] = "KMGT";
+        const char *suffix = strchr(suffixes, toupper((unsigned char)text[length - 1]));
+        if (suffix == NULL)
+            return false;
+        shift = 10 * (unsigned)(suffix - suffixes + 1);
+        length--;
+    }
+    if (!vhpc_text_number(text, length, (RESERVE_MAX_MIB << 20) >> shift, &number))
+        return false;
+    number = shift < 20 ? (number + 1023) >> 10 : number << (shift - 20);
+    if (number == 0)
+        return false;
+    snprintf(value, VHPC_VALUE_SIZE, "%" PRIu64, number);
+    return true;
+}
+
+static bool parse_batch(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    if (strcmp(text, "guest") != 0 && strcmp(text, "host") != 0) {
+        *why = "'guest' or 'host' is expected";
+        return false;
+    }
+    snprintf(value, VHPC_VALUE_SIZE, "%s", text);
+    return true;
+}
+
+static bool parse_timeout(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    uint64_t seconds;
+
+    if (!vhpc_text_number(text, strlen(text), TIMEOUT_MAX_S, &seconds) || seconds == 0) {
+        *why = "a whole number of seconds from 1 to 3600 is expected";
+        return false;
+    }
+    snprintf(value, VHPC_VALUE_SIZE, "%" PRIu64, seconds);
+    return true;
+}
+
+/* Any plain text may name a file; what a shell would do with it is no concern here. */
+static bool parse_console(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    size_t length = strlen(text);
+
+    if (length == 0 || length >= VHPC_VALUE_SIZE || !vhpc_text_is_plain(text, length) ||
+        text[length - 1] == '/') {
+        *why = "the path of a file is expected, at most 1024 bytes of UTF-8 without control "
+               "characters";
+        return false;
+    }
+    memcpy(value, text, length + 1);
+    return true;
+}
+
+const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
+    [VHPC_IMAGE] = {
+        .name = "vhpc-image",
+        .arginfo = "NAME[:TAG]",
+        .variable = "VHPC_IMAGE",
+        .usage = "run the job inside KVM guests of this image on its nodes",
+        .detail =
+            "Run the batch script and every task of the job inside KVM guests that are booted "
+            "from the image NAME for this job alone, one set on each of its nodes, and are gone "
+            "when the job ends. Without a TAG, latest is meant. All nodes boot the same bytes: "
+            "the name is resolved to a digest once, when the job starts. `vhpc image ls` shows "
+            "what there is. Within a job the option may be repeated for a step, but only with "
+            "the job's own image; a step without it runs in the guests too.",
+        .parse = parse_image,
+    },
+    [VHPC_MEM_RESERVE] = {
+        .name = "vhpc-mem-reserve",
+        .arginfo = "SIZE",
+        .variable = "VHPC_MEM_RESERVE",
+        .usage = "memory of the job kept on the host side of each node [KMGT] (default unit: M)",
+        .detail =
+            "Memory on each node that is taken from the job's allocation for the host side: the "
+            "virtual machine monitor, file sharing, and the batch script with "
+            "--vhpc-batch=host. The guests get the rest. A whole number with the suffix K, M, G "
+            "or T; without suffix it is MiB, as for --mem. Parts of a MiB are rounded up. The "
+            "site sets the default and may set a minimum.",
+        .parse = parse_mem_reserve,
+    },
+    [VHPC_BATCH] = {
+        .name = "vhpc-batch",
+        .arginfo = "guest|host",
+        .variable = "VHPC_BATCH",
+        .usage = "where the batch script runs; srun's tasks run in guests either way",
+        .detail =
+            "guest (the default) runs the batch script, or salloc's interactive shell, in the "
+            "guest of the job's first node. host leaves it on the node itself, and only the "
+            "tasks that srun starts go into the guests.",
+        .parse = parse_batch,
+    },
+    [VHPC_TIMEOUT] = {
+        .name = "vhpc-timeout",
+        .arginfo = "SECONDS",
+        .variable = "VHPC_TIMEOUT",
+        .usage = "how long a guest may take to boot before the job fails",
+        .detail =
+            "Seconds, 1 to 3600, that a guest may take from its start until its agent says that "
+            "it is ready. Then the job fails with one line on its stderr. The site sets the "
+            "default, and never allows more than its own limit.",
+        .parse = parse_timeout,
+    },
+    [VHPC_CONSOLE] = {
+        .name = "vhpc-console",
+        .arginfo = "PATH",
+        .variable = "VHPC_CONSOLE",
+        .usage = "file that gets the guests' console output",
+        .detail =
+            "File that receives the console output of the guests when they end, written as the "
+            "user. A relative path is relative to the job's working directory. At most 1024 "
+            "bytes of UTF-8 without control characters.",
+        .parse = parse_console,
+    },
+};
+
+bool vhpc_values_set(struct vhpc_values *values, enum vhpc_option_id id, const char *origin,
+                     const char *text, char *why, size_t size)
+{
+    char value[VHPC_VALUE_SIZE];
+    char shown[VHPC_SHOWN_SIZE];
+    const char *expected = NULL;
+
+    if (!vhpc_options[id].parse(text, value, &expected)) {
+        snprintf(why, size, "%s=%s: %s", origin, vhpc_text_shown(text, shown, sizeof shown),
+                 expected);
+        return false;
+    }
+    memcpy(values->text[id], value, strlen(value) + 1);
+    values->set[id] = true;
+    return true;
+}

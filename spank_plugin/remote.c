@@ -1,0 +1,250 @@
+/*
+ * slurmstepd, as the job's user, between fork and exec of a task.  The only
+ * callback whose failure ends a job cleanly in every version of Slurm, so it
+ * raises whatever the node's hooks have found to be the user's mistake.
+ *
+ * It runs in the task's own process: memory is given back by its end, and
+ * fd 2 is where the user looks.
+ */
+#include <limits.h>
+#include <slurm/slurm.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "argv.h"
+#include "plugin.h"
+#include "state.h"
+#include "text.h"
+
+#define ROOT 0
+#define LINE_SIZE (VHPC_STATE_LINE_MAX + VHPC_WHY_SIZE)
+
+struct task {
+    uint32_t job;
+    uint32_t step;
+    uint32_t restart;
+    bool restart_known;
+    const char *image; /* what the option asked for, NULL when it was not given */
+    bool asked;        /* the job or the step wants guests, whatever this node says */
+    char generation[64]; /* what an earlier task of this job ran in, "" when unknown */
+    char node[256];
+};
+
+/*
+ * Say why, once per node and step, and make sure that the task does not run:
+ * where plugstack.conf calls the plugin "optional" Slurm ignores the failure
+ * and executes the task.
+ */
+__attribute__((format(printf, 2, 3))) static int deny(spank_t spank, const char *format, ...)
+{
+    char line[LINE_SIZE];
+    const char *why = NULL;
+    int task = 0;
+    va_list words;
+
+    if (spank_get_item(spank, S_TASK_ID, &task) != ESPANK_SUCCESS || task == 0) {
+        va_start(words, format);
+        vsnprintf(line, sizeof line, format, words);
+        va_end(words);
+        dprintf(STDERR_FILENO, "vhpc: %s\n", line);
+    }
+    /*
+     * This is the task's own process, not slurmstepd, and _exit() is what Slurm
+     * itself does on a failure that it does not ignore.
+     */
+    if (!vhpc_argv_wrap(spank, "/bin/false", &why))
+        _exit(EXIT_FAILURE);
+    return -1;
+}
+
+/* A number of the task's environment; false when it is absent or none. */
+static bool env_number(spank_t spank, const char *name, uint32_t *number)
+{
+    char text[16];
+    uint64_t wide;
+
+    if (spank_getenv(spank, name, text, sizeof text) != ESPANK_SUCCESS ||
+        !vhpc_text_number(text, strlen(text), UINT32_MAX, &wide))
+        return false;
+    *number = (uint32_t)wide;
+    return true;
+}
+
+/*
+ * S_SLURM_RESTART_COUNT is never filled in (seen in the sources of 22.05,
+ * 24.11 and 26.05); the variable is, by slurmstepd, for batch steps of
+ * requeued jobs.  Steps inherit it from the batch script, so that there its
+ * absence says nothing.
+ */
+static void read_restart(spank_t spank, struct task *task)
+{
+    task->restart_known = env_number(spank, "SLURM_RESTART_COUNT", &task->restart);
+    if (!task->restart_known && task->step == SLURM_BATCH_SCRIPT) {
+        task->restart = 0;
+        task->restart_known = true;
+    }
+}
+
+static void read_generation(spank_t spank, struct task *task)
+{
+    char prefix[16];
+    int length = snprintf(prefix, sizeof prefix, "%u.", task->job);
+
+    if (spank_getenv(spank, VHPC_ENV_JOB_GENERATION, task->generation,
+                     sizeof task->generation) != ESPANK_SUCCESS ||
+        strncmp(task->generation, prefix, (size_t)length) != 0)
+        task->generation[0] = '\0';
+}
+
+static bool read_task(spank_t spank, struct task *task)
+{
+    char *image = NULL;
+
+    memset(task, 0, sizeof *task);
+    if (spank_get_item(spank, S_JOB_ID, &task->job) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_STEPID, &task->step) != ESPANK_SUCCESS)
+        return false;
+    if (spank_option_getopt(spank, vhpc_registered_option(VHPC_IMAGE), &image) == ESPANK_SUCCESS)
+        task->image = image == NULL ? "" : image;
+    read_restart(spank, task);
+    read_generation(spank, task);
+    if (spank_getenv(spank, "SLURMD_NODENAME", task->node, sizeof task->node) != ESPANK_SUCCESS)
+        snprintf(task->node, sizeof task->node, "this node");
+    task->asked = task->image != NULL || task->generation[0] != '\0';
+    return true;
+}
+
+/* Salloc's interactive shell stands for the batch script. */
+static bool is_script_like(const struct task *task)
+{
+    return task->step == SLURM_BATCH_SCRIPT || task->step == SLURM_INTERACTIVE_STEP;
+}
+
+static int deny_absent(spank_t spank, const struct task *task)
+{
+    char shown[VHPC_SHOWN_SIZE];
+
+    if (task->image != NULL && task->generation[0] == '\0' && !is_script_like(task))
+        return deny(spank,
+                    "the image %s is asked for, but job %u has no guests on %s; give --vhpc-image "
+                    "to the command that creates the job, and if it had it, tell the site's "
+                    "support that the vhpc Prolog did not run there",
+                    vhpc_text_shown(task->image, shown, sizeof shown), task->job, task->node);
+    return deny(spank,
+                "job %u asked for guests, but %s has prepared none; tell the site's support that "
+                "the vhpc Prolog did not run there",
+                task->job, task->node);
+}
+
+/* 0 when the step's own --vhpc-image, if any, is what the guests run. */
+static int check_image(spank_t spank, const struct task *task, const struct vhpc_state *state)
+{
+    struct vhpc_values asked = {0};
+    char shown[VHPC_SHOWN_SIZE];
+    char why[VHPC_WHY_SIZE];
+
+    if (task->image == NULL)
+        return 0;
+    if (!vhpc_values_set(&asked, VHPC_IMAGE, "--vhpc-image", task->image, why, sizeof why))
+        return deny(spank, "%s", why);
+    if (strcmp(asked.text[VHPC_IMAGE], state->image) == 0)
+        return 0;
+    return deny(spank,
+                "this step asks for the image %s, but the guests of job %u run %s; drop "
+                "--vhpc-image from the step or submit a job of its own",
+                asked.text[VHPC_IMAGE], task->job,
+                vhpc_text_shown(state->image, shown, sizeof shown));
+}
+
+/* 0 when the guest on this node is this job's, of this run, and ready. */
+static int check(spank_t spank, const struct task *task, const struct vhpc_state *state)
+{
+    bool stale = state->job != task->job ||
+                 (task->restart_known && state->restart != task->restart) ||
+                 (task->generation[0] != '\0' && strcmp(task->generation, state->generation) != 0);
+
+    if (stale)
+        return deny(spank,
+                    "the guest on %s is of generation %s, not of this run of job %u; tell the "
+                    "site's support",
+                    task->node, state->generation, task->job);
+    if (state->status == VHPC_FAILED)
+        return deny(spank, "%s", state->message);
+    if (state->status != VHPC_READY)
+        return deny(spank, "the guest of job %u on %s is not ready; tell the site's support",
+                    task->job, task->node);
+    return check_image(spank, task, state);
+}
+
+/* All or nothing: what a user has in his environment must not steer vhpc-run. */
+static bool set_environment(spank_t spank, const struct task *task, const struct vhpc_state *state,
+                            bool runs_in_guest)
+{
+    const struct {
+        const char *name;
+        const char *value; /* NULL: must not be set */
+    } variables[] = {
+        {VHPC_ENV_JOB_GENERATION, state->generation},
+        {VHPC_ENV_JOB_IMAGE, state->image},
+        {"VHPC_RUN_SOCKET", runs_in_guest ? state->socket : NULL},
+        {"VHPC_RUN_COMMANDS", runs_in_guest ? state->commands : NULL},
+        {"VHPC_RUN_SCRIPT", runs_in_guest && task->step == SLURM_BATCH_SCRIPT ? "1" : NULL},
+        {VHPC_ENV_RUN_ARGV0, NULL},
+    };
+
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        if (variables[i].value == NULL)
+            (void)spank_unsetenv(spank, variables[i].name);
+        else if (spank_setenv(spank, variables[i].name, variables[i].value, 1) != ESPANK_SUCCESS)
+            return false;
+    }
+    return true;
+}
+
+static int enter_guest(spank_t spank, const struct task *task, const struct vhpc_state *state)
+{
+    static char path[VHPC_DIR_SIZE + sizeof "/vhpc-run"]; /* lives until execve() */
+    bool runs_in_guest = !(state->batch_on_host && is_script_like(task));
+    const char *why = NULL;
+
+    if (!set_environment(spank, task, state, runs_in_guest))
+        return deny(spank, "couldn't set the environment of the task");
+    if (!runs_in_guest)
+        return 0;
+    snprintf(path, sizeof path, "%s/vhpc-run", vhpc_plugin.args.libexec);
+    if (access(path, X_OK) != 0)
+        return deny(spank, "%s: %s cannot be executed; tell the site's support", task->node, path);
+    if (!vhpc_argv_wrap(spank, path, &why))
+        return deny(spank, "%s", why);
+    return 0;
+}
+
+int vhpc_remote_task_init(spank_t spank)
+{
+    struct vhpc_state state;
+    struct task task;
+    char why[PATH_MAX + VHPC_WHY_SIZE];
+    int result;
+
+    if (!read_task(spank, &task))
+        return 0; /* no job id: nothing here can be a job with guests */
+    switch (vhpc_state_read(&state, vhpc_plugin.args.run_dir, task.job, ROOT, why, sizeof why)) {
+    case VHPC_STATE_ABSENT:
+        return task.asked ? deny_absent(spank, &task) : 0;
+    case VHPC_STATE_BAD:
+        return deny(spank, "%s: %s; tell the site's support", task.node, why);
+    case VHPC_STATE_OK:
+        break;
+    }
+    if (vhpc_plugin.args.wrong[0] != '\0')
+        result = deny(spank, "%s: %s", task.node, vhpc_plugin.args.wrong);
+    else
+        result = check(spank, &task, &state);
+    if (result == 0)
+        result = enter_guest(spank, &task, &state);
+    vhpc_state_free(&state);
+    return result;
+}

@@ -1,0 +1,55 @@
+/*
+ * The state file of a job on a node: written by the node hooks as root,
+ * <run_dir>/jobs/<job id>/state, read here as the user when a task starts.
+ */
+#ifndef VHPC_SPANK_STATE_H
+#define VHPC_SPANK_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define VHPC_STATE_MAX 65536     /* bytes of a file */
+#define VHPC_STATE_LINE_MAX 4096 /* bytes of a line without its newline */
+
+enum vhpc_status { VHPC_BOOTING, VHPC_READY, VHPC_FAILED };
+
+struct vhpc_state {
+    char *bytes; /* owns what the strings below point into */
+    uint32_t job;
+    uint32_t restart;
+    enum vhpc_status status;
+    bool batch_on_host;
+    const char *generation; /* JOB.RESTART.NONCE */
+    const char *image;      /* NAME:TAG */
+    const char *message;    /* of a failed job; never NULL then */
+    const char *socket;     /* absolute path of the shim's socket; never NULL when ready */
+    const char *commands;   /* colon separated host commands; "" when none */
+};
+
+enum vhpc_state_found {
+    VHPC_STATE_ABSENT, /* no guests of this job on this node */
+    VHPC_STATE_BAD,    /* there is something, and it cannot be relied on: why says so */
+    VHPC_STATE_OK,
+};
+
+/*
+ * Parse the contents of a state file.  Unknown keys are left alone; a known
+ * key that is missing, repeated or malformed makes the whole file bad.
+ * On true, vhpc_state_free() releases what state holds.
+ */
+bool vhpc_state_parse(struct vhpc_state *state, const char *bytes, size_t length, char *why,
+                      size_t size);
+
+/*
+ * Read the state of a job below run_dir.  Bounded; follows no link in the last
+ * component; the file must belong to owner (root in production) and be
+ * writable by nobody else.
+ */
+enum vhpc_state_found vhpc_state_read(struct vhpc_state *state, const char *run_dir, uint32_t job,
+                                      uid_t owner, char *why, size_t size);
+
+void vhpc_state_free(struct vhpc_state *state);
+
+#endif

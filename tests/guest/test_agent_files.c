@@ -1,0 +1,172 @@
+/* What the agent writes into a guest's files, and where it does not mount. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "check.h"
+#include "identity.h"
+
+static char dir[64], file[96];
+
+static int setup(void **state)
+{
+    (void)state;
+    (void)snprintf(dir, sizeof dir, "/tmp/vhpc-test-XXXXXX");
+    if (mkdtemp(dir) == NULL)
+        return -1;
+    (void)snprintf(file, sizeof file, "%s/passwd", dir);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    (void)unlink(file);
+    return rmdir(dir);
+}
+
+static void put_file(const char *text)
+{
+    FILE *f = fopen(file, "we");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void expect_file(const char *text)
+{
+    char got[1024] = "";
+    FILE *f = fopen(file, "re");
+    assert_non_null(f);
+    assert_true(fread(got, 1, sizeof got - 1, f) < sizeof got);
+    assert_int_equal(fclose(f), 0);
+    assert_string_equal(got, text);
+}
+
+static void an_absent_account_is_appended(void **state)
+{
+    (void)state;
+    put_file("root:x:0:0::/root:/bin/sh\nbin:x:2:2::/:/bin/false");
+    assert_int_equal(accounts_put(file, "alice", 2001, "alice:*:2001:2001::/home/alice:/bin/sh"), 0);
+    expect_file("root:x:0:0::/root:/bin/sh\nbin:x:2:2::/:/bin/false\n"
+                "alice:*:2001:2001::/home/alice:/bin/sh\n");
+}
+
+static void an_account_of_the_same_name_is_replaced(void **state)
+{
+    (void)state;
+    put_file("root:x:0:0:::\nalice:x:1000:1000:::\nalice2:x:1001:1001:::\n");
+    assert_int_equal(accounts_put(file, "alice", 2001, "alice:*:2001:2001:::"), 0);
+    expect_file("root:x:0:0:::\nalice2:x:1001:1001:::\nalice:*:2001:2001:::\n");
+}
+
+static void an_account_of_the_same_id_stays_behind_ours(void **state)
+{
+    (void)state;
+    put_file("root:x:0:0:::\ndebian:x:1000:1000:::\n");
+    assert_int_equal(accounts_put(file, "carol", 1000, "carol:*:1000:1000:::"), 0);
+    expect_file("root:x:0:0:::\ncarol:*:1000:1000:::\ndebian:x:1000:1000:::\n");
+    /* Said twice it is the same. */
+    assert_int_equal(accounts_put(file, "carol", 1000, "carol:*:1000:1000:::"), 0);
+    expect_file("root:x:0:0:::\ncarol:*:1000:1000:::\ndebian:x:1000:1000:::\n");
+}
+
+static void shares_are_not_mounted_over_the_system(void **state)
+{
+    static const char *const refused[] = {
+        "/",     "/usr",      "/var",     "/etc",    "/etc/ssh", "/bin",      "/sbin",  "/lib",
+        "/lib64", "/libx32",  "/dev/shm", "/proc/1", "/sys",     "/run/vhpc", "/boot",  "/usr/bin",
+        "/usr/lib/x", "/usr/lib64", "home", "",      "/a/../b",  "/a/./b",    "/a//b",  "/a/",
+        "/usr/lib32/x",
+    };
+    static const char *const taken[] = {"/home/alice", "/scratch", "/var/scratch", "/usr/local",
+                                        "/library",    "/tmp",     "/usr/share/x", "/etcetera"};
+    struct agent a = {.system = false};
+    char text[512];
+    (void)state;
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        if (mount_share(&a, "t", refused[i], false, text, sizeof text) != -EINVAL)
+            fail_msg("%s was not refused", refused[i]);
+    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++)
+        if (mount_share(&a, "t", taken[i], false, text, sizeof text) != 0)
+            fail_msg("%s was refused", taken[i]);
+    assert_int_equal(mount_share(&a, "", "/x", false, text, sizeof text), -EINVAL);
+    assert_int_equal(mount_share(&a, "a,b", "/x", false, text, sizeof text), -EINVAL);
+}
+
+static void identities_that_would_break_a_file_are_refused(void **state)
+{
+    struct agent a = {.system = false};
+    struct identity id = {.hostname = (char[]){"n1"}, .user = (char[]){"alice"}, .uid = 2001,
+                          .gid = 2001, .home = (char[]){"/home/alice"}, .shell = (char[]){"/bin/sh"}};
+    char text[512];
+    (void)state;
+    assert_int_equal(identity_apply(&a, &id, text, sizeof text), 0);
+    struct identity bad = id;
+    bad.user = (char[]){"a:b"};
+    assert_int_equal(identity_apply(&a, &bad, text, sizeof text), -EINVAL);
+    bad = id;
+    bad.uid = 0;
+    assert_int_equal(identity_apply(&a, &bad, text, sizeof text), -EINVAL);
+    bad = id;
+    bad.gecos = (char[]){"x\nroot2:x:0:0"};
+    assert_int_equal(identity_apply(&a, &bad, text, sizeof text), -EINVAL);
+    bad = id;
+    bad.hostname = (char[]){"n1\n"};
+    assert_int_equal(identity_apply(&a, &bad, text, sizeof text), -EINVAL);
+    bad = id;
+    char *command = (char[]){"../../bin/x"};
+    bad.commands = &command;
+    bad.command_count = 1;
+    assert_int_equal(identity_apply(&a, &bad, text, sizeof text), -EINVAL);
+    bad = id;
+    bad.timezone = (char[]){"../../etc/passwd"};
+    assert_int_equal(identity_apply(&a, &bad, text, sizeof text), -EINVAL);
+}
+
+static void a_batch_script_is_written_once_and_only_over_itself(void **state)
+{
+    struct execspec spec = {.uid = (uint32_t)getuid(), .gid = (uint32_t)getgid()};
+    bool written;
+    struct stat st;
+    char path[128];
+    (void)state;
+    (void)snprintf(path, sizeof path, "%s/spool/job1/slurm_script", dir);
+    spec.script_path = path;
+    spec.script = (uint8_t *)(char[]){"#!/bin/sh\n"};
+    spec.script_len = 10;
+    assert_int_equal(script_write(&spec, &written), 0);
+    assert_true(written);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0500);
+    assert_int_equal(st.st_size, 10);
+    assert_int_equal(script_write(&spec, &written), 0); /* there already, as on a shared spool */
+    assert_false(written);
+    spec.script_len = 9;
+    assert_int_equal(script_write(&spec, &written), -EEXIST);
+    script_remove(&spec);
+    assert_int_equal(stat(path, &st), -1);
+    (void)snprintf(path, sizeof path, "%s/spool/job1", dir);
+    (void)rmdir(path);
+    (void)snprintf(path, sizeof path, "%s/spool", dir);
+    (void)rmdir(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(an_absent_account_is_appended, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_account_of_the_same_name_is_replaced, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_account_of_the_same_id_stays_behind_ours, setup, teardown),
+        cmocka_unit_test(shares_are_not_mounted_over_the_system),
+        cmocka_unit_test(identities_that_would_break_a_file_are_refused),
+        cmocka_unit_test_setup_teardown(a_batch_script_is_written_once_and_only_over_itself, setup,
+                                        teardown),
+    };
+    return cmocka_run_group_tests_name("agent's files", tests, NULL, NULL);
+}

@@ -1,0 +1,187 @@
+/* Streams of a command end to end: both ends in this process, over a socketpair. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "exchange.h"
+
+struct ends {
+    struct loop loop;
+    struct chan chan[2];
+    struct exchange x[2]; /* by flow_side */
+    int violation;
+};
+
+static const uint8_t exec_head[] = {16, 0, 0, 0, 6, 0, 0, 0, 0, 1, 1, 2, 2, 2,
+                                    17, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0};
+static struct ends *now;
+
+static int on_frame(struct chan *c, const struct frame *f)
+{
+    struct exchange *x = c->owner;
+    int rc = exchange_receive(x, f);
+    if (rc < 0)
+        now->violation++;
+    if (rc == 1 && f->type == VHPC_EXEC) {
+        (void)exchange_send(x, VHPC_STARTED, 0, 0, NULL, 0);
+        x->live = true;
+    } else if (rc == 1 && f->type == VHPC_STARTED) {
+        x->live = true;
+    }
+    return 0;
+}
+
+static void on_close(struct chan *c, int error)
+{
+    (void)c;
+    (void)error;
+}
+
+static void open_ends(struct ends *e)
+{
+    int pair[2];
+    struct buf exec = {0};
+    memset(e, 0, sizeof *e);
+    now = e;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(fd_prepare(pair[i]), 0);
+        e->chan[i].on_frame = on_frame;
+        e->chan[i].on_close = on_close;
+        e->chan[i].owner = &e->x[i];
+        assert_int_equal(chan_open(&e->chan[i], &e->loop, pair[i]), 0);
+        exchange_init(&e->x[i], (enum flow_side)i, &e->loop, &e->chan[i], 0, 0);
+    }
+    assert_int_equal(buf_append(&exec, exec_head, sizeof exec_head), 0);
+    assert_int_equal(exchange_send_exec(&e->x[0], &exec), 0);
+    buf_free(&exec);
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(loop_once(&e->loop, 0), 0);
+    assert_true(e->x[0].live && e->x[1].live);
+}
+
+static void close_ends(struct ends *e)
+{
+    for (int i = 0; i < 2; i++) {
+        exchange_close(&e->x[i]);
+        chan_release(&e->chan[i]);
+    }
+    loop_free(&e->loop);
+}
+
+static void turn(struct ends *e, int times)
+{
+    for (int i = 0; i < times; i++)
+        assert_int_equal(loop_once(&e->loop, 0), 0);
+}
+
+static int temp_file(size_t size)
+{
+    char path[] = "/tmp/vhpc-test-XXXXXX";
+    int fd = mkostemp(path, O_CLOEXEC);
+    assert_true(fd >= 0);
+    (void)unlink(path);
+    unsigned state = 12345;
+    for (size_t done = 0; done < size;) {
+        uint8_t part[8192];
+        for (size_t i = 0; i < sizeof part; i++) {
+            state = state * 1103515245u + 12345u;
+            part[i] = (uint8_t)(state >> 16);
+        }
+        assert_int_equal(write(fd, part, sizeof part), sizeof part);
+        done += sizeof part;
+    }
+    (void)lseek(fd, 0, SEEK_SET);
+    return fd;
+}
+
+static bool same_file(int a, int b)
+{
+    uint8_t left[8192], right[8192];
+    (void)lseek(a, 0, SEEK_SET);
+    (void)lseek(b, 0, SEEK_SET);
+    for (;;) {
+        ssize_t n = read(a, left, sizeof left), m = read(b, right, sizeof right);
+        if (n != m || (n > 0 && memcmp(left, right, (size_t)n) != 0))
+            return false;
+        if (n <= 0)
+            return true;
+    }
+}
+
+static void megabytes_pass_unchanged_while_another_stream_is_stalled(void **state)
+{
+    struct ends e;
+    int stalled[2];
+    static uint8_t zeros[8192];
+    (void)state;
+    open_ends(&e);
+    int from = temp_file(8 << 20), to = temp_file(0);
+    int endless = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    assert_int_equal(pipe2(stalled, O_CLOEXEC | O_NONBLOCK), 0);
+    while (write(stalled[1], zeros, sizeof zeros) > 0)
+        ; /* nobody reads stderr */
+    assert_int_equal(exchange_read_from(&e.x[1], 1, dup(from), false), 0);
+    assert_int_equal(exchange_read_from(&e.x[1], 2, endless, false), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 1, dup(to), false), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 2, stalled[1], false), 0);
+    turn(&e, 5000);
+    assert_int_equal(e.violation, 0);
+    assert_true(same_file(from, to));
+    assert_false(e.x[0].outlet[1].open); /* EOF has come through */
+    assert_true(e.x[0].outlet[2].queue.len <= 262144);
+    assert_true(e.x[0].outlet[2].queue.len > 0);
+    (void)close(from);
+    (void)close(to);
+    (void)close(stalled[0]);
+    close_ends(&e);
+}
+
+static void a_reader_that_goes_away_stops_the_source(void **state)
+{
+    struct ends e;
+    int out[2];
+    (void)state;
+    open_ends(&e);
+    assert_int_equal(pipe2(out, O_CLOEXEC | O_NONBLOCK), 0);
+    assert_int_equal(exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), false), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 1, out[1], false), 0);
+    turn(&e, 20);
+    assert_true(e.x[1].inlet[1].open);
+    (void)close(out[0]);
+    turn(&e, 50);
+    assert_false(e.x[1].inlet[1].open);
+    assert_int_equal(e.violation, 0);
+    close_ends(&e);
+}
+
+static void a_full_disk_is_a_reader_that_is_gone(void **state)
+{
+    struct ends e;
+    (void)state;
+    int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    if (full < 0)
+        skip();
+    open_ends(&e);
+    assert_int_equal(exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), false), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 1, full, false), 0);
+    turn(&e, 50);
+    assert_false(e.x[1].inlet[1].open);
+    assert_int_equal(e.violation, 0);
+    close_ends(&e);
+}
+
+int main(void)
+{
+    (void)signal(SIGPIPE, SIG_IGN);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(megabytes_pass_unchanged_while_another_stream_is_stalled),
+        cmocka_unit_test(a_reader_that_goes_away_stops_the_source),
+        cmocka_unit_test(a_full_disk_is_a_reader_that_is_gone),
+    };
+    return cmocka_run_group_tests_name("exchange", tests, NULL, NULL);
+}

@@ -1,0 +1,225 @@
+"""Recipes, publishing and the command line of the image builder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from vmimages import recipe
+from vmimages.errors import BuildError
+from vmimages.recipe import Recipe
+from vmimages.store import publish
+
+from vhpc_slurm.catalog import resolve, verify_blob
+from vhpc_slurm.model import ImageRef
+
+CHECKOUT = Path(__file__).parents[2]
+BUILD = CHECKOUT / "vmimages/build"
+RECIPES = sorted((CHECKOUT / "vmimages/recipes").glob("*.toml"))
+
+
+def need(tool: str) -> str:
+    path = shutil.which(tool, path=os.environ["PATH"] + ":/usr/sbin:/sbin")
+    if path is None:
+        pytest.skip(f"{tool} is not installed")
+    return path
+
+
+# --- recipes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_are_valid_and_named_as_their_file(path: Path) -> None:
+    assert recipe.load(path).image.name == path.stem
+
+
+def load_changed(tmp_path: Path, old: str, new: str) -> Recipe:
+    text = (CHECKOUT / "vmimages/recipes/debian-minimal.toml").read_text()
+    assert old in text
+    path = tmp_path / "r.toml"
+    path.write_text(text.replace(old, new, 1))
+    return recipe.load(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("[image]", "[imago]", "unknown key imago"),
+        ("min_memory_mib", "min_memory", "unknown key image.min_memory"),
+        ("min_memory_mib = 192", 'min_memory_mib = "192"', "image.min_memory_mib must be of type int"),
+        ("min_memory_mib = 192", "min_memory_mib = true", "image.min_memory_mib must be of type int"),
+        ("min_memory_mib = 192", "", "image.min_memory_mib is missing"),
+        ('name = "debian-minimal"', 'name = "Debian"', "image.name"),
+        ('"sudo"', '"sudo; rm"', "debian.packages"),
+        ('"sudo"', "1", "debian.packages must be a list of strings"),
+        ('suite = "trixie"', 'suite = "$(id)"', "debian.suite"),
+        ('format = "vmlinux"', 'format = "zImage"', "kernel.format"),
+        ('cmdline = "', 'cmdline = "vhpc.init=/bin/sh ', "vhpc.init="),
+        ('uuid = "', 'uuid = "x', "root.uuid"),
+        ("[image]", '[image]\nfirmware = "uefi"', "bzImage"),
+        ("[image]", "[image", "cannot read recipe"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_with_the_key(tmp_path: Path, old: str, new: str, why: str) -> None:
+    with pytest.raises(BuildError) as caught:
+        load_changed(tmp_path, old, new)
+    assert why in str(caught.value)
+
+
+def test_what_makes_the_base_makes_its_key(tmp_path: Path) -> None:
+    original = load_changed(tmp_path, "[image]", "[image]")
+    same = (("min_memory_mib = 192", "min_memory_mib = 1024"), ('cmdline = "', 'cmdline = "quiet '))
+    other = (
+        ('  "sudo",\n', ""),
+        ('"overlay"', '"overlay", "fuse"'),
+        ("epoch = 1", "epoch = 2"),
+        ("trixie", "sid"),
+    )
+    for old, new in same:
+        assert load_changed(tmp_path, old, new).base_key() == original.base_key()
+    for old, new in other:
+        assert load_changed(tmp_path, old, new).base_key() != original.base_key()
+
+
+# --- publishing -------------------------------------------------------------
+
+
+def fields(**changes: object) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "name": "tiny",
+        "tag": "latest",
+        "arch": "x86_64",
+        "root_format": "erofs",
+        "init": "agent",
+        "cmdline": "",
+        "min_memory_mib": 64,
+        "firmware": "bios",
+        "drivers": [],
+        "agent_version": "0.1.0",
+        "description": "",
+        "created": "2026-01-01T00:00:00Z",
+        "signature": None,
+    } | changes
+
+
+def test_what_is_published_is_what_the_catalogue_reads(tmp_path: Path) -> None:
+    root = tmp_path / "root.erofs"
+    root.write_bytes(b"root" * 1000)
+    catalog = tmp_path / "catalog"
+    made = publish(catalog, fields(), {"kernel": b"k", "initrd": b"i", "root": root})
+    image = resolve(catalog, ImageRef.parse("tiny"))
+    assert made.changed
+    assert image.digest == made.digest
+    assert image.manifest.root.sha256 == hashlib.sha256(b"root" * 1000).hexdigest()
+    for blob in (image.manifest.kernel, image.manifest.initrd, image.manifest.root):
+        verify_blob(catalog, blob, "tiny")
+    left = sorted(str(p.relative_to(catalog)) for p in catalog.rglob("*") if p.name.startswith("."))
+    assert left == [".lock"]
+    assert all(p.stat().st_mode & 0o444 == 0o444 for p in catalog.rglob("*"))
+
+
+def test_publishing_the_same_again_keeps_the_digest(tmp_path: Path) -> None:
+    blobs: dict[str, Path | bytes] = {"kernel": b"k", "initrd": b"i", "root": b"r"}
+    first = publish(tmp_path, fields(), blobs)
+    again = publish(tmp_path, fields(created="2026-02-02T00:00:00Z"), blobs)
+    assert (again.digest, again.changed) == (first.digest, False)
+    other = publish(tmp_path, fields(), blobs | {"initrd": b"j"})
+    assert other.changed
+    assert other.digest != first.digest
+
+
+def test_publishing_heals_a_damaged_blob(tmp_path: Path) -> None:
+    blobs: dict[str, Path | bytes] = {"kernel": b"k", "initrd": b"i", "root": b"r"}
+    publish(tmp_path, fields(), blobs)
+    path = tmp_path / "blobs/sha256" / hashlib.sha256(b"r").hexdigest()
+    path.write_bytes(b"damaged")
+    publish(tmp_path, fields(), blobs)
+    assert path.read_bytes() == b"r"
+
+
+def test_a_failed_publish_leaves_the_name_as_it_was(tmp_path: Path) -> None:
+    blobs: dict[str, Path | bytes] = {"kernel": b"k", "initrd": b"i", "root": b"r"}
+    first = publish(tmp_path, fields(), blobs)
+    with pytest.raises(BuildError, match="cannot publish"):
+        publish(tmp_path, fields(), blobs | {"initrd": b"new", "root": tmp_path / "absent"})
+    assert resolve(tmp_path, ImageRef.parse("tiny")).digest == first.digest
+    assert not list(tmp_path.rglob(".new-*"))
+
+
+# --- command line -----------------------------------------------------------
+
+
+def build(*arguments: object, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | ({"PATH": path} if path else {})
+    return subprocess.run(
+        [sys.executable, BUILD, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_names_every_option() -> None:
+    done = build("--help")
+    assert done.returncode == 0
+    for option in ("--output", "--agent", "--init", "--tag", "--cache", "--mirror", "--refresh", "--json"):
+        assert option in done.stdout
+
+
+def test_missing_tools_are_named_with_their_packages(tmp_path: Path, standin: Path, init: Path) -> None:
+    done = build(
+        RECIPES[0], "--output", tmp_path / "c", "--cache", tmp_path / "k", "--agent", standin, "--init", init,
+        path=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("vmimages/build: not installed: mmdebstrap")
+    assert "(apt-get install erofs-utils mmdebstrap" in done.stderr
+    assert not (tmp_path / "c").exists()
+    assert [p.suffix for p in (tmp_path / "k").iterdir()] == [".lock"]
+
+
+def test_a_failing_tool_is_quoted_and_leaves_nothing(tmp_path: Path, standin: Path, init: Path) -> None:
+    need("mmdebstrap")
+    need("mkfs.erofs")
+    nowhere = "http://127.0.0.1:9/debian"
+    done = build(
+        RECIPES[0], "--output", tmp_path / "c", "--cache", tmp_path / "k", "--agent", standin, "--init", init,
+        "--mirror", nowhere, "--security-mirror", nowhere,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "mmdebstrap failed with exit status" in done.stderr
+    assert nowhere in done.stderr
+    assert not (tmp_path / "c").exists()
+    assert [p.suffix for p in (tmp_path / "k").iterdir()] == [".lock"]
+
+
+def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: Path, init: Path) -> None:
+    path = CHECKOUT / "vmimages/recipes/debian-minimal.toml"
+    base = tmp_path / "cache" / recipe.load(path).base_key()
+    (base / "modules").mkdir(parents=True)
+    (base / "modules/load").write_text("")
+    (base / "base.json").write_text(json.dumps({"kernel_release": "6.12.0"}))
+    (base / "packages").write_text("")
+    (base / "kernel").write_bytes(b"k")
+    (base / "root.erofs").write_bytes(b"r")
+    command = (
+        path, "--output", tmp_path / "c", "--cache", tmp_path / "cache", "--agent", standin, "--init", init,
+        "--tag", "13", "--json",
+    )  # fmt: skip
+    first = json.loads(build(*command, path="/usr/bin").stdout)
+    again = json.loads(build(*command, path="/usr/bin").stdout)
+    image = resolve(tmp_path / "c", ImageRef.parse("debian-minimal:13"))
+    assert (first["image"], first["changed"], first["base_cached"]) == ("debian-minimal:13", True, True)
+    assert (again["digest"], again["changed"]) == (first["digest"], False)
+    assert image.digest == first["digest"]
+    assert image.manifest.agent_version == "0.0.1"
+    assert image.manifest.cmdline == "cryptomgr.notests no_timer_check"

@@ -1,0 +1,114 @@
+"""The installed libvirt turns every golden domain into a QEMU command line.
+
+Lab hosts have no ``/dev/kvm``, and libvirt refuses KVM domains where QEMU's
+probe finds none.  KVM domains are therefore shown to a libvirtd of their own,
+in namespaces of its own, that is given the machine's device; what the device
+can do does not matter, nothing is started.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.lab
+
+GOLDEN = Path(__file__).parent.parent / "data" / "domain"
+FILES = sorted(GOLDEN.glob("*.xml"))
+NO_KVM = 77
+
+# Domains on stdin, each after a line "@@ NAME"; command lines, or errors, on stdout in the same form.
+CONVERT = """
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+awk '/^@@ /{f=$2 ".xml"; next} {print >f}'
+for f in *.xml; do
+    printf '\\n@@ %s\\n' "${f%.xml}"
+    virsh -q -c qemu:///system domxml-to-native qemu-argv --xml "$f" 2>&1
+done
+"""
+# A private /dev with a kvm node, private folders of libvirt, a daemon of its own that ends with the shell.
+WITH_KVM = f"""
+exec unshare --mount --net --pid --fork --mount-proc sh -eu -c '
+    mkdir -p /run/libvirt && mount -t tmpfs none /run/libvirt && mkdir /run/libvirt/dev
+    mount -t tmpfs none /run/libvirt/dev
+    cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /run/libvirt/dev/
+    mknod /run/libvirt/dev/kvm c 10 232
+    mount --move /run/libvirt/dev /dev
+    (: <>/dev/kvm) 2>/dev/null || exit {NO_KVM}
+    for folder in /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do mount -t tmpfs none "$folder"; done
+    libvirtd --daemon
+    for _ in $(seq 300); do virsh -q -c qemu:///system uri >/dev/null 2>&1 && break; sleep 0.1; done
+    exec sh -c "$0"
+' {shlex.quote(CONVERT)}
+"""
+
+
+def on_this_machine(xml: str) -> str:
+    """The domain with host CPUs and NUMA cells that exist here; libvirt refuses others even in a dry run."""
+    return re.sub(r'(nodeset|cpuset)="[0-9,-]+"', r'\1="0"', xml)
+
+
+def convert(lab: Any, script: str, files: list[Path]) -> dict[str, str]:
+    """What libvirt says to each domain, by name; all say "skip" where there is no device."""
+    stdin = "".join(f"@@ {path.stem}\n{on_this_machine(path.read_text())}" for path in files)
+    done = lab.run("n1", "sh", "-c", script, stdin=stdin, check=False)
+    if done.code == NO_KVM:
+        return dict.fromkeys((path.stem for path in files), "skip")
+    parts = re.split(r"^@@ (.*)\n", done.out, flags=re.MULTILINE)[1:]
+    assert parts, f"{done.code}: {done.err}"
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+@pytest.fixture(scope="module")
+def native(lab: Any) -> dict[str, str]:
+    kvm = [path for path in FILES if 'type="kvm"' in path.read_text()]
+    return convert(lab, WITH_KVM, kvm) | convert(lab, CONVERT, [path for path in FILES if path not in kvm])
+
+
+def values(words: list[str], option: str) -> list[str]:
+    return [value for word, value in pairwise(words) if word == option]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_libvirt_makes_of_a_golden_domain_what_it_asks_for(native: dict[str, str], path: Path) -> None:
+    said = native[path.stem]
+    if said == "skip":
+        pytest.skip("this machine has no /dev/kvm to show to libvirt")
+    assert "-accel" in said, said
+    words = shlex.split(said)
+    domain = ET.parse(path).getroot()
+    kvm = domain.get("type") == "kvm"
+    assert values(words, "-accel") == ["kvm" if kvm else "tcg"]
+
+    (cpu,) = values(words, "-cpu")
+    wanted = {"svm=off", "vmx=off"}
+    if kvm:
+        wanted |= {"host", "migratable=off", "invtsc=on", "host-phys-bits=on", "host-cache-info=on"}
+        wanted |= {"kvm-hint-dedicated=on", "kvm-poll-control=on"}
+    assert wanted <= set(cpu.split(","))
+    amd = domain.find("cpu/feature[@name='topoext']") is not None
+    assert ("topoext=on" in cpu.split(",")) == amd
+
+    (smp,) = values(words, "-smp")
+    topology = domain.find("cpu/topology")
+    assert topology is not None
+    assert {f"{key}={count}" for key, count in topology.attrib.items()} <= set(smp.split(","))
+
+    backends = [value for value in values(words, "-object") if "memory-backend-memfd" in value]
+    assert len(backends) == len(domain.findall("cpu/numa/cell"))
+    huge = domain.find("memoryBacking/hugepages") is not None
+    assert all('"share":true' in backend for backend in backends)
+    assert all(('"hugetlb":true' in backend) == huge for backend in backends)
+
+    shares = [value for value in values(words, "-device") if "vhost-user-fs-pci" in value]
+    assert len(shares) == len(domain.findall("devices/filesystem"))
+    (sandbox,) = values(words, "-sandbox")
+    assert {"on", "elevateprivileges=deny", "spawn=deny", "resourcecontrol=deny"} <= set(sandbox.split(","))

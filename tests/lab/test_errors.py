@@ -1,0 +1,161 @@
+"""Mistakes and faults: one clear line for whom it concerns, and the right thing happens to job and node."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import IMAGE, NODES, Job, Lab
+
+pytestmark = pytest.mark.lab
+
+# Variants of the real image: a manifest of its own for each way to be broken.
+VARIANTS = """
+import hashlib, json, pathlib, sys
+top = pathlib.Path(sys.argv[1])
+digest = (top / "names/IMAGE/latest").read_text().strip().removeprefix("sha256:")
+base = json.loads((top / "manifests/sha256" / (digest + ".json")).read_bytes())
+
+def publish(name, **changes):
+    raw = json.dumps({**base, "name": name, "tag": "latest", **changes}).encode()
+    found = hashlib.sha256(raw).hexdigest()
+    (top / "manifests/sha256" / (found + ".json")).write_bytes(raw)
+    (top / "names" / name).mkdir(exist_ok=True)
+    (top / "names" / name / "latest").write_text("sha256:" + found + "\\n")
+
+publish("test-panic", cmdline=base["cmdline"] + " rdinit=/nowhere init=/nowhere")
+publish("test-silent", cmdline=base["cmdline"] + " vhpc.init=/usr/bin/cat")
+publish("test-huge", min_memory_mib=100000)
+fake = b"not what the manifest says"
+wrong = "0" * 64
+(top / "blobs/sha256" / wrong).write_bytes(fake)
+publish("test-damaged", root={**base["root"], "sha256": wrong, "size": len(fake)})
+""".replace("IMAGE", IMAGE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _variants(lab: Lab) -> Iterator[None]:
+    catalog = lab.vhpc("ctl", "config")["images"]["catalog"]
+    lab.run("ctl", "python3", "-", catalog, stdin=VARIANTS)
+    yield
+    names = "for n in panic silent huge damaged; do rm -rf names/test-$n; done; rm -f blobs/sha256/0000*"
+    lab.run("ctl", "sh", "-c", f"cd {catalog} && {names}")
+
+
+def one_line(job: Job, pattern: str) -> None:
+    """The job's stderr has exactly one line from vhpc, and it says this."""
+    lines = [line for line in job.output().splitlines() if "vhpc" in line]
+    assert len(lines) == 1, job.output()
+    assert re.search(pattern, lines[0]), lines[0]
+
+
+def failed_cleanly(lab: Lab, job: Job) -> None:
+    assert job.accounted() == ["FAILED", "1:0"]
+    lab.quiet()
+    assert {lab.node_state(node)[0] for node in NODES} == {"IDLE"}
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "says"),
+    [
+        ("no-such-image", (), r"no-such-image.*vhpc image ls"),
+        ("test-damaged", (), r"test-damaged.*root\.\w+ has sha256"),
+        ("test-panic", (), r"test-panic.*did not boot on n[12].*[Kk]ernel panic"),
+        ("test-silent", ("--vhpc-timeout=20",), r"test-silent.*within 20 s on n[12].*--vhpc-timeout"),
+        ("test-huge", (), r"100000 MiB.*--mem"),
+    ],
+)
+def test_a_bad_image_fails_the_job_with_one_line_and_no_node(
+    lab: Lab, image: str, options: tuple[str, ...], says: str
+) -> None:
+    job = lab.finish("echo the script ran", *options, image=image)
+    assert "the script ran" not in job.output()
+    one_line(job, says)
+    failed_cleanly(lab, job)
+
+
+def test_the_console_of_a_guest_that_failed_is_beside_the_output(lab: Lab) -> None:
+    job = lab.finish("true", "-w", "n1", image="test-panic")
+    assert "Kernel panic" in job.output("vhpc-{id}-n1.console")
+    owner = lab.run("login", "stat", "-c", "%u %a", f"/home/alice/vhpc-{job.id}-n1.console").out
+    assert owner == "2001 600\n"
+
+
+def test_srun_says_the_line_on_the_users_terminal(lab: Lab) -> None:
+    done = lab.run("login", "srun", "--vhpc-image=no-such-image", "true", user="alice", check=False)
+    assert done.code != 0
+    assert "no-such-image" in done.err
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--vhpc-image=../../etc",
+        "--vhpc-image=",
+        "--vhpc-image=a b",
+        "--vhpc-image=x<y>",
+        "--vhpc-image=$(reboot)",
+        "--vhpc-mem-reserve=much",
+        "--vhpc-batch=moon",
+        "--vhpc-timeout=-1",
+        "--vhpc-timeout=1e9",
+        "--vhpc-console=a\nb",
+    ],
+)
+def test_a_bad_option_is_refused_before_there_is_a_job(lab: Lab, option: str) -> None:
+    base = [] if option.startswith("--vhpc-image") else [f"--vhpc-image={IMAGE}"]
+    done = lab.run("login", "sbatch", *base, option, "--wrap=true", user="alice", check=False)
+    assert done.code != 0
+    assert option.split("=", maxsplit=1)[0] in done.err
+    assert "Submitted" not in done.out
+
+
+def test_memory_below_the_images_minimum_is_said_with_numbers(lab: Lab) -> None:
+    job = lab.finish("true", "--mem=300")
+    one_line(job, r"44 MiB.*\d+ MiB.*--mem")
+    failed_cleanly(lab, job)
+
+
+def test_libvirtd_down_drains_the_node_and_requeues_the_job(lab: Lab) -> None:
+    lab.service("n1", "stop", "libvirtd")
+    try:
+        job = lab.submit("hostname", "-w", "n1")
+        until = time.monotonic() + 90
+        while not lab.node_state("n1")[0].startswith("IDLE+DRAIN"):
+            assert time.monotonic() < until, lab.node_state("n1")
+            time.sleep(0.5)
+        state, reason = lab.node_state("n1")
+        assert re.search(r"vhpc: cannot connect to libvirt", reason), (state, reason)
+        assert job.show()["JobState"] == "PENDING"
+        assert int(job.show()["Restarts"]) == 1
+        assert lab.node_state("n2")[0] == "IDLE"
+    finally:
+        lab.service("n1", "start", "libvirtd")
+        lab.resume("n1")
+    lab.run("ctl", "scontrol", "release", str(job.id))
+    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now", check=False)
+    assert job.wait(timeout=200) == "COMPLETED"
+    assert job.output() == "n1\n"
+
+
+@pytest.mark.timeout(400)
+def test_vhpcd_down_requeues_the_job_and_drains_nothing(lab: Lab) -> None:
+    lab.service("ctl", "stop", "vhpcd")
+    try:
+        job = lab.submit("hostname", "-w", "n2")
+        until = time.monotonic() + 90
+        while int(job.show().get("Restarts", "0")) < 1:
+            assert time.monotonic() < until, job.show()
+            time.sleep(0.5)
+        assert {lab.node_state(node)[0] for node in NODES} <= {"IDLE", "COMPLETING"}
+    finally:
+        lab.service("ctl", "start", "vhpcd")
+    until = time.monotonic() + 300
+    while job.show()["JobState"] == "PENDING":
+        lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now", check=False)
+        assert time.monotonic() < until, job.show()
+        time.sleep(2)
+    assert job.wait() == "COMPLETED"
+    assert job.output() == "n2\n"

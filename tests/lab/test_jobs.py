@@ -1,0 +1,226 @@
+"""Jobs in guests, seen from outside: who they are, where they run, how they end."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from conftest import IMAGE, Lab
+
+pytestmark = pytest.mark.lab
+
+
+def kernel(lab: Lab) -> str:
+    return lab.run("n1", "uname", "-r").out.strip()
+
+
+def test_a_two_node_job_runs_script_and_tasks_in_the_guests_of_their_nodes(lab: Lab) -> None:
+    lab.run("login", "rm", "-rf", "/home/alice/made", user="alice")
+    job = lab.finish(
+        "cd ~; mkdir made; echo hello > made/file\n"
+        'echo "script $(hostname) $(uname -r) $(id -u) $(id -g) $(id -un) $(pwd) $COLOUR"\n'
+        "srun -N2 -n4 sh -c 'echo task $SLURM_PROCID $(hostname) $(uname -r) $(id -u) $(pwd)'\n",
+        "-N2",
+        "--ntasks-per-node=2",
+        "--chdir=/home/alice",
+        "--export=ALL,COLOUR=blue",
+    )
+    out = job.output()
+    script = re.search(r"^script (\S+) (\S+) (.*)$", out, re.M)
+    assert script is not None, out
+    assert script[1] == "n1"
+    assert script[2] != kernel(lab)
+    assert script[3] == "2001 2001 alice /home/alice blue"
+    tasks = sorted(re.findall(r"^task (\d) (\S+) (\S+) (\d+) (\S+)$", out, re.M))
+    assert [t[:2] for t in tasks] == [("0", "n1"), ("1", "n1"), ("2", "n2"), ("3", "n2")], out
+    assert {t[2] for t in tasks} == {script[2]}
+    assert {t[3:] for t in tasks} == {("2001", "/home/alice")}
+    assert job.accounted() == ["COMPLETED", "0:0"]
+    owner = lab.run("n2", "stat", "-c", "%u:%g %F", "/home/alice/made", "/home/alice/made/file").out
+    assert owner == "2001:2001 directory\n2001:2001 regular file\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "row"),
+    [
+        ("exit 0", ["COMPLETED", "0:0"]),
+        ("exit 7", ["FAILED", "7:0"]),
+        ("exit 255", ["FAILED", "255:0"]),
+        ("kill -SEGV $$", ["FAILED", "0:11"]),
+    ],
+)
+def test_the_end_of_the_script_is_what_accounting_says(lab: Lab, script: str, row: list[str]) -> None:
+    job = lab.finish(script)
+    assert job.accounted() == row
+    assert job.accounted(step=".batch") == row
+
+
+def test_the_end_of_a_step_is_what_accounting_says(lab: Lab) -> None:
+    job = lab.finish("srun sh -c 'exit 7'; echo step said $?; srun sh -c 'kill -9 $$'; exit 0")
+    assert "step said 7" in job.output()
+    assert job.accounted() == ["COMPLETED", "0:0"]
+    assert job.accounted(step=".0") == ["FAILED", "7:0"]
+    assert job.accounted(step=".1") in (["FAILED", "0:9"], ["CANCELLED", "0:9"])
+
+
+def test_streams_land_where_slurms_options_say(lab: Lab) -> None:
+    job = lab.finish(
+        "echo to-out; echo to-err >&2; srun -o step-%j-%t.out -n2 sh -c 'echo rank $SLURM_PROCID'",
+        "-n2",
+        "-o",
+        "out-%j",
+        "-e",
+        "err-%j",
+    )
+    assert job.output("out-{id}") == "to-out\n"
+    assert "to-err\n" in job.output("err-{id}")
+    assert job.output("step-{id}-0.out") == "rank 0\n"
+    assert job.output("step-{id}-1.out") == "rank 1\n"
+
+
+def test_the_environment_is_the_one_a_job_without_guest_has(lab: Lab) -> None:
+    """Names that differ by nature (where the script is spooled, ids) are compared without their values."""
+    script = "env -0 | sort -z | tr '\\0\\n' '\\n '"
+    inside = lab.finish(script)
+    outside = lab.finish(script, image=None)
+
+    def names(text: str) -> dict[str, str]:
+        return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+    theirs, ours = names(outside.output()), names(inside.output())
+    ignore = {"_", "VHPC_SESSION", "SLURM_TASK_PID"}
+    assert set(ours) - set(theirs) - ignore == {k for k in ours if k.startswith("SLURM_SPANK_VHPC")} | {
+        k for k in ours if k.startswith("_SLURM_SPANK_OPTION_vhpc") or k == "VHPC_IMAGE"
+    }
+    assert set(theirs) - set(ours) == set()
+    differ = {k for k in theirs if k not in ignore and theirs[k] != ours[k]}
+    assert differ <= {
+        "SLURM_JOB_ID",
+        "SLURM_JOBID",
+        "SLURM_JOB_START_TIME",
+        "SLURM_JOB_END_TIME",
+        "SLURM_JOB_SLUID",
+    }
+
+
+def test_srun_pty_gives_a_terminal_of_the_right_size(lab: Lab) -> None:
+    inner = f"srun --vhpc-image={IMAGE} --pty sh -c 'tty; stty size; uname -r'"
+    done = lab.run("login", "script", "-qec", f"stty rows 33 cols 101; {inner}", "/dev/null", user="alice")
+    lines = [line.strip() for line in done.out.splitlines() if line.strip()]
+    assert any(line.startswith("/dev/pts/") for line in lines), done
+    assert "33 101" in lines
+    assert lines[-1] != kernel(lab)
+
+
+def test_salloc_with_srun_enters_the_guest(lab: Lab) -> None:
+    done = lab.run(
+        "login",
+        "salloc",
+        f"--vhpc-image={IMAGE}",
+        "-N2",
+        "srun",
+        "sh",
+        "-c",
+        "echo $(hostname) $(uname -r)",
+        user="alice",
+    )
+    lines = sorted(done.out.split("\n"))[1:]
+    assert [line.split()[0] for line in lines] == ["n1", "n2"], done
+    assert kernel(lab) not in {line.split()[1] for line in lines}
+
+
+def test_sallocs_own_shell_is_in_the_guest_and_can_start_steps(lab: Lab) -> None:
+    typed = "echo shell $(hostname) $(uname -r)\nsrun sh -c 'echo step $(hostname)'\nexit 3\n"
+    done = lab.run(
+        "login",
+        "script",
+        "-qec",
+        f"salloc --vhpc-image={IMAGE} -N1 -w n2",
+        "/dev/null",
+        user="alice",
+        stdin=typed,
+        check=False,
+    )
+    shell = re.search(r"^shell (\S+) (\S+)", done.out, re.M)
+    assert shell is not None, done
+    assert shell[1] == "n2"
+    assert shell[2] != kernel(lab)
+    assert re.search(r"^step n2", done.out, re.M), done
+    assert done.code == 3
+
+
+def test_srun_alone_gets_a_job_and_a_guest_of_its_own(lab: Lab) -> None:
+    done = lab.run(
+        "login", "srun", f"--vhpc-image={IMAGE}", "-n2", "-l", "sh", "-c", "cat; exit 5", user="alice",
+        stdin="typed\n", check=False,
+    )  # fmt: skip
+    assert sorted(done.out.splitlines()) == ["0: typed", "1: typed"], done
+    assert done.code == 5
+
+
+def test_scancel_ends_the_processes_in_the_guest_and_the_guest(lab: Lab) -> None:
+    job = lab.submit("trap 'echo got-term; exit 1' TERM; echo up; sleep 300 & wait", "-w", "n1")
+    job.wait("RUNNING")
+    until = time.monotonic() + 60
+    while "up" not in lab.run("login", "cat", f"/home/alice/slurm-{job.id}.out", check=False).out:
+        assert time.monotonic() < until
+        time.sleep(0.3)
+    lab.run("login", "scancel", str(job.id), user="alice")
+    assert job.wait() == "CANCELLED"
+    lab.quiet()
+    assert "got-term" in job.output()
+
+
+@pytest.mark.timeout(240)
+def test_the_time_limit_ends_the_job_and_its_guest(lab: Lab) -> None:
+    job = lab.submit("trap 'echo got-term; exit 1' TERM; sleep 600 & wait", "--time=1")
+    assert job.wait(timeout=200) == "TIMEOUT"
+    assert "got-term" in job.output()
+
+
+def test_two_users_side_by_side_on_one_node_have_their_own_cores(lab: Lab) -> None:
+    script = "uname -r; nproc; until [ -e /scratch/go ]; do sleep 0.5; done"
+    lab.run("ctl", "rm", "-f", "/scratch/go")
+    try:
+        jobs = [
+            lab.submit(script, "-n1", "-w", "n1", "-o", "side-%j", user=user) for user in ("alice", "bob")
+        ]
+        for job in jobs:
+            job.wait("RUNNING")
+        cpus = []
+        for job in jobs:
+            plan = lab.vhpc("n1", "plan", str(job.id))
+            guest = plan["guests"][0]
+            pinned = {pin["os_cpu"] for pin in guest["pins"]}
+            assert pinned == {int(job.show()["CPU_IDs"])}  # one socket, no SMT: abstract = OS ids
+            cpus.append(pinned)
+        assert not cpus[0] & cpus[1]
+        uids = {lab.run("n1", "sh", "-c", "ps -eo uid,args | grep '[q]emu-system' | awk '{print $1}'").out}
+        assert len(set("".join(uids).split())) == 2, "each QEMU has a uid of its own"
+    finally:
+        lab.run("ctl", "touch", "/scratch/go")
+    for job in jobs:
+        job.wait()
+        assert job.accounted() == ["COMPLETED", "0:0"]
+        assert job.output("side-{id}").splitlines()[1] == "1"
+    lab.run("ctl", "rm", "-f", "/scratch/go")
+
+
+def test_a_job_without_an_image_is_untouched(lab: Lab) -> None:
+    job = lab.finish("uname -r; srun -n1 uname -r", image=None)
+    assert job.output().splitlines() == [kernel(lab)] * 2
+
+
+def test_with_batch_on_the_host_only_tasks_are_in_guests(lab: Lab) -> None:
+    job = lab.finish("uname -r; srun -n1 uname -r", "--vhpc-batch=host")
+    script, task = job.output().splitlines()
+    assert script == kernel(lab)
+    assert task != kernel(lab)
+
+
+def test_a_step_with_another_image_than_its_job_is_refused(lab: Lab) -> None:
+    job = lab.finish("srun --vhpc-image=other-image true; echo step said $?")
+    out = job.output()
+    assert "step said 0" not in out
+    assert re.search(r"vhpc.*other-image", out), out

@@ -1,0 +1,58 @@
+"""What the plan says against what kernel and guest say: measured, not assumed."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from conftest import Lab
+
+pytestmark = pytest.mark.lab
+
+THREADS = """
+for task in /proc/[0-9]*/task/[0-9]*; do
+    read -r name < $task/comm 2>/dev/null || continue
+    case $name in CPU\\ *) ;; *) continue ;; esac
+    tr '\\0' ' ' < ${task%/task/*}/cmdline | grep -q 'guest=vhpc-JOB-' || continue
+    echo "$name: $(sed -n 's/^Cpus_allowed_list:\\t//p' $task/status)"
+done
+"""
+
+
+def test_every_vcpu_thread_runs_on_its_planned_cpu_and_memory_is_as_planned(lab: Lab) -> None:
+    job = lab.submit(
+        "grep MemTotal /proc/meminfo; nproc; touch measured-$SLURM_JOB_ID;"
+        " while [ -e measured-$SLURM_JOB_ID ]; do sleep 0.5; done",
+        "-n2",
+        "--mem=1200",
+        "-w",
+        "n2",
+    )
+    job.wait("RUNNING")
+    until = time.monotonic() + 60
+    while lab.run("login", "ls", f"/home/alice/measured-{job.id}", check=False).code != 0:
+        assert time.monotonic() < until
+        time.sleep(0.3)
+    plan = lab.vhpc("n2", "plan", str(job.id))["guests"][0]
+    threads = lab.run("n2", "sh", "-c", THREADS.replace("JOB", str(job.id))).out.splitlines()
+    measured = {int(m[1]): m[2] for m in (re.match(r"CPU (\d+)/\w+: (.*)", t) for t in threads) if m}
+    assert measured == {pin["vcpu"]: str(pin["os_cpu"]) for pin in plan["pins"]}
+    slurm = lab.run("ctl", "scontrol", "-o", "show", "job", "-d", str(job.id)).out
+    assert re.search(r" CPU_IDs=0-1 Mem=1200 ", slurm), slurm
+    assert sorted(measured.values()) == ["0", "1"]
+    status = lab.run("n2", "sh", "-c", "cat /proc/$(pgrep -f guest=vhpc)/status").out
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    assert fields["CapEff"].strip() == "0" * 16
+    assert fields["NoNewPrivs"].strip() == "1"
+    assert fields["Seccomp"].strip() == "2"
+    assert 700000 <= int(fields["Uid"].split()[0]) < 701024
+    lab.run("login", "rm", f"/home/alice/measured-{job.id}", user="alice")
+    job.wait()
+    total, count = job.output().splitlines()
+    planned = plan["memory_mib"] * 1024
+    assert plan["memory_mib"] == 1200 - 256
+    assert planned * 0.88 < int(total.split()[1]) < planned, (
+        "the kernel keeps some for itself, never finds more"
+    )
+    assert count == "2"

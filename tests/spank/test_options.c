@@ -1,0 +1,224 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "options.h"
+#include "text.h"
+
+static struct vhpc_values values;
+static char why[VHPC_WHY_SIZE];
+
+static int forget(void **unused)
+{
+    (void)unused;
+    memset(&values, 0, sizeof values);
+    why[0] = '\0';
+    return 0;
+}
+
+static bool set(enum vhpc_option_id id, const char *text)
+{
+    return vhpc_values_set(&values, id, "--option", text, why, sizeof why);
+}
+
+static void becomes(enum vhpc_option_id id, const char *text, const char *expected)
+{
+    assert_true(set(id, text));
+    assert_true(values.set[id]);
+    assert_string_equal(values.text[id], expected);
+}
+
+static void is_refused(enum vhpc_option_id id, const char *text)
+{
+    forget(NULL);
+    assert_false(set(id, text));
+    assert_false(values.set[id]);
+    assert_true(strncmp(why, "--option=", 9) == 0);
+    assert_true(vhpc_text_is_plain(why, strlen(why)));
+}
+
+static void an_image_without_tag_is_the_latest(void **unused)
+{
+    (void)unused;
+    becomes(VHPC_IMAGE, "debian-minimal", "debian-minimal:latest");
+    becomes(VHPC_IMAGE, "a", "a:latest");
+    becomes(VHPC_IMAGE, "rocky9.4_hpc:2024-B", "rocky9.4_hpc:2024-B");
+    becomes(VHPC_IMAGE, "a:_x", "a:_x");
+}
+
+static void an_image_is_nothing_a_shell_or_a_path_would_mind(void **unused)
+{
+    static const char *const bad[] = {
+        "",     ":",     ":latest", "a:",    "Debian",   "-a",      ".a",   "a/b",   "../a",
+        "a b",  "a\nb",  "a:b:c",   "a:-b",  "a:.b",     "a;b",     "a$b",  "a:b\n", "a\n",
+        "\xc3\xa4", "a:\xc3\xa4", "a:b/c", "-",
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        is_refused(VHPC_IMAGE, bad[i]);
+}
+
+static void name_and_tag_have_at_most_64_characters(void **unused)
+{
+    char text[160];
+
+    (void)unused;
+    memset(text, 'a', sizeof text);
+    text[64] = ':';
+    text[129] = '\0';
+    becomes(VHPC_IMAGE, text, text);
+    text[129] = 'a';
+    text[130] = '\0';
+    is_refused(VHPC_IMAGE, text);
+    memset(text, 'a', 65);
+    text[65] = '\0';
+    is_refused(VHPC_IMAGE, text);
+}
+
+static void a_size_without_suffix_is_mib_as_for_slurms_mem(void **unused)
+{
+    (void)unused;
+    becomes(VHPC_MEM_RESERVE, "512", "512");
+    becomes(VHPC_MEM_RESERVE, "512M", "512");
+    becomes(VHPC_MEM_RESERVE, "2G", "2048");
+    becomes(VHPC_MEM_RESERVE, "2g", "2048");
+    becomes(VHPC_MEM_RESERVE, "1T", "1048576");
+    becomes(VHPC_MEM_RESERVE, "16T", "16777216");
+}
+
+static void parts_of_a_mib_are_rounded_up(void **unused)
+{
+    (void)unused;
+    becomes(VHPC_MEM_RESERVE, "1K", "1");
+    becomes(VHPC_MEM_RESERVE, "1024K", "1");
+    becomes(VHPC_MEM_RESERVE, "1025K", "2");
+}
+
+static void other_sizes_are_refused(void **unused)
+{
+    static const char *const bad[] = {"",     "0",    "0K",  "G",    "1.5G", "-1",
+                                      "+1",   " 1",   "1 ",  "1GB",  "1P",   "0x10",
+                                      "17T",  "16777217", "99999999999999999999", "1\n"};
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        is_refused(VHPC_MEM_RESERVE, bad[i]);
+}
+
+static void batch_is_guest_or_host(void **unused)
+{
+    (void)unused;
+    becomes(VHPC_BATCH, "guest", "guest");
+    becomes(VHPC_BATCH, "host", "host");
+    is_refused(VHPC_BATCH, "");
+    is_refused(VHPC_BATCH, "Host");
+    is_refused(VHPC_BATCH, "host ");
+}
+
+static void a_timeout_is_1_to_3600_seconds(void **unused)
+{
+    (void)unused;
+    becomes(VHPC_TIMEOUT, "1", "1");
+    becomes(VHPC_TIMEOUT, "0090", "90");
+    becomes(VHPC_TIMEOUT, "3600", "3600");
+    is_refused(VHPC_TIMEOUT, "");
+    is_refused(VHPC_TIMEOUT, "0");
+    is_refused(VHPC_TIMEOUT, "3601");
+    is_refused(VHPC_TIMEOUT, "1m");
+    is_refused(VHPC_TIMEOUT, "-5");
+    is_refused(VHPC_TIMEOUT, "18446744073709551617");
+}
+
+static void a_console_path_is_plain_text(void **unused)
+{
+    (void)unused;
+    becomes(VHPC_CONSOLE, "/scratch/alice/console-%j.log", "/scratch/alice/console-%j.log");
+    becomes(VHPC_CONSOLE, "with blank.log", "with blank.log");
+    becomes(VHPC_CONSOLE, "Stra\xc3\x9f" "e/\xe2\x82\xac.log", "Stra\xc3\x9f" "e/\xe2\x82\xac.log");
+    is_refused(VHPC_CONSOLE, "");
+    is_refused(VHPC_CONSOLE, "dir/");
+    is_refused(VHPC_CONSOLE, "a\nb");
+    is_refused(VHPC_CONSOLE, "a\x1b[2J");
+    is_refused(VHPC_CONSOLE, "a\x7f");
+    is_refused(VHPC_CONSOLE, "a\xc2\x9b");     /* C1: a terminal takes it for ESC [ */
+    is_refused(VHPC_CONSOLE, "a\xff");         /* no UTF-8 */
+    is_refused(VHPC_CONSOLE, "a\xc0\xaf");     /* overlong '/' */
+    is_refused(VHPC_CONSOLE, "a\xed\xa0\x80"); /* a surrogate */
+    is_refused(VHPC_CONSOLE, "a\xe2\x80\xa8"); /* line separator */
+    is_refused(VHPC_CONSOLE, "a\xe2\x82");     /* cut short */
+}
+
+static void a_console_path_has_at_most_1024_bytes(void **unused)
+{
+    char text[1026];
+
+    (void)unused;
+    memset(text, 'x', sizeof text);
+    text[1024] = '\0';
+    becomes(VHPC_CONSOLE, text, text);
+    text[1024] = 'x';
+    text[1025] = '\0';
+    is_refused(VHPC_CONSOLE, text);
+}
+
+static void a_refused_value_is_shown_without_harm_to_the_terminal(void **unused)
+{
+    char longest[4096];
+
+    (void)unused;
+    is_refused(VHPC_IMAGE, "\x1b]0;owned\x07");
+    assert_non_null(strstr(why, "--option=?]0;owned?: "));
+    memset(longest, 'A', sizeof longest - 1);
+    longest[sizeof longest - 1] = '\0';
+    is_refused(VHPC_IMAGE, longest);
+    assert_non_null(strstr(why, "AAA...: "));
+    assert_true(strlen(why) < sizeof why - 1);
+}
+
+static void a_refused_value_leaves_the_one_before(void **unused)
+{
+    (void)unused;
+    becomes(VHPC_TIMEOUT, "60", "60");
+    assert_false(set(VHPC_TIMEOUT, "x"));
+    assert_true(values.set[VHPC_TIMEOUT]);
+    assert_string_equal(values.text[VHPC_TIMEOUT], "60");
+}
+
+/* Slurm names the option --vhpc-x; the variable must be its obvious spelling. */
+static void each_variable_is_the_option_in_capitals(void **unused)
+{
+    (void)unused;
+    for (size_t id = 0; id < VHPC_OPTION_COUNT; id++) {
+        const char *name = vhpc_options[id].name;
+        const char *variable = vhpc_options[id].variable;
+
+        assert_int_equal(strlen(name), strlen(variable));
+        for (size_t i = 0; name[i] != '\0'; i++)
+            assert_int_equal(name[i] == '-' ? '_' : name[i] - 'a' + 'A', variable[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(an_image_without_tag_is_the_latest, forget),
+        cmocka_unit_test_setup(an_image_is_nothing_a_shell_or_a_path_would_mind, forget),
+        cmocka_unit_test_setup(name_and_tag_have_at_most_64_characters, forget),
+        cmocka_unit_test_setup(a_size_without_suffix_is_mib_as_for_slurms_mem, forget),
+        cmocka_unit_test_setup(parts_of_a_mib_are_rounded_up, forget),
+        cmocka_unit_test_setup(other_sizes_are_refused, forget),
+        cmocka_unit_test_setup(batch_is_guest_or_host, forget),
+        cmocka_unit_test_setup(a_timeout_is_1_to_3600_seconds, forget),
+        cmocka_unit_test_setup(a_console_path_is_plain_text, forget),
+        cmocka_unit_test_setup(a_console_path_has_at_most_1024_bytes, forget),
+        cmocka_unit_test_setup(a_refused_value_is_shown_without_harm_to_the_terminal, forget),
+        cmocka_unit_test_setup(a_refused_value_leaves_the_one_before, forget),
+        cmocka_unit_test_setup(each_variable_is_the_option_in_capitals, forget),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,200 @@
+"""What the tests of munge and vhpcd share: real munged processes, a catalogue, requests, other users."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vhpc_slurm.model import (
+    Allocation,
+    Blob,
+    GresAllocation,
+    ImageIdentity,
+    ImageManifest,
+    ImageRef,
+    JobRequest,
+    NodeAllocation,
+)
+
+HAVE_MUNGED = shutil.which("munged", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
+NOBODY = 65534
+
+# munged asks the clock with time(2) only; this moves it for one munged.
+_SHIFT = """
+#include <time.h>
+#include <stdlib.h>
+time_t time(time_t *out)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    now.tv_sec += atol(getenv("CLOCK_SHIFT"));
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+
+class Munged:
+    """A munged of our own; its folder is open to all users, as libmunge wants it."""
+
+    def __init__(self, folder: Path, key: bytes, shift_s: int = 0) -> None:
+        self.folder, self.key, self.socket = folder, key, folder / "socket"
+        key_file = folder / "key"
+        key_file.write_bytes(key)
+        key_file.chmod(0o600)
+        environment = {"PATH": "/usr/sbin:/usr/bin:/bin"}
+        if shift_s:
+            (folder / "shift.c").write_text(_SHIFT)
+            subprocess.run(
+                ["cc", "-shared", "-fPIC", "-o", folder / "shift.so", folder / "shift.c"], check=True
+            )
+            environment |= {"LD_PRELOAD": str(folder / "shift.so"), "CLOCK_SHIFT": str(shift_s)}
+        self.process = subprocess.Popen(
+            [
+                shutil.which("munged", path="/usr/sbin:/usr/bin") or "munged",
+                "--foreground",
+                "--force",
+                f"--key-file={key_file}",
+                f"--socket={self.socket}",
+                f"--pid-file={folder}/pid",
+                f"--log-file={folder}/log",
+                f"--seed-file={folder}/seed",
+            ],
+            env=environment,
+            stderr=(folder / "stderr").open("w"),
+        )
+        wait_for(self.socket.exists, f"munged did not start: {(folder / 'stderr').read_text()}")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+
+
+@contextmanager
+def munged(key: bytes | None = None, shift_s: int = 0) -> Iterator[Munged]:
+    folder = Path(tempfile.mkdtemp(prefix="munged-"))
+    folder.chmod(0o755)
+    daemon = Munged(folder, key or os.urandom(128), shift_s)
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+        shutil.rmtree(folder)
+
+
+def wait_for(ready: Callable[[], object], complaint: str, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.02)
+
+
+def as_uid(uid: int, call: Callable[[], Any]) -> Any:
+    """Run ``call`` in a child that has become that user; its result, or its exception, comes back."""
+    back, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            try:
+                result: tuple[bool, Any] = (True, call())
+            except Exception as err:
+                result = (False, (type(err).__name__, str(err), traceback.format_exc()))
+            os.write(there, pickle.dumps(result))
+        finally:
+            os._exit(0)
+    os.close(there)
+    with os.fdopen(back, "rb") as pipe:
+        worked, value = pickle.loads(pipe.read())
+    os.waitpid(child, 0)
+    if not worked:
+        raise ChildError(*value)
+    return value
+
+
+class ChildError(Exception):
+    """What went wrong in the other user's process: type name, text, traceback."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def manifest(name: str = "debian-minimal", tag: str = "latest", min_memory_mib: int = 256) -> ImageManifest:
+    blob = Blob("kernel", "0" * 64, 1)
+    return ImageManifest(
+        schema=1,
+        name=name,
+        tag=tag,
+        arch="x86_64",
+        kernel=blob,
+        initrd=Blob("initrd", "1" * 64, 1),
+        root=Blob("root.erofs", "2" * 64, 1),
+        root_format="erofs",
+        init="agent",
+        cmdline="quiet",
+        min_memory_mib=min_memory_mib,
+        firmware="none",
+        drivers=(),
+        agent_version="1",
+    )
+
+
+def publish(catalog: Path, image: ImageManifest) -> str:
+    """Put a manifest into a catalogue and let its name mean it; returns the digest."""
+    raw = msgspec.json.encode(image)
+    digest = hashlib.sha256(raw).hexdigest()
+    for folder in (catalog / "manifests/sha256", catalog / "names" / image.name):
+        folder.mkdir(parents=True, exist_ok=True)
+    (catalog / "manifests/sha256" / f"{digest}.json").write_bytes(raw)
+    (catalog / "names" / image.name / image.tag).write_text(f"sha256:{digest}\n")
+    return f"sha256:{digest}"
+
+
+def identity(min_memory_mib: int = 256) -> ImageIdentity:
+    return ImageIdentity(
+        ImageRef("debian-minimal"), "sha256:" + "a" * 64, manifest(min_memory_mib=min_memory_mib)
+    )
+
+
+def request(job_id: int = 42, restart: int = 0, **other: Any) -> JobRequest:
+    fields: dict[str, Any] = {
+        "uid": 2001,
+        "gid": 2001,
+        "user": "alice",
+        "work_dir": "/home/alice",
+        "image": ImageRef("debian-minimal"),
+        "job_name": "job",
+        "partition": "all",
+    }
+    return JobRequest(job_id=job_id, restart=restart, **(fields | other))
+
+
+def allocation(*nodes: str, memory_mib: int = 2048, cpu_ids: tuple[int, ...] = (0, 1)) -> Allocation:
+    gres = (GresAllocation("gpu", "h200", 2, (0, 1)), GresAllocation("ibvf", "", 2))
+    return Allocation(
+        tuple(NodeAllocation(node, cpu_ids, memory_mib, gres) for node in nodes or ("n1", "n2"))
+    )
+
+
+def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
+    process.send_signal(number)
+    return process.wait(15)

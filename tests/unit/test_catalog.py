@@ -1,0 +1,193 @@
+"""A catalogue is read, and never believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vhpc_slurm.catalog import list_images, resolve, verify_blob
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import ImageRef
+
+KERNEL, INITRD, ROOT = b"kernel bytes", b"initrd bytes", b"root bytes"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def manifest(**changes: Any) -> dict[str, Any]:
+    def blob(file: str, data: bytes) -> dict[str, Any]:
+        return {"file": file, "sha256": sha256(data), "size": len(data)}
+
+    return {
+        "schema": 1,
+        "name": "debian-minimal",
+        "tag": "latest",
+        "arch": "x86_64",
+        "kernel": blob("kernel", KERNEL),
+        "initrd": blob("initrd", INITRD),
+        "root": blob("root.erofs", ROOT),
+        "root_format": "erofs",
+        "init": "agent",
+        "cmdline": "no_timer_check",
+        "min_memory_mib": 192,
+        "firmware": "bios",
+        "drivers": ["virtio_blk"],
+        "agent_version": "0.1.0",
+    } | changes
+
+
+def publish(catalog: Path, fields: dict[str, Any] | bytes, name: str = "debian-minimal/latest") -> str:
+    """Write an image by the words of docs/image-format.md, with none of our code."""
+    raw = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    for part in ("blobs/sha256", "manifests/sha256"):
+        (catalog / part).mkdir(parents=True, exist_ok=True)
+    for data in (KERNEL, INITRD, ROOT):
+        (catalog / "blobs/sha256" / sha256(data)).write_bytes(data)
+    (catalog / "manifests/sha256" / f"{sha256(raw)}.json").write_bytes(raw)
+    path = catalog / "names" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"sha256:{sha256(raw)}\n")
+    return f"sha256:{sha256(raw)}"
+
+
+def refusal(catalog: Path, ref: str = "debian-minimal") -> str:
+    with pytest.raises(UserError) as caught:
+        resolve(catalog, ImageRef.parse(ref))
+    return caught.value.line()
+
+
+def test_a_name_resolves_to_digest_and_manifest(tmp_path: Path) -> None:
+    digest = publish(tmp_path, manifest())
+    image = resolve(tmp_path, ImageRef.parse("debian-minimal"))
+    assert image.digest == digest
+    assert str(image.ref) == "debian-minimal:latest"
+    assert image.manifest.min_memory_mib == 192
+    assert image.manifest.drivers == ("virtio_blk",)
+    assert (image.manifest.root.file, image.manifest.root.size) == ("root.erofs", 10)
+    # printf 'root bytes' | sha256sum
+    assert image.manifest.root.sha256 == "6b30d6663cf18a4f3d03cab69f6b295ab43a79ec810f6cfbd683313bcfd91799"
+
+
+def test_a_name_follows_what_is_published_while_digests_stay(tmp_path: Path) -> None:
+    first = publish(tmp_path, manifest())
+    second = publish(tmp_path, manifest(description="newer"))
+    assert first != second
+    assert resolve(tmp_path, ImageRef.parse("debian-minimal")).digest == second
+    assert (tmp_path / "manifests/sha256" / f"{first[7:]}.json").exists()
+
+
+def test_unknown_image_names_near_ones(tmp_path: Path) -> None:
+    publish(tmp_path, manifest())
+    publish(tmp_path, manifest(), "rocky9/latest")
+    line = refusal(tmp_path, "debian-minmal")
+    assert line == (
+        "image debian-minmal:latest is unknown (did you mean debian-minimal:latest? see: vhpc image ls)"
+    )
+
+
+def test_unknown_tag_names_the_tags_there_are(tmp_path: Path) -> None:
+    publish(tmp_path, manifest(), "debian-minimal/12")
+    publish(tmp_path, manifest(), "debian-minimal/13")
+    assert "did you mean debian-minimal:12 or debian-minimal:13?" in refusal(tmp_path, "debian-minimal:14")
+
+
+@pytest.mark.parametrize("ref", ["..:latest", "a/b", "debian-minimal:../../etc", "", "A", "x" * 65])
+def test_a_reference_never_leaves_the_catalogue(ref: str) -> None:
+    with pytest.raises(UserError):
+        ImageRef.parse(ref)
+
+
+def test_an_empty_catalogue_says_so(tmp_path: Path) -> None:
+    assert "is empty" in refusal(tmp_path / "absent")
+    assert list_images(tmp_path / "absent") == []
+
+
+def test_a_changed_manifest_is_refused_with_both_digests(tmp_path: Path) -> None:
+    digest = publish(tmp_path, manifest())
+    path = tmp_path / "manifests/sha256" / f"{digest[7:]}.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    line = refusal(tmp_path)
+    assert digest in line
+    assert f"sha256:{sha256(path.read_bytes())}" in line
+    assert line.startswith("image debian-minimal:latest is broken")
+
+
+def test_a_missing_manifest_is_refused(tmp_path: Path) -> None:
+    digest = publish(tmp_path, manifest())
+    (tmp_path / "manifests/sha256" / f"{digest[7:]}.json").unlink()
+    assert f"no manifest {digest}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "latest", "sha256:12", "sha256:../../etc/passwd", "\x80"])
+def test_a_name_without_digest_is_refused(tmp_path: Path, text: str) -> None:
+    publish(tmp_path, manifest())
+    (tmp_path / "names/debian-minimal/latest").write_bytes(text.encode("latin-1"))
+    assert "its name holds no digest" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"surprise": 1}, "unknown key surprise"),
+        ({"min_memory_mib": "192"}, "min_memory_mib"),
+        ({"min_memory_mib": 0}, "minimum memory"),
+        ({"kernel": {"file": "kernel", "sha256": "../../x", "size": 1}}, "no sha256"),
+        ({"kernel": {"file": "../kernel", "sha256": "0" * 64, "size": 1}}, "no file name"),
+        ({"root": {"file": "root", "sha256": "0" * 64, "size": 0}}, "size"),
+        ({"root_format": "erofs init=/bin/sh"}, "root format"),
+        ({"firmware": "coreboot"}, "firmware"),
+        ({"init": "sbin/init"}, "init"),
+        ({"cmdline": "quiet\nx"}, "control characters"),
+        ({"name": "../x"}, "no image name"),
+    ],
+)
+def test_a_manifest_that_we_could_not_boot_is_refused(
+    tmp_path: Path, changes: dict[str, Any], word: str
+) -> None:
+    publish(tmp_path, manifest(**changes))
+    assert word in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"schema": 1}', b"\xff"])
+def test_what_is_no_manifest_is_refused(tmp_path: Path, raw: bytes) -> None:
+    publish(tmp_path, raw)
+    assert "unusable manifest" in refusal(tmp_path)
+
+
+def test_listing_shows_broken_images_beside_sound_ones(tmp_path: Path) -> None:
+    publish(tmp_path, manifest())
+    publish(tmp_path, b"{}", "broken/latest")
+    (tmp_path / "names/debian-minimal/.new-x").write_text("being written")
+    entries = list_images(tmp_path)
+    assert [(str(e.ref), e.identity is not None) for e in entries] == [
+        ("broken:latest", False),
+        ("debian-minimal:latest", True),
+    ]
+    assert "schema None" in entries[0].problem
+
+
+def test_a_damaged_blob_is_named_with_expected_and_actual_digest(tmp_path: Path) -> None:
+    publish(tmp_path, manifest())
+    image = resolve(tmp_path, ImageRef.parse("debian-minimal"))
+    verify_blob(tmp_path, image.manifest.initrd, str(image.ref))
+    (tmp_path / "blobs/sha256" / sha256(INITRD)).write_bytes(b"initrd BYTES")
+    with pytest.raises(UserError) as caught:
+        verify_blob(tmp_path, image.manifest.initrd, str(image.ref))
+    line = caught.value.line()
+    assert "initrd: expected sha256:" + sha256(INITRD) in line
+    assert "found sha256:" + sha256(b"initrd BYTES") in line
+
+
+def test_a_missing_blob_is_named(tmp_path: Path) -> None:
+    publish(tmp_path, manifest())
+    image = resolve(tmp_path, ImageRef.parse("debian-minimal"))
+    (tmp_path / "blobs/sha256" / sha256(ROOT)).unlink()
+    with pytest.raises(UserError, match=r"root\.erofs: the catalogue has no blob"):
+        verify_blob(tmp_path, image.manifest.root, str(image.ref))

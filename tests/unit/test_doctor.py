@@ -1,0 +1,302 @@
+"""What `vhpc doctor` says of settings of real Slurms, and of nodes that lack something."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from vhpc_slurm.cli.checks import Finding, Level, node, slurm
+from vhpc_slurm.config import Config, Controller, Guests, Paths
+
+DATA = Path(__file__).parent.parent / "data" / "slurm-config"
+RELEASES = ("22.05.8", "24.11.5", "26.05.5")
+
+
+def settings(name: str) -> slurm.Settings:
+    return slurm.Settings.parse((DATA / f"{name}.txt").read_text())
+
+
+def changed(key: str, value: str) -> slurm.Settings:
+    """The recommended settings of 24.11 with one line changed."""
+    lines = (DATA / "24.11.5-recommended.txt").read_text().splitlines()
+    assert any(line.split()[:1] == [key] for line in lines)
+    return slurm.Settings.parse(
+        "\n".join(f"{key} = {value}" if line.split()[:1] == [key] else line for line in lines)
+    )
+
+
+def levels(found: list[Finding]) -> dict[str, str]:
+    return {finding.check.removeprefix("slurm."): finding.level.value for finding in found}
+
+
+def one(found: list[Finding], check: str) -> Finding:
+    (finding,) = [finding for finding in found if finding.check == check]
+    return finding
+
+
+def executable(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+# --- Slurm's settings --------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_recommended_settings_are_all_right_in_every_release(release: str) -> None:
+    found = list(slurm.check(settings(f"{release}-recommended"), Config()))
+    assert [finding for finding in found if finding.level is not Level.OK] == []
+    assert one(found, "slurm.version").what == f"Slurm {release}"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_slurms_defaults_are_not(release: str) -> None:
+    found = list(slurm.check(settings(f"{release}-default"), Config()))
+    assert levels(found) == {
+        "version": "ok",
+        "PrologFlags": "error",
+        "BatchStartTimeout": "error",
+        "PrologEpilogTimeout": "warn",
+        "LaunchParameters": "warn",
+        "SelectTypeParameters": "ok",
+        "PreemptMode": "ok",
+        "MpiDefault": "ok",
+        "SlurmUser": "ok",
+        "Prolog": "error",
+        "Epilog": "error",
+        "PrologSlurmctld": "error",
+        "EpilogSlurmctld": "error",
+        "HealthCheckProgram": "warn",
+    }
+    assert all(finding.cure for finding in found if finding.level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "level", "says"),
+    [
+        ("PrologFlags", "Alloc,Contain,DeferBatch,RunInJob", "error", "no Epilog runs"),
+        ("PrologFlags", "Contain,DeferBatch", "error", "lacks Alloc"),
+        ("PrologFlags", "Alloc,Contain,DeferBatch,X11", "ok", ""),
+        ("BatchStartTimeout", "600 sec", "warn", "loses the job"),
+        ("BatchStartTimeout", "200 sec", "error", "loses the job"),
+        ("PrologEpilogTimeout", "100", "error", "a boot may take (240 s)"),
+        ("PrologEpilogTimeout", "65534", "warn", "no limit"),
+        ("SelectTypeParameters", "CR_CORE", "error", "memory is not allocated"),
+        ("SelectTypeParameters", "CR_MEMORY", "ok", ""),
+        ("PreemptMode", "GANG,SUSPEND", "warn", "gang, suspend"),
+        ("PreemptMode", "REQUEUE", "ok", ""),
+        ("MpiDefault", "pmix_v5", "warn", "PMIx"),
+        ("MpiDefault", "pmi2", "ok", ""),
+        ("SlurmUser", "batch(990)", "error", "controller.slurm_user is slurm"),
+        ("SlurmUser", "slurm(64030)", "ok", ""),
+        ("SLURM_VERSION", "21.08.8", "error", "too old"),
+        ("HealthCheckInterval", "0 sec", "warn", "only when slurmd starts"),
+    ],
+)
+def test_one_wrong_setting_is_one_finding(key: str, value: str, level: str, says: str) -> None:
+    name = {"SLURM_VERSION": "version", "HealthCheckInterval": "HealthCheckProgram"}.get(key, key)
+    found = list(slurm.check(changed(key, value), Config()))
+    assert one(found, f"slurm.{name}").level.value == level
+    assert says in one(found, f"slurm.{name}").what
+    others = [finding.check for finding in found if finding.level is not Level.OK]
+    assert others == ([] if level == "ok" else [f"slurm.{name}"])
+
+
+def test_separate_timeouts_of_newer_releases_count_each_for_itself() -> None:
+    text = (DATA / "26.05.5-recommended.txt").read_text()
+    text += "PrologTimeout = 300\nEpilogTimeout = 30\n"
+    found = list(slurm.check(slurm.Settings.parse(text), Config()))
+    assert one(found, "slurm.PrologTimeout").level is Level.OK
+    assert one(found, "slurm.EpilogTimeout").level is Level.ERROR
+    assert "PrologEpilogTimeout" not in levels(found)
+
+
+def test_a_longer_boot_timeout_needs_longer_limits_of_slurm() -> None:
+    config = Config(guests=Guests(boot_timeout_s=900))
+    found = levels(list(slurm.check(settings("24.11.5-recommended"), config)))
+    assert {check for check, level in found.items() if level == "error"} == {
+        "BatchStartTimeout",
+        "PrologEpilogTimeout",
+    }
+
+
+def test_a_site_script_in_place_of_a_hook_is_pointed_out_and_a_link_to_it_is_not(tmp_path: Path) -> None:
+    executable(tmp_path / "prolog", "exit 0")
+    scripts = tmp_path / "prolog.d"
+    scripts.mkdir()
+    config = Config(paths=Paths(libexec=str(tmp_path)))
+    pattern = slurm.Settings.parse(f"Prolog[0] = /site/first\nProlog[1] = {scripts}/*\n")
+    before = one(list(slurm.hooks(pattern, config)), "slurm.Prolog")
+    assert (before.level, before.what) == (
+        Level.WARN,
+        f"Prolog=/site/first,{scripts}/* is not {tmp_path}/prolog",
+    )
+    (scripts / "50-vhpc").symlink_to(tmp_path / "prolog")
+    assert one(list(slurm.hooks(pattern, config)), "slurm.Prolog").level is Level.OK
+
+
+def test_a_partition_with_suspension_is_named() -> None:
+    text = (
+        "PartitionName=main AllowGroups=ALL PreemptMode=OFF\n"
+        "PartitionName=low AllowGroups=ALL PreemptMode=GANG,SUSPEND\n"
+    )
+    (finding,) = slurm.partitions(text)
+    assert finding.what.startswith("partition low has PreemptMode=GANG,SUSPEND")
+
+
+def test_hooks_that_cannot_be_run_are_errors(tmp_path: Path) -> None:
+    executable(tmp_path / "prolog", "exit 0")
+    (tmp_path / "epilog").write_text("#!/bin/sh\n")
+    (tmp_path / "epilog").chmod(0o644)
+    found = slurm.executable_hooks(
+        Config(paths=Paths(libexec=str(tmp_path))), ("prolog", "epilog", "healthcheck")
+    )
+    assert [(finding.check, finding.level.value) for finding in found] == [
+        ("hooks.prolog", "ok"),
+        ("hooks.epilog", "error"),
+        ("hooks.healthcheck", "error"),
+    ]
+
+
+# --- plugstack ---------------------------------------------------------------
+
+
+def plugstack(tmp_path: Path, text: str, *, installed: bool = True) -> Finding:
+    (tmp_path / "plugstack.conf").write_text(text)
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    if installed:
+        (folder / "vhpc.so").write_bytes(b"")
+    return slurm.plugstack(
+        slurm.Settings.parse(f"SLURM_CONF = {tmp_path}/slurm.conf\nPluginDir = /absent:{folder}\n")
+    )
+
+
+def test_a_required_plugin_that_is_there_is_all_right(tmp_path: Path) -> None:
+    assert plugstack(tmp_path, "# ours\nrequired vhpc.so default_image=x\n").level is Level.OK
+
+
+def test_a_plugin_is_found_through_includes(tmp_path: Path) -> None:
+    (tmp_path / "plugstack.conf.d").mkdir()
+    (tmp_path / "plugstack.conf.d" / "vhpc.conf").write_text("required vhpc.so\n")
+    assert plugstack(tmp_path, f"include {tmp_path}/plugstack.conf.d/*.conf\n").level is Level.OK
+
+
+def test_a_plugstack_that_includes_itself_ends(tmp_path: Path) -> None:
+    assert plugstack(tmp_path, "include plugstack.conf\n").level is Level.ERROR
+
+
+def test_an_optional_plugin_is_a_warning_and_an_absent_one_an_error(tmp_path: Path) -> None:
+    for name, text, installed, level in (
+        ("a", "optional vhpc.so\n", True, Level.WARN),
+        ("b", "required vhpc.so\n", False, Level.ERROR),
+        ("c", "required pyxis.so\n# required vhpc.so\n", True, Level.ERROR),
+    ):
+        (tmp_path / name).mkdir()
+        assert plugstack(tmp_path / name, text, installed=installed).level is level
+
+
+# --- node --------------------------------------------------------------------
+
+
+def test_the_old_virtiofsd_is_told_from_the_new_one(tmp_path: Path) -> None:
+    # what virtiofsd 1.13 of Debian 13 and that of QEMU 7.2 of Debian 12 print
+    new = executable(tmp_path / "new", "echo virtiofsd 1.13.0")
+    old = executable(
+        tmp_path / "old",
+        "echo 'virtiofsd version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)'\n"
+        "echo 'using FUSE kernel interface version 7.36'",
+    )
+    assert node.virtiofsd(str(new)).level is Level.OK
+    assert node.virtiofsd(str(old)).what == f"{old} is QEMU's old virtiofsd in C"
+    assert node.virtiofsd(str(tmp_path / "absent")).what.endswith("No such file or directory")
+
+
+def test_programs_of_another_version_are_errors(tmp_path: Path) -> None:
+    same = executable(tmp_path / "vhpc-run", "echo vhpc-run 0.1.0")
+    other = executable(tmp_path / "vhpc-shim", "echo vhpc-shim 0.0.9")
+    assert node.guest_program(same) == Finding("node.vhpc-run", Level.OK, f"{same} 0.1.0")
+    assert node.guest_program(other).what == f"{other} has version 0.0.9, this package 0.1.0"
+    mute = executable(tmp_path / "mute", "exit 2")
+    assert node.guest_program(mute).level is Level.ERROR
+
+
+def test_uids_of_users_and_of_rootless_containers_are_not_free(tmp_path: Path) -> None:
+    subuid = tmp_path / "subuid"
+    subuid.write_text("alice:100000:65536\nbob:700500:65536\n")
+    (finding,) = node.uid_range(Config(), subuid)
+    assert (finding.level, finding.what) == (
+        Level.ERROR,
+        f"uids 700000-701023 overlap {subuid}: bob:700500:65536",
+    )
+    (finding,) = node.uid_range(Config(guests=Guests(uid_base=701024, uid_count=10)), tmp_path / "absent")
+    assert finding.level is Level.OK
+    highest = max(entry.pw_uid for entry in pwd.getpwall())
+    if highest >= 1000:
+        (finding,) = node.uid_range(Config(guests=Guests(uid_base=highest - 1, uid_count=2)), subuid)
+        assert pwd.getpwuid(highest).pw_name in finding.what
+
+
+MOUNTS = """\
+/dev/vda1 / ext4 rw 0 0
+tmpfs /run tmpfs rw 0 0
+/dev/vdb /var/lib/vhpc\\040x xfs rw 0 0
+/dev/vdc /run/vhpcx ext4 rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/run/vhpc", "tmpfs"),
+        ("/run", "tmpfs"),
+        ("/running", "ext4"),
+        ("/var/lib/vhpc x/journal", "xfs"),
+        ("/", "ext4"),
+    ],
+)
+def test_a_path_lies_on_the_innermost_mount(path: str, kind: str) -> None:
+    assert node.filesystem_of(path, MOUNTS) == kind
+
+
+def test_folders_on_the_wrong_kind_of_file_system_are_pointed_out(tmp_path: Path) -> None:
+    assert node.run_folder("/run/vhpc", MOUNTS).level is Level.OK
+    assert node.run_folder("/var/vhpc", MOUNTS).level is Level.WARN
+    (finding,) = node.state_folder("/run/state", MOUNTS, root=False)
+    assert finding.what == "/run/state is on tmpfs: journals would be lost at a reboot"
+    (finding,) = node.state_folder(str(tmp_path / "absent"), MOUNTS, root=False)
+    assert finding.what == f"{tmp_path}/absent does not exist"
+
+
+def test_apparmor_without_a_rule_for_the_sockets_of_shares_is_a_warning(tmp_path: Path) -> None:
+    assert node.apparmor(Config(), tmp_path).what == "AppArmor is not in use"
+    enabled = tmp_path / "sys/module/apparmor/parameters/enabled"
+    enabled.parent.mkdir(parents=True)
+    enabled.write_text("Y\n")
+    finding = node.apparmor(Config(), tmp_path)
+    assert finding.level is Level.WARN
+    rule = tmp_path / "etc/apparmor.d/abstractions/libvirt-qemu.d/vhpc"
+    rule.parent.mkdir(parents=True)
+    rule.write_text(finding.cure.split('"', 2)[1] + "\n")
+    assert node.apparmor(Config(), tmp_path).level is Level.OK
+
+
+def test_software_emulation_is_said_loudly() -> None:
+    found = list(node.topology(Config(guests=Guests(accelerator="tcg")), "n1"))
+    finding = one(found, "node.kvm")
+    assert finding.level is Level.WARN
+    assert finding.what.startswith("NO KVM: ")
+    assert one(found, "node.topology").what.startswith(f"{os.cpu_count()} CPUs, ")
+
+
+def test_a_libvirt_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    config = Config(
+        guests=Guests(libvirt_uri=f"qemu+unix:///system?socket={tmp_path}/none", stage_timeout_s=5),
+        controller=Controller(),
+    )
+    (finding,) = node.hypervisor(config)
+    assert (finding.check, finding.level) == ("node.libvirt", Level.ERROR)

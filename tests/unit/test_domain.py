@@ -1,0 +1,252 @@
+"""Domain XML: golden files of the whole result, and values that must not become markup.
+
+``VHPC_REGENERATE=1 pytest tests/unit/test_domain.py`` rewrites the golden files; read the diff.
+``tests/lab/test_domain_libvirt.py`` shows them to a real libvirt.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vhpc_slurm.domain.boot import kernel_cmdline
+from vhpc_slurm.domain.render import render
+from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.model import (
+    Generation,
+    GuestCell,
+    GuestPlan,
+    GuestTopology,
+    MemoryBinding,
+    VcpuPin,
+)
+
+GOLDEN = Path(__file__).parent.parent / "data" / "domain"
+GENERATION = Generation(42, 0, "9f3ac1d2")
+RUN = "/run/vhpc/jobs/42/g0"
+
+
+def guest(os_cpus: list[int], topology: GuestTopology, **changes: Any) -> GuestPlan:
+    vcpus = tuple(range(len(os_cpus)))
+    plan = GuestPlan(
+        index=0,
+        hostname="n1",
+        pins=tuple(VcpuPin(vcpu, cpu, 0) for vcpu, cpu in enumerate(os_cpus)),
+        topology=topology,
+        cells=(GuestCell(0, vcpus, 3840, 0, nodeset=(0,)),),
+        memory_mib=3840,
+        emulator_cpus=tuple(sorted(os_cpus)),
+        emulator_choice="",
+    )
+    return replace(plan, **changes)
+
+
+def spec(plan: GuestPlan, **changes: Any) -> DomainSpec:
+    base = DomainSpec(
+        name="vhpc-42-0-9f3ac1d2-g0",
+        generation=GENERATION,
+        guest=plan,
+        hypervisor="kvm",
+        cpu_vendor="GenuineIntel",
+        libvirt_version=9_000_000,
+        emulator="",
+        kernel=f"{RUN}/kernel",
+        initrd=f"{RUN}/initrd",
+        cmdline="net.ifnames=0",
+        root="/var/lib/vhpc/images/blobs/sha256/" + "ab" * 32,
+        uid=700042,
+        gid=104,
+        agent_socket=f"{RUN}/agent.sock",
+        console_log=f"{RUN}/console.log",
+        shares=(ShareSpec("home", f"{RUN}/fs-home.sock"),),
+    )
+    return replace(base, **changes)
+
+
+FLAT = guest([2, 3], GuestTopology(1, 1, 2, 1))
+SMT2 = guest(
+    [1, 65, 2, 66], GuestTopology(1, 1, 2, 2), memory_binding=MemoryBinding.PREFERRED, emulator_cpus=(0, 64)
+)
+TWO_CELLS = guest(
+    [0, 1, 8, 9],
+    GuestTopology(2, 1, 2, 1),
+    cells=(
+        GuestCell(0, (0, 1), 2048, 0, ((0, 10), (1, 21)), (0,)),
+        GuestCell(1, (2, 3), 2048, 1, ((0, 21), (1, 10)), (1,)),
+    ),
+    memory_mib=4096,
+    hugepage_kib=2048,
+    memory_binding=MemoryBinding.STRICT,
+)
+SHARES = tuple(ShareSpec(tag, f"{RUN}/fs-{tag}.sock") for tag in ("home", "work", "scratch"))
+
+CASES = {
+    "kvm-intel": spec(FLAT),
+    "kvm-amd-smt2": spec(SMT2, cpu_vendor="AuthenticAMD"),
+    "tcg": spec(FLAT, hypervisor="qemu", cpu_vendor="AuthenticAMD", emulator="/usr/bin/qemu-system-x86_64"),
+    "hugepages-two-cells": spec(TWO_CELLS),
+    "shares": spec(FLAT, hypervisor="qemu", shares=SHARES),
+    "no-shares": spec(FLAT, hypervisor="qemu", shares=()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_whole_domain_is_as_committed(case: str) -> None:
+    path = GOLDEN / f"{case}.xml"
+    xml = render(CASES[case])
+    if os.environ.get("VHPC_REGENERATE"):
+        path.write_text(xml)
+    assert xml == path.read_text()
+
+
+def test_every_golden_file_has_a_case() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.xml")} == set(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.skipif(shutil.which("virt-xml-validate") is None, reason="libvirt-clients is not installed")
+def test_the_golden_files_match_libvirts_schema(case: str) -> None:
+    done = subprocess.run(
+        ["virt-xml-validate", str(GOLDEN / f"{case}.xml"), "domain"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_equal_specs_give_equal_bytes() -> None:
+    assert render(spec(FLAT)) == render(spec(FLAT))
+
+
+def test_guests_of_other_generations_and_indexes_have_other_uuids() -> None:
+    def uuid(value: DomainSpec) -> str | None:
+        return ET.fromstring(render(value)).findtext("uuid")
+
+    others = [
+        spec(FLAT),
+        spec(FLAT, generation=Generation(42, 1, "9f3ac1d2")),
+        spec(FLAT, generation=Generation(42, 0, "9f3ac1d3")),
+        spec(replace(FLAT, index=1)),
+    ]
+    assert len({uuid(value) for value in others}) == len(others)
+
+
+def test_nothing_that_needs_kvm_is_in_a_software_guest() -> None:
+    domain = ET.fromstring(render(CASES["tcg"]))
+    assert domain.get("type") == "qemu"
+    for path in ("features/kvm", "features/ioapic", "features/pmu", "cpu/cache", "cpu/maxphysaddr"):
+        assert domain.find(path) is None
+    assert {timer.get("name") for timer in domain.iterfind("clock/timer")} == {"rtc", "hpet"}
+    assert "invtsc" not in {feature.get("name") for feature in domain.iterfind("cpu/feature")}
+
+
+def test_amd_guests_alone_are_told_to_show_smt() -> None:
+    def features(case: str) -> set[str | None]:
+        return {feature.get("name") for feature in ET.fromstring(render(CASES[case])).iterfind("cpu/feature")}
+
+    assert "topoext" in features("kvm-amd-smt2")
+    assert "topoext" not in features("kvm-intel")
+
+
+def test_the_shared_root_is_never_given_to_one_guests_uid() -> None:
+    for value in CASES.values():
+        disk = ET.fromstring(render(value)).find("devices/disk")
+        assert disk is not None
+        label = disk.find("source/seclabel")
+        assert label is not None
+        assert label.get("relabel") == "no"
+        assert disk.find("readonly") is not None
+
+
+def test_libvirt_is_never_asked_to_run_a_share_daemon() -> None:
+    for value in CASES.values():
+        for source in ET.fromstring(render(value)).iterfind("devices/filesystem/source"):
+            assert set(source.attrib) == {"socket"}
+
+
+@pytest.mark.parametrize(
+    ("image", "result"),
+    [
+        ("", "console=ttyS0 panic=-1 quiet vhpc.root=/dev/vda vhpc.rootfstype=erofs"),
+        (
+            "quiet console=ttyS0 net.ifnames=0",
+            "quiet console=ttyS0 net.ifnames=0 panic=-1 vhpc.root=/dev/vda vhpc.rootfstype=erofs",
+        ),
+    ],
+)
+def test_the_kernel_command_line_is_the_images_and_what_every_guest_needs_once(
+    image: str, result: str
+) -> None:
+    assert kernel_cmdline(image, "erofs") == result
+
+
+HOSTILE = ["a'/><x y='", 'a"b', "<x/>", "a&b", "a\nb", "a,b=c", "a b", "a\0", "", "\u00e9", "../a", "a" * 300]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("field", ["kernel", "initrd", "root", "agent_socket", "console_log"])
+def test_hostile_paths_are_refused(field: str, text: str) -> None:
+    with pytest.raises(NodeError):
+        spec(FLAT, **{field: text})
+    if text and text != "a" * 300:
+        with pytest.raises(NodeError):
+            spec(FLAT, **{field: f"/run/{text}"})
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "-a", "UPPER"])
+def test_hostile_names_are_refused(text: str) -> None:
+    with pytest.raises(NodeError):
+        spec(FLAT, name=text)
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "a/b"])
+def test_hostile_share_tags_are_refused(text: str) -> None:
+    with pytest.raises(NodeError):
+        spec(FLAT, shares=(ShareSpec(text, f"{RUN}/fs.sock"),))
+
+
+def test_two_shares_with_one_tag_are_refused() -> None:
+    with pytest.raises(NodeError, match="same tag"):
+        spec(FLAT, shares=(SHARES[0], SHARES[0]))
+
+
+def test_a_socket_path_that_no_kernel_takes_is_refused_before_qemu_sees_it() -> None:
+    path = "/run/" + "a" * 102
+    assert spec(FLAT, agent_socket=path).agent_socket == path
+    with pytest.raises(NodeError, match="at most 107"):
+        spec(FLAT, agent_socket=path + "a")
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\0", "\u00e9", "a" * 1801])
+def test_a_kernel_command_line_that_is_not_plain_text_is_the_images_fault(text: str) -> None:
+    with pytest.raises(UserError):
+        spec(FLAT, cmdline=text)
+
+
+@pytest.mark.parametrize("ids", [{"uid": 0}, {"gid": 0}, {"uid": -1}])
+def test_qemu_never_runs_as_root(ids: dict[str, int]) -> None:
+    with pytest.raises(NodeError, match="root"):
+        spec(FLAT, **ids)
+
+
+def test_a_libvirt_older_than_the_oldest_supported_is_the_nodes_fault() -> None:
+    with pytest.raises(NodeError, match=r"libvirt 8\.10\.0 is too old"):
+        spec(FLAT, libvirt_version=8_010_000)
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=200))
+def test_any_printable_command_line_stays_text(cmdline: str) -> None:
+    domain = ET.fromstring(render(spec(FLAT, cmdline=cmdline)))
+    assert domain.findtext("os/cmdline") == kernel_cmdline(cmdline, "erofs")
+    assert len(domain.findall(".//*")) == len(ET.fromstring(render(spec(FLAT))).findall(".//*"))

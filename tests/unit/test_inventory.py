@@ -1,0 +1,257 @@
+"""The inventory of captured machines agrees with what hwloc's own tools read from the same trees."""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from vhpc_slurm.config import Config, Guests, Host
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import HostInventory
+from vhpc_slurm.node import inventory
+
+TREES = Path(__file__).parent.parent / "data" / "sysfs"
+NAMES = sorted(path.name.removesuffix(".hwloc") for path in TREES.glob("*.hwloc"))
+
+
+def unpack(name: str, where: Path) -> Path:
+    with tarfile.open(TREES / f"{name}.tar.bz2") as archive:
+        wanted = [
+            member
+            for member in archive
+            if re.search(r"/(proc|sys/devices/(cpu_\w+|system/(cpu|node)))/", member.name)
+            and not re.search(r"/node\d+/memory\d+", member.name)
+        ]
+        archive.extractall(where, wanted, filter="tar")
+    (tree,) = where.iterdir()
+    return tree
+
+
+def read(tree: Path) -> HostInventory:
+    config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
+    return inventory.read("n1", config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")
+
+
+class Hwloc:
+    """lstopo's text output: logical order of objects, with the CPUs of each."""
+
+    def __init__(self, name: str) -> None:
+        text = (TREES / f"{name}.hwloc").read_text()
+        self.cpus: dict[str, list[set[int]]] = defaultdict(list)
+        self.cells: dict[int, set[int]] = {}
+        self.memory: dict[int, str] = {}
+        self.order: list[int] = []
+        for kind, attributes, mask in re.findall(
+            r"^(\w+) L#\d+(?: \((.*)\))? cpuset=(\S+)$", text, re.MULTILINE
+        ):
+            cpus = self._cpus(mask)
+            self.cpus[kind].append(cpus)
+            if kind == "PU":
+                self.order.append(int(attributes.removeprefix("P#")))
+            if kind == "NUMANode":
+                number, size = attributes.removeprefix("P#").split()
+                self.cells[int(number)], self.memory[int(number)] = cpus, size
+        rows = re.findall(r"^ +(\d+)((?: +\d+)+)$", text, re.MULTILINE)
+        index = re.search(r"^ index((?: +\d+)+)$", text, re.MULTILINE)
+        columns = [int(cell) for cell in index[1].split()] if index else []
+        self.distances = {
+            int(cell): dict(zip(columns, map(int, row.split()), strict=True)) for cell, row in rows if columns
+        }
+
+    @staticmethod
+    def _cpus(mask: str) -> set[int]:
+        words = [int(word, 16) for word in mask.split(",")]
+        value = sum(word << 32 * place for place, word in enumerate(reversed(words)))
+        return {cpu for cpu in range(value.bit_length()) if value >> cpu & 1}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def machine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[HostInventory, Hwloc]:
+    name: str = request.param
+    return read(unpack(name, tmp_path_factory.mktemp("tree"))), Hwloc(name)
+
+
+def test_abstract_order_is_hwlocs_logical_order_of_pus(machine: tuple[HostInventory, Hwloc]) -> None:
+    host, truth = machine
+    assert host.abstract == tuple(truth.order)
+
+
+@pytest.mark.parametrize(("kind", "attribute"), [("Core", "core"), ("Package", "socket")])
+def test_cores_and_sockets_hold_the_same_cpus_as_hwlocs(
+    machine: tuple[HostInventory, Hwloc], kind: str, attribute: str
+) -> None:
+    host, truth = machine
+    groups: dict[int, set[int]] = defaultdict(set)
+    for cpu in host.cpus:
+        if cpu.online:
+            groups[getattr(cpu, attribute)].add(cpu.os_cpu)
+    assert [groups[number] for number in sorted(groups)] == truth.cpus[kind]
+
+
+def test_cells_have_the_cpus_and_the_memory_that_hwloc_sees(machine: tuple[HostInventory, Hwloc]) -> None:
+    host, truth = machine
+    assert {cell.cell: set(cell.cpus) for cell in host.cells} == truth.cells
+    for cell in host.cells:
+        size, unit = re.fullmatch(r"(\d+)(MB|GB)", truth.memory[cell.cell]).groups()  # type: ignore[union-attr]
+        step = {"MB": 1, "GB": 1024}[unit]
+        assert abs(cell.memory_mib - int(size) * step) <= step
+
+
+def test_distances_between_cells_are_those_of_hwlocs_latency_matrix(
+    machine: tuple[HostInventory, Hwloc],
+) -> None:
+    host, truth = machine
+    if truth.distances:
+        assert {cell.cell: dict(cell.distances) for cell in host.cells} == truth.distances
+    else:
+        assert [cell.distances for cell in host.cells] == [((host.cells[0].cell, 10),)]
+
+
+def test_offline_cpus_are_listed_but_not_counted(tmp_path: Path) -> None:
+    host = read(unpack("16em64t-4s2c2t-offlines", tmp_path))
+    assert [cpu.os_cpu for cpu in host.cpus if not cpu.online] == [2, 5, 13, 14]
+    assert len(host.abstract) == 12
+
+
+def test_a_cell_that_is_offline_is_absent(tmp_path: Path) -> None:
+    host = read(unpack("offline-cpu0-node0", tmp_path))
+    assert [cell.cell for cell in host.cells] == [1]
+
+
+def test_vendor_and_hugepages_come_from_the_tree(tmp_path: Path) -> None:
+    host = read(unpack("32intel64-2p8co2t+8ve", tmp_path))
+    assert host.cpu_vendor == "GenuineIntel"
+    assert [size for size, _, _ in host.cells[0].hugepages] == [2048, 1048576]
+
+
+def test_free_hugepages_are_read_beside_the_total(tmp_path: Path) -> None:
+    tree = unpack("32intel64-2p8co2t+8ve", tmp_path)
+    pool = tree / "sys/devices/system/node/node1/hugepages/hugepages-2048kB"
+    for name, pages in (("nr_hugepages", 512), ("free_hugepages", 500)):
+        (pool / name).chmod(0o644)
+        (pool / name).write_text(f"{pages}\n")
+    assert (2048, 512, 500) in read(tree).cells[1].hugepages
+
+
+def test_cores_numbered_across_numa_cells_follow_the_cells(tmp_path: Path) -> None:
+    """Sub-NUMA clustering: firmware that alternates CPU numbers between the cells of one package."""
+    tree = make_tree(tmp_path, package=[range(8)], cells=[[0, 1, 4, 5], [2, 3, 6, 7]])
+    assert read(tree).abstract == (0, 1, 4, 5, 2, 3, 6, 7)
+
+
+def test_l3_caches_order_cores_within_a_package(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, package=[range(4)], cells=[range(4)], l3=[[0, 2], [1, 3]])
+    assert read(tree).abstract == (0, 2, 1, 3)
+
+
+def test_a_cell_that_cuts_across_packages_does_not_reorder_them(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, package=[[0, 1], [2, 3]], cells=[[0, 2], [1, 3]])
+    assert read(tree).abstract == (0, 1, 2, 3)
+
+
+def test_efficiency_cores_are_not_counted_as_slurmd_does_not_count_them(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, package=[range(4)], cells=[range(4)])
+    for kind, cpus in (("core", "0-1"), ("atom", "2-3")):
+        folder = tree / f"sys/devices/cpu_{kind}"
+        folder.mkdir()
+        (folder / "cpus").write_text(cpus + "\n")
+    host = read(tree)
+    assert host.abstract == (0, 1)
+    assert len(host.cpus) == 4
+
+
+def test_a_kernel_without_numa_has_one_cell_with_all_memory(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, package=[range(2)], cells=[])
+    (tree / "proc/meminfo").write_text("MemTotal:        2097152 kB\n")
+    (cell,) = read(tree).cells
+    assert (cell.cell, cell.memory_mib, cell.cpus) == (0, 2048, (0, 1))
+
+
+def test_a_lone_cell_has_all_memory_even_where_its_own_count_lacks_some(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, package=[range(2)], cells=[range(2)])
+    (tree / "proc/meminfo").write_text("MemTotal:       25165824 kB\n")
+    assert read(tree).cells[0].memory_mib == 24576
+
+
+def test_a_tree_that_is_none_is_the_nodes_fault(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1024 kB\n")
+    with pytest.raises(NodeError, match="no online CPU"):
+        read(tmp_path)
+
+
+CPUINFO = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu vme {}\n"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "flag", "device", "kvm", "reason"),
+    [
+        ("auto", "svm", True, True, "has svm"),
+        ("auto", "vmx", True, True, "has vmx"),
+        ("auto", "", True, False, "neither svm nor vmx"),
+        ("auto", "svmx", True, False, "neither svm nor vmx"),
+        ("auto", "svm", False, False, "there is no"),
+        ("tcg", "svm", True, False, "accelerator = tcg"),
+        ("kvm", "", True, True, "accelerator = kvm"),
+    ],
+)
+def test_kvm_needs_a_device_that_opens_a_capable_cpu_and_the_sites_leave(
+    tmp_path: Path, accelerator: str, flag: str, device: bool, kvm: bool, reason: str
+) -> None:
+    path = Path(os.devnull) if device else tmp_path / "kvm"
+    usable, why = inventory.decide_kvm(accelerator, CPUINFO.format(flag), path)
+    assert usable is kvm
+    assert reason in why
+
+
+def test_a_site_that_insists_on_kvm_gets_an_error_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="there is no"):
+        inventory.decide_kvm("kvm", CPUINFO.format("svm"), tmp_path / "kvm")
+
+
+def make_tree(
+    root: Path,
+    *,
+    package: Sequence[Sequence[int]],
+    cells: Sequence[Sequence[int]],
+    l3: Sequence[Sequence[int]] = (),
+) -> Path:
+    """A sysfs tree of single-threaded cores, as Documentation/admin-guide/cputopology.rst describes it."""
+
+    def mask(cpus: Sequence[int]) -> str:
+        return f"{sum(1 << cpu for cpu in cpus):08x}\n"
+
+    count = sum(len(cpus) for cpus in package)
+    cpu_root = root / "sys/devices/system/cpu"
+    for cpu in range(count):
+        topology = cpu_root / f"cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "core_cpus").write_text(mask([cpu]))
+        (topology / "package_cpus").write_text(next(mask(p) for p in package if cpu in p))
+        for cache in [c for c in l3 if cpu in c]:
+            index = cpu_root / f"cpu{cpu}/cache/index3"
+            index.mkdir(parents=True)
+            (index / "level").write_text("3\n")
+            (index / "shared_cpu_map").write_text(mask(cache))
+    (cpu_root / "online").write_text(f"0-{count - 1}\n")
+    (cpu_root / "present").write_text(f"0-{count - 1}\n")
+    for number, cpus in enumerate(cells):
+        node = root / f"sys/devices/system/node/node{number}"
+        node.mkdir(parents=True)
+        (node / "cpumap").write_text(mask(cpus))
+        (node / "distance").write_text(
+            " ".join("10" if number == n else "20" for n in range(len(cells))) + "\n"
+        )
+        (node / "meminfo").write_text(f"Node {number} MemTotal:       8388608 kB\n")
+    (root / "proc").mkdir()
+    (root / "proc/cpuinfo").write_text(CPUINFO.format(""))
+    return root

@@ -1,0 +1,382 @@
+"""Parts of a node that need no guest: processes, locks, uids, images, state files, shares."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vhpc_slurm.config import Config, Shares, load
+from vhpc_slurm.errors import FabricError, NodeError, UserError
+from vhpc_slurm.model import Blob, Generation, ImageIdentity, ImageManifest, ImageRef
+from vhpc_slurm.node import console, images, joblock, outbox, process, shares, statefile, uids
+from vhpc_slurm.node.accounts import Account
+from vhpc_slurm.node.layout import Layout
+
+GENERATION = "42.0.0123abcd"
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="changes uids: run as root")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    paths = {"state": str(tmp_path / "state"), "run": str(tmp_path / "run"), "log": str(tmp_path / "log")}
+    raw = {
+        "paths": paths,
+        "images": {"catalog": str(tmp_path / "catalog"), "store": str(tmp_path / "store")},
+        "guests": {"uid_base": 4_100_000, "uid_count": 3},
+    }
+    return Layout(msgspec.convert(raw, Config))
+
+
+def account(home: str = "/home/alice") -> Account:
+    return Account("alice", 2001, 2001, "", home, "/bin/bash", (("alice", 2001),))
+
+
+# --- processes ---------------------------------------------------------------
+
+
+@needs_root
+def test_a_spawned_process_has_only_the_users_rights_and_its_own_session(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    who = process.Credentials(2001, 2002, (2002, 2003))
+    ref = process.spawn(
+        ["/bin/sh", "-c", "cat /proc/self/status; ls -l /proc/self/fd; ps -o sid= $$; exec sleep 30"],
+        who=who,
+        generation=GENERATION,
+        log=log,
+    )
+    try:
+        deadline = time.monotonic() + 5
+        while "CapBnd" not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        status = dict(line.split(":\t", 1) for line in log.read_text().splitlines() if ":\t" in line)
+        assert status["Uid"].split() == ["2001"] * 4
+        assert status["Gid"].split() == ["2002"] * 4
+        assert status["Groups"].split() == ["2002", "2003"]
+        assert {status[c] for c in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+        assert status["NoNewPrivs"] == "1"
+        assert os.getsid(ref.pid) == ref.pid
+        assert [r for r, _ in process.marked(GENERATION)] == [ref]
+    finally:
+        process.end(ref)
+    assert not process.alive(ref)
+    assert list(process.marked(GENERATION)) == []
+
+
+@needs_root
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    who = process.Credentials(2001, 2001)
+    ref = process.spawn(
+        ["/bin/sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"],
+        who=who,
+        generation=GENERATION,
+        log=tmp_path / "log",
+    )
+    deadline = time.monotonic() + 5
+    while "up" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.end(ref, grace_s=0.2)
+    assert not process.alive(ref)
+
+
+def test_a_reused_pid_is_not_ended() -> None:
+    child = subprocess.Popen(["sleep", "30"])
+    try:
+        started = process.start_time(child.pid)
+        assert started is not None
+        process.end(process.ProcessRef(child.pid, started - 1))
+        assert child.poll() is None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_ending_a_process_that_is_gone_is_done_already() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    process.end(process.ProcessRef(child.pid, 1))
+
+
+def test_a_program_that_is_not_installed_leaves_its_error_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    who = process.Credentials(os.getuid(), os.getgid())
+    ref = process.spawn(["/nowhere/virtiofsd"], who=who, generation=GENERATION, log=log)
+    assert process.wait_gone(ref, 5)
+    assert "/nowhere/virtiofsd" in process.tail(log)
+
+
+# --- locks and tombstones ----------------------------------------------------
+
+
+def test_an_epilog_ends_the_prolog_that_holds_the_lock(layout: Layout) -> None:
+    code = f"""
+import time, msgspec
+from vhpc_slurm.config import Config
+from vhpc_slurm.node import joblock
+from vhpc_slurm.node.layout import Layout
+layout = Layout(msgspec.json.decode({msgspec.json.encode(layout.config).decode()!r}, type=Config))
+with joblock.held(layout, 42, timeout_s=1):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    prolog = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert prolog.stdout is not None
+    assert prolog.stdout.readline() == "held\n"
+    assert joblock.busy(layout, 42)
+    with (
+        pytest.raises(NodeError, match=f"held by process {prolog.pid}"),
+        joblock.held(layout, 42, timeout_s=0.1),
+    ):
+        pass
+    with joblock.held(layout, 42, timeout_s=5, end_holder=True):
+        assert process.start_time(prolog.pid) is None
+    prolog.wait(5)
+    assert not joblock.busy(layout, 42)
+
+
+def test_a_tombstone_is_of_one_incarnation(layout: Layout) -> None:
+    joblock.bury(layout, 42, 0)
+    assert joblock.buried(layout, 42, 0)
+    assert not joblock.buried(layout, 42, 1)
+    joblock.sweep(layout, older_than_s=3600)
+    assert joblock.buried(layout, 42, 0)
+    joblock.sweep(layout, older_than_s=-1)
+    assert not joblock.buried(layout, 42, 0)
+
+
+# --- uids --------------------------------------------------------------------
+
+
+def test_uids_are_claimed_once_and_the_range_ends(layout: Layout) -> None:
+    announced: list[int] = []
+    for _ in range(3):
+        uids.claim(layout, GENERATION, announced.append)
+    assert announced == [4_100_000, 4_100_001, 4_100_002]
+    with pytest.raises(NodeError, match="uid_count"):
+        uids.claim(layout, GENERATION, announced.append)
+    uids.release(layout, 4_100_001, GENERATION)
+    assert uids.claim(layout, "43.0.0123abcd", announced.append) == 4_100_001
+
+
+def test_a_claim_of_another_generation_is_not_released(layout: Layout) -> None:
+    uid = uids.claim(layout, GENERATION, lambda _: None)
+    uids.release(layout, uid, "43.0.0123abcd")
+    assert list(uids.claims(layout)) == [(uid, GENERATION)]
+
+
+@needs_root
+def test_a_uid_with_a_living_process_is_not_handed_out_and_its_release_ends_it(
+    layout: Layout, tmp_path: Path
+) -> None:
+    uid = uids.claim(layout, GENERATION, lambda _: None)
+    ref = process.spawn(
+        ["/bin/sleep", "60"], who=process.Credentials(uid, 65534), generation=GENERATION, log=tmp_path / "log"
+    )
+    (layout.uids / str(uid)).unlink()  # as after a loss of /run
+    deadline = time.monotonic() + 5
+    while not list(process.of_uid(uid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert uids.claim(layout, GENERATION, lambda _: None) == uid + 1
+    (layout.uids / str(uid)).write_text(GENERATION)
+    uids.release(layout, uid, GENERATION)
+    assert not process.alive(ref)
+
+
+# --- state file --------------------------------------------------------------
+
+
+def test_control_characters_cannot_forge_a_line_of_the_state_file(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    statefile.write(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"})
+    assert path.read_text() == "version=1\nmessage=bad status=ready  [31m\nstatus=failed\n"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert statefile.read(path)["status"] == "failed"
+
+
+def test_a_very_long_message_is_cut_at_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    statefile.write(path, {"message": "ü" * 5000})
+    assert statefile.read(path)["message"] == "ü" * 2000
+
+
+# --- images ------------------------------------------------------------------
+
+
+def publish(layout: Layout, *, damage: str = "") -> ImageIdentity:
+    folder = Path(layout.config.images.catalog) / "blobs" / "sha256"
+    folder.mkdir(parents=True)
+    blobs = []
+    for name in ("vmlinuz", "initrd", "root.erofs"):
+        data = name.encode() * 1000
+        digest = hashlib.sha256(data).hexdigest()
+        if damage != "absent:" + name:
+            flip = damage == "flip:" + name
+            (folder / digest).write_bytes(
+                data[:-1] + b"!" if flip else data + b"x" * (damage == "longer:" + name)
+            )
+        blobs.append(Blob(name, digest, len(data)))
+    manifest = ImageManifest(
+        1, "tiny", "1", "x86_64", *blobs, "erofs", "agent", "", 64, "bios", ("virtio_blk",), "0.1.0"
+    )
+    return ImageIdentity(ImageRef("tiny", "1"), "sha256:" + "0" * 64, manifest)
+
+
+def test_a_staged_image_has_the_bytes_its_digests_say(layout: Layout) -> None:
+    image = publish(layout)
+    staged = images.stage(layout, image)
+    for path, blob in ((staged.kernel, image.manifest.kernel), (staged.root, image.manifest.root)):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == blob.sha256
+        assert path.stat().st_mode & 0o777 == 0o644
+    inode = staged.root.stat().st_ino
+    assert images.stage(layout, image).root.stat().st_ino == inode, "a second staging copies nothing"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("flip:root.erofs", "root.erofs has sha256"),
+        ("longer:initrd", "initrd has sha256"),
+        ("absent:vmlinuz", "vmlinuz is not in the catalogue"),
+    ],
+)
+def test_a_broken_image_is_the_users_error_and_leaves_nothing(layout: Layout, damage: str, said: str) -> None:
+    image = publish(layout, damage=damage)
+    with pytest.raises(UserError, match=said):
+        images.stage(layout, image)
+    store = Path(layout.config.images.store) / "blobs" / "sha256"
+    assert not list(store.glob("*.part"))
+    bad = {
+        "root.erofs": image.manifest.root,
+        "initrd": image.manifest.initrd,
+        "vmlinuz": image.manifest.kernel,
+    }
+    assert not (store / bad[damage.split(":")[1]].sha256).exists()
+
+
+def test_pins_come_and_go(layout: Layout) -> None:
+    digest = "sha256:" + "ab" * 32
+    images.pin(layout, digest, GENERATION)
+    assert list(images.pins(layout)) == [(digest, GENERATION)]
+    images.unpin(layout, digest, GENERATION)
+    images.unpin(layout, digest, GENERATION)
+    assert list(images.pins(layout)) == []
+
+
+# --- shares ------------------------------------------------------------------
+
+
+def test_home_and_site_paths_are_shared_outermost_first() -> None:
+    config = Shares(site=("/scratch", "/sw"), read_only=("/sw",))
+    found, notes = shares.wanted(config, account(), "/data/run7")
+    assert [(s.path, s.why, s.read_only) for s in found] == [
+        ("/scratch", "site", False),
+        ("/sw", "site", True),
+        ("/home/alice", "home", False),
+        ("/data/run7", "workdir", False),
+    ]
+    assert notes == []
+
+
+@pytest.mark.parametrize("work_dir", ["/home/alice", "/home/alice/run/../x", "/scratch/alice"])
+def test_a_working_directory_inside_another_share_is_not_shared_again(work_dir: str) -> None:
+    found, _ = shares.wanted(Shares(site=("/scratch",)), account(), work_dir)
+    assert [s.why for s in found] == ["site", "home"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/usr/src", "/etc", "/tmp", "/home", "/home/alice/../../etc", "relative", "/proc/1"]
+)
+def test_the_guests_own_system_is_never_mounted_over(path: str) -> None:
+    found, notes = shares.wanted(Shares(home=False), account(), path)
+    assert found == []
+    assert len(notes) == 1
+
+
+@needs_root
+def test_a_folder_the_user_may_not_enter_is_not_reachable(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents:
+        if parent != Path("/") and str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    (tmp_path / "his").mkdir()
+    os.chown(tmp_path / "his", 2001, 2001)
+    (tmp_path / "roots").mkdir(mode=0o700)
+    assert shares.reachable(shares.Share("t", str(tmp_path / "his"), False, "home"), account(), 5)
+    assert not shares.reachable(shares.Share("t", str(tmp_path / "roots"), False, "home"), account(), 5)
+    assert not shares.reachable(shares.Share("t", str(tmp_path / "none"), False, "home"), account(), 5)
+
+
+# --- console -----------------------------------------------------------------
+
+
+def test_the_line_that_tells_of_the_death_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_bytes(b"\r\n[ 1.0] Kernel panic - not syncing: VFS\r\n[ 1.1] Call Trace:\r\n[ 1.2] end\r\n")
+    assert console.last_words(path) == "Kernel panic - not syncing: VFS"
+    path.write_bytes(b"one\r\ntwo \x1b[2J\r\n\r\n")
+    assert console.last_words(path) == "two ?[2J"
+    path.write_bytes(b"")
+    assert console.last_words(path) == "it wrote nothing to its console"
+
+
+@needs_root
+def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
+    for parent in [tmp_path, *tmp_path.parents]:
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 2001, 2001)
+    log = tmp_path / "console.log"
+    log.write_text("x" * 3000)
+    victim = tmp_path / "victim"
+    victim.write_text("root's")
+    (home / "evil").symlink_to(victim)
+    assert console.hand_over(log, str(home / "out"), account(), 1)
+    assert (home / "out").stat().st_uid == 2001
+    assert (home / "out").stat().st_size == 1024
+    assert not console.hand_over(log, str(home / "evil"), account(), 1)
+    assert victim.read_text() == "root's"
+
+
+# --- outbox ------------------------------------------------------------------
+
+
+def test_an_acknowledgement_waits_until_it_is_sent(tmp_path: Path) -> None:
+    acks = [outbox.Acknowledgement(Generation(n, 0, "0123abcd"), "n1", clean=True) for n in (1, 2)]
+    for ack in acks:
+        outbox.put(tmp_path, ack)
+
+    def refuse(_: outbox.Acknowledgement) -> None:
+        raise FabricError("vhpcd cannot be reached")
+
+    assert outbox.flush(tmp_path, refuse) == 2
+    sent: list[outbox.Acknowledgement] = []
+    assert outbox.flush(tmp_path, sent.append) == 0
+    assert sent == acks
+    assert outbox.pending(tmp_path) == []
+
+
+# --- configuration -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[guests]\ncolour = 'red'\n", "colour"),
+        ("[controller]\nport = 'many'\n", "port"),
+        ("[controller]\nport = 70000\n", "port"),
+        ("[guests\n", "vhpc.toml"),
+    ],
+)
+def test_a_bad_configuration_is_refused_and_says_where(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "vhpc.toml"
+    path.write_text(text)
+    with pytest.raises(NodeError, match=said):
+        load(path)

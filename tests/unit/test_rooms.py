@@ -1,0 +1,145 @@
+"""Rooms of the package know only rooms below them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "python" / "vhpc_slurm"
+
+# From the top.  Rooms of one floor do not know each other.
+FLOORS = (
+    {"cli"},
+    {"hooks"},
+    {"controller", "node"},
+    {"fabric", "slurm", "placement", "domain"},
+    {"config", "catalog", "model", "cpulist", "munge"},
+    {"errors"},
+)
+# Modules of the ground floors that stand on one another, lowest last.
+GROUND = ("catalog", "munge", "config", "model", "cpulist", "errors")
+LIBVIRT_CALLER = "node/guest.py"
+PURE = {"placement", "domain"}
+IMPURE = {
+    "os",
+    "subprocess",
+    "socket",
+    "time",
+    "random",
+    "shutil",
+    "threading",
+    "libvirt",
+    "sqlite3",
+    "pathlib",
+}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0].removesuffix(".py")
+
+
+def floor(name: str) -> int:
+    (number,) = (number for number, rooms in enumerate(FLOORS) if name in rooms)
+    return number
+
+
+def imports(source: str, package: tuple[str, ...]) -> set[str]:
+    """Dotted names that a module of ``package`` imports, at any depth of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{origin}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    package = ("vhpc_slurm", *path.relative_to(PACKAGE).parts[:-1])
+    return imports(path.read_text(encoding="utf-8"), package)
+
+
+def rooms_known(names: set[str]) -> set[str]:
+    """Rooms among the imported names; the package's own version belongs to none."""
+    known = {name.split(".")[1] for name in names if name.startswith("vhpc_slurm.")}
+    return known - {"__version__"}
+
+
+def complaints(name: str, known: set[str]) -> list[str]:
+    """What is wrong with a room that knows these rooms."""
+    wrong = []
+    for other in sorted(known - {name}):
+        if floor(other) < floor(name):
+            wrong.append(f"{name} knows {other}, which is above it")
+        elif floor(other) == floor(name) and not (
+            name in GROUND and other in GROUND and GROUND.index(name) < GROUND.index(other)
+        ):
+            wrong.append(f"{name} knows {other}, which is on its own floor")
+    return wrong
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_downwards_only(path: Path) -> None:
+    if path.parent == PACKAGE and path.name == "__init__.py":
+        assert not rooms_known(imported(path)), "the package itself imports nothing of its rooms"
+    else:
+        assert complaints(room(path), rooms_known(imported(path))) == []
+
+
+def test_every_module_has_a_floor() -> None:
+    rooms = {room(path) for path in modules()} - {"__init__", "__main__"}
+    assert rooms - set().union(*FLOORS) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "count"),
+    [
+        ("node", {"hooks"}, 1),
+        ("node", {"controller"}, 1),
+        ("domain", {"placement", "model", "errors"}, 1),
+        ("model", {"config"}, 1),
+        ("errors", {"model"}, 1),
+        ("config", {"model", "errors"}, 0),
+        ("hooks", {"controller", "node", "placement", "model"}, 0),
+    ],
+)
+def test_the_rule_itself_catches_what_it_should(name: str, known: set[str], count: int) -> None:
+    assert len(complaints(name, known)) == count
+
+
+def test_imports_hidden_in_functions_and_relative_ones_are_seen() -> None:
+    lines = (
+        "def f():",
+        "    import vhpc_slurm.hooks.prolog",
+        "from ..controller.client import ask",
+        "from . import guest",
+    )
+    source = "\n".join(lines)
+    assert rooms_known(imports(source, ("vhpc_slurm", "node"))) == {"hooks", "controller", "node"}
+
+
+def test_only_one_module_calls_libvirt() -> None:
+    callers = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        if any(name.split(".")[0] == "libvirt" for name in imported(path))
+    }
+    assert callers <= {LIBVIRT_CALLER}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules() if room(path) in PURE],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_planning_and_rendering_touch_nothing_outside(path: Path) -> None:
+    assert {name.split(".")[0] for name in imported(path)} & IMPURE == set()

@@ -1,0 +1,1 @@
+"""Builds guest images from recipes.  Standard library only: it runs on a bare build host."""

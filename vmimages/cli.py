@@ -1,0 +1,202 @@
+"""The command line of vmimages/build: recipe in, image in a catalogue out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from vmimages import recipe as recipes
+from vmimages.errors import BuildError
+from vmimages.host import Step, say
+from vmimages.initrd import initrd, program, version
+from vmimages.recipe import Recipe
+from vmimages.rootfs import Base, base
+from vmimages.store import Published, publish
+
+SCHEMA = 1
+MACHINE = "x86_64"
+EPILOG = """\
+Needs mmdebstrap, erofs-utils and zstd.  As root it builds in place, as an
+ordinary user in a user namespace (package uidmap, and a range in /etc/subuid).
+The result is the same bytes for the same recipe, packages and programs; only
+the manifest's "created" is of the moment, and fixed by SOURCE_DATE_EPOCH.
+
+Environment:
+  VHPC_MIRROR, VHPC_SECURITY_MIRROR   default of --mirror and --security-mirror
+  VHPC_IMAGE_CACHE                    default of --cache
+  SOURCE_DATE_EPOCH                   the manifest's "created", seconds since 1970
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line, parsed."""
+
+    recipe: Path
+    output: Path
+    agent: Path | None
+    init: Path | None
+    tag: str | None
+    cache: Path
+    mirror: str | None
+    security_mirror: str | None
+    refresh: bool
+    as_json: bool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build one image; exit status 0, 1 when it failed, 2 for a wrong command line."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    options = _parse(argv)
+    started = time.monotonic()
+    try:
+        result = _build(options)
+    except BuildError as err:
+        print(f"vmimages/build: {err}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("vmimages/build: interrupted, nothing published", file=sys.stderr)
+        return 130
+    result["seconds"] = round(time.monotonic() - started, 1)
+    if options.as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print(f"{result['image']} {result['digest']}")
+    return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parse(argv: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="vmimages/build",
+        description="Build a guest image from a recipe and publish it in a catalogue.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("recipe", type=Path, help="recipe, such as vmimages/recipes/debian-minimal.toml")
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="catalogue to publish in; created when absent",
+    )
+    add("--agent", type=Path, metavar="PATH", help="static vhpc-agent (default: the one built or installed)")
+    add("--init", type=Path, metavar="PATH", help="static vhpc-init (default: the one built or installed)")
+    add("--tag", help="tag to publish under (default: the recipe's)")
+    add(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        default=_default_cache(),
+        help="finished bases (default: %(default)s)",
+    )
+    add(
+        "--mirror",
+        default=os.environ.get("VHPC_MIRROR"),
+        metavar="URL",
+        help="Debian mirror, not the recipe's",
+    )
+    add(
+        "--security-mirror",
+        default=os.environ.get("VHPC_SECURITY_MIRROR"),
+        metavar="URL",
+        help="mirror of Debian's security updates, not the recipe's",
+    )
+    add("--refresh", action="store_true", help="install anew, with the packages of today")
+    add("--json", action="store_true", dest="as_json", help="print the result as JSON")
+    return Options(**vars(parser.parse_args(argv)))
+
+
+def _default_cache() -> Path:
+    if named := os.environ.get("VHPC_IMAGE_CACHE"):
+        return Path(named)
+    if os.geteuid() == 0:
+        return Path("/var/cache/vhpc/images")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vhpc/images"
+
+
+def _build(options: Options) -> dict[str, Any]:
+    recipe = _recipe(options)
+    init = program("vhpc-init", options.init)
+    agent = program("vhpc-agent", options.agent)
+    agent_version = version(agent)
+    made = base(recipe, options.cache.absolute(), refresh=options.refresh)
+    if made.cached:
+        say(f"root and kernel {made.kernel_release} are in the cache")
+    with Step(f"publishing in {options.output}"):
+        blobs: dict[str, Path | bytes] = {
+            "kernel": made.kernel,
+            "initrd": initrd(made, init, agent, recipe.root.source_date_epoch),
+            "root": made.root,
+        }
+        published = publish(options.output, _manifest(recipe, agent_version), blobs)
+    return _result(recipe, made, published, blobs)
+
+
+def _recipe(options: Options) -> Recipe:
+    recipe = recipes.load(options.recipe)
+    image, debian = recipe.image, recipe.debian
+    if options.tag is not None:
+        if not recipes.TAG.fullmatch(options.tag):
+            raise BuildError(
+                f"--tag={options.tag} is no tag", "letters, digits, '.', '_' and '-' are possible"
+            )
+        image = replace(image, tag=options.tag)
+    debian = replace(
+        debian,
+        mirror=options.mirror or debian.mirror,
+        security_mirror=options.security_mirror or debian.security_mirror,
+    )
+    return replace(recipe, image=image, debian=debian)
+
+
+def _manifest(recipe: Recipe, agent_version: str) -> dict[str, Any]:
+    image = recipe.image
+    words = [recipe.kernel.cmdline, "" if image.init == "agent" else f"vhpc.init={image.init}"]
+    now = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    return {
+        "schema": SCHEMA,
+        "name": image.name,
+        "tag": image.tag,
+        "arch": MACHINE,
+        "root_format": recipe.root.format,
+        "init": image.init,
+        "cmdline": " ".join(" ".join(words).split()),
+        "min_memory_mib": image.min_memory_mib,
+        "firmware": image.firmware,
+        "drivers": list(image.drivers),
+        "agent_version": agent_version,
+        "description": image.description,
+        "created": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "signature": None,
+    }
+
+
+def _result(
+    recipe: Recipe, made: Base, published: Published, blobs: dict[str, Path | bytes]
+) -> dict[str, Any]:
+    sizes = {k: len(v) if isinstance(v, bytes) else v.stat().st_size for k, v in blobs.items()}
+    return {
+        "image": f"{recipe.image.name}:{recipe.image.tag}",
+        "digest": published.digest,
+        "changed": published.changed,
+        "base_cached": made.cached,
+        "kernel_release": made.kernel_release,
+        "bytes": sizes,
+        "packages": str(made.packages),
+    }

@@ -1,0 +1,50 @@
+"""As much of ELF (64-bit, little endian) as an image build must look at."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+PT_INTERP = 3
+PT_NOTE = 4
+EM_X86_64 = 62
+# xen/interface/elfnote.h: entry point of a PVH boot, what QEMU wants of an ELF kernel.
+XEN_ELFNOTE_PHYS32_ENTRY = 18
+
+
+def _program_headers(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """(type, file offset, file size) of each program header; ValueError when data is no such ELF file."""
+    if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
+        raise ValueError("it is no 64-bit ELF file")
+    if struct.unpack_from("<H", data, 18)[0] != EM_X86_64:
+        raise ValueError("it is for another machine than x86-64")
+    (table,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    if size < 56 or table + size * count > len(data):
+        raise ValueError("its program headers are cut off")
+    for index in range(count):
+        kind, _flags, offset, _virtual, _physical, length = struct.unpack_from(
+            "<IIQQQQ", data, table + index * size
+        )
+        yield kind, offset, length
+
+
+def check_static(data: bytes) -> None:
+    """Check that a program is a static one for x86-64; ValueError says what it is instead."""
+    if any(kind == PT_INTERP for kind, _offset, _length in _program_headers(data)):
+        raise ValueError("it is linked dynamically, and an initrd has no libraries")
+
+
+def has_pvh_entry(data: bytes) -> bool:
+    """Whether an ELF kernel can be started directly by QEMU; ValueError when it is no ELF file."""
+    for kind, offset, length in _program_headers(data):
+        if kind != PT_NOTE:
+            continue
+        at, end = offset, min(offset + length, len(data))
+        while at + 12 <= end:
+            name_size, value_size, note = struct.unpack_from("<III", data, at)
+            name = data[at + 12 : at + 12 + name_size]
+            if note == XEN_ELFNOTE_PHYS32_ENTRY and name.rstrip(b"\0") == b"Xen":
+                return True
+            at += 12 + (name_size + 3) // 4 * 4 + (value_size + 3) // 4 * 4
+    return False

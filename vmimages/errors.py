@@ -1,0 +1,21 @@
+"""What can go wrong in a build."""
+
+from __future__ import annotations
+
+
+class BuildError(Exception):
+    """A build that cannot go on: what failed, why, and what to do about it."""
+
+    def __init__(self, what: str, why: str = "", cure: str = "") -> None:
+        super().__init__(what, why, cure)
+        self.what = what
+        self.why = why
+        self.cure = cure
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.why:
+            text += f": {self.why}"
+        if self.cure:
+            text += f" ({self.cure})"
+        return text

@@ -1,0 +1,125 @@
+"""The build host: its tools, running them, and telling the reader what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vmimages.errors import BuildError
+
+# Tool -> Debian package that has it.
+PACKAGES = {
+    "lz4": "lz4",
+    "mmdebstrap": "mmdebstrap",
+    "mkfs.erofs": "erofs-utils",
+    "zstd": "zstd",
+    "newuidmap": "uidmap",
+}
+# sbin is not in an ordinary user's PATH on Debian, and mkfs.erofs may be there.
+SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+TAIL_LINES = 20
+
+
+def need(*tools: str) -> None:
+    """Check that tools are there.
+
+    Raises:
+        BuildError: names every one that is missing, and the packages to install.
+    """
+    missing = [tool for tool in tools if shutil.which(tool, path=SEARCH) is None]
+    if missing:
+        packages = " ".join(sorted({PACKAGES[tool] for tool in missing}))
+        raise BuildError(f"not installed: {', '.join(missing)}", cure=f"apt-get install {packages}")
+
+
+def say(text: str) -> None:
+    """One line of progress on stderr."""
+    print(f"image: {text}", file=sys.stderr, flush=True)
+
+
+class Step:
+    """``with Step("what is being done"):`` says what is done, and how long it took."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.start = 0.0
+
+    def __enter__(self) -> Step:
+        self.start = time.monotonic()
+        say(f"{self.text} …")
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            say(f"{self.text}: {time.monotonic() - self.start:.1f} s")
+
+
+def environment(epoch: int) -> dict[str, str]:
+    """What tools see of the build host's environment: proxies and PATH, nothing that changes their output."""
+    kept = {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")}
+    return kept | {"PATH": SEARCH, "LC_ALL": "C.UTF-8", "TZ": "UTC", "SOURCE_DATE_EPOCH": str(epoch)}
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], log: Path, relay: re.Pattern[str] | None = None) -> None:
+    """Run a tool with its output in a log file.
+
+    Args:
+        argv: the command.
+        env: its whole environment.
+        log: where stdout and stderr go, appended.
+        relay: what its first group finds in a line is progress, shown as it comes.
+
+    Raises:
+        BuildError: it failed; carries the end of what it said.
+    """
+    with log.open("ab") as out:
+        try:
+            child = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as err:
+            raise BuildError(f"cannot run {argv[0]}", err.strerror or str(err)) from err
+        with child:
+            assert child.stdout is not None
+            try:
+                for line in child.stdout:
+                    out.write(line)
+                    if relay and (match := relay.match(line.decode(errors="replace"))):
+                        say(f"  {match[1]}")
+            except BaseException:
+                child.terminate()  # interrupted: leaving "with" waits for it, and it has mounts to undo
+                raise
+    if child.returncode != 0:
+        lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        raise BuildError(
+            f"{argv[0]} failed with exit status {child.returncode}", "it said:\n    " + "\n    ".join(lines)
+        )
+
+
+def output(argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60) -> bytes:
+    """Run a tool as a filter and return its stdout; BuildError when it fails."""
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            timeout=timeout_s,
+            check=True,
+            env={"PATH": SEARCH, "LC_ALL": "C"},
+        )
+    except subprocess.CalledProcessError as err:
+        why = (err.stderr or b"").decode(errors="replace").strip() or f"exit status {err.returncode}"
+        raise BuildError(f"{argv[0]} failed", why) from err
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise BuildError(f"cannot run {argv[0]}", str(err)) from err
+    return done.stdout

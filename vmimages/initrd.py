@@ -1,0 +1,68 @@
+"""The initrd: vhpc-init, the guest agent, and the few kernel modules before the root.
+
+It is not compressed: it is small, and unpacking costs more than reading it
+when the guest's processor is emulated.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from vmimages import elf
+from vmimages.errors import BuildError
+from vmimages.host import output
+from vmimages.newc import Archive
+from vmimages.rootfs import Base
+
+VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?(?:[-+~][\w.]+)?\b", re.ASCII)
+SOURCE_TREE = Path(__file__).resolve().parent.parent
+# Where the build leaves them, then where they are installed.
+PLACES = {
+    "vhpc-init": (SOURCE_TREE / "build/guest/init/vhpc-init", Path("/usr/libexec/vhpc/vhpc-init")),
+    "vhpc-agent": (SOURCE_TREE / "build/guest/vhpc-agent", Path("/usr/libexec/vhpc/vhpc-agent")),
+}
+
+
+def program(name: str, given: Path | None) -> Path:
+    """The program to put into the initrd: the one given, or the one found.
+
+    Raises:
+        BuildError: there is none, or it is not a static x86-64 program.
+    """
+    path = given or next((place for place in PLACES[name] if place.exists()), None)
+    option = "--" + name.removeprefix("vhpc-")
+    if path is None:
+        places = ", ".join(str(place) for place in PLACES[name])
+        raise BuildError(f"{name} is not built", f"looked at {places}", f"run make, or name it with {option}")
+    path = path.absolute()  # it is run, and a bare name would be looked up in PATH
+    try:
+        elf.check_static(path.read_bytes())
+    except OSError as err:
+        raise BuildError(f"cannot read {name}", str(err)) from err
+    except ValueError as err:
+        raise BuildError(f"{path} cannot be {name}", str(err)) from err
+    if not os.access(path, os.X_OK):
+        raise BuildError(f"{path} is not executable")
+    return path
+
+
+def version(path: Path) -> str:
+    """What a program calls its version; BuildError when it does not say."""
+    said = output([str(path), "--version"], timeout_s=10).decode(errors="replace")
+    match = VERSION.search(said)
+    if match is None:
+        raise BuildError(f"{path} --version names no version", said[:80].strip())
+    return match[0]
+
+
+def initrd(base: Base, init: Path, agent: Path, epoch: int) -> bytes:
+    """The initrd's bytes: a function of the modules, the two programs and the epoch only."""
+    archive = Archive(mtime=epoch)
+    archive.character_device("dev/console", 5, 1)
+    archive.file("init", init.read_bytes(), 0o755)
+    archive.file("vhpc-agent", agent.read_bytes(), 0o755)
+    for path in base.modules.iterdir():
+        archive.file(f"modules/{path.name}", path.read_bytes())
+    return archive.to_bytes()

@@ -1,0 +1,156 @@
+"""Kernel modules for an initrd: which ones, in which order, uncompressed.
+
+Reads what depmod(8) wrote (modules.dep, modules.softdep, modules.alias,
+modules.builtin) the way modprobe(8) does, so that vhpc-init needs neither.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import lzma
+import re
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from vmimages.errors import BuildError
+from vmimages.host import need, output
+
+SUFFIX = re.compile(r"\.ko(\.(xz|zst|gz))?$")
+
+
+def canonical(name: str) -> str:
+    """A module's name as the kernel spells it: '-' and '_' are one character."""
+    return name.replace("-", "_")
+
+
+def _stem(path: str) -> str:
+    return canonical(SUFFIX.sub("", PurePosixPath(path).name))
+
+
+@dataclass(frozen=True)
+class LoadStep:
+    """A module to load; an optional one (a soft dependency, such as a driver for some CPUs) may fail."""
+
+    path: Path
+    optional: bool
+
+
+@dataclass
+class ModuleTree:
+    """``/lib/modules/RELEASE`` of one kernel."""
+
+    folder: Path
+    _files: dict[str, str] = field(default_factory=dict)
+    _needs: dict[str, list[str]] = field(default_factory=dict)
+    _pre: dict[str, list[str]] = field(default_factory=dict)
+    _post: dict[str, list[str]] = field(default_factory=dict)
+    _builtin: set[str] = field(default_factory=set)
+    _aliases: list[tuple[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> ModuleTree:
+        """Read depmod's tables; BuildError when they are not there."""
+        tree = cls(folder)
+        for line in tree._lines("modules.dep", required=True):
+            path, _, needs = line.partition(":")
+            tree._files[_stem(path)] = path
+            # depmod lists the direct and indirect ones so that the last is to be loaded first.
+            tree._needs[_stem(path)] = [_stem(p) for p in reversed(needs.split())]
+        tree._builtin = {_stem(line) for line in tree._lines("modules.builtin", required=False)}
+        for line in tree._lines("modules.softdep", required=False):
+            tree._read_softdep(line.split())
+        for line in tree._lines("modules.alias", required=False):
+            words = line.split()
+            if len(words) == 3 and words[0] == "alias":
+                tree._aliases.append((canonical(words[1]), canonical(words[2])))
+        return tree
+
+    def has(self, name: str) -> bool:
+        """Whether the kernel has a module or a built-in part of that name."""
+        return canonical(name) in self._files or canonical(name) in self._builtin
+
+    def load_order(self, names: tuple[str, ...]) -> list[LoadStep]:
+        """The named modules and all they need, each after what it needs.
+
+        Raises:
+            BuildError: the kernel has no such module.
+        """
+        order: dict[str, bool] = {}
+        for name in names:
+            if not self.has(name):
+                raise BuildError(
+                    f"kernel {self.folder.name} has no module {name}",
+                    cure="correct kernel.modules of the recipe",
+                )
+            self._add(canonical(name), order, ())
+        return [LoadStep(self.folder / self._files[name], optional) for name, optional in order.items()]
+
+    def _add(
+        self, name: str, order: dict[str, bool], above: tuple[str, ...], *, optional: bool = False
+    ) -> None:
+        """Add a module to ``order``, which maps a name to whether it may fail."""
+        if name in above or name not in self._files:
+            return  # a circle of soft dependencies, or built in
+        if name in order and (optional or not order[name]):
+            return  # there, and needed as much as we need it
+        for soft in self._pre.get(name, ()):
+            self._add_soft(soft, order, (*above, name))
+        for needed in self._needs[name]:
+            self._add(needed, order, (*above, name), optional=optional)
+        order[name] = optional
+        for soft in self._post.get(name, ()):
+            self._add_soft(soft, order, (*above, name))
+
+    def _add_soft(self, name: str, order: dict[str, bool], above: tuple[str, ...]) -> None:
+        """Add a soft dependency: a module or an alias, which may not exist and may fail to load."""
+        if self.has(name):
+            self._add(name, order, above, optional=True)
+            return
+        for pattern, module in self._aliases:
+            if fnmatch.fnmatchcase(name, pattern):
+                self._add(module, order, above, optional=True)
+
+    def _read_softdep(self, words: list[str]) -> None:
+        if len(words) < 2 or words[0] != "softdep":
+            return
+        target: list[str] = []
+        for word in words[2:]:
+            if word == "pre:":
+                target = self._pre.setdefault(canonical(words[1]), [])
+            elif word == "post:":
+                target = self._post.setdefault(canonical(words[1]), [])
+            else:
+                target.append(canonical(word))
+
+    def _lines(self, name: str, *, required: bool) -> list[str]:
+        try:
+            lines = (self.folder / name).read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            if required:
+                raise BuildError(f"{self.folder} has no {name}", "depmod did not run") from None
+            return []
+        return [line for line in lines if line and not line.startswith("#")]
+
+
+def file_name(path: Path) -> str:
+    """Name of a module's uncompressed file."""
+    return SUFFIX.sub(".ko", path.name)
+
+
+def load_list(steps: list[LoadStep]) -> str:
+    """Text of the initrd's ``/modules/load``: a file name per line, after a '-' when it is optional."""
+    return "".join(f"{'-' if step.optional else ''}{file_name(step.path)}\n" for step in steps)
+
+
+def read_module(path: Path) -> bytes:
+    """A module's bytes, uncompressed: the kernel of Debian 12 cannot decompress modules itself."""
+    raw = path.read_bytes()
+    if path.suffix == ".xz":
+        return lzma.decompress(raw)
+    if path.suffix == ".gz":
+        return gzip.decompress(raw)
+    if path.suffix == ".zst":
+        need("zstd")
+        return output(["zstd", "-dc"], stdin=raw)
+    return raw

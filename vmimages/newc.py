@@ -1,0 +1,102 @@
+"""A writer of initramfs archives: cpio in the "newc" format.
+
+Format: Linux Documentation/driver-api/early-userspace/buffer-format.rst.
+The same entries in any order give the same bytes: they are sorted, inode
+numbers are counted, and there is one timestamp.  Device nodes need no
+privilege here, which they would in a directory for the cpio tool.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+ALIGN = 4
+# The kernel unpacks from a page boundary; QEMU and boot loaders also pad to one.
+PAD_ARCHIVE = 512
+SIZE_MAX = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class _Entry:
+    mode: int
+    data: bytes = b""
+    device: tuple[int, int] = (0, 0)
+
+
+@dataclass
+class Archive:
+    """An archive being filled; all in it belongs to root and has the timestamp ``mtime`` (s since 1970)."""
+
+    mtime: int = 0
+    _entries: dict[str, _Entry] = field(default_factory=dict)
+
+    def directory(self, path: str, mode: int = 0o755) -> None:
+        """Add a directory and those above it; nothing happens when it is there."""
+        name = _name(path)
+        for parent in reversed(PurePosixPath(name).parents):
+            if str(parent) != ".":
+                self._entries.setdefault(str(parent), _Entry(stat.S_IFDIR | 0o755))
+        self._entries.setdefault(name, _Entry(stat.S_IFDIR | mode))
+
+    def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Add a regular file and the directories above it.  ValueError: it is there, or of 4 GiB or more."""
+        if len(data) > SIZE_MAX:
+            raise ValueError(f"{path}: newc holds no file of {len(data)} bytes")
+        self._add(path, _Entry(stat.S_IFREG | mode, data))
+
+    def character_device(self, path: str, major: int, minor: int, mode: int = 0o600) -> None:
+        """Add a character device node."""
+        self._add(path, _Entry(stat.S_IFCHR | mode, device=(major, minor)))
+
+    def to_bytes(self) -> bytes:
+        """The archive."""
+        out = bytearray()
+        for number, name in enumerate(sorted(self._entries), start=1):
+            out += _record(name, self._entries[name], number, self.mtime)
+        out += _record("TRAILER!!!", _Entry(0), 0, 0)
+        return bytes(_padded(out, PAD_ARCHIVE))
+
+    def _add(self, path: str, entry: _Entry) -> None:
+        name = _name(path)
+        if name in self._entries:
+            raise ValueError(f"{path} is in the archive twice")
+        parent = str(PurePosixPath(name).parent)
+        if parent != ".":
+            self.directory(parent)
+        self._entries[name] = entry
+
+
+def _name(path: str) -> str:
+    """Paths as an initramfs has them: relative, no dots, no NUL."""
+    parts = PurePosixPath(path.lstrip("/")).parts
+    if not parts or ".." in parts or "\0" in path:
+        raise ValueError(f"{path!r} is no path within an archive")
+    return "/".join(parts)
+
+
+def _record(name: str, entry: _Entry, inode: int, mtime: int) -> bytes:
+    raw_name = name.encode() + b"\0"
+    links = 2 if stat.S_ISDIR(entry.mode) else 1
+    numbers = (
+        inode,
+        entry.mode,
+        0,  # uid
+        0,  # gid
+        links,
+        mtime,
+        len(entry.data),
+        0,  # major and minor of the archive's own device
+        0,
+        *entry.device,
+        len(raw_name),
+        0,  # checksum, unused in newc
+    )
+    head = b"070701" + "".join(f"{number:08X}" for number in numbers).encode()
+    return bytes(_padded(bytearray(head + raw_name), ALIGN)) + bytes(_padded(bytearray(entry.data), ALIGN))
+
+
+def _padded(data: bytearray, to: int) -> bytearray:
+    data += b"\0" * (-len(data) % to)
+    return data

@@ -1,0 +1,193 @@
+"""Recipes: what an image is made of, as TOML.
+
+A recipe has the tables ``image``, ``debian``, ``kernel`` and ``root``; each is
+one class below, and an unknown key or a wrong type is an error.
+``docs/image-format.md`` explains the keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+import typing
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vmimages.errors import BuildError
+
+# The same as in vhpc_slurm.model, which a bare build host cannot import.
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
+MODULE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+# Raise it when a base built by an older builder must not be taken from the cache.
+BASE_FORMAT = 3
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTable:
+    """``[image]``: what the manifest says about it."""
+
+    name: str
+    tag: str = "latest"
+    description: str = ""
+    min_memory_mib: int
+    firmware: str = "bios"
+    init: str = "agent"
+    drivers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebianTable:
+    """``[debian]``: where its files come from."""
+
+    suite: str
+    mirror: str = "http://deb.debian.org/debian"
+    security_mirror: str = "http://deb.debian.org/debian-security"
+    components: tuple[str, ...] = ("main",)
+    packages: tuple[str, ...] = ()
+    exclude_paths: tuple[str, ...] = ()
+    include_paths: tuple[str, ...] = ()
+
+    def sources(self) -> list[str]:
+        """Lines of sources.list."""
+        parts = " ".join(self.components)
+        return [
+            f"deb {self.mirror} {self.suite} {parts}",
+            f"deb {self.mirror} {self.suite}-updates {parts}",
+            f"deb {self.security_mirror} {self.suite}-security {parts}",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTable:
+    """``[kernel]``: what boots it."""
+
+    package: str
+    format: str = "vmlinux"
+    cmdline: str = ""
+    modules: tuple[str, ...] = ()
+    modules_in_root: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootTable:
+    """``[root]``: how the root file system is written."""
+
+    format: str = "erofs"
+    compression: str = "lz4hc"
+    uuid: str
+    source_date_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole recipe."""
+
+    image: ImageTable
+    debian: DebianTable
+    kernel: KernelTable
+    root: RootTable
+
+    def base_key(self) -> str:
+        """Stands for all that a base (root, kernel, modules) is made from: equal keys, equal base."""
+        parts = dataclasses.asdict(self)
+        parts["image"] = self.image.drivers  # the base is checked to have them
+        del parts["kernel"]["cmdline"]
+        text = json.dumps([BASE_FORMAT, parts, FINISH_SCRIPT.read_text()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+FINISH_SCRIPT = Path(__file__).with_name("finish.sh")
+
+
+def load(path: Path) -> Recipe:
+    """Read and check a recipe.
+
+    Raises:
+        BuildError: unreadable, no TOML, or not a recipe; names the key.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+        raise BuildError(f"cannot read recipe {path}", str(err)) from err
+    try:
+        recipe = _convert(raw, Recipe, "")
+        _check(recipe)
+    except ValueError as err:
+        raise BuildError(f"{path} is no recipe", str(err), "see docs/image-format.md") from err
+    return recipe
+
+
+def _convert(raw: Any, kind: type[T], where: str) -> T:
+    """A TOML table as a dataclass; ValueError with the key's name."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where.rstrip('.')} must be a table")
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(raw) - set(fields))
+    if unknown:
+        raise ValueError(f"unknown key {where}{unknown[0]}")
+    for name, item in fields.items():
+        if item.default is dataclasses.MISSING and name not in raw:
+            raise ValueError(f"{where}{name} is missing")
+    return kind(**{name: _value(value, hints[name], where + name) for name, value in raw.items()})
+
+
+def _value(value: Any, kind: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _convert(value, typing.cast(type[Any], kind), where + ".")
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ValueError(f"{where} must be a list of strings")
+        return tuple(value)
+    if type(value) is not kind:
+        raise ValueError(f"{where} must be of type {kind.__name__}")
+    return value
+
+
+def _check(recipe: Recipe) -> None:
+    image, debian, kernel, root = recipe.image, recipe.debian, recipe.kernel, recipe.root
+    rules = (
+        (NAME.fullmatch(image.name), f"image.name {image.name!r} has a character it may not have"),
+        (TAG.fullmatch(image.tag), f"image.tag {image.tag!r} has a character it may not have"),
+        (image.min_memory_mib > 0, "image.min_memory_mib must be above 0"),
+        (image.firmware in {"bios", "uefi"}, "image.firmware must be bios or uefi"),
+        (image.init == "agent" or image.init.startswith("/"), "image.init must be agent or an absolute path"),
+        (kernel.format in {"vmlinux", "bzImage"}, "kernel.format must be vmlinux or bzImage"),
+        (
+            image.firmware == "bios" or kernel.format == "bzImage",
+            'image.firmware = "uefi" needs kernel.format = "bzImage": UEFI does not load an ELF kernel',
+        ),
+        ("vhpc.init=" not in kernel.cmdline, "kernel.cmdline may not say vhpc.init=: image.init does"),
+        (root.format == "erofs", "root.format must be erofs"),
+        (root.compression in {"none", "lz4", "lz4hc"}, "root.compression must be none, lz4 or lz4hc"),
+        (_is_uuid(root.uuid), f"root.uuid {root.uuid!r} is no UUID"),
+        (root.source_date_epoch >= 0, "root.source_date_epoch must not be negative"),
+    )
+    for holds, message in rules:
+        if not holds:
+            raise ValueError(message)
+    for what, pattern, names in (
+        ("debian.packages", PACKAGE, debian.packages),
+        ("kernel.package", PACKAGE, (kernel.package,)),
+        ("debian.suite", NAME, (debian.suite,)),
+        ("kernel.modules", MODULE, kernel.modules),
+        ("image.drivers", MODULE, image.drivers),
+    ):
+        for name in names:
+            if not pattern.fullmatch(name):
+                raise ValueError(f"{what}: {name!r} is not a possible name")
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,207 @@
+"""The base of an image: root file system and kernel, from Debian packages, cached by what goes into it.
+
+mmdebstrap does the installing (as root, or in a user namespace), finish.sh
+runs in the new root, and mkfs.erofs writes it out.  What comes of a recipe is
+kept under its key, so that the next build of the same recipe is immediate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmimages import kernel
+from vmimages.errors import BuildError
+from vmimages.host import SEARCH, Step, environment, need, run
+from vmimages.modules import ModuleTree, file_name, load_list, read_module
+from vmimages.recipe import FINISH_SCRIPT, Recipe
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+ARCHITECTURE = "amd64"
+# The lines of mmdebstrap that tell a reader something.
+PROGRESS = re.compile(r"I: ((?:downloading|extracting|installing) .*)\.\.\.")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A finished base in the cache."""
+
+    folder: Path
+    kernel_release: str
+    cached: bool
+
+    @property
+    def root(self) -> Path:
+        """The root file system."""
+        return self.folder / "root.erofs"
+
+    @property
+    def kernel(self) -> Path:
+        """The kernel, in the recipe's format."""
+        return self.folder / "kernel"
+
+    @property
+    def packages(self) -> Path:
+        """Text: name, version and architecture of each installed package."""
+        return self.folder / "packages"
+
+    @property
+    def modules(self) -> Path:
+        """Folder: what the initrd has in ``/modules``, uncompressed modules and their order in ``load``."""
+        return self.folder / "modules"
+
+
+def base(recipe: Recipe, cache: Path, *, refresh: bool = False) -> Base:
+    """The base of a recipe: from the cache, or built into it.
+
+    Args:
+        recipe: the recipe.
+        cache: cache folder; created when absent.
+        refresh: build even when the cache has it (packages may be newer).
+
+    Raises:
+        BuildError: a tool is missing or failed, or the recipe does not fit the suite.
+    """
+    key = recipe.base_key()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _lock(cache / f"{key}.lock"):
+            final = cache / key
+            if not refresh and (found := _load(final, cached=True)):
+                return found
+            _need_tools()
+            with _work_folder(cache) as work:
+                _build(recipe, work)
+                _replace(work / "base", final)
+            built = _load(final, cached=False)
+    except OSError as err:
+        raise BuildError(f"cannot use the cache {cache}", str(err), "name another one with --cache") from err
+    assert built is not None
+    return built
+
+
+def _load(folder: Path, *, cached: bool) -> Base | None:
+    try:
+        about = json.loads((folder / "base.json").read_text())
+    except FileNotFoundError:
+        return None
+    return Base(folder, about["kernel_release"], cached)
+
+
+def _build(recipe: Recipe, work: Path) -> None:
+    tree, out = work / "tree", work / "base"
+    (out / "modules").mkdir(parents=True)
+    with Step(f"installing Debian {recipe.debian.suite} from {recipe.debian.mirror}"):
+        _install(recipe, tree, work / "log")
+    with Step(f"writing {recipe.root.format}"):
+        _write_root(recipe, tree, out / "root.erofs", work / "log")
+    own = tree / ".vhpc"
+    release = (own / "release").read_text().strip()
+    modules = ModuleTree.read(tree / "usr/lib/modules" / release)
+    for driver in recipe.image.drivers:
+        if not modules.has(driver):
+            raise BuildError(
+                f"kernel {release} has no driver {driver}", cure="correct image.drivers of the recipe"
+            )
+    steps = modules.load_order(recipe.kernel.modules)
+    for step in steps:
+        (out / "modules" / file_name(step.path)).write_bytes(read_module(step.path))
+    (out / "modules" / "load").write_text(load_list(steps))
+    image = (own / "vmlinuz").read_bytes()
+    (out / "kernel").write_bytes(kernel.vmlinux(image) if recipe.kernel.format == "vmlinux" else image)
+    shutil.copyfile(own / "packages", out / "packages")
+    (out / "base.json").write_text(json.dumps({"kernel_release": release}))
+
+
+def _install(recipe: Recipe, tree: Path, log: Path) -> None:
+    debian = recipe.debian
+    argv = [
+        "mmdebstrap",
+        f"--mode={_mode()}",
+        "--format=directory",
+        "--variant=minbase",
+        f"--architectures={ARCHITECTURE}",
+        f"--keyring={KEYRING}",
+        "--include=" + ",".join(sorted({"kmod", *debian.packages})),
+        '--aptopt=Acquire::Languages "none"',
+        "--aptopt=Acquire::Retries 3",
+        '--aptopt=APT::Install-Recommends "false"',
+        *(f"--dpkgopt=path-exclude={path}" for path in debian.exclude_paths),
+        *(f"--dpkgopt=path-include={path}" for path in debian.include_paths),
+        '--customize-hook=mkdir -p "$1/.vhpc"',
+        f"--customize-hook=upload {FINISH_SCRIPT} /.vhpc/finish.sh",
+        f'--customize-hook=chroot "$1" sh /.vhpc/finish.sh {recipe.kernel.package}',
+        debian.suite,
+        str(tree),
+        *debian.sources(),
+    ]
+    run(argv, environment(recipe.root.source_date_epoch), log, relay=PROGRESS)
+
+
+def _write_root(recipe: Recipe, tree: Path, target: Path, log: Path) -> None:
+    """Write the root file system, with the ownership that it has in the namespace which made it."""
+    inner = tree / ".vhpc" / "root.erofs"
+    argv = ["mkfs.erofs", "--quiet", f"-T{recipe.root.source_date_epoch}", f"-U{recipe.root.uuid}"]
+    if recipe.root.compression != "none":
+        argv += [f"-z{recipe.root.compression}", "-C65536"]
+    # The kernel fills /dev; mmdebstrap makes nodes there when it may, which would show who built.
+    argv += ["--exclude-path=.vhpc", "--exclude-regex=^dev/.+"]
+    if not recipe.kernel.modules_in_root:
+        argv.append("--exclude-path=usr/lib/modules")
+    run([*_namespace(), *argv, str(inner), str(tree)], environment(recipe.root.source_date_epoch), log)
+    shutil.copyfile(inner, target)
+
+
+def _need_tools() -> None:
+    """Find out at once what would be missing after a minute."""
+    need("mmdebstrap", "mkfs.erofs", "zstd", *(() if os.geteuid() == 0 else ("newuidmap",)))
+    if not KEYRING.exists():
+        raise BuildError(f"{KEYRING} is missing", cure="apt-get install debian-archive-keyring")
+
+
+def _mode() -> str:
+    return "root" if os.geteuid() == 0 else "unshare"
+
+
+def _namespace() -> list[str]:
+    return [] if os.geteuid() == 0 else ["mmdebstrap", "--unshare-helper"]
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One build per recipe at a time; the second finds the first one's result."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _work_folder(cache: Path) -> Iterator[Path]:
+    """A folder beside the results, removed whatever happens."""
+    work = Path(tempfile.mkdtemp(prefix=".work-", dir=cache))
+    try:
+        work.chmod(0o755)  # the namespace's root is another user and must get through
+        yield work
+    finally:
+        # rm, not shutil: the tree belongs to the namespace's users, and no mount in it may be followed.
+        remove = ["rm", "-rf", "--one-file-system", str(work / "tree")]
+        # What it cannot remove is the empty folder, where that is the user's own and not the namespace's.
+        subprocess.run([*_namespace(), *remove], env={"PATH": SEARCH}, check=False, stderr=subprocess.DEVNULL)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _replace(new: Path, final: Path) -> None:
+    """Put a finished folder in place of an older one."""
+    if final.exists():
+        old = new.parent / "old"
+        final.rename(old)
+    new.rename(final)

@@ -1,0 +1,138 @@
+"""Writes images into a catalogue; vhpc_slurm.catalog reads them.
+
+Layout and manifest: docs/image-format.md.  Blobs come first and the name last,
+each by rename, so that a reader sees the image before or the image after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmimages.errors import BuildError
+
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a name means now; ``changed`` says whether it meant something else before."""
+
+    digest: str
+    changed: bool
+
+
+def publish(catalog: Path, manifest: dict[str, Any], blobs: dict[str, Path | bytes]) -> Published:
+    """Put an image into a catalogue.
+
+    Args:
+        catalog: the folder; created when absent.
+        manifest: fields of the manifest, without those named in ``blobs``.
+        blobs: manifest field (kernel, initrd, root) -> the blob's bytes, or the file that has them.
+
+    When the name's image differs in ``created`` only, it stays.
+
+    Raises:
+        BuildError: the catalogue cannot be written; the name means what it meant before.
+    """
+    try:
+        for part in ("blobs/sha256", "manifests/sha256", f"names/{manifest['name']}"):
+            (catalog / part).mkdir(parents=True, exist_ok=True)
+        with _lock(catalog):
+            full = manifest | {field: _blob(catalog, field, data) for field, data in blobs.items()}
+            name = catalog / "names" / manifest["name"] / manifest["tag"]
+            before = _current(catalog, name)
+            if before is not None and before[1] | {"created": ""} == full | {"created": ""}:
+                return Published(before[0], changed=False)
+            text = (json.dumps(full, indent=2, sort_keys=True) + "\n").encode()
+            digest = hashlib.sha256(text).hexdigest()
+            _write(catalog / "manifests/sha256" / f"{digest}.json", text)
+            _write(name, f"sha256:{digest}\n".encode())
+    except OSError as err:
+        raise BuildError(f"cannot publish in {catalog}", str(err)) from err
+    return Published(f"sha256:{digest}", changed=True)
+
+
+def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
+    """Digest and manifest of what the name means; None when it means nothing sound."""
+    try:
+        digest = name.read_text().strip()
+        raw = (catalog / "manifests/sha256" / (digest.removeprefix("sha256:") + ".json")).read_bytes()
+        manifest = json.loads(raw)
+    except (FileNotFoundError, ValueError):
+        return None
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest or not isinstance(manifest, dict):
+        return None
+    return digest, manifest
+
+
+def _blob(catalog: Path, field: str, data: Path | bytes) -> dict[str, Any]:
+    """Have a blob in the catalogue; the manifest's entry for it."""
+    folder = catalog / "blobs/sha256"
+    with _new_file(folder) as (path, fd):
+        digest, size = hashlib.sha256(), 0
+        for chunk in _chunks(data):
+            digest.update(chunk)
+            size += len(chunk)
+            _write_all(fd, chunk)
+        os.fsync(fd)
+        # Renamed even when it is there: an older copy may be damaged, and this one is known to be good.
+        path.rename(folder / digest.hexdigest())
+    file = data.name if isinstance(data, Path) else field
+    return {"file": file, "sha256": digest.hexdigest(), "size": size}
+
+
+def _chunks(data: Path | bytes) -> Iterator[bytes]:
+    if isinstance(data, bytes):
+        yield data
+        return
+    with data.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def _write(final: Path, text: bytes) -> None:
+    """Write a small file at once or not at all."""
+    with _new_file(final.parent) as (path, fd):
+        _write_all(fd, text)
+        os.fsync(fd)
+        path.rename(final)
+    folder = os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def _new_file(folder: Path) -> Iterator[tuple[Path, int]]:
+    """A world-readable file under a hidden name, removed unless it was renamed."""
+    fd, name = tempfile.mkstemp(prefix=".new-", dir=folder)
+    path = Path(name)
+    try:
+        os.fchmod(fd, 0o644)
+        yield path, fd
+    finally:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(catalog: Path) -> Iterator[None]:
+    with (catalog / ".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
