@@ -98,7 +98,8 @@ void callers_sweep(struct agent *a);
 /* system.c, port.c */
 void system_mount_all(void);
 _Noreturn void system_poweroff(void);
-/* Open the agent's virtio-serial port, waiting for it and for the host; -EINTR when we are to stop. */
+/* Open the agent's virtio-serial port, waiting for it and for the host; -EINTR when we are to stop.
+ */
 int port_open(struct agent *a, const char *path);
 
 /* command.c: this binary under another name */

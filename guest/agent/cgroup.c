@@ -170,7 +170,8 @@ void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader)
         if (write_text(path, "1") == 0)
             return;
     }
-    /* Without cgroup.kill (Linux < 5.14): again while there is somebody, for what forks meanwhile. */
+    /* Without cgroup.kill (Linux < 5.14): again while there is somebody, for what forks meanwhile.
+     */
     for (int i = 0; i < KILL_ROUNDS && kill_by_search(session, leader); i++)
         ;
 }

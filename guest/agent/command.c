@@ -26,7 +26,6 @@ _Noreturn void command_main(int argc, char **argv, const char *name)
         exit(1);
     }
     front = (struct front){.spec = &spec, .timeout_ms = TIMEOUT_MS};
-    struct front_result result =
-        front_run(&front, socket != NULL ? socket : VHPC_CALL_SOCKET);
+    struct front_result result = front_run(&front, socket != NULL ? socket : VHPC_CALL_SOCKET);
     front_exit_as(&result, name);
 }

@@ -86,11 +86,8 @@ static bool may_read(struct chan *c)
 int host_open(struct agent *a, int fd, bool port)
 {
     chan_release(&a->host); /* of an earlier host */
-    a->host = (struct chan){.port = port,
-                            .on_frame = on_frame,
-                            .on_close = on_close,
-                            .may_read = may_read,
-                            .owner = a};
+    a->host = (struct chan){
+        .port = port, .on_frame = on_frame, .on_close = on_close, .may_read = may_read, .owner = a};
     int rc = fd_prepare(fd);
     if (rc == 0)
         rc = chan_open(&a->host, &a->loop, fd);

@@ -161,9 +161,12 @@ static int run(struct agent *a, const char *port, int fd)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"port", required_argument, NULL, 'p'},  {"fd", required_argument, NULL, 'f'},
-        {"call-socket", required_argument, NULL, 's'}, {"no-system", no_argument, NULL, 'n'},
-        {"help", no_argument, NULL, 'h'},        {"version", no_argument, NULL, 'V'},
+        {"port", required_argument, NULL, 'p'},
+        {"fd", required_argument, NULL, 'f'},
+        {"call-socket", required_argument, NULL, 's'},
+        {"no-system", no_argument, NULL, 'n'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0},
     };
     static struct agent agent = {.system = true, .call_socket = VHPC_CALL_SOCKET};

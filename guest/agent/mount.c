@@ -39,8 +39,9 @@ static bool is_forbidden(const char *path)
 static bool is_tag(const char *tag)
 {
     /* 36 bytes is what the device's configuration space holds (VIRTIO 1.2, section 5.11.4). */
-    return tag[0] != '\0' && strlen(tag) <= 36 && strspn(tag,
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == strlen(tag);
+    return tag[0] != '\0' && strlen(tag) <= 36 &&
+           strspn(tag, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+               strlen(tag);
 }
 
 /* Absolute, no empty, "." or ".." parts, no control characters. */
@@ -103,11 +104,10 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
         rc = -errno;
     if (rc == 0 && is_forbidden(real))
         rc = -EINVAL; /* a symbolic link of the image leads there */
-    if (rc == 0 && mount(tag, real, "virtiofs",
-                         MS_NOSUID | MS_NODEV | (read_only ? MS_RDONLY : 0), NULL) < 0)
+    if (rc == 0 &&
+        mount(tag, real, "virtiofs", MS_NOSUID | MS_NODEV | (read_only ? MS_RDONLY : 0), NULL) < 0)
         rc = -errno;
     if (rc < 0)
-        (void)snprintf(text, size, "cannot mount share %s on %.200s: %s", tag, path,
-                       strerror(-rc));
+        (void)snprintf(text, size, "cannot mount share %s on %.200s: %s", tag, path, strerror(-rc));
     return rc;
 }

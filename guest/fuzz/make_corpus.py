@@ -16,18 +16,27 @@ SIGNAL, WINSIZE, EXIT, ERROR, CLOSE, PING, PONG = range(9, 16)
 MORE, READER = 1, 2
 
 
-def frame(kind: int, payload: bytes = b"", *, fd: int = 0, flags: int = 0, session: int = 1, call: int = 0) -> bytes:
+def frame(
+    kind: int, payload: bytes = b"", *, fd: int = 0, flags: int = 0, session: int = 1, call: int = 0
+) -> bytes:
+    """One frame, header and payload."""
     return struct.pack("<IBBHII", len(payload), kind, fd, flags, session, call) + payload
 
 
 def field(tag: int, value: int | bytes) -> bytes:
+    """One field of a structured payload."""
     data = struct.pack("<I", value) if isinstance(value, int) else value
     return struct.pack("<HHI", tag, 0, len(data)) + data
 
 
 def exec_fields(*more: bytes) -> bytes:
+    """The least an EXEC holds, and more."""
     return (
-        field(16, bytes([0, 1, 1, 2, 2, 2])) + field(17, 0) + field(18, 0) + field(20, b"true") + b"".join(more)
+        field(16, bytes([0, 1, 1, 2, 2, 2]))
+        + field(17, 0)
+        + field(18, 0)
+        + field(20, b"true")
+        + b"".join(more)
     )
 
 
@@ -62,7 +71,8 @@ FROM_HOST = {
     "exec-parts": frame(EXEC, exec_fields(), flags=MORE) + frame(EXEC, field(21, b"A=B")),
     "exec-tty": frame(EXEC, exec_fields(TTY)) + frame(WINSIZE, struct.pack("<HHHH", 1, 2, 3, 4)),
     "exec-limits": frame(
-        EXEC, exec_fields(field(24, struct.pack("<IQQ", 7, 1024, 2**64 - 1)), field(25, 5), field(19, bytes(8)))
+        EXEC,
+        exec_fields(field(24, struct.pack("<IQQ", 7, 1024, 2**64 - 1)), field(25, 5), field(19, bytes(8))),
     ),
     "exec-script": frame(EXEC, exec_fields(field(28, b"/x/y"), field(29, b"#!/bin/sh\n"))),
     "exec-two-uids": frame(EXEC, exec_fields(field(17, 0))),
@@ -83,7 +93,9 @@ FROM_HOST = {
         + field(59, b"Europe/Berlin")
         + field(60, b"srun"),
     ),
-    "mount": frame(REQUEST, field(48, 2) + field(49, 2) + field(61, b"home") + field(62, b"/home/alice") + field(63, 1)),
+    "mount": frame(
+        REQUEST, field(48, 2) + field(49, 2) + field(61, b"home") + field(62, b"/home/alice") + field(63, 1)
+    ),
     "info": frame(REQUEST, field(48, 5) + field(49, 3)),
     "request-parts": frame(REQUEST, field(48, 5), flags=MORE) + frame(REQUEST, field(49, 3)),
     "call-late": frame(EXEC, exec_fields()) + frame(STARTED, call=1),

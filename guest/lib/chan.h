@@ -17,9 +17,9 @@
 #include "loop.h"
 
 enum {
-    CHAN_HIGH = 512 << 10,      /* producers pause while more than this is queued */
-    CHAN_READ = 256 << 10,      /* bytes read per turn, so that connections take turns */
-    CHAN_OUT_LIMIT = 64 << 20,  /* default of out_limit */
+    CHAN_HIGH = 512 << 10,     /* producers pause while more than this is queued */
+    CHAN_READ = 256 << 10,     /* bytes read per turn, so that connections take turns */
+    CHAN_OUT_LIMIT = 64 << 20, /* default of out_limit */
 };
 
 struct chan {
@@ -28,9 +28,9 @@ struct chan {
     struct buf in;
     struct buf out;
     size_t out_limit;
-    bool port;   /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
+    bool port; /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
     bool closed;
-    bool finishing; /* close once everything queued has gone out */
+    bool finishing;  /* close once everything queued has gone out */
     const char *why; /* reason given by the one who set the last error */
     /* <0 (-errno) closes the connection with that error. */
     int (*on_frame)(struct chan *, const struct frame *);

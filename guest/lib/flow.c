@@ -25,8 +25,8 @@ static enum flow_verdict begin_exec(struct flow *f, const struct frame *frame)
         return broken(f, "EXEC has a malformed fd list");
     for (uint32_t i = 0; i < fds.len; i += 2) {
         uint8_t fd = fds.data[i], dir = fds.data[i + 1];
-        if (fd >= VHPC_FDS_MAX || dir < VHPC_FD_IN || dir > VHPC_FD_BOTH ||
-            f->lane[fd][0].open || f->lane[fd][1].open)
+        if (fd >= VHPC_FDS_MAX || dir < VHPC_FD_IN || dir > VHPC_FD_BOTH || f->lane[fd][0].open ||
+            f->lane[fd][1].open)
             return broken(f, "EXEC has a malformed fd list");
         if (dir & VHPC_FD_IN)
             f->lane[fd][FLOW_INITIATOR] = (struct flow_lane){.open = true, .credit = VHPC_WINDOW};
@@ -87,7 +87,8 @@ static enum flow_verdict check_eof(struct flow *f, enum flow_side from, const st
     return FLOW_PASS;
 }
 
-static enum flow_verdict check_credit(struct flow *f, enum flow_side from, const struct frame *frame)
+static enum flow_verdict check_credit(struct flow *f, enum flow_side from,
+                                      const struct frame *frame)
 {
     struct flow_lane *lane = &f->lane[frame->fd][1 - from];
     if (!lane->open || frame->length != 4)

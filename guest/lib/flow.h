@@ -42,8 +42,8 @@ struct flow_lane {
 
 struct flow {
     enum flow_phase phase;
-    uint32_t exec_len; /* bytes of EXEC so far */
-    uint32_t uid;      /* TAG_UID of the EXEC */
+    uint32_t exec_len;                      /* bytes of EXEC so far */
+    uint32_t uid;                           /* TAG_UID of the EXEC */
     struct flow_lane lane[VHPC_FDS_MAX][2]; /* [fd][sending side] */
     const char *why;
 };

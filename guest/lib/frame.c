@@ -33,8 +33,8 @@ int frame_unpack(const uint8_t in[VHPC_HEADER], struct frame *f)
 const char *frame_name(uint8_t type)
 {
     static const char *const name[] = {
-        "?",    "HELLO",  "REQUEST", "REPLY",   "EXEC", "STARTED", "DATA",  "EOF",
-        "CREDIT", "SIGNAL", "WINSIZE", "EXIT",    "ERROR", "CLOSE",   "PING", "PONG",
+        "?",      "HELLO",  "REQUEST", "REPLY", "EXEC",  "STARTED", "DATA", "EOF",
+        "CREDIT", "SIGNAL", "WINSIZE", "EXIT",  "ERROR", "CLOSE",   "PING", "PONG",
     };
     return type <= VHPC_TYPE_LAST ? name[type] : name[0];
 }

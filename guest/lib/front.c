@@ -15,8 +15,8 @@
 
 enum { TICK_MS = 200 };
 
-static const int relayed[] = {SIGHUP,  SIGINT,  SIGQUIT, SIGABRT, SIGUSR1,   SIGUSR2, SIGALRM,
-                              SIGTERM, SIGCONT, SIGTSTP, SIGTTIN, SIGURG,    SIGXCPU, SIGVTALRM,
+static const int relayed[] = {SIGHUP,  SIGINT,  SIGQUIT, SIGABRT, SIGUSR1,  SIGUSR2, SIGALRM,
+                              SIGTERM, SIGCONT, SIGTSTP, SIGTTIN, SIGURG,   SIGXCPU, SIGVTALRM,
                               SIGPROF, SIGIO,   SIGPWR,  SIGSYS,  SIGSTKFLT};
 
 static void end(struct front *f, enum front_end how, int value, const char *text)

@@ -32,7 +32,7 @@ struct front {
     int timeout_ms; /* longest wait for the other side's HELLO and for STARTED's EXEC to be taken */
     /* Frames of host calls (call > 0); NULL = there are none. 0 or -errno. */
     int (*call_frame)(struct front *, const struct frame *);
-    void (*child_exited)(struct front *); /* SIGCHLD; NULL = there are no children */
+    void (*child_exited)(struct front *);        /* SIGCHLD; NULL = there are no children */
     void (*tick)(struct front *, long long now); /* after every turn of the loop; NULL = none */
     bool ticking; /* tick() has deadlines to watch: turn at least every 200 ms */
     void *owner;

@@ -9,7 +9,7 @@
 struct hello {
     uint32_t version_min;
     uint32_t version_max;
-    uint32_t state;          /* VHPC_STATE_*; meaningful from the shim only */
+    uint32_t state; /* VHPC_STATE_*; meaningful from the shim only */
     char agent_version[64];
     char boot_id[64];
     char kernel[128];

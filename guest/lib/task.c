@@ -169,8 +169,8 @@ static int spawn(struct task *t, const struct execspec *spec, const int child[VH
     int report[2];
     if (pipe2(report, O_CLOEXEC) < 0)
         return -errno;
-    t->report = (struct source){
-        .fd = report[0], .want = report_want, .ready = report_ready, .owner = t};
+    t->report =
+        (struct source){.fd = report[0], .want = report_want, .ready = report_ready, .owner = t};
     int rc = fd_prepare(report[0]);
     if (rc == 0)
         rc = loop_add(t->exchange.loop, &t->report);

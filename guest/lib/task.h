@@ -28,13 +28,13 @@ struct task {
     const struct task_ops *ops;
     void *arg;
     pid_t pid;
-    int status; /* of waitpid, once reaped */
+    int status;    /* of waitpid, once reaped */
     bool reported; /* exec has succeeded or failed */
     bool failed;   /* it has failed: ERROR was sent */
     bool reaped;
     bool aborted;
     bool finished; /* nothing of it is left; the owner may free it between two turns of the loop */
-    int master; /* pty, -1 = none */
+    int master;    /* pty, -1 = none */
     struct source report; /* pipe on which the child tells that it could not exec */
     long long idle_since; /* ms; 0 = not idle */
     long long aborted_at;

@@ -97,7 +97,8 @@ static int begin(struct host_call *c, struct host_calls *h)
         return task_start(&c->task, &ops, h, &h->front->loop, &h->front->chan, 0, c->id, &c->flow,
                           &c->spec);
     }
-    (void)snprintf(text, sizeof text, "%.64s: not among the commands that guests may run on the host",
+    (void)snprintf(text, sizeof text,
+                   "%.64s: not among the commands that guests may run on the host",
                    c->spec.argv[0]);
     c->over = true;
     return error_send(&h->front->chan, 0, c->id, VHPC_ERR_REFUSED, EPERM, text);
@@ -173,7 +174,6 @@ void host_calls_init(struct host_calls *h, struct front *f)
 {
     const char *more = getenv("VHPC_RUN_COMMAND_PATH");
     *h = (struct host_calls){.front = f, .allowed = getenv("VHPC_RUN_COMMANDS")};
-    if (more == NULL || more[0] == '\0' ||
-        asprintf(&h->path, "%s:%s", standard_path, more) < 0)
+    if (more == NULL || more[0] == '\0' || asprintf(&h->path, "%s:%s", standard_path, more) < 0)
         h->path = strdup(standard_path);
 }

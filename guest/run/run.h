@@ -19,7 +19,8 @@ struct run_options {
  */
 int run_parse(int argc, char **argv, struct run_options *o);
 
-/* Everything of this process that the program shall have: uid, groups, limits, script. 0, -errno. */
+/* Everything of this process that the program shall have: uid, groups, limits, script. 0, -errno.
+ */
 int run_describe(const struct run_options *o, struct execspec *spec);
 
 /* Host calls: commands that the guest asks this job's user to run here. */

@@ -155,8 +155,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
     case VHPC_REQUEST:
         return on_request(c, f);
     case VHPC_PING:
-        if (f->call != 0 || f->length > 64 || f->flags != 0 ||
-            c->pings_pending >= VHPC_PENDING_MAX)
+        if (f->call != 0 || f->length > 64 || f->flags != 0 || c->pings_pending >= VHPC_PENDING_MAX)
             return chan_broken(chan, "a malformed PING, or too many");
         c->pings_pending++;
         return pass_on(c, f);

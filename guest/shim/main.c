@@ -74,8 +74,8 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd)
     s->signals.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (s->signals.fd < 0)
         return -errno;
-    s->listener = (struct source){
-        .fd = listen_fd, .want = want_clients, .ready = listener_ready, .owner = s};
+    s->listener =
+        (struct source){.fd = listen_fd, .want = want_clients, .ready = listener_ready, .owner = s};
     int rc = fd_prepare(listen_fd);
     if (rc == 0)
         rc = loop_add(&s->loop, &s->signals);

@@ -101,8 +101,12 @@ static inline void say(int fd, uint8_t type, uint8_t number, uint16_t flags, uin
                        uint32_t call, const void *payload, size_t len)
 {
     uint8_t head[VHPC_HEADER];
-    frame_pack(head, &(struct frame){.type = type, .fd = number, .flags = flags,
-                                     .session = session, .call = call, .length = (uint32_t)len});
+    frame_pack(head, &(struct frame){.type = type,
+                                     .fd = number,
+                                     .flags = flags,
+                                     .session = session,
+                                     .call = call,
+                                     .length = (uint32_t)len});
     assert_int_equal(write(fd, head, sizeof head), sizeof head);
     if (len > 0)
         assert_int_equal(write(fd, payload, len), len);

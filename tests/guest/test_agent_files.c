@@ -52,7 +52,8 @@ static void an_absent_account_is_appended(void **state)
 {
     (void)state;
     put_file("root:x:0:0::/root:/bin/sh\nbin:x:2:2::/:/bin/false");
-    assert_int_equal(accounts_put(file, "alice", 2001, "alice:*:2001:2001::/home/alice:/bin/sh"), 0);
+    assert_int_equal(accounts_put(file, "alice", 2001, "alice:*:2001:2001::/home/alice:/bin/sh"),
+                     0);
     expect_file("root:x:0:0::/root:/bin/sh\nbin:x:2:2::/:/bin/false\n"
                 "alice:*:2001:2001::/home/alice:/bin/sh\n");
 }
@@ -79,10 +80,10 @@ static void an_account_of_the_same_id_stays_behind_ours(void **state)
 static void shares_are_not_mounted_over_the_system(void **state)
 {
     static const char *const refused[] = {
-        "/",     "/usr",      "/var",     "/etc",    "/etc/ssh", "/bin",      "/sbin",  "/lib",
-        "/lib64", "/libx32",  "/dev/shm", "/proc/1", "/sys",     "/run/vhpc", "/boot",  "/usr/bin",
-        "/usr/lib/x", "/usr/lib64", "home", "",      "/a/../b",  "/a/./b",    "/a//b",  "/a/",
-        "/usr/lib32/x",
+        "/",      "/usr",     "/var",       "/etc",         "/etc/ssh", "/bin", "/sbin",
+        "/lib",   "/lib64",   "/libx32",    "/dev/shm",     "/proc/1",  "/sys", "/run/vhpc",
+        "/boot",  "/usr/bin", "/usr/lib/x", "/usr/lib64",   "home",     "",     "/a/../b",
+        "/a/./b", "/a//b",    "/a/",        "/usr/lib32/x",
     };
     static const char *const taken[] = {"/home/alice", "/scratch", "/var/scratch", "/usr/local",
                                         "/library",    "/tmp",     "/usr/share/x", "/etcetera"};
@@ -102,8 +103,12 @@ static void shares_are_not_mounted_over_the_system(void **state)
 static void identities_that_would_break_a_file_are_refused(void **state)
 {
     struct agent a = {.system = false};
-    struct identity id = {.hostname = (char[]){"n1"}, .user = (char[]){"alice"}, .uid = 2001,
-                          .gid = 2001, .home = (char[]){"/home/alice"}, .shell = (char[]){"/bin/sh"}};
+    struct identity id = {.hostname = (char[]){"n1"},
+                          .user = (char[]){"alice"},
+                          .uid = 2001,
+                          .gid = 2001,
+                          .home = (char[]){"/home/alice"},
+                          .shell = (char[]){"/bin/sh"}};
     char text[512];
     (void)state;
     assert_int_equal(identity_apply(&a, &id, text, sizeof text), 0);
@@ -162,7 +167,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(an_absent_account_is_appended, setup, teardown),
         cmocka_unit_test_setup_teardown(an_account_of_the_same_name_is_replaced, setup, teardown),
-        cmocka_unit_test_setup_teardown(an_account_of_the_same_id_stays_behind_ours, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_account_of_the_same_id_stays_behind_ours, setup,
+                                        teardown),
         cmocka_unit_test(shares_are_not_mounted_over_the_system),
         cmocka_unit_test(identities_that_would_break_a_file_are_refused),
         cmocka_unit_test_setup_teardown(a_batch_script_is_written_once_and_only_over_itself, setup,

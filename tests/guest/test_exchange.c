@@ -16,8 +16,8 @@ struct ends {
     int violation;
 };
 
-static const uint8_t exec_head[] = {16, 0, 0, 0, 6, 0, 0, 0, 0, 1, 1, 2, 2, 2,
-                                    17, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0};
+static const uint8_t exec_head[] = {16, 0,  0, 0, 6, 0, 0, 0, 0, 1, 1, 2, 2,
+                                    2,  17, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0};
 static struct ends *now;
 
 static int on_frame(struct chan *c, const struct frame *f)
@@ -148,7 +148,8 @@ static void a_reader_that_goes_away_stops_the_source(void **state)
     (void)state;
     open_ends(&e);
     assert_int_equal(pipe2(out, O_CLOEXEC | O_NONBLOCK), 0);
-    assert_int_equal(exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), false), 0);
+    assert_int_equal(exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), false),
+                     0);
     assert_int_equal(exchange_write_to(&e.x[0], 1, out[1], false), 0);
     turn(&e, 20);
     assert_true(e.x[1].inlet[1].open);
@@ -167,7 +168,8 @@ static void a_full_disk_is_a_reader_that_is_gone(void **state)
     if (full < 0)
         skip();
     open_ends(&e);
-    assert_int_equal(exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), false), 0);
+    assert_int_equal(exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), false),
+                     0);
     assert_int_equal(exchange_write_to(&e.x[0], 1, full, false), 0);
     turn(&e, 50);
     assert_false(e.x[1].inlet[1].open);

@@ -5,8 +5,8 @@
 #include "flow.h"
 
 /* FDS: 0 in, 1 out, 2 out; UID: 2001. */
-static const uint8_t exec_head[] = {16, 0, 0, 0, 6, 0, 0, 0, 0, 1, 1, 2, 2, 2,
-                                    17, 0, 0, 0, 4, 0, 0, 0, 0xd1, 7, 0, 0};
+static const uint8_t exec_head[] = {16, 0,  0, 0, 6, 0, 0, 0, 0, 1,    1, 2, 2,
+                                    2,  17, 0, 0, 0, 4, 0, 0, 0, 0xd1, 7, 0, 0};
 static uint8_t payload[VHPC_PAYLOAD_MAX];
 
 static enum flow_verdict say(struct flow *f, enum flow_side from, uint8_t type, uint8_t fd,
@@ -66,7 +66,10 @@ static void fd_lists_with_doubles_or_large_numbers_are_broken(void **state)
     (void)state;
     uint8_t head[sizeof exec_head];
     struct frame frame = {.type = VHPC_EXEC, .length = sizeof head, .payload = head};
-    const struct { size_t at; uint8_t value; } bad[] = {{10, 0}, {8, 8}, {9, 0}, {9, 4}};
+    const struct {
+        size_t at;
+        uint8_t value;
+    } bad[] = {{10, 0}, {8, 8}, {9, 0}, {9, 4}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct flow f = {0};
         memcpy(head, exec_head, sizeof head);
@@ -183,8 +186,8 @@ static void exec_may_have_parts_up_to_eight_mebibytes(void **state)
 {
     (void)state;
     struct flow f = {0};
-    struct frame first = {.type = VHPC_EXEC, .flags = VHPC_MORE, .length = sizeof exec_head,
-                          .payload = exec_head};
+    struct frame first = {
+        .type = VHPC_EXEC, .flags = VHPC_MORE, .length = sizeof exec_head, .payload = exec_head};
     assert_int_equal(flow_check(&f, FLOW_INITIATOR, &first), FLOW_PASS);
     assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_EXEC, 0, VHPC_MORE, 0), FLOW_BROKEN);
     for (int i = 0; i < 127; i++)

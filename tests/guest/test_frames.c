@@ -105,8 +105,8 @@ static void message_of_several_frames_is_put_together(void **state)
 {
     (void)state;
     struct message m = {0};
-    struct frame first = {.type = VHPC_EXEC, .flags = VHPC_MORE, .length = 3,
-                          .payload = (const uint8_t *)"abc"};
+    struct frame first = {
+        .type = VHPC_EXEC, .flags = VHPC_MORE, .length = 3, .payload = (const uint8_t *)"abc"};
     struct frame last = {.type = VHPC_EXEC, .length = 2, .payload = (const uint8_t *)"de"};
     assert_int_equal(message_add(&m, &first), 0);
     assert_int_equal(message_add(&m, &last), 1);
@@ -121,8 +121,8 @@ static void message_is_bounded_and_makes_progress(void **state)
     struct message m = {0};
     uint8_t *part = calloc(1, VHPC_PAYLOAD_MAX);
     assert_non_null(part);
-    struct frame f = {.type = VHPC_EXEC, .flags = VHPC_MORE, .length = VHPC_PAYLOAD_MAX,
-                      .payload = part};
+    struct frame f = {
+        .type = VHPC_EXEC, .flags = VHPC_MORE, .length = VHPC_PAYLOAD_MAX, .payload = part};
     for (int i = 0; i < VHPC_MESSAGE_MAX / VHPC_PAYLOAD_MAX; i++)
         assert_int_equal(message_add(&m, &f), 0);
     assert_int_equal(message_add(&m, &f), -EPROTO);

@@ -133,14 +133,38 @@ static void a_bad_client_is_dropped_and_the_others_go_on(void **state)
     rig_close(&r);
 }
 
-static void d_session(int c) { say(c, VHPC_PING, 0, 0, 2, 0, NULL, 0); }
-static void d_second_hello(int c) { say_hello(c, false); }
-static void d_second_exec(int c) { say_exec(c, 0, 0, (uint32_t)getuid()); }
-static void d_answer(int c) { say(c, VHPC_REPLY, 0, 0, 0, 0, NULL, 0); }
-static void d_unknown_call(int c) { say(c, VHPC_STARTED, 0, 0, 0, 5, NULL, 0); }
-static void d_call_exec(int c) { say_exec(c, 0, 1, 0); }
-static void d_header(int c) { say(c, 0, 0, 0, 0, 0, NULL, 0); }
-static void d_exit(int c) { say(c, VHPC_EXIT, 0, 0, 0, 0, NULL, 0); }
+static void d_session(int c)
+{
+    say(c, VHPC_PING, 0, 0, 2, 0, NULL, 0);
+}
+static void d_second_hello(int c)
+{
+    say_hello(c, false);
+}
+static void d_second_exec(int c)
+{
+    say_exec(c, 0, 0, (uint32_t)getuid());
+}
+static void d_answer(int c)
+{
+    say(c, VHPC_REPLY, 0, 0, 0, 0, NULL, 0);
+}
+static void d_unknown_call(int c)
+{
+    say(c, VHPC_STARTED, 0, 0, 0, 5, NULL, 0);
+}
+static void d_call_exec(int c)
+{
+    say_exec(c, 0, 1, 0);
+}
+static void d_header(int c)
+{
+    say(c, 0, 0, 0, 0, 0, NULL, 0);
+}
+static void d_exit(int c)
+{
+    say(c, VHPC_EXIT, 0, 0, 0, 0, NULL, 0);
+}
 static void d_pings(int c)
 {
     for (int i = 0; i <= VHPC_PENDING_MAX; i++)

@@ -90,22 +90,70 @@ static void data_beyond_the_window_breaks_the_guest(void **state)
 }
 
 /* Each says one thing that a guest may not say while session 1 runs. */
-static void v_header(int g) { say(g, 99, 0, 0, 1, 0, NULL, 0); }
-static void v_unknown_session(int g) { say(g, VHPC_DATA, 1, 0, 77, 0, "x", 1); }
-static void v_session_zero(int g) { say(g, VHPC_PONG, 0, 0, 0, 0, NULL, 0); }
-static void v_unasked_reply(int g) { say(g, VHPC_REPLY, 0, 0, 1, 0, NULL, 0); }
-static void v_unasked_pong(int g) { say(g, VHPC_PONG, 0, 0, 1, 0, NULL, 0); }
-static void v_ping(int g) { say(g, VHPC_PING, 0, 0, 1, 0, NULL, 0); }
-static void v_request(int g) { say(g, VHPC_REQUEST, 0, 0, 1, 0, NULL, 0); }
-static void v_exec(int g) { say_exec(g, 1, 0, 0); }
-static void v_signal(int g) { say(g, VHPC_SIGNAL, 0, 0, 1, 0, "\017\0\0", 4); }
-static void v_close(int g) { say(g, VHPC_CLOSE, 0, 0, 1, 0, NULL, 0); }
-static void v_started(int g) { say(g, VHPC_STARTED, 0, 0, 1, 0, NULL, 0); }
-static void v_stdin_data(int g) { say(g, VHPC_DATA, 0, 0, 1, 0, "x", 1); }
-static void v_credit(int g) { put_credit(g, 1, 0, 1); }
-static void v_call_zero_data(int g) { say(g, VHPC_DATA, 1, 0, 1, 1, "x", 1); }
-static void v_bad_hello(int g) { say(g, VHPC_HELLO, 0, 0, 0, 0, "junk", 4); }
-static void v_call_uid(int g) { say(g, VHPC_EXEC, 0, 0, 1, 1, "junk", 4); }
+static void v_header(int g)
+{
+    say(g, 99, 0, 0, 1, 0, NULL, 0);
+}
+static void v_unknown_session(int g)
+{
+    say(g, VHPC_DATA, 1, 0, 77, 0, "x", 1);
+}
+static void v_session_zero(int g)
+{
+    say(g, VHPC_PONG, 0, 0, 0, 0, NULL, 0);
+}
+static void v_unasked_reply(int g)
+{
+    say(g, VHPC_REPLY, 0, 0, 1, 0, NULL, 0);
+}
+static void v_unasked_pong(int g)
+{
+    say(g, VHPC_PONG, 0, 0, 1, 0, NULL, 0);
+}
+static void v_ping(int g)
+{
+    say(g, VHPC_PING, 0, 0, 1, 0, NULL, 0);
+}
+static void v_request(int g)
+{
+    say(g, VHPC_REQUEST, 0, 0, 1, 0, NULL, 0);
+}
+static void v_exec(int g)
+{
+    say_exec(g, 1, 0, 0);
+}
+static void v_signal(int g)
+{
+    say(g, VHPC_SIGNAL, 0, 0, 1, 0, "\017\0\0", 4);
+}
+static void v_close(int g)
+{
+    say(g, VHPC_CLOSE, 0, 0, 1, 0, NULL, 0);
+}
+static void v_started(int g)
+{
+    say(g, VHPC_STARTED, 0, 0, 1, 0, NULL, 0);
+}
+static void v_stdin_data(int g)
+{
+    say(g, VHPC_DATA, 0, 0, 1, 0, "x", 1);
+}
+static void v_credit(int g)
+{
+    put_credit(g, 1, 0, 1);
+}
+static void v_call_zero_data(int g)
+{
+    say(g, VHPC_DATA, 1, 0, 1, 1, "x", 1);
+}
+static void v_bad_hello(int g)
+{
+    say(g, VHPC_HELLO, 0, 0, 0, 0, "junk", 4);
+}
+static void v_call_uid(int g)
+{
+    say(g, VHPC_EXEC, 0, 0, 1, 1, "junk", 4);
+}
 static void v_after_exit(int g)
 {
     say(g, VHPC_EXIT, 0, 0, 1, 0, NULL, 0);
@@ -129,10 +177,10 @@ static void v_reboot(int g)
 static void what_a_guest_may_not_say_breaks_it(void **state)
 {
     void (*const violation[])(int) = {
-        v_header,     v_unknown_session, v_session_zero,   v_unasked_reply, v_unasked_pong, v_ping,
-        v_request,    v_exec,            v_signal,         v_close,         v_started,
-        v_stdin_data, v_credit,          v_call_zero_data, v_bad_hello,     v_call_uid,
-        v_after_exit, v_too_many_calls,  v_reboot,
+        v_header,   v_unknown_session, v_session_zero,   v_unasked_reply,  v_unasked_pong,
+        v_ping,     v_request,         v_exec,           v_signal,         v_close,
+        v_started,  v_stdin_data,      v_credit,         v_call_zero_data, v_bad_hello,
+        v_call_uid, v_after_exit,      v_too_many_calls, v_reboot,
     };
     (void)state;
     for (size_t i = 0; i < sizeof violation / sizeof violation[0]; i++) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - getaddrinfo's, which another user may not be able to import later
 import hashlib
 import os
 import pickle
@@ -152,7 +153,7 @@ def manifest(name: str = "debian-minimal", tag: str = "latest", min_memory_mib: 
         init="agent",
         cmdline="quiet",
         min_memory_mib=min_memory_mib,
-        firmware="none",
+        firmware="bios",
         drivers=(),
         agent_version="1",
     )

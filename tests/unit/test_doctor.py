@@ -285,6 +285,15 @@ def test_apparmor_without_a_rule_for_the_sockets_of_shares_is_a_warning(tmp_path
     assert node.apparmor(Config(), tmp_path).level is Level.OK
 
 
+def test_a_folder_of_libvirt_that_qemu_cannot_search_is_an_error(tmp_path: Path) -> None:
+    config = Config(guests=Guests(qemu_group="daemon"))
+    for mode, level in ((0o750, Level.ERROR), (0o751, Level.OK), (0o755, Level.OK)):
+        tmp_path.chmod(mode)
+        (finding,) = node.libvirt_folder(config, tmp_path)
+        assert finding.level is level
+    assert list(node.libvirt_folder(config, tmp_path / "absent")) == []
+
+
 def test_software_emulation_is_said_loudly() -> None:
     found = list(node.topology(Config(guests=Guests(accelerator="tcg")), "n1"))
     finding = one(found, "node.kvm")

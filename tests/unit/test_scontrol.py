@@ -145,7 +145,7 @@ def test_two_records_of_one_id_are_refused() -> None:
     ("old", "new", "why"),
     [
         # scontrol's buffer of 128 bytes, filled
-        ("CPU_IDs=0-1", "CPU_IDs=" + ",".join(str(2 * n) for n in range(41)) + ",8", "too scattered"),
+        ("CPU_IDs=0-1", "CPU_IDs=" + ",".join(str(2 * n) for n in range(64))[:127], "too scattered"),
         ("NumCPUs=2", "NumCPUs=4", "fewer than its 4 CPUs"),
         ("NodeList=n1 ", "NodeList=n[1-2] ", "not those of its nodes"),
         ("Mem=512 GRES= ", "Mem=512 GRES=gpu:2(IDX:0) ", "2 units but 1 indexes"),
@@ -226,7 +226,7 @@ def test_host_lists_expand_as_slurm_does(text: str, hosts: str) -> None:
 
 
 def test_three_brackets_give_slurm_s_hosts_and_first_host() -> None:
-    slurm = "r1x0y3 r1x0y5 r2x0y3 r2x0y5 r1x1y3 r1x1y5 r2x1y3 r2x1y5".split()
+    slurm = ["r1x0y3", "r1x0y5", "r2x0y3", "r2x0y5", "r1x1y3", "r1x1y5", "r2x1y3", "r2x1y5"]
     ours = expand("r[1-2]x[0-1]y[3,5]")
     assert set(ours) == set(slurm)
     assert (len(ours), ours[0]) == (8, slurm[0])

@@ -94,18 +94,18 @@ def _pieces(path: Path, *, follow: bool) -> Iterator[str]:
 
 def _elsewhere(config: Config, job_id: int, node: str | None, this_node: str, guest: int) -> UserError:
     """Why there is nothing to print here, and where to look."""
-    nodes = _nodes_of(config, job_id)
-    if node is not None and node != this_node and (not nodes or node in nodes):
+    nodes, meant = _nodes_of(config, job_id), node or this_node
+    if nodes and meant not in nodes:
         return UserError(
-            f"the console of job {job_id} on {node} is on {node}",
-            f"this is {this_node}",
-            f"run there: vhpc console {job_id}",
-        )
-    if nodes and this_node not in nodes:
-        return UserError(
-            f"job {job_id} has no guest on {node or this_node}",
+            f"job {job_id} has no guest on {meant}",
             f"its nodes are {output.node_list(nodes)}",
             f"run on one of them: vhpc console {job_id}",
+        )
+    if meant != this_node:
+        return UserError(
+            f"the console of job {job_id} on {meant} is on {meant}",
+            f"this is {this_node}",
+            f"run there: vhpc console {job_id}",
         )
     return UserError(
         f"there is no console of guest {guest} of job {job_id} on {this_node}",

@@ -213,17 +213,17 @@ def _xml(config: Config, case: Case, guest: GuestPlan) -> str:
     return f"<!-- {remark.replace('--', '- -')} -->\n{text}" if remark else text
 
 
-def _accelerator(case: Case) -> tuple[str, str]:
+def _accelerator(config: Config, case: Case) -> tuple[str, str]:
     """(kvm or tcg, why)."""
     why = case.host.kvm_reason
-    if not case.host.kvm and not here.is_root():
+    if config.guests.accelerator == "auto" and not case.host.kvm and not here.is_root():
         why += f"; judged as {here.user_name()}, Prolog judges as root"
     return ("kvm" if case.host.kvm else "tcg"), why
 
 
 def _json(config: Config, case: Case, plan_: NodePlan) -> dict[str, Any]:
     """The NodePlan itself with what it follows from beside it."""
-    accelerator, why = _accelerator(case)
+    accelerator, why = _accelerator(config, case)
     abstract = {os_cpu: number for number, os_cpu in enumerate(case.host.abstract)}
     built: dict[str, Any] = msgspec.to_builtins(plan_)
     for guest in built["guests"]:
@@ -242,7 +242,7 @@ def _json(config: Config, case: Case, plan_: NodePlan) -> dict[str, Any]:
 
 
 def _show(config: Config, case: Case, plan_: NodePlan) -> None:
-    accelerator, why = _accelerator(case)
+    accelerator, why = _accelerator(config, case)
     name = "QEMU with KVM" if accelerator == "kvm" else "QEMU in software (TCG), many times slower"
     generation = str(plan_.generation) if case.generation.job_id != NO_JOB else "none (a hypothetical job)"
     output.write_facts(

@@ -319,10 +319,11 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 def pack_allocation(allocation: Allocation) -> tuple[Layout, ...]:
     """Merge consecutive nodes of one layout; the order of nodes is kept."""
+    lists = {ids: format_cpu_list(ids) for ids in {part.cpu_ids for part in allocation.nodes}}
     return tuple(
         Layout(
             nodes=tuple(part.node for part in parts),
-            cpu_ids=format_cpu_list(cpu_ids),
+            cpu_ids=lists[cpu_ids],
             memory_mib=memory_mib,
             gres=gres,
         )
@@ -334,11 +335,11 @@ def pack_allocation(allocation: Allocation) -> tuple[Layout, ...]:
 
 def unpack_allocation(layouts: tuple[Layout, ...]) -> Allocation:
     """The inverse of pack_allocation; ValueError when a CPU list is none."""
+    ids = {text: parse_cpu_list(text) for text in {layout.cpu_ids for layout in layouts}}
     return Allocation(
         tuple(
-            NodeAllocation(node, cpu_ids, layout.memory_mib, layout.gres)
+            NodeAllocation(node, ids[layout.cpu_ids], layout.memory_mib, layout.gres)
             for layout in layouts
-            for cpu_ids in (parse_cpu_list(layout.cpu_ids),)
             for node in layout.nodes
         )
     )

@@ -21,13 +21,11 @@ SCONTROL = "/usr/bin/scontrol"
 class HookEnv:
     """What Slurm tells a hook.
 
-    ``restart`` counts the job's requeues; it is not known when Slurm aborts a
-    job that its controller has forgotten.
+    ``restart`` counts the job's requeues.
     """
 
     job_id: int
     restart: int
-    restart_known: bool
     node: str
 
     @classmethod
@@ -38,7 +36,6 @@ class HookEnv:
             return cls(
                 job_id=int(os.environ["SLURM_JOB_ID"]),
                 restart=int(restart or 0),
-                restart_known=restart is not None,
                 node=os.environ.get("SLURMD_NODENAME", ""),
             )
         except (KeyError, ValueError) as err:

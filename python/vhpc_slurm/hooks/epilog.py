@@ -9,7 +9,7 @@ import sys
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.errors import FabricError, TeardownError, UserError, VhpcError
+from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, Lease
 from vhpc_slurm.node import accounts, console, joblock, journal, outbox, statefile, teardown, timeline
@@ -22,26 +22,26 @@ def run(config: Config) -> int:
     """Clear this node of the job that Slurm names in the environment."""
     env = common.HookEnv.read()
     layout = Layout(config)
-    joblock.bury(layout, env.job_id, env.restart)
     client = ControllerClient(config)
+    lease = _lease(client, env)
+    # Slurm counts a requeue before it runs the Epilog of what it requeues, so
+    # its restart count does not tell which incarnation ends here: what lies on
+    # disk does, and vhpcd, since no new lease is made while an Epilog runs.
+    ending = {g for g in journal.generations(layout.journals) if g.job_id == env.job_id}
+    if lease is not None:
+        ending.add(lease.generation)
+    for generation in ending:
+        joblock.bury(layout, generation)
     with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S, end_holder=True):
-        mine = [g for g in journal.generations(layout.journals) if _concerns(env, g)]
-        for generation in mine:
-            _hand_over_console(config, client, layout, env, generation)
+        _hand_over_console(config, lease, layout, env)
+        for generation in sorted(ending):
             _clear(layout, env, generation)
-    if not mine:
-        _acknowledge_nothing(client, layout, env)
     left = outbox.flush(layout.outbox, client.acknowledge)
     if left:
         common.log.warning("%d acknowledgements wait for vhpcd", left)
     joblock.sweep(layout, older_than_s=86400.0)
     timeline.prune(layout.timelines, keep=500)
     return 0
-
-
-def _concerns(env: common.HookEnv, generation: Generation) -> bool:
-    """Whether this Epilog ends that generation: a late one must not end a newer incarnation."""
-    return generation.job_id == env.job_id and (generation.restart <= env.restart or not env.restart_known)
 
 
 def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
@@ -63,28 +63,18 @@ def _queue(
     outbox.put(layout.outbox, outbox.Acknowledgement(generation, env.node, clean, note, line))
 
 
-def _acknowledge_nothing(client: ControllerClient, layout: Layout, env: common.HookEnv) -> None:
-    """No Prolog ran here: this node still has to say that it holds nothing."""
-    lease = _lease(client, env)
-    if lease is not None and lease.generation.restart <= env.restart:
-        _queue(layout, env, lease.generation, clean=True, note="nothing was started")
-
-
-def _hand_over_console(
-    config: Config, client: ControllerClient, layout: Layout, env: common.HookEnv, generation: Generation
-) -> None:
+def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env: common.HookEnv) -> None:
     """Give the user his guest's console when he asked for it (--vhpc-console)."""
     path = layout.guest(env.job_id, 0) / "console.log"
-    if not path.exists() or common.spank("CONSOLE") is None:
+    state = statefile.read(layout.state_file(env.job_id))
+    if lease is None or lease.request.console is None or state.get("generation") != str(lease.generation):
         return
-    if statefile.read(layout.state_file(env.job_id)).get("status") == "failed":
+    if state.get("status") == "failed" or not path.exists():
         return  # handed over when it failed
-    lease = _lease(client, env)
-    if lease is None or lease.generation != generation:
-        return
     try:
         account = accounts.account(lease.request.uid)
-    except VhpcError:
+    except NodeError as err:
+        common.log.warning("the console cannot be handed over: %s", err.line())
         return
     target = console.user_path(lease.request, env.node)
     if not console.hand_over(path, target, account, config.guests.console_limit_kib):
@@ -92,9 +82,11 @@ def _hand_over_console(
 
 
 def _lease(client: ControllerClient, env: common.HookEnv) -> Lease | None:
+    """The job's newest lease; None when there is none or vhpcd cannot be asked."""
     try:
-        return client.lease(env.job_id, env.restart, env.node, 0)
-    except (FabricError, UserError):
+        return client.lease(env.job_id, None, env.node, 0)
+    except FabricError as err:
+        common.log.info("no lease to acknowledge: %s", err.line())
         return None
 
 

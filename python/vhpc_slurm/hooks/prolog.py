@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 
@@ -34,14 +35,11 @@ def run(config: Config) -> int:
     env = common.HookEnv.read()
     layout = Layout(config)
     with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S):
-        if joblock.buried(layout, env.job_id, env.restart):
-            common.log.info("the job's Epilog has been here: nothing to prepare")
-            return 0
         _clear_stale(layout, env)
         try:
             return _prepare(config, layout, env)
         except FabricError as err:
-            return _controller_lost(env, err)
+            return _no_lease(config, env, err)
         except NodeError as err:
             common.drain(env.node, err)
             raise
@@ -51,10 +49,13 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv) -> int:
     began = time.time()
     client = ControllerClient(config)
     lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
+    if joblock.buried(layout, lease.generation):
+        common.log.info("the job's Epilog has been here: nothing to prepare")
+        return 0
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
     recorder.note("lease", began)
     book = journal.Journal(layout.journals, lease.generation)
-    book.stop_when(layout.tombstone(env.job_id, env.restart))
+    book.stop_when(layout.tombstone(lease.generation))
     try:
         _open_run_dir(layout, lease, book)
         try:
@@ -70,6 +71,8 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv) -> int:
             teardown.tear_down(layout, book, recorder)
             raise
         common.log.info("ready in %.2f s", time.time() - began)
+        with contextlib.suppress(FabricError):
+            client.report_timeline(recorder.timeline())
         return 0
     finally:
         book.close()
@@ -148,12 +151,21 @@ def _user_failure(
     teardown.release_guests(layout, book, recorder)
 
 
-def _controller_lost(env: common.HookEnv, error: FabricError) -> int:
-    """vhpcd went away between the controller's hook and ours: the node is fine, so the job tries again.
+def _no_lease(config: Config, env: common.HookEnv, error: FabricError) -> int:
+    """Nothing can be prepared, and the node is not at fault.
 
-    A job that cannot be requeued (interactive) finds no state file at task
-    start, and the plugin refuses its tasks.
+    The job may be over already (this Prolog was late).  Else vhpcd went away
+    between the controller's hook and ours, and the job tries again; one that
+    cannot be requeued (an interactive one) finds no state file at task start,
+    and the plugin refuses its tasks.
     """
+    try:
+        known = ControllerClient(config).lease(env.job_id, None, env.node, 0)
+    except FabricError:
+        known = None
+    if known is not None and known.state in (LeaseState.ENDING, LeaseState.RELEASED):
+        common.log.info("nothing to prepare: %s", error.line())
+        return 0
     common.log.warning("%s; requeueing", error.line())
     common.scontrol("requeue", str(env.job_id))
     return 0

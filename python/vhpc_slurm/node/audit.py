@@ -77,7 +77,7 @@ def _stale_generations(
 
 
 def _bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
-    joblock.bury(layout, generation.job_id, generation.restart)
+    joblock.bury(layout, generation)
     with joblock.held(layout, generation.job_id, timeout_s=30.0):
         teardown.clear(layout, generation, node)
     outbox.put(

@@ -30,7 +30,12 @@ class Hypervisor:
     """
 
     def __init__(self, uri: str, timeout_s: float) -> None:
-        import libvirt
+        try:
+            import libvirt
+        except ImportError as err:
+            raise NodeError(
+                "libvirt's Python module is not installed", str(err), "apt install python3-libvirt"
+            ) from err
 
         self._libvirt: Any = libvirt
         self._timeout_s = timeout_s

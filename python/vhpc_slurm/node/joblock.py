@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.model import Generation
 from vhpc_slurm.node import process
 from vhpc_slurm.node.layout import Layout
 
@@ -59,16 +60,16 @@ def held(layout: Layout, job_id: int, *, timeout_s: float, end_holder: bool = Fa
         os.close(fd)
 
 
-def bury(layout: Layout, job_id: int, restart: int) -> None:
-    """Write the tombstone of an incarnation: from now on its Prolog takes nothing more."""
-    path = layout.tombstone(job_id, restart)
+def bury(layout: Layout, generation: Generation) -> None:
+    """Write a generation's tombstone: from now on its Prolog takes nothing more."""
+    path = layout.tombstone(generation)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
-def buried(layout: Layout, job_id: int, restart: int) -> bool:
-    """Whether that incarnation's Epilog has begun."""
-    return layout.tombstone(job_id, restart).exists()
+def buried(layout: Layout, generation: Generation) -> bool:
+    """Whether that generation's Epilog has begun."""
+    return layout.tombstone(generation).exists()
 
 
 def busy(layout: Layout, job_id: int) -> bool:

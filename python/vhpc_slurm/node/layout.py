@@ -76,9 +76,9 @@ class Layout:
         """The flock that Prolog and Epilog of a job exclude each other with."""
         return self.run / "locks" / str(job_id)
 
-    def tombstone(self, job_id: int, restart: int) -> Path:
-        """Marks an incarnation as over: no Prolog of it may take anything any more."""
-        return self.run / "tombstones" / f"{job_id}.{restart}"
+    def tombstone(self, generation: Generation) -> Path:
+        """Marks a generation as over: no Prolog of it may take anything any more."""
+        return self.run / "tombstones" / str(generation)
 
     def timeline(self, generation: Generation) -> Path:
         """Timeline of a generation on this node."""

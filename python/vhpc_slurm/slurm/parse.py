@@ -66,16 +66,14 @@ def parse_job(text: str, job_id: int) -> SlurmJob:
             raise UserError(
                 what,
                 "a name, comment or path of the job looks like fields of scontrol's own",
-                "submit it without ' UserId=', ' MinCPUsNode=' or 'JobId=' in such texts",
+                "leave 'UserId=', 'MinCPUsNode=' and 'JobId=' out of such texts",
             )
         if int(head[1]) == job_id:
             found.append(record)
     if not found:
         raise NoSuchJobError(f"Slurm knows no job {job_id}")
     if len(found) > 1:
-        raise UserError(
-            what, "there are several records of that id", "submit it without 'JobId=' in its texts"
-        )
+        raise UserError(what, "there are several records of that id", "leave 'JobId=' out of its texts")
     try:
         return _parse_record(found[0], job_id)
     except ValueError as err:

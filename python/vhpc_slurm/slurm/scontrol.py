@@ -71,7 +71,8 @@ class Scontrol:
             )
 
     def _run(self, command: str, *arguments: str) -> str:
-        what = f"{command} {arguments[0] if arguments else ''}".strip() + " failed"
+        words = [command, *(word for word in arguments if not word.startswith("-"))]
+        what = " ".join(words[:4] if words[1:2] == ["show"] else words[:2]) + " failed"
         try:
             done = subprocess.run(
                 [str(self._bin / command), *arguments],

@@ -19,6 +19,7 @@ from vhpc_slurm.node import accounts, guest, inventory
 
 TIMEOUT_S = 15
 PROGRAMS = ("/usr/bin/setpriv", "/usr/bin/prlimit", "/usr/bin/test")
+LIBVIRT_FOLDER = Path("/var/lib/libvirt/qemu")
 _VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _SUBUID = re.compile(r"^[^:#]+:(\d+):(\d+)\s*$")
@@ -31,6 +32,7 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[Finding]:
         yield from hypervisor(config)
     else:
         yield warn("node.libvirt", "libvirt was not asked", "run vhpc doctor as root")
+    yield from libvirt_folder(config, LIBVIRT_FOLDER)
     yield virtiofsd(config.shares.virtiofsd)
     yield programs(PROGRAMS)
     for name in ("vhpc-shim", "vhpc-run"):
@@ -97,6 +99,30 @@ def hypervisor(config: Config) -> Iterator[Finding]:
     else:
         yield ok("node.libvirt", f"libvirt {text} at {config.guests.libvirt_uri}")
     yield ok("node.qemu", f"QEMU {format_version(qemu_version)}")
+
+
+def libvirt_folder(config: Config, path: Path) -> Iterator[Finding]:
+    """QEMU reads its keys below libvirt's own folder, under a uid that is in none of libvirt's groups.
+
+    Debian installs that folder with mode 0750; then every start fails with
+    "Unable to read …/master-key.aes".
+    """
+    try:
+        mode = path.stat()
+    except (FileNotFoundError, PermissionError):
+        return  # libvirt makes it when it starts, or keeps it elsewhere (a session's connection)
+    searchable = mode.st_mode & 0o001
+    if mode.st_gid == _group_number(config.guests.qemu_group):
+        searchable = mode.st_mode & 0o010
+    if searchable:
+        yield ok("node.libvirt_folder", f"{path} can be searched by QEMU")
+    else:
+        yield error(
+            "node.libvirt_folder",
+            f"{path} has mode {mode.st_mode & 0o7777:04o}: QEMU under a uid of its own cannot read its keys",
+            f"chmod o+x {path}; on Debian for good: dpkg-statoverride --update --add "
+            f"libvirt-qemu libvirt-qemu 0751 {path}",
+        )
 
 
 def virtiofsd(path: str) -> Finding:
@@ -238,6 +264,13 @@ def apparmor(config: Config, root: Path) -> Finding:
         f'add the line "{run}/jobs/*/*/*.sock rw," to /etc/apparmor.d/abstractions/libvirt-qemu.d/vhpc '
         "(Debian 12: /etc/apparmor.d/local/abstractions/libvirt-qemu)",
     )
+
+
+def _group_number(name: str) -> int | None:
+    try:
+        return accounts.group_id(name)
+    except VhpcError:
+        return None
 
 
 def _name_of(uid: int) -> str:

@@ -1,0 +1,94 @@
+"""Slurm's view of jobs against the leases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from controller_lab import allocation, identity, request
+
+from vhpc_slurm.controller import leases
+from vhpc_slurm.controller.reconcile import judge
+from vhpc_slurm.model import (
+    Generation,
+    LeaseRecord,
+    LeaseState,
+    NetworkIdentity,
+)
+from vhpc_slurm.slurm.job import JobStatus
+
+LEASE = leases.reserve(
+    Generation(1, 0, "0" * 8), request(1), allocation(), identity(), NetworkIdentity(), 0.0
+).lease
+
+
+ASKED = 10_000.0
+
+
+def record(
+    job_id: int,
+    restart: int = 0,
+    state: LeaseState = LeaseState.READY,
+    age: float = 600,
+    taken: tuple[str, ...] = (),
+) -> LeaseRecord:
+    lease = replace(LEASE, generation=Generation(job_id, restart, "0" * 8), state=state)
+    return LeaseRecord(lease, ASKED - age, ASKED - age, (), taken=taken)
+
+
+def status(
+    job_id: int, state: str = "RUNNING", restarts: int = 0, reason: str = "None", age: float = 0
+) -> JobStatus:
+    return JobStatus(job_id, restarts, state, reason, ASKED - age)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "live", "ended"),
+    [
+        ((status(1),), (record(1),), []),
+        ((), (record(1),), ["Slurm has no such job"]),
+        ((), (record(1, age=5),), []),
+        ((), (record(1, state=LeaseState.ENDING),), []),
+        ((status(1, restarts=1),), (record(1),), ["Slurm has the job's restart 1"]),
+        ((status(1, "PENDING"),), (record(1),), ["the job is PENDING"]),
+        ((status(1, "COMPLETING"),), (record(1, state=LeaseState.REFUSED),), ["the job is COMPLETING"]),
+        ((status(1, "CONFIGURING"),), (record(1, state=LeaseState.RESERVED),), []),
+        ((status(1, "SUSPENDED"),), (record(1),), []),
+        ((status(2),), (record(1), record(2)), ["Slurm has no such job"]),
+    ],
+)
+def test_generations_without_their_job_are_ended(
+    jobs: tuple[JobStatus, ...], live: tuple[LeaseRecord, ...], ended: list[str]
+) -> None:
+    verdict = judge(jobs, live, asked=ASKED, stuck_s=900)
+    assert [why for _, why in verdict.end] == ended
+    assert verdict.requeue == ()
+
+
+@pytest.mark.parametrize(
+    ("job", "live", "requeued"),
+    [
+        (status(1, reason="Prolog", age=901), (), "no lease was made for it"),
+        (status(1, reason="Prolog", age=899), (), ""),
+        (status(1, reason="None", age=9999), (), ""),
+        (status(1, "CONFIGURING", reason="Prolog", age=901), (), ""),
+        (
+            status(1, reason="Prolog", age=901),
+            (record(1, state=LeaseState.RESERVED),),
+            "its lease was never ready",
+        ),
+        (status(1, reason="Prolog", age=901), (record(1),), "no node asked for its lease"),
+        (status(1, reason="Prolog", age=901), (record(1, taken=("n1",)),), ""),
+        (
+            status(1, reason="Prolog", age=901, restarts=1),
+            (record(1, taken=("n1",)),),
+            "no lease was made for it",
+        ),
+    ],
+)
+def test_jobs_that_wait_for_prologs_in_vain_are_requeued(
+    job: JobStatus, live: tuple[LeaseRecord, ...], requeued: str
+) -> None:
+    verdict = judge((job,), live, asked=ASKED, stuck_s=900)
+    assert [why for _, why in verdict.requeue] == ([requeued] if requeued else [])
+    assert judge((job,), live, asked=ASKED, stuck_s=0).requeue == ()

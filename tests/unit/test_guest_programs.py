@@ -1,0 +1,271 @@
+"""Programs in a guest: stdio, signals, terminals, limits, host calls, through the real programs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from guest_rig import Guest
+
+pytest_plugins = ["guest_rig"]
+
+WAIT_S = 30
+
+
+def _gone(pid: int) -> bool:
+    """The process ends within a few seconds (a zombie has ended)."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _on_a_terminal(guest: Guest, argv: list[str], keys: list[bytes]) -> tuple[bytes, int]:
+    """Run vhpc-run on a pty of 33 by 101; each time the screen rests, press the next keys."""
+    pid, master = pty.fork()
+    if pid == 0:
+        time.sleep(0.1)
+        os.execve(guest.bin / "vhpc-run", ["vhpc-run", *argv], guest.env(VHPC_RUN_COMMANDS="sh"))
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
+    screen, until = b"", time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        if not select.select([master], [], [], 0.7)[0]:
+            if keys:
+                os.write(master, keys.pop(0))
+            continue
+        try:
+            data = os.read(master, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        screen += data
+    os.close(master)
+    return screen, os.waitpid(pid, 0)[1]
+
+
+# --- programs -----------------------------------------------------------------
+
+
+def test_exit_code_stdout_and_stderr_come_back_apart(guest: Guest) -> None:
+    done = guest.run("sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
+
+
+def test_death_by_signal_is_our_death_by_the_same_signal(guest: Guest) -> None:
+    for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM):
+        assert guest.run("sh", "-c", f"kill -{number.value} $$").returncode == -number
+
+
+def test_a_program_that_is_not_there_ends_with_2_and_slurmstepds_words(guest: Guest) -> None:
+    done = guest.run("no-such-program")
+    assert done.returncode == 2
+    assert done.stderr == b"vhpc-run: execve(): no-such-program: No such file or directory\n"
+
+
+def test_a_script_without_its_interpreter_is_named_as_such(guest: Guest, tmp_path: Path) -> None:
+    script = tmp_path / "x.sh"
+    script.write_text("#!/no/such/shell\n")
+    script.chmod(0o755)
+    done = guest.run(str(script))
+    assert done.returncode == 2
+    assert b"bad interpreter(/no/such/shell)" in done.stderr
+
+
+def test_environment_arrives_without_our_own_variables(guest: Guest) -> None:
+    lines = guest.run("env", VHPC_RUN_SCRIPT="0", X="multi\nline").stdout
+    assert b"X=multi\nline\n" in lines
+    assert b"VHPC_RUN_" not in lines
+    assert b"\nVHPC_SESSION=" in lines
+
+
+def test_working_directory_umask_and_limits_arrive(guest: Guest, tmp_path: Path) -> None:
+    script = f"cd {tmp_path}; umask 0037; ulimit -S -n 333; "
+    script += f"exec {guest.bin}/vhpc-run sh -c 'pwd; umask; ulimit -S -n'"
+    done = subprocess.run(
+        ["sh", "-c", script], env=guest.env(), capture_output=True, check=True, timeout=WAIT_S
+    )
+    assert done.stdout.decode().split() == [str(tmp_path), "0037", "333"]
+
+
+def test_a_batch_script_is_carried_in_and_keeps_its_path(guest: Guest, tmp_path: Path) -> None:
+    script = tmp_path / "slurm_script"
+    script.write_text("#!/bin/sh\necho $0 $1\n")
+    script.chmod(0o700)
+    done = subprocess.run(
+        [guest.bin / "vhpc-run", "arg"],
+        env=guest.env(VHPC_RUN_SCRIPT="1", VHPC_RUN_ARGV0=str(script)),
+        capture_output=True,
+        check=True,
+        timeout=WAIT_S,
+    )
+    assert done.stdout.decode() == f"{script} arg\n"
+
+
+def test_stdin_may_be_a_file_and_its_end_is_seen(guest: Guest, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"abc" * 100000)
+    with (tmp_path / "in").open("rb") as stdin, (tmp_path / "out").open("wb") as stdout:
+        command = [guest.bin / "vhpc-run", "cat"]
+        subprocess.run(command, env=guest.env(), stdin=stdin, stdout=stdout, check=True, timeout=WAIT_S)
+    assert (tmp_path / "out").read_bytes() == b"abc" * 100000
+
+
+def test_a_quarter_gibibyte_passes_each_stream_intact(guest: Guest) -> None:
+    size = 256 << 20
+    # A stream cipher's keystream: no two places look alike, and any slip shows in the digest.
+    make = f"openssl enc -aes-128-ctr -K 00 -iv 00 -nosalt </dev/zero 2>/dev/null | head -c {size}"
+    if shutil.which("openssl") is None:
+        make = f"seq 100000000 | head -c {size}"
+    want = subprocess.run(["sh", "-c", make + " | sha256sum"], capture_output=True, check=True).stdout
+    relay = f"{guest.bin}/vhpc-run sh -c 'tee /dev/fd/2'"
+    both = f"({make}) | {relay} 2>&3 | sha256sum >&4"
+    command = f"exec 4>&1; {{ {both}; }} 3>&1 4>&4 | sha256sum >&4"
+    done = subprocess.run(
+        ["bash", "-c", command], env=guest.env(), capture_output=True, timeout=200, check=True
+    )
+    assert done.stdout.splitlines() == want.splitlines() * 2
+
+
+def test_a_reader_that_stalls_stops_nobody_else(guest: Guest) -> None:
+    stalled = guest.popen("sh", "-c", "yes; :")
+    time.sleep(0.5)
+    try:
+        assert guest.run("sh", "-c", "head -c 3000000 /dev/zero | wc -c").stdout == b"3000000\n"
+        assert len(guest.run("head", "-c", "3000000", "/dev/zero").stdout) == 3000000
+    finally:
+        stalled.kill()
+        stalled.communicate()
+
+
+def test_stderr_flows_while_stdout_is_stalled(guest: Guest) -> None:
+    run = guest.popen("sh", "-c", "yes & sleep 0.5; for i in $(seq 2000); do echo line $i >&2; done; kill %1")
+    assert run.stderr is not None
+    for i in range(1, 2001):
+        assert run.stderr.readline() == f"line {i}\n".encode()
+    run.kill()
+    run.communicate()
+
+
+def test_a_closed_pipe_ends_the_writer(guest: Guest) -> None:
+    command = f"{guest.bin}/vhpc-run yes | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=guest.env(), capture_output=True, timeout=WAIT_S, check=True
+    )
+    assert done.stdout == b"y\n141\n"
+
+
+def test_what_a_program_leaves_behind_ends_with_it(guest: Guest) -> None:
+    began = time.monotonic()
+    done = guest.run("sh", "-c", "setsid sleep 1000 & echo $!")
+    assert time.monotonic() - began < 10
+    assert _gone(int(done.stdout))
+
+
+def test_a_client_that_is_killed_takes_its_session_with_it(guest: Guest) -> None:
+    run = guest.popen("sh", "-c", "setsid sleep 1000 & echo $! $$; sleep 1000")
+    assert run.stdout is not None
+    pids = [int(word) for word in run.stdout.readline().split()]
+    run.kill()
+    run.communicate()
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_signals_reach_the_main_process(guest: Guest) -> None:
+    run = guest.popen("sh", "-c", "trap 'echo usr1; exit 9' USR1; echo ready; while :; do sleep 0.05; done")
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"ready\n"
+    run.send_signal(signal.SIGUSR1)
+    assert run.communicate(timeout=WAIT_S)[0] == b"usr1\n"
+    assert run.returncode == 9
+
+
+# --- terminals ----------------------------------------------------------------
+
+
+def test_a_terminal_has_its_size_and_reads_lines(guest: Guest) -> None:
+    screen, status = _on_a_terminal(
+        guest, ["sh", "-c", "tty; stty size; read x; echo got $x; exit 3"], [b"hello\r"]
+    )
+    assert b"/dev/pts/" in screen
+    assert b"33 101\r\n" in screen
+    assert screen.endswith(b"hello\r\ngot hello\r\n")
+    assert os.waitstatus_to_exitcode(status) == 3
+
+
+def test_control_c_interrupts_and_control_d_ends(guest: Guest) -> None:
+    assert os.waitstatus_to_exitcode(_on_a_terminal(guest, ["sleep", "100"], [b"\x03"])[1]) == -signal.SIGINT
+    assert os.waitstatus_to_exitcode(_on_a_terminal(guest, ["cat"], [b"\x04"])[1]) == 0
+
+
+# --- host calls ---------------------------------------------------------------
+
+
+def test_a_host_command_runs_on_the_host_with_stdio_and_status(guest: Guest) -> None:
+    # The middle shell is the guest's, the inner one the host's: its parent is vhpc-run.
+    command = f"echo in | {guest.bin}/vhpc-agent --call sh -c 'cat; ps -o comm= -p $PPID; exit 5'; echo $?"
+    done = guest.run("sh", "-c", command, VHPC_RUN_COMMANDS="srun:sh")
+    assert done.stdout == b"in\nvhpc-run\n5\n"
+
+
+def test_only_allowed_commands_run_on_the_host(guest: Guest) -> None:
+    for allowed in ("", "srun", "srun:shx:s"):
+        done = guest.run(
+            f"{guest.bin}/vhpc-agent", "--call", "sh", "-c", "echo no", VHPC_RUN_COMMANDS=allowed
+        )
+        assert done.returncode == 126
+        assert done.stdout == b""
+        assert b"not among the commands that guests may run on the host" in done.stderr
+
+
+def test_a_host_command_is_found_on_the_hosts_own_path_only(guest: Guest, tmp_path: Path) -> None:
+    fake = tmp_path / "bin" / "vhpc-test-command"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho mine\n")
+    fake.chmod(0o755)
+    call, name = f"{guest.bin}/vhpc-agent", fake.name
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    done = guest.run(call, "--call", name, VHPC_RUN_COMMANDS=name, PATH=path)
+    assert done.returncode == 2
+    assert guest.run(call, "--call", str(fake), VHPC_RUN_COMMANDS=name, PATH=path).returncode == 2
+    done = guest.run(call, "--call", name, VHPC_RUN_COMMANDS=name, VHPC_RUN_COMMAND_PATH=str(fake.parent))
+    assert done.stdout == b"mine\n"
+
+
+def test_a_host_command_ends_when_its_caller_does(guest: Guest) -> None:
+    command = (
+        f"{guest.bin}/vhpc-agent --call sh -c 'echo $$; exec sleep 1000' & sleep 0.5; kill -9 $!; sleep 1"
+    )
+    done = guest.run("sh", "-c", command, VHPC_RUN_COMMANDS="sh")
+    assert _gone(int(done.stdout))
+
+
+def test_a_host_command_outside_of_a_session_is_refused(guest: Guest) -> None:
+    assert guest.run("true").returncode == 0  # the agent is up, and listens
+    call = [guest.bin / "vhpc-agent", "--call", "sh", "-c", "echo no"]
+    done = subprocess.run(call, env=guest.env(), capture_output=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 126
+    assert b"not started by a Slurm job" in done.stderr
+
+
+def test_a_host_command_on_a_terminal_has_one(guest: Guest) -> None:
+    argv = [f"{guest.bin}/vhpc-agent", "--call", "sh", "-c", "stty size; read x; echo host $x; exit 4"]
+    screen, status = _on_a_terminal(guest, argv, [b"hey\r"])
+    assert b"33 101\r\n" in screen
+    assert b"host hey\r\n" in screen
+    assert os.waitstatus_to_exitcode(status) == 4

@@ -1,0 +1,417 @@
+"""The life of leases: rules, service, and any order of events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from controller_lab import allocation, identity, manifest, request
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from vhpc_slurm.controller import leases
+from vhpc_slurm.controller.protocol import (
+    LeaseWire,
+    pack_allocation,
+    unpack_allocation,
+)
+from vhpc_slurm.controller.service import LeaseService
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    ImageIdentity,
+    LeaseRecord,
+    LeaseState,
+    NetworkIdentity,
+    NodeAllocation,
+)
+
+UNKNOWN = UserError("image nix:latest is unknown", "no such name", "see: vhpc image ls")
+
+
+class BrokenNetwork(NoNetwork):
+    """A fabric that can be told to fail; counts what it was asked."""
+
+    def __init__(self) -> None:
+        self.fails: set[str] = set()
+        self.calls: list[str] = []
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fails:
+            raise FabricError(f"{name} failed")
+
+    def apply(self, generation: Generation, identity: NetworkIdentity) -> None:
+        self._call("apply")
+
+    def verify(self, generation: Generation, identity: NetworkIdentity) -> None:
+        self._call("verify")
+
+    def strip(self, generation: Generation, identity: NetworkIdentity) -> None:
+        self._call("strip")
+
+
+@pytest.fixture
+def network() -> BrokenNetwork:
+    return BrokenNetwork()
+
+
+@pytest.fixture
+def service(network: BrokenNetwork) -> LeaseService:
+    return LeaseService(SqliteStore(":memory:"), network, reserve_mib=256, clock=lambda: 1000.0)
+
+
+def opened(service: LeaseService, **other: Any) -> LeaseRecord:
+    return service.open(request(**other), allocation(), identity())
+
+
+def state(service: LeaseService, record: LeaseRecord) -> LeaseState:
+    found = service.store.get(record.lease.generation)
+    assert found is not None
+    return found.lease.state
+
+
+def acknowledge(
+    service: LeaseService, record: LeaseRecord, node: str, clean: bool = True, note: str = ""
+) -> None:
+    service.acknowledge(record.lease.generation, node, clean=clean, note=note, timeline=None)
+
+
+# --- rules -----------------------------------------------------------------------
+
+
+def test_a_lease_goes_only_forward() -> None:
+    allowed = {
+        (a, b)
+        for a in LeaseState
+        for b in LeaseState
+        if _moves(LeaseRecord(replace(LEASE, state=a), 0, 0, ()), b)
+    }
+    assert allowed == {
+        (LeaseState.RESERVED, LeaseState.READY),
+        (LeaseState.RESERVED, LeaseState.REFUSED),
+        (LeaseState.RESERVED, LeaseState.ENDING),
+        (LeaseState.READY, LeaseState.ENDING),
+        (LeaseState.REFUSED, LeaseState.ENDING),
+        (LeaseState.ENDING, LeaseState.RELEASED),
+    }
+
+
+LEASE = leases.reserve(
+    Generation(1, 0, "0" * 8), request(1), allocation(), identity(), NetworkIdentity(), 0.0
+).lease
+
+
+def _moves(record: LeaseRecord, to: LeaseState) -> bool:
+    try:
+        return leases.move(record, to, 1.0).lease.state is to
+    except leases.TransitionError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "reserve", "line"),
+    [
+        (768, None, ""),
+        (767, None, "leaving 511 (ask for --mem=768M or more)"),
+        (512, 0, ""),
+        (1024, 600, "1024 MiB on n1, of which 600 MiB stay outside the guest, leaving 424"),
+        (100, None, "leaving 0 (ask for --mem=768M or more)"),
+        (0, None, "Slurm accounts no memory"),
+    ],
+)
+def test_too_little_memory_is_refused_with_the_numbers(
+    memory_mib: int, reserve: int | None, line: str
+) -> None:
+    job = request(mem_reserve_mib=reserve)
+    found = leases.misfit(job, allocation("n1", memory_mib=memory_mib), identity(512), 256)
+    assert line in found
+    assert bool(line) == bool(found)
+
+
+def test_the_smallest_node_decides() -> None:
+    nodes = Allocation(
+        (NodeAllocation("n1", (0,), 4096), NodeAllocation("n2", (0,), 300), NodeAllocation("n3", (0,), 4096))
+    )
+    assert " on n2," in leases.misfit(request(), nodes, identity(256), 256)
+
+
+# --- service ---------------------------------------------------------------------
+
+
+def test_the_same_request_has_the_same_lease(service: LeaseService) -> None:
+    first = opened(service)
+    assert first.lease.state is LeaseState.READY
+    assert opened(service).lease == first.lease
+    assert opened(service, job_name="renamed").lease == first.lease
+
+
+def test_the_image_is_resolved_once(service: LeaseService) -> None:
+    first = opened(service)
+    newer = replace(identity(), digest="sha256:" + "b" * 64)
+    assert service.open(request(), allocation(), newer).lease.image == first.lease.image
+    assert service.open(request(), allocation(), UNKNOWN).lease.image == first.lease.image
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes"),
+    [
+        (request(), allocation("n1")),
+        (request(), allocation(cpu_ids=(2, 3))),
+        (request(restart=1), allocation()),
+        (request(uid=2002, user="bob"), allocation()),
+    ],
+    ids=["nodes", "cores", "restart", "user"],
+)
+def test_anything_else_is_a_new_generation_and_ends_the_old(
+    service: LeaseService, job: Any, nodes: Allocation
+) -> None:
+    first = opened(service)
+    service.take(42, 0, "n1")
+    second = service.open(job, nodes, identity())
+    assert second.lease.generation.nonce != first.lease.generation.nonce
+    assert state(service, first) is LeaseState.ENDING
+    acknowledge(service, first, "n1")
+    assert state(service, first) is LeaseState.RELEASED
+    assert state(service, second) is LeaseState.READY
+
+
+def test_a_late_request_of_an_earlier_incarnation_changes_nothing(service: LeaseService) -> None:
+    second = opened(service, restart=1)
+    with pytest.raises(FabricError, match="restarted 1 times"):
+        opened(service, restart=0)
+    assert state(service, second) is LeaseState.READY
+
+
+def test_a_job_id_that_begins_anew_after_the_old_one_ended_gets_a_lease(service: LeaseService) -> None:
+    old = opened(service, restart=3)
+    service.end(42, None)
+    assert state(service, old) is LeaseState.RELEASED
+    assert opened(service, restart=0).lease.state is LeaseState.READY
+
+
+def test_a_user_s_error_is_a_refused_lease_with_his_line(
+    service: LeaseService, network: BrokenNetwork
+) -> None:
+    record = service.open(request(), allocation(), UNKNOWN)
+    assert record.lease.state is LeaseState.REFUSED
+    assert record.lease.refusal == "image nix:latest is unknown: no such name (see: vhpc image ls)"
+    assert service.open(request(), allocation(), identity()).lease == record.lease, "decided once"
+    small = service.open(request(43), allocation(memory_mib=300), identity())
+    assert small.lease.state is LeaseState.REFUSED
+    assert "needs 256 MiB" in small.lease.refusal
+    assert network.calls == [], "a refused lease holds nothing of the network"
+    taken = service.take(42, 0, "n1")
+    assert taken is not None
+    assert taken.lease.refusal == record.lease.refusal
+
+
+def test_a_fabric_that_will_not_leaves_the_lease_reserved_and_the_next_try_goes_on(
+    service: LeaseService, network: BrokenNetwork
+) -> None:
+    for stage in ("apply", "verify"):
+        network.fails = {stage}
+        with pytest.raises(FabricError, match=f"{stage} failed"):
+            opened(service)
+        assert service.take(42, 0, "n1") is None, "nothing is handed out before READY"
+    (reserved,) = service.store.live()
+    network.fails = set()
+    record = opened(service)
+    assert record.lease.generation == reserved.lease.generation
+    assert record.lease.state is LeaseState.READY
+
+
+def test_a_fabric_that_keeps_the_keys_keeps_the_lease(service: LeaseService, network: BrokenNetwork) -> None:
+    record = opened(service)
+    network.fails = {"strip"}
+    service.end(42, 0)
+    assert state(service, record) is LeaseState.ENDING
+    network.fails = set()
+    service.settle()
+    assert state(service, record) is LeaseState.RELEASED
+
+
+def test_only_nodes_that_took_the_lease_hold_it_back(service: LeaseService) -> None:
+    record = opened(service)
+    assert service.take(42, 0, "n2") is not None
+    service.look(42, 0)
+    service.end(42, 0)
+    assert state(service, record) is LeaseState.ENDING
+    acknowledge(service, record, "n1")
+    assert state(service, record) is LeaseState.ENDING
+    acknowledge(service, record, "n2", clean=False, note="domain will not die")
+    found = service.store.get(record.lease.generation)
+    assert found is not None
+    assert found.unclean == (("n2", "domain will not die"),)
+    assert state(service, record) is LeaseState.ENDING
+    acknowledge(service, record, "n2")
+    assert state(service, record) is LeaseState.RELEASED
+
+
+def test_acknowledgements_before_the_end_count_at_the_end(service: LeaseService) -> None:
+    record = opened(service)
+    for node in ("n1", "n2"):
+        service.take(42, None, node)
+        acknowledge(service, record, node)
+    assert state(service, record) is LeaseState.READY
+    service.end(42, 0)
+    assert state(service, record) is LeaseState.RELEASED
+
+
+def test_a_node_that_takes_the_lease_again_must_acknowledge_again(service: LeaseService) -> None:
+    record = opened(service)
+    service.take(42, 0, "n1")
+    acknowledge(service, record, "n1")
+    service.take(42, 0, "n1")
+    service.end(42, 0)
+    assert state(service, record) is LeaseState.ENDING
+
+
+def test_a_lease_that_is_over_is_not_handed_out(service: LeaseService) -> None:
+    opened(service)
+    service.end(42, 0)
+    with pytest.raises(FabricError, match="has ended"):
+        service.take(42, 0, "n1")
+    assert service.take(42, 1, "n1") is None, "the next incarnation is waited for"
+    opened(service, restart=1)
+    with pytest.raises(FabricError, match="was restarted"):
+        service.take(42, 0, "n1")
+
+
+def test_a_node_without_a_part_gets_nothing(service: LeaseService) -> None:
+    opened(service)
+    with pytest.raises(FabricError, match="no part on node n9"):
+        service.take(42, 0, "n9")
+
+
+def test_unknown_jobs_and_generations_are_no_error_where_a_node_cannot_help_it(service: LeaseService) -> None:
+    service.end(999, None)
+    service.acknowledge(Generation(999, 0, "0" * 8), "n1", clean=True, note="", timeline=None)
+    assert service.look(999, None) is None
+
+
+def test_the_end_of_one_incarnation_leaves_a_later_one_alone(service: LeaseService) -> None:
+    record = opened(service, restart=2)
+    service.end(42, 1)
+    assert state(service, record) is LeaseState.READY
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "why"),
+    [
+        (request(0), allocation(), "job id"),
+        (request(), Allocation(()), "no nodes"),
+        (request(), allocation("n1", "n1"), "twice"),
+        (request(), allocation("n1/../x"), "no node names"),
+        (request(), allocation(cpu_ids=()), "without CPUs"),
+    ],
+)
+def test_nonsense_gets_no_lease(service: LeaseService, job: Any, nodes: Allocation, why: str) -> None:
+    with pytest.raises(FabricError, match=why):
+        service.open(job, nodes, identity())
+    assert service.store.live() == ()
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Events in any order, against a model that only knows who holds what."""
+
+    NODES = ("n1", "n2")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.service = LeaseService(SqliteStore(":memory:"), NoNetwork(), reserve_mib=0, clock=lambda: 1.0)
+        self.holds: dict[Generation, set[str]] = {}
+        self.over: set[Generation] = set()
+
+    jobs = st.integers(1, 2)
+    restarts = st.integers(0, 2)
+    nodes = st.sampled_from(NODES)
+
+    @rule(job=jobs, restart=restarts, cores=st.sampled_from([(0,), (1,)]), known=st.booleans())
+    def open(self, job: int, restart: int, cores: tuple[int, ...], known: bool) -> None:
+        image: ImageIdentity | UserError = identity(0) if known else UNKNOWN
+        try:
+            record = self.service.open(request(job, restart), allocation(*self.NODES, cpu_ids=cores), image)
+        except FabricError:
+            return
+        mine = record.lease.generation
+        assert mine not in self.over
+        self.holds.setdefault(mine, set())
+        self.over |= {other for other in self.holds if other.job_id == job and other != mine}
+
+    @rule(job=jobs, restart=st.none() | restarts, node=nodes)
+    def take(self, job: int, restart: int | None, node: str) -> None:
+        try:
+            record = self.service.take(job, restart, node)
+        except FabricError:
+            return
+        if record is not None:
+            assert record.lease.generation not in self.over
+            self.holds[record.lease.generation].add(node)
+
+    @rule(job=jobs, restart=st.none() | restarts)
+    def end(self, job: int, restart: int | None) -> None:
+        self.service.end(job, restart)
+        self.over |= {
+            known
+            for known in self.holds
+            if known.job_id == job and (restart is None or known.restart <= restart)
+        }
+
+    @rule(data=st.data(), node=nodes, clean=st.booleans())
+    def acknowledge(self, data: st.DataObject, node: str, clean: bool) -> None:
+        if self.holds:
+            generation = data.draw(st.sampled_from(sorted(self.holds)))
+            self.service.acknowledge(generation, node, clean=clean, note="", timeline=None)
+            released = generation in self.over and not self.holds[generation]
+            if clean:
+                self.holds[generation].discard(node)
+            elif not released:
+                pass  # a node that cannot say that it is clean holds what it held
+
+    @invariant()
+    def at_most_one_usable_lease_a_job(self) -> None:
+        usable = [
+            r.lease.generation.job_id for r in self.service.store.live() if r.lease.state in leases.USABLE
+        ]
+        assert len(usable) == len(set(usable))
+
+    @invariant()
+    def released_exactly_when_over_and_held_by_nobody(self) -> None:
+        for generation, holders in self.holds.items():
+            record = self.service.store.get(generation)
+            assert record is not None
+            assert (record.lease.state is LeaseState.RELEASED) == (generation in self.over and not holders)
+            assert (record.lease.state in leases.USABLE) == (generation not in self.over)
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
+
+
+# --- wire ------------------------------------------------------------------------
+
+
+def test_a_thousand_equal_nodes_travel_as_one_layout_in_their_order() -> None:
+    names = tuple(f"n{number}" for number in range(1000, 0, -1))
+    nodes = allocation(*names, cpu_ids=tuple(range(128)))
+    packed = pack_allocation(nodes)
+    assert [layout.cpu_ids for layout in packed] == ["0-127"]
+    assert unpack_allocation(packed) == nodes
+
+
+def test_a_lease_survives_the_wire() -> None:
+    import msgspec
+
+    lease = replace(
+        LEASE, refusal="nö", network=NetworkIdentity("ib", pkey=5, addresses=(("n1", "10.0.0.1"),))
+    )
+    raw = msgspec.json.encode(LeaseWire.pack(lease))
+    assert msgspec.json.decode(raw, type=LeaseWire).unpack() == lease
+    assert lease.image is not None
+    assert lease.image.manifest == manifest()

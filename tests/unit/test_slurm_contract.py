@@ -1,0 +1,162 @@
+"""One contract for every adapter of the Slurm port.
+
+``replayed`` runs the scontrol adapter against stand-ins for Slurm's commands
+that print what the real ones printed (data/scontrol); ``scontrol`` and
+``pyslurm`` run against the cluster of this host where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from vhpc_slurm.slurm.job import NoSuchJobError, Slurm, SlurmError
+from vhpc_slurm.slurm.pyslurm_adapter import PySlurm, unavailable
+from vhpc_slurm.slurm.scontrol import Scontrol
+
+DATA = Path(__file__).parents[1] / "data"
+GONE = 99999
+ADAPTERS = ("replayed-22.05", "replayed-24.11", "replayed-26.05", "scontrol", "pyslurm")
+
+# Exit codes and messages of the commands for a job that is unknown: as captured.
+SCONTROL = """#!/bin/sh
+here=$(dirname "$0")
+echo "$0 $*" >> "$here/calls"
+env >> "$here/env"
+case "$*" in
+"-o show job -d 99999") echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
+"-o show job -d 2") cat "$here/job";;
+"show config") echo "PrivateData             = $(cat "$here/private")"
+    echo "SlurmUser               = slurm(64030)";;
+"requeue 99999"|"update jobid=99999"*) echo "Invalid job id specified for job 99999" >&2; exit 1;;
+esac
+"""
+SQUEUE = """#!/bin/sh
+printf '2           RUNNING             0         1795200394              None\\n'
+printf '3           PENDING             1         N/A                     BeginTime\\n'
+"""
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def replay(folder: Path, version: str) -> Scontrol:
+    script(folder / "scontrol", SCONTROL)
+    script(folder / "squeue", SQUEUE)
+    script(folder / "scancel", '#!/bin/sh\necho "$0 $*" >> "$(dirname "$0")/calls"\n')
+    (folder / "private").write_text("none")
+    shutil.copy(DATA / "scontrol" / version / "two-merged.txt", folder / "job")
+    return Scontrol(str(folder))
+
+
+def live_version() -> str:
+    """Version of the Slurm whose controller answers on this host; empty when there is none."""
+    if shutil.which("scontrol") is None:
+        return ""
+    try:
+        ping = subprocess.run(["scontrol", "ping"], capture_output=True, timeout=5, check=False)
+    except subprocess.TimeoutExpired:
+        return ""
+    if ping.returncode:
+        return ""
+    version = subprocess.run(["scontrol", "--version"], capture_output=True, text=True, check=True)
+    return version.stdout.split()[1]
+
+
+@pytest.fixture(params=ADAPTERS)
+def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
+    kind, _, version = str(request.param).partition("-")
+    if kind == "replayed":
+        return replay(tmp_path, version)
+    running = live_version()
+    if kind == "pyslurm" and (reason := unavailable(running or "25.11.0")):
+        pytest.skip(reason)
+    if not running:
+        pytest.skip("no slurmctld answers here: run in a cluster, such as lab/vlab exec ctl")
+    return PySlurm() if kind == "pyslurm" else Scontrol()
+
+
+def test_a_job_that_is_gone_has_its_own_error(slurm: Slurm) -> None:
+    with pytest.raises(NoSuchJobError):
+        slurm.load(GONE)
+    with pytest.raises(NoSuchJobError):
+        slurm.requeue(GONE)
+    with pytest.raises(NoSuchJobError):
+        slurm.set_admin_comment(GONE, "vhpc: hello")
+
+
+def test_cancelling_a_job_that_is_gone_is_no_error(slurm: Slurm) -> None:
+    slurm.cancel(GONE)
+
+
+def test_every_listed_job_can_be_told_apart(slurm: Slurm) -> None:
+    jobs = slurm.jobs()
+    assert all(job.job_id > 0 and job.restarts >= 0 and job.state.isupper() for job in jobs)
+    assert all(job.started is None or job.started > 1e9 for job in jobs)
+
+
+def test_a_running_job_has_its_nodes_cpus_and_memory(slurm: Slurm) -> None:
+    running = [job for job in slurm.jobs() if job.state == "RUNNING"]
+    if not running:
+        pytest.skip("no job runs")
+    job = slurm.load(running[0].job_id)
+    assert job.job_id == running[0].job_id
+    assert job.user
+    assert all(part.cpu_ids and part.memory_mib for part in job.allocation.nodes)
+    assert job.allocation.nodes
+
+
+# --- what is the scontrol adapter's own ------------------------------------------
+
+
+def test_commands_get_nothing_of_our_environment_and_no_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = replay(tmp_path, "24.11")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    monkeypatch.setenv("SECRET", "1")
+    slurm.set_admin_comment(7, "a; touch /tmp/x\n $(id) 'q'")
+    assert (tmp_path / "calls").read_text() == (
+        f"{tmp_path}/scontrol update jobid=7 AdminComment=a; touch /tmp/x $(id) 'q'\n"
+    )
+    names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert names <= {"LC_ALL", "PATH", "SLURM_TIME_FORMAT", "PWD", "_", "OLDPWD", "SHLVL"}
+
+
+def test_a_slurmctld_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path) -> None:
+    script(tmp_path / "scontrol", "#!/bin/sh\nexec sleep 60\n")
+    began = time.monotonic()
+    with pytest.raises(SlurmError, match=r"no answer within 0\.3 s"):
+        Scontrol(str(tmp_path), timeout_s=0.3).load(1)
+    assert time.monotonic() - began < 5
+
+
+def test_missing_commands_are_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match="slurm_bin"):
+        Scontrol(str(tmp_path)).load(1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
+def test_hidden_jobs_are_not_taken_for_ended_ones(tmp_path: Path) -> None:
+    from controller_lab import NOBODY, ChildError, as_uid
+
+    slurm = replay(tmp_path, "24.11")
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    (tmp_path / "calls").touch(mode=0o666)
+    (tmp_path / "private").write_text("accounts,jobs")
+    assert len(slurm.jobs()) == 2
+    with pytest.raises(ChildError, match="does not show all jobs"):
+        as_uid(NOBODY, slurm.jobs)
+    (tmp_path / "private").write_text("accounts")
+    assert len(as_uid(NOBODY, slurm.jobs)) == 2

@@ -1,0 +1,257 @@
+"""Who vhpcd listens to, what it drops, and what its client believes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from controller_lab import (
+    HAVE_MUNGED,
+    NOBODY,
+    ChildError,
+    Munged,
+    allocation,
+    as_uid,
+    munged,
+    request,
+    stop,
+)
+from vhpcd_process import ME, SLURM_USER, Vhpcd, frame_of, make
+
+from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.server import NONCE_LIFE_S, FreshNonces
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.munge import Munge
+
+pytestmark = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
+root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Munged]:
+    with munged() as found:
+        yield found
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
+    found = make(tmp_path, daemon)
+    yield found
+    if found.process is not None:
+        stop(found.process)
+
+
+@pytest.fixture
+def vhpcd(stopped: Vhpcd) -> Vhpcd:
+    return stopped.start()
+
+
+# --- who is heard, and what is not ------------------------------------------------------
+
+
+@root
+@pytest.mark.parametrize("call", ["status", "leases"])
+def test_other_users_are_not_heard_and_told_so(vhpcd: Vhpcd, call: str) -> None:
+    ask: Callable[[], Any] = getattr(vhpcd.client, call)
+    with pytest.raises(ChildError, match=f"does not listen to uid {NOBODY}") as caught:
+        as_uid(NOBODY, ask)
+    assert caught.value.args[0] == "UserError"
+    assert f"uid {NOBODY} at 127.0.0.1 is not listened to" in vhpcd.log
+
+
+@root
+def test_slurm_s_user_is_heard(vhpcd: Vhpcd) -> None:
+    uid = pwd.getpwnam(SLURM_USER).pw_uid
+    client = vhpcd.client
+    assert as_uid(uid, lambda: client.open_generation(request(), allocation()).state) == "ready"
+
+
+def test_a_request_sent_again_is_refused_also_by_another_munged(vhpcd: Vhpcd, daemon: Munged) -> None:
+    sealed = vhpcd.munge().encode(wire.wrap("request", "b" * 32, wire.AskStatus()))
+    assert vhpcd.raw(frame_of(sealed), end=False)
+    assert vhpcd.raw(frame_of(sealed), end=False) == b"", "munged knows the credential"
+    assert "Replayed credential" in vhpcd.log
+    # A munged that was restarted has forgotten; so do we ask with the same nonce in a new credential.
+    answer = vhpcd.tell(wire.wrap("request", "b" * 32, wire.AskStatus()))
+    assert isinstance(answer, wire.Failure)
+    assert "seen this request before" in answer.what
+
+
+def test_an_expired_request_is_told_about_the_clocks(vhpcd: Vhpcd) -> None:
+    sealed = vhpcd.munge().encode(
+        wire.wrap("request", "c" * 32, wire.Ending(job_id=1, restart=None)), ttl_s=1
+    )
+    time.sleep(2.2)
+    frame = vhpcd.raw(frame_of(sealed), end=False)
+    answer = wire.read_answer(wire.unwrap(vhpcd.munge().decode(frame[4:]).payload, "answer"))
+    assert isinstance(answer, wire.Failure)
+    assert "Expired" in answer.why
+
+
+def test_a_forged_request_is_dropped(vhpcd: Vhpcd) -> None:
+    with munged() as stranger:
+        sealed = Munge(str(stranger.socket)).encode(wire.wrap("request", "d" * 32, wire.AskStatus()))
+    assert vhpcd.raw(frame_of(sealed)) == b""
+    assert "Invalid credential" in vhpcd.log
+    assert vhpcd.client.status()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"\0\0\0\0",
+        frame_of(b"hello"),
+        frame_of(b"MUNGE:AwQDAAD:"),
+        struct.pack(">I", 1000) + b"MUNGE:",
+        struct.pack(">I", (1 << 20) + 1) + b"x" * 100,
+        b"\xff" * 5000,
+        frame_of(os.urandom(1 << 20)),
+    ],
+    ids=["nothing", "http", "empty", "text", "stub", "short", "oversize", "ff", "largest"],
+)
+def test_garbage_is_dropped_without_an_answer(vhpcd: Vhpcd, data: bytes) -> None:
+    assert vhpcd.raw(data) == b""
+    assert vhpcd.client.status()
+    assert "Traceback" not in vhpcd.log
+
+
+def test_authentic_nonsense_is_answered_or_dropped(vhpcd: Vhpcd) -> None:
+    def body(raw: bytes, version: int = 1, nonce: str = "") -> bytes:
+        fields = {"message": "request", "version": version, "nonce": nonce or os.urandom(16).hex()}
+        return msgspec.json.encode(fields | {"body": msgspec.Raw(raw)})
+
+    for raw in (b'{"type":"format disk"}', b'{"type":"ending"}', b"[]", b'{"type":"status","more":1}'):
+        answer = vhpcd.tell(body(raw))
+        assert isinstance(answer, wire.Failure)
+        assert answer.kind == "fabric"
+    answer = vhpcd.tell(body(b'{"type":"status"}', version=2))
+    assert isinstance(answer, wire.Failure)
+    assert "speaks protocol 1" in answer.why
+    ack = {"type": "acknowledge", "generation": "../../x", "node": "n1", "clean": True}
+    answer = vhpcd.tell(body(msgspec.json.encode(ack)))
+    assert isinstance(answer, wire.Failure)
+    assert "not a generation" in answer.why
+    for payload in (b"", b"{}", b"\xff", body(b"{}", nonce="x"), wire.wrap("answer", "e" * 32, wire.Done())):
+        assert vhpcd.raw(frame_of(vhpcd.munge().encode(payload))) == b""
+    assert "Traceback" not in vhpcd.log
+
+
+def test_many_silent_connections_do_not_keep_others_out(vhpcd: Vhpcd) -> None:
+    with contextlib.ExitStack() as held:
+        for _ in range(300):
+            link = held.enter_context(socket.create_connection(("127.0.0.1", vhpcd.config.controller.port)))
+            link.sendall(struct.pack(">I", 1 << 20) + b"x" * 1000)
+        assert vhpcd.client.status().connections >= 300
+
+
+@pytest.mark.slow
+def test_a_silent_connection_is_closed(vhpcd: Vhpcd) -> None:
+    began = time.monotonic()
+    assert vhpcd.raw(struct.pack(">I", 100), end=False, seconds=30.0) == b""
+    assert 9.0 < time.monotonic() - began < 15.0
+
+
+def test_nonces_are_forgotten_only_after_their_credentials() -> None:
+    nonces = FreshNonces()
+    assert nonces.fresh("a", 0.0)
+    assert not nonces.fresh("a", NONCE_LIFE_S - 1)
+    assert nonces.fresh("a", NONCE_LIFE_S + 1)
+    assert NONCE_LIFE_S > 2 * wire.TTL_S
+
+
+# --- what the client believes ------------------------------------------------------------
+
+
+class Impostor:
+    """Listens where vhpcd should, and answers what the test makes of the request."""
+
+    def __init__(self, munge: Munge, make: Callable[[bytes], bytes]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._munge, self._make = munge, make
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = self._listener.accept()
+                with link:
+                    (length,) = struct.unpack(">I", link.recv(4, socket.MSG_WAITALL))
+                    link.sendall(self._make(link.recv(length, socket.MSG_WAITALL)))
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def asked(daemon: Munged, make: Callable[[Munge, bytes], bytes], user: str = ME) -> Any:
+    munge = Munge(str(daemon.socket))
+    impostor = Impostor(munge, lambda credential: make(munge, credential))
+    try:
+        settings = Controller(
+            host="127.0.0.1",
+            port=impostor.port,
+            user=user,
+            munge_socket=str(daemon.socket),
+            request_timeout_s=2,
+        )
+        return ControllerClient(Config(controller=settings)).status()
+    finally:
+        impostor.close()
+
+
+def reply(munge: Munge, credential: bytes, nonce: str | None = None) -> bytes:
+    envelope = wire.unwrap(munge.decode(credential).payload, "request")
+    return wire.wrap("answer", nonce or envelope.nonce, wire.Failure(kind="user", what="from the impostor"))
+
+
+def test_an_answer_of_the_right_user_is_believed(daemon: Munged) -> None:
+    with pytest.raises(UserError, match="from the impostor"):
+        asked(daemon, lambda munge, credential: frame_of(munge.encode(reply(munge, credential))))
+
+
+def test_an_answer_to_another_request_is_not_believed(daemon: Munged) -> None:
+    with pytest.raises(FabricError, match="another request"):
+        asked(daemon, lambda munge, credential: frame_of(munge.encode(reply(munge, credential, "f" * 32))))
+
+
+def test_our_own_request_sent_back_is_not_believed(daemon: Munged) -> None:
+    with pytest.raises(FabricError, match="request where answer"):
+        asked(daemon, lambda _, credential: frame_of(credential))
+
+
+@root
+def test_an_answer_of_another_user_is_not_believed(daemon: Munged) -> None:
+    def forge(munge: Munge, credential: bytes) -> bytes:
+        answer = reply(munge, credential)
+        return frame_of(as_uid(NOBODY, lambda: munge.encode(answer)))
+
+    with pytest.raises(FabricError, match=f"uid {NOBODY} wrote it, not {ME} or root"):
+        asked(daemon, forge)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (frame_of(b"MUNGE:AwQDAAD:"), "cannot be trusted"),
+        (struct.pack(">I", 1 << 31), "is not vhpcd"),
+        (b"", "does not answer"),
+        (struct.pack(">I", 100) + b"MUNGE", "does not answer"),
+    ],
+)
+def test_garbage_is_not_believed(daemon: Munged, answer: bytes, why: str) -> None:
+    with pytest.raises(FabricError, match=why):
+        asked(daemon, lambda *_: answer)

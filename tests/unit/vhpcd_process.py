@@ -1,0 +1,139 @@
+"""A vhpcd process for tests: its own database, port, catalogue and stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import socket
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from controller_lab import (
+    Munged,
+    free_port,
+    manifest,
+    publish,
+    stop,
+    wait_for,
+)
+
+from vhpc_slurm.config import Config, Controller, Images, load
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.munge import Munge
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+SLURM_USER = "daemon"
+SOURCES = str(Path(__file__).parents[2] / "python")
+
+
+@dataclass
+class Vhpcd:
+    """A vhpcd that can be started and stopped, on its own database, port and catalogue."""
+
+    folder: Path
+    config: Config
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    @property
+    def client(self) -> ControllerClient:
+        return ControllerClient(self.config)
+
+    def start(self) -> Vhpcd:
+        port = self.config.controller.port
+        with (self.folder / "log").open("a") as log:
+            self.process = self.spawn(log)
+        wait_for(lambda: f"port {port}" in self.log or self.process.poll() is not None, "vhpcd did not start")
+        assert self.process.poll() is None, self.log
+        return self
+
+    def spawn(self, log: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "vhpc_slurm.controller.server",
+            "--config",
+            self.folder / "vhpc.toml",
+        ]
+        return subprocess.Popen(
+            command, stderr=log, text=True, env={"PYTHONPATH": SOURCES, "PATH": "/usr/bin:/bin"}
+        )
+
+    def stop(self) -> int:
+        assert self.process is not None
+        code = stop(self.process)
+        self.process = None
+        (self.folder / "log").write_text("")
+        return code
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+        (self.folder / "log").write_text("")
+
+    def raw(self, data: bytes, *, end: bool = True, seconds: float = 15.0) -> bytes:
+        """Send bytes as they are; all that comes back."""
+        with socket.create_connection(("127.0.0.1", self.config.controller.port), timeout=seconds) as link:
+            link.sendall(data)
+            if end:
+                link.shutdown(socket.SHUT_WR)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                while chunk := link.recv(65536):
+                    answer += chunk
+            return answer
+
+    def munge(self) -> Munge:
+        return Munge(self.config.controller.munge_socket)
+
+    def tell(self, payload: bytes, **how: Any) -> wire.Answer:
+        """Send a payload in a credential of our own; the answer."""
+        sealed = self.munge().encode(payload, **how)
+        frame = self.raw(frame_of(sealed), end=False)
+        return wire.read_answer(wire.unwrap(self.munge().decode(frame[4:]).payload, "answer"))
+
+
+def frame_of(data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + data
+
+
+def make(folder: Path, daemon: Munged) -> Vhpcd:
+    publish(folder / "catalog", manifest())
+    (folder / "bin").mkdir()
+    for name in ("squeue", "scontrol", "scancel"):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\ncat {folder}/{name}.out 2>/dev/null\n")
+        (folder / "bin" / name).chmod(0o755)
+    config = Config(
+        controller=Controller(
+            host="127.0.0.1",
+            listen="127.0.0.1",
+            port=free_port(),
+            user=ME,
+            slurm_user=SLURM_USER,
+            database=str(folder / "state/leases.sqlite"),
+            munge_socket=str(daemon.socket),
+            request_timeout_s=8,
+            slurm_bin=str(folder / "bin"),
+        ),
+        images=Images(catalog=str(folder / "catalog")),
+    )
+    settings = msgspec.to_builtins(config.controller)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    (folder / "vhpc.toml").write_text(
+        "\n".join(["[controller]", *lines, "[images]", f'catalog = "{folder}/catalog"'])
+    )
+    assert load(folder / "vhpc.toml") == config
+    return Vhpcd(folder, config)
