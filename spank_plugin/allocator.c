@@ -1,4 +1,5 @@
-/* A command that creates a job: check what was asked and hand it to the job's control environment. */
+/* A command that creates a job: check what was asked and hand it to the job's control environment.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

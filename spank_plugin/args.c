@@ -60,9 +60,10 @@ bool vhpc_args_read(struct vhpc_args *args, int count, char *const *words)
             snprintf(first, sizeof first,
                      "plugstack.conf: unknown argument '%s' of vhpc.so; see vhpc-spank(8)", shown);
         else
-            snprintf(first, sizeof first,
-                     "plugstack.conf: '%s': an absolute directory of less than %d bytes is expected",
-                     shown, VHPC_DIR_SIZE);
+            snprintf(
+                first, sizeof first,
+                "plugstack.conf: '%s': an absolute directory of less than %d bytes is expected",
+                shown, VHPC_DIR_SIZE);
     }
     memcpy(args->wrong, first, sizeof args->wrong);
     return first[0] == '\0';

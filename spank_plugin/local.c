@@ -43,7 +43,8 @@ void vhpc_local_init(void)
         image = getenv("SLURM_SPANK_VHPC_IMAGE");
     if (image != NULL && strlen(image) < sizeof shell_image) {
         snprintf(shell_image, sizeof shell_image, "%s", image);
-        /* Tells the tasks, whatever else of the environment reaches them, that the job has guests. */
+        /* Tells the tasks, whatever else of the environment reaches them, that the job has guests.
+         */
         (void)setenv(vhpc_carrier(VHPC_IMAGE, name), shell_image, 1);
     }
     vhpc_forget_handed_down();

@@ -41,8 +41,8 @@ static bool is_image_tag(const char *text, size_t length)
     if (length == 0 || length > IMAGE_PART_MAX || text[0] == '.' || text[0] == '-')
         return false;
     for (size_t i = 0; i < length; i++)
-        if (!is_lower_or_digit(text[i]) && !is_upper(text[i]) && text[i] != '.' &&
-            text[i] != '_' && text[i] != '-')
+        if (!is_lower_or_digit(text[i]) && !is_upper(text[i]) && text[i] != '.' && text[i] != '_' &&
+            text[i] != '-')
             return false;
     return true;
 }
@@ -130,66 +130,76 @@ static bool parse_console(const char *text, char value[VHPC_VALUE_SIZE], const c
 }
 
 const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
-    [VHPC_IMAGE] = {
-        .name = "vhpc-image",
-        .arginfo = "NAME[:TAG]",
-        .variable = "VHPC_IMAGE",
-        .usage = "run the job inside KVM guests of this image on its nodes",
-        .detail =
-            "Run the batch script and every task of the job inside KVM guests that are booted "
-            "from the image NAME for this job alone, one set on each of its nodes, and are gone "
-            "when the job ends. Without a TAG, latest is meant. All nodes boot the same bytes: "
-            "the name is resolved to a digest once, when the job starts. `vhpc image ls` shows "
-            "what there is. Within a job the option may be repeated for a step, but only with "
-            "the job's own image; a step without it runs in the guests too.",
-        .parse = parse_image,
-    },
-    [VHPC_MEM_RESERVE] = {
-        .name = "vhpc-mem-reserve",
-        .arginfo = "SIZE",
-        .variable = "VHPC_MEM_RESERVE",
-        .usage = "memory of the job kept on the host side of each node [KMGT] (default unit: M)",
-        .detail =
-            "Memory on each node that is taken from the job's allocation for the host side: the "
-            "virtual machine monitor, file sharing, and the batch script with "
-            "--vhpc-batch=host. The guests get the rest. A whole number with the suffix K, M, G "
-            "or T; without suffix it is MiB, as for --mem. Parts of a MiB are rounded up. The "
-            "site sets the default and may set a minimum.",
-        .parse = parse_mem_reserve,
-    },
-    [VHPC_BATCH] = {
-        .name = "vhpc-batch",
-        .arginfo = "guest|host",
-        .variable = "VHPC_BATCH",
-        .usage = "where the batch script runs; srun's tasks run in guests either way",
-        .detail =
-            "guest (the default) runs the batch script, or salloc's interactive shell, in the "
-            "guest of the job's first node. host leaves it on the node itself, and only the "
-            "tasks that srun starts go into the guests.",
-        .parse = parse_batch,
-    },
-    [VHPC_TIMEOUT] = {
-        .name = "vhpc-timeout",
-        .arginfo = "SECONDS",
-        .variable = "VHPC_TIMEOUT",
-        .usage = "how long a guest may take to boot before the job fails",
-        .detail =
-            "Seconds, 1 to 3600, that a guest may take from its start until its agent says that "
-            "it is ready. Then the job fails with one line on its stderr. The site sets the "
-            "default, and never allows more than its own limit.",
-        .parse = parse_timeout,
-    },
-    [VHPC_CONSOLE] = {
-        .name = "vhpc-console",
-        .arginfo = "PATH",
-        .variable = "VHPC_CONSOLE",
-        .usage = "file that gets the guests' console output",
-        .detail =
-            "File that receives the console output of the guests when they end, written as the "
-            "user. A relative path is relative to the job's working directory. At most 1024 "
-            "bytes of UTF-8 without control characters.",
-        .parse = parse_console,
-    },
+    [VHPC_IMAGE] =
+        {
+            .name = "vhpc-image",
+            .arginfo = "NAME[:TAG]",
+            .variable = "VHPC_IMAGE",
+            .usage = "run the job inside KVM guests of this image on its nodes",
+            .detail =
+                "Run the batch script and every task of the job inside KVM guests that are booted "
+                "from the image NAME for this job alone, one set on each of its nodes, and are "
+                "gone "
+                "when the job ends. Without a TAG, latest is meant. All nodes boot the same bytes: "
+                "the name is resolved to a digest once, when the job starts. `vhpc image ls` shows "
+                "what there is. Within a job the option may be repeated for a step, but only with "
+                "the job's own image; a step without it runs in the guests too.",
+            .parse = parse_image,
+        },
+    [VHPC_MEM_RESERVE] =
+        {
+            .name = "vhpc-mem-reserve",
+            .arginfo = "SIZE",
+            .variable = "VHPC_MEM_RESERVE",
+            .usage =
+                "memory of the job kept on the host side of each node [KMGT] (default unit: M)",
+            .detail =
+                "Memory on each node that is taken from the job's allocation for the host side: "
+                "the "
+                "virtual machine monitor, file sharing, and the batch script with "
+                "--vhpc-batch=host. The guests get the rest. A whole number with the suffix K, M, "
+                "G "
+                "or T; without suffix it is MiB, as for --mem. Parts of a MiB are rounded up. The "
+                "site sets the default and may set a minimum.",
+            .parse = parse_mem_reserve,
+        },
+    [VHPC_BATCH] =
+        {
+            .name = "vhpc-batch",
+            .arginfo = "guest|host",
+            .variable = "VHPC_BATCH",
+            .usage = "where the batch script runs; srun's tasks run in guests either way",
+            .detail =
+                "guest (the default) runs the batch script, or salloc's interactive shell, in the "
+                "guest of the job's first node. host leaves it on the node itself, and only the "
+                "tasks that srun starts go into the guests.",
+            .parse = parse_batch,
+        },
+    [VHPC_TIMEOUT] =
+        {
+            .name = "vhpc-timeout",
+            .arginfo = "SECONDS",
+            .variable = "VHPC_TIMEOUT",
+            .usage = "how long a guest may take to boot before the job fails",
+            .detail =
+                "Seconds, 1 to 3600, that a guest may take from its start until its agent says "
+                "that "
+                "it is ready. Then the job fails with one line on its stderr. The site sets the "
+                "default, and never allows more than its own limit.",
+            .parse = parse_timeout,
+        },
+    [VHPC_CONSOLE] =
+        {
+            .name = "vhpc-console",
+            .arginfo = "PATH",
+            .variable = "VHPC_CONSOLE",
+            .usage = "file that gets the guests' console output",
+            .detail =
+                "File that receives the console output of the guests when they end, written as the "
+                "user. A relative path is relative to the job's working directory. At most 1024 "
+                "bytes of UTF-8 without control characters.",
+            .parse = parse_console,
+        },
 };
 
 bool vhpc_values_set(struct vhpc_values *values, enum vhpc_option_id id, const char *origin,

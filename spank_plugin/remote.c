@@ -27,8 +27,8 @@ struct task {
     uint32_t step;
     uint32_t restart;
     bool restart_known;
-    const char *image; /* what the option asked for, NULL when it was not given */
-    bool asked;        /* the job or the step wants guests, whatever this node says */
+    const char *image;   /* what the option asked for, NULL when it was not given */
+    bool asked;          /* the job or the step wants guests, whatever this node says */
     char generation[64]; /* what an earlier task of this job ran in, "" when unknown */
     char node[256];
 };
@@ -93,8 +93,8 @@ static void read_generation(spank_t spank, struct task *task)
     char prefix[16];
     int length = snprintf(prefix, sizeof prefix, "%u.", task->job);
 
-    if (spank_getenv(spank, VHPC_ENV_JOB_GENERATION, task->generation,
-                     sizeof task->generation) != ESPANK_SUCCESS ||
+    if (spank_getenv(spank, VHPC_ENV_JOB_GENERATION, task->generation, sizeof task->generation) !=
+            ESPANK_SUCCESS ||
         strncmp(task->generation, prefix, (size_t)length) != 0)
         task->generation[0] = '\0';
 }

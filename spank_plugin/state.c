@@ -16,12 +16,25 @@
 #define SOCKET_PATH_SIZE 108
 #define NONCE_DIGITS 8
 
-enum key { VERSION, JOB, RESTART, GENERATION, STATUS, MESSAGE, IMAGE, BATCH, SOCKET, COMMANDS, KEYS };
+enum key {
+    VERSION,
+    JOB,
+    RESTART,
+    GENERATION,
+    STATUS,
+    MESSAGE,
+    IMAGE,
+    BATCH,
+    SOCKET,
+    COMMANDS,
+    KEYS
+};
 
 static const char *const key_names[KEYS] = {
-    [VERSION] = "version", [JOB] = "job",         [RESTART] = "restart", [GENERATION] = "generation",
-    [STATUS] = "status",   [MESSAGE] = "message", [IMAGE] = "image",     [BATCH] = "batch",
-    [SOCKET] = "socket",   [COMMANDS] = "commands",
+    [VERSION] = "version",       [JOB] = "job",       [RESTART] = "restart",
+    [GENERATION] = "generation", [STATUS] = "status", [MESSAGE] = "message",
+    [IMAGE] = "image",           [BATCH] = "batch",   [SOCKET] = "socket",
+    [COMMANDS] = "commands",
 };
 
 __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size, const char *format,
@@ -82,8 +95,7 @@ static bool read_u32(const char *text, uint32_t *number)
 static bool generation_agrees(const struct vhpc_state *state, const char *generation)
 {
     char prefix[32];
-    size_t length =
-        (size_t)snprintf(prefix, sizeof prefix, "%u.%u.", state->job, state->restart);
+    size_t length = (size_t)snprintf(prefix, sizeof prefix, "%u.%u.", state->job, state->restart);
 
     if (generation == NULL || strncmp(generation, prefix, length) != 0)
         return false;
@@ -125,9 +137,8 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     state->batch_on_host = strcmp(batch, "host") == 0;
     if (!state->batch_on_host && strcmp(batch, "guest") != 0)
         return refuse(why, size, "batch is neither guest nor host");
-    if (state->status == VHPC_READY &&
-        (values[SOCKET] == NULL || values[SOCKET][0] != '/' ||
-         strlen(values[SOCKET]) >= SOCKET_PATH_SIZE))
+    if (state->status == VHPC_READY && (values[SOCKET] == NULL || values[SOCKET][0] != '/' ||
+                                        strlen(values[SOCKET]) >= SOCKET_PATH_SIZE))
         return refuse(why, size, "socket is no absolute path of less than %d bytes",
                       SOCKET_PATH_SIZE);
     state->generation = values[GENERATION];

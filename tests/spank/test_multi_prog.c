@@ -29,7 +29,15 @@ static void a_star_and_continued_lines_are_recognised(void **unused)
 static void ordinary_arguments_are_not(void **unused)
 {
     static const char *const ordinary[] = {
-        "", "\n", "# only a comment\n", "-c", "17", "1,2", "x 1", "echo hello\n0 date\n", "0\tdate\nend\n",
+        "",
+        "\n",
+        "# only a comment\n",
+        "-c",
+        "17",
+        "1,2",
+        "x 1",
+        "echo hello\n0 date\n",
+        "0\tdate\nend\n",
     };
 
     (void)unused;

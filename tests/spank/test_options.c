@@ -53,9 +53,9 @@ static void an_image_without_tag_is_the_latest(void **unused)
 static void an_image_is_nothing_a_shell_or_a_path_would_mind(void **unused)
 {
     static const char *const bad[] = {
-        "",     ":",     ":latest", "a:",    "Debian",   "-a",      ".a",   "a/b",   "../a",
-        "a b",  "a\nb",  "a:b:c",   "a:-b",  "a:.b",     "a;b",     "a$b",  "a:b\n", "a\n",
-        "\xc3\xa4", "a:\xc3\xa4", "a:b/c", "-",
+        "",      ":",   ":latest",  "a:",         "Debian", "-a",   ".a",  "a/b",
+        "../a",  "a b", "a\nb",     "a:b:c",      "a:-b",   "a:.b", "a;b", "a$b",
+        "a:b\n", "a\n", "\xc3\xa4", "a:\xc3\xa4", "a:b/c",  "-",
     };
 
     (void)unused;
@@ -101,9 +101,10 @@ static void parts_of_a_mib_are_rounded_up(void **unused)
 
 static void other_sizes_are_refused(void **unused)
 {
-    static const char *const bad[] = {"",     "0",    "0K",  "G",    "1.5G", "-1",
-                                      "+1",   " 1",   "1 ",  "1GB",  "1P",   "0x10",
-                                      "17T",  "16777217", "99999999999999999999", "1\n"};
+    static const char *const bad[] = {"",   "0",    "0K",  "G",        "1.5G",
+                                      "-1", "+1",   " 1",  "1 ",       "1GB",
+                                      "1P", "0x10", "17T", "16777217", "99999999999999999999",
+                                      "1\n"};
 
     (void)unused;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
@@ -139,7 +140,11 @@ static void a_console_path_is_plain_text(void **unused)
     (void)unused;
     becomes(VHPC_CONSOLE, "/scratch/alice/console-%j.log", "/scratch/alice/console-%j.log");
     becomes(VHPC_CONSOLE, "with blank.log", "with blank.log");
-    becomes(VHPC_CONSOLE, "Stra\xc3\x9f" "e/\xe2\x82\xac.log", "Stra\xc3\x9f" "e/\xe2\x82\xac.log");
+    becomes(VHPC_CONSOLE,
+            "Stra\xc3\x9f"
+            "e/\xe2\x82\xac.log",
+            "Stra\xc3\x9f"
+            "e/\xe2\x82\xac.log");
     is_refused(VHPC_CONSOLE, "");
     is_refused(VHPC_CONSOLE, "dir/");
     is_refused(VHPC_CONSOLE, "a\nb");

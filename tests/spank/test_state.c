@@ -54,9 +54,10 @@ static void a_ready_job_is_understood(void **unused)
 static void a_failed_job_says_why(void **unused)
 {
     (void)unused;
-    assert_true(parse("version=1\nstatus=failed\nkind=user\nmessage=image x: it = panics \xe2\x80\x93 "
-                      "choose another\njob=4294967295\nrestart=3\ngeneration=4294967295.3.00000000\n"
-                      "image=x:1\nbatch=host\n"));
+    assert_true(
+        parse("version=1\nstatus=failed\nkind=user\nmessage=image x: it = panics \xe2\x80\x93 "
+              "choose another\njob=4294967295\nrestart=3\ngeneration=4294967295.3.00000000\n"
+              "image=x:1\nbatch=host\n"));
     assert_int_equal(state.status, VHPC_FAILED);
     assert_string_equal(state.message, "image x: it = panics \xe2\x80\x93 choose another");
     assert_true(state.batch_on_host);
@@ -67,7 +68,8 @@ static void a_failed_job_says_why(void **unused)
 static void a_failed_job_without_message_still_says_something(void **unused)
 {
     (void)unused;
-    assert_true(parse("version=1\nstatus=failed\njob=1\nrestart=0\ngeneration=1.0.00000000\nimage=x:1\n"));
+    assert_true(
+        parse("version=1\nstatus=failed\njob=1\nrestart=0\ngeneration=1.0.00000000\nimage=x:1\n"));
     assert_true(strlen(state.message) > 20);
     vhpc_state_free(&state);
 }
@@ -101,11 +103,14 @@ static void what_is_malformed_is_refused(void **unused)
     is_refused("version=1\njob=1\nrestart=0\ngeneration=1.0.0000000G\n", "generation");
     is_refused("version=1\njob=1\nrestart=0\ngeneration=1.0.00000000\nstatus=done\n", "status");
     is_refused("version=1\njob=1\nrestart=0\ngeneration=1.0.00000000\nstatus=ready\n", "image");
-    is_refused("version=1\njob=1\nrestart=0\ngeneration=1.0.00000000\nstatus=ready\nimage=x:1\n", "socket");
+    is_refused("version=1\njob=1\nrestart=0\ngeneration=1.0.00000000\nstatus=ready\nimage=x:1\n",
+               "socket");
     is_refused("version=1\njob=1\nrestart=0\ngeneration=1.0.00000000\nstatus=ready\nimage=x:1\n"
-               "socket=run.sock\n", "socket");
+               "socket=run.sock\n",
+               "socket");
     is_refused("version=1\njob=1\nrestart=0\ngeneration=1.0.00000000\nstatus=booting\nimage=x:1\n"
-               "batch=both\n", "batch");
+               "batch=both\n",
+               "batch");
 }
 
 static void a_nul_byte_is_refused(void **unused)

@@ -53,9 +53,11 @@ def judge(
         for record in live
         if record.lease.state is not LeaseState.ENDING and record.lease.generation not in ending
     }
+    ours = {record.lease.generation.job_id for record in live}
     requeue = []
     for job in jobs:
-        if stuck_s and job.started is not None and asked - job.started > stuck_s:
+        # A job that never had a lease may have no guests at all: not ours to judge.
+        if job.job_id in ours and stuck_s and job.started is not None and asked - job.started > stuck_s:
             reason = _stuck(job, usable.get((job.job_id, job.restarts)))
             if reason:
                 requeue.append((job.job_id, reason))

@@ -53,7 +53,7 @@ def _live(client: ControllerClient, node: str) -> dict[int, Generation]:
     """Generations that the controller keeps for this node."""
     return {
         record.lease.generation.job_id: record.lease.generation
-        for record in client.leases()
+        for record in client.leases(live=True, timelines=False)
         if record.lease.state not in ENDED
         and any(part.node == node for part in record.lease.allocation.nodes)
     }

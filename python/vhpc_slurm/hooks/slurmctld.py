@@ -7,6 +7,7 @@ so it frees nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -15,14 +16,14 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import BatchPlace, ImageRef, JobRequest
+from vhpc_slurm.slurm import connect
 from vhpc_slurm.slurm.job import SlurmJob
-from vhpc_slurm.slurm.scontrol import Scontrol
 
 
 def prolog(config: Config) -> int:
     """Open the lease of the job that Slurm names in the environment."""
     env = common.HookEnv.read()
-    slurm = Scontrol()
+    slurm = connect(config)
     client = ControllerClient(config)
     try:
         job = slurm.load(env.job_id)
@@ -35,7 +36,8 @@ def prolog(config: Config) -> int:
         slurm.cancel(env.job_id)
         return 0
     except FabricError as err:
-        slurm.set_admin_comment(env.job_id, f"vhpc: {err.line()}")
+        with contextlib.suppress(FabricError):
+            slurm.set_admin_comment(env.job_id, f"vhpc: {err.line()}")
         raise
     common.log.info("lease %s %s", lease.generation, lease.state.value)
     if lease.refusal:
@@ -61,7 +63,7 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         uid=job.uid,
         gid=job.gid,
         user=job.user,
-        work_dir=job.work_dir,
+        work_dir=os.environ.get("SLURM_JOB_WORK_DIR") or job.work_dir,
         image=ImageRef.parse(common.spank("IMAGE") or ""),
         mem_reserve_mib=_number("MEM_RESERVE"),
         batch=BatchPlace(batch),

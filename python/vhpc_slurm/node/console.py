@@ -22,13 +22,13 @@ def prepare(path: Path, qemu_uid: int) -> None:
 
 
 def last_words(path: Path) -> str:
-    """The line that best tells why a guest ended: a panic, our init's complaint, or the last line."""
+    """The line that best tells why a guest ended: a panic, our init's complaint, or the last line; empty when it said nothing."""
     lines = [line for line in _text(path, 64 * 1024).splitlines() if line.strip()]
     for mark in ("Kernel panic", "vhpc-init:", "vhpc-agent:"):
         for line in lines:
             if mark in line:
                 return line[line.index(mark) :].strip()[:300]
-    return lines[-1].strip()[:300] if lines else "it wrote nothing to its console"
+    return lines[-1].strip()[:300] if lines else ""
 
 
 def user_path(request: JobRequest, node: str) -> str:

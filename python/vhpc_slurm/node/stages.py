@@ -187,25 +187,23 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
         channel = GuestChannel.connect(run_dir / "run.sock", max(1.0, until - time.monotonic()))
         channel.hello(max(1.0, until - time.monotonic()))
     except ChannelError as err:
-        raise _boot_failure(work, guest, err) from err
+        raise _boot_failure(work, guest, late=time.monotonic() >= until - 1.0) from err
     return channel
 
 
-def _boot_failure(work: Boot, guest: GuestPlan, err: ChannelError) -> UserError:
-    """Why a guest did not come up: dead, or alive and silent.  Either way the image's doing."""
-    name = domain_name(work.lease.generation, guest.index)
+def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
+    """Why a guest did not come up: silent until the deadline, or dead before it.  Either way the image's doing."""
     words = console.last_words(work.run_dir(guest) / "console.log")
-    image = work.image.ref
-    if work.hypervisor.running(name):
+    said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
+    image, node = work.image.ref, work.plan.node
+    if late:
         limit = work.lease.request.timeout_s or work.layout.config.guests.boot_timeout_s
         return UserError(
-            f"image {image} did not get ready within {limit} s on {work.plan.node}",
-            f"its console ended with: {words}",
+            f"image {image} did not get ready within {limit} s on {node}",
+            said,
             "--vhpc-timeout gives it longer",
         )
-    return UserError(
-        f"image {image} did not boot on {work.plan.node}", f"its console says: {words}", f"{err}"
-    )
+    return UserError(f"image {image} did not boot on {node}", said)
 
 
 def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
