@@ -44,7 +44,7 @@ exec unshare --mount --net --pid --fork --mount-proc sh -eu -c '
     mount --move /run/libvirt/dev /dev
     (: <>/dev/kvm) 2>/dev/null || exit {NO_KVM}
     for folder in /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do mount -t tmpfs none "$folder"; done
-    libvirtd --daemon
+    libvirtd --daemon --pid-file /run/libvirt/own.pid
     for _ in $(seq 300); do virsh -q -c qemu:///system uri >/dev/null 2>&1 && break; sleep 0.1; done
     exec sh -c "$0"
 ' {shlex.quote(CONVERT)}

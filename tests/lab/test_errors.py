@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from conftest import IMAGE, NODES, Job, Lab
 
 pytestmark = pytest.mark.lab
@@ -116,6 +117,12 @@ def test_memory_below_the_images_minimum_is_said_with_numbers(lab: Lab) -> None:
     job = lab.finish("true", "--mem=300")
     one_line(job, r"192 MiB.* 300 MiB .*leaving 44 .*--mem=448M")
     failed_cleanly(lab, job)
+
+
+def test_a_job_of_root_is_refused(lab: Lab) -> None:
+    done = lab.run("login", "srun", f"--vhpc-image={IMAGE}", "true", check=False)
+    assert done.code != 0
+    assert "vhpc: jobs of root do not run in guests" in done.err
 
 
 def test_libvirtd_down_drains_the_node_and_requeues_the_job(lab: Lab) -> None:

@@ -230,3 +230,10 @@ def test_a_step_with_another_image_than_its_job_is_refused(lab: Lab) -> None:
     out = job.output()
     assert "step said 0" not in out
     assert re.search(r"vhpc.*other-image", out), out
+
+
+def test_the_console_goes_where_the_user_said(lab: Lab) -> None:
+    talk = "sudo sh -c 'echo hello-from-the-guest > /dev/console'"
+    job = lab.finish(talk, "--vhpc-console=con-%j-%N", "-w", "n2")
+    lab.quiet()
+    assert "hello-from-the-guest" in job.output("con-{id}-n2")

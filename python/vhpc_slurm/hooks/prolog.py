@@ -8,9 +8,9 @@ import time
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.errors import FabricError, NodeError, UserError
+from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hooks import common
-from vhpc_slurm.model import HostInventory, Lease, LeaseState
+from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState
 from vhpc_slurm.node import (
     accounts,
     console,
@@ -18,6 +18,7 @@ from vhpc_slurm.node import (
     inventory,
     joblock,
     journal,
+    outbox,
     resources,
     stages,
     statefile,
@@ -35,20 +36,25 @@ def run(config: Config) -> int:
     env = common.HookEnv.read()
     layout = Layout(config)
     with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S):
-        _clear_stale(layout, env)
         try:
-            return _prepare(config, layout, env)
+            cleared = _clear_stale(layout, env)
+            return _prepare(config, layout, env, cleared)
         except FabricError as err:
             return _no_lease(config, env, err)
-        except NodeError as err:
+        except (NodeError, TeardownError) as err:
             common.drain(env.node, err)
             raise
 
 
-def _prepare(config: Config, layout: Layout, env: common.HookEnv) -> int:
+def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[Generation]) -> int:
     began = time.time()
     client = ControllerClient(config)
     lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
+    for old in cleared:
+        if old != lease.generation:  # what was just taken is acknowledged by its own Epilog
+            outbox.put(
+                layout.outbox, outbox.Acknowledgement(old, env.node, clean=True, note="cleared by Prolog")
+            )
     if joblock.buried(layout, lease.generation):
         common.log.info("the job's Epilog has been here: nothing to prepare")
         return 0
@@ -171,12 +177,13 @@ def _no_lease(config: Config, env: common.HookEnv, error: FabricError) -> int:
     return 0
 
 
-def _clear_stale(layout: Layout, env: common.HookEnv) -> None:
+def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
     """Remove what an earlier incarnation, or a Prolog that was killed, left of this job."""
-    for old in journal.generations(layout.journals):
-        if old.job_id == env.job_id:
-            common.log.warning("clearing generation %s, left by a crash", old)
-            teardown.clear(layout, old, env.node)
+    stale = [old for old in journal.generations(layout.journals) if old.job_id == env.job_id]
+    for old in stale:
+        common.log.warning("clearing generation %s, left by a crash", old)
+        teardown.clear(layout, old, env.node)
+    return stale
 
 
 def entry() -> int:

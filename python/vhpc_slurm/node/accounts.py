@@ -7,7 +7,7 @@ import os
 import pwd
 from dataclasses import dataclass
 
-from vhpc_slurm.errors import NodeError
+from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node.process import Credentials
 
 
@@ -33,12 +33,12 @@ def account(uid: int) -> Account:
     """Look a user up.
 
     Raises:
-        NodeError: the name service does not know the uid, or it is root's (a
-            guest for root would share root's files with the guest's root).
+        UserError: it is root's (a guest for root would share root's files with the guest's root).
+        NodeError: the name service does not know the uid.
     """
     if uid == 0:
-        raise NodeError(
-            "jobs of root do not run in guests", "root's files would be open to the guest", "use a user"
+        raise UserError(
+            "jobs of root do not run in guests", "root's files would be open to the guest", "submit as a user"
         )
     try:
         entry = pwd.getpwuid(uid)

@@ -22,7 +22,10 @@ def prepare(path: Path, qemu_uid: int) -> None:
 
 
 def last_words(path: Path) -> str:
-    """The line that best tells why a guest ended: a panic, our init's complaint, or the last line; empty when it said nothing."""
+    """The line that best tells why a guest ended: a panic, our init's complaint, or the last line.
+
+    Empty when the console is.
+    """
     lines = [line for line in _text(path, 64 * 1024).splitlines() if line.strip()]
     for mark in ("Kernel panic", "vhpc-init:", "vhpc-agent:"):
         for line in lines:

@@ -192,7 +192,7 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
 
 
 def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
-    """Why a guest did not come up: silent until the deadline, or dead before it.  Either way the image's doing."""
+    """Why a guest did not come up: silent until the deadline, or dead before it; the image's doing."""
     words = console.last_words(work.run_dir(guest) / "console.log")
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
