@@ -1,0 +1,84 @@
+"""What a crash left behind is found, named, and removed; what is in use is left alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conftest import IMAGE, Lab
+
+pytestmark = pytest.mark.lab
+
+# Boots a guest as Prolog would and then simply ends: a generation that no controller knows.
+ABANDON = f"""
+from pathlib import Path
+from vhpc_slurm.catalog import resolve
+from vhpc_slurm.config import load
+from vhpc_slurm.model import *
+from vhpc_slurm.node import accounts, guest, inventory, journal, resources, stages, timeline
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.placement.plan import plan_node
+
+config = load()
+layout = Layout(config)
+ref = ImageRef.parse({IMAGE!r})
+image = resolve(Path(config.images.catalog), ref)
+generation = Generation(4000000, 0, "0123abcd")
+request = JobRequest(4000000, 0, 2001, 2001, "alice", "/home/alice", ref)
+part = NodeAllocation("n1", (0,), 1024)
+lease = Lease(generation, LeaseState.READY, request, Allocation((part,)), image)
+book = journal.Journal(layout.journals, generation)
+folder = layout.job(generation.job_id)
+book.acquire(resources.RUN_DIR, "rundir", path=str(folder))
+folder.mkdir(mode=0o711, parents=True)
+host = inventory.read("n1", config)
+plan = plan_node(generation, part, host, request, image.manifest, config)
+recorder = timeline.Recorder(layout.timeline(generation), generation, "n1")
+with guest.connect(config.guests.libvirt_uri, 60) as hypervisor:
+    stages.boot(stages.Boot(
+        layout, lease, image, plan, host, book, recorder, accounts.account(2001), hypervisor
+    ))
+"""
+
+
+def test_an_abandoned_generation_is_found_and_removed_and_a_running_job_is_not(lab: Lab) -> None:
+    job = lab.submit("until [ -e go-on ]; do sleep 0.3; done; echo finished", "-n1", "-w", "n1")
+    job.wait("RUNNING")
+    lab.run("n1", "/opt/vhpc/bin/python", "-", stdin=ABANDON)
+    checked = lab.run("n1", "vhpc", "reconcile", "--check", "--json", check=False)
+    assert checked.code == 1
+    found = json.loads(checked.out)
+    assert [(f["kind"], f["mended"]) for f in found] == [("stale-generation", False)]
+    assert "4000000.0.0123abcd" in found[0]["what"]
+    assert "vhpc-4000000-0-0123abcd-g0" in lab.run("n1", "virsh", "-q", "list", "--name").out
+
+    mended = lab.vhpc("n1", "reconcile")
+    assert [(f["kind"], f["mended"]) for f in mended] == [("stale-generation", True), ("outbox", True)]
+    assert lab.vhpc("n1", "reconcile", "--check") == []
+    assert "4000000" not in lab.run("n1", "virsh", "-q", "list", "--name").out
+
+    lab.run("login", "touch", "/home/alice/go-on", user="alice")
+    job.wait()
+    lab.run("login", "rm", "/home/alice/go-on", user="alice")
+    assert job.output() == "finished\n"
+    assert job.accounted() == ["COMPLETED", "0:0"]
+
+
+def test_stray_files_and_processes_are_found_and_removed(lab: Lab) -> None:
+    lab.run(
+        "n1",
+        "sh",
+        "-c",
+        "mkdir -p /run/vhpc/jobs/4000001/g0 /run/vhpc/uids;"
+        " echo -n 4000001.0.0123abcd > /run/vhpc/uids/700900;"
+        " VHPC_GENERATION=4000001.0.0123abcd setsid sleep 600 >/dev/null 2>&1 &"
+        " setpriv --reuid=700901 --regid=65534 --clear-groups setsid sleep 601 >/dev/null 2>&1 &",
+    )
+    found = json.loads(lab.run("n1", "vhpc", "reconcile", "--check", "--json", check=False).out)
+    kinds = sorted(f["kind"] for f in found)
+    assert kinds == ["orphan-folder", "orphan-process", "orphan-process", "orphan-uid"], found
+    assert all(f["mended"] for f in lab.vhpc("n1", "reconcile"))
+    assert lab.vhpc("n1", "reconcile", "--check") == []
+    left = lab.run("n1", "sh", "-c", "ps -eo args | grep -c '^sleep 60'", check=False).out
+    assert left == "0\n"
