@@ -108,26 +108,33 @@ int cgroup_remove(const struct agent *a, uint32_t session)
     return -errno;
 }
 
-/*
- * VHPC_SESSION ("ID.AGENT") of a process, from the environment it was started
- * with; 0 = none, or another agent's.
- */
-static uint32_t environ_session(pid_t pid)
+/* The session in "VHPC_SESSION=ID.AGENT" when AGENT is this one; else 0. */
+static uint32_t session_variable(const char *entry)
 {
     static const char name[] = "VHPC_SESSION=";
+    char *end;
+    if (strncmp(entry, name, sizeof name - 1) != 0)
+        return 0;
+    unsigned long id = strtoul(entry + sizeof name - 1, &end, 10);
+    if (*end != '.' || id > UINT32_MAX)
+        return 0;
+    return strtol(end + 1, NULL, 10) == (long)getpid() ? (uint32_t)id : 0;
+}
+
+/* VHPC_SESSION of a process, from the environment it was started with; 0 = none, or another
+ * agent's. */
+static uint32_t environ_session(pid_t pid)
+{
     char path[64];
     char *line = NULL;
     size_t size = 0;
-    uint32_t session = 0, id;
-    int agent;
+    uint32_t session = 0;
     (void)snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
     FILE *f = fopen(path, "re");
     if (f == NULL)
         return 0;
     while (session == 0 && getdelim(&line, &size, '\0', f) > 0)
-        if (strncmp(line, name, sizeof name - 1) == 0 &&
-            sscanf(line + sizeof name - 1, "%u.%d", &id, &agent) == 2 && agent == (int)getpid())
-            session = id;
+        session = session_variable(line);
     free(line);
     (void)fclose(f);
     return session;
@@ -152,7 +159,7 @@ static bool kill_by_search(uint32_t session, pid_t leader)
     if (proc == NULL)
         return false;
     for (struct dirent *e; (e = readdir(proc)) != NULL;) {
-        pid_t pid = isdigit((unsigned char)e->d_name[0]) ? (pid_t)atoi(e->d_name) : 0;
+        pid_t pid = isdigit((unsigned char)e->d_name[0]) ? (pid_t)strtol(e->d_name, NULL, 10) : 0;
         if (pid <= 1 || pid == getpid())
             continue;
         if ((leader > 0 && getsid(pid) == leader) || environ_session(pid) == session)

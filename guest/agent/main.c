@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,6 +159,16 @@ static int run(struct agent *a, const char *port, int fd)
     return rc < 0;
 }
 
+/* The number of an open file descriptor; -1 when the text is none. */
+static int descriptor(const char *text)
+{
+    char *end;
+    long number = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || number < 0 || number > INT_MAX)
+        return -1;
+    return fcntl((int)number, F_GETFD) < 0 ? -1 : (int)number;
+}
+
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
@@ -186,7 +197,11 @@ int main(int argc, char **argv)
             port = optarg;
             break;
         case 'f':
-            fd = atoi(optarg);
+            fd = descriptor(optarg);
+            if (fd < 0) {
+                (void)fprintf(stderr, "vhpc-agent: --fd=%s: not an open file descriptor\n", optarg);
+                return 2;
+            }
             break;
         case 's':
             agent.call_socket = optarg;

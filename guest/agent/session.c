@@ -22,7 +22,7 @@ struct session *session_add(struct agent *a, uint32_t id)
     for (struct session *s = a->sessions; s != NULL; s = s->next)
         count++;
     /* Closed ones still wait for their last process, so some more than the host may open. */
-    struct session *s = count < 2 * VHPC_CLIENTS_MAX ? calloc(1, sizeof *s) : NULL;
+    struct session *s = count < (size_t)2 * VHPC_CLIENTS_MAX ? calloc(1, sizeof *s) : NULL;
     if (s == NULL)
         return NULL;
     s->agent = a;

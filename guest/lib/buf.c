@@ -8,7 +8,7 @@ int buf_reserve(struct buf *b, size_t need)
 {
     if (b->head + b->len + need <= b->cap && b->data != NULL)
         return 0;
-    if (b->head > 0) {
+    if (b->head > 0 && b->data != NULL) {
         memmove(b->data, b->data + b->head, b->len);
         b->head = 0;
     }

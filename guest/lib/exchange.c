@@ -190,9 +190,9 @@ void exchange_init(struct exchange *x, enum flow_side side, struct loop *loop, s
 {
     *x = (struct exchange){
         .side = side, .loop = loop, .chan = chan, .session = session, .call = call};
-    for (uint8_t i = 0; i < VHPC_FDS_MAX; i++) {
+    for (int i = 0; i < VHPC_FDS_MAX; i++) {
         x->inlet[i].exchange = x->outlet[i].exchange = x;
-        x->inlet[i].number = x->outlet[i].number = i;
+        x->inlet[i].number = x->outlet[i].number = (uint8_t)i;
     }
 }
 

@@ -86,10 +86,10 @@ static int encode_identity(const struct execspec *s, struct buf *out)
 {
     uint8_t fds[2 * VHPC_FDS_MAX];
     size_t len = 0;
-    for (uint8_t fd = 0; fd < VHPC_FDS_MAX; fd++) {
+    for (int fd = 0; fd < VHPC_FDS_MAX; fd++) {
         if (s->fd_dir[fd] == 0)
             continue;
-        fds[len++] = fd;
+        fds[len++] = (uint8_t)fd;
         fds[len++] = s->fd_dir[fd];
     }
     int rc = tlv_put(out, TAG_FDS, fds, len);

@@ -215,17 +215,3 @@ def test_down_leaves_nothing_even_of_a_lab_whose_up_was_killed(other_lab: str) -
     assert _leftovers(other_lab) == before
     assert vlab("status", state=other_lab).returncode == 3
     assert vlab("down", state=other_lab).returncode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("suite", "release"), [("bookworm", "22.05"), ("sid", "26.")])
-def test_other_suites_run_the_smoke_job(other_lab: str, suite: str, release: str) -> None:
-    result = vlab("up", "--suite", suite, state=other_lab)
-    assert result.returncode == 0, result.stderr
-    assert (
-        vlab("exec", "login", "--", "sinfo", "--version", state=other_lab)
-        .stdout.split()[1]
-        .startswith(release)
-    )
-    job = vlab("exec", "-u", "alice", "login", "--", "srun", "-N2", "hostname", state=other_lab)
-    assert sorted(job.stdout.split()) == ["n1", "n2"]

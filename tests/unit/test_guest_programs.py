@@ -28,7 +28,7 @@ def _gone(pid: int) -> bool:
     for _ in range(100):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return True
         if state == "Z":
             return True
@@ -121,7 +121,7 @@ def test_a_batch_script_is_carried_in_and_keeps_its_path(guest: Guest, tmp_path:
 def test_stdin_may_be_a_file_and_its_end_is_seen(guest: Guest, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"abc" * 100000)
     with (tmp_path / "in").open("rb") as stdin, (tmp_path / "out").open("wb") as stdout:
-        command = [guest.bin / "vhpc-run", "cat"]
+        command: list[str | Path] = [guest.bin / "vhpc-run", "cat"]
         subprocess.run(command, env=guest.env(), stdin=stdin, stdout=stdout, check=True, timeout=WAIT_S)
     assert (tmp_path / "out").read_bytes() == b"abc" * 100000
 
@@ -257,7 +257,7 @@ def test_a_host_command_ends_when_its_caller_does(guest: Guest) -> None:
 
 def test_a_host_command_outside_of_a_session_is_refused(guest: Guest) -> None:
     assert guest.run("true").returncode == 0  # the agent is up, and listens
-    call = [guest.bin / "vhpc-agent", "--call", "sh", "-c", "echo no"]
+    call: list[str | Path] = [guest.bin / "vhpc-agent", "--call", "sh", "-c", "echo no"]
     done = subprocess.run(call, env=guest.env(), capture_output=True, timeout=WAIT_S, check=False)
     assert done.returncode == 126
     assert b"not started by a Slurm job" in done.stderr

@@ -326,6 +326,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.service = LeaseService(SqliteStore(":memory:"), NoNetwork(), reserve_mib=0, clock=lambda: 1.0)
         self.holds: dict[Generation, set[str]] = {}
+        self.took: set[tuple[Generation, str]] = set()
         self.over: set[Generation] = set()
 
     jobs = st.integers(1, 2)
@@ -353,6 +354,7 @@ class AnyOrder(RuleBasedStateMachine):
         if record is not None:
             assert record.lease.generation not in self.over
             self.holds[record.lease.generation].add(node)
+            self.took.add((record.lease.generation, node))
 
     @rule(job=jobs, restart=st.none() | restarts)
     def end(self, job: int, restart: int | None) -> None:
@@ -371,8 +373,8 @@ class AnyOrder(RuleBasedStateMachine):
             released = generation in self.over and not self.holds[generation]
             if clean:
                 self.holds[generation].discard(node)
-            elif not released:
-                pass  # a node that cannot say that it is clean holds what it held
+            elif not released and (generation, node) in self.took:
+                self.holds[generation].add(node)  # what a node said last counts
 
     @invariant()
     def at_most_one_usable_lease_a_job(self) -> None:

@@ -224,8 +224,22 @@ def publish(layout: Layout, *, damage: str = "") -> ImageIdentity:
                 data[:-1] + b"!" if flip else data + b"x" * (damage == "longer:" + name)
             )
         blobs.append(Blob(name, digest, len(data)))
+    first, second, third = blobs
     manifest = ImageManifest(
-        1, "tiny", "1", "x86_64", *blobs, "erofs", "agent", "", 64, "bios", ("virtio_blk",), "0.1.0"
+        1,
+        "tiny",
+        "1",
+        "x86_64",
+        first,
+        second,
+        third,
+        "erofs",
+        "agent",
+        "",
+        64,
+        "bios",
+        ("virtio_blk",),
+        "0.1.0",
     )
     return ImageIdentity(ImageRef("tiny", "1"), "sha256:" + "0" * 64, manifest)
 

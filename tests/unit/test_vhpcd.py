@@ -188,7 +188,8 @@ def test_a_client_without_vhpcd_gives_up_at_its_deadline(stopped: Vhpcd) -> None
     began = time.monotonic()
     with pytest.raises(FabricError, match=r"does not answer.*tried for 1 s.*systemctl status vhpcd"):
         client.status()
-    assert 0.5 < time.monotonic() - began < 3.0
+    # shortest pauses: 0.025 + 0.05 + 0.1 + 0.2 s, and the next, of up to 0.8 s, could pass the deadline
+    assert 0.3 < time.monotonic() - began < 3.0
 
 
 def replace_controller(config: Config, **other: Any) -> Config:

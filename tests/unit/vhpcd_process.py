@@ -53,13 +53,13 @@ class Vhpcd:
     def start(self) -> Vhpcd:
         port = self.config.controller.port
         with (self.folder / "log").open("a") as log:
-            self.process = self.spawn(log)
-        wait_for(lambda: f"port {port}" in self.log or self.process.poll() is not None, "vhpcd did not start")
-        assert self.process.poll() is None, self.log
+            self.process = process = self.spawn(log)
+        wait_for(lambda: f"port {port}" in self.log or process.poll() is not None, "vhpcd did not start")
+        assert process.poll() is None, self.log
         return self
 
     def spawn(self, log: Any = subprocess.PIPE) -> subprocess.Popen[str]:
-        command = [
+        command: list[str | Path] = [
             sys.executable,
             "-m",
             "vhpc_slurm.controller.server",
