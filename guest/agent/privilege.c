@@ -1,47 +1,15 @@
 /* Between fork and exec of a session's program: slurmstepd's order of things. */
 #include <errno.h>
-#include <fcntl.h>
 #include <grp.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "agent.h"
-
-static unsigned long long nr_open(void)
-{
-    char text[32] = "";
-    int fd = open("/proc/sys/fs/nr_open", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 1048576;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    (void)close(fd);
-    return n > 0 ? strtoull(text, NULL, 10) : 1048576;
-}
-
-/* As much of the limit as this guest can give. */
-static void set_limit(const struct exec_rlimit *want)
-{
-    struct rlimit limit = {.rlim_cur = want->soft, .rlim_max = want->hard}, now;
-    __rlimit_resource_t which = (__rlimit_resource_t)want->resource;
-    if (want->resource >= RLIM_NLIMITS)
-        return;
-    if (which == RLIMIT_NOFILE && limit.rlim_max > nr_open())
-        limit.rlim_max = nr_open();
-    if (limit.rlim_cur > limit.rlim_max)
-        limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(which, &limit) == 0 || getrlimit(which, &now) < 0)
-        return;
-    if (limit.rlim_max > now.rlim_max)
-        limit.rlim_max = now.rlim_max;
-    if (limit.rlim_cur > limit.rlim_max)
-        limit.rlim_cur = limit.rlim_max;
-    (void)setrlimit(which, &limit);
-}
 
 static int set_identity(const struct execspec *spec)
 {
@@ -71,10 +39,7 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
                        strerror(rc));
         return rc;
     }
-    if (spec->has_nice)
-        (void)setpriority(PRIO_PROCESS, 0, spec->nice);
-    for (size_t i = 0; i < spec->rlimit_count; i++)
-        set_limit(&spec->rlimit[i]);
+    child_limits(spec);
     rc = set_identity(spec);
     if (rc != 0) {
         (void)snprintf(report->text, sizeof report->text, "couldn't become uid %u: %s", spec->uid,
@@ -86,10 +51,38 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
     return 0;
 }
 
+/*
+ * slurmstepd gives programs their full name as argv[0]: a name that begins with
+ * a dot below the working directory, another the first file of PATH that has it.
+ */
+static void complete_name(char **name, const char *path)
+{
+    static char full[2 * PATH_MAX];
+    char cwd[PATH_MAX];
+    struct stat st;
+    if ((*name)[0] == '.' && getcwd(cwd, sizeof cwd) != NULL) {
+        (void)snprintf(full, sizeof full, "%s/%s", cwd, *name);
+        *name = full;
+        return;
+    }
+    if ((*name)[0] == '/' || (*name)[0] == '.' || (*name)[0] == '\0')
+        return;
+    for (const char *p = path; *p != '\0'; p += strspn(p, ":")) {
+        size_t len = strcspn(p, ":");
+        int n = snprintf(full, sizeof full, "%.*s/%s", (int)len, p, *name);
+        if (n > 0 && (size_t)n < sizeof full && stat(full, &st) == 0 && !S_ISDIR(st.st_mode)) {
+            *name = full;
+            return;
+        }
+        p += len;
+    }
+}
+
 static int execute(const struct execspec *spec, void *arg, struct child_report *report)
 {
     const char *path = execspec_getenv(spec, "PATH");
     (void)arg;
+    complete_name(&spec->argv[0], path != NULL ? path : "");
     return child_execve(spec->argv[0], path != NULL ? path : "/bin:/usr/bin", spec->argv,
                         spec->envp, report);
 }

@@ -148,6 +148,8 @@ int execspec_encode(const struct execspec *s, struct buf *out)
         rc = tlv_put_str(out, TAG_ARG, s->argv[i]);
     for (size_t i = 0; i < s->envc && rc == 0; i++)
         rc = tlv_put_str(out, TAG_ENV, s->envp[i]);
+    if (rc == 0 && s->joined)
+        rc = tlv_put_u32(out, TAG_JOINED, 1);
     if (rc == 0 && s->cwd != NULL)
         rc = tlv_put_str(out, TAG_CWD, s->cwd);
     if (rc == 0)
@@ -253,6 +255,10 @@ static int decode_field(const struct tlv *t, struct execspec *s)
         return decode_list(t, &s->envp, &s->envc);
     case TAG_CWD:
         return tlv_str(t, &s->cwd);
+    case TAG_JOINED:
+        rc = tlv_u32(t, &value);
+        s->joined = value == 1;
+        return rc;
     case TAG_UMASK:
         s->has_umask = true;
         return tlv_u32(t, &s->umask);

@@ -21,6 +21,7 @@ struct exec_rlimit {
 
 struct execspec {
     uint8_t fd_dir[VHPC_FDS_MAX]; /* VHPC_FD_* or 0 */
+    bool joined;                  /* fd 2 is the open file that fd 1 is */
     uint32_t uid;
     uint32_t gid;
     uint32_t *groups;

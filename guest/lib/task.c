@@ -128,8 +128,9 @@ static int open_pty(struct task *t, const struct execspec *spec, int child[VHPC_
     return exchange_read_from(&t->exchange, 1, t->master, false);
 }
 
-static int open_pair(struct task *t, uint8_t number, uint8_t dir, int *child)
+static int open_pair(struct task *t, const struct execspec *spec, uint8_t number, int *child)
 {
+    uint8_t dir = spec->fd_dir[number];
     int ends[2], other = -1, rc;
     if (dir == VHPC_FD_BOTH)
         rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends);
@@ -139,6 +140,9 @@ static int open_pair(struct task *t, uint8_t number, uint8_t dir, int *child)
         return -errno;
     int ours = dir == VHPC_FD_IN ? ends[1] : ends[0];
     *child = dir == VHPC_FD_IN ? ends[0] : ends[1];
+    /* Opened again as /dev/stdin and the like, a pipe asks whose it is. */
+    if (dir != VHPC_FD_BOTH && geteuid() == 0)
+        (void)!fchown(ours, spec->uid, (gid_t)-1);
     rc = fd_prepare(ours);
     if (rc == 0 && dir == VHPC_FD_BOTH && (other = fcntl(ours, F_DUPFD_CLOEXEC, 0)) < 0)
         rc = -errno;
@@ -153,13 +157,24 @@ static int open_pair(struct task *t, uint8_t number, uint8_t dir, int *child)
     return rc;
 }
 
+/* One pipe for both, so that what is written keeps its order; the lane of fd 2 ends at once. */
+static int join_stderr(int child[VHPC_FDS_MAX])
+{
+    int copy = fcntl(child[STDOUT_FILENO], F_DUPFD_CLOEXEC, 0);
+    if (copy < 0)
+        return -errno;
+    (void)close(child[STDERR_FILENO]);
+    child[STDERR_FILENO] = copy;
+    return 0;
+}
+
 static int open_fds(struct task *t, const struct execspec *spec, int child[VHPC_FDS_MAX])
 {
     int rc = spec->tty ? open_pty(t, spec, child) : 0;
     for (uint8_t i = 0; i < VHPC_FDS_MAX && rc == 0; i++)
         if (spec->fd_dir[i] != 0 && !(spec->tty && i < 2))
-            rc = open_pair(t, i, spec->fd_dir[i], &child[i]);
-    return rc;
+            rc = open_pair(t, spec, i, &child[i]);
+    return rc == 0 && spec->joined && spec->fd_dir[2] == VHPC_FD_OUT ? join_stderr(child) : rc;
 }
 
 /* --- life --------------------------------------------------------------------- */
