@@ -38,6 +38,7 @@ struct execspec {
     bool has_nice;
     int32_t nice;
     bool tty;
+    bool tty_out; /* fd 1 alone is a terminal (srun --unbuffered) */
     struct winsize winsize;
     bool has_termios;
     struct termios termios;

@@ -92,10 +92,13 @@ int front_describe_self(struct execspec *spec)
         if (execspec_add_env(spec, *e) < 0)
             return -ENOMEM;
     spec->tty = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    spec->tty_out = !spec->tty && isatty(STDOUT_FILENO);
+    if (!spec->tty && !spec->tty_out)
+        return 0;
+    (void)ioctl(STDOUT_FILENO, TIOCGWINSZ, &spec->winsize);
+    spec->has_termios = tcgetattr(STDOUT_FILENO, &spec->termios) == 0;
     if (!spec->tty)
         return 0;
-    (void)ioctl(STDIN_FILENO, TIOCGWINSZ, &spec->winsize);
-    spec->has_termios = tcgetattr(STDIN_FILENO, &spec->termios) == 0;
     spec->joined = false;
     /* With a terminal, nothing for fd 2 means that it is the terminal too. */
     spec->fd_dir[2] = isatty(STDERR_FILENO) ? 0 : VHPC_FD_OUT;

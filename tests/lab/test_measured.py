@@ -6,6 +6,7 @@ import re
 import time
 
 import pytest
+
 from conftest import Lab
 
 pytestmark = pytest.mark.lab
