@@ -27,6 +27,7 @@ struct session {
     bool closed;         /* the host has said CLOSE, or is gone */
     bool script_written; /* to be removed at the end */
     bool cgroup_made;
+    bool frozen; /* by a SIGTSTP, until SIGCONT */
     uint32_t last_call;
 };
 
@@ -66,6 +67,8 @@ void cgroup_init(struct agent *a);
 int cgroup_make(const struct agent *a, uint32_t session);
 /* In the child: enter the session's cgroup. */
 int cgroup_enter(const struct agent *a, uint32_t session);
+/* Stop or continue all of the session; 0 or -errno. */
+int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen);
 /* Kill every process of the session, with or without cgroups. */
 void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader);
 /* 0 when the cgroup is gone, -EBUSY while it is not empty. */

@@ -99,6 +99,13 @@ int cgroup_enter(const struct agent *a, uint32_t session)
     return write_text(path, "0");
 }
 
+int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen)
+{
+    char path[4096];
+    session_path(a, session, "/cgroup.freeze", path, sizeof path);
+    return write_text(path, frozen ? "1" : "0");
+}
+
 int cgroup_remove(const struct agent *a, uint32_t session)
 {
     char path[4096];

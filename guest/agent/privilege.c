@@ -1,47 +1,15 @@
 /* Between fork and exec of a session's program: slurmstepd's order of things. */
 #include <errno.h>
-#include <fcntl.h>
 #include <grp.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "agent.h"
-
-static unsigned long long nr_open(void)
-{
-    char text[32] = "";
-    int fd = open("/proc/sys/fs/nr_open", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 1048576;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    (void)close(fd);
-    return n > 0 ? strtoull(text, NULL, 10) : 1048576;
-}
-
-/* As much of the limit as this guest can give. */
-static void set_limit(const struct exec_rlimit *want)
-{
-    struct rlimit limit = {.rlim_cur = want->soft, .rlim_max = want->hard}, now;
-    __rlimit_resource_t which = (__rlimit_resource_t)want->resource;
-    if (want->resource >= RLIM_NLIMITS)
-        return;
-    if (which == RLIMIT_NOFILE && limit.rlim_max > nr_open())
-        limit.rlim_max = nr_open();
-    if (limit.rlim_cur > limit.rlim_max)
-        limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(which, &limit) == 0 || getrlimit(which, &now) < 0)
-        return;
-    if (limit.rlim_max > now.rlim_max)
-        limit.rlim_max = now.rlim_max;
-    if (limit.rlim_cur > limit.rlim_max)
-        limit.rlim_cur = limit.rlim_max;
-    (void)setrlimit(which, &limit);
-}
 
 static int set_identity(const struct execspec *spec)
 {
@@ -71,10 +39,7 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
                        strerror(rc));
         return rc;
     }
-    if (spec->has_nice)
-        (void)setpriority(PRIO_PROCESS, 0, spec->nice);
-    for (size_t i = 0; i < spec->rlimit_count; i++)
-        set_limit(&spec->rlimit[i]);
+    child_limits(spec);
     rc = set_identity(spec);
     if (rc != 0) {
         (void)snprintf(report->text, sizeof report->text, "couldn't become uid %u: %s", spec->uid,
@@ -86,12 +51,39 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
     return 0;
 }
 
+/*
+ * slurmstepd gives programs their full name as argv[0]: a name that begins with
+ * a dot below the working directory, another the first file of PATH that has it.
+ */
+static void complete_name(char **name, const char *path)
+{
+    static char full[2 * PATH_MAX];
+    char cwd[PATH_MAX];
+    struct stat st;
+    if ((*name)[0] == '.' && getcwd(cwd, sizeof cwd) != NULL) {
+        (void)snprintf(full, sizeof full, "%s/%s", cwd, *name);
+        *name = full;
+        return;
+    }
+    if ((*name)[0] == '/' || (*name)[0] == '.' || (*name)[0] == '\0')
+        return;
+    for (const char *p = path; *p != '\0'; p += strspn(p, ":")) {
+        size_t len = strcspn(p, ":");
+        int n = snprintf(full, sizeof full, "%.*s/%s", (int)len, p, *name);
+        if (n > 0 && (size_t)n < sizeof full && stat(full, &st) == 0 && !S_ISDIR(st.st_mode)) {
+            *name = full;
+            return;
+        }
+        p += len;
+    }
+}
+
 static int execute(const struct execspec *spec, void *arg, struct child_report *report)
 {
     const char *path = execspec_getenv(spec, "PATH");
     (void)arg;
-    return child_execve(spec->argv[0], path != NULL ? path : "/bin:/usr/bin", spec->argv,
-                        spec->envp, report);
+    complete_name(&spec->argv[0], path != NULL ? path : "");
+    return child_execve(spec->argv[0], path, spec->argv, spec->envp, report);
 }
 
 static void kill_rest(struct task *t)
@@ -100,8 +92,48 @@ static void kill_rest(struct task *t)
     cgroup_kill(s->agent, s->id, t->pid);
 }
 
+/* Would the signal end or stop the process, rather than be caught, ignored or kept waiting? */
+static bool has_default_action(pid_t pid, int number)
+{
+    static const char *const fields[] = {"SigBlk:", "SigIgn:", "SigCgt:"};
+    char path[64], line[256];
+    unsigned long long taken = 0;
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (f == NULL)
+        return false;
+    while (fgets(line, sizeof line, f) != NULL)
+        for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+            if (strncmp(line, fields[i], strlen(fields[i])) == 0)
+                taken |= strtoull(line + strlen(fields[i]), NULL, 16);
+    (void)fclose(f);
+    return (taken >> (number - 1) & 1) == 0;
+}
+
+/*
+ * SIGTSTP is how Slurm suspends a job, and it does so to every process of it.
+ * The kernel would not even stop the main process: no shell is there that
+ * could continue it (its process group is orphaned).  So we stop and continue
+ * the whole session.
+ */
+static void give_signal(struct task *t, int number)
+{
+    struct session *s = t->arg;
+    if (number == SIGTSTP && s->cgroup_made && has_default_action(t->pid, number) &&
+        cgroup_freeze(s->agent, s->id, true) == 0) {
+        s->frozen = true;
+        return;
+    }
+    if (number == SIGCONT && s->frozen) {
+        (void)cgroup_freeze(s->agent, s->id, false);
+        s->frozen = false;
+    }
+    (void)kill(t->pid, number);
+}
+
 const struct task_ops session_ops = {
     .child = {.prepare = prepare, .execute = execute},
     .kill_rest = kill_rest,
+    .signal = give_signal,
     .abort_signal = SIGKILL,
 };

@@ -5,8 +5,10 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { FD_PARKING = 32 }; /* above every number a task's fd can get */
@@ -61,6 +63,45 @@ _Noreturn void child_run(const struct execspec *spec, const int fd[VHPC_FDS_MAX]
         report.number = EINVAL;
     (void)!write(parked < 0 ? report_fd : parked, &report, sizeof report);
     _exit(127);
+}
+
+static unsigned long long nr_open(void)
+{
+    char text[32] = "";
+    int fd = open("/proc/sys/fs/nr_open", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 1048576;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    (void)close(fd);
+    return n > 0 ? strtoull(text, NULL, 10) : 1048576;
+}
+
+/* As much of the limit as can be had here. */
+static void set_limit(const struct exec_rlimit *want)
+{
+    struct rlimit limit = {.rlim_cur = want->soft, .rlim_max = want->hard}, now;
+    __rlimit_resource_t which = (__rlimit_resource_t)want->resource;
+    if (want->resource >= RLIM_NLIMITS)
+        return;
+    if (which == RLIMIT_NOFILE && limit.rlim_max > nr_open())
+        limit.rlim_max = nr_open();
+    if (limit.rlim_cur > limit.rlim_max)
+        limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(which, &limit) == 0 || getrlimit(which, &now) < 0)
+        return;
+    if (limit.rlim_max > now.rlim_max)
+        limit.rlim_max = now.rlim_max;
+    if (limit.rlim_cur > limit.rlim_max)
+        limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(which, &limit);
+}
+
+void child_limits(const struct execspec *spec)
+{
+    if (spec->has_nice)
+        (void)setpriority(PRIO_PROCESS, 0, spec->nice);
+    for (size_t i = 0; i < spec->rlimit_count; i++)
+        set_limit(&spec->rlimit[i]);
 }
 
 void child_chdir(const struct execspec *spec, const char *who)

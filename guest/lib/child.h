@@ -28,6 +28,9 @@ struct child_ops {
 _Noreturn void child_run(const struct execspec *spec, const int fd[VHPC_FDS_MAX], int report_fd,
                          const struct child_ops *ops, void *arg);
 
+/* The niceness and the limits of spec, as far as this process may have them. */
+void child_limits(const struct execspec *spec);
+
 /*
  * Enter spec->cwd. Where that fails, do as slurmstepd does: say so on the
  * task's stderr and go on in /tmp. `who` begins the message.

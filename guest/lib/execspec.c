@@ -127,10 +127,10 @@ static int encode_limits(const struct execspec *s, struct buf *out)
 static int encode_tty(const struct execspec *s, struct buf *out)
 {
     uint8_t raw[TERMIOS_LEN];
-    if (!s->tty)
+    if (!s->tty && !s->tty_out)
         return 0;
     winsize_pack(raw, &s->winsize);
-    int rc = tlv_put(out, TAG_TTY, raw, 8);
+    int rc = tlv_put(out, s->tty ? TAG_TTY : TAG_TTY_OUT, raw, 8);
     if (rc < 0 || !s->has_termios)
         return rc;
     put_le32(raw, s->termios.c_iflag);
@@ -148,6 +148,8 @@ int execspec_encode(const struct execspec *s, struct buf *out)
         rc = tlv_put_str(out, TAG_ARG, s->argv[i]);
     for (size_t i = 0; i < s->envc && rc == 0; i++)
         rc = tlv_put_str(out, TAG_ENV, s->envp[i]);
+    if (rc == 0 && s->joined)
+        rc = tlv_put_u32(out, TAG_JOINED, 1);
     if (rc == 0 && s->cwd != NULL)
         rc = tlv_put_str(out, TAG_CWD, s->cwd);
     if (rc == 0)
@@ -253,6 +255,10 @@ static int decode_field(const struct tlv *t, struct execspec *s)
         return decode_list(t, &s->envp, &s->envc);
     case TAG_CWD:
         return tlv_str(t, &s->cwd);
+    case TAG_JOINED:
+        rc = tlv_u32(t, &value);
+        s->joined = value == 1;
+        return rc;
     case TAG_UMASK:
         s->has_umask = true;
         return tlv_u32(t, &s->umask);
@@ -264,9 +270,11 @@ static int decode_field(const struct tlv *t, struct execspec *s)
         s->nice = (int32_t)value;
         return rc;
     case TAG_TTY:
-        if (t->len != 8)
+    case TAG_TTY_OUT:
+        if (t->len != 8 || s->tty || s->tty_out)
             return -EPROTO;
-        s->tty = true;
+        s->tty = t->tag == TAG_TTY;
+        s->tty_out = !s->tty;
         winsize_unpack(t->data, &s->winsize);
         return 0;
     case TAG_TERMIOS:

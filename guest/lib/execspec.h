@@ -21,6 +21,7 @@ struct exec_rlimit {
 
 struct execspec {
     uint8_t fd_dir[VHPC_FDS_MAX]; /* VHPC_FD_* or 0 */
+    bool joined;                  /* fd 2 is the open file that fd 1 is */
     uint32_t uid;
     uint32_t gid;
     uint32_t *groups;
@@ -37,6 +38,7 @@ struct execspec {
     bool has_nice;
     int32_t nice;
     bool tty;
+    bool tty_out; /* fd 1 alone is a terminal (srun --unbuffered) */
     struct winsize winsize;
     bool has_termios;
     struct termios termios;

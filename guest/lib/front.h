@@ -56,7 +56,7 @@ struct front_result front_run(struct front *f, const char *socket_path);
 
 /*
  * Fill in what this process has and the program shall have too: working
- * directory, umask, environment, terminal when stdin and stdout are one, and
+ * directory, umask, limits, environment, terminal when stdin and stdout are one, and
  * which of fds 0-2 are relayed. 0 or -ENOMEM.
  */
 int front_describe_self(struct execspec *spec);

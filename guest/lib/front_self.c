@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/kcmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,8 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -31,30 +34,74 @@ static void fill_stdio(void)
     }
 }
 
+/* Has the program nothing to read or to write there?  Then the other side can have its own. */
+static bool is_null(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISCHR(st.st_mode) && st.st_rdev == makedev(1, 3);
+}
+
+/* Is what goes to fds 1 and 2 one stream of bytes, whose order means something? */
+static bool is_joined(void)
+{
+    struct stat out, err;
+    if (fstat(STDOUT_FILENO, &out) < 0 || fstat(STDERR_FILENO, &err) < 0 ||
+        out.st_dev != err.st_dev || out.st_ino != err.st_ino)
+        return false;
+    if (!S_ISREG(out.st_mode))
+        return true;
+    /* Opened twice, a file has two places to write at, unless both append. */
+    if ((fcntl(STDOUT_FILENO, F_GETFL) & fcntl(STDERR_FILENO, F_GETFL) & O_APPEND) != 0)
+        return true;
+    return syscall(SYS_kcmp, getpid(), getpid(), KCMP_FILE, STDOUT_FILENO, STDERR_FILENO) == 0;
+}
+
+static void describe_limits(struct execspec *spec)
+{
+    for (int i = 0; i < (int)RLIM_NLIMITS && spec->rlimit_count < EXEC_RLIMITS_MAX; i++) {
+        struct rlimit limit;
+        if (getrlimit((__rlimit_resource_t)i, &limit) == 0)
+            spec->rlimit[spec->rlimit_count++] = (struct exec_rlimit){
+                .resource = (uint32_t)i, .soft = limit.rlim_cur, .hard = limit.rlim_max};
+    }
+    errno = 0;
+    int nice_value = getpriority(PRIO_PROCESS, 0);
+    if (errno == 0) {
+        spec->has_nice = true;
+        spec->nice = nice_value;
+    }
+}
+
 int front_describe_self(struct execspec *spec)
 {
     char cwd[PATH_MAX];
     fill_stdio();
-    spec->fd_dir[0] = VHPC_FD_IN;
-    spec->fd_dir[1] = VHPC_FD_OUT;
-    spec->fd_dir[2] = VHPC_FD_OUT;
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (!is_null(fd))
+            spec->fd_dir[fd] = fd == STDIN_FILENO ? VHPC_FD_IN : VHPC_FD_OUT;
+    spec->joined = spec->fd_dir[1] != 0 && is_joined();
     spec->uid = (uint32_t)geteuid();
     spec->gid = (uint32_t)getegid();
     spec->umask = (uint32_t)umask(0);
     (void)umask((mode_t)spec->umask);
     spec->has_umask = true;
+    describe_limits(spec);
     if (getcwd(cwd, sizeof cwd) != NULL && (spec->cwd = strdup(cwd)) == NULL)
         return -ENOMEM;
     for (char **e = environ; e != NULL && *e != NULL; e++)
         if (execspec_add_env(spec, *e) < 0)
             return -ENOMEM;
     spec->tty = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    spec->tty_out = !spec->tty && isatty(STDOUT_FILENO);
+    if (!spec->tty && !spec->tty_out)
+        return 0;
+    (void)ioctl(STDOUT_FILENO, TIOCGWINSZ, &spec->winsize);
+    spec->has_termios = tcgetattr(STDOUT_FILENO, &spec->termios) == 0;
     if (!spec->tty)
         return 0;
-    (void)ioctl(STDIN_FILENO, TIOCGWINSZ, &spec->winsize);
-    spec->has_termios = tcgetattr(STDIN_FILENO, &spec->termios) == 0;
-    if (isatty(STDERR_FILENO))
-        spec->fd_dir[2] = 0; /* all three are the pty */
+    spec->joined = false;
+    /* With a terminal, nothing for fd 2 means that it is the terminal too. */
+    spec->fd_dir[2] = isatty(STDERR_FILENO) ? 0 : VHPC_FD_OUT;
     return 0;
 }
 

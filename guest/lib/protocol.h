@@ -74,6 +74,8 @@ enum vhpc_tag {
     TAG_TERMIOS = 27,
     TAG_SCRIPT_PATH = 28,
     TAG_SCRIPT_DATA = 29,
+    TAG_JOINED = 30,
+    TAG_TTY_OUT = 31,
 
     TAG_PID = 32,
     TAG_EXIT_CODE = 33,

@@ -98,28 +98,35 @@ static void report_ready(struct source *s, short revents)
 
 /* --- local ends of the relayed fds ------------------------------------------ */
 
-static int open_pty(struct task *t, const struct execspec *spec, int child[VHPC_FDS_MAX])
+/* Both ends of a terminal as it is on the other side; 0 or -errno. */
+static int make_pty(const struct execspec *spec, int *master, int *slave)
 {
-    t->master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-    if (t->master < 0 || unlockpt(t->master) < 0)
+    *master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (*master < 0 || unlockpt(*master) < 0)
         return -errno;
     /* By the master and not by name: the pts file system may be another one than ours. */
-    int slave = ioctl(t->master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
-    if (slave < 0)
+    *slave = ioctl(*master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (*slave < 0)
         return -errno;
-    child[0] = slave;
     if (geteuid() == 0)
-        (void)!fchown(slave, spec->uid, (gid_t)-1);
+        (void)!fchown(*slave, spec->uid, (gid_t)-1);
     if (spec->has_termios)
-        (void)tcsetattr(slave, TCSANOW, &spec->termios);
-    (void)ioctl(t->master, TIOCSWINSZ, &spec->winsize);
+        (void)tcsetattr(*slave, TCSANOW, &spec->termios);
+    (void)ioctl(*master, TIOCSWINSZ, &spec->winsize);
+    return fd_prepare(*master);
+}
+
+static int open_pty(struct task *t, const struct execspec *spec, int child[VHPC_FDS_MAX])
+{
+    int rc = make_pty(spec, &t->master, &child[0]);
+    if (rc < 0)
+        return rc;
     int input = fcntl(t->master, F_DUPFD_CLOEXEC, 0);
-    if (input < 0 || (child[1] = fcntl(slave, F_DUPFD_CLOEXEC, 0)) < 0)
+    if (input < 0 || (child[1] = fcntl(child[0], F_DUPFD_CLOEXEC, 0)) < 0)
         return -errno;
-    if (spec->fd_dir[2] == 0 && (child[2] = fcntl(slave, F_DUPFD_CLOEXEC, 0)) < 0)
+    if (spec->fd_dir[2] == 0 && (child[2] = fcntl(child[0], F_DUPFD_CLOEXEC, 0)) < 0)
         return -errno;
-    int rc = fd_prepare(t->master);
-    rc = rc < 0 ? rc : exchange_write_to(&t->exchange, 0, input, false);
+    rc = exchange_write_to(&t->exchange, 0, input, false);
     if (rc < 0) {
         (void)close(input);
         return rc;
@@ -128,8 +135,16 @@ static int open_pty(struct task *t, const struct execspec *spec, int child[VHPC_
     return exchange_read_from(&t->exchange, 1, t->master, false);
 }
 
-static int open_pair(struct task *t, uint8_t number, uint8_t dir, int *child)
+/* A terminal that is written to only, so that the program does not keep back what it prints. */
+static int open_tty_out(struct task *t, const struct execspec *spec, int *child)
 {
+    int rc = make_pty(spec, &t->master, child);
+    return rc < 0 ? rc : exchange_read_from(&t->exchange, STDOUT_FILENO, t->master, false);
+}
+
+static int open_pair(struct task *t, const struct execspec *spec, uint8_t number, int *child)
+{
+    uint8_t dir = spec->fd_dir[number];
     int ends[2], other = -1, rc;
     if (dir == VHPC_FD_BOTH)
         rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends);
@@ -139,6 +154,9 @@ static int open_pair(struct task *t, uint8_t number, uint8_t dir, int *child)
         return -errno;
     int ours = dir == VHPC_FD_IN ? ends[1] : ends[0];
     *child = dir == VHPC_FD_IN ? ends[0] : ends[1];
+    /* Opened again as /dev/stdin and the like, a pipe asks whose it is. */
+    if (dir != VHPC_FD_BOTH && geteuid() == 0)
+        (void)!fchown(ours, spec->uid, (gid_t)-1);
     rc = fd_prepare(ours);
     if (rc == 0 && dir == VHPC_FD_BOTH && (other = fcntl(ours, F_DUPFD_CLOEXEC, 0)) < 0)
         rc = -errno;
@@ -153,13 +171,29 @@ static int open_pair(struct task *t, uint8_t number, uint8_t dir, int *child)
     return rc;
 }
 
+/* One pipe for both, so that what is written keeps its order; the lane of fd 2 ends at once. */
+static int join_stderr(int child[VHPC_FDS_MAX])
+{
+    int copy = fcntl(child[STDOUT_FILENO], F_DUPFD_CLOEXEC, 0);
+    if (copy < 0)
+        return -errno;
+    (void)close(child[STDERR_FILENO]);
+    child[STDERR_FILENO] = copy;
+    return 0;
+}
+
 static int open_fds(struct task *t, const struct execspec *spec, int child[VHPC_FDS_MAX])
 {
     int rc = spec->tty ? open_pty(t, spec, child) : 0;
-    for (uint8_t i = 0; i < VHPC_FDS_MAX && rc == 0; i++)
-        if (spec->fd_dir[i] != 0 && !(spec->tty && i < 2))
-            rc = open_pair(t, i, spec->fd_dir[i], &child[i]);
-    return rc;
+    for (uint8_t i = 0; i < VHPC_FDS_MAX && rc == 0; i++) {
+        if (spec->fd_dir[i] == 0 || (spec->tty && i <= STDOUT_FILENO))
+            continue;
+        if (spec->tty_out && i == STDOUT_FILENO && spec->fd_dir[i] == VHPC_FD_OUT)
+            rc = open_tty_out(t, spec, &child[i]);
+        else
+            rc = open_pair(t, spec, i, &child[i]);
+    }
+    return rc == 0 && spec->joined && spec->fd_dir[2] == VHPC_FD_OUT ? join_stderr(child) : rc;
 }
 
 /* --- life --------------------------------------------------------------------- */
@@ -221,8 +255,13 @@ int task_frame(struct task *t, const struct frame *f)
     if (rc <= 0)
         return rc;
     if (f->type == VHPC_SIGNAL) {
-        if (t->pid > 0 && !t->reaped)
-            (void)kill(t->pid, (int)get_le32(f->payload));
+        int number = (int)get_le32(f->payload);
+        if (t->pid <= 0 || t->reaped)
+            return 0;
+        if (t->ops->signal != NULL)
+            t->ops->signal(t, number);
+        else
+            (void)kill(t->pid, number);
     } else if (f->type == VHPC_WINSIZE) {
         struct winsize size;
         winsize_unpack(f->payload, &size);

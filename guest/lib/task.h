@@ -20,6 +20,8 @@ struct task_ops {
     struct child_ops child;
     /* Kill what the main process left behind; it has been reaped (or aborted). */
     void (*kill_rest)(struct task *);
+    /* Give the main process a signal of the initiator; NULL = kill() will do. */
+    void (*signal)(struct task *, int number);
     int abort_signal; /* how the main process is told that nobody wants it any more */
 };
 

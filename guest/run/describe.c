@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,22 +27,6 @@ static int describe_groups(struct execspec *spec)
     spec->group_count = count > 0 ? (size_t)count : 0;
     free(groups);
     return 0;
-}
-
-static void describe_limits(struct execspec *spec)
-{
-    for (int i = 0; i < (int)RLIM_NLIMITS && spec->rlimit_count < EXEC_RLIMITS_MAX; i++) {
-        struct rlimit limit;
-        if (getrlimit((__rlimit_resource_t)i, &limit) == 0)
-            spec->rlimit[spec->rlimit_count++] = (struct exec_rlimit){
-                .resource = (uint32_t)i, .soft = limit.rlim_cur, .hard = limit.rlim_max};
-    }
-    errno = 0;
-    int nice_value = getpriority(PRIO_PROCESS, 0);
-    if (errno == 0) {
-        spec->has_nice = true;
-        spec->nice = nice_value;
-    }
 }
 
 /* Read the spooled script here, as the user, whose file it is; the guest cannot see it. */
@@ -89,7 +72,6 @@ int run_describe(const struct run_options *o, struct execspec *spec)
         rc = describe_groups(spec);
     if (rc < 0)
         return rc;
-    describe_limits(spec);
     if (!o->script)
         return 0;
     rc = carry_script(o->argv[0], spec);

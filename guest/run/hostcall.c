@@ -43,6 +43,7 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
     if (spec->has_umask)
         (void)umask((mode_t)(spec->umask & 0777));
+    child_limits(spec); /* srun hands its own on to its step */
     child_chdir(spec, "vhpc-run");
     return 0;
 }

@@ -28,6 +28,7 @@ static struct execspec sample(void)
     s.group_count = 2;
     s.rlimit[0] = (struct exec_rlimit){.resource = 7, .soft = 1024, .hard = UINT64_MAX};
     s.rlimit_count = 1;
+    s.joined = true;
     s.has_nice = true;
     s.nice = -5;
     s.tty = true;
@@ -47,6 +48,7 @@ static void everything_survives_the_wire(void **state)
     assert_int_equal(execspec_encode(&s, &b), 0);
     assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), 0);
     assert_memory_equal(back.fd_dir, s.fd_dir, sizeof s.fd_dir);
+    assert_true(back.joined);
     assert_int_equal(back.uid, 2001);
     assert_int_equal(back.gid, 100);
     assert_int_equal(back.argc, 100);

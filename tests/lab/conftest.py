@@ -158,6 +158,16 @@ class Lab:
             found += [f"{node}: {line}" for line in out.splitlines() if line.strip()]
         return found
 
+    def assert_clean(self) -> None:
+        """End what runs, and see that nothing is left: not by our own word, nor by an independent count."""
+        self.run("ctl", "scancel", "--user=alice", check=False)
+        self.run("ctl", "scancel", "--user=bob", check=False)
+        self.quiet()
+        assert {node: self.node_state(node)[0] for node in NODES} == dict.fromkeys(NODES, "IDLE")
+        for node in NODES:
+            assert self.vhpc(node, "reconcile", "--check") == []
+        assert self.leaks() == []
+
 
 @pytest.fixture(scope="session")
 def lab() -> Lab:
@@ -174,10 +184,4 @@ def _nothing_left(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "vlab_itself" in request.keywords:
         return
-    lab.run("ctl", "scancel", "--user=alice", check=False)
-    lab.run("ctl", "scancel", "--user=bob", check=False)
-    lab.quiet()
-    assert {node: lab.node_state(node)[0] for node in NODES} == dict.fromkeys(NODES, "IDLE")
-    for node in NODES:
-        assert lab.vhpc(node, "reconcile", "--check") == []
-    assert lab.leaks() == []
+    lab.assert_clean()

@@ -104,6 +104,48 @@ def test_working_directory_umask_and_limits_arrive(guest: Guest, tmp_path: Path)
     assert done.stdout.decode().split() == [str(tmp_path), "0037", "333"]
 
 
+def test_a_program_knows_itself_by_its_full_name(guest: Guest, tmp_path: Path) -> None:
+    named = tmp_path / "named"
+    named.write_text("#!/bin/sh\necho $0\n")
+    named.chmod(0o700)
+    for argv0, shown in (("./named", f"{tmp_path}/./named"), ("named", f"{tmp_path}/named")):
+        done = subprocess.run(
+            [guest.bin / "vhpc-run", argv0],
+            env=guest.env(PATH=f"/nowhere::{tmp_path}:/bin"),
+            cwd=tmp_path,
+            capture_output=True,
+            check=True,
+            timeout=WAIT_S,
+        )
+        assert done.stdout.decode() == shown + "\n"
+
+
+def test_null_devices_are_null_devices_in_the_guest(guest: Guest) -> None:
+    script = "import os,sys; sys.exit(sum(1 << fd for fd in range(3) if os.fstat(fd).st_rdev))"
+    command = [guest.bin / "vhpc-run", "python3", "-c", script]
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    for given, mask in (((null, null, null), 7), ((null, pipe, null), 5), ((pipe, pipe, pipe), 0)):
+        stdin, stdout, stderr = given
+        with subprocess.Popen(command, env=guest.env(), stdin=stdin, stdout=stdout, stderr=stderr) as process:
+            process.communicate(timeout=WAIT_S)
+            assert process.returncode == mask
+
+
+def test_what_goes_to_one_file_keeps_its_order(guest: Guest, tmp_path: Path) -> None:
+    lines = "for i in $(seq 500); do echo out $i; echo err $i >&2; done"
+    want = "".join(f"out {i}\nerr {i}\n" for i in range(1, 501)).encode()
+    command = [guest.bin / "vhpc-run", "sh", "-c", lines]
+    both = subprocess.STDOUT
+    done = subprocess.run(
+        command, env=guest.env(), stdout=subprocess.PIPE, stderr=both, check=True, timeout=WAIT_S
+    )
+    assert done.stdout == want
+    for mode in ("wb", "ab"):
+        with (tmp_path / mode).open(mode) as file:
+            subprocess.run(command, env=guest.env(), stdout=file, stderr=both, check=True, timeout=WAIT_S)
+        assert (tmp_path / mode).read_bytes() == want
+
+
 def test_a_batch_script_is_carried_in_and_keeps_its_path(guest: Guest, tmp_path: Path) -> None:
     script = tmp_path / "slurm_script"
     script.write_text("#!/bin/sh\necho $0 $1\n")
@@ -221,6 +263,15 @@ def test_a_host_command_runs_on_the_host_with_stdio_and_status(guest: Guest) -> 
     command = f"echo in | {guest.bin}/vhpc-agent --call sh -c 'cat; ps -o comm= -p $PPID; exit 5'; echo $?"
     done = guest.run("sh", "-c", command, VHPC_RUN_COMMANDS="srun:sh")
     assert done.stdout == b"in\nvhpc-run\n5\n"
+
+
+def test_a_host_command_has_its_callers_limits_umask_and_niceness(guest: Guest) -> None:
+    inner = "ulimit -Sn; ulimit -Hn; umask; nice"
+    command = (
+        f"umask 027; ulimit -n 300; ulimit -Sn 200; nice -n 3 {guest.bin}/vhpc-agent --call sh -c '{inner}'"
+    )
+    done = guest.run("sh", "-c", command, VHPC_RUN_COMMANDS="sh")
+    assert done.stdout.split() == [b"200", b"300", b"0027", b"3"]
 
 
 def test_only_allowed_commands_run_on_the_host(guest: Guest) -> None:

@@ -1,0 +1,217 @@
+"""Jobs with guests against the same jobs without: whatever a user can see is the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from twins import WHERE, Twins, submit, until
+
+from conftest import Job, Lab
+
+pytestmark = pytest.mark.lab
+
+SOURCES = Path(__file__).with_name("same")
+
+# Put beside the probe: what a task's prolog may say, and programs that cannot be found or run as they are.
+FILES = {
+    "probe.py": (SOURCES / "probe.py").read_text(),
+    "task-prolog": "\n".join(
+        [
+            "#!/bin/sh",
+            "echo 'export FROM_TASK_PROLOG=a  b=c'",
+            "echo unset LANG",
+            "echo print said by the task prolog",
+            "",
+        ]
+    ),
+    "arg0": '#!/bin/sh\necho "arg0 is $0, $# more: $1,$2"\n',
+    "bad-interpreter": "#!/no/such/thing\n",
+}
+
+# Each probe is a process whose attributes are compared; each `say` line an end that is.
+FIELDS = (SOURCES / "fields.job").read_text()
+PROBES = re.findall(
+    r"probe\.py (\w[\w-]*)|probe (\w[\w-]*)", FIELDS.replace("python3 ~/same/probe.py $n", "")
+)
+
+# What must differ, or may: ids, times, ports, and our own.
+OWN = {"VHPC_JOB_GENERATION", "VHPC_JOB_IMAGE", "VHPC_SESSION", "SLURM_SPANK_VHPC_IMAGE"} | {
+    "SLURM_SPANK__SLURM_SPANK_OPTION_vhpc_vhpc_image"
+}
+BY_NATURE = {"HOSTNAME", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_LAUNCH_NODE_IPADDR"} | {
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_TASK_PID",
+    "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST", "SLURM_STEP_LAUNCHER_PORT",
+    "SLURM_SRUN_COMM_PORT", "SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_SRUN_COMM_HOST",
+    "SLURM_STEPID", "SLURM_STEP_ID", "SLURM_JOB_SLUID",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _folder(lab: Lab) -> Iterator[None]:
+    lab.run("login", "mkdir", "-p", WHERE, user="alice")
+    for name, text in FILES.items():
+        lab.run(
+            "login", "sh", "-c", f"cat > {WHERE}/{name}; chmod 755 {WHERE}/{name}", user="alice", stdin=text
+        )
+    yield
+    lab.run("login", "rm", "-rf", WHERE, user="alice")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
+    """As for all tests, but for those that only read what the two jobs before them left behind."""
+    yield
+    if not {"fields", "steps"} & set(request.fixturenames):
+        lab.assert_clean()
+
+
+# --- what a process is ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fields(lab: Lab, _folder: None) -> Twins:
+    twins = submit(lab, FIELDS, before="ulimit -Ss 7000; ulimit -Sc 0; umask 027")
+    return twins.wait()
+
+
+@pytest.mark.parametrize("name", sorted({first or second for first, second in PROBES}))
+def test_a_process_finds_itself_to_be_the_same(fields: Twins, name: str) -> None:
+    ours, theirs = fields.found(name)
+    assert ours.pop("kernel") != theirs.pop("kernel")
+    if name == "script":  # files are relayed through pipes; /dev/null is what it is
+        assert (ours.pop("kinds"), theirs.pop("kinds")) == (
+            ["/dev/null", "pipe", "pipe"],
+            ["/dev/null", "file", "file"],
+        )
+    ours_env, theirs_env = (found.pop("environ") for found in (ours, theirs))
+    assert set(ours_env) - set(theirs_env) <= OWN
+    assert set(theirs_env) - set(ours_env) == set()
+    differ = {k: (ours_env[k], v) for k, v in theirs_env.items() if ours_env[k] != v and k not in BY_NATURE}
+    assert differ == {}
+    assert ours == theirs
+
+
+def test_the_probes_have_seen_what_they_were_to_see(fields: Twins) -> None:
+    """Lest two jobs be equal because nothing of what was asked for came about in either."""
+    found = {name: fields.found(name)[0] for name in ("script", "nofile", "limits", "umask", "nice", "nulls")}
+    assert found["script"]["umask"] == "0o27"
+    assert found["script"]["limits"]["RLIMIT_STACK"][0] == 7000 << 10
+    assert found["script"]["ids"] == [[2001] * 3, [2001] * 3, [2001, 3001]]
+    assert found["nofile"]["limits"]["RLIMIT_NOFILE"] == [500, 900]
+    assert found["limits"]["limits"]["RLIMIT_STACK"][0] == 4096 << 10
+    assert found["umask"]["umask"] == "0o77"
+    assert found["nulls"]["kinds"] == ["/dev/null"] * 3
+    args: list[str] = fields.found("args")[0]["argv"]
+    assert args[3:6] == ["", "a b", "tab\there\nnew"]
+    assert (args[6], len(args[7]), args[-1]) == ("\xff\xfe", 100000, ";")
+    task_prolog = fields.found("task-prolog")[0]["environ"]
+    assert task_prolog["FROM_TASK_PROLOG"] == "a  b=c"
+    assert "LANG" not in task_prolog
+    odd = fields.found("export-odd")[0]["environ"]
+    assert [odd[name] for name in "ABCD"] == ["multi\nline", "", "\xff", "a=b"]
+
+
+def test_output_and_ends_of_steps_are_the_same(fields: Twins) -> None:
+    ours, theirs = fields.outputs()
+    assert ours == theirs
+    for line in ("7 of sh -c exit 7", "255 of", "139 of", "137 of", "2 of no-such", "13 of /etc/passwd"):
+        assert line in ours
+    for line in (
+        "to-dev-stderr\nto-dev-stdout\ntyped\nagain\n1\n2\n3\n",
+        f"arg0 is {WHERE}/./arg0, 2 more: a  b,\n",
+    ):
+        assert line in ours
+    assert "said by the task prolog\n" in ours
+    assert ours.endswith("I am /var/lib/slurm/slurmd/jobID/slurm_script\n")
+
+
+def test_what_slurm_says_about_the_ends_of_steps_is_the_same(fields: Twins) -> None:
+    """Whose message it is that a program cannot be executed differs: ours names vhpc-run."""
+    ours, theirs = (sorted(text.splitlines()) for text in fields.outputs("same/ends-{id}.err"))
+    theirs = sorted(line.replace("slurmstepd-NODE: error: execve", "vhpc-run: execve") for line in theirs)
+    assert ours == theirs
+
+
+SACCT = (
+    "JobName,User,Group,Account,Partition,QOS,AllocCPUS,AllocNodes,ReqCPUS,ReqMem,ReqTRES,AllocTRES,NTasks,"
+    "State,ExitCode,DerivedExitCode,Timelimit,Flags,Reason,WorkDir,Layout,NNodes,Priority"
+)
+
+
+def test_accounting_of_job_and_steps_is_the_same(lab: Lab, fields: Twins) -> None:
+    def rows(job: Job) -> list[list[str]]:
+        out = lab.run("ctl", "sacct", "-nP", "-j", str(job.id), "-o", f"JobID,{SACCT}").out
+        return [line.replace(f"{job.id}", "ID", 1).split("|") for line in out.splitlines()]
+
+    ours, theirs = (rows(job) for job in fields)
+    assert len(ours) > 25
+    assert ours == theirs
+
+
+SHOWN_BY_NATURE = {
+    "JobId", "Priority", "RunTime", "SubmitTime", "EligibleTime", "AccrueTime", "StartTime", "EndTime",
+    "LastSchedEval", "NodeList", "BatchHost", "Nodes", "StdOut", "StdErr", "Deadline", "SubmitLine",
+    "CPU_IDs", "AdminComment", "Command", "SegmentSize", "Scheduler", "ResvTime", "PreemptTime",
+}  # fmt: skip
+
+
+def test_scontrol_shows_the_same_job(fields: Twins) -> None:
+    ours, theirs = (job.show() for job in fields)
+    assert set(ours) == set(theirs)
+    assert {k: ours[k] for k in ours if k not in SHOWN_BY_NATURE} == {
+        k: theirs[k] for k in theirs if k not in SHOWN_BY_NATURE
+    }
+
+
+def test_an_array_gives_each_task_a_guest_and_each_script_its_own_end(lab: Lab) -> None:
+    ends = ["exit 7", "exit 255", "kill -SEGV $$", "kill -TERM $$", "exec sh -c 'exit 3'", "exit 0"]
+    cases = " ".join(f"{i}) {end} ;;" for i, end in enumerate(ends))
+    script = f"cat /proc/sys/kernel/random/boot_id; case $SLURM_ARRAY_TASK_ID in {cases} esac"
+    twins = submit(lab, script, "--array=0-5", "-o a%A-%a")
+    rows: list[list[str]] = []
+    for job in twins:
+        until(lambda job=job: not in_queue(lab, job), f"the end of array {job.id}", 200)  # type: ignore[misc]
+        until(lambda job=job: len(ended(lab, job)) == 12 + 6, f"all rows of {job.id}", 30)  # type: ignore[misc]
+        rows.append(ended(lab, job))
+    assert rows[0] == rows[1]
+    assert "ID_3.batch|CANCELLED|0:15" in rows[0]
+    boots = {lab.read("alice", f"same/a{twins.inside.id}-{i}") for i in range(6)}
+    assert len(boots) == 6
+
+
+def in_queue(lab: Lab, job: Job) -> bool:
+    return bool(lab.run("ctl", "squeue", "-h", "-j", str(job.id), check=False).out.strip())
+
+
+def ended(lab: Lab, job: Job) -> list[str]:
+    out = lab.run("ctl", "sacct", "-nP", "-j", str(job.id), "-o", "JobID,State,ExitCode").out
+    rows = [line.replace(str(job.id), "ID", 1) for line in out.splitlines()]
+    return sorted(row for row in rows if not re.search("RUNNING|PENDING|COMPLETING", row))
+
+
+# --- steps -----------------------------------------------------------------------------------------
+
+STEPS = (SOURCES / "steps.job").read_text()
+
+
+@pytest.fixture(scope="module")
+def steps(lab: Lab, _folder: None) -> Twins:
+    return submit(lab, STEPS, "-N2", "-n3", "--mem-per-cpu=600").wait()
+
+
+def sections(text: str) -> dict[str, str]:
+    parts = re.split(r"^== (\S+)\n", text, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+SECTIONS = re.findall(r"^section ([\w-]+)", STEPS, re.M)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_steps_do_the_same(steps: Twins, name: str) -> None:
+    ours, theirs = (sections(text) for text in steps.outputs())
+    assert ours[name] == theirs[name]
+    assert name == "end" or ours[name]

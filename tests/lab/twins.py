@@ -1,0 +1,84 @@
+"""The same job twice, with a guest and without, and what it found itself to be."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from conftest import IMAGE, Job, Lab
+
+WHERE = "/home/alice/same"
+
+
+@dataclass(frozen=True)
+class Twins:
+    """A job in a guest and the same job without."""
+
+    inside: Job
+    outside: Job
+
+    def __iter__(self) -> Any:
+        return iter((self.inside, self.outside))
+
+    def wait(self) -> Twins:
+        """Wait for both to end."""
+        for job in self:
+            job.wait()
+        return self
+
+    def outputs(self, name: str = "slurm-{id}.out") -> tuple[str, str]:
+        """The same file of both, ids and node names made alike."""
+        return plain(self.inside, name), plain(self.outside, name)
+
+    def found(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a probe of this name has found in both."""
+        first, second = (json.loads(job.output(f"same/{job.id}.{name}")) for job in self)
+        return first, second
+
+
+def plain(job: Job, name: str) -> str:
+    """A file of a job with what differs by nature made alike."""
+    text = job.output(name)
+    for node in ("n1", "n2"):
+        text = text.replace(node, "NODE")
+    return (
+        text.replace(f"job{job.id:05}", "jobID").replace(f"{job.id}.", "ID.").replace(f" {job.id} ", " ID ")
+    )
+
+
+def submit(lab: Lab, script: str, *options: str, before: str = "") -> Twins:
+    """Submit a script twice from the folder of the probe; `before` is said in the submitting shell."""
+    jobs = []
+    for image in ([f"--vhpc-image={IMAGE}"], []):
+        words = " ".join([*image, *options])
+        done = lab.run(
+            "login",
+            "bash",
+            "-c",
+            f"cd {WHERE} && {before or ':'} && exec sbatch --parsable -o /home/alice/slurm-%j.out {words}",
+            user="alice",
+            stdin=f"#!/bin/bash\n{script}\n",
+        )
+        jobs.append(Job(lab, int(done.out.strip()), "alice"))
+    return Twins(*jobs)
+
+
+def until(condition: Callable[[], object], what: str, timeout: float = 90) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for: {what}"
+        time.sleep(0.2)
+
+
+def says(job: Job, line: str, name: str = "slurm-{id}.out", timeout: float = 90) -> None:
+    """Wait for a whole line in a file of the job's user."""
+    path = f"/home/{job.user}/{name.format(id=job.id)}"
+
+    def there() -> bool:
+        return line in job.lab.run("login", "cat", path, check=False).out.splitlines()
+
+    until(there, f"{line!r} in {path} of job {job.id}", timeout)
