@@ -60,7 +60,7 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     prolog_stuck_s: Annotated[
         int,
         _doc(
-            "a job with guests in Reason=Prolog for so many seconds without a usable lease is requeued; "
+            "a job with guests in Reason=Prolog for so many seconds is requeued (sooner when all its Prologs are known to have ended); "
             "0: never. Keep it above PrologEpilogTimeout and BatchStartTimeout",
             ge=0,
         ),
