@@ -21,6 +21,8 @@ from vlablib.settings import MAX_NODES, USERS, Lab, Record, deadline
 _DEFAULT_NODES = 2
 _NODES_READY_TIMEOUT_S = 60
 _ACCOUNT = "users"
+# vhpcd's user, who requeues jobs that wait in vain
+_OPERATOR = "vhpc"
 
 
 def up(lab: Lab, suite: str | None, nodes: int | None) -> None:
@@ -194,15 +196,13 @@ def _start_accounting(ctl: int) -> None:
             services.start(ctl, accounting)
             services.wait_ready("ctl", ctl, accounting)
     known = run(ctl, ["sacctmgr", "--noheader", "--parsable2", "list", "associations", "format=user"]).split()
-    if all(user.name in known for user in USERS):
-        return
-    names = ",".join(user.name for user in USERS)
-    for words in (
-        ["cluster", "vhpc"],
-        ["account", _ACCOUNT, "cluster=vhpc", "Description=lab", "Organization=lab"],
-        ["user", names, f"account={_ACCOUNT}", "cluster=vhpc"],
-    ):
-        _add(ctl, words)
+    if not all(user.name in known for user in USERS):
+        names = ",".join(user.name for user in USERS)
+        _add(ctl, ["cluster", "vhpc"])
+        _add(ctl, ["account", _ACCOUNT, "cluster=vhpc", "Description=lab", "Organization=lab"])
+        _add(ctl, ["user", names, f"account={_ACCOUNT}", "cluster=vhpc"])
+    if _OPERATOR not in known:
+        _add(ctl, ["user", _OPERATOR, f"account={_ACCOUNT}", "cluster=vhpc", "adminlevel=operator"])
 
 
 def _add(ctl: int, words: list[str]) -> None:

@@ -60,8 +60,8 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     prolog_stuck_s: Annotated[
         int,
         _doc(
-            "a job with guests in Reason=Prolog for so many seconds without a usable lease is requeued; "
-            "0: never. Keep it above PrologEpilogTimeout and BatchStartTimeout",
+            "a job with guests in Reason=Prolog for so many seconds is requeued (sooner when vhpcd knows "
+            "that all its Prologs have ended); 0: never. Keep it above PrologEpilogTimeout and BatchStartTimeout",
             ge=0,
         ),
     ] = 1200

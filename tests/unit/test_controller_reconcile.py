@@ -14,6 +14,8 @@ from vhpc_slurm.model import (
     LeaseRecord,
     LeaseState,
     NetworkIdentity,
+    Stage,
+    Timeline,
 )
 from vhpc_slurm.slurm.job import JobStatus
 
@@ -42,8 +44,13 @@ def status(
     return JobStatus(job_id, restarts, state, reason, ASKED - age)
 
 
+def ended(node: str, ago: float) -> Timeline:
+    stages = (Stage("start", ASKED - ago - 9, ASKED - ago - 1), Stage("agent", ASKED - ago - 1, ASKED - ago))
+    return Timeline(LEASE.generation, node, stages)
+
+
 @pytest.mark.parametrize(
-    ("jobs", "live", "ended"),
+    ("jobs", "live", "why_ended"),
     [
         ((status(1),), (record(1),), []),
         ((), (record(1),), ["Slurm has no such job"]),
@@ -58,10 +65,10 @@ def status(
     ],
 )
 def test_generations_without_their_job_are_ended(
-    jobs: tuple[JobStatus, ...], live: tuple[LeaseRecord, ...], ended: list[str]
+    jobs: tuple[JobStatus, ...], live: tuple[LeaseRecord, ...], why_ended: list[str]
 ) -> None:
     verdict = judge(jobs, live, asked=ASKED, stuck_s=900)
-    assert [why for _, why in verdict.end] == ended
+    assert [why for _, why in verdict.end] == why_ended
     assert verdict.requeue == ()
 
 
@@ -78,7 +85,23 @@ def test_generations_without_their_job_are_ended(
             "its lease was never ready",
         ),
         (status(1, reason="Prolog", age=901), (record(1),), "no node asked for its lease"),
-        (status(1, reason="Prolog", age=901), (record(1, taken=("n1",)),), ""),
+        (status(1, reason="Prolog", age=901), (record(1, taken=("n1",)),), "its Prologs did not end"),
+        (
+            status(1, reason="Prolog", age=99),
+            (replace(record(1), timelines=(ended("n1", 46), ended("n2", 90))),),
+            "its Prologs have ended, and Slurm did not notice",
+        ),
+        (status(1, reason="Prolog", age=99), (replace(record(1), timelines=(ended("n1", 46),)),), ""),
+        (
+            status(1, reason="Prolog", age=99),
+            (replace(record(1), timelines=(ended("n1", 44), ended("n2", 90))),),
+            "",
+        ),
+        (
+            status(1, reason="None", age=99),
+            (replace(record(1), timelines=(ended("n1", 46), ended("n2", 90))),),
+            "",
+        ),
         (
             status(1, reason="Prolog", age=901, restarts=1),
             (record(1, taken=("n1",)),),

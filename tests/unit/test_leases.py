@@ -181,6 +181,19 @@ def test_anything_else_is_a_new_generation_and_ends_the_old(
     assert state(service, second) is LeaseState.READY
 
 
+def test_a_lease_that_a_node_has_cleared_away_is_not_given_to_a_job_that_starts_anew(
+    service: LeaseService,
+) -> None:
+    """A slurmctld that was killed forgets a start that it had not saved; the nodes have aborted it."""
+    first = opened(service)
+    service.take(42, 0, "n1")
+    acknowledge(service, first, "n1")
+    second = opened(service)
+    assert second.lease.generation != first.lease.generation
+    assert state(service, first) is LeaseState.RELEASED
+    assert state(service, second) is LeaseState.READY
+
+
 def test_a_late_request_of_an_earlier_incarnation_changes_nothing(service: LeaseService) -> None:
     second = opened(service, restart=1)
     with pytest.raises(FabricError, match="restarted 1 times"):
@@ -326,7 +339,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.service = LeaseService(SqliteStore(":memory:"), NoNetwork(), reserve_mib=0, clock=lambda: 1.0)
         self.holds: dict[Generation, set[str]] = {}
-        self.took: set[tuple[Generation, str]] = set()
+        self.took: dict[Generation, set[str]] = {}
         self.over: set[Generation] = set()
 
     jobs = st.integers(1, 2)
@@ -354,7 +367,7 @@ class AnyOrder(RuleBasedStateMachine):
         if record is not None:
             assert record.lease.generation not in self.over
             self.holds[record.lease.generation].add(node)
-            self.took.add((record.lease.generation, node))
+            self.took.setdefault(record.lease.generation, set()).add(node)
 
     @rule(job=jobs, restart=st.none() | restarts)
     def end(self, job: int, restart: int | None) -> None:
@@ -373,8 +386,8 @@ class AnyOrder(RuleBasedStateMachine):
             released = generation in self.over and not self.holds[generation]
             if clean:
                 self.holds[generation].discard(node)
-            elif not released and (generation, node) in self.took:
-                self.holds[generation].add(node)  # what a node said last counts
+            elif not released and node in self.took.get(generation, ()):
+                self.holds[generation].add(node)  # it says so last
 
     @invariant()
     def at_most_one_usable_lease_a_job(self) -> None:

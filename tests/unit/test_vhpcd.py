@@ -287,24 +287,35 @@ def test_version_is_said() -> None:
 def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped: Vhpcd) -> None:
     now = time.time()
     service = LeaseService(SqliteStore(":memory:"), NoNetwork(), reserve_mib=256, clock=lambda: now - 3600)
-    for job_id in (1, 2, 3, 9):
+    for job_id in (1, 2, 3, 4, 5):
         service.open(request(job_id), allocation(), identity())
     service.take(2, 0, "n1")
+    for node in ("n1", "n2"):
+        record = service.take(5, 0, node)
+        assert record is not None
+        service.report(Timeline(record.lease.generation, node, (Stage("agent", now - 99, now - 90),)))
     (stopped.folder / "squeue.out").write_text(
         f"1 RUNNING 0 {int(now) - 9} None\n"
         f"3 COMPLETING 0 {int(now) - 99} None\n"
-        f"8 RUNNING 0 {int(now) - 5000} Prolog\n"
+        f"4 RUNNING 0 {int(now) - 5000} Prolog\n"
+        f"5 RUNNING 0 {int(now) - 100} Prolog\n"
         f"9 RUNNING 0 {int(now) - 5000} Prolog\n"
     )
     (stopped.folder / "bin/scontrol").write_text(f'#!/bin/sh\necho "$*" >> {stopped.folder}/calls\n')
 
     asyncio.run(one_round(stopped, service))
     states = {record.lease.request.job_id: record.lease.state for _, record in service.store.page(0)}
-    ended = {2: LeaseState.ENDING, 3: LeaseState.RELEASED}
-    assert states == {1: LeaseState.READY, **ended, 9: LeaseState.READY}
+    assert states == {
+        1: LeaseState.READY,
+        2: LeaseState.ENDING,
+        3: LeaseState.RELEASED,
+        4: LeaseState.READY,
+        5: LeaseState.READY,
+    }
     calls = (stopped.folder / "calls").read_text()
-    assert "requeue 9\n" in calls
-    assert "requeue 8\n" not in calls, "a job without a lease may have no guests at all"
+    assert "requeue 4\n" in calls
+    assert "requeue 5\n" in calls
+    assert "requeue 9\n" not in calls, "a job that never had a lease is none of ours"
 
     (stopped.folder / "bin/squeue").write_text(
         "#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n"

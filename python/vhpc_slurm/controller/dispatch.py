@@ -64,7 +64,8 @@ class Dispatcher:
         """One round; FabricError when Slurm cannot be asked, and then nothing was changed."""
         asked = time.time()
         jobs = await self._aside(self._slurm.jobs)
-        live = await self._write(self._service.store.live)
+        waiting = frozenset(job.job_id for job in jobs if reconcile.awaits_prologs(job))
+        live = await self._write(self._service.live, waiting)
         verdict = reconcile.judge(jobs, live, asked=asked, stuck_s=self._config.controller.prolog_stuck_s)
         for generation, why in verdict.end:
             await self._write(self._service.end_generation, generation, why)

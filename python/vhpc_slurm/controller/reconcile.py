@@ -18,6 +18,8 @@ log = logging.getLogger("vhpcd")
 
 GRACE_S = 30.0
 """A lease this young is left alone: it may have been made after squeue was asked."""
+NOTICE_S = 45.0
+"""So long after the last Prolog's end slurmctld has noticed it, or never will."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def judge(
 
     Args:
         jobs: all jobs of the cluster as of the time ``asked`` (seconds since the epoch).
-        live: all leases that are not released, as of a later moment.
+        live: all leases that are not released, as of a later moment; with the timelines of those whose
+            job waits for Prologs.
         asked: when squeue was started.
         stuck_s: how long a job may be in Reason=Prolog without a usable lease; 0: for ever.
     """
@@ -57,8 +60,11 @@ def judge(
     requeue = []
     for job in jobs:
         # A job that never had a lease may have no guests at all: not ours to judge.
-        if job.job_id in ours and stuck_s and job.started is not None and asked - job.started > stuck_s:
-            reason = _stuck(job, usable.get((job.job_id, job.restarts)))
+        if job.job_id in ours and stuck_s and awaits_prologs(job):
+            lease = usable.get((job.job_id, job.restarts))
+            reason = _unnoticed(lease, asked)
+            if not reason and job.started is not None and asked - job.started > stuck_s:
+                reason = _stuck(lease)
             if reason:
                 requeue.append((job.job_id, reason))
     return Verdict(tuple(end), tuple(requeue))
@@ -75,18 +81,38 @@ def _over(generation: Generation, job: JobStatus | None) -> str:
     return ""
 
 
-def _stuck(job: JobStatus, record: LeaseRecord | None) -> str:
-    """Why a job that waits for Prologs will wait for ever; empty when it will not.
+def awaits_prologs(job: JobStatus) -> bool:
+    """Whether Slurm waits for the Prologs of a job's nodes."""
+    return job.state == RUNNING and job.reason == REASON_PROLOG
+
+
+def _unnoticed(record: LeaseRecord | None, asked: float) -> str:
+    """Why a job waits although every Prolog of it has ended; empty when that is not so.
+
+    slurmd tells slurmctld once that a Prolog has ended.  A slurmd or slurmctld
+    that was started anew meanwhile is never told, and the job would hold its
+    nodes until BatchStartTimeout is over.
+    """
+    if record is None:
+        return ""
+    ended = {line.node: max(stage.ended for stage in line.stages) for line in record.timelines if line.stages}
+    nodes = {part.node for part in record.lease.allocation.nodes}
+    if nodes <= ended.keys() and max(ended.values()) < asked - NOTICE_S:
+        return "its Prologs have ended, and Slurm did not notice"
+    return ""
+
+
+def _stuck(record: LeaseRecord | None) -> str:
+    """Why a job that has waited very long for Prologs will wait for ever.
 
     Slurm 25.05 to 26.05 take a PrologSlurmctld that their own shutdown killed
     for a success, and then run no Prolog: no lease, or one that no node took.
+    A Prolog that was killed together with its slurmd never ends at all.
     """
-    if job.state != RUNNING or job.reason != REASON_PROLOG:
-        return ""
     if record is None:
         return "no lease was made for it"
     if record.lease.state is LeaseState.RESERVED:
         return "its lease was never ready"
     if not record.taken:
         return "no node asked for its lease"
-    return ""
+    return "its Prologs did not end"

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,19 @@ class LeaseService:
             if restart is None or record.lease.generation.restart == restart:
                 return record
         return None
+
+    def live(self, with_timelines: frozenset[int]) -> tuple[LeaseRecord, ...]:
+        """All leases that are not released, those of some jobs with what their nodes reported."""
+        return tuple(
+            self._with_timelines(record) if record.lease.generation.job_id in with_timelines else record
+            for record in self.store.live()
+        )
+
+    def _with_timelines(self, record: LeaseRecord) -> LeaseRecord:
+        generation = record.lease.generation
+        limit = len(record.lease.allocation.nodes) * (generation.restart + 1)
+        lines = self.store.timelines(0, job_id=generation.job_id, limit=limit)
+        return replace(record, timelines=tuple(line for _, line in lines if line.generation == generation))
 
     def take(self, job_id: int, restart: int | None, node: str) -> LeaseRecord | None:
         """Hand the decided lease to a node and remember it; None while there is none to hand out.

@@ -66,9 +66,9 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
         _open_run_dir(layout, lease, book)
         try:
             _boot(config, layout, env, lease, book, recorder)
+            common.log.info("ready in %.2f s", time.time() - began)
         except UserError as err:
             _user_failure(layout, env, lease, book, recorder, err)
-            return 0
         except journal.Stopped:
             common.log.info("the job was ended during its boot")
             teardown.tear_down(layout, book, recorder)
@@ -76,7 +76,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
         except NodeError:
             teardown.tear_down(layout, book, recorder)
             raise
-        common.log.info("ready in %.2f s", time.time() - began)
+        # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it
         with contextlib.suppress(FabricError):
             client.report_timeline(recorder.timeline())
         return 0

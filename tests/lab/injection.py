@@ -1,0 +1,81 @@
+"""What the tests of faults share: waiting for moments in a job's life, and what is right after a fault."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from conftest import NODES, Job, Lab
+
+T = TypeVar("T")
+
+# A script that says that it runs, and ends when its user lets it go.
+WAITING = "echo up on $(hostname); until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done; echo done"
+
+
+def until(condition: Callable[[], T], what: str, timeout: float = 120) -> T:
+    """Wait for a condition to be true; returns what it gave."""
+    end = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {timeout:.0f} s in vain for {what}"
+        time.sleep(0.1)
+    return found
+
+
+def said(lab: Lab, job: Job) -> str:
+    """The job's output so far; empty when there is none yet."""
+    return lab.run("login", "cat", f"/home/{job.user}/slurm-{job.id}.out", check=False).out
+
+
+def runs(lab: Lab, job: Job, times: int = 1) -> None:
+    """Wait until the job's script says (for the n-th time) that it runs in its guest."""
+    until(lambda: said(lab, job).count("up") >= times, f"job {job.id} to run", 180)
+
+
+def boots(lab: Lab, job: Job, node: str, what: str = "domain") -> None:
+    """Wait until the job's Prolog on a node has announced a resource of that kind in its journal."""
+    script = f'cat /var/lib/vhpc/journal/{job.id}.* 2>/dev/null | grep -q \'"kind":"{what}"\''
+    until(lambda: lab.run(node, "sh", "-c", script, check=False).code == 0, f"job {job.id} to boot", 60)
+
+
+def let_go(lab: Lab, job: Job) -> None:
+    """Let a WAITING script end."""
+    lab.run("login", "touch", f"/home/{job.user}/go-{job.id}", user=job.user)
+
+
+def kill_qemu(lab: Lab, job: Job, node: str, signal: str = "KILL") -> None:
+    """Signal the QEMU of a job's guest."""
+    lab.run(node, "pkill", f"-{signal}", "-f", f"^[^ ]*qemu-system.* guest=vhpc-{job.id}-")
+
+
+def ours(text: str) -> list[str]:
+    """Our lines of a user's output; Slurm may add its own."""
+    return [line for line in text.splitlines() if line.startswith("vhpc")]
+
+
+def one_line(job: Job, pattern: str) -> None:
+    """The job's output has exactly one line of ours, and it says this."""
+    lines = ours(job.output())
+    assert len(lines) == 1, job.output()
+    assert re.search(pattern, lines[0]), lines[0]
+
+
+def settled(lab: Lab, timeout: float = 120) -> None:
+    """Wait until no job is left, the nodes are idle and hold nothing; none was drained."""
+    lab.quiet(timeout)
+
+    def idle() -> bool:
+        states = {node: lab.node_state(node) for node in NODES}
+        assert not any("DRAIN" in state for state, _ in states.values()), states
+        return all(state == "IDLE" for state, _ in states.values())
+
+    until(idle, "idle nodes", timeout)
+    until(lambda: not lab.leaks(), "clean nodes", timeout)
+
+
+def ask_again(lab: Lab, job: Job) -> None:
+    """Have a requeued job start now and not after Slurm's pause, as soon as it is pending."""
+    until(lambda: job.show()["JobState"] == "PENDING" or None, f"job {job.id} to be pending")
+    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now", check=False)

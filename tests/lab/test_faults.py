@@ -1,0 +1,125 @@
+"""Guests and folders that break under a running job: one line for the user, nobody else concerned."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from injection import WAITING, boots, kill_qemu, let_go, one_line, runs, said, settled, until
+
+from conftest import NODES, Lab
+
+pytestmark = pytest.mark.lab
+
+GONE = r"^vhpc: the guest of job \d+ on n[12] is gone"
+
+
+def test_a_killed_qemu_ends_the_job_within_five_seconds(lab: Lab) -> None:
+    job = lab.submit(WAITING, "-w", "n1")
+    runs(lab, job)
+    began = time.monotonic()
+    kill_qemu(lab, job, "n1")
+    state = job.wait(*("COMPLETING", "FAILED"), timeout=20)
+    took = time.monotonic() - began
+    print(f"from the kill to the end of the job: {took:.2f} s ({state})")
+    assert took < 5.0
+    assert job.wait() == "FAILED"
+    one_line(job, GONE)
+    settled(lab)
+
+
+WAYS = {
+    "powered off": "echo o > /proc/sysrq-trigger",
+    "rebooted": "echo b > /proc/sysrq-trigger",
+    "crashed": "echo c > /proc/sysrq-trigger",
+    # signals do not end PID 1, a broken program does
+    "without agent": "kill -9 1; at=$(grep -m1 r-xp /proc/1/maps | cut -d- -f1); "
+    "dd if=/dev/zero of=/proc/1/mem bs=4096 seek=$((0x$at)) oflag=seek_bytes conv=notrunc count=16",
+}
+
+
+def test_a_guest_that_ends_itself_ends_its_job_with_one_line(lab: Lab) -> None:
+    jobs = {
+        name: lab.submit(f"echo up; sudo sh -c '{act}' 2>/dev/null; sleep 120; echo survived", "-n1")
+        for name, act in WAYS.items()
+    }
+    for name, job in jobs.items():
+        assert job.wait() == "FAILED", name
+        assert "survived" not in job.output()
+        one_line(job, GONE)
+    settled(lab)
+
+
+def test_a_guest_that_does_not_answer_can_be_cancelled(lab: Lab) -> None:
+    job = lab.submit(WAITING, "-w", "n2")
+    runs(lab, job)
+    kill_qemu(lab, job, "n2", "STOP")
+    lab.run("login", "scancel", str(job.id), user="alice")
+    assert job.wait() == "CANCELLED"
+    settled(lab)
+
+
+def test_one_dead_guest_of_two_ends_the_step_that_uses_both(lab: Lab) -> None:
+    job = lab.submit("srun -N2 -n2 --kill-on-bad-exit=1 sh -c 'echo up; sleep 120'; echo step said $?", "-N2")
+    runs(lab, job, times=2)
+    began = time.monotonic()
+    kill_qemu(lab, job, "n2")
+    job.wait()
+    assert time.monotonic() - began < 30
+    assert "step said 0" not in said(lab, job)
+    one_line(job, GONE)
+    settled(lab)
+
+
+@pytest.mark.parametrize("image", ["debian-minimal", None])
+def test_a_working_directory_that_is_gone_before_the_job_starts(lab: Lab, image: str | None) -> None:
+    """As without a guest: Slurm says so and starts the script in /tmp."""
+    lab.run("login", "mkdir", "-p", "/home/alice/lost", user="alice")
+    job = lab.submit(
+        "pwd; echo ran", "--hold", "--chdir=/home/alice/lost", "-o", "/home/alice/lost-%j", image=image
+    )
+    lab.run("login", "rmdir", "/home/alice/lost", user="alice")
+    lab.run("ctl", "scontrol", "release", str(job.id))
+    job.wait()
+    assert job.accounted() == ["COMPLETED", "0:0"]
+    out = job.output("lost-{id}")
+    assert out.endswith("/tmp\nran\n"), out
+    assert "/home/alice/lost" in out
+    settled(lab)
+
+
+@pytest.mark.parametrize("image", ["debian-minimal", None])
+def test_a_working_directory_that_goes_during_the_job(lab: Lab, image: str | None) -> None:
+    lab.run("login", "mkdir", "-p", "/home/alice/goes", user="alice")
+    job = lab.submit(
+        f"{WAITING}; srun -n1 true; echo step said $?; ls; touch x; echo said $?",
+        "--chdir=/home/alice/goes",
+        "-o",
+        "/home/alice/slurm-%j.out",
+        image=image,
+    )
+    runs(lab, job)
+    lab.run("login", "rm", "-rf", "/home/alice/goes", user="alice")
+    let_go(lab, job)
+    job.wait()
+    assert job.accounted() == ["COMPLETED", "0:0"]
+    print(job.output())
+    assert "said 0\n" not in job.output().splitlines()[-1]
+    settled(lab)
+
+
+def test_a_home_that_is_not_there(lab: Lab) -> None:
+    """Booting with a home that the user's rights do not reach costs the share, not the node."""
+    lab.run("login", "mv", "/home/bob", "/home/bob.away")
+    try:
+        job = lab.submit(
+            "pwd; echo ran", "-w", "n1", "--chdir=/scratch", "-o", "/scratch/away-%j", user="bob"
+        )
+        job.wait()
+        assert "ran\n" in lab.run("login", "cat", f"/scratch/away-{job.id}").out
+    finally:
+        lab.run("login", "mv", "/home/bob.away", "/home/bob")
+    settled(lab)
+
+
+__all__ = ["NODES", "boots", "until"]

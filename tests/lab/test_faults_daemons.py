@@ -1,0 +1,161 @@
+"""Daemons that end while one job runs and another boots: both end sensibly, nothing is left."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+
+import pytest
+from injection import WAITING, ask_again, boots, let_go, ours, runs, said, settled, until
+
+from conftest import NODES, VLAB, Job, Lab
+
+pytestmark = pytest.mark.lab
+
+SAVED_S = 6  # slurmctld saves its state every 5 s
+
+
+def pair(lab: Lab, booting: str = "n1") -> tuple[Job, Job]:
+    """A job that runs on n1, and one whose guest has just been started there or on n2."""
+    first = lab.submit(WAITING, "-n1", "-w", "n1")
+    runs(lab, first)
+    second = lab.submit(WAITING, "-n1", "-w", booting, user="bob")
+    boots(lab, second, booting)
+    return first, second
+
+
+def bounce(lab: Lab, host: str, act: str, unit: str) -> None:
+    lab.service(host, act, unit)
+    lab.service(host, "start", unit)
+
+
+def end_well(lab: Lab, *jobs: Job) -> None:
+    for job in jobs:
+        runs(lab, job)
+        let_go(lab, job)
+    for job in jobs:
+        assert job.wait() == "COMPLETED"
+        assert said(lab, job).endswith("done\n")
+        assert ours(said(lab, job)) == []
+    settled(lab)
+
+
+@pytest.mark.parametrize("act", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+def test_jobs_do_not_notice_that_vhpcd_was_away(lab: Lab, act: str) -> None:
+    jobs = pair(lab)
+    bounce(lab, "ctl", act, "vhpcd")
+    end_well(lab, *jobs)
+
+
+@pytest.mark.parametrize("act", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("unit", ["slurmctld", "slurmd", "libvirtd"])
+def test_running_jobs_do_not_notice_that_a_daemon_was_away(lab: Lab, unit: str, act: str) -> None:
+    job = lab.submit(WAITING, "-n1", "-w", "n1")
+    runs(lab, job)
+    if unit == "slurmctld":
+        time.sleep(SAVED_S)
+    bounce(lab, "ctl" if unit == "slurmctld" else "n1", act, unit)
+    end_well(lab, job)
+
+
+def test_a_job_ends_cleanly_while_libvirtd_is_dead(lab: Lab) -> None:
+    job = lab.submit(WAITING, "-n1", "-w", "n1")
+    runs(lab, job)
+    lab.service("n1", "kill", "libvirtd")
+    try:
+        let_go(lab, job)
+        assert job.wait() == "COMPLETED"
+        until(lambda: not qemus(lab), "the end of the guest")
+    finally:
+        lab.service("n1", "start", "libvirtd")
+    settled(lab)
+
+
+def qemus(lab: Lab) -> str:
+    return lab.run("n1", "pgrep", "-f", "^[^ ]*qemu-system", check=False).out
+
+
+def test_libvirtd_killed_under_a_boot_drains_the_node_and_requeues_the_job(lab: Lab) -> None:
+    """Or the boot was past the point where it needs libvirtd, and goes on."""
+    _, second = jobs = pair(lab)
+    bounce(lab, "n1", "kill", "libvirtd")
+    until(lambda: "up" in said(lab, second) or "DRAIN" in lab.node_state("n1")[0], "an outcome")
+    state, reason = lab.node_state("n1")
+    if "DRAIN" in state:
+        assert re.search(r"vhpc: .*(libvirt|guest)", reason), (state, reason)
+        lab.resume("n1")
+        until(lambda: second.show()["JobState"] == "PENDING", "the requeue")
+        lab.run("ctl", "scontrol", "release", str(second.id))
+        ask_again(lab, second)
+    end_well(lab, *jobs)
+
+
+def test_a_job_that_a_killed_slurmctld_had_not_saved_is_started_again(lab: Lab) -> None:
+    """The nodes have aborted its first start by then; the second one gets guests of its own."""
+    time.sleep(SAVED_S)
+    job = lab.submit(WAITING, "-n1", "-w", "n1")
+    until(lambda: job.show()["JobState"] == "RUNNING", "the start")
+    bounce(lab, "ctl", "kill", "slurmctld")
+
+    def known() -> str:
+        done = lab.run("ctl", "scontrol", "-o", "show", "job", str(job.id), check=False)
+        found = re.search(r" JobState=(\S+) Reason=(\S+)", done.out)
+        return f"{found[1]} {found[2]}" if found else "unknown"
+
+    until(
+        lambda: known() == "unknown" or "up" in said(lab, job) or known().startswith("RUNNING None"),
+        "an outcome",
+        180,
+    )
+    if known() == "unknown" or "up" not in said(lab, job):
+        # lost with slurmctld's memory, or its batch script was: Slurm's BatchStartTimeout is 15 minutes
+        time.sleep(SAVED_S)
+    if "up" in said(lab, job):
+        end_well(lab, job)
+    lab.run("ctl", "scancel", str(job.id), check=False)
+    settled(lab)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("act", ["kill", "stop"])
+def test_a_job_whose_slurmd_went_away_under_its_boot_is_requeued(lab: Lab, act: str) -> None:
+    first, second = pair(lab)
+    bounce(lab, "n1", act, "slurmd")
+    end_well_later(lab, first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_survives_a_restart_of_slurmctld_under_its_boot(lab: Lab) -> None:
+    first, second = pair(lab)
+    bounce(lab, "ctl", "stop", "slurmctld")
+    end_well_later(lab, first, second)
+
+
+def end_well_later(lab: Lab, first: Job, second: Job) -> None:
+    """The second job runs on, or vhpcd sees within two minutes that it waits in vain."""
+
+    def outcome() -> bool:
+        return "up" in said(lab, second) or int(second.show()["Restarts"]) > 0
+
+    until(outcome, "the second job to run, or to be requeued", 300)
+    if "up" not in said(lab, second):
+        ask_again(lab, second)
+    end_well(lab, first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_that_is_rebooted_under_its_jobs_is_clean_afterwards(lab: Lab) -> None:
+    first, second = pair(lab)
+    subprocess.run([VLAB, "reboot", "n1"], check=True, capture_output=True, timeout=120)
+    assert [line for line in lab.leaks() if "domain" in line or "process" in line] == []
+    for job in (first, second):
+        lab.run("ctl", "scancel", str(job.id), check=False)
+    lab.quiet(180)
+    assert {node: "DRAIN" in lab.node_state(node)[0] for node in NODES} == dict.fromkeys(NODES, False)
+    settled(lab)
+    job = lab.finish("hostname", "-w", "n1")
+    assert job.output() == "n1\n"

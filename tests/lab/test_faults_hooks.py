@@ -1,0 +1,215 @@
+"""Prologs and Epilogs that are killed, late, doubled or beside each other; jobs that end while they boot."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from injection import WAITING, ask_again, boots, let_go, ours, runs, said, settled, until
+
+from conftest import IMAGE, Done, Job, Lab
+
+pytestmark = pytest.mark.lab
+
+DRIVER = Path(__file__).with_name("killed_prolog.py").read_text()
+PYTHON = ("/opt/vhpc/bin/python", "-I", "-")
+KILLED = 128 + 9
+
+
+class ByHand:
+    """A job that Slurm knows nothing of: its hooks are called on n1 with what Slurm would tell them."""
+
+    ids = itertools.count(int(time.time()) % 10**8 * 10 + 10**9)
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.id = lab, next(self.ids)
+        self.env = (
+            "env",
+            "-i",
+            f"SLURM_JOB_ID={self.id}",
+            "SLURMD_NODENAME=n1",
+            f"SPANK_VHPC_IMAGE={IMAGE}",
+        )
+        self.generation = self.drive("open").out.strip()
+
+    def drive(self, *argv: str, check: bool = True) -> Done:
+        return self.lab.run("n1", *self.env, *PYTHON, *argv, stdin=DRIVER, check=check)
+
+    def hook(self, name: str, check: bool = True) -> Done:
+        return self.lab.run("n1", *self.env, f"/usr/libexec/vhpc/{name}", check=check)
+
+    def clean(self) -> None:
+        assert self.lab.leaks() == [], self.generation
+        assert self.lab.vhpc("n1", "reconcile", "--check") == []
+
+
+@pytest.fixture
+def by_hand(lab: Lab) -> Iterator[list[ByHand]]:
+    """Jobs by hand: make them with ByHand(lab); their leases are ended here."""
+    made: list[ByHand] = []
+    yield made
+    for job in made:
+        job.drive("end")
+
+
+def killed_at_every_write(lab: Lab, made: list[ByHand], torn: bool) -> Iterator[ByHand]:
+    """A Prolog killed at its first write, one at its second, and so on until one lives."""
+    for number in itertools.count(1):
+        job = ByHand(lab)
+        made.append(job)
+        code = job.drive(str(number), *(["torn"] if torn else []), check=False).code
+        if code == 0:
+            print(f"{number - 1} journal writes in a boot")
+            assert number > 9
+            job.hook("epilog")
+            return
+        assert code == KILLED
+        yield job
+
+
+@pytest.mark.parametrize("torn", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
+    lab: Lab, by_hand: list[ByHand], torn: bool
+) -> None:
+    for job in killed_at_every_write(lab, by_hand, torn):
+        job.hook("epilog")
+        job.clean()
+
+
+@pytest.mark.slow
+def test_the_health_check_clears_after_a_prolog_killed_at_any_write(lab: Lab, by_hand: list[ByHand]) -> None:
+    for job in killed_at_every_write(lab, by_hand, torn=True):
+        job.hook("healthcheck")
+        state = lab.run("n1", "ls", f"/var/lib/vhpc/journal/{job.generation}.jsonl", check=False)
+        assert state.code == 0, "while the controller has the generation, it is left alone"
+        job.drive("end")
+        job.hook("healthcheck")
+        job.clean()
+
+
+@pytest.mark.slow
+def test_a_second_prolog_boots_after_one_killed_at_any_write(lab: Lab, by_hand: list[ByHand]) -> None:
+    for job in killed_at_every_write(lab, by_hand, torn=False):
+        job.hook("prolog")
+        out = lab.run("n1", "cat", f"/run/vhpc/jobs/{job.id}/state").out
+        assert "status=ready" in out
+        job.hook("epilog")
+        job.clean()
+
+
+def test_epilogs_twice_without_prolog_and_before_it(lab: Lab, by_hand: list[ByHand]) -> None:
+    job = ByHand(lab)
+    by_hand.append(job)
+    for hook in ("prolog", "epilog", "epilog", "prolog", "epilog"):  # the second Prolog comes too late
+        job.hook(hook)
+        if hook == "epilog" or lab.leaks() == []:
+            job.clean()
+    never = ByHand(lab)
+    by_hand.append(never)
+    for hook in ("epilog", "epilog", "prolog"):
+        never.hook(hook)
+        never.clean()
+
+
+def beside(lab: Lab, made: list[ByHand], delay: float) -> None:
+    """An Epilog that starts ``delay`` seconds after the Prolog of the same job."""
+    job = ByHand(lab)
+    made.append(job)
+    hooks = (
+        f"/usr/libexec/vhpc/prolog & sleep {delay}; /usr/libexec/vhpc/epilog; echo epilog $?; wait; exit 0"
+    )
+    done = lab.run("n1", *job.env, "PATH=/usr/bin", "sh", "-c", hooks)
+    assert "epilog 0\n" in done.out, (delay, done)
+    job.clean()
+
+
+def test_an_epilog_beside_a_prolog_ends_it(lab: Lab, by_hand: list[ByHand]) -> None:
+    for delay in (0.1, 0.6, 0.9, 1.2, 2.0):
+        beside(lab, by_hand, delay)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_epilog_at_any_moment_of_a_prolog(lab: Lab, by_hand: list[ByHand]) -> None:
+    for step in range(60):
+        beside(lab, by_hand, step / 10)
+
+
+def cancelled(lab: Lab, delay: float) -> None:
+    job = lab.submit("echo up; sleep 60", "-w", "n1")
+    until(lambda: job.show()["JobState"] != "PENDING", "the start", 60)
+    time.sleep(delay)
+    lab.run("login", "scancel", str(job.id), user="alice")
+    assert job.wait() == "CANCELLED"
+    settled(lab)
+    assert ours(said(lab, job)) == [] or "up" in said(lab, job), (delay, said(lab, job))
+
+
+def test_a_job_cancelled_while_it_boots(lab: Lab) -> None:
+    for delay in (0, 1.0, 2.4):
+        cancelled(lab, delay)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_cancelled_at_any_moment_of_its_boot(lab: Lab) -> None:
+    for step in range(30):
+        cancelled(lab, step / 5)
+
+
+def test_requeued_jobs_get_new_guests_and_complete(lab: Lab) -> None:
+    script = f"echo of ${{SLURM_RESTART_COUNT:-0}} $VHPC_JOB_GENERATION; {WAITING}"
+    first = lab.submit(script, "-n1", "-w", "n1")
+    runs(lab, first)
+    second = lab.submit(script, "-n1", "-w", "n2", user="bob")
+    boots(lab, second, "n2")
+    for job in (first, second):
+        lab.run("ctl", "scontrol", "requeue", str(job.id))
+    for job in (first, second):
+        ask_again(lab, job)
+    for job in (first, second):
+        until(lambda job=job: f"of 1 {job.id}.1." in said(lab, job), f"job {job.id} to run again")  # type: ignore[misc]
+        let_go(lab, job)
+        assert job.wait() == "COMPLETED"
+        assert job.show()["Restarts"] == "1"
+        assert said(lab, job).endswith("done\n")
+        assert ours(said(lab, job)) == []
+    settled(lab)
+
+
+def test_every_task_of_an_array_has_a_guest_of_its_own(lab: Lab) -> None:
+    job = lab.submit(
+        "echo $SLURM_ARRAY_TASK_ID $VHPC_JOB_GENERATION $(cat /proc/sys/kernel/random/boot_id)",
+        "-n1",
+        "--array=0-2",
+        "-o",
+        "array-%A-%a",
+    )
+    lab.quiet(180)
+    rows = [job.output(f"array-{{id}}-{task}").split() for task in range(3)]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    assert len({row[1] for row in rows}) == 3
+    assert len({row[2] for row in rows}) == 3
+    settled(lab)
+
+
+def test_the_health_check_leaves_jobs_alone(lab: Lab) -> None:
+    first = lab.submit(WAITING, "-n1", "-w", "n1")
+    runs(lab, first)
+    second = lab.submit(WAITING, "-n1", "-w", "n1", user="bob")
+    for what in ("rundir", "image", "uid", "process", "domain"):
+        boots(lab, second, "n1", what)
+        lab.run("n1", "/usr/libexec/vhpc/healthcheck")
+    runs(lab, second)
+    lab.run("n1", "/usr/libexec/vhpc/healthcheck")
+    assert lab.vhpc("n1", "reconcile", "--check") == []
+    jobs: list[Job] = [first, second]
+    for job in jobs:
+        let_go(lab, job)
+    for job in jobs:
+        assert job.wait() == "COMPLETED"
+        assert said(lab, job).endswith("done\n")
+    settled(lab)

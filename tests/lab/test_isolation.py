@@ -1,0 +1,300 @@
+"""What a neighbour, a guest's root and a forger try, and what they get: nothing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from injection import let_go, runs, said, settled, until
+
+from conftest import IMAGE, Job, Lab
+
+pytestmark = pytest.mark.lab
+
+WAITING = "echo up; until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done; echo done"
+
+# Tried as another user on the node; prints one line for each thing that worked.
+NEIGHBOUR = """
+import glob, os, signal, socket, subprocess
+job = JOB
+run, state = f"/run/vhpc/jobs/{job}", "/var/lib/vhpc"
+
+def reach(what, act):
+    try:
+        act()
+    except OSError:
+        return
+    print("reached", what)
+
+def connect(path):
+    socket.socket(socket.AF_UNIX).connect(path)
+
+for name in SOCKETS:
+    reach(name, lambda: connect(name))
+for name in FILES:
+    reach(name, lambda: open(name, "rb").close())
+    reach(name + " for writing", lambda: os.close(os.open(name, os.O_WRONLY)))
+for name in (run, run + "/g0", run + "/g0/channel", "/run/vhpc", "/run/vhpc/jobs"):
+    reach("to make a file in " + name, lambda: os.close(os.open(name + "/x", os.O_CREAT | os.O_WRONLY)))
+for name in ("/run/vhpc/uids", "/run/vhpc/locks", "/run/vhpc/tombstones", run + "/g0/channel", state + "/journal",
+             state + "/outbox", state + "/timeline", "/run/libvirt/qemu"):
+    reach("to list " + name, lambda: os.listdir(name))
+for path in glob.glob("/proc/[0-9]*"):
+    try:
+        words = open(path + "/cmdline", "rb").read().split(b"\\0")
+        name = os.path.basename(words[0]).decode()
+    except OSError:
+        continue
+    if not (name.startswith("qemu-system") or name in ("virtiofsd", "vhpc-shim", "vhpc-run")):
+        continue
+    pid = int(path[6:])
+    if name == "vhpc-run" and os.stat(path).st_uid == os.getuid():
+        continue
+    print("saw", name)
+    reach(f"to kill {name}", lambda: os.kill(pid, signal.SIGKILL))
+    for part in ("mem", "environ", "root", "fd/0"):
+        reach(f"{part} of {name}", lambda: os.open(f"{path}/{part}", os.O_RDONLY))
+virsh = subprocess.run(["virsh", "-c", "qemu:///system", "destroy", DOMAIN], capture_output=True)
+if virsh.returncode == 0:
+    print("reached libvirt")
+print("tried as", os.getuid())
+"""
+
+
+@pytest.fixture(scope="module")
+def victim(lab: Lab) -> Iterator[Job]:
+    """A job of alice on n1, for others to attack."""
+    job = lab.submit(WAITING, "-n1", "-w", "n1")
+    runs(lab, job)
+    yield job
+    lab.run("ctl", "scancel", str(job.id))
+    lab.quiet()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> None:
+    """Here one job outlives single tests: the last one looks at what is left."""
+
+
+def attack(lab: Lab, job: Job) -> str:
+    run = f"/run/vhpc/jobs/{job.id}"
+    found = lab.run("n1", "find", run, "(", "-type", "f", "-o", "-type", "s", ")", "-printf", "%y %p\\n").out
+    kinds = [line.split(" ", 1) for line in found.splitlines()]
+    sockets = [path for kind, path in kinds if kind == "s"]
+    files = [path for kind, path in kinds if kind == "f" and path != f"{run}/state"]
+    assert len(sockets) >= 4, found  # run.sock, agent.sock, two shares
+    assert any(path.endswith("console.log") for path in files), found
+    files += lab.run(
+        "n1", "find", "/var/lib/vhpc/journal", "/run/vhpc/uids", "/run/vhpc/locks", "-type", "f"
+    ).out.split()
+    domain = lab.run("n1", "virsh", "-q", "list", "--name").out.split()[0]
+    return (
+        NEIGHBOUR.replace("JOB", str(job.id), 1)
+        .replace("SOCKETS", repr(sockets))
+        .replace("FILES", repr(files))
+        .replace("DOMAIN", repr(domain))
+    )
+
+
+def nothing_reached(out: str) -> None:
+    assert out.endswith("tried as 2002\n"), out
+    assert {"saw virtiofsd", "saw vhpc-shim"} <= set(out.splitlines()), out
+    assert "reached" not in out, out
+
+
+def test_a_neighbour_on_the_node_reaches_nothing_of_a_job(lab: Lab, victim: Job) -> None:
+    script = attack(lab, victim)
+    nothing_reached(lab.run("n1", "python3", "-", user="bob", stdin=script).out)
+    # the same attack by root reaches all: it is not the attack that fails
+    root = lab.run("n1", "python3", "-", stdin=re.sub(r"os\.kill\(pid, signal\.SIGKILL\)", "1", script).replace(
+        '"destroy"', '"dominfo"')).out  # fmt: skip
+    assert root.count("reached") > 30, root
+
+
+def test_a_neighbours_job_on_the_same_node_reaches_nothing_either(lab: Lab, victim: Job) -> None:
+    """From the host side of his job; the guest's side sees no host at all."""
+    lab.run("login", "sh", "-c", "cat > attack.py", user="bob", stdin=attack(lab, victim))
+    job = lab.finish("python3 attack.py", "-n1", "-w", "n1", "--vhpc-batch=host", user="bob")
+    nothing_reached(job.output())
+    inside = lab.finish("ls -A /run/vhpc 2>&1; ls /home/alice 2>&1; ls /home", "-n1", "-w", "n1", user="bob")
+    assert "run.sock" not in inside.output()
+    assert inside.output().endswith("bob\n")
+    assert said(lab, victim) == "up\n"
+
+
+def test_images_are_root_s_alone_to_write(lab: Lab, victim: Job) -> None:
+    script = (
+        "for f in $(find /var/lib/vhpc/images -type f; find /shared/vhpc/catalog -type f); do"
+        " (: >> $f) 2>/dev/null && echo wrote $f; done; (: > /var/lib/vhpc/images/x) 2>/dev/null && echo made; id -u"
+    )
+    assert lab.run("n1", "sh", "-c", script, user="bob").out == "2002\n"
+    # nor may QEMU: its uid opens the root image for reading only
+    shown = lab.run("n1", "sh", "-c", "find /var/lib/vhpc/images -type f ! -uid 0 -o -type f -perm /022").out
+    assert shown == ""
+
+
+def test_the_processes_of_a_guest_have_no_rights(lab: Lab, victim: Job) -> None:
+    script = (
+        "for p in $(pgrep -f '^[^ ]*(qemu-system|virtiofsd|vhpc-shim|vhpc-run)'); do"
+        " echo $(tr '\\0' ' ' < /proc/$p/cmdline | cut -d' ' -f1 | xargs basename)"
+        " $(grep -E '^(Uid|CapInh|CapPrm|CapEff|CapBnd|CapAmb|NoNewPrivs|Seccomp):' /proc/$p/status |"
+        " awk '{print $1 $2}'); done"
+    )
+    rows = [line.split() for line in lab.run("n1", "sh", "-c", script).out.splitlines()]
+    seen: dict[str, list[dict[str, str]]] = {}
+    for name, *fields in rows:
+        seen.setdefault(name, []).append(dict(field.split(":") for field in fields))
+    none = "0" * 16
+    for name, all_fields in seen.items():
+        for fields in all_fields:
+            assert fields["CapEff"] == fields["CapPrm"] == fields["CapAmb"] == none, (name, fields)
+            if name != "vhpc-run":  # as Slurm starts any task
+                assert fields["NoNewPrivs"] == "1", (name, fields)
+            if name in ("virtiofsd", "vhpc-shim"):
+                assert fields["CapBnd"] == none, (name, fields)
+    (qemu,) = seen["qemu-system-x86_64"]
+    assert qemu["Seccomp"] == "2"
+    assert 700000 <= int(qemu["Uid"]) < 701024
+    assert {fields["Uid"] for fields in seen["virtiofsd"]} == {"2001"}
+    assert {fields["Uid"] for fields in seen["vhpc-shim"]} == {qemu["Uid"]}
+
+
+def test_root_in_the_guest_is_the_user_on_the_host(lab: Lab) -> None:
+    secret = "only-the-hosts-root-may-read-this"
+    setup = (
+        f"umask 077; echo {secret} > /home/alice/roots; echo {secret} > /scratch/roots; echo x > /scratch/bobs;"
+        " chown bob /scratch/bobs; chmod 644 /scratch/bobs; ln -sfn /etc/shadow /home/alice/link;"
+        f" echo {secret} > /etc/vhpc-test-secret; ln -sfn /etc/vhpc-test-secret /home/alice/link2"
+    )
+    lab.run("n1", "sh", "-c", setup)
+    attacks = {
+        "read": "cat /home/alice/roots /scratch/roots",
+        "link": "grep -c . /home/alice/link; cat /home/alice/link2",
+        "dotdot": "cat /home/alice/../../etc/vhpc-test-secret /scratch/../etc/vhpc-test-secret",
+        "write": "sh -c 'echo y >> /scratch/bobs'",
+        "chown": "sh -c 'touch ~alice/mine; chown 0:0 ~alice/mine; chown 2002 ~alice/mine'",
+        "setuid": "sh -c 'cp /bin/true ~alice/suid; chown 0 ~alice/suid; chmod 6755 ~alice/suid'",
+        "node": "sh -c 'mknod ~alice/node b 8 0; mknod ~alice/char c 1 1; mknod /scratch/node b 8 0'",
+        "caps": "setcap cap_setuid+ep ~alice/suid",
+        "xattr": "sh -c 'command -v setfattr && setfattr -n trusted.x -v 1 ~alice/suid'",
+        "other": "ls /home/bob",
+        "remount": "sh -c 'mount -o remount,rw,suid,dev /home/alice; cat /home/alice/roots'",
+    }
+    script = "".join(f"echo == {name}; sudo {what} 2>&1\n" for name, what in attacks.items())
+    job = lab.finish(f"sudo id -u\n{script}", "-n1", "-w", "n1")
+    out = job.output()
+    assert out.startswith("0\n"), out
+    assert secret not in out, out
+    left = "find /home/alice /scratch ( -type b -o -type c -o -user 0 -perm /7000 -o -user bob -perm /7000 )"
+    assert lab.run("n1", *shlex.split(left)).out == "", out
+    owners = lab.run("n1", "stat", "-c", "%n %u:%g", "/home/alice/mine", "/home/alice/suid").out
+    assert owners == "/home/alice/mine 2001:2001\n/home/alice/suid 2001:2001\n", out
+    assert lab.run("n1", "cat", "/scratch/bobs").out == "x\n"
+    assert lab.run("n1", "getfattr", "-d", "-m", "-", "/home/alice/suid", check=False).out == ""
+    clear = "rm -f /home/alice/roots /home/alice/link* /home/alice/mine /home/alice/suid /scratch/roots /scratch/bobs"
+    lab.run("n1", "sh", "-c", f"{clear} /etc/vhpc-test-secret")
+
+
+EVIL = "a'b\"c <x y='z'>&amp;]]> $(touch evil) `touch evil`;touch evil"
+
+
+def test_texts_of_the_user_stay_texts(lab: Lab) -> None:
+    """Working directory, job name, comment and console path with every kind of meta character."""
+    folder = f"/scratch/{EVIL.replace('/', '_')}"
+    lab.run("login", "mkdir", "-p", folder, user="alice")
+    job = lab.finish(
+        "pwd; hostname",
+        f"--chdir={folder}",
+        f"--job-name={EVIL}",
+        f"--comment={EVIL}",
+        f"--vhpc-console={EVIL} %j",
+        "-o",
+        "/home/alice/evil-%j",
+        "-w",
+        "n1",
+    )
+    assert job.output("evil-{id}") == f"{folder}\nn1\n"
+    names = lab.run("login", "ls", folder, user="alice").out
+    assert names == f"{EVIL} {job.id}\n"
+    found = lab.run("n1", "find", "/", "-xdev", "-name", "evil").out
+    assert found == ""
+    lab.run("login", "rm", "-rf", folder, user="alice")
+
+
+def test_a_console_path_is_written_with_the_users_rights(lab: Lab) -> None:
+    for path in ("/etc/vhpc-console", "/home/bob/console", "../bob/console"):
+        job = lab.finish("echo ran", f"--vhpc-console={path}", "-w", "n1")
+        assert job.output() == "ran\n"
+        lab.quiet()
+    found = lab.run("n1", "ls", "/etc/vhpc-console", "/home/bob/console", check=False)
+    assert found.out == ""
+
+
+FORGED = f"{IMAGE}</name><evil/>"
+
+
+def test_forged_variables_get_neither_a_guest_nor_another_user(lab: Lab) -> None:
+    """What sbatch's caller puts into the environment is not what the plugin checked."""
+    variables = {
+        "SPANK_VHPC_IMAGE": FORGED,
+        "SLURM_SPANK_VHPC_IMAGE": FORGED,
+        "_SLURM_SPANK_OPTION_vhpc_vhpc_image": FORGED,
+        "SLURM_SPANK__SLURM_SPANK_OPTION_vhpc_vhpc_image": FORGED,
+        "VHPC_JOB_GENERATION": "1.0.00000000",
+        "VHPC_RUN_SOCKET": "/home/alice/fake.sock",
+        "VHPC_RUN_COMMANDS": "sh",
+        "SPANK_VHPC_CONSOLE": "/etc/x\n<evil/>",
+    }
+    words = ["env", *(f"{name}={value}" for name, value in variables.items())]
+    for image in ([], [f"--vhpc-image={IMAGE}"]):
+        done = lab.run(
+            "login", *words, "sbatch", "--parsable", "--export=ALL", *image, "-n1", "-w", "n1", user="alice",
+            stdin="#!/bin/sh\nid -un; hostname; uname -r; echo $VHPC_RUN_SOCKET\n",
+        )  # fmt: skip
+        job = Job(lab, int(done.out), "alice")
+        job.wait()
+        name, host, kernel, *socket = job.output().splitlines()
+        assert (name, host) == ("alice", "n1")
+        assert (kernel != lab.run("n1", "uname", "-r").out.strip()) == bool(image)
+        if image:
+            assert socket != ["/home/alice/fake.sock"]
+    settled_but_for_others(lab)
+
+
+def settled_but_for_others(lab: Lab) -> None:
+    until(lambda: not any("DRAIN" in lab.node_state(node)[0] for node in ("n1", "n2")), "nodes in service")
+
+
+# What a changed sbatch can do: hand over job-control variables that no plugin has seen.
+FORGER = r"""
+#include <slurm/spank.h>
+"""
+
+
+def test_what_is_not_checked_at_submission_is_checked_at_the_node(lab: Lab) -> None:
+    """PrologSlurmctld with values that our own sbatch would never let through cancels the job."""
+    for name, value in {
+        "IMAGE": FORGED,
+        "IMAGE ": "../../etc/passwd",
+        "MEM_RESERVE": "-1",
+        "BATCH": "moon",
+        "TIMEOUT": "9" * 12,
+    }.items():
+        job = lab.submit("echo ran", "--hold", image=None)
+        environment = [f"SLURM_JOB_ID={job.id}", f"SPANK_VHPC_IMAGE={IMAGE}", f"SPANK_VHPC_{name.strip()}={value}"]
+        done = lab.run("ctl", "env", "-i", *environment, "/usr/libexec/vhpc/prolog-slurmctld", user="slurm", check=False)
+        assert done.code in (0, 1), done
+        assert job.wait() == "CANCELLED", (name, done)
+        comment = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
+        assert "AdminComment=vhpc: --vhpc-" in comment
+
+
+def test_nothing_is_left_of_all_this(lab: Lab, victim: Job) -> None:
+    let_go(lab, victim)
+    assert victim.wait() == "COMPLETED"
+    assert said(lab, victim) == "up\ndone\n"
+    settled(lab)
+    for node in ("n1", "n2"):
+        assert lab.vhpc(node, "reconcile", "--check") == []
