@@ -61,7 +61,8 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         int,
         _doc(
             "a job with guests in Reason=Prolog for so many seconds is requeued (sooner when vhpcd knows "
-            "that all its Prologs have ended); 0: never. Keep it above PrologEpilogTimeout and BatchStartTimeout",
+            "that all its Prologs have ended); 0: never. Keep it above PrologEpilogTimeout and "
+            "BatchStartTimeout",
             ge=0,
         ),
     ] = 1200

@@ -53,5 +53,5 @@ if sys.argv[1] == "open":
 elif sys.argv[1] == "end":
     ControllerClient(config.load()).ending(JOB, 0)
 else:
-    journal.os = KillingOs(int(sys.argv[1]), "torn" in sys.argv)  # type: ignore[assignment]
+    journal.os = KillingOs(int(sys.argv[1]), "torn" in sys.argv)  # type: ignore[assignment, attr-defined]
     sys.exit(prolog.entry())

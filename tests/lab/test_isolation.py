@@ -150,8 +150,8 @@ def test_the_processes_of_a_guest_have_no_rights(lab: Lab, victim: Job) -> None:
     )
     rows = [line.split() for line in lab.run("n1", "sh", "-c", script).out.splitlines()]
     seen: dict[str, list[dict[str, str]]] = {}
-    for name, *fields in rows:
-        seen.setdefault(name, []).append(dict(field.split(":") for field in fields))
+    for name, *pairs in rows:
+        seen.setdefault(name, []).append(dict(pair.split(":") for pair in pairs))
     none = "0" * 16
     for name, all_fields in seen.items():
         for fields in all_fields:

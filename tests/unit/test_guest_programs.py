@@ -122,7 +122,7 @@ def test_a_program_knows_itself_by_its_full_name(guest: Guest, tmp_path: Path) -
 
 def test_null_devices_are_null_devices_in_the_guest(guest: Guest) -> None:
     script = "import os,sys; sys.exit(sum(1 << fd for fd in range(3) if os.fstat(fd).st_rdev))"
-    command = [guest.bin / "vhpc-run", "python3", "-c", script]
+    command: list[str | Path] = [guest.bin / "vhpc-run", "python3", "-c", script]
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
     for given, mask in (((null, null, null), 7), ((null, pipe, null), 5), ((pipe, pipe, pipe), 0)):
         stdin, stdout, stderr = given
@@ -134,7 +134,7 @@ def test_null_devices_are_null_devices_in_the_guest(guest: Guest) -> None:
 def test_what_goes_to_one_file_keeps_its_order(guest: Guest, tmp_path: Path) -> None:
     lines = "for i in $(seq 500); do echo out $i; echo err $i >&2; done"
     want = "".join(f"out {i}\nerr {i}\n" for i in range(1, 501)).encode()
-    command = [guest.bin / "vhpc-run", "sh", "-c", lines]
+    command: list[str | Path] = [guest.bin / "vhpc-run", "sh", "-c", lines]
     both = subprocess.STDOUT
     done = subprocess.run(
         command, env=guest.env(), stdout=subprocess.PIPE, stderr=both, check=True, timeout=WAIT_S
