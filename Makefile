@@ -62,8 +62,12 @@ types: deps ## mypy --strict
 	done
 
 .PHONY: unit
-unit: deps ## Python unit tests
-	$(PY) -m pytest -q -m "not lab and not slow" tests
+unit: deps ## Python unit tests, some of them of the guest programs
+	@mkdir -p $(BUILD)
+	@cmake -S . -B $(BUILD)/unit -G Ninja -DBUILD_TESTING=OFF -DVHPC_SPANK=OFF >$(BUILD)/unit.log || \
+	    { cat $(BUILD)/unit.log; exit 1; }
+	cmake --build $(BUILD)/unit
+	VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -m "not lab and not slow" tests
 
 .PHONY: ctest
 ctest: deps ## C tests with address and undefined-behaviour sanitizers, and a short fuzz run
