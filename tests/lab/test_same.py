@@ -11,7 +11,7 @@ from twins import WHERE, Twins, submit, until
 
 from conftest import Job, Lab
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 SOURCES = Path(__file__).with_name("same")
 
