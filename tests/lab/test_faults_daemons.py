@@ -100,45 +100,49 @@ def test_libvirtd_killed_under_a_boot_drains_the_node_and_requeues_the_job(lab: 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("delay", [0, 1, 2, 4])
-def test_a_slurmctld_killed_under_a_boot_leaves_nothing_behind(lab: Lab, delay: float) -> None:
+@pytest.mark.parametrize("act", ["kill", "stop"])
+def test_a_slurmctld_that_goes_away_under_a_boot_leaves_nothing_behind(
+    lab: Lab, act: str, delay: float
+) -> None:
     """What becomes of the job is Slurm's to decide.
 
     It may run on, be forgotten, be aborted and started again under the same
-    restart count, wait for BatchStartTimeout, or meet its own first start on
-    the node, for which Slurm drains it ("Duplicate jobid").
+    restart count, wait for BatchStartTimeout (the order to start the script
+    was in slurmctld's memory only), or meet its own first start on the node,
+    for which Slurm drains it ("Duplicate jobid").
     """
     job = lab.submit(WAITING, "-n1", "-w", "n1")
     until(lambda: job.show()["JobState"] == "RUNNING", "the start")
     time.sleep(delay)
-    bounce(lab, "ctl", "kill", "slurmctld")
+    bounce(lab, "ctl", act, "slurmctld")
 
     def outcome() -> str:
         done = lab.run("ctl", "scontrol", "-o", "show", "job", str(job.id), check=False)
-        found = re.search(r" JobState=(\S+) Reason=(\S+).* Restarts=(\d+)", done.out)
+        found = re.search(r" JobState=(\S+) .* Restarts=(\d+)", done.out)
         if found is None:
-            return "forgotten"
-        if "up" in said(lab, job):
-            return "runs"
-        if found[1] in ("PENDING", "RUNNING") and found[2] == "None" and found[3] == "0":
-            return "" if lab.run("n1", "pgrep", "-f", "hooks.prolog", check=False).out else "waits"
-        return "requeued" if int(found[3]) else ""
+            return "was forgotten"
+        return "runs" if "up" in said(lab, job) else "was requeued" if int(found[2]) else ""
 
-    became = until(outcome, "an outcome", 300)
-    if became == "waits":
-        time.sleep(5)
+    became, end = "", time.monotonic() + 45
+    while not became and time.monotonic() < end:
         became = outcome()
-    print(f"slurmctld killed {delay} s after the start: the job {became}")
+    print(f"slurmctld {act} {delay} s after the start: the job {became or 'waits'}")
     if became == "runs":
         let_go(lab, job)
         assert job.wait() == "COMPLETED"
         assert ours(said(lab, job)) == []
     lab.run("ctl", "scancel", str(job.id), check=False)
     lab.quiet(180)
+    if became == "was forgotten":
+        # the next job gets its id, and slurmd believes that it has run that one's Prolog
+        settled(lab, 300)
+        reused = lab.finish("echo ran", "-w", "n1")
+        assert reused.output() == "ran\n" or reused.accounted() == ["FAILED", "1:0"]
     state, reason = lab.node_state("n1")
     if "DRAIN" in state:
         assert reason == "Duplicate jobid"
         lab.resume("n1")
-    settled(lab)
+    settled(lab, 300)  # of a forgotten job vhpcd learns within 90 s, the health check 120 s later
 
 
 @pytest.mark.slow
@@ -147,14 +151,6 @@ def test_a_slurmctld_killed_under_a_boot_leaves_nothing_behind(lab: Lab, delay: 
 def test_a_job_whose_slurmd_went_away_under_its_boot_is_requeued(lab: Lab, act: str) -> None:
     first, second = pair(lab)
     bounce(lab, "n1", act, "slurmd")
-    end_well_later(lab, first, second)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_job_survives_a_restart_of_slurmctld_under_its_boot(lab: Lab) -> None:
-    first, second = pair(lab)
-    bounce(lab, "ctl", "stop", "slurmctld")
     end_well_later(lab, first, second)
 
 

@@ -381,7 +381,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(data=st.data(), node=nodes, clean=st.booleans())
     def acknowledge(self, data: st.DataObject, node: str, clean: bool) -> None:
         if self.holds:
-            generation = data.draw(st.sampled_from(sorted(self.holds)))
+            generation = data.draw(st.sampled_from(list(self.holds)))
             self.service.acknowledge(generation, node, clean=clean, note="", timeline=None)
             released = generation in self.over and not self.holds[generation]
             if clean:
