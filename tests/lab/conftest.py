@@ -163,7 +163,9 @@ class Lab:
         self.run("ctl", "scancel", "--user=alice", check=False)
         self.run("ctl", "scancel", "--user=bob", check=False)
         self.quiet()
-        assert {node: self.node_state(node)[0] for node in NODES} == dict.fromkeys(NODES, "IDLE")
+        assert {node: self.node_state(node)[0].removesuffix("+PLANNED") for node in NODES} == dict.fromkeys(
+            NODES, "IDLE"
+        )
         for node in NODES:
             assert self.vhpc(node, "reconcile", "--check") == []
         assert self.leaks() == []

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from twins import WHERE, Twins, submit, until
+from twins import WHERE, Twins, says, submit, until
 
-from conftest import Job, Lab
+from conftest import IMAGE, Job, Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
@@ -28,6 +28,7 @@ FILES = {
         ]
     ),
     "arg0": '#!/bin/sh\necho "arg0 is $0, $# more: $1,$2"\n',
+    "catch.py": (SOURCES / "catch.py").read_text(),
     "bad-interpreter": "#!/no/such/thing\n",
 }
 
@@ -212,6 +213,159 @@ SECTIONS = re.findall(r"^section ([\w-]+)", STEPS, re.M)
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_steps_do_the_same(steps: Twins, name: str) -> None:
-    ours, theirs = (sections(text) for text in steps.outputs())
-    assert ours[name] == theirs[name]
-    assert name == "end" or ours[name]
+    ours, theirs = (sorted(sections(text)[name].splitlines()) for text in steps.outputs())
+    assert ours == theirs
+    assert ours or name == "end"
+    assert not any(re.search("Unable|syntax|failed on", line) for line in ours), ours
+
+
+# --- signals -----------------------------------------------------------------------------------------
+
+
+# On the login node, for a job: each signal, and the line that says that it came.
+SEND = r"""
+job=$1; shift
+cd ~/same
+says() {
+    for i in $(seq 300); do grep -qxF "$2" $1 2>/dev/null && return; sleep 0.1; done
+    echo "job $job: waited in vain for '$2' in $1"; exit 1
+}
+script=/home/alice/slurm-$job.out
+says $script up
+for name; do scancel -s $name $job.0; says signals-$job SIG$name; done
+for name in USR1 USR2; do scancel -b -s $name $job; says $script "script got $name"; done
+scancel -s TSTP $job.1; says $script stopped
+scancel -s CONT $job.1; says $script continued
+scancel -s TERM $job.0; says $script "step ended with 5"
+scancel -s INT $job.1; says $script "other ended with 130"
+says $script waiting
+"""
+
+
+def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
+    names = re.findall("[A-Z0-9]+", FILES["catch.py"].split("NAMES = ")[1].split("\n")[0])
+    twins = submit(lab, (SOURCES / "signals.job").read_text(), "-n1", "-t 10", "--signal=B:HUP@300")
+    for job in twins:
+        job.wait("RUNNING")
+        done = lab.run("login", "bash", "-s", "-", str(job.id), *names, user="alice", stdin=SEND, check=False)
+        assert done.code == 0, done
+    for job in twins:  # the signal before the limit is due now
+        lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "TimeLimit=6")
+    twins.wait()
+    ours, theirs = twins.outputs()
+    assert ours == theirs
+    assert "script got HUP" in ours, ours
+    assert twins.inside.accounted() == twins.outside.accounted() == ["FAILED", "6:0"]
+    first, second = twins.outputs("same/signals-{id}")
+    assert first == second
+
+
+def test_a_window_changes_its_size_and_control_c_interrupts(lab: Lab) -> None:
+    lab.run(
+        "login",
+        "sh",
+        "-c",
+        f"cat > {WHERE}/window.py",
+        user="alice",
+        stdin=(SOURCES / "window.py").read_text(),
+    )
+    done = [
+        lab.run("login", "python3", f"{WHERE}/window.py", *options, user="alice", check=False)
+        for options in ([f"--vhpc-image={IMAGE}"], [])
+    ]
+    for one in done:
+        assert "33 101" in one.out, one
+        assert "44 101" in one.out, one
+    assert done[0].code == done[1].code
+
+
+def test_a_suspended_job_stops_and_goes_on_where_it_was(lab: Lab) -> None:
+    """What is promised: programs that do not catch SIGTSTP stop, script and steps; nothing is lost."""
+    script = (
+        "cd ~/same; srun -Q -n1 sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); echo $i;"
+        " echo $i > step-now; sleep 0.1; [ -e go-on ] && exit 4; done' > step-all & "
+        "i=0; while [ ! -e go-on ]; do i=$((i+1)); echo $i > script-now; sleep 0.1; done;"
+        " wait $!; echo step said $?"
+    )
+    job = lab.submit(script, "-t4")
+
+    def now() -> list[str]:
+        names = [f"{WHERE}/step-now", f"{WHERE}/script-now"]
+        return lab.run("login", "cat", *names, check=False).out.split()
+
+    until(lambda: len(now()) == 2, "both to count")
+    lab.run("ctl", "scontrol", "suspend", str(job.id))
+    job.wait("SUSPENDED")
+    seen = [now()]
+
+    def rests() -> bool:
+        seen.append(now())
+        return len(seen) > 5 and all(one == seen[-1] for one in seen[-5:])
+
+    until(rests, "the counters to rest", 30)
+    lab.run("ctl", "scontrol", "resume", str(job.id))
+    until(lambda: all(a != b and b for a, b in zip(now(), seen[-1], strict=False)), "the counters to go on")
+    lab.run("login", "touch", f"{WHERE}/go-on", user="alice")
+    job.wait()
+    assert job.accounted() == ["COMPLETED", "0:0"]
+    assert job.output().endswith("step said 4\n")
+    lines = [int(line) for line in lab.read("alice", "same/step-all").splitlines()]
+    assert lines == list(range(1, len(lines) + 1))
+
+
+def test_a_suspended_job_can_be_cancelled(lab: Lab) -> None:
+    job = lab.submit("echo up; srun sleep 600", "-t4")
+    says(job, "up")
+    lab.run("ctl", "scontrol", "suspend", str(job.id))
+    job.wait("SUSPENDED")
+    lab.run("login", "scancel", str(job.id), user="alice")
+    assert job.wait() == "CANCELLED"
+
+
+# --- jobs of two parts ---------------------------------------------------------------------------------
+
+
+def test_both_components_of_a_het_job_have_guests(lab: Lab) -> None:
+    option = f"#SBATCH --vhpc-image={IMAGE} -n1 -w"
+    job = lab.submit(
+        f"{option} n1\n#SBATCH hetjob\n{option} n2\n"
+        "uname -r; srun -Q -l --het-group=0,1 sh -c 'echo $SLURM_PROCID $(hostname) $(uname -r)' | sort\n"
+        "srun -Q --het-group=1 sh -c 'hostname; exit 3'; echo $?",
+        "-t4",
+        image=None,
+    )
+    until(lambda: not in_queue(lab, job), f"the end of job {job.id}", 120)
+    lines = job.output().splitlines()
+    guest = lines[0]
+    assert guest != lab.run("n1", "uname", "-r").out.strip()
+    said = "srun: error: n2: task 0: Exited with exit code 3"
+    assert lines == [guest, f"0: 0 n1 {guest}", f"1: 1 n2 {guest}", "n2", said, "3"]
+
+
+# --- streams -------------------------------------------------------------------------------------------
+
+
+def through(lab: Lab, mib: int) -> None:
+    """Pseudo-random bytes through srun's stdin and stdout and, apart from them, its stderr."""
+    lab.run("login", "sh", "-c", f"cat > {WHERE}/through", user="alice", stdin=THROUGH)
+    done = lab.run("login", "bash", f"{WHERE}/through", str(mib << 20), IMAGE, user="alice", timeout=280)
+    sums = [line.split()[0] for line in done.out.splitlines()]
+    assert len(sums) == 3
+    assert len(set(sums)) == 1, done
+
+
+THROUGH = r"""
+exec 4>&1
+make() { openssl enc -aes-128-ctr -K 00 -iv 00 -nosalt </dev/zero 2>/dev/null | head -c $1; }
+make $1 | sha256sum
+{ make $1 | srun -Q --vhpc-image=$2 tee /dev/stderr 2>&3 | sha256sum >&4; } 3>&1 | sha256sum
+"""
+
+
+def test_bytes_pass_each_stream_intact(lab: Lab) -> None:
+    through(lab, 32)
+
+
+@pytest.mark.slow
+def test_a_quarter_gibibyte_passes_each_stream_intact(lab: Lab) -> None:
+    through(lab, 256)

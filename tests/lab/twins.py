@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Twins:
 def plain(job: Job, name: str) -> str:
     """A file of a job with what differs by nature made alike."""
     text = job.output(name)
+    text = re.sub(r" AT \S+ \*", " AT TIME *", text).replace(f"-{job.id}-", "-ID-")
     for node in ("n1", "n2"):
         text = text.replace(node, "NODE")
     return (
@@ -58,7 +60,8 @@ def submit(lab: Lab, script: str, *options: str, before: str = "") -> Twins:
             "login",
             "bash",
             "-c",
-            f"cd {WHERE} && {before or ':'} && exec sbatch --parsable -o /home/alice/slurm-%j.out {words}",
+            f"cd {WHERE} && {before or ':'} && "
+            f"exec sbatch --parsable -t 4 -o /home/alice/slurm-%j.out {words}",
             user="alice",
             stdin=f"#!/bin/bash\n{script}\n",
         )

@@ -25,7 +25,7 @@ def reopens(fd: int) -> str:
     try:
         os.close(os.open(f"/dev/fd/{fd}", mode))
     except OSError as error:
-        return error.strerror
+        return str(error)
     return "yes"
 
 

@@ -1,0 +1,21 @@
+"""A step that says which signals it gets, and ends at SIGTERM."""
+
+import signal
+import sys
+from types import FrameType
+
+NAMES = "HUP INT QUIT USR1 USR2 ALRM CONT TSTP TTIN URG XCPU"
+
+
+def say(number: int, frame: FrameType | None) -> None:
+    """Say the signal's name; end at SIGTERM."""
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(5)
+
+
+for name in [*NAMES.split(), "TERM"]:
+    signal.signal(getattr(signal, f"SIG{name}"), say)
+print("ready", flush=True)
+while True:
+    signal.pause()
