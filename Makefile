@@ -57,8 +57,8 @@ tidy: deps
 types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
-	for part in unit lab image; do \
-	    MYPYPATH=python:tests:tests/$$part:. $(MYPY) --explicit-package-bases tests/$$part/*.py; \
+	for part in unit lab image fuzz; do \
+	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases tests/$$part/*.py; \
 	done
 
 .PHONY: unit

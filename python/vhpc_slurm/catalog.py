@@ -107,8 +107,8 @@ def decode_manifest(raw: bytes) -> ImageManifest:
         if unknown:
             raise ValueError(f"unknown key {unknown[0]}")
         manifest = msgspec.convert(fields, ImageManifest)
-    except msgspec.DecodeError as err:
-        raise ValueError(str(err)) from err
+    except RecursionError as err:
+        raise ValueError("it is nested too deeply") from err
     _check(manifest)
     return manifest
 

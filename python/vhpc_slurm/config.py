@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from vhpc_slurm.errors import NodeError
+from vhpc_slurm.errors import UNDECODABLE, NodeError
 
 DEFAULT_PATH = Path("/etc/vhpc/vhpc.toml")
 
@@ -169,7 +169,7 @@ def load(path: Path | None = None) -> Config:
         if named:
             raise NodeError(f"cannot read {path}", "no such file") from None
         return Config()
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as err:
+    except (OSError, *UNDECODABLE) as err:
         raise NodeError(f"cannot read {path}", str(err)) from err
     try:
         return msgspec.convert(raw, Config)

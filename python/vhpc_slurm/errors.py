@@ -8,6 +8,9 @@ file that the SPANK plugin reads); nothing else may.
 
 from __future__ import annotations
 
+UNDECODABLE = (ValueError, RecursionError)
+"""What decoders of JSON and TOML raise for bytes that are none, not UTF-8, or nested without end."""
+
 
 class VhpcError(Exception):
     """Base of all errors of this package.

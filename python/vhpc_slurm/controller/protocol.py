@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from functools import cache
 from itertools import groupby
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -48,6 +48,11 @@ TTL_S = 60
 """Time to live of credentials; how far the clocks of two hosts may differ."""
 MAX_WAIT_S = 600.0
 HEADER = struct.Struct(">I")
+
+JobId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+Restarts = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""Where a page of a list begins; SQLite's integers have 64 bits."""
 
 
 class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -165,8 +170,8 @@ class GetLease(Wire, frozen=True, tag="get"):
     0 it only looks: whatever state the lease is in.
     """
 
-    job_id: int
-    restart: int | None
+    job_id: JobId
+    restart: Restarts | None
     node: str
     wait_s: float
 
@@ -174,8 +179,8 @@ class GetLease(Wire, frozen=True, tag="get"):
 class Ending(Wire, frozen=True, tag="ending"):
     """EpilogSlurmctld: the job's generations up to this restart count (None: all) are over."""
 
-    job_id: int
-    restart: int | None
+    job_id: JobId
+    restart: Restarts | None
 
 
 class Acknowledge(Wire, frozen=True, tag="acknowledge"):
@@ -197,16 +202,16 @@ class ReportTimeline(Wire, frozen=True, tag="timeline"):
 class ListLeases(Wire, frozen=True, tag="leases"):
     """An operator or a reconciling node: leases after ``after``, oldest first."""
 
-    after: int = 0
-    job_id: int | None = None
+    after: Serial = 0
+    job_id: JobId | None = None
     live: bool = False
 
 
 class ListTimelines(Wire, frozen=True, tag="timelines"):
     """Timelines after ``after``, of one job or of all."""
 
-    after: int = 0
-    job_id: int | None = None
+    after: Serial = 0
+    job_id: JobId | None = None
 
 
 class AskStatus(Wire, frozen=True, tag="status"):
@@ -292,7 +297,7 @@ def unwrap(payload: bytes, message: Literal["request", "answer"]) -> Envelope:
     Raises:
         ValueError: no envelope, not of the kind ``message``, or an odd nonce.
     """
-    envelope: Envelope = _decoder(Envelope).decode(payload)
+    envelope: Envelope = _decode(Envelope, payload)
     if envelope.message != message:
         raise ValueError(f"{envelope.message} where {message} is expected")
     if not 16 <= len(envelope.nonce) <= 64:
@@ -302,14 +307,21 @@ def unwrap(payload: bytes, message: Literal["request", "answer"]) -> Envelope:
 
 def read_request(envelope: Envelope) -> Request:
     """Read what a request asks; ValueError when it is nothing of this version."""
-    request: Request = _decoder(Request).decode(envelope.body)
+    request: Request = _decode(Request, envelope.body)
     return request
 
 
 def read_answer(envelope: Envelope) -> Answer:
     """Read an answer; ValueError when it is nothing of this version."""
-    answer: Answer = _decoder(Answer).decode(envelope.body)
+    answer: Answer = _decode(Answer, envelope.body)
     return answer
+
+
+def _decode(kind: Any, raw: bytes | msgspec.Raw) -> Any:
+    try:
+        return _decoder(kind).decode(raw)
+    except RecursionError as err:
+        raise ValueError("nested too deeply") from err
 
 
 @cache

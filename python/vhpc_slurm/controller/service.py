@@ -254,7 +254,7 @@ class LeaseService:
 def _check(request: JobRequest, allocation: Allocation) -> None:
     names = [part.node for part in allocation.nodes]
     what = f"cannot make a lease for job {request.job_id}"
-    if request.job_id <= 0 or request.restart < 0:
+    if not (0 < request.job_id < 1 << 32 and 0 <= request.restart < 10**9):
         raise FabricError(what, "no such job id or restart count")
     if not names:
         raise FabricError(what, "it has no nodes (yet)")

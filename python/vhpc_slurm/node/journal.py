@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.errors import NodeError
+from vhpc_slurm.errors import UNDECODABLE, NodeError
 from vhpc_slurm.model import Generation
 
 
@@ -131,7 +131,7 @@ class Journal:
             try:
                 record = json.loads(line)
                 self._apply(record)
-            except (ValueError, KeyError, TypeError) as err:
+            except (*UNDECODABLE, KeyError, TypeError) as err:
                 raise NodeError(
                     f"journal {self.path} is damaged",
                     f"{err!r} in {line[:120]!r}",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from vhpc_slurm.errors import FabricError
+from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import Generation, Timeline
 
 
@@ -58,7 +58,7 @@ def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
     for sent, path in enumerate(waiting):
         try:
             ack = msgspec.json.decode(path.read_bytes(), type=Acknowledgement)
-        except (msgspec.MsgspecError, FileNotFoundError):
+        except (FileNotFoundError, *UNDECODABLE):
             path.rename(path.with_suffix(".damaged"))
             continue
         try:

@@ -45,9 +45,9 @@ def write(path: Path, fields: dict[str, str]) -> None:
 
 
 def read(path: Path) -> dict[str, str]:
-    """The fields of a state file; empty when there is none."""
+    """The fields of a state file; empty when there is none, U+FFFD for what is not UTF-8."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return {}
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation, Stage, Timeline
 
 
@@ -53,7 +54,7 @@ def read(path: Path) -> Timeline | None:
     """A timeline from its file; None when there is none or it is not readable as one."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Timeline)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (FileNotFoundError, *UNDECODABLE):
         return None
 
 

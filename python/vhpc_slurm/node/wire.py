@@ -18,6 +18,7 @@ MESSAGE_MAX = 8 << 20
 _HEADER = struct.Struct("<IBBHII")
 _TLV = struct.Struct("<HHI")
 _MORE = 1
+_ERRNO_MAX = 4096
 
 
 class ChannelError(VhpcError):
@@ -30,11 +31,11 @@ class ChannelRefusedError(ChannelError):
     """The agent answered: it cannot or will not do this.
 
     Attributes:
-        errno: a Linux errno, as the guest's kernel or agent gave it.
+        errno: a Linux errno as the guest gave it; may be any number, for guests lie.
     """
 
     def __init__(self, what: str, errno: int, why: str = "") -> None:
-        super().__init__(what, why or os.strerror(errno))
+        super().__init__(what, why or (os.strerror(errno) if errno < _ERRNO_MAX else f"error {errno}"))
         self.errno = errno
 
 

@@ -1,0 +1,112 @@
+"""Fuzz what is read from disk: a crash, a full disk or a clumsy hand may have damaged it.
+
+The first line of an input names the reader, the rest is the file.  A reader
+may refuse a file in its own way.  Whatever else it raises is a defect, and so
+is a file that it has taken and reads differently the next time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rig import InternalError, fuzz
+
+from vhpc_slurm import catalog, config
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import Generation
+from vhpc_slurm.node import outbox, statefile, timeline
+from vhpc_slurm.node.journal import Journal
+
+_folder = tempfile.TemporaryDirectory(prefix="vhpc-fuzz-")
+_HERE = Path(_folder.name)
+_GENERATION = Generation(42, 0, "0badcafe")
+
+
+def _journal(raw: bytes) -> None:
+    path = _HERE / f"{_GENERATION}.jsonl"
+    path.write_bytes(raw)
+    try:
+        book = Journal(_HERE, _GENERATION)
+    except NodeError:
+        return
+    book.acquire("file", "fuzz:new", path="/x")
+    held = book.held()
+    book.close()
+    if held[0].key != "fuzz:new":
+        raise InternalError("what was taken last is not released first")
+    again = Journal(_HERE, _GENERATION)
+    if again.held() != held:
+        raise InternalError(f"read once more it holds {again.held()}, not {held}")
+    for entry in held:
+        again.released(entry.key)
+    again.remove()
+
+
+def _state(raw: bytes) -> None:
+    path = _HERE / "state"
+    path.write_bytes(raw)
+    fields = statefile.read(path)
+    statefile.write(path, fields)
+    first = statefile.read(path)
+    statefile.write(path, first)
+    if statefile.read(path) != first:
+        raise InternalError("what was written is not what is read")
+
+
+def _timeline(raw: bytes) -> None:
+    path = _HERE / "timeline"
+    path.write_bytes(raw)
+    timeline.read(path)
+
+
+def _outbox(raw: bytes) -> None:
+    folder = _HERE / "outbox"
+    folder.mkdir(exist_ok=True)
+    (folder / "42.0.0badcafe.json").write_bytes(raw)
+    sent: list[outbox.Acknowledgement] = []
+    if outbox.flush(folder, sent.append) or outbox.pending(folder):
+        raise InternalError("an acknowledgement that is in the way of all others")
+    damaged = folder / "42.0.0badcafe.damaged"
+    if damaged.exists() == bool(sent):
+        raise InternalError("neither sent nor put aside")
+    damaged.unlink(missing_ok=True)
+
+
+def _manifest(raw: bytes) -> None:
+    try:
+        catalog.decode_manifest(raw)
+    except ValueError:
+        return
+
+
+def _config(raw: bytes) -> None:
+    path = _HERE / "vhpc.toml"
+    path.write_bytes(raw)
+    try:
+        config.load(path)
+    except NodeError:
+        return
+
+
+READERS: dict[bytes, Callable[[bytes], None]] = {
+    b"journal": _journal,
+    b"state": _state,
+    b"timeline": _timeline,
+    b"outbox": _outbox,
+    b"manifest": _manifest,
+    b"config": _config,
+}
+
+
+def one_input(data: bytes) -> None:
+    """Give the file to its reader."""
+    name, _, raw = data.partition(b"\n")
+    reader = READERS.get(name)
+    if reader is not None:
+        reader(raw)
+
+
+if __name__ == "__main__":
+    fuzz(one_input)

@@ -1,0 +1,133 @@
+"""Fuzz vhpcd: what an unknown peer's bytes and an authorised peer's requests can do to it.
+
+An input is lines.  ``R`` and bytes: a connection of a peer that nobody has
+vouched for yet.  ``P`` and bytes: the content of root's credential, whole.  Any
+other line: the body of a request of root's, put into a proper envelope, so that
+a sequence of requests can make its way through the life of a lease; ``@`` in
+it is the generation of the last lease that was answered.  munged, which stands
+between the two, is not ours to fuzz.
+
+After each input vhpcd must still be able to list everything: no request may
+leave behind what cannot be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import tempfile
+from pathlib import Path
+
+import msgspec
+from controller_lab import manifest, publish
+from rig import InternalError, fuzz
+
+from vhpc_slurm.config import Config, Images
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.dispatch import Dispatcher
+from vhpc_slurm.controller.server import Server
+from vhpc_slurm.controller.service import LeaseService
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.munge import Credential, Munge
+from vhpc_slurm.slurm import connect
+
+LINES = 12
+"""Requests of one input that are acted on."""
+ROOT = 0
+wire.MAX_WAIT_S = 0.002  # a lease that is waited for in vain is no hang
+
+_folder = tempfile.TemporaryDirectory(prefix="vhpc-fuzz-")
+_nonces = itertools.count(10**15)
+_loop = asyncio.new_event_loop()
+
+
+publish(Path(_folder.name), manifest())  # so that leases become ready and not only refused
+_CONFIG = Config(images=Images(catalog=_folder.name))
+
+
+def one_input(data: bytes) -> None:
+    """Let a vhpcd with an empty store live through the lines of the input."""
+    _loop.run_until_complete(_live(data.split(b"\n")[:LINES]))
+
+
+async def _live(lines: list[bytes]) -> None:
+    store = SqliteStore(":memory:")
+    service = LeaseService(store, NoNetwork(), reserve_mib=_CONFIG.guests.memory_reserve_mib)
+    dispatcher = Dispatcher(_CONFIG, service, connect(_CONFIG))
+    server = Server(dispatcher, Munge(), frozenset({ROOT}))
+    try:
+        generation = "42.0.0badcafe"
+        for line in lines:
+            answer = await _say(server, line.replace(b"@", generation.encode()))
+            if isinstance(answer, wire.LeaseAnswer):
+                generation = answer.lease.generation
+        for listing in (wire.ListLeases(), wire.ListLeases(live=True), wire.ListTimelines()):
+            await _walk(dispatcher, listing)
+        if isinstance(await dispatcher.answer(wire.AskStatus()), wire.Failure):
+            raise InternalError("no status")
+        service.settle()
+        service.prune(0.0)
+    finally:
+        await server.close()
+        dispatcher.close()
+        store.close()
+
+
+async def _say(server: Server, line: bytes) -> wire.Answer | None:
+    reader = asyncio.StreamReader()
+    if line[:1] == b"R":
+        reader.feed_data(line[1:])
+        reader.feed_eof()
+        with contextlib.suppress(EOFError):
+            await server._receive(reader, "192.0.2.1")
+        if server._pending_bytes:
+            raise InternalError(f"{server._pending_bytes} bytes still held")
+        return None
+    if line[:1] == b"P":
+        payload = line[1:]
+    else:
+        payload = b'{"message":"request","version":1,"nonce":"%016d","body":%s}' % (next(_nonces), line)
+    try:
+        envelope = wire.unwrap(payload, "request")
+    except ValueError:
+        return None
+    refusal = server._object(envelope, Credential(payload, ROOT, ROOT), "192.0.2.1")
+    answer = refusal or await server._ask(envelope, reader)
+    if answer is None:
+        raise InternalError("no answer to a client that still waits")
+    return _check(wire.wrap("answer", envelope.nonce, answer))
+
+
+async def _walk(dispatcher: Dispatcher, listing: wire.ListLeases | wire.ListTimelines) -> None:
+    """Read a listing to its end."""
+    rows = 0
+    while True:
+        answer = _check(wire.wrap("answer", "n" * 16, await dispatcher.answer(listing)))
+        match answer:
+            case wire.LeasePage():
+                rows += len([record.unpack() for record in answer.records])
+            case wire.TimelinePage():
+                rows += len([line.unpack() for line in answer.timelines])
+            case _:
+                raise InternalError(f"cannot be listed any more: {answer}")
+        if answer.more is None:
+            return
+        if rows > LINES or answer.more <= listing.after:
+            raise InternalError("a listing without end")
+        listing = msgspec.structs.replace(listing, after=answer.more)
+
+
+def _check(payload: bytes) -> wire.Answer:
+    """The answer as the client reads it."""
+    if len(payload) > wire.MAX_MESSAGE:
+        raise InternalError(f"an answer of {len(payload)} bytes")
+    answer = wire.read_answer(wire.unwrap(payload, "answer"))
+    if isinstance(answer, wire.Failure) and answer.what == "vhpcd failed":
+        raise InternalError("an exception that nobody expected")
+    return answer
+
+
+if __name__ == "__main__":
+    fuzz(one_input)

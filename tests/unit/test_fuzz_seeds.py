@@ -1,0 +1,46 @@
+"""The committed seeds of the Python fuzz targets: inputs that once found something stay harmless."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import fuzz_control
+import fuzz_files
+import fuzz_slurm
+import fuzz_vhpcd
+import pytest
+
+from vhpc_slurm.controller import protocol as wire
+
+CORPUS = Path(fuzz_files.__file__).parent / "corpus"
+TARGETS: dict[str, ModuleType] = {
+    "control": fuzz_control,
+    "files": fuzz_files,
+    "slurm": fuzz_slurm,
+    "vhpcd": fuzz_vhpcd,
+}
+SEEDS = sorted(path for name in TARGETS for path in (CORPUS / name).iterdir())
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_seed_finds_nothing(seed: Path) -> None:
+    TARGETS[seed.parent.name].one_input(seed.read_bytes())
+
+
+def test_the_whole_life_of_a_lease_is_among_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lest the fuzzer start from requests that are all refused."""
+    heard: list[wire.Answer] = []
+    check = fuzz_vhpcd._check
+
+    def listening(payload: bytes) -> wire.Answer:
+        heard.append(check(payload))
+        return heard[-1]
+
+    monkeypatch.setattr(fuzz_vhpcd, "_check", listening)
+    fuzz_vhpcd.one_input((CORPUS / "vhpcd/whole-life").read_bytes())
+    assert not any(isinstance(answer, wire.Failure) for answer in heard)
+    states = [
+        page.records[0].lease.state for page in heard if isinstance(page, wire.LeasePage) and page.records
+    ]
+    assert [str(state) for state in states] == ["ending", "released"]
