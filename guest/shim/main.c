@@ -15,17 +15,20 @@
 enum { FAREWELL_MS = 2000 }; /* how long clients may take to read that the guest is gone */
 
 static const char usage[] =
-    "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID\n"
+    "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID [--console-fd N --console-keep KIB]\n"
     "\n"
-    "Multiplexes one guest's channel among its clients.\n"
+    "Multiplexes one guest's channel among its clients, and keeps its console short.\n"
     "\n"
     "  --agent-fd N   connected socket of the guest's virtio-serial port\n"
     "  --listen-fd N  listening unix socket for vhpc-run and control clients\n"
     "  --uid UID      the job's user: the only one besides root who may connect\n"
+    "  --console-fd N file that QEMU appends the guest's console to, open for reading and writing\n"
+    "  --console-keep KIB  how much of its beginning and of its end is kept (default 1024)\n"
     "  --help, --version\n"
     "\n"
     "Ends with 0 when the guest closes its side or on SIGTERM, with 3 when the\n"
-    "guest violates the protocol, with 2 on bad usage.\n";
+    "guest violates the protocol (but waits for SIGTERM while there is a console\n"
+    "to watch), with 2 on bad usage.\n";
 
 static short want_input(struct source *s)
 {
@@ -50,8 +53,11 @@ static void signals_ready(struct source *source, short revents)
 {
     struct signalfd_siginfo info;
     (void)revents;
-    if (read(source->fd, &info, sizeof info) == (ssize_t)sizeof info)
-        shim_end(source->owner, SHIM_AGENT_CLOSED, "the guest is being shut down");
+    if (read(source->fd, &info, sizeof info) != (ssize_t)sizeof info)
+        return;
+    struct shim *s = source->owner;
+    s->terminated = true;
+    shim_end(s, SHIM_AGENT_CLOSED, "the guest is being shut down");
 }
 
 static int parse_number(const char *text, unsigned long max, unsigned long *out)
@@ -84,15 +90,32 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd)
     return rc == 0 ? shim_agent_open(s, agent_fd) : rc;
 }
 
+/* A console that cannot be watched is no reason to have no guest; it is said, in the shim's log. */
+static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
+{
+    int rc = console_open(&s->console, &s->loop, fd, (off_t)keep_kib << 10);
+    if (rc < 0)
+        (void)fprintf(stderr, "vhpc-shim: the console is not watched: %s\n", strerror(-rc));
+}
+
+/*
+ * A guest that has broken the protocol runs on until its job's Epilog, and may
+ * write to its console: stay and keep that short. New clients learn why.
+ */
+static bool must_stay(const struct shim *s)
+{
+    return s->status == SHIM_AGENT_BROKEN && s->console.keep > 0 && !s->terminated;
+}
+
 static int serve(struct shim *s)
 {
     long long until = 0;
-    while (!s->ended || s->clients != NULL) {
+    while (!s->ended || s->clients != NULL || must_stay(s)) {
         if (s->ended && until == 0)
             until = now_ms() + FAREWELL_MS;
-        if (s->ended && now_ms() >= until)
+        if (s->ended && now_ms() >= until && !must_stay(s))
             break;
-        int rc = loop_once(&s->loop, s->ended ? 100 : -1);
+        int rc = loop_once(&s->loop, s->ended && !must_stay(s) ? 100 : -1);
         if (rc < 0) {
             (void)fprintf(stderr, "vhpc-shim: poll failed: %s\n", strerror(-rc));
             return 1;
@@ -105,13 +128,18 @@ static int serve(struct shim *s)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"agent-fd", required_argument, NULL, 'a'}, {"listen-fd", required_argument, NULL, 'l'},
-        {"uid", required_argument, NULL, 'u'},      {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},        {NULL, 0, NULL, 0},
+        {"agent-fd", required_argument, NULL, 'a'},
+        {"listen-fd", required_argument, NULL, 'l'},
+        {"uid", required_argument, NULL, 'u'},
+        {"console-fd", required_argument, NULL, 'c'},
+        {"console-keep", required_argument, NULL, 'k'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
     };
     static struct shim shim = {.next_session = 1};
-    unsigned long agent_fd = 0, listen_fd = 0, uid = 0, bad = 0;
-    bool have_agent = false, have_listen = false, have_uid = false;
+    unsigned long agent_fd = 0, listen_fd = 0, uid = 0, console_fd = 0, keep_kib = 1024, bad = 0;
+    bool have_agent = false, have_listen = false, have_uid = false, have_console = false;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
         switch (o) {
         case 'a':
@@ -122,6 +150,13 @@ int main(int argc, char **argv)
             break;
         case 'u':
             have_uid = parse_number(optarg, UINT32_MAX - 1, &uid) == 0;
+            break;
+        case 'c':
+            have_console = parse_number(optarg, 1 << 20, &console_fd) == 0;
+            bad |= !have_console;
+            break;
+        case 'k':
+            bad |= parse_number(optarg, 1 << 20, &keep_kib) != 0 || keep_kib == 0;
             break;
         case 'h':
             return fputs(usage, stdout) < 0;
@@ -144,5 +179,7 @@ int main(int argc, char **argv)
         (void)fprintf(stderr, "vhpc-shim: cannot start: %s\n", strerror(-rc));
         return 1;
     }
+    if (have_console)
+        watch_console(&shim, (int)console_fd, keep_kib);
     return serve(&shim);
 }

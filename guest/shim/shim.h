@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include "chan.h"
+#include "console.h"
 #include "flow.h"
 #include "hello.h"
 
@@ -43,6 +44,7 @@ struct shim {
     struct chan agent;
     struct source listener;
     struct source signals;
+    struct console console;
     uid_t uid; /* the job's user */
     bool agent_up;
     struct hello agent_hello;
@@ -50,7 +52,8 @@ struct shim {
     size_t client_count;
     uint32_t next_session;
     bool ended;
-    int status; /* exit status once ended */
+    bool terminated; /* by SIGTERM */
+    int status;      /* exit status once ended */
 };
 
 enum { SHIM_AGENT_CLOSED = 0, SHIM_AGENT_BROKEN = 3 };

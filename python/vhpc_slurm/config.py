@@ -104,9 +104,14 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     poweroff_timeout_s: Annotated[
         int, _doc("how long a guest may take to power off before it is destroyed", ge=0)
     ] = 5
-    console_limit_kib: Annotated[int, _doc("how much of a guest's console is handed to the user", ge=1)] = (
-        1024
-    )
+    console_limit_kib: Annotated[
+        int,
+        _doc(
+            "how much of a guest's console is handed to the user, and kept of its beginning and end",
+            ge=1,
+            le=1 << 20,
+        ),
+    ] = 1024
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

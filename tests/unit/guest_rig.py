@@ -47,20 +47,23 @@ class Guest:
     """A shim and an agent of our own, and ways to run programs in the 'guest'."""
 
     def __init__(self, programs: Path, folder: Path, agent: bool = True) -> None:
+        self.console = folder / "console.log"
         self.bin, self.folder, self.socket = programs, folder, folder / "run.sock"
         self.call_socket = folder / "call.sock"
         self.agent_end, shim_end = socket.socketpair()
         self.agent: subprocess.Popen[bytes] | None = None
-        with shim_end, socket.socket(socket.AF_UNIX) as listener:
+        with shim_end, socket.socket(socket.AF_UNIX) as listener, self.console.open("wb+") as said:
             listener.bind(str(self.socket))
             listener.listen(64)
-            fds = (shim_end.fileno(), listener.fileno())
+            fds = (shim_end.fileno(), listener.fileno(), said.fileno())
             self.shim = subprocess.Popen(
                 [
                     programs / "vhpc-shim",
                     f"--agent-fd={fds[0]}",
                     f"--listen-fd={fds[1]}",
                     f"--uid={os.getuid()}",
+                    f"--console-fd={fds[2]}",
+                    "--console-keep=64",
                 ],
                 pass_fds=fds,
             )

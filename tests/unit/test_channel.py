@@ -120,4 +120,15 @@ def test_a_guest_that_talks_nonsense_is_a_channel_error(late_guest: Guest) -> No
         late_guest.agent_end.sendall(hashlib.sha256(b"nonsense").digest())
         with pytest.raises(ChannelError, match=r"broke the channel's protocol|closed"):
             channel.hello()
+    # its guest runs on until the Epilog, and the shim keeps its console short until then
+    with late_guest.console.open("ab", buffering=0) as console:
+        for _ in range(60):
+            console.write(b"x" * 65536)
+            time.sleep(0.01)
+    deadline = time.monotonic() + WAIT_S
+    while late_guest.console.stat().st_blocks * 512 > 5 * 65536 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert late_guest.console.stat().st_blocks * 512 <= 5 * 65536
+    assert late_guest.shim.poll() is None
+    late_guest.shim.terminate()
     assert late_guest.shim.wait(WAIT_S) == 3

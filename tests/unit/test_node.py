@@ -362,6 +362,22 @@ def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
     assert victim.read_text() == "root's"
 
 
+def test_of_a_long_console_beginning_and_end_are_read_and_the_gap_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_bytes(b"boot\n" + b"-" * 4091 + b"x" * 65536 + b"the end\n")
+    subprocess.run(["fallocate", "--punch-hole", "--offset=4096", "--length=65536", path], check=True)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        pieces = [console.read_on(fd, 5), console.read_on(fd, 1 << 20), console.read_on(fd, 1 << 20)]
+        assert pieces == [(0, b"boot\n"), (0, b"-" * 4091), (65536, b"the end\n")]
+        assert console.read_on(fd, 1 << 20) == (0, b"")
+        with path.open("ab") as more:
+            more.write(b"and after\n")
+        assert console.read_on(fd, 1 << 20) == (0, b"and after\n")
+    finally:
+        os.close(fd)
+
+
 # --- outbox ------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from vhpc_slurm.cli import here, jobs, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.node.console import LEFT_OUT, read_on
 from vhpc_slurm.node.layout import Layout
 
 CHUNK = 1 << 16
@@ -80,9 +81,9 @@ def _pieces(path: Path, *, follow: bool) -> Iterator[str]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         while True:
-            raw = os.read(fd, CHUNK)
+            skipped, raw = read_on(fd, CHUNK)
             if raw:
-                yield cleaner.feed(raw)
+                yield cleaner.feed((LEFT_OUT % skipped if skipped else b"") + raw)
             elif not follow or os.fstat(fd).st_nlink == 0:
                 break
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +12,8 @@ from vhpc_slurm.node import process
 from vhpc_slurm.node.accounts import Account
 
 COPY_TIMEOUT_S = 10.0
+LEFT_OUT = b"\n[%d bytes left out]\n"
+"""Stands where the middle of a long console was."""
 
 
 def prepare(path: Path, qemu_uid: int) -> None:
@@ -66,13 +69,33 @@ def hand_over(path: Path, target: str, account: Account, limit_kib: int) -> bool
     return done.returncode == 0
 
 
+def read_on(fd: int, size: int) -> tuple[int, bytes]:
+    """Read on in a console from where ``fd`` stands, past the hole that the shim makes in a long one.
+
+    Returns (how many bytes are left out before, at most ``size`` bytes); no bytes at the end.
+    """
+    at = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        begin = os.lseek(fd, at, os.SEEK_DATA)
+        end = os.lseek(fd, begin, os.SEEK_HOLE)
+    except OSError as err:
+        if err.errno != errno.ENXIO:
+            raise
+        return 0, b""  # nothing behind ``at``
+    os.lseek(fd, begin, os.SEEK_SET)
+    return begin - at, os.read(fd, min(size, end - begin))
+
+
 def _text(path: Path, limit: int) -> str:
     """The end of the file; control characters but line feeds and tabs are replaced."""
+    raw = b""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit))
-            raw = file.read(limit)
+            while (found := read_on(file.fileno(), limit - len(raw)))[1]:
+                skipped, piece = found
+                raw += (LEFT_OUT % skipped if skipped else b"") + piece
     except OSError:
         return ""
     text = raw.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")

@@ -169,18 +169,20 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
     listener = shares.listen(run_dir / "run.sock", work.account.uid)
     key = f"process:g{guest.index}:shim"
     work.journal.acquire(resources.PROCESS, key, role="shim")
-    with agent, listener:
+    with agent, listener, (run_dir / "console.log").open("r+b", buffering=0) as said:
         ref = process.spawn(
             [
                 f"{config.paths.libexec}/vhpc-shim",
                 f"--agent-fd={agent.fileno()}",
                 f"--listen-fd={listener.fileno()}",
                 f"--uid={work.account.uid}",
+                f"--console-fd={said.fileno()}",
+                f"--console-keep={config.guests.console_limit_kib}",
             ],
             who=process.Credentials(uid, NOBODY_GID),
             generation=str(work.lease.generation),
             log=run_dir / "shim.log",
-            pass_fds=(agent.fileno(), listener.fileno()),
+            pass_fds=(agent.fileno(), listener.fileno(), said.fileno()),
         )
     work.journal.update(key, pid=ref.pid, started=ref.started)
     try:
