@@ -100,12 +100,20 @@ READERS: dict[bytes, Callable[[bytes], None]] = {
 }
 
 
+def _open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def one_input(data: bytes) -> None:
     """Give the file to its reader."""
     name, _, raw = data.partition(b"\n")
     reader = READERS.get(name)
-    if reader is not None:
-        reader(raw)
+    if reader is None:
+        return
+    before = _open_files()
+    reader(raw)
+    if _open_files() > before:
+        raise InternalError("a file is left open")
 
 
 if __name__ == "__main__":

@@ -61,10 +61,17 @@ class Journal:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._fd = os.open(self.path, flags, 0o600)
+        except OSError as err:
+            raise self._unwritable(err) from err
+        try:
             self._replay()
             _sync_folder(folder)
         except OSError as err:
-            raise NodeError(f"cannot write the journal {self.path}", str(err), "check the disk") from err
+            self.close()
+            raise self._unwritable(err) from err
+        except NodeError:
+            self.close()
+            raise
 
     def stop_when(self, tombstone: Path) -> None:
         """From now on refuse to acquire once ``tombstone`` exists."""
@@ -120,7 +127,10 @@ class Journal:
             os.write(self._fd, line.encode())
             os.fsync(self._fd)
         except OSError as err:
-            raise NodeError(f"cannot write the journal {self.path}", str(err), "check the disk") from err
+            raise self._unwritable(err) from err
+
+    def _unwritable(self, err: OSError) -> NodeError:
+        return NodeError(f"cannot write the journal {self.path}", str(err), "check the disk")
 
     def _replay(self) -> None:
         raw = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
