@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from conftest import IMAGE, Lab
+from cluster import IMAGE, Lab
 
 pytestmark = pytest.mark.lab
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster import IMAGE, Job, Lab
 from twins import WHERE, Twins, says, submit, until
-
-from conftest import IMAGE, Job, Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 

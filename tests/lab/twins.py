@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from conftest import IMAGE, Job, Lab
+from cluster import IMAGE, Job, Lab
 
 WHERE = "/home/alice/same"
 
