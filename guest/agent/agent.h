@@ -28,6 +28,8 @@ struct session {
     bool script_written; /* to be removed at the end */
     bool cgroup_made;
     bool frozen; /* by a SIGTSTP, until SIGCONT */
+    bool halted; /* by a SIGSTOP, until anything else is heard of the client */
+    bool held;   /* the cgroup is frozen */
     uint32_t last_call;
 };
 
@@ -78,6 +80,11 @@ uint32_t cgroup_session_of(const struct agent *a, pid_t pid);
 
 /* privilege.c: what a session's child becomes */
 extern const struct task_ops session_ops;
+
+/* signal.c: a signal from the host; then, a frame that shows that vhpc-run is not stopped (any
+ * more) */
+void session_signal(struct task *t, int number);
+void session_heard(struct session *s);
 
 /* script.c: a batch script at the very path it has on the host */
 int script_write(const struct execspec *spec, bool *written);
