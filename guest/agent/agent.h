@@ -112,6 +112,10 @@ _Noreturn void system_poweroff(void);
  */
 int port_open(struct agent *a, const char *path);
 
+/* sbcast.c: srun's arguments that do what this sbcast is to do, standard input set up; NULL when
+ * the host's own sbcast shall do it. Exits when neither can. */
+char **sbcast_as_srun(int argc, char **argv);
+
 /* command.c: this binary under another name */
 _Noreturn void command_main(int argc, char **argv, const char *name);
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import VLAB, Lab
+from twins import FILES, WHERE
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,15 @@ def _nothing_left(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
     if "vlab_itself" in request.keywords:
         return
     lab.assert_clean()
+
+
+@pytest.fixture(scope="module")
+def probes(lab: Lab) -> Iterator[None]:
+    """The folder of programs that say what has been done to them."""
+    lab.run("login", "mkdir", "-p", WHERE, user="alice")
+    for name, text in FILES.items():
+        lab.run(
+            "login", "sh", "-c", f"cat > {WHERE}/{name}; chmod 755 {WHERE}/{name}", user="alice", stdin=text
+        )
+    yield
+    lab.run("login", "rm", "-rf", WHERE, user="alice")
