@@ -28,6 +28,8 @@ struct session {
     bool script_written; /* to be removed at the end */
     bool cgroup_made;
     bool frozen; /* by a SIGTSTP, until SIGCONT */
+    bool halted; /* by a SIGSTOP, until anything else is heard of the client */
+    bool held;   /* the cgroup is frozen */
     uint32_t last_call;
 };
 
@@ -79,6 +81,11 @@ uint32_t cgroup_session_of(const struct agent *a, pid_t pid);
 /* privilege.c: what a session's child becomes */
 extern const struct task_ops session_ops;
 
+/* signal.c: a signal from the host; then, a frame that shows that vhpc-run is not stopped (any
+ * more) */
+void session_signal(struct task *t, int number);
+void session_heard(struct session *s);
+
 /* script.c: a batch script at the very path it has on the host */
 int script_write(const struct execspec *spec, bool *written);
 void script_remove(const struct execspec *spec);
@@ -104,6 +111,10 @@ _Noreturn void system_poweroff(void);
 /* Open the agent's virtio-serial port, waiting for it and for the host; -EINTR when we are to stop.
  */
 int port_open(struct agent *a, const char *path);
+
+/* sbcast.c: srun's arguments that do what this sbcast is to do, standard input set up; NULL when
+ * the host's own sbcast shall do it. Exits when neither can. */
+char **sbcast_as_srun(int argc, char **argv);
 
 /* command.c: this binary under another name */
 _Noreturn void command_main(int argc, char **argv, const char *name);

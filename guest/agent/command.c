@@ -16,11 +16,13 @@ _Noreturn void command_main(int argc, char **argv, const char *name)
     static struct front front;
     static struct execspec spec;
     const char *socket = getenv("VHPC_CALL_SOCKET");
+    char **srun = strcmp(name, "sbcast") == 0 ? sbcast_as_srun(argc, argv) : NULL;
+    char **args = srun != NULL ? srun : argv;
     int rc = front_describe_self(&spec);
     if (rc == 0)
-        rc = execspec_add_arg(&spec, name);
-    for (int i = 1; i < argc && rc == 0; i++)
-        rc = execspec_add_arg(&spec, argv[i]);
+        rc = execspec_add_arg(&spec, srun != NULL ? srun[0] : name);
+    for (int i = 1; args[i] != NULL && rc == 0; i++)
+        rc = execspec_add_arg(&spec, args[i]);
     if (rc < 0) {
         (void)fprintf(stderr, "%s: %s\n", name, strerror(-rc));
         exit(1);

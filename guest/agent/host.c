@@ -27,6 +27,8 @@ static int on_command(struct agent *a, const struct frame *f)
             session_close(s);
         return 0;
     }
+    if (s != NULL && f->type != VHPC_SIGNAL)
+        session_heard(s);
     if (s == NULL && f->type == VHPC_EXEC) {
         s = session_add(a, f->session);
         if (s == NULL)
@@ -41,6 +43,7 @@ static int on_frame(struct chan *c, const struct frame *f)
     struct agent *a = c->owner;
     struct frame out = *f;
     struct hello peer;
+    struct session *s;
     if (f->type == VHPC_HELLO) {
         if (hello_parse(f, &peer) < 0 || hello_version(&peer) == 0)
             return chan_broken(c, "no protocol version in common");
@@ -50,6 +53,8 @@ static int on_frame(struct chan *c, const struct frame *f)
         return chan_broken(c, "a frame that belongs to no session");
     switch (f->type) {
     case VHPC_PING:
+        if ((s = session_find(a, f->session)) != NULL)
+            session_heard(s);
         out.type = VHPC_PONG;
         return chan_send(c, &out);
     case VHPC_REQUEST:
@@ -62,7 +67,7 @@ static int on_frame(struct chan *c, const struct frame *f)
     }
     if (f->call == 0)
         return on_command(a, f);
-    struct session *s = session_find(a, f->session);
+    s = session_find(a, f->session);
     return s != NULL ? caller_frame(s, f) : 0;
 }
 

@@ -92,48 +92,9 @@ static void kill_rest(struct task *t)
     cgroup_kill(s->agent, s->id, t->pid);
 }
 
-/* Would the signal end or stop the process, rather than be caught, ignored or kept waiting? */
-static bool has_default_action(pid_t pid, int number)
-{
-    static const char *const fields[] = {"SigBlk:", "SigIgn:", "SigCgt:"};
-    char path[64], line[256];
-    unsigned long long taken = 0;
-    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *f = fopen(path, "re");
-    if (f == NULL)
-        return false;
-    while (fgets(line, sizeof line, f) != NULL)
-        for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-            if (strncmp(line, fields[i], strlen(fields[i])) == 0)
-                taken |= strtoull(line + strlen(fields[i]), NULL, 16);
-    (void)fclose(f);
-    return (taken >> (number - 1) & 1) == 0;
-}
-
-/*
- * SIGTSTP is how Slurm suspends a job, and it does so to every process of it.
- * The kernel would not even stop the main process: no shell is there that
- * could continue it (its process group is orphaned).  So we stop and continue
- * the whole session.
- */
-static void give_signal(struct task *t, int number)
-{
-    struct session *s = t->arg;
-    if (number == SIGTSTP && s->cgroup_made && has_default_action(t->pid, number) &&
-        cgroup_freeze(s->agent, s->id, true) == 0) {
-        s->frozen = true;
-        return;
-    }
-    if (number == SIGCONT && s->frozen) {
-        (void)cgroup_freeze(s->agent, s->id, false);
-        s->frozen = false;
-    }
-    (void)kill(t->pid, number);
-}
-
 const struct task_ops session_ops = {
     .child = {.prepare = prepare, .execute = execute},
     .kill_rest = kill_rest,
-    .signal = give_signal,
+    .signal = session_signal,
     .abort_signal = SIGKILL,
 };

@@ -13,7 +13,7 @@
 #include "tlv.h"
 #include "tty.h"
 
-enum { TICK_MS = 200 };
+enum { TICK_MS = 200, PINGS_PENDING_MAX = 8 };
 
 static const int relayed[] = {SIGHUP,  SIGINT,  SIGQUIT, SIGABRT, SIGUSR1,  SIGUSR2, SIGALRM,
                               SIGTERM, SIGCONT, SIGTSTP, SIGTTIN, SIGURG,   SIGXCPU, SIGVTALRM,
@@ -99,6 +99,10 @@ static int on_frame(struct chan *c, const struct frame *frame)
         return chan_broken(c, "a session number on a client's hop");
     if (frame->type == VHPC_HELLO)
         return on_hello(f, frame);
+    if (frame->type == VHPC_PONG && f->pings_pending > 0) {
+        f->pings_pending--;
+        return 0;
+    }
     if (frame->call != 0 && f->call_frame != NULL)
         return f->call_frame(f, frame);
     if (frame->call != 0)
@@ -150,6 +154,24 @@ static void pass_on(struct front *f, int number)
     }
     put_le32(raw, (uint32_t)number);
     (void)exchange_send(&f->exchange, VHPC_SIGNAL, 0, 0, raw, sizeof raw);
+    if (number == SIGTSTP && f->watched)
+        f->watched_until = now_ms() + VHPC_WATCH_MS;
+    else if (number == SIGCONT)
+        f->watched_until = 0;
+}
+
+/* Slurm stops a job's processes soon after SIGTSTP: then we fall silent, and the shim sees it. */
+static bool show_life(struct front *f, long long now)
+{
+    struct frame ping = {.type = VHPC_PING};
+    if (now >= f->watched_until || f->state == FRONT_FLUSHING)
+        return false;
+    if (now >= f->ping_at && f->pings_pending < PINGS_PENDING_MAX) {
+        f->ping_at = now + TICK_MS;
+        f->pings_pending++;
+        (void)chan_send(&f->chan, &ping);
+    }
+    return true;
 }
 
 static void window_changed(struct front *f)
@@ -258,7 +280,7 @@ static int open_streams(struct front *f)
 static void serve(struct front *f)
 {
     while (f->state != FRONT_DONE) {
-        bool bounded = f->state == FRONT_GREETING || f->ticking;
+        bool bounded = f->state == FRONT_GREETING || f->ticking || show_life(f, now_ms());
         int rc = loop_once(&f->loop, bounded ? TICK_MS : -1);
         if (rc < 0)
             end(f, FRONT_INTERNAL, -rc, "poll failed");

@@ -35,6 +35,7 @@ struct front {
     void (*child_exited)(struct front *);        /* SIGCHLD; NULL = there are no children */
     void (*tick)(struct front *, long long now); /* after every turn of the loop; NULL = none */
     bool ticking; /* tick() has deadlines to watch: turn at least every 200 ms */
+    bool watched; /* when we are stopped the other side stops the program: show that we are not */
     void *owner;
 
     /* Its own: */
@@ -44,6 +45,9 @@ struct front {
     struct source signals;
     struct front_result result;
     long long deadline;
+    long long watched_until; /* PINGs are sent until then */
+    long long ping_at;
+    uint32_t pings_pending;
     enum { FRONT_GREETING, FRONT_ASKED, FRONT_RUNNING, FRONT_FLUSHING, FRONT_DONE } state;
 };
 

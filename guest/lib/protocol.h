@@ -25,6 +25,7 @@ enum {
     VHPC_CALLS_MAX = 32,        /* host calls alive in one session */
     VHPC_CLIENTS_MAX = 256,     /* sessions alive in one guest */
     VHPC_PENDING_MAX = 16,      /* unanswered REQUESTs, and PINGs, of one client */
+    VHPC_WATCH_MS = 10000,      /* after SIGTSTP silence means that vhpc-run was stopped */
 };
 
 enum vhpc_type {

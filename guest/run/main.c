@@ -38,6 +38,7 @@ int main(int argc, char **argv)
                            .call_frame = host_calls_frame,
                            .child_exited = host_calls_reap,
                            .tick = host_calls_tick,
+                           .watched = true,
                            .owner = &calls};
     host_calls_init(&calls, &front);
     struct front_result result = front_run(&front, o.socket);

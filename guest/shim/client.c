@@ -1,5 +1,6 @@
 /* The clients' side: who may connect, what they may say. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,10 @@
 
 #include "shim.h"
 
-enum { CLIENT_OUT_LIMIT = 32 << 20 }; /* windows of all its lanes, with room to spare */
+enum {
+    CLIENT_OUT_LIMIT = 32 << 20, /* windows of all its lanes, with room to spare */
+    SILENCE_MS = 1500,           /* a client that shows life does so every 200 ms */
+};
 
 struct client *client_find(const struct shim *s, uint32_t session)
 {
@@ -88,6 +92,29 @@ static int pass_on(struct client *c, const struct frame *f)
     return 0;
 }
 
+static void send_signal(struct client *c, int number)
+{
+    uint8_t raw[4];
+    struct frame f = {.type = VHPC_SIGNAL, .payload = raw, .length = sizeof raw};
+    put_le32(raw, (uint32_t)number);
+    (void)pass_on(c, &f);
+}
+
+/*
+ * Whoever suspends a job stops vhpc-run as well, by a signal that cannot be
+ * caught or by the cgroup freezer, and the guest would compute on.  Slurm sends
+ * SIGTSTP two seconds before, to every process.  After one a client shows life
+ * (front.c); when it falls silent its program is stopped, until it is heard
+ * again (agent's session.c).
+ */
+static void watch(struct client *c, int number)
+{
+    if (number == SIGTSTP)
+        c->watched_until = c->heard_at + VHPC_WATCH_MS;
+    else if (number == SIGCONT)
+        c->watched_until = 0;
+}
+
 static int on_request(struct client *c, const struct frame *f)
 {
     if (c->uid != 0) {
@@ -116,6 +143,8 @@ static int on_command(struct client *c, const struct frame *f)
     case FLOW_PASS:
         break;
     }
+    if (f->type == VHPC_SIGNAL)
+        watch(c, (int)get_le32(f->payload));
     if (first && c->flow.phase != FLOW_CLOSED && c->uid != 0 && c->flow.uid != c->uid) {
         refuse(c, EPERM, "a program may run as your own user only");
         return 0;
@@ -151,6 +180,8 @@ static int on_frame(struct chan *chan, const struct frame *f)
         return on_hello(c, f);
     if (!c->said_hello || !c->shim->agent_up)
         return chan_broken(chan, "a frame before HELLO was answered");
+    c->heard_at = now_ms();
+    c->silent = false;
     switch (f->type) {
     case VHPC_REQUEST:
         return on_request(c, f);
@@ -180,6 +211,24 @@ static bool may_read(struct chan *chan)
 {
     const struct client *c = chan->owner;
     return !c->shim->agent_up || chan_queued(&c->shim->agent) < CHAN_HIGH;
+}
+
+bool shim_watch(struct shim *s, long long now)
+{
+    bool any = false;
+    for (struct client *c = s->clients; c != NULL; c = c->next) {
+        if (c->watched_until == 0 || c->chan.closed || s->ended)
+            continue;
+        if (!c->silent && c->flow.phase == FLOW_RUNNING && may_read(&c->chan) &&
+            now - c->heard_at > SILENCE_MS) {
+            c->silent = true;
+            send_signal(c, SIGSTOP);
+        }
+        if (now > c->watched_until)
+            c->watched_until = 0;
+        any = any || c->watched_until != 0;
+    }
+    return any;
 }
 
 int client_adopt(struct shim *s, struct client *c, int fd, uid_t uid)

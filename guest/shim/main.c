@@ -12,7 +12,10 @@
 #include "shim.h"
 #include "version.h"
 
-enum { FAREWELL_MS = 2000 }; /* how long clients may take to read that the guest is gone */
+enum {
+    TICK_MS = 100,
+    FAREWELL_MS = 2000, /* how long clients may take to read that the guest is gone */
+};
 
 static const char usage[] =
     "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID [--console-fd N --console-keep KIB]\n"
@@ -115,7 +118,8 @@ static int serve(struct shim *s)
             until = now_ms() + FAREWELL_MS;
         if (s->ended && now_ms() >= until && !must_stay(s))
             break;
-        int rc = loop_once(&s->loop, s->ended && !must_stay(s) ? 100 : -1);
+        bool bounded = shim_watch(s, now_ms()) || (s->ended && !must_stay(s));
+        int rc = loop_once(&s->loop, bounded ? TICK_MS : -1);
         if (rc < 0) {
             (void)fprintf(stderr, "vhpc-shim: poll failed: %s\n", strerror(-rc));
             return 1;

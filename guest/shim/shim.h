@@ -37,6 +37,9 @@ struct client {
     uint32_t reply_len;
     uint32_t requests_pending;
     uint32_t pings_pending;
+    long long watched_until; /* after a SIGTSTP silence means that it was stopped; 0 = no matter */
+    long long heard_at;
+    bool silent; /* so its program was stopped */
 };
 
 struct shim {
@@ -71,6 +74,8 @@ void client_greet(struct client *c);
 void client_drop(struct client *c, const char *why);
 struct client *client_find(const struct shim *s, uint32_t session);
 struct host_call *client_call(struct client *c, uint32_t id);
+/* Stop the programs of clients that seem to be stopped themselves; true while some are watched. */
+bool shim_watch(struct shim *s, long long now);
 /* Free clients whose connection is closed; between two turns of the loop. */
 void shim_sweep(struct shim *s);
 

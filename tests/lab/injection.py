@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from conftest import NODES, Job, Lab
+from cluster import NODES, Job, Lab
 
 T = TypeVar("T")
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
-from conftest import IMAGE, NODES, Job, Lab
+from cluster import IMAGE, NODES, Job, Lab
 
 pytestmark = pytest.mark.lab
 

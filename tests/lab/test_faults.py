@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from cluster import IMAGE, Lab
 from injection import WAITING, kill_qemu, let_go, one_line, runs, said, settled
-
-from conftest import IMAGE, Lab
 
 pytestmark = pytest.mark.lab
 

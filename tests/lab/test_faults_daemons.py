@@ -7,9 +7,8 @@ import subprocess
 import time
 
 import pytest
+from cluster import NODES, VLAB, Job, Lab
 from injection import WAITING, ask_again, boots, let_go, ours, runs, said, settled, until
-
-from conftest import NODES, VLAB, Job, Lab
 
 pytestmark = pytest.mark.lab
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster import IMAGE, Done, Job, Lab
 from injection import WAITING, ask_again, boots, let_go, ours, runs, said, settled, until
-
-from conftest import IMAGE, Done, Job, Lab
 
 pytestmark = pytest.mark.lab
 

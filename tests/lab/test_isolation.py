@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
+from cluster import IMAGE, Job, Lab
 from injection import let_go, runs, said, settled, until
-
-from conftest import IMAGE, Job, Lab
 
 pytestmark = pytest.mark.lab
 

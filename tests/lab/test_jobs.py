@@ -6,8 +6,7 @@ import re
 import time
 
 import pytest
-
-from conftest import IMAGE, Lab
+from cluster import IMAGE, Lab
 
 pytestmark = pytest.mark.lab
 

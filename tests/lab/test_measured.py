@@ -6,8 +6,7 @@ import re
 import time
 
 import pytest
-
-from conftest import Lab
+from cluster import Lab
 
 pytestmark = pytest.mark.lab
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from conftest import IMAGE, Lab
+from cluster import IMAGE, Lab
+from injection import ours, said, until
 
 pytestmark = pytest.mark.lab
 
@@ -63,6 +63,23 @@ def test_an_abandoned_generation_is_found_and_removed_and_a_running_job_is_not(l
     lab.run("login", "rm", "/home/alice/go-on", user="alice")
     assert job.output() == "finished\n"
     assert job.accounted() == ["COMPLETED", "0:0"]
+
+
+def test_a_job_that_is_being_ended_has_its_guest_until_its_processes_are_gone(lab: Lab) -> None:
+    """Its lease has ended by then: no reason for a health check to take the guest from it."""
+    last_words = "trap 'echo told; sleep 3; echo saved; exit 1' TERM; echo up; sleep 600 & wait"
+    job = lab.submit(last_words, "-n1", "-w", "n1")
+    until(lambda: "up" in said(lab, job), "the script to run")
+    lab.run("login", "scancel", str(job.id), user="alice")
+    until(lambda: "told" in said(lab, job), "the script to be told")
+
+    def gone() -> bool:
+        lab.run("n1", "/usr/libexec/vhpc/healthcheck")
+        return not lab.run("ctl", "squeue", "-h").out
+
+    until(gone, "the end of the job")
+    assert "saved" in said(lab, job)
+    assert ours(said(lab, job)) == []
 
 
 def test_stray_files_and_processes_are_found_and_removed(lab: Lab) -> None:

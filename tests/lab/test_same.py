@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from twins import WHERE, Twins, says, submit, until
+from cluster import IMAGE, Job, Lab
+from twins import SOURCES, WHERE, Twins, submit, until
 
-from conftest import IMAGE, Job, Lab
-
-pytestmark = [pytest.mark.lab, pytest.mark.slow]
-
-SOURCES = Path(__file__).with_name("same")
-
-# Put beside the probe: what a task's prolog may say, and programs that cannot be found or run as they are.
-FILES = {
-    "probe.py": (SOURCES / "probe.py").read_text(),
-    "task-prolog": "\n".join(
-        [
-            "#!/bin/sh",
-            "echo 'export FROM_TASK_PROLOG=a  b=c'",
-            "echo unset LANG",
-            "echo print said by the task prolog",
-            "",
-        ]
-    ),
-    "arg0": '#!/bin/sh\necho "arg0 is $0, $# more: $1,$2"\n',
-    "catch.py": (SOURCES / "catch.py").read_text(),
-    "bad-interpreter": "#!/no/such/thing\n",
-}
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("probes")]
 
 # Each probe is a process whose attributes are compared; each `say` line an end that is.
 FIELDS = (SOURCES / "fields.job").read_text()
@@ -50,17 +29,6 @@ BY_NATURE = {"HOSTNAME", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_LAUNCH
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _folder(lab: Lab) -> Iterator[None]:
-    lab.run("login", "mkdir", "-p", WHERE, user="alice")
-    for name, text in FILES.items():
-        lab.run(
-            "login", "sh", "-c", f"cat > {WHERE}/{name}; chmod 755 {WHERE}/{name}", user="alice", stdin=text
-        )
-    yield
-    lab.run("login", "rm", "-rf", WHERE, user="alice")
-
-
 @pytest.fixture(autouse=True)
 def _nothing_left(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
     """As for all tests, but for those that only read what the two jobs before them left behind."""
@@ -73,7 +41,7 @@ def _nothing_left(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def fields(lab: Lab, _folder: None) -> Twins:
+def fields(lab: Lab, probes: None) -> Twins:
     twins = submit(lab, FIELDS, before="ulimit -Ss 7000; ulimit -Sc 0; umask 027")
     return twins.wait()
 
@@ -97,14 +65,13 @@ def test_a_process_finds_itself_to_be_the_same(fields: Twins, name: str) -> None
 
 def test_the_probes_have_seen_what_they_were_to_see(fields: Twins) -> None:
     """Lest two jobs be equal because nothing of what was asked for came about in either."""
-    found = {name: fields.found(name)[0] for name in ("script", "nofile", "limits", "umask", "nice", "nulls")}
+    found = {name: fields.found(name)[0] for name in ("script", "nofile", "limits", "umask")}
     assert found["script"]["umask"] == "0o27"
     assert found["script"]["limits"]["RLIMIT_STACK"][0] == 7000 << 10
     assert found["script"]["ids"] == [[2001] * 3, [2001] * 3, [2001, 3001]]
-    assert found["nofile"]["limits"]["RLIMIT_NOFILE"] == [500, 900]
+    assert found["nofile"]["limits"]["RLIMIT_NOFILE"][0] == 500  # Slurm hands soft limits on
     assert found["limits"]["limits"]["RLIMIT_STACK"][0] == 4096 << 10
     assert found["umask"]["umask"] == "0o77"
-    assert found["nulls"]["kinds"] == ["/dev/null"] * 3
     args: list[str] = fields.found("args")[0]["argv"]
     assert args[3:6] == ["", "a b", "tab\there\nnew"]
     assert (args[6], len(args[7]), args[-1]) == ("\xff\xfe", 100000, ";")
@@ -121,7 +88,8 @@ def test_output_and_ends_of_steps_are_the_same(fields: Twins) -> None:
     for line in ("7 of sh -c exit 7", "255 of", "139 of", "137 of", "2 of no-such", "13 of /etc/passwd"):
         assert line in ours
     for line in (
-        "to-dev-stderr\nto-dev-stdout\ntyped\nagain\n1\n2\n3\n",
+        "to-dev-stderr\nto-dev-stdout\ntyped\nagain\n1\n2\n3\nout 1\nerr 1\nout 2\nerr 2\n",
+        "err\nout\nI am",
         f"arg0 is {WHERE}/./arg0, 2 more: a  b,\n",
     ):
         assert line in ours
@@ -145,6 +113,8 @@ SACCT = (
 def test_accounting_of_job_and_steps_is_the_same(lab: Lab, fields: Twins) -> None:
     def rows(job: Job) -> list[list[str]]:
         out = lab.run("ctl", "sacct", "-nP", "-j", str(job.id), "-o", f"JobID,{SACCT}").out
+        # which of Slurm's two schedulers came first is chance
+        out = re.sub("Sched(Main|Backfill|Submit)", "Scheduler", out)
         return [line.replace(f"{job.id}", "ID", 1).split("|") for line in out.splitlines()]
 
     ours, theirs = (rows(job) for job in fields)
@@ -199,7 +169,7 @@ STEPS = (SOURCES / "steps.job").read_text()
 
 
 @pytest.fixture(scope="module")
-def steps(lab: Lab, _folder: None) -> Twins:
+def steps(lab: Lab, probes: None) -> Twins:
     return submit(lab, STEPS, "-N2", "-n3", "--mem-per-cpu=600").wait()
 
 
@@ -213,113 +183,13 @@ SECTIONS = re.findall(r"^section ([\w-]+)", STEPS, re.M)
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_steps_do_the_same(steps: Twins, name: str) -> None:
-    ours, theirs = (sorted(sections(text)[name].splitlines()) for text in steps.outputs())
+    # slurmstepd may say of one end twice, when both slurmctld and srun ask for it
+    cancelled = re.compile(r"(.* CANCELLED AT TIME .*\n)\1")
+    texts = (cancelled.sub(r"\1", sections(text)[name]) for text in steps.outputs())
+    ours, theirs = (sorted(text.splitlines()) for text in texts)
     assert ours == theirs
     assert ours or name == "end"
     assert not any(re.search("Unable|syntax|failed on", line) for line in ours), ours
-
-
-# --- signals -----------------------------------------------------------------------------------------
-
-
-# On the login node, for a job: each signal, and the line that says that it came.
-SEND = r"""
-job=$1; shift
-cd ~/same
-says() {
-    for i in $(seq 300); do grep -qxF "$2" $1 2>/dev/null && return; sleep 0.1; done
-    echo "job $job: waited in vain for '$2' in $1"; exit 1
-}
-script=/home/alice/slurm-$job.out
-says $script up
-for name; do scancel -s $name $job.0; says signals-$job SIG$name; done
-for name in USR1 USR2; do scancel -b -s $name $job; says $script "script got $name"; done
-scancel -s TSTP $job.1; says $script stopped
-scancel -s CONT $job.1; says $script continued
-scancel -s TERM $job.0; says $script "step ended with 5"
-scancel -s INT $job.1; says $script "other ended with 130"
-says $script waiting
-"""
-
-
-def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
-    names = re.findall("[A-Z0-9]+", FILES["catch.py"].split("NAMES = ")[1].split("\n")[0])
-    twins = submit(lab, (SOURCES / "signals.job").read_text(), "-n1", "-t 10", "--signal=B:HUP@300")
-    for job in twins:
-        job.wait("RUNNING")
-        done = lab.run("login", "bash", "-s", "-", str(job.id), *names, user="alice", stdin=SEND, check=False)
-        assert done.code == 0, done
-    for job in twins:  # the signal before the limit is due now
-        lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "TimeLimit=6")
-    twins.wait()
-    ours, theirs = twins.outputs()
-    assert ours == theirs
-    assert "script got HUP" in ours, ours
-    assert twins.inside.accounted() == twins.outside.accounted() == ["FAILED", "6:0"]
-    first, second = twins.outputs("same/signals-{id}")
-    assert first == second
-
-
-def test_a_window_changes_its_size_and_control_c_interrupts(lab: Lab) -> None:
-    lab.run(
-        "login",
-        "sh",
-        "-c",
-        f"cat > {WHERE}/window.py",
-        user="alice",
-        stdin=(SOURCES / "window.py").read_text(),
-    )
-    done = [
-        lab.run("login", "python3", f"{WHERE}/window.py", *options, user="alice", check=False)
-        for options in ([f"--vhpc-image={IMAGE}"], [])
-    ]
-    for one in done:
-        assert "33 101" in one.out, one
-        assert "44 101" in one.out, one
-    assert done[0].code == done[1].code
-
-
-def test_a_suspended_job_stops_and_goes_on_where_it_was(lab: Lab) -> None:
-    """What is promised: programs that do not catch SIGTSTP stop, script and steps; nothing is lost."""
-    script = (
-        "cd ~/same; srun -Q -n1 sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); echo $i;"
-        " echo $i > step-now; sleep 0.1; [ -e go-on ] && exit 4; done' > step-all & "
-        "i=0; while [ ! -e go-on ]; do i=$((i+1)); echo $i > script-now; sleep 0.1; done;"
-        " wait $!; echo step said $?"
-    )
-    job = lab.submit(script, "-t4")
-
-    def now() -> list[str]:
-        names = [f"{WHERE}/step-now", f"{WHERE}/script-now"]
-        return lab.run("login", "cat", *names, check=False).out.split()
-
-    until(lambda: len(now()) == 2, "both to count")
-    lab.run("ctl", "scontrol", "suspend", str(job.id))
-    job.wait("SUSPENDED")
-    seen = [now()]
-
-    def rests() -> bool:
-        seen.append(now())
-        return len(seen) > 5 and all(one == seen[-1] for one in seen[-5:])
-
-    until(rests, "the counters to rest", 30)
-    lab.run("ctl", "scontrol", "resume", str(job.id))
-    until(lambda: all(a != b and b for a, b in zip(now(), seen[-1], strict=False)), "the counters to go on")
-    lab.run("login", "touch", f"{WHERE}/go-on", user="alice")
-    job.wait()
-    assert job.accounted() == ["COMPLETED", "0:0"]
-    assert job.output().endswith("step said 4\n")
-    lines = [int(line) for line in lab.read("alice", "same/step-all").splitlines()]
-    assert lines == list(range(1, len(lines) + 1))
-
-
-def test_a_suspended_job_can_be_cancelled(lab: Lab) -> None:
-    job = lab.submit("echo up; srun sleep 600", "-t4")
-    says(job, "up")
-    lab.run("ctl", "scontrol", "suspend", str(job.id))
-    job.wait("SUSPENDED")
-    lab.run("login", "scancel", str(job.id), user="alice")
-    assert job.wait() == "CANCELLED"
 
 
 # --- jobs of two parts ---------------------------------------------------------------------------------

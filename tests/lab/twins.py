@@ -7,11 +7,30 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from conftest import IMAGE, Job, Lab
+from cluster import IMAGE, Job, Lab
 
 WHERE = "/home/alice/same"
+SOURCES = Path(__file__).with_name("same")
+
+# Put beside the probe: what a task's prolog may say, and programs that cannot be found or run as they are.
+FILES = {
+    "probe.py": (SOURCES / "probe.py").read_text(),
+    "task-prolog": "\n".join(
+        [
+            "#!/bin/sh",
+            "echo 'export FROM_TASK_PROLOG=a  b=c'",
+            "echo unset LANG",
+            "echo print said by the task prolog",
+            "",
+        ]
+    ),
+    "arg0": '#!/bin/sh\necho "arg0 is $0, $# more: $1,$2"\n',
+    "catch.py": (SOURCES / "catch.py").read_text(),
+    "bad-interpreter": "#!/no/such/thing\n",
+}
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,11 @@ import struct
 import subprocess
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 if TYPE_CHECKING:
     from guest_rig import Guest
@@ -238,6 +241,57 @@ def test_signals_reach_the_main_process(guest: Guest) -> None:
 
 
 # --- terminals ----------------------------------------------------------------
+
+
+def _is_stopped(pid: int) -> bool:
+    """By a signal, or where the system has cgroup v2 with its cgroup."""
+    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+        return True
+    own = Path(f"/proc/{pid}/cgroup").read_text().splitlines()[-1].removeprefix("0::").lstrip("/")
+    places = [Path("/sys/fs/cgroup/unified") / own, Path("/sys/fs/cgroup") / own]
+    events = [place / "cgroup.events" for place in places]
+    return any("frozen 1" in event.read_text() for event in events if event.exists())
+
+
+def _becomes(pid: int, stopped: bool) -> bool:
+    """The process is stopped, or goes on, within some seconds."""
+    until = time.monotonic() + WAIT_S
+    while _is_stopped(pid) != stopped and time.monotonic() < until:
+        time.sleep(0.05)
+    return _is_stopped(pid) == stopped
+
+
+@pytest.fixture
+def catcher(guest: Guest) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A program that catches SIGTSTP, and has just done so: its relay and its own pid."""
+    script = "trap 'echo caught' TSTP; echo $$; while :; do sleep 0.1; done"
+    relay = guest.popen("bash", "-c", script)
+    assert relay.stdout is not None
+    pid = int(relay.stdout.readline())
+    relay.send_signal(signal.SIGTSTP)
+    assert relay.stdout.readline() == b"caught\n"
+    yield relay, pid
+    relay.kill()
+    relay.communicate(timeout=WAIT_S)
+
+
+def test_a_program_that_catches_sigtstp_is_stopped_with_its_relay(
+    catcher: tuple[subprocess.Popen[bytes], int],
+) -> None:
+    """As Slurm suspends: SIGTSTP to all, soon after it what cannot be caught."""
+    relay, pid = catcher
+    relay.send_signal(signal.SIGSTOP)
+    assert _becomes(pid, stopped=True)
+    relay.send_signal(signal.SIGCONT)
+    assert _becomes(pid, stopped=False)
+
+
+def test_a_relay_that_is_not_stopped_after_sigtstp_shows_it(
+    catcher: tuple[subprocess.Popen[bytes], int],
+) -> None:
+    _, pid = catcher
+    time.sleep(3)  # longer than the silence that is taken for a stop
+    assert _becomes(pid, stopped=False)
 
 
 def test_a_terminal_has_its_size_and_reads_lines(guest: Guest) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import guest, images, joblock, journal, outbox, process, teardown, uids
+from vhpc_slurm.node import guest, images, joblock, journal, outbox, process, steps, teardown, uids
 from vhpc_slurm.node.layout import Layout
 
 
@@ -62,12 +62,15 @@ def waiting(layout: Layout) -> int:
 def _stale_generations(
     layout: Layout, node: str, known: list[Generation], live: Mapping[int, Generation] | None
 ) -> Iterator[Finding]:
+    if live is None:
+        return
+    running = steps.running()
     for generation in known:
-        if (
-            live is None
-            or live.get(generation.job_id) == generation
-            or joblock.busy(layout, generation.job_id)
-        ):
+        if live.get(generation.job_id) == generation or joblock.busy(layout, generation.job_id):
+            continue
+        # The lease ends with the job, when Slurm has only begun to end its processes: they have KillWait
+        # to say their last words in, and then the Epilog comes.
+        if generation.job_id in running and generation.job_id not in live:
             continue
         yield Finding(
             "stale-generation",

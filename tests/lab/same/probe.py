@@ -33,6 +33,9 @@ lines = Path("/proc/self/status").read_text().split("\n")
 status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 umask = os.umask(0)
 os.umask(umask)
+# 32 and 33 belong to the C library, which lets nobody change them: they are what slurmd was started with.
+hidden = 1 << 31 | 1 << 32
+signals = {n: f"{int(status[n], 16) & ~hidden:016x}" for n in ("SigPnd", "SigBlk", "SigCgt", "SigIgn")}
 found = {
     "argv": [os.fsencode(word).decode("latin-1") for word in sys.orig_argv],
     "environ": {k.decode("latin-1"): v.decode("latin-1") for k, v in os.environb.items()},
@@ -41,7 +44,7 @@ found = {
     "umask": oct(umask),
     "nice": os.nice(0),
     "limits": {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")},
-    "signals": {n: status[n] for n in ("SigPnd", "SigBlk", "SigCgt", "SigIgn")},
+    "signals": signals,
     "capabilities": [status[n] for n in ("CapInh", "CapPrm", "CapEff", "CapAmb")],
     "no_new_privs": status["NoNewPrivs"],
     "oom": Path("/proc/self/oom_score_adj").read_text(),

@@ -199,7 +199,7 @@ def _preemption(settings: Settings) -> Finding:
     if bad:
         return warn(
             name,
-            f"PreemptMode has {', '.join(sorted(bad))}: a suspended job's guests would go on computing",
+            f"PreemptMode has {', '.join(sorted(bad))}: a suspended job's guests keep all of their memory",
             "PreemptMode=REQUEUE or CANCEL for partitions whose jobs may have guests",
         )
     return ok(name, f"PreemptMode={settings.first('PreemptMode') or 'OFF'}")
@@ -279,7 +279,7 @@ def partitions(text: str) -> Iterator[Finding]:
             yield warn(
                 "slurm.PreemptMode",
                 f"partition {fields.get('PartitionName')} has PreemptMode={fields['PreemptMode']}: "
-                "a suspended job's guests would go on computing",
+                "a suspended job's guests keep all of their memory",
                 "PreemptMode=REQUEUE or CANCEL there",
             )
 

@@ -1,0 +1,76 @@
+/* Signals to a session: most go to its main process, those that stop go to all of it. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent.h"
+
+/* Would the signal end or stop the process, rather than be caught, ignored or kept waiting? */
+static bool has_default_action(pid_t pid, int number)
+{
+    static const char *const fields[] = {"SigBlk:", "SigIgn:", "SigCgt:"};
+    char path[64], line[256];
+    unsigned long long taken = 0;
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "re");
+    if (f == NULL)
+        return false;
+    while (fgets(line, sizeof line, f) != NULL)
+        for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+            if (strncmp(line, fields[i], strlen(fields[i])) == 0)
+                taken |= strtoull(line + strlen(fields[i]), NULL, 16);
+    (void)fclose(f);
+    return (taken >> (number - 1) & 1) == 0;
+}
+
+/* Stop the session's processes, or let them run, as its flags say; false when that fails. */
+static bool hold(struct session *s)
+{
+    bool want = s->frozen || s->halted;
+    if (want == s->held)
+        return true;
+    if (!s->cgroup_made || cgroup_freeze(s->agent, s->id, want) < 0)
+        return false;
+    s->held = want;
+    return true;
+}
+
+void session_heard(struct session *s)
+{
+    if (!s->halted)
+        return;
+    bool by_cgroup = s->held;
+    s->halted = false;
+    if (!by_cgroup || !hold(s))
+        (void)kill(s->task.pid, SIGCONT);
+}
+
+/*
+ * SIGTSTP is how Slurm suspends a job, and it does so to every process of it.
+ * The kernel would not even stop the main process: no shell is there that
+ * could continue it (its process group is orphaned).  So we stop and continue
+ * the whole session.  SIGSTOP comes from the shim and means that vhpc-run was
+ * stopped, whatever the program made of SIGTSTP.
+ */
+void session_signal(struct task *t, int number)
+{
+    struct session *s = t->arg;
+    if (number == SIGSTOP) {
+        s->halted = true;
+        if (hold(s))
+            return;
+    } else if (number == SIGCONT) {
+        s->frozen = s->halted = false;
+        (void)hold(s);
+    } else {
+        session_heard(s);
+    }
+    if (number == SIGTSTP && has_default_action(t->pid, number)) {
+        s->frozen = true;
+        if (hold(s))
+            return;
+        s->frozen = false;
+    }
+    (void)kill(t->pid, number);
+}

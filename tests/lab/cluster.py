@@ -1,0 +1,168 @@
+"""The lab as tests see it: commands on its hosts, jobs, and an independent count of what is left."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+VLAB = str(ROOT / "lab" / "vlab")
+IMAGE = "debian-minimal"
+NODES = ("n1", "n2")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command on a host said."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of the lab, by its id and the user's home."""
+
+    lab: Lab
+    id: int
+    user: str
+
+    def show(self) -> dict[str, str]:
+        """Fields of ``scontrol -o show job``; user text with spaces is cut, which no test looks at."""
+        done = self.lab.run("ctl", "scontrol", "-o", "show", "job", "-d", str(self.id))
+        return dict(word.split("=", 1) for word in done.out.split() if "=" in word)
+
+    def wait(self, *states: str, timeout: float = 180) -> str:
+        """Wait for one of the states (default: ended); returns it."""
+        until = time.monotonic() + timeout
+        while True:
+            state = self.show()["JobState"]
+            if state in (states or ENDED):
+                return state
+            assert time.monotonic() < until, f"job {self.id} is {state}, waited for {states or 'its end'}"
+            time.sleep(0.3)
+
+    def accounted(self, fields: str = "State,ExitCode", step: str = "") -> list[str]:
+        """A row of sacct for the job or one of its steps (``.batch``, ``.0``)."""
+        want = f"{self.id}{step}"
+        until = time.monotonic() + 20
+        while True:
+            out = self.lab.run("ctl", "sacct", "-nP", "-j", str(self.id), "-o", f"JobID,{fields}").out
+            rows = {row.split("|")[0]: row.split("|")[1:] for row in out.splitlines()}
+            row = rows.get(want, [])
+            if row and not row[0].startswith(("RUNNING", "PENDING", "COMPLETING")):
+                return row
+            assert time.monotonic() < until, f"no ended row {want} in {rows}"
+            time.sleep(0.3)
+
+    def output(self, name: str = "slurm-{id}.out") -> str:
+        """A file of the user's home, as text."""
+        return self.lab.read(self.user, name.format(id=self.id))
+
+
+class Lab:
+    """Hosts of the lab."""
+
+    def run(
+        self,
+        host: str,
+        *argv: str,
+        user: str = "root",
+        stdin: str = "",
+        check: bool = True,
+        timeout: float = 120,
+    ) -> Done:
+        """Run a command on a host as a user, in his home."""
+        command = [VLAB, "exec", "-u", user, host, "--", *argv]
+        done = subprocess.run(
+            command, input=stdin.encode(), capture_output=True, timeout=timeout, check=False
+        )
+        result = Done(
+            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
+        assert not check or result.code == 0, f"{host}: {shlex.join(argv)}: {result}"
+        return result
+
+    def service(self, host: str, act: str, unit: str) -> None:
+        """Start, stop or kill a daemon of a host."""
+        subprocess.run([VLAB, "service", host, act, unit], check=True, capture_output=True, timeout=60)
+
+    def submit(self, script: str, *options: str, user: str = "alice", image: str | None = IMAGE) -> Job:
+        """sbatch a script; ``image`` None means a job without a guest."""
+        vhpc = [f"--vhpc-image={image}"] if image is not None else []
+        done = self.run(
+            "login", "sbatch", "--parsable", *vhpc, *options, user=user, stdin=f"#!/bin/sh\n{script}\n"
+        )
+        return Job(self, int(done.out.strip()), user)
+
+    def finish(self, script: str, *options: str, user: str = "alice", image: str | None = IMAGE) -> Job:
+        """Submit and wait for the end."""
+        job = self.submit(script, *options, user=user, image=image)
+        job.wait()
+        return job
+
+    def read(self, user: str, name: str) -> str:
+        """A file of a user's home."""
+        return self.run("login", "cat", f"/home/{user}/{name}").out
+
+    def vhpc(self, host: str, *argv: str, check: bool = True) -> Any:
+        """A vhpc command's JSON."""
+        done = self.run(host, "vhpc", *argv, "--json", check=check)
+        return json.loads(done.out)
+
+    def node_state(self, node: str) -> tuple[str, str]:
+        """(state, reason) of a node."""
+        out = self.run("ctl", "scontrol", "-o", "show", "node", node).out
+        state = re.search(r" State=(\S+)", out)
+        reason = re.search(r" Reason=(.*?)(?: \[|$)", out)
+        assert state is not None
+        return state[1], reason[1] if reason else ""
+
+    def resume(self, node: str) -> None:
+        """Put a drained node back to work."""
+        self.run("ctl", "scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+    def quiet(self, timeout: float = 60) -> None:
+        """Wait until no job is left in the queue, completing ones included."""
+        until = time.monotonic() + timeout
+        while self.run("ctl", "squeue", "-h", "-o", "%i %T").out.strip():
+            assert time.monotonic() < until, self.run("ctl", "squeue").out
+            time.sleep(0.3)
+
+    def leaks(self) -> list[str]:
+        """What is left on the nodes, found without any code of ours."""
+        found = []
+        for node in NODES:
+            script = (
+                "virsh -q list --all --name | grep -v '^$' | sed 's/^/domain /';"
+                "ps -eo pid,uid,args | grep -E 'qemu-system|virtiofsd|vhpc-shim|vhpc-run' | grep -v grep |"
+                " sed 's/^/process /';"
+                "grep -E 'vhpc|virtiofs' /proc/mounts | grep -v -E '/shared|/opt/vhpc|libexec|lowerdir' |"
+                " sed 's/^/mount /';"
+                "find /run/vhpc/jobs /run/vhpc/uids /var/lib/vhpc/journal /var/lib/vhpc/outbox"
+                " /var/lib/vhpc/images/pins -mindepth 1 2>/dev/null | sed 's/^/file /';"
+                "ip -o link | grep -E 'tap|vnet|macvtap' | sed 's/^/link /'"
+            )
+            out = self.run(node, "sh", "-c", script, check=False).out
+            found += [f"{node}: {line}" for line in out.splitlines() if line.strip()]
+        return found
+
+    def assert_clean(self) -> None:
+        """End what runs, and see that nothing is left: not by our own word, nor by an independent count."""
+        self.run("ctl", "scancel", "--user=alice", check=False)
+        self.run("ctl", "scancel", "--user=bob", check=False)
+        self.quiet()
+        assert {node: self.node_state(node)[0].removesuffix("+PLANNED") for node in NODES} == dict.fromkeys(
+            NODES, "IDLE"
+        )
+        for node in NODES:
+            assert self.vhpc(node, "reconcile", "--check") == []
+        assert self.leaks() == []

@@ -1,0 +1,42 @@
+"""What the documents say is held by a test is held by one that exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = re.compile(r"`((?:unit|lab|guest|spank|image)/[\w/]+\.(?:py|c))(?:::(\w+))?`")
+TARGET = re.compile(r"fuzz targets? `(fuzz_\w+)`")
+
+
+@pytest.mark.parametrize("name", ["guarantees.md", "threat-model.md", "differences.md"])
+def test_every_test_that_is_named_exists(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text()
+    found = REFERENCE.findall(text)
+    missing = []
+    for file, test in found:
+        path = ROOT / "tests" / file
+        source = path.read_text() if path.is_file() else ""
+        if not re.search(rf"(?:def|void) {test}\(" if test else ".", source):
+            missing.append(f"{file}::{test}")
+    assert missing == []
+    assert len(found) > 3 or name == "differences.md"
+
+
+def test_every_fuzz_target_that_is_named_is_run() -> None:
+    script = (ROOT / "scripts/fuzz").read_text()
+    named = TARGET.findall((ROOT / "docs/threat-model.md").read_text())
+    assert named
+    assert [target for target in named if f"[{target}]=" not in script] == []
+
+
+def test_every_test_of_a_promise_is_counted_only_when_it_is_there(tmp_path: Path) -> None:
+    """The pattern sees what it is to see."""
+    assert REFERENCE.findall("`lab/test_jobs.py::test_x`, `unit/test_scontrol.py`, `guest/test_a.c::b`*") == [
+        ("lab/test_jobs.py", "test_x"),
+        ("unit/test_scontrol.py", ""),
+        ("guest/test_a.c", "b"),
+    ]
