@@ -158,6 +158,16 @@ class Lab:
             found += [f"{node}: {line}" for line in out.splitlines() if line.strip()]
         return found
 
+    def leases(self) -> list[str]:
+        """Leases that are not released, read from vhpcd's database and not asked of vhpcd."""
+        script = (
+            "import sqlite3\n"
+            "db = sqlite3.connect('file:/var/lib/vhpc/vhpcd/leases.sqlite?mode=ro', uri=True)\n"
+            "query = \"SELECT generation, state FROM lease WHERE state <> 'released'\"\n"
+            "for row in db.execute(query): print(*row)\n"
+        )
+        return self.run("ctl", "python3", "-", stdin=script).out.splitlines()
+
     def assert_clean(self) -> None:
         """End what runs, and see that nothing is left: not by our own word, nor by an independent count."""
         self.run("ctl", "scancel", "--user=alice", check=False)
