@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
-from campaign import findings, report
-from campaign.plan import Plan, draw
-from campaign.run import Campaign
-from conftest import NODES, Lab
+from campaign import report
+from campaign.findings import carry_out
+from campaign.plan import draw
+from conftest import Lab
 
 
 def main() -> int:
@@ -22,25 +21,15 @@ def main() -> int:
     if options.plan:
         print(json.dumps(asdict(plan), indent=1))
         return 0
-    found, text, data = carry_out(Lab(), plan)
+    record, found = carry_out(Lab(), plan)
+    text = report.markdown(plan, record, found)
     print(text)
     if options.report:
         options.report.write_text(text, encoding="utf-8")
     if options.json:
-        options.json.write_text(json.dumps({"plan": asdict(plan), **data}, indent=1), encoding="utf-8")
+        data = {"plan": asdict(plan), **report.plain(plan, record, found)}
+        options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
     return 0 if found.passed else 1
-
-
-def carry_out(lab: Lab, plan: Plan) -> tuple[findings.Findings, str, dict[str, object]]:
-    """A campaign from begin to end: its findings, as Markdown, and as JSON."""
-    began = time.monotonic()
-    campaign = Campaign(lab, plan, lambda line: print(line, file=sys.stderr, flush=True))
-    campaign.run()
-    found = findings.find(campaign, time.monotonic() - began)
-    for node in NODES:
-        if "DRAIN" in lab.node_state(node)[0]:
-            lab.resume(node)
-    return found, report.markdown(plan, campaign.record, found), report.plain(plan, campaign.record, found)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 
 from campaign.judge import End, Verdict, differs, drained_by, judge, touches
 from campaign.kinds import FOLDER
-from campaign.plan import USERS
-from campaign.run import Campaign, Injected, Submitted
+from campaign.plan import USERS, Plan
+from campaign.run import Campaign, Injected, Record, Submitted
 from campaign.watch import Trouble
 from conftest import NODES, Lab
 
@@ -49,6 +50,18 @@ class Findings:
         """Whether there is nothing to be mended."""
         idle = all(state.removesuffix("+PLANNED") == "IDLE" for state in self.states.values())
         return idle and not (self.unexplained or self.causeless or self.left)
+
+
+def carry_out(lab: Lab, plan: Plan) -> tuple[Record, Findings]:
+    """A campaign from its beginning to its end, told on stderr; drained nodes are taken back."""
+    began = time.monotonic()
+    campaign = Campaign(lab, plan, lambda line: print(line, file=sys.stderr, flush=True))
+    campaign.run()
+    found = find(campaign, time.monotonic() - began)
+    for node in NODES:
+        if "DRAIN" in lab.node_state(node)[0]:
+            lab.resume(node)
+    return campaign.record, found
 
 
 def find(campaign: Campaign, duration_s: float) -> Findings:
