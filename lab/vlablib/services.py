@@ -17,7 +17,8 @@ from vlablib.report import LabError
 from vlablib.settings import deadline
 
 CONSOLE_LOGS = "/var/log/vlab"
-_STOP_TIMEOUT_S = 20
+# systemd's own default; libvirtd's orderly end was seen to take more than 20 s right after guests ended
+_STOP_TIMEOUT_S = 90
 _READY_TIMEOUT_S = 60
 
 

@@ -96,7 +96,7 @@ class Lab:
 
     def service(self, host: str, act: str, unit: str) -> None:
         """Start, stop or kill a daemon of a host."""
-        subprocess.run([VLAB, "service", host, act, unit], check=True, capture_output=True, timeout=60)
+        subprocess.run([VLAB, "service", host, act, unit], check=True, capture_output=True, timeout=150)
 
     def submit(self, script: str, *options: str, user: str = "alice", image: str | None = IMAGE) -> Job:
         """sbatch a script; ``image`` None means a job without a guest."""
