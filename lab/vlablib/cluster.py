@@ -153,7 +153,8 @@ def _scripts(lab: Lab) -> str:
         "epilog": "Epilog={}",
         "prolog-slurmctld": "PrologSlurmctld={}",
         "epilog-slurmctld": "EpilogSlurmctld={}",
-        "healthcheck": "HealthCheckProgram={}\nHealthCheckInterval=120\nHealthCheckNodeState=ANY,CYCLE",
+        # twice as often as recommended: tests wait for it
+        "healthcheck": "HealthCheckProgram={}\nHealthCheckInterval=60\nHealthCheckNodeState=ANY,CYCLE",
     }
     deployed = lab.deployed / "libexec"
     present = [

@@ -17,7 +17,8 @@ from vlablib.report import LabError
 from vlablib.settings import deadline
 
 CONSOLE_LOGS = "/var/log/vlab"
-_STOP_TIMEOUT_S = 20
+# systemd's own default; libvirtd's orderly end was seen to take more than 20 s right after guests ended
+_STOP_TIMEOUT_S = 90
 _READY_TIMEOUT_S = 60
 
 
@@ -33,6 +34,8 @@ class Unit:
     log: str = ""
     # a file without which the unit is not installed and is left alone
     needs: str = ""
+    # what tells it that its host was rebooted, which the machine's own uptime does not
+    rebooted: tuple[str, ...] = ()
 
     @property
     def console(self) -> str:
@@ -51,7 +54,7 @@ _ALL = (
     Unit("slurmdbd", ("/usr/sbin/slurmdbd", "-D"), "tcp:6819", "slurm", "/var/log/slurm/slurmdbd.log"),
     Unit("slurmctld", ("/usr/sbin/slurmctld", "-D"), "tcp:6817", "slurm", "/var/log/slurm/slurmctld.log"),
     Unit("libvirtd", ("/usr/sbin/libvirtd",), "/run/libvirt/libvirt-sock"),
-    Unit("slurmd", ("/usr/sbin/slurmd", "-D"), "tcp:6818", log="/var/log/slurm/slurmd.log"),
+    Unit("slurmd", ("/usr/sbin/slurmd", "-D"), "tcp:6818", log="/var/log/slurm/slurmd.log", rebooted=("-b",)),
     Unit("vhpcd", ("/usr/sbin/vhpcd",), "tcp:7633", "vhpc", needs="controller/server.py"),
 )
 UNITS = {unit.name: unit for unit in _ALL}
@@ -127,13 +130,13 @@ def is_ready(init: int, unit: Unit) -> bool:
     return False
 
 
-def start(init: int, unit: Unit) -> bool:
+def start(init: int, unit: Unit, *, rebooted: bool = False) -> bool:
     """Start a unit unless it runs; do not wait for it. Return whether it was started."""
     if pid_of(init, unit) is not None:
         return False
     if unit.ready.startswith("/"):  # a killed predecessor leaves its socket
         Path(f"/proc/{init}/root{unit.ready}").unlink(missing_ok=True)
-    command = list(unit.command)
+    command = [*unit.command, *(unit.rebooted if rebooted else ())]
     if unit.user != "root":
         command = ["setpriv", f"--reuid={unit.user}", f"--regid={unit.user}", "--init-groups", "--", *command]
     shell = 'cd / && exec "$@" < /dev/null >> "$0" 2>&1'

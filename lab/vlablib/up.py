@@ -70,7 +70,7 @@ def reboot(lab: Lab, host: str) -> None:
             raise LabError(f"there is no running host {host}")
         if host in pids:
             end(pids[host])
-        _bring_in_line(lab, record, _start_hosts(lab, record), set())
+        _bring_in_line(lab, record, _start_hosts(lab, record), set(), rebooted=host)
 
 
 def down(lab: Lab) -> None:
@@ -144,7 +144,9 @@ def _start_hosts(lab: Lab, record: Record) -> dict[str, int]:
     return pids
 
 
-def _bring_in_line(lab: Lab, record: Record, pids: dict[str, int], stale: set[str]) -> None:
+def _bring_in_line(
+    lab: Lab, record: Record, pids: dict[str, int], stale: set[str], rebooted: str = ""
+) -> None:
     """Write configuration, restart what is older than its files, start what does not run."""
     for host in record.hosts:
         changed = stale | configure(lab, record, host, pids[host])
@@ -168,7 +170,7 @@ def _bring_in_line(lab: Lab, record: Record, pids: dict[str, int], stale: set[st
         if unit.name == "munged":
             services.wait_ready(host, init, unit)
     _start_accounting(pids["ctl"])
-    started = [services.start(init, unit) for _, init, unit in present]
+    started = [services.start(init, unit, rebooted=host == rebooted) for host, init, unit in present]
     for host, init, unit in present:
         services.wait_ready(host, init, unit)
     _wait_for_nodes(pids["ctl"], record, report=any(started))

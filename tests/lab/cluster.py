@@ -93,7 +93,7 @@ class Lab:
 
     def service(self, host: str, act: str, unit: str) -> None:
         """Start, stop or kill a daemon of a host."""
-        subprocess.run([VLAB, "service", host, act, unit], check=True, capture_output=True, timeout=60)
+        subprocess.run([VLAB, "service", host, act, unit], check=True, capture_output=True, timeout=150)
 
     def submit(self, script: str, *options: str, user: str = "alice", image: str | None = IMAGE) -> Job:
         """sbatch a script; ``image`` None means a job without a guest."""
@@ -154,6 +154,16 @@ class Lab:
             out = self.run(node, "sh", "-c", script, check=False).out
             found += [f"{node}: {line}" for line in out.splitlines() if line.strip()]
         return found
+
+    def leases(self) -> list[str]:
+        """Leases that are not released, read from vhpcd's database and not asked of vhpcd."""
+        script = (
+            "import sqlite3\n"
+            "db = sqlite3.connect('file:/var/lib/vhpc/vhpcd/leases.sqlite?mode=ro', uri=True)\n"
+            "query = \"SELECT generation, state FROM lease WHERE state <> 'released'\"\n"
+            "for row in db.execute(query): print(*row)\n"
+        )
+        return self.run("ctl", "python3", "-", stdin=script).out.splitlines()
 
     def assert_clean(self) -> None:
         """End what runs, and see that nothing is left: not by our own word, nor by an independent count."""

@@ -165,6 +165,29 @@ def end_well_later(lab: Lab, first: Job, second: Job) -> None:
     end_well(lab, first, second)
 
 
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_job_whose_slurmstepd_was_killed_does_not_hold_its_node(lab: Lab, requeue: bool) -> None:
+    """Slurm itself finds out only when BatchStartTimeout is over."""
+    options = () if requeue else ("--no-requeue",)
+    job = lab.submit(f"echo run ${{SLURM_RESTART_COUNT:-0}}; {WAITING}", "-n1", "-w", "n1", *options)
+    runs(lab, job)
+    lab.run("n1", "/usr/libexec/vhpc/healthcheck")
+    assert job.show()["JobState"] == "RUNNING"
+    lab.run("n1", "pkill", "-KILL", "-f", rf"^slurmstepd: \[{job.id}\.batch")
+    # as if its guest had been ready for some time
+    lab.run("n1", "touch", "-d", "-2 minutes", f"/run/vhpc/jobs/{job.id}/state")
+    lab.run("n1", "/usr/libexec/vhpc/healthcheck")
+    if requeue:
+        ask_again(lab, job)
+        until(lambda: "run 1" in said(lab, job), "its second run")
+        end_well(lab, job)
+    else:
+        assert job.wait() == "CANCELLED"
+        (_, comment) = job.accounted("State,AdminComment")
+        assert comment.startswith("vhpc: its guests are ready, and its script does not run on n1"), comment
+        settled(lab)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_node_that_is_rebooted_under_its_jobs_is_clean_afterwards(lab: Lab) -> None:

@@ -52,6 +52,9 @@ def by_hand(lab: Lab) -> Iterator[list[ByHand]]:
     yield made
     for job in made:
         job.drive("end")
+    names = {job.generation for job in made}
+    left = [lease for lease in lab.leases() if lease.split()[0] in names]
+    assert left == [], "a node that holds nothing has said so"
 
 
 def killed_at_every_write(lab: Lab, made: list[ByHand], torn: bool) -> Iterator[ByHand]:

@@ -115,3 +115,31 @@ def test_jobs_that_wait_for_prologs_in_vain_are_requeued(
     verdict = judge((job,), live, asked=ASKED, stuck_s=900)
     assert [why for _, why in verdict.requeue] == ([requeued] if requeued else [])
     assert judge((job,), live, asked=ASKED, stuck_s=0).requeue == ()
+
+
+@pytest.mark.parametrize(
+    ("job", "created", "cleared", "requeued"),
+    [
+        (status(1, age=300), 299, 50, True),
+        (status(1, reason="Prolog", age=300), 299, 50, True),
+        (status(1, age=300), 299, 40, False),  # Slurm may just be learning of it
+        (status(1, age=300), 400, 350, False),  # of another job that had this id
+        (status(1, restarts=1, age=300), 299, 50, False),
+        (status(1, "COMPLETING", age=300), 299, 50, False),
+        (status(2, age=300), 299, 50, False),
+    ],
+)
+def test_jobs_that_seem_to_run_after_their_nodes_cleared_them_away_are_requeued(
+    job: JobStatus, created: float, cleared: float, requeued: bool
+) -> None:
+    old = replace(record(1, state=LeaseState.RELEASED), created=ASKED - created, updated=ASKED - cleared)
+    verdict = judge((job,), (), asked=ASKED, stuck_s=900, released=(old,))
+    why = "its nodes have cleared it away, and Slurm forgot its end"
+    assert verdict.requeue == (((1, why),) if requeued else ())
+    assert judge((job,), (), asked=ASKED, stuck_s=0, released=(old,)).requeue == ()
+
+
+def test_a_job_that_was_started_again_under_the_same_count_runs() -> None:
+    old = replace(record(1, state=LeaseState.RELEASED), created=ASKED - 90, updated=ASKED - 80)
+    verdict = judge((status(1, age=95),), (record(1, age=70),), asked=ASKED, stuck_s=900, released=(old,))
+    assert verdict.requeue == ()

@@ -139,6 +139,36 @@ def test_a_site_script_in_place_of_a_hook_is_pointed_out_and_a_link_to_it_is_not
     assert one(list(slurm.hooks(pattern, config)), "slurm.Prolog").level is Level.OK
 
 
+@pytest.mark.parametrize(
+    ("user", "sacctmgr", "level", "says"),
+    [
+        ("slurm", "exit 9", "ok", "vhpcd runs as slurm"),
+        ("root", "exit 9", "ok", "vhpcd runs as root"),
+        # rows as sacctmgr 24.11 prints them
+        ("vhpc", "echo 'vhpc|Operator'", "ok", "vhpc is Operator"),
+        ("vhpc", "echo 'vhpc|Administrator'", "ok", "vhpc is Administrator"),
+        ("vhpc", "echo 'vhpc|None'", "warn", "vhpcd's user vhpc is no operator"),
+        ("vhpc", "echo 'vhpc2|Operator'", "warn", "vhpcd's user vhpc is no operator"),
+        ("vhpc", "exit 0", "warn", "vhpcd's user vhpc is no operator"),
+        (
+            "vhpc",
+            "echo 'You are not running a supported accounting_storage plugin' >&2; exit 1",
+            "warn",
+            "You are",
+        ),
+    ],
+)
+def test_a_vhpcd_that_may_not_requeue_jobs_is_a_warning(
+    tmp_path: Path, user: str, sacctmgr: str, level: str, says: str
+) -> None:
+    executable(tmp_path / "sacctmgr", sacctmgr)
+    config = Config(controller=Controller(user=user, slurm_bin=str(tmp_path)))
+    finding = slurm.operator(changed("SlurmUser", "slurm(64030)"), config)
+    assert finding.level.value == level
+    assert says in finding.what
+    assert (finding.cure == "") == (level == "ok")
+
+
 def test_a_partition_with_suspension_is_named() -> None:
     text = (
         "PartitionName=main AllowGroups=ALL PreemptMode=OFF\n"

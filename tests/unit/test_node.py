@@ -396,6 +396,22 @@ def test_an_acknowledgement_waits_until_it_is_sent(tmp_path: Path) -> None:
     assert outbox.pending(tmp_path) == []
 
 
+def test_two_hooks_may_send_what_waits_at_the_same_time(tmp_path: Path) -> None:
+    acks = [outbox.Acknowledgement(Generation(n, 0, "0123abcd"), "n1", clean=True) for n in (1, 2, 3)]
+    for ack in acks:
+        outbox.put(tmp_path, ack)
+    sent: list[outbox.Acknowledgement] = []
+
+    def send_beside_another(ack: outbox.Acknowledgement) -> None:
+        sent.append(ack)
+        for path in outbox.pending(tmp_path)[:2]:
+            path.unlink()
+
+    assert outbox.flush(tmp_path, send_beside_another) == 0
+    assert sent == [acks[0], acks[2]]
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- configuration -----------------------------------------------------------
 
 

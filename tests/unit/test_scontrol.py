@@ -84,8 +84,9 @@ def test_merged_and_single_groups_mix() -> None:
 def test_identity_and_state_are_slurm_s(version: str) -> None:
     found = replace(job(version, "in-prolog"), job_id=0, allocation=job(version, "pending").allocation)
     assert found == SlurmJob(
-        0, 0, "RUNNING", "Prolog", 2002, 2002, "bob", "all", "j.sh", "/home/bob", "", found.allocation
+        0, 0, "RUNNING", "Prolog", 2002, 2002, "bob", "all", "j.sh", "/home/bob", "", found.allocation, "n1"
     )
+    assert (job(version, "mask").batch_host, job(version, "pending").batch_host) == ("n2", "")
     assert job(version, "in-prolog-slurmctld").state == "CONFIGURING"
     assert job(version, "completing").state == "COMPLETING"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.slurm.job import NoSuchJobError, Slurm, SlurmError
+from vhpc_slurm.slurm.job import NoSuchJobError, NotRequeueableError, Slurm, SlurmError
 from vhpc_slurm.slurm.pyslurm_adapter import PySlurm, unavailable
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -34,6 +34,8 @@ case "$*" in
 "-o show job -d 2") cat "$here/job";;
 "show config") echo "PrivateData             = $(cat "$here/private")"
     echo "SlurmUser               = slurm(64030)";;
+"requeue 98") echo "Only batch jobs are accepted or processed for job 98" >&2; exit 1;;
+"requeue 97") echo "Requested operation is presently disabled for job 97" >&2; exit 1;;
 "requeue 99999"|"update jobid=99999"*) echo "Invalid job id specified for job 99999" >&2; exit 1;;
 esac
 """
@@ -115,6 +117,12 @@ def test_a_running_job_has_its_nodes_cpus_and_memory(slurm: Slurm) -> None:
 
 
 # --- what is the scontrol adapter's own ------------------------------------------
+
+
+@pytest.mark.parametrize("job_id", [98, 97])
+def test_jobs_that_cannot_be_requeued_have_their_own_error(tmp_path: Path, job_id: int) -> None:
+    with pytest.raises(NotRequeueableError):
+        replay(tmp_path, "24.11").requeue(job_id)
 
 
 def test_commands_get_nothing_of_our_environment_and_no_shell(

@@ -55,6 +55,16 @@ def test_the_latest_state_counts_and_released_leases_are_not_live(store: LeaseSt
     assert store.counts() == {"reserved": 1, "ready": 0, "refused": 0, "ending": 0, "released": 1}
 
 
+def test_released_leases_are_found_by_their_jobs(store: LeaseStore) -> None:
+    first, second = record(42, 1), record(43, 2)
+    put(store, first, second, record(42, 3))
+    gone = [replace(one, lease=replace(one.lease, state=LeaseState.RELEASED)) for one in (first, second)]
+    put(store, *gone)
+    assert store.released([41, 42]) == (gone[0],)
+    assert store.released([43, 42]) == tuple(gone)
+    assert store.released([]) == ()
+
+
 def test_nodes_take_and_acknowledge(store: LeaseStore) -> None:
     first = record()
     generation = first.lease.generation

@@ -294,12 +294,15 @@ def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped
         record = service.take(5, 0, node)
         assert record is not None
         service.report(Timeline(record.lease.generation, node, (Stage("agent", now - 99, now - 90),)))
+    service.open(request(6), allocation(), identity())
+    service.end(6, 0)
     (stopped.folder / "squeue.out").write_text(
         f"1 RUNNING 0 {int(now) - 9} None\n"
         f"3 COMPLETING 0 {int(now) - 99} None\n"
         f"4 RUNNING 0 {int(now) - 5000} Prolog\n"
         f"5 RUNNING 0 {int(now) - 100} Prolog\n"
         f"9 RUNNING 0 {int(now) - 5000} Prolog\n"
+        f"6 RUNNING 0 {int(now) - 3601} None\n"
     )
     (stopped.folder / "bin/scontrol").write_text(f'#!/bin/sh\necho "$*" >> {stopped.folder}/calls\n')
 
@@ -311,10 +314,12 @@ def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped
         3: LeaseState.RELEASED,
         4: LeaseState.READY,
         5: LeaseState.READY,
+        6: LeaseState.RELEASED,
     }
     calls = (stopped.folder / "calls").read_text()
     assert "requeue 4\n" in calls
     assert "requeue 5\n" in calls
+    assert "requeue 6\n" in calls
     assert "requeue 9\n" not in calls, "a job that never had a lease is none of ours"
 
     (stopped.folder / "bin/squeue").write_text(

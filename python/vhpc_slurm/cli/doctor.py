@@ -49,6 +49,8 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
         yield from slurm.check(settings, config)
         yield from slurm.partitions(parts)
         yield slurm.plugstack(settings)
+        if is_controller:
+            yield slurm.operator(settings, config)
     yield from services.vhpcd(config, listener=root or here.user_name() == config.controller.slurm_user)
     if is_controller:
         yield from slurm.executable_hooks(config, ("prolog-slurmctld", "epilog-slurmctld"))

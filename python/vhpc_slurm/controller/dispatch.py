@@ -25,7 +25,7 @@ from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.service import LeaseService, look_up
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Generation, LeaseRecord, Timeline
-from vhpc_slurm.slurm.job import Slurm
+from vhpc_slurm.slurm.job import RUNNING, Slurm, start_again
 
 log = logging.getLogger("vhpcd")
 
@@ -66,14 +66,17 @@ class Dispatcher:
         jobs = await self._aside(self._slurm.jobs)
         waiting = frozenset(job.job_id for job in jobs if reconcile.awaits_prologs(job))
         live = await self._write(self._service.live, waiting)
-        verdict = reconcile.judge(jobs, live, asked=asked, stuck_s=self._config.controller.prolog_stuck_s)
+        running = frozenset(job.job_id for job in jobs if job.state == RUNNING)
+        released = await self._write(self._service.released, running)
+        stuck_s = self._config.controller.prolog_stuck_s
+        verdict = reconcile.judge(jobs, live, asked=asked, stuck_s=stuck_s, released=released)
         for generation, why in verdict.end:
             await self._write(self._service.end_generation, generation, why)
             self._notify(generation.job_id)
         for job_id, why in verdict.requeue:
-            log.warning("job %d waits for Prologs in vain, requeued: %s", job_id, why)
+            log.warning("job %d does not run, requeued: %s", job_id, why)
             try:
-                await self._aside(self._slurm.requeue, job_id)
+                await self._aside(start_again, self._slurm, job_id, why)
             except VhpcError as err:
                 log.error("job %d cannot be requeued: %s", job_id, err.line())
         await self._write(self._service.settle)

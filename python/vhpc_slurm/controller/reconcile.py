@@ -31,7 +31,12 @@ class Verdict:
 
 
 def judge(
-    jobs: tuple[JobStatus, ...], live: tuple[LeaseRecord, ...], *, asked: float, stuck_s: float
+    jobs: tuple[JobStatus, ...],
+    live: tuple[LeaseRecord, ...],
+    *,
+    asked: float,
+    stuck_s: float,
+    released: tuple[LeaseRecord, ...] = (),
 ) -> Verdict:
     """Compare; pure.
 
@@ -41,6 +46,7 @@ def judge(
             job waits for Prologs.
         asked: when squeue was started.
         stuck_s: how long a job may be in Reason=Prolog without a usable lease; 0: for ever.
+        released: released leases of jobs that run.
     """
     by_id = {job.job_id: job for job in jobs}
     end = []
@@ -57,8 +63,14 @@ def judge(
         if record.lease.state is not LeaseState.ENDING and record.lease.generation not in ending
     }
     ours = {record.lease.generation.job_id for record in live}
+    over = {(record.lease.generation.job_id, record.lease.generation.restart): record for record in released}
     requeue = []
     for job in jobs:
+        if stuck_s and job.state == RUNNING and (job.job_id, job.restarts) not in usable:
+            reason = _forgotten(job, over.get((job.job_id, job.restarts)), asked)
+            if reason:
+                requeue.append((job.job_id, reason))
+                continue
         # A job that never had a lease may have no guests at all: not ours to judge.
         if job.job_id in ours and stuck_s and awaits_prologs(job):
             lease = usable.get((job.job_id, job.restarts))
@@ -99,6 +111,20 @@ def _unnoticed(record: LeaseRecord | None, asked: float) -> str:
     nodes = {part.node for part in record.lease.allocation.nodes}
     if nodes <= ended.keys() and max(ended.values()) < asked - NOTICE_S:
         return "its Prologs have ended, and Slurm did not notice"
+    return ""
+
+
+def _forgotten(job: JobStatus, record: LeaseRecord | None, asked: float) -> str:
+    """Why a job seems to run that has ended; empty when that is not so.
+
+    A slurmctld that is killed forgets ends that it has not saved.  It finds
+    out by itself only when BatchStartTimeout is over.  Ids are used again
+    after such a crash, so the lease must be of this start of the job.
+    """
+    if record is None or job.started is None or record.created < job.started - 1.0:
+        return ""
+    if record.updated < asked - NOTICE_S:
+        return "its nodes have cleared it away, and Slurm forgot its end"
     return ""
 
 

@@ -110,6 +110,10 @@ class LeaseService:
             for record in self.store.live()
         )
 
+    def released(self, jobs: frozenset[int]) -> tuple[LeaseRecord, ...]:
+        """All released leases of some jobs."""
+        return self.store.released(jobs)
+
     def _with_timelines(self, record: LeaseRecord) -> LeaseRecord:
         generation = record.lease.generation
         limit = len(record.lease.allocation.nodes) * (generation.restart + 1)

@@ -8,7 +8,7 @@ a thousand nodes acknowledge one by one.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -82,6 +82,9 @@ class LeaseStore(Protocol):
 
     def live(self) -> tuple[LeaseRecord, ...]:
         """All leases that are not released, oldest first."""
+
+    def released(self, jobs: Iterable[int]) -> tuple[LeaseRecord, ...]:
+        """All released leases of some jobs, oldest first."""
 
     def page(
         self, after: int, *, job_id: int | None = None, live: bool = False, limit: int = 100
@@ -216,6 +219,12 @@ class SqliteStore:
     def live(self) -> tuple[LeaseRecord, ...]:
         """All leases that are not released."""
         return tuple(record for _, record in self._leases("state <> 'released'"))
+
+    def released(self, jobs: Iterable[int]) -> tuple[LeaseRecord, ...]:
+        """All released leases of some jobs."""
+        ids = msgspec.json.encode(sorted(jobs)).decode()
+        where = "job_id IN (SELECT value FROM json_each(?)) AND state = 'released'"
+        return tuple(record for _, record in self._leases(where, ids))
 
     def page(
         self, after: int, *, job_id: int | None = None, live: bool = False, limit: int = 100

@@ -57,6 +57,10 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             )
     if joblock.buried(layout, lease.generation):
         common.log.info("the job's Epilog has been here: nothing to prepare")
+        # its acknowledgement may have come before the lease was taken here, and then counts no more
+        note = "nothing prepared after its Epilog"
+        outbox.put(layout.outbox, outbox.Acknowledgement(lease.generation, env.node, clean=True, note=note))
+        outbox.flush(layout.outbox, client.acknowledge)
         return 0
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
     recorder.note("lease", began)

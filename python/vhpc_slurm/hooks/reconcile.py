@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common
-from vhpc_slurm.model import Generation, LeaseState
+from vhpc_slurm.hooks import common, starts
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node import audit, outbox
 from vhpc_slurm.node.layout import Layout
 
@@ -37,26 +37,28 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
     client = ControllerClient(config)
     outcomes: list[Outcome] = []
     live: dict[int, Generation] | None = None
+    records: list[LeaseRecord] = []
     try:
-        live = _live(client, node)
+        records = _live(client, node)
+        live = {record.lease.generation.job_id: record.lease.generation for record in records}
     except FabricError as err:
         outcomes.append(
             Outcome("controller", err.line(), mended=False, error="the controller's view is missing")
         )
-    for finding in audit.audit(layout, node, live):
+    for finding in (*audit.audit(layout, node, live), *starts.lost(config, node, records)):
         outcomes.append(_mend(finding, check=check))
     outcomes.extend(_acknowledgements(layout, client, check=check))
     return outcomes
 
 
-def _live(client: ControllerClient, node: str) -> dict[int, Generation]:
-    """Generations that the controller keeps for this node."""
-    return {
-        record.lease.generation.job_id: record.lease.generation
+def _live(client: ControllerClient, node: str) -> list[LeaseRecord]:
+    """Leases that the controller keeps for this node."""
+    return [
+        record
         for record in client.leases(live=True, timelines=False)
         if record.lease.state not in ENDED
         and any(part.node == node for part in record.lease.allocation.nodes)
-    }
+    ]
 
 
 def _mend(finding: audit.Finding, *, check: bool) -> Outcome:
@@ -87,7 +89,7 @@ def run(config: Config) -> int:
     bad = []
     for outcome in reconcile(config, node, check=False):
         common.log.warning("%s: %s%s", outcome.kind, outcome.what, " (mended)" if outcome.mended else "")
-        if not outcome.mended and outcome.kind not in ("controller", "outbox"):
+        if not outcome.mended and outcome.kind not in ("controller", "outbox", starts.KIND):
             bad.append(outcome)
     if bad:
         common.drain(node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))

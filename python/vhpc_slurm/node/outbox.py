@@ -44,9 +44,11 @@ def put(folder: Path, ack: Acknowledgement) -> Path:
 
 def pending(folder: Path) -> list[Path]:
     """What waits, oldest first."""
-    with contextlib.suppress(FileNotFoundError):
-        return sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime)
-    return []
+    found = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # another hook has sent it meanwhile
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found)]
 
 
 def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
@@ -58,8 +60,11 @@ def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
     for sent, path in enumerate(waiting):
         try:
             ack = msgspec.json.decode(path.read_bytes(), type=Acknowledgement)
-        except (FileNotFoundError, *UNDECODABLE):
-            path.rename(path.with_suffix(".damaged"))
+        except FileNotFoundError:
+            continue  # another hook has sent it meanwhile
+        except UNDECODABLE:
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(path.with_suffix(".damaged"))
             continue
         try:
             send(ack)

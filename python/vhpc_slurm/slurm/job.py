@@ -26,11 +26,16 @@ class NoSuchJobError(SlurmError):
     """slurmctld knows no job of this id, or will not show it to this user."""
 
 
+class NotRequeueableError(SlurmError):
+    """A job without a batch script, or one whose user asked for --no-requeue."""
+
+
 @dataclass(frozen=True)
 class SlurmJob:
     """One job with the identity Slurm vouches for.
 
-    ``allocation`` has no nodes while the job has none.  ``name``, ``work_dir``
+    ``allocation`` has no nodes while the job has none.  ``batch_host`` is
+    where its batch script runs, empty when it has none.  ``name``, ``work_dir``
     and ``features`` are the user's own text: data, never to be trusted.
     """
 
@@ -46,6 +51,7 @@ class SlurmJob:
     work_dir: str
     features: str
     allocation: Allocation
+    batch_host: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,4 +81,22 @@ class Slurm(Protocol):
         """Set AdminComment, which users can read and not write; NoSuchJobError when the job is gone."""
 
     def requeue(self, job_id: int) -> None:
-        """Put a running job back into the queue; NoSuchJobError when it is gone."""
+        """Put a running job back into the queue.
+
+        Raises:
+            NoSuchJobError: it is gone.
+            NotRequeueableError: it is not of that kind.
+        """
+
+
+def start_again(slurm: Slurm, job_id: int, why: str) -> None:
+    """Requeue a job that does not run; end one that cannot be requeued, and say why in its AdminComment.
+
+    Raises:
+        SlurmError: Slurm does neither.
+    """
+    try:
+        slurm.requeue(job_id)
+    except NotRequeueableError:
+        slurm.set_admin_comment(job_id, f"vhpc: {why}; it cannot be requeued")
+        slurm.cancel(job_id)

@@ -140,7 +140,14 @@ def _parse_record(record: str, job_id: int) -> SlurmJob:
         work_dir=work_dirs[-1] if work_dirs else "",
         features="" if features is None or features[1] == "(null)" else features[1],
         allocation=_allocation(own),
+        batch_host=_batch_host(own),
     )
+
+
+def _batch_host(own: str) -> str:
+    """Where the batch script runs; pending jobs have no such field, interactive ones no script."""
+    hosts = re.findall(r" BatchHost=(\S+)", own)
+    return str(hosts[0]) if len(hosts) == 1 and _field(own, "BatchFlag") != "0" else ""
 
 
 def _field(own: str, key: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
 from vhpc_slurm.slurm.parse import CPU_IDS_CUT
 
 _CURE = "set slurm_adapter = 'scontrol' in vhpc.toml"
@@ -112,6 +112,8 @@ class PySlurm:
         except self._api.RPCError as err:
             if "Invalid job id" in str(err):
                 raise NoSuchJobError(f"Slurm knows no job {job_id}") from err
+            if "Only batch jobs" in str(err) or "presently disabled" in str(err):
+                raise NotRequeueableError(f"job {job_id} cannot be requeued", str(err)) from err
             raise SlurmError("slurmctld refused a request", str(err)) from err
 
 

@@ -12,11 +12,12 @@ import re
 import subprocess
 from pathlib import Path
 
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
 from vhpc_slurm.slurm.parse import SQUEUE_FORMAT, parse_job, parse_squeue
 
 MAX_COMMENT = 1024
 _NO_JOB = "Invalid job id specified"
+_NO_SCRIPT, _NO_REQUEUE = "Only batch jobs are accepted", "Requested operation is presently disabled"
 
 
 class Scontrol:
@@ -56,7 +57,12 @@ class Scontrol:
 
     def requeue(self, job_id: int) -> None:
         """Put a running job back into the queue."""
-        self._run("scontrol", "requeue", _number(job_id))
+        try:
+            self._run("scontrol", "requeue", _number(job_id))
+        except SlurmError as err:
+            if _NO_SCRIPT in err.why or _NO_REQUEUE in err.why:
+                raise NotRequeueableError(err.what, err.why) from err
+            raise
 
     def _check_sight(self) -> None:
         settings = self._run("scontrol", "show", "config")

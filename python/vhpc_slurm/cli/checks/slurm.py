@@ -65,14 +65,14 @@ class Settings:
         return None if match is None or int(match[1]) >= INFINITE else int(match[1])
 
 
-def ask(config: Config, *args: str) -> str:
-    """Output of scontrol; FabricError when slurmctld does not answer."""
+def ask(config: Config, *args: str, command: str = "scontrol") -> str:
+    """Output of a command of Slurm; FabricError when it fails."""
     environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
     if config.controller.slurm_conf:
         environment["SLURM_CONF"] = config.controller.slurm_conf
     try:
         done = subprocess.run(
-            [f"{config.controller.slurm_bin}/scontrol", *args],
+            [f"{config.controller.slurm_bin}/{command}", *args],
             env=environment,
             capture_output=True,
             text=True,
@@ -82,10 +82,10 @@ def ask(config: Config, *args: str) -> str:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as err:
-        raise FabricError(f"cannot run scontrol {' '.join(args)}", str(err)) from err
+        raise FabricError(f"cannot run {command} {' '.join(args)}", str(err)) from err
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        raise FabricError(f"scontrol {' '.join(args)} failed", lines[-1])
+        raise FabricError(f"{command} {' '.join(args)} failed", lines[-1])
     return done.stdout
 
 
@@ -228,6 +228,23 @@ def _slurm_user(settings: Settings, config: Config) -> Finding:
             f'slurm_user = "{user}" under [controller] of vhpc.toml',
         )
     return ok(name, f"SlurmUser={user}")
+
+
+def operator(settings: Settings, config: Config) -> Finding:
+    """Whether vhpcd may requeue jobs of others, which it must after crashes of slurmctld."""
+    name, user = "slurm.operator", config.controller.user
+    match = _USER.match(settings.first("SlurmUser"))
+    if user in ("root", match[1] if match else settings.first("SlurmUser")):
+        return ok(name, f"vhpcd runs as {user}, who may requeue jobs")
+    what = f"vhpcd's user {user} is no operator of Slurm: jobs that a crash left behind are not requeued"
+    cure = f"sacctmgr add user {user} account=… adminlevel=operator, or user = SlurmUser under [controller]"
+    try:
+        words = ("--noheader", "--parsable2", "show", "user", user, "format=User,AdminLevel")
+        rows = ask(config, *words, command="sacctmgr").split()
+    except FabricError as err:
+        return warn(name, err.line(), cure)
+    level = next((row.partition("|")[2] for row in rows if row.partition("|")[0] == user), "None")
+    return ok(name, f"{user} is {level}") if level.startswith(("Oper", "Admin")) else warn(name, what, cure)
 
 
 def hooks(settings: Settings, config: Config) -> Iterator[Finding]:

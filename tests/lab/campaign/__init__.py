@@ -1,0 +1,1 @@
+"""A campaign of random jobs and faults against the lab; `scripts/campaign --help` tells how to run one."""

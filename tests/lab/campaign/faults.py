@@ -1,0 +1,87 @@
+"""The kinds of faults: what each hits, and which ends of jobs and reasons of nodes it explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# How the end of a job can be explained by a fault that touched it.
+LINE = "line"  # our one line in its output
+COMMENT = "comment"  # our line in its AdminComment
+SLURM = "slurm"  # a line of Slurm's own in its output
+KILLED = "killed"  # its script ended by SIGKILL
+CANCELLED = "cancelled"  # Slurm's state
+NODE_FAIL = "node-fail"  # Slurm's state
+FORGOTTEN = "forgotten"  # slurmctld was killed before it saved the job
+ID_REUSED = "id-reused"  # the id of a forgotten job, whose Prolog slurmd believes to have run
+
+JOB, NODE, CLUSTER = "job", "node", "cluster"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault.
+
+    ``reach`` says whom it can touch: the job that it hit, all jobs of a node,
+    or all jobs.  ``role`` names the processes that are hit (find.py), ``unit``
+    the daemon.  ``ends`` are the explanations that are right for jobs it
+    touched (that a job ended as its kind says always is one), ``drains`` is
+    what the reason of a node drained by it may say.
+    """
+
+    name: str
+    reach: str
+    act: str
+    role: str = ""
+    unit: str = ""
+    ctl: bool = False
+    ends: tuple[str, ...] = ()
+    drains: str = ""
+    delay_s: float = 0.0
+    hold_s: float = 0.0
+    weight: int = 1
+    long: bool = False
+
+
+ANY = (LINE, SLURM, NODE_FAIL)
+"""A daemon that was away: the job says it, Slurm says it, or Slurm gives it up."""
+BROKEN_BOOT = r"vhpc: .*"
+"""A Prolog that fails for the node's fault drains the node in words of its own."""
+HOOK = r"Prolog error|Epilog error|vhpc: .*"
+
+_ALL = (
+    # parts of one job
+    Fault("qemu-kill", JOB, "KILL", "qemu", ends=(LINE,), delay_s=4, weight=3, drains=BROKEN_BOOT),
+    Fault("qemu-pause", JOB, "STOP", "qemu", ends=(), delay_s=4, hold_s=4, weight=2),
+    Fault("qemu-reset", JOB, "reset", "qemu", ends=(LINE,), delay_s=4, weight=2),
+    Fault("qemu-destroy", JOB, "destroy", "qemu", ends=(LINE,), delay_s=4, drains=BROKEN_BOOT),
+    Fault("virtiofsd-kill", JOB, "KILL", "virtiofsd", ends=(LINE,), delay_s=4, weight=2, drains=BROKEN_BOOT),
+    Fault("shim-kill", JOB, "KILL", "shim", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT),
+    Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM), delay_s=1, weight=2),
+    Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM), delay_s=1, weight=2, long=True),
+    Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM), delay_s=4, weight=3, drains=HOOK),
+    Fault("epilog-kill", JOB, "KILL", "epilog", delay_s=0.5, weight=3, drains=HOOK),
+    Fault("ctld-hook-kill", JOB, "KILL", "slurmctld-hook", ctl=True, ends=(SLURM,), weight=2),
+    # what users and operators do at the wrong moment
+    Fault("scancel", JOB, "scancel", ends=(CANCELLED,), weight=4),
+    Fault("requeue", JOB, "requeue", ends=(), weight=3),
+    # daemons of a node
+    Fault("libvirtd-kill", NODE, "kill", unit="libvirtd", ends=(LINE,), hold_s=5, weight=2,
+          drains=BROKEN_BOOT),
+    Fault("libvirtd-restart", NODE, "restart", unit="libvirtd", ends=(LINE,), drains=BROKEN_BOOT),
+    Fault("slurmd-kill", NODE, "kill", unit="slurmd", ends=ANY, hold_s=5, weight=2, long=True, drains=HOOK),
+    Fault("slurmd-restart", NODE, "restart", unit="slurmd", ends=ANY, long=True, drains=HOOK),
+    Fault("munged-kill", NODE, "kill", unit="munged", ends=ANY, hold_s=5, drains=HOOK),
+    Fault("network-cut", NODE, "cut", ends=ANY, hold_s=8, weight=2, drains=HOOK),
+    Fault("reboot", NODE, "reboot", ends=ANY, weight=2, long=True,
+          drains=r"Node unexpectedly rebooted|vhpc: .*"),
+    # daemons of the cluster
+    Fault("vhpcd-kill", CLUSTER, "kill", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5, weight=2),
+    Fault("vhpcd-stop", CLUSTER, "stop", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5),
+    Fault("slurmctld-kill", CLUSTER, "kill", unit="slurmctld", ctl=True, hold_s=5, weight=2, long=True,
+          ends=(FORGOTTEN, ID_REUSED, *ANY), drains=r"Duplicate jobid|Prolog error"),
+    Fault("slurmctld-restart", CLUSTER, "restart", unit="slurmctld", ctl=True, weight=2, long=True,
+          ends=ANY, drains=r"Duplicate jobid|Prolog error"),
+    Fault("slurmdbd-kill", CLUSTER, "kill", unit="slurmdbd", ctl=True, hold_s=5),
+    Fault("ctl-munged-kill", CLUSTER, "kill", unit="munged", ctl=True, ends=ANY, hold_s=4, drains=HOOK),
+)  # fmt: skip
+FAULTS = {fault.name: fault for fault in _ALL}

@@ -1,0 +1,140 @@
+"""After the queue is empty: what is left, and what became of everything."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+from campaign.judge import End, Verdict, differs, drained_by, judge, touches
+from campaign.kinds import FOLDER
+from campaign.plan import USERS, Plan
+from campaign.run import Campaign, Injected, Record, Submitted
+from campaign.watch import Trouble
+from cluster import NODES, Lab
+
+CLEAN_S = 330.0
+"""vhpcd looks every minute, the health check every two, and either may have to wait for the other."""
+_READ = """
+import json, pathlib, sys
+top = pathlib.Path(sys.argv[1])
+print(json.dumps({path.name: path.read_text(errors="replace") for path in top.iterdir() if path.is_file()}))
+"""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The result of a campaign."""
+
+    verdicts: list[Verdict]
+    drains: list[tuple[Trouble, Injected | None]]
+    left: list[str]
+    """What was not cleared away in CLEAN_S."""
+    clean_after_s: float
+    states: dict[str, str]
+    duration_s: float
+
+    @property
+    def unexplained(self) -> list[Verdict]:
+        """Ends that no line explains."""
+        return [verdict for verdict in self.verdicts if not verdict.why]
+
+    @property
+    def causeless(self) -> list[Trouble]:
+        """Drained nodes that no fault explains."""
+        return [trouble for trouble, fault in self.drains if fault is None]
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is nothing to be mended."""
+        idle = all(state.removesuffix("+PLANNED") == "IDLE" for state in self.states.values())
+        return idle and not (self.unexplained or self.causeless or self.left)
+
+
+def carry_out(lab: Lab, plan: Plan) -> tuple[Record, Findings]:
+    """A campaign from its beginning to its end, told on stderr; drained nodes are taken back."""
+    began = time.monotonic()
+    campaign = Campaign(lab, plan, lambda line: print(line, file=sys.stderr, flush=True))
+    campaign.run()
+    found = find(campaign, time.monotonic() - began)
+    for node in NODES:
+        if "DRAIN" in lab.node_state(node)[0]:
+            lab.resume(node)
+    return campaign.record, found
+
+
+def find(campaign: Campaign, duration_s: float) -> Findings:
+    """Look at everything; the queue is empty."""
+    lab, record, tracks = campaign.lab, campaign.record, campaign.watch.tracks
+    began = time.monotonic()
+    while (left := remains(lab)) and time.monotonic() < began + CLEAN_S:
+        time.sleep(3)
+    clean_after_s = time.monotonic() - began
+    outputs, rows = read_outputs(lab), accounting(lab)
+    known = {id_ for track in tracks.values() for id_ in track.ids}
+    lost = [job for job in record.submitted if job.id and not all(_ended(campaign, key) for key in job.keys)]
+    reused = frozenset(job.id for job in lost) & known
+    verdicts = []
+    for job in record.submitted:
+        for key in job.keys:
+            end = _end(job, key, campaign, outputs, rows)
+            touched = touches(end, job, record.injected, reused)
+            verdicts.append(judge(end, touched, reused))
+    drains = [(trouble, drained_by(trouble, record.injected)) for trouble in campaign.watch.troubles]
+    states = {node: lab.node_state(node)[0] for node in NODES}
+    return Findings(verdicts, drains, left, clean_after_s, states, duration_s)
+
+
+def _ended(campaign: Campaign, key: tuple[str, int]) -> bool:
+    track = campaign.watch.tracks.get(key)
+    return track is not None and track.ended
+
+
+def _end(
+    job: Submitted,
+    key: tuple[str, int],
+    campaign: Campaign,
+    outputs: dict[str, str],
+    rows: dict[str, tuple[str, str, str]],
+) -> End:
+    name = f"{key[0]}.{key[1]}"
+    output = outputs.get(name, "")
+    if job.answer is not None and job.kind.act in ("interactive", "refused"):
+        output = job.answer.out + job.answer.err
+    track = campaign.watch.tracks.get(key)
+    element = f"{job.id}_{key[1]}" if job.kind.tasks > 1 else str(track.now.job if track else job.id)
+    state, code, comment = rows.get(f"{key[0]}|{element}", ("", "", ""))
+    end = End(name, job.kind, track, output, comment, (state, code))
+    return End(name, job.kind, track, output, comment, (state, code), differs(end))
+
+
+def remains(lab: Lab) -> list[str]:
+    """What is left: by an independent count, by vhpc's own word, and in vhpcd's database."""
+    found = lab.leaks()
+    found += [f"lease {lease}" for lease in lab.leases()]
+    for node in NODES:
+        found += [f"{node}: vhpc reconcile: {outcome}" for outcome in lab.vhpc(node, "reconcile", "--check")]
+    return found
+
+
+def read_outputs(lab: Lab) -> dict[str, str]:
+    """Text of all files that jobs wrote, by name (which both users never have in common)."""
+    texts: dict[str, str] = {}
+    for user in USERS:
+        done = lab.run("login", "python3", "-", f"/home/{user}/{FOLDER}", user=user, stdin=_READ)
+        texts |= json.loads(done.out)
+    return texts
+
+
+def accounting(lab: Lab) -> dict[str, tuple[str, str, str]]:
+    """(state, exit code, AdminComment) in accounting by "name|id"; of requeued jobs the last row."""
+    out = lab.run(
+        "ctl", "sacct", "-anXP", "-S", "now-6hours", "-o", "JobName,JobID,State,ExitCode,AdminComment"
+    ).out
+    rows = {}
+    for line in out.splitlines():
+        cells = line.split("|", 4)
+        if len(cells) == 5:
+            rows[f"{cells[0]}|{cells[1]}"] = (cells[2].split(" ")[0], cells[3], cells[4])
+    return rows

@@ -1,0 +1,160 @@
+"""Is the end of every job, and the reason of every drained node, explained by one line?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from campaign.faults import (
+    CANCELLED,
+    CLUSTER,
+    COMMENT,
+    FORGOTTEN,
+    ID_REUSED,
+    JOB,
+    KILLED,
+    LINE,
+    NODE,
+    NODE_FAIL,
+    SLURM,
+)
+from campaign.kinds import Kind
+from campaign.run import Injected, Submitted
+from campaign.watch import Track, Trouble
+
+GRACE_S = 8.0
+"""A fault still touches what is there so long after it was undone: daemons register, clients try again."""
+DRAIN_S = 90.0
+"""A Prolog that a fault broke may run into its own timeouts before it drains the node."""
+OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
+SLURMS = re.compile(r"^(slurmstepd|srun|sbatch|salloc|slurmd)(\[\w+\])?: .+", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class End:
+    """What is known of how a job (an element of an array) ended."""
+
+    name: str
+    kind: Kind
+    track: Track | None
+    output: str
+    comment: str
+    accounted: tuple[str, str]
+    """State and exit code in accounting; empty where there is no row."""
+    wrong: str = ""
+    """Why this is not how a job of its kind ends; empty when it is."""
+
+    @property
+    def state(self) -> str:
+        """Its last state; FORGOTTEN when slurmctld did not know it at the end of the campaign."""
+        return self.track.now.state if self.track is not None and self.track.ended else "FORGOTTEN"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One job's end, and the line that explains it (empty: nothing does)."""
+
+    end: End
+    touched: tuple[Injected, ...]
+    why: str
+    own: bool
+    """It ended as its kind says."""
+
+
+def differs(end: End) -> str:
+    """How an end is not what its kind says; empty when it is."""
+    kind = end.kind
+    if kind.act == "refused":
+        return "" if _missing(end) == "" and end.track is None else "it was not refused"
+    if end.state != kind.state:
+        return f"{end.state} instead of {kind.state}"
+    assert end.track is not None
+    if kind.code is not None and end.track.now.code != kind.code:
+        return f"exit code {end.track.now.code} instead of {kind.code}"
+    return _missing(end)
+
+
+def _missing(end: End) -> str:
+    for pattern in end.kind.says:
+        if not re.search(pattern, end.output, re.MULTILINE):
+            return f"its output lacks {pattern}"
+    return ""
+
+
+def escaped(end: End) -> bool:
+    """Whether a script that belongs into a guest ran on the host: never, under no fault."""
+    return end.kind.in_guest and "up on the host" in end.output
+
+
+def touches(
+    end: End, job: Submitted, faults: Sequence[Injected], reused: frozenset[int]
+) -> tuple[Injected, ...]:
+    """Faults that can have changed the end of a job."""
+    found = []
+    for fault in faults:
+        reach = fault.fault.reach
+        if reach == JOB:
+            hit = fault.target == (job.plan.name, _index(end))
+        elif end.track is None:
+            hit = reach == CLUSTER and fault.begin < job.at + 60 and fault.end > job.at
+        else:
+            node = fault.node if reach == NODE else None
+            spans = [(since, until) for since, until in end.track.spans(node)]
+            if reach == CLUSTER and spans:
+                spans = [(job.at, spans[-1][1])]
+            hit = any(since - 2 <= fault.end + GRACE_S and until + 2 >= fault.begin for since, until in spans)
+            if ID_REUSED in fault.fault.ends and end.track.ids & reused and fault.begin < spans[0][0]:
+                hit = True
+        if hit:
+            found.append(fault)
+    return tuple(found)
+
+
+def _index(end: End) -> int:
+    return int(end.name.rpartition(".")[2])
+
+
+def judge(end: End, touched: tuple[Injected, ...], reused: frozenset[int]) -> Verdict:
+    """Find the line that explains an end."""
+    if escaped(end):
+        return Verdict(end, touched, "", own=False)
+    if not end.wrong:
+        restarts = end.track.now.restarts if end.track is not None else 0
+        again = f", in its {restarts + 1}. run" if restarts else ""
+        return Verdict(end, touched, f"as its kind says{again}", own=True)
+    for fault in touched:
+        for way in fault.fault.ends:
+            line = evidence(way, end, reused)
+            if line:
+                return Verdict(end, touched, f"{fault.fault.name}: {line}", own=False)
+    return Verdict(end, touched, "", own=False)
+
+
+def evidence(way: str, end: End, reused: frozenset[int]) -> str:
+    """What shows that a job ended in that way; empty when nothing does."""
+    ids = end.track.ids if end.track is not None else frozenset()
+    code = end.track.now.code if end.track is not None else ""
+    failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
+    ours, slurms = OURS.search(end.output), SLURMS.search(end.output)
+    shown = {
+        LINE: ours[0] if failed and ours else "",
+        ID_REUSED: ours[0] if failed and ours and ids & reused else "",
+        COMMENT: end.comment if end.comment.startswith("vhpc: ") else "",
+        SLURM: slurms[0] if failed and slurms else "",
+        KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
+        CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
+        NODE_FAIL: "Slurm: NODE_FAIL" if end.state == "NODE_FAIL" else "",
+        FORGOTTEN: "slurmctld was killed before it saved the job" if end.state == "FORGOTTEN" else "",
+    }
+    return shown[way]
+
+
+def drained_by(trouble: Trouble, faults: Sequence[Injected]) -> Injected | None:
+    """The fault that explains why a node was drained; of several the last."""
+    for fault in reversed(faults):
+        near = fault.begin - 2 <= trouble.at <= fault.end + DRAIN_S
+        here = fault.node in ("", trouble.node)
+        if near and here and fault.fault.drains and re.match(fault.fault.drains, trouble.reason):
+            return fault
+    return None

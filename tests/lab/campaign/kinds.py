@@ -1,0 +1,114 @@
+"""The kinds of jobs, and how a job of each kind ends when nobody disturbs it.
+
+What is expected here comes from Slurm's manual and from what the same job does
+without a guest, not from the code under test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IMAGE = "debian-minimal"
+FOLDER = "campaign"
+"""Folder of each user's home for outputs; the scripts run in the home."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of job.
+
+    ``weight`` is how many cards it has in the deck that jobs are drawn from.
+    ``state`` and ``code`` are how it ends (code None: any), ``says`` what must
+    be in its output (regular expressions over lines).  ``act`` is what its
+    user does to it later.  ``long`` kinds have no place in a short campaign.
+    """
+
+    name: str
+    script: str
+    options: tuple[str, ...] = ()
+    image: str | None = IMAGE
+    state: str = "COMPLETED"
+    code: str | None = "0:0"
+    says: tuple[str, ...] = ()
+    weight: int = 1
+    tasks: int = 1
+    act: str = ""
+    mistake: bool = False
+    long: bool = False
+
+    @property
+    def in_guest(self) -> bool:
+        """Whether a line of a script of this kind may only ever come from a guest."""
+        return self.image is not None and "--vhpc-batch=host" not in self.options
+
+
+ONE = ("-n1",)
+UP = r"^up in a guest$"
+DONE = r"^done$"
+GONE = r"^vhpc: the guest of job \d+ on n[12] is gone"
+STEP = "srun {} sh -c 'echo task $SLURM_PROCID on $SLURMD_NODENAME'"
+
+
+_ALL = (
+    Kind("script", "sleep 1; echo done", ONE, says=(UP, DONE), weight=3),
+    Kind("no-requeue", "sleep 2; echo done", (*ONE, "--no-requeue"), says=(UP, DONE)),
+    Kind(
+        "steps",
+        f"{STEP.format('-n2')} || exit 9; {STEP.format('-n1')} || exit 9; echo done",
+        ("-N1", "-n2"),
+        says=(UP, r"^task 0 on n[12]$", r"^task 1 on n[12]$", DONE),
+        weight=2,
+    ),
+    Kind(
+        "two-nodes",
+        f"{STEP.format('-N2 -n2')} || exit 9; sleep 1; echo done",
+        ("-N2", "-n2"),
+        says=(UP, r"^task 0 on n1$", r"^task 1 on n2$", DONE),
+        weight=3,
+    ),
+    Kind("array", "sleep 1; echo done", (*ONE, "--array=0-2"), says=(UP, DONE), weight=2, tasks=3),
+    Kind(
+        "exclusive", "nproc; echo done", ("-N1", "--exclusive"), says=(UP, r"^2$", DONE)
+    ),
+    Kind(
+        "console",
+        "sudo sh -c 'echo hello > /dev/console'; echo done",
+        (*ONE, f"--vhpc-console={FOLDER}/%x.console"),
+        says=(UP, DONE),
+    ),
+    Kind("batch-host", f"{STEP.format('-n1')}; echo done", (*ONE, "--vhpc-batch=host"),
+         says=(r"^up on the host$", r"^task 0 on n[12]$", DONE)),
+    Kind("srun", "sleep 1; echo done", ONE, says=(UP, DONE), act="interactive", weight=2),
+    # ends that the user brought about
+    Kind("exit-7", "exit 7", ONE, state="FAILED", code="7:0", says=(UP,)),
+    Kind("segv", "kill -SEGV $$", ONE, state="FAILED", code="0:11", says=(UP,)),
+    Kind("step-fails", "srun sh -c 'exit 5'; exit $?", ONE, state="FAILED", code="5:0", says=(UP,)),
+    Kind("time-limit", "sleep 300", (*ONE, "--time=1"), state="TIMEOUT", code=None, says=(UP,), long=True),
+    Kind("cancelled", "sleep 300", ONE, state="CANCELLED", code=None, act="cancel", weight=3),
+    Kind("ignores-term", "trap '' TERM; for i in $(seq 300); do sleep 1; done", ONE,
+         state="CANCELLED", code=None, act="cancel"),
+    Kind("cancelled-2", "srun sleep 300", ("-N2", "-n2"), state="CANCELLED", code=None, act="cancel"),
+    Kind("requeued", "[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 300; echo done", ONE,
+         says=(DONE,), act="requeue", weight=2),
+    # mistakes
+    Kind("bad-image", "echo ran", ONE, image="no-such-image", state="FAILED", code="1:0", mistake=True,
+         says=(r"^vhpc: image no-such-image:latest is unknown",), weight=2),
+    Kind("bad-option", "echo ran", (*ONE, "--vhpc-mem-reserve=much"), state="REFUSED", code=None,
+         mistake=True, says=(r"--vhpc-mem-reserve",), act="refused"),
+    Kind("small-memory", "echo ran", (*ONE, "--mem=300"), state="FAILED", code="1:0", mistake=True,
+         says=(r"^vhpc: .*192 MiB",)),
+    Kind("no-folder", "pwd; echo done", (*ONE, "--chdir=/home/never/was"), mistake=True,
+         says=(UP, r"^/tmp$", DONE)),
+    Kind("no-command", "srun no-such-command; exit $?", ONE, state="FAILED", code="2:0", mistake=True,
+         says=(UP, r"no-such-command")),
+    Kind("powers-off", "sudo sh -c 'echo o > /proc/sysrq-trigger'; sleep 300", ONE, state="FAILED", code=None,
+         says=(UP, GONE), mistake=True, weight=2),
+    Kind("panics", "sudo sh -c 'echo c > /proc/sysrq-trigger'; sleep 300", ONE, state="FAILED", code=None,
+         says=(UP, GONE), mistake=True),
+    # jobs that have nothing to do with vhpc
+    Kind("plain", "sleep 1; echo done", ONE, image=None, says=(r"^up on the host$", DONE), weight=2),
+    Kind("plain-2", f"{STEP.format('-N2 -n2')} || exit 9; echo done", ("-N2", "-n2"), image=None,
+         says=(r"^up on the host$", r"^task 1 on n2$", DONE)),
+    Kind("plain-fails", "exit 3", ONE, image=None, state="FAILED", code="3:0", says=(r"^up on the host$",)),
+)  # fmt: skip
+KINDS = {kind.name: kind for kind in _ALL}

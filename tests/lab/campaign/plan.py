@@ -1,0 +1,99 @@
+"""What a campaign will do: a pure function of its seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from campaign.faults import FAULTS, Fault
+from campaign.kinds import KINDS, Kind
+
+USERS = ("alice", "bob")
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job: its user waits ``pause_s`` before he submits it, and ``delay_s`` before he acts on it."""
+
+    number: int
+    kind: str
+    user: str
+    pause_s: float
+    delay_s: float
+
+    @property
+    def name(self) -> str:
+        """Its name in Slurm, by which everything of it is found again: ids are not unique after faults."""
+        return f"c{self.number:03d}-{self.kind}"
+
+
+@dataclass(frozen=True)
+class PlannedFault:
+    """A fault: after so many jobs were submitted, and ``pause_s``.
+
+    ``pick`` (0 to 1) chooses among what there is to hit at that moment,
+    ``delay_s`` is how long after it was found, ``hold_s`` how long until the
+    fault is undone.
+    """
+
+    number: int
+    kind: str
+    after: int
+    pause_s: float
+    pick: float
+    delay_s: float
+    hold_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole campaign."""
+
+    seed: int
+    jobs: tuple[PlannedJob, ...]
+    faults: tuple[PlannedFault, ...]
+
+
+def draw(seed: int, jobs: int, faults: int, *, short: bool = False) -> Plan:
+    """Draw a campaign.
+
+    Kinds come from decks that are shuffled anew when they are used up, so that
+    a campaign of some length holds all of them.  ``short`` leaves out what
+    takes minutes.
+    """
+    dice = random.Random(seed)
+    kinds = _draw(dice, [kind for kind in KINDS.values() if not (short and kind.long)], jobs)
+    hits = _draw(dice, [fault for fault in FAULTS.values() if not (short and fault.long)], faults)
+    return Plan(
+        seed,
+        tuple(
+            PlannedJob(number, kind, dice.choice(USERS), _seconds(dice, 0, 2), _seconds(dice, 0, 8))
+            for number, kind in enumerate(kinds)
+        ),
+        tuple(
+            PlannedFault(
+                number,
+                kind,
+                after=(number + 1) * jobs // (faults + 1),
+                pause_s=_seconds(dice, 0, 3),
+                pick=round(dice.random(), 3),
+                delay_s=_seconds(dice, 0, FAULTS[kind].delay_s),
+                hold_s=_seconds(dice, 0, FAULTS[kind].hold_s),
+            )
+            for number, kind in enumerate(hits)
+        ),
+    )
+
+
+def _draw(dice: random.Random, choice: Sequence[Kind | Fault], count: int) -> list[str]:
+    drawn: list[str] = []
+    while len(drawn) < count:
+        deck = [card.name for card in choice for _ in range(card.weight)]
+        dice.shuffle(deck)
+        drawn += deck
+    return drawn[:count]
+
+
+def _seconds(dice: random.Random, low: float, high: float) -> float:
+    return round(dice.uniform(low, high), 2)

@@ -1,0 +1,129 @@
+"""Random jobs and random faults: every end is explained, nothing is left, users' mistakes drain no node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from campaign import report
+from campaign.faults import FAULTS, JOB
+from campaign.findings import carry_out
+from campaign.judge import End, differs, drained_by, judge, touches
+from campaign.kinds import KINDS
+from campaign.plan import Plan, PlannedFault, PlannedJob, draw
+from campaign.run import Injected, Submitted
+from campaign.watch import Seen, Track, Trouble
+
+from cluster import ROOT, Lab
+
+pytestmark = pytest.mark.lab
+
+LONG = (300, 100)
+
+
+def run(lab: Lab, plan: Plan, file: Path) -> None:
+    record, found = carry_out(lab, plan)
+    text = report.markdown(plan, record, found)
+    print(text)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    assert found.passed, text
+
+
+@pytest.mark.timeout(1200)
+def test_a_short_campaign_leaves_nothing_unexplained(lab: Lab, tmp_path: Path) -> None:
+    run(lab, draw(1, 20, 8, short=True), tmp_path / "campaign.md")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_long_campaign_leaves_nothing_unexplained(lab: Lab) -> None:
+    run(lab, draw(1, *LONG), ROOT / "build/campaign.md")
+
+
+# --- of the campaign itself: it must be able to find something -------------------------------
+
+
+@pytest.mark.vlab_itself
+def test_a_seed_gives_one_plan_and_a_long_one_holds_every_kind() -> None:
+    plan = draw(7, *LONG)
+    assert plan == draw(7, *LONG)
+    assert plan.jobs != draw(8, *LONG).jobs
+    assert {job.kind for job in plan.jobs} == set(KINDS)
+    assert {fault.kind for fault in plan.faults} == set(FAULTS)
+
+
+def seen(state: str, code: str = "0:0", at: float = 100.0, nodes: tuple[str, ...] = ("n1",)) -> Seen:
+    return Seen(at, 5, state, 0, code, nodes, "")
+
+
+def ended(kind: str, state: str, code: str, output: str) -> End:
+    track = Track([seen("RUNNING"), seen(state, code, 110.0)], 110.0)
+    end = End(f"c000-{kind}.0", KINDS[kind], track, output, "", ("", ""))
+    return replace(end, wrong=differs(end))
+
+
+def injected(kind: str, begin: float, end: float, node: str = "n1") -> Injected:
+    return Injected(PlannedFault(0, kind, 0, 0, 0, 0, 0), begin, end, node)
+
+
+JOB_5 = Submitted(PlannedJob(0, "script", "alice", 0, 0), 99.0, 5)
+NOBODY: frozenset[int] = frozenset()
+
+
+@pytest.mark.vlab_itself
+def test_a_job_that_no_fault_touched_must_end_as_its_kind_says() -> None:
+    good = ended("script", "COMPLETED", "0:0", "up in a guest\ndone\n")
+    assert judge(good, (), NOBODY).own
+    for bad in (
+        ended("script", "COMPLETED", "0:0", "up in a guest\n"),
+        ended("script", "COMPLETED", "0:0", "up on the host\ndone\n"),
+        ended("script", "FAILED", "1:0", "vhpc: the guest of job 5 on n1 is gone (x)\n"),
+        ended("exit-7", "FAILED", "1:0", "up in a guest\n"),
+        ended("cancelled", "COMPLETED", "0:0", ""),
+    ):
+        assert judge(bad, (), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
+def test_a_fault_explains_only_what_it_can_have_caused() -> None:
+    line = ended("script", "FAILED", "1:0", "up in a guest\nvhpc: the guest of job 5 on n1 is gone (x)\n")
+    silent = ended("script", "FAILED", "1:0", "up in a guest\n")
+    kill, cancel = injected("qemu-kill", 105, 105), injected("scancel", 105, 105)
+    assert judge(line, (kill,), NOBODY).why == "qemu-kill: vhpc: the guest of job 5 on n1 is gone (x)"
+    assert judge(silent, (kill,), NOBODY).why == ""
+    assert judge(line, (cancel,), NOBODY).why == ""
+    assert judge(ended("script", "CANCELLED", "0:15", ""), (cancel,), NOBODY).why == "scancel: cancelled"
+    escaped = ended("script", "FAILED", "1:0", "up on the host\nvhpc: the guest of job 5 on n1 is gone (x)\n")
+    assert judge(escaped, (kill,), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
+@pytest.mark.parametrize(
+    ("fault", "hit"),
+    [
+        (injected("libvirtd-kill", 105, 106), True),
+        (injected("libvirtd-kill", 105, 106, "n2"), False),
+        (injected("libvirtd-kill", 70, 80), False),
+        (injected("libvirtd-kill", 115, 120), False),
+        (injected("vhpcd-kill", 105, 106, ""), True),
+        (injected("vhpcd-kill", 70, 80, ""), False),
+        (injected("qemu-kill", 105, 106), False),
+        (replace(injected("qemu-kill", 105, 106), target=("c000-script", 0)), True),
+    ],
+)
+def test_faults_touch_what_was_in_their_reach(fault: Injected, hit: bool) -> None:
+    end = ended("script", "COMPLETED", "0:0", "up in a guest\ndone\n")
+    assert bool(touches(end, JOB_5, [fault], NOBODY)) is hit
+
+
+@pytest.mark.vlab_itself
+def test_a_drained_node_needs_a_fault_that_drains_in_these_words() -> None:
+    kill = injected("epilog-kill", 100, 100)
+    assert drained_by(Trouble(101, "n1", "drained", "Epilog error"), [kill]) is kill
+    assert drained_by(Trouble(101, "n2", "drained", "Epilog error"), [kill]) is None
+    assert drained_by(Trouble(99, "n1", "drained", "Kill task failed"), [kill]) is None
+    assert drained_by(Trouble(300, "n1", "drained", "Epilog error"), [kill]) is None
+    for fault in FAULTS.values():
+        assert fault.reach == JOB or not fault.role

@@ -1,0 +1,202 @@
+"""Batch scripts that do not run although their guests are ready: told from all that only look so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from controller_lab import identity, request
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller import leases
+from vhpc_slurm.hooks import starts
+from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
+from vhpc_slurm.node import statefile, steps
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.slurm.scontrol import Scontrol
+
+DATA = Path(__file__).parents[1] / "data/scontrol/24.11"
+JOB = 1  # the one of single.txt, whose script Slurm has running on n1
+GENERATION = Generation(JOB, 0, "0123abcd")
+SCONTROL = """#!/bin/sh
+here=$(dirname "$0")
+case "$1" in
+-o) cat "$here/job";;
+*) echo "$*" >> "$here/calls"
+   if [ "$1" = requeue ] && [ -e "$here/refusal" ]; then cat "$here/refusal" >&2; exit 1; fi;;
+esac
+"""
+# what scontrol 24.11 says when it requeues a job of srun, and one of sbatch --no-requeue
+REFUSALS = (
+    "Only batch jobs are accepted or processed for job 1",
+    "Requested operation is presently disabled for job 1",
+)
+
+
+class Node:
+    """A node with one job, whose guests have been ready for some time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        paths = {key: str(folder / key) for key in ("state", "run", "log")}
+        self.config = msgspec.convert({"paths": paths}, Config)
+        for command in ("scontrol", "scancel"):
+            (folder / command).write_text(SCONTROL.replace('"$*"', f'"{command} $*"'))
+            (folder / command).chmod(0o755)
+        self.slurm = Scontrol(str(folder))
+        self.show("single.txt")
+        self.path = Layout(self.config).state_file(JOB)
+        self.path.parent.mkdir(parents=True)
+        self.ready()
+
+    def show(self, name: str, **changes: str) -> None:
+        text = (DATA / name).read_text()
+        for old, new in changes.items():
+            assert old in text
+            text = text.replace(old, new)
+        (self.folder / "job").write_text(text)
+
+    def ready(self, status: str = "ready", age: float = 100, generation: Generation = GENERATION) -> None:
+        statefile.write(self.path, {"generation": str(generation), "status": status})
+        os.utime(self.path, (time.time() - age,) * 2)
+
+    def record(self, *nodes: str) -> LeaseRecord:
+        parts = Allocation(tuple(NodeAllocation(node, (0, 1), 512) for node in nodes or ("n1",)))
+        reserved = leases.reserve(GENERATION, request(JOB), parts, identity(), NetworkIdentity(), 0.0)
+        return replace(reserved, lease=replace(reserved.lease, allocation=parts))
+
+    def lost(self, *nodes: str, node: str = "n1") -> list[str]:
+        found = list(
+            starts.lost(self.config, node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses)
+        )
+        for finding in found:
+            finding.mend()
+        return [finding.what for finding in found]
+
+    def pauses(self, _: float) -> None:
+        """What happens between the two looks."""
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+def extern() -> Iterator[None]:
+    with stepd("extern"):
+        yield
+
+
+@contextmanager
+def stepd(step: str) -> Iterator[None]:
+    """A process with the title of a slurmstepd, which is what is seen of one in Slurm 22.05 to 26.05."""
+    process = subprocess.Popen([f"slurmstepd: [{JOB}.{step}]", "60"], executable=shutil.which("sleep"))
+    try:
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"slurmstepd"):
+            time.sleep(0.01)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_steps_are_told_by_their_slurmstepds_titles(tmp_path: Path) -> None:
+    titles = ["slurmstepd: [7.extern]", "slurmstepd: [7.batch]", "slurmstepd: [8+1.0]", "/usr/sbin/slurmd -D"]
+    for pid, title in enumerate([*titles, "sh -c slurmstepd: [9.batch]"], 100):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_text(f"{title}\0")
+    (tmp_path / "1").mkdir()  # a process that has just ended
+    assert steps.running(tmp_path) == {7: {"extern", "batch"}, 8: {"0"}}
+
+
+@pytest.mark.usefixtures("extern")
+@pytest.mark.parametrize("status", ["ready", "failed"])
+def test_a_script_that_does_not_run_has_its_job_requeued(node: Node, status: str) -> None:
+    node.ready(status)
+    assert node.lost() == ["job 1: its guests are ready, and its script does not run on n1"]
+    assert node.calls == ["scontrol requeue 1"]
+
+
+@pytest.mark.usefixtures("extern")
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_job_that_cannot_be_requeued_is_ended_and_says_why(node: Node, refusal: str) -> None:
+    (node.folder / "refusal").write_text(refusal)
+    node.lost()
+    assert node.calls == [
+        "scontrol requeue 1",
+        "scontrol update jobid=1 AdminComment=vhpc: its guests are ready, and its script does not run on n1;"
+        " it cannot be requeued",
+        "scancel 1",
+    ]
+
+
+def test_without_the_step_of_its_allocation_nothing_is_known(node: Node) -> None:
+    assert node.lost() == []
+
+
+@pytest.mark.usefixtures("extern")
+@pytest.mark.parametrize("step", ["batch", "0", "interactive"])
+def test_a_job_with_a_step_is_left_alone(node: Node, step: str) -> None:
+    with stepd(step):
+        assert node.lost() == []
+
+
+@pytest.mark.usefixtures("extern")
+def test_a_script_that_is_on_its_way_at_the_first_look_is_left_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as late:
+        monkeypatch.setattr(node, "pauses", lambda _: late.enter_context(stepd("batch")))
+        assert node.lost() == []
+
+
+@pytest.mark.usefixtures("extern")
+def test_guests_that_have_just_got_ready_are_left_alone(node: Node) -> None:
+    node.ready(age=30)
+    assert node.lost() == []
+    node.ready("booting")
+    assert node.lost() == []
+    node.ready(generation=Generation(JOB, 0, "00000000"))
+    assert node.lost() == []
+    node.path.unlink()
+    assert node.lost() == []
+
+
+@pytest.mark.usefixtures("extern")
+def test_only_the_node_of_the_script_is_looked_at(node: Node) -> None:
+    assert node.lost("n1", "n2", node="n2") == []
+    assert node.lost("n2", "n1") == []
+    node.show("single.txt", **{"BatchHost=n1": "BatchHost=n2"})
+    assert node.lost() == []
+
+
+@pytest.mark.usefixtures("extern")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("JobState=RUNNING", "JobState=COMPLETING"),
+        ("JobState=RUNNING", "JobState=SUSPENDED"),
+        ("Reason=None", "Reason=Prolog"),
+        ("Restarts=0", "Restarts=1"),
+        ("BatchFlag=1", "BatchFlag=0"),
+        ("JobId=1 ", "JobId=2 "),
+    ],
+)
+def test_what_slurm_does_not_take_for_a_running_script_is_left_alone(node: Node, old: str, new: str) -> None:
+    node.show("single.txt", **{old: new})
+    assert node.lost() == []
+    assert node.calls == []
