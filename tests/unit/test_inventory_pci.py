@@ -59,7 +59,7 @@ def test_virtual_functions_know_their_physical_one_and_it_knows_them_in_order(tm
 
 
 def test_domains_above_16_bits_and_the_root_complex_below_a_volume_controller(tmp_path: Path) -> None:
-    """Intel's VMD, a function that is a host bridge: domains from 0x10000 on (drivers/pci/controller/vmd.c)."""
+    """Intel's VMD is a host bridge itself: domains from 0x10000 on (drivers/pci/controller/vmd.c)."""
     tree = MachineTree(tmp_path)
     vmd = Function("0000:5d:05.5", 0x010400)
     tree.pci("pci0000:5d", 0, [], vmd)
