@@ -169,18 +169,20 @@ def _ordered(
 def _surroundings(sysfs_root: str, online: int) -> dict[int, _Around]:
     folders = {cpu: f"{sysfs_root}/devices/system/cpu/cpu{cpu}/topology" for cpu in bits(online)}
     core_ids = {cpu: sysfs.text(f"{folder}/core_id") for cpu, folder in folders.items()}
+    shared: dict[int, tuple[int, int, int]] = {}  # what siblings have in common is read once
     found = {}
     for cpu, folder in folders.items():
         own = 1 << cpu
         siblings = sysfs.first_mask(folder, "core_cpus", "thread_siblings") & online | own
-        found[cpu] = _Around(
-            package=sysfs.first_mask(folder, "package_cpus", "core_siblings") & online | own,
-            # AMD's family 15h lists the two cores of a compute unit as thread siblings;
-            # hwloc, and with it Slurm, counts two cores.
-            core=mask_of(other for other in bits(siblings) if core_ids[other] == core_ids[cpu]),
-            die=sysfs.read_mask(f"{folder}/die_cpus") & online,
-            cluster=sysfs.read_mask(f"{folder}/cluster_cpus") & online,
-        )
+        if siblings not in shared:
+            package = sysfs.first_mask(folder, "package_cpus", "core_siblings") & online
+            die = sysfs.read_mask(f"{folder}/die_cpus") & online
+            shared[siblings] = (package, die, sysfs.read_mask(f"{folder}/cluster_cpus") & online)
+        package, die, cluster = shared[siblings]
+        # AMD's family 15h lists the two cores of a compute unit as thread siblings;
+        # hwloc, and with it Slurm, counts two cores.
+        core = mask_of(other for other in bits(siblings) if core_ids[other] == core_ids[cpu])
+        found[cpu] = _Around(package | own, core, die, cluster)
     return found
 
 
