@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vhpc_slurm.errors import UserError
+from vhpc_slurm.hardware import HostCache, PciFunction
 
 GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
 IMAGE_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}\Z", re.ASCII)
@@ -162,7 +163,8 @@ class HostInventory:
     """A compute node as its kernel describes it.
 
     ``abstract`` lists OS CPU ids in Slurm's abstract order: entry *i* is the OS
-    id of abstract CPU *i*.
+    id of abstract CPU *i*.  ``address_bits`` is how wide the CPU's physical
+    addresses are, 0 where that is not known.
     """
 
     node: str
@@ -173,6 +175,9 @@ class HostInventory:
     kvm: bool
     kvm_reason: str
     arch: str = "x86_64"
+    caches: tuple[HostCache, ...] = ()
+    pci: tuple[PciFunction, ...] = ()
+    address_bits: int = 0
 
 
 # --- plan -------------------------------------------------------------------

@@ -14,7 +14,6 @@ from campaign.kinds import KINDS
 from campaign.plan import Plan, PlannedFault, PlannedJob, draw
 from campaign.run import Injected, Submitted
 from campaign.watch import Seen, Track, Trouble
-
 from cluster import ROOT, Lab
 
 pytestmark = pytest.mark.lab

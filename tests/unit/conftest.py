@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
+from captured import Trees, unpack
 from vhpc_command import Vhpc, publish, two_sockets
 
 
@@ -37,3 +39,9 @@ sysfs_root = "{tmp_path}/sys"
     two_sockets(tmp_path / "sys")
     publish(tmp_path / "catalog", tmp_path / "store")
     return Vhpc(tmp_path, capsys)
+
+
+@pytest.fixture(scope="session")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Trees:
+    """Captured machines, each unpacked once."""
+    return functools.cache(lambda name: unpack(name, tmp_path_factory.mktemp("tree")))

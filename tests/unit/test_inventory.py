@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import tarfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from captured import NAMES, TREES, Trees, unpack
+from captured import cpus as bitmap
 
 from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node import inventory
-
-TREES = Path(__file__).parent.parent / "data" / "sysfs"
-NAMES = sorted(path.name.removesuffix(".hwloc") for path in TREES.glob("*.hwloc"))
-
-
-def unpack(name: str, where: Path) -> Path:
-    with tarfile.open(TREES / f"{name}.tar.bz2") as archive:
-        wanted = [
-            member
-            for member in archive
-            if re.search(r"/(proc|sys/devices/(cpu_\w+|system/(cpu|node)))/", member.name)
-            and not re.search(r"/node\d+/memory\d+", member.name)
-        ]
-        # files of this repository; and Debian 12's tarfile knows no filters yet
-        for member in wanted:
-            archive.extract(member, where)
-    (tree,) = where.iterdir()
-    return tree
 
 
 def read(tree: Path) -> HostInventory:
@@ -52,7 +35,7 @@ class Hwloc:
         for kind, attributes, mask in re.findall(
             r"^(\w+) L#\d+(?: \((.*)\))? cpuset=(\S+)$", text, re.MULTILINE
         ):
-            cpus = self._cpus(mask)
+            cpus = bitmap(mask)
             self.cpus[kind].append(cpus)
             if kind == "PU":
                 self.order.append(int(attributes.removeprefix("P#")))
@@ -66,19 +49,11 @@ class Hwloc:
             int(cell): dict(zip(columns, map(int, row.split()), strict=True)) for cell, row in rows if columns
         }
 
-    @staticmethod
-    def _cpus(mask: str) -> set[int]:
-        words = [int(word, 16) for word in mask.split(",")]
-        value = sum(word << 32 * place for place, word in enumerate(reversed(words)))
-        return {cpu for cpu in range(value.bit_length()) if value >> cpu & 1}
-
 
 @pytest.fixture(scope="module", params=NAMES)
-def machine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[HostInventory, Hwloc]:
+def machine(request: pytest.FixtureRequest, trees: Trees) -> tuple[HostInventory, Hwloc]:
     name: str = request.param
-    return read(unpack(name, tmp_path_factory.mktemp("tree"))), Hwloc(name)
+    return read(trees(name)), Hwloc(name)
 
 
 def test_abstract_order_is_hwlocs_logical_order_of_pus(machine: tuple[HostInventory, Hwloc]) -> None:
@@ -95,7 +70,11 @@ def test_cores_and_sockets_hold_the_same_cpus_as_hwlocs(
     for cpu in host.cpus:
         if cpu.online:
             groups[getattr(cpu, attribute)].add(cpu.os_cpu)
-    assert [groups[number] for number in sorted(groups)] == truth.cpus[kind]
+    # hwloc has no package for CPUs whose first one contradicts it; they still belong together
+    in_none = set(truth.order) - set().union(*truth.cpus[kind])
+    found = [groups[number] for number in sorted(groups)]
+    assert [group for group in found if not group <= in_none] == truth.cpus[kind]
+    assert len([group for group in found if group <= in_none]) == bool(in_none)
 
 
 def test_cells_have_the_cpus_and_the_memory_that_hwloc_sees(machine: tuple[HostInventory, Hwloc]) -> None:
@@ -117,19 +96,19 @@ def test_distances_between_cells_are_those_of_hwlocs_latency_matrix(
         assert [cell.distances for cell in host.cells] == [((host.cells[0].cell, 10),)]
 
 
-def test_offline_cpus_are_listed_but_not_counted(tmp_path: Path) -> None:
-    host = read(unpack("16em64t-4s2c2t-offlines", tmp_path))
+def test_offline_cpus_are_listed_but_not_counted(trees: Trees) -> None:
+    host = read(trees("16em64t-4s2c2t-offlines"))
     assert [cpu.os_cpu for cpu in host.cpus if not cpu.online] == [2, 5, 13, 14]
     assert len(host.abstract) == 12
 
 
-def test_a_cell_that_is_offline_is_absent(tmp_path: Path) -> None:
-    host = read(unpack("offline-cpu0-node0", tmp_path))
+def test_a_cell_that_is_offline_is_absent(trees: Trees) -> None:
+    host = read(trees("offline-cpu0-node0"))
     assert [cell.cell for cell in host.cells] == [1]
 
 
-def test_vendor_and_hugepages_come_from_the_tree(tmp_path: Path) -> None:
-    host = read(unpack("32intel64-2p8co2t+8ve", tmp_path))
+def test_vendor_and_hugepages_come_from_the_tree(trees: Trees) -> None:
+    host = read(trees("32intel64-2p8co2t+8ve"))
     assert host.cpu_vendor == "GenuineIntel"
     assert [size for size, _, _ in host.cells[0].hugepages] == [2048, 1048576]
 

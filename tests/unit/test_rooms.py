@@ -15,11 +15,11 @@ FLOORS = (
     {"hooks"},
     {"controller", "node"},
     {"fabric", "slurm", "placement", "domain"},
-    {"config", "catalog", "model", "cpulist", "munge"},
+    {"config", "catalog", "model", "hardware", "cpulist", "munge"},
     {"errors"},
 )
 # Modules of the ground floors that stand on one another, lowest last.
-GROUND = ("catalog", "munge", "config", "model", "cpulist", "errors")
+GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors")
 LIBVIRT_CALLER = "node/guest.py"
 PURE = {"placement", "domain"}
 IMPURE = {

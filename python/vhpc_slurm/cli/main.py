@@ -149,6 +149,35 @@ def plan(
     return planning.plan(config, case, xml=xml, as_json=as_json)
 
 
+@app.command(short_help="Show what this node is made of.")
+def inventory(
+    sysfs_root: Annotated[
+        str | None,
+        typer.Option(
+            "--sysfs-root", metavar="DIR", help="Another machine: a copy of its /sys, its /proc beside it."
+        ),
+    ] = None,
+    svg: Annotated[
+        str | None,
+        typer.Option("--svg", metavar="FILE", help="Write a picture of it to FILE; - is standard output."),
+    ] = None,
+    node: ThisNode = None,
+    as_json: Json = False,
+) -> int:
+    """Show sockets, cores, caches, NUMA cells, memory and PCI devices; on this node also who holds what.
+
+    What guests hold is for root to see.
+    """
+    if svg == "-" and as_json:
+        raise typer.BadParameter("--svg - and --json would both be on standard output")
+    from vhpc_slurm.cli import here
+    from vhpc_slurm.cli import inventory as inventories
+
+    return inventories.inventory(
+        _config(), here.node_name(node), sysfs_root=sysfs_root, svg=svg, as_json=as_json
+    )
+
+
 @app.command(short_help="Show how long a job's boot took, stage by stage.")
 def timeline(
     job_id: JobId,

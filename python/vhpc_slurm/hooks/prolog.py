@@ -13,6 +13,7 @@ from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState
 from vhpc_slurm.node import (
     accounts,
+    claims,
     console,
     guest,
     inventory,
@@ -101,9 +102,16 @@ def _boot(
     account = accounts.account(lease.request.uid)
     with recorder.stage("plan"):
         host: HostInventory = inventory.read(env.node, config)
-        plan = plan_node(
-            lease.generation, lease.allocation.on(env.node), host, lease.request, lease.image.manifest, config
-        )
+        with claims.booking(layout, LOCK_TIMEOUT_S):
+            plan = plan_node(
+                lease.generation,
+                lease.allocation.on(env.node),
+                host,
+                lease.request,
+                lease.image.manifest,
+                config,
+            )
+            claims.announce(book, plan)
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
     with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:

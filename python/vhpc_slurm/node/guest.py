@@ -54,6 +54,10 @@ class Hypervisor:
         lib = self._call("ask libvirt's version", self._timeout_s, self._conn.getLibVersion)
         return int(lib), int(self._call("ask QEMU's version", self._timeout_s, self._conn.getVersion))
 
+    def capabilities(self) -> str:
+        """libvirt's capabilities XML."""
+        return str(self._call("ask libvirt's capabilities", self._timeout_s, self._conn.getCapabilities))
+
     def create(self, xml: str, timeout_s: float) -> None:
         """Define and start a transient guest.
 

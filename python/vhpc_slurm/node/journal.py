@@ -137,28 +137,52 @@ class Journal:
         whole = raw.rfind(b"\n") + 1
         if whole != len(raw):
             os.ftruncate(self._fd, whole)
-        for line in raw[:whole].splitlines():
-            try:
-                record = json.loads(line)
-                self._apply(record)
-            except (*UNDECODABLE, KeyError, TypeError) as err:
-                raise NodeError(
-                    f"journal {self.path} is damaged",
-                    f"{err!r} in {line[:120]!r}",
-                    "check what it names by hand, then move it away",
-                ) from err
+        self._held = _held(self.path, raw[:whole])
 
-    def _apply(self, record: dict[str, Any]) -> None:
-        event, key = record["event"], record["key"]
-        if event == "acquire":
-            self._held[key] = Entry(key, record["kind"], dict(record["data"]))
-        elif event == "update":
-            entry = self._held[key]
-            self._held[key] = Entry(key, entry.kind, {**entry.data, **record["data"]})
-        elif event == "released":
-            self._held.pop(key, None)
-        else:
-            raise ValueError(f"unknown event {event!r}")
+
+def read(folder: Path, generation: Generation) -> list[Entry]:
+    """What a generation holds, oldest first, without touching its journal; nothing when it has none.
+
+    Raises:
+        NodeError: the journal cannot be read or is damaged.
+    """
+    path = folder / f"{generation}.jsonl"
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with os.fdopen(fd, "rb") as lines:
+            raw = lines.read()
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise NodeError(f"cannot read the journal {path}", str(err)) from err
+    return list(_held(path, raw[: raw.rfind(b"\n") + 1]).values())
+
+
+def _held(path: Path, raw: bytes) -> dict[str, Entry]:
+    """Entries that are not crossed out, by key, from whole lines of a journal."""
+    held: dict[str, Entry] = {}
+    for line in raw.splitlines():
+        try:
+            _apply(held, json.loads(line))
+        except (*UNDECODABLE, KeyError, TypeError) as err:
+            raise NodeError(
+                f"journal {path} is damaged",
+                f"{err!r} in {line[:120]!r}",
+                "check what it names by hand, then move it away",
+            ) from err
+    return held
+
+
+def _apply(held: dict[str, Entry], record: dict[str, Any]) -> None:
+    event, key = record["event"], record["key"]
+    if event == "acquire":
+        held[key] = Entry(key, record["kind"], dict(record["data"]))
+    elif event == "update":
+        held[key] = Entry(key, held[key].kind, {**held[key].data, **record["data"]})
+    elif event == "released":
+        held.pop(key, None)
+    else:
+        raise ValueError(f"unknown event {event!r}")
 
 
 def generations(folder: Path) -> Iterator[Generation]:

@@ -17,6 +17,7 @@ from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
 
 RUN_DIR = "rundir"
+CLAIM = "claim"
 IMAGE = "image"
 UID = "uid"
 PROCESS = "process"
@@ -47,6 +48,10 @@ def _release_run_dir(_layout: Layout, _generation: str, entry: Entry) -> None:
     # the folder is root's own anyway.
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
+
+
+def _release_claim(_layout: Layout, _generation: str, _entry: Entry) -> None:
+    """CPUs, memory and devices were only planned for: crossing the claim out is what frees them."""
 
 
 def _release_image(layout: Layout, generation: str, entry: Entry) -> None:
@@ -87,6 +92,7 @@ def _release_domain(layout: Layout, _generation: str, entry: Entry) -> None:
 
 _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     RUN_DIR: _release_run_dir,
+    CLAIM: _release_claim,
     IMAGE: _release_image,
     UID: _release_uid,
     PROCESS: _release_process,

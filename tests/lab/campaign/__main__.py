@@ -8,10 +8,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from cluster import Lab
+
 from campaign import report
 from campaign.findings import carry_out
 from campaign.plan import draw
-from cluster import Lab
 
 
 def main() -> int:

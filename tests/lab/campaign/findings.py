@@ -7,12 +7,13 @@ import sys
 import time
 from dataclasses import dataclass
 
+from cluster import NODES, Lab
+
 from campaign.judge import End, Verdict, differs, drained_by, judge, touches
 from campaign.kinds import FOLDER
 from campaign.plan import USERS, Plan
 from campaign.run import Campaign, Injected, Record, Submitted
 from campaign.watch import Trouble
-from cluster import NODES, Lab
 
 CLEAN_S = 330.0
 """vhpcd looks every minute, the health check every two, and either may have to wait for the other."""

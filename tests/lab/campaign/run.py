@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster import NODES, VLAB, Done, Lab
+
 from campaign.faults import FAULTS, JOB, Fault
 from campaign.kinds import FOLDER, KINDS, Kind
 from campaign.plan import USERS, Plan, PlannedFault, PlannedJob
 from campaign.watch import ENDED, Watch, is_trouble
-from cluster import NODES, VLAB, Done, Lab
 
 FIND = Path(__file__).with_name("find.py").read_text(encoding="utf-8")
 IN_FLIGHT = 6

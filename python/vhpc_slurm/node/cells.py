@@ -1,0 +1,94 @@
+"""NUMA cells: CPUs, memory, distances and huge pages.
+
+Sources: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/mm/hugetlbpage.rst.
+"""
+
+from __future__ import annotations
+
+import re
+
+from vhpc_slurm.model import HostCell
+from vhpc_slurm.node import sysfs
+from vhpc_slurm.node.sysfs import bits
+
+_POOL = re.compile(r"hugepages-([0-9]{1,9})kB", re.ASCII)
+_TOTAL = re.compile(r"MemTotal:\s*([0-9]{1,15}) kB", re.ASCII)
+
+
+def cell_cpus(sysfs_root: str, online: int) -> dict[int, int]:
+    """Online CPUs of each NUMA cell; a kernel without NUMA has one cell, 0, with all of them."""
+    cells = {cell: sysfs.read_mask(f"{folder}/cpumap") & online for cell, folder in _folders(sysfs_root)}
+    return cells or {0: online}
+
+
+def read(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[HostCell, ...]:
+    """The cells of a host, by their numbers.
+
+    Args:
+        sysfs_root: where sysfs is.
+        proc_root: where procfs is: asked for the memory of a host with at most one cell.
+        cpus: what ``cell_cpus`` found.
+
+    Raises:
+        OSError, ValueError: a file is unreadable, or does not hold what the kernel writes there.
+    """
+    folders = dict(_folders(sysfs_root))
+    possible = bits(sysfs.read_list(f"{sysfs_root}/devices/system/node/possible"))
+    everything = _memory_mib(f"{proc_root}/meminfo") if len(possible) <= 1 else 0
+    if not folders:
+        pages = _hugepages(f"{sysfs_root}/kernel/mm/hugepages")
+        return (HostCell(0, everything, tuple(bits(cpus[0])), ((0, 10),), pages),)
+    return tuple(
+        HostCell(
+            cell=cell,
+            # A lone cell has it all; some kernels leave hot-added memory out of the cell's own count.
+            memory_mib=max(_memory_mib(f"{folder}/meminfo"), everything),
+            cpus=tuple(bits(cpus[cell])),
+            distances=_distances(cell, folder, list(folders), possible),
+            hugepages=_hugepages(f"{folder}/hugepages"),
+        )
+        for cell, folder in folders.items()
+    )
+
+
+def _folders(sysfs_root: str) -> list[tuple[int, str]]:
+    return sysfs.numbered(f"{sysfs_root}/devices/system/node", "node")
+
+
+def _distances(cell: int, folder: str, online: list[int], possible: list[int]) -> tuple[tuple[int, int], ...]:
+    """(cell, distance) to each online cell; 10 is local (ACPI SLIT).
+
+    The kernel prints a row with an entry per online cell, some kernels one
+    per possible cell.  A row that is neither says nothing about others.
+    """
+    row = [int(word) for word in (sysfs.text(f"{folder}/distance") or "").split()]
+    for cells in (online, possible):
+        if len(row) == len(cells):
+            return tuple(
+                (other, distance) for other, distance in zip(cells, row, strict=True) if other in online
+            )
+    return ((cell, 10),)
+
+
+def _memory_mib(meminfo: str) -> int:
+    """``MemTotal`` of a ``meminfo`` file in MiB, rounded down; 0 where there is none."""
+    found = sysfs.text(meminfo)
+    if found is None:
+        return 0
+    match = _TOTAL.search(found)
+    if match is None:
+        raise ValueError(f"no MemTotal in {meminfo}")
+    return int(match[1]) // 1024
+
+
+def _hugepages(folder: str) -> tuple[tuple[int, int, int], ...]:
+    """(page size in KiB, total, free) for each size, smallest first."""
+    pools = []
+    for pool in filter(None, map(_POOL.fullmatch, sysfs.listing(folder))):
+        where = f"{folder}/{pool[0]}"
+        pools.append((int(pool[1]), _count(f"{where}/nr_hugepages"), _count(f"{where}/free_hugepages")))
+    return tuple(sorted(pools))
+
+
+def _count(path: str) -> int:
+    return int(sysfs.text(path) or "0")

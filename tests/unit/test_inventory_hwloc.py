@@ -1,0 +1,140 @@
+"""Caches, huge pages and PCI devices as hwloc's lstopo reads them from the same tree."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from captured import NAMES, Trees, cpus, lstopo, needs_lstopo
+from machine_tree import gpu_node
+
+from vhpc_slurm.config import Config, Guests, Host
+from vhpc_slurm.model import HostInventory
+from vhpc_slurm.node import inventory
+
+pytestmark = needs_lstopo
+Machine = tuple[HostInventory, ET.Element, Path]
+CONTRADICTORY = {"40intel64-4n10c+pci-conflicts": 1}
+"""Caches that hwloc drops because the first of their CPUs names another; the rest of them agree."""
+KINDS = {"0": "unified", "1": "data", "2": "instruction"}
+
+
+def read(tree: Path, name: str) -> HostInventory:
+    config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
+    return inventory.read(name, config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A PCI function in lstopo's tree: the bridges above it, and the CPUs and cells it is local to."""
+
+    element: ET.Element
+    bridges: tuple[str, ...]
+    cpus: frozenset[int]
+    cells: frozenset[int]
+
+
+def functions(
+    element: ET.Element,
+    bridges: tuple[str, ...] = (),
+    near: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
+) -> Iterator[Function]:
+    if "cpuset" in element.attrib:
+        near = (frozenset(cpus(element.attrib["cpuset"])), frozenset(cpus(element.attrib["nodeset"])))
+    address = element.get("pci_busid")
+    if address:
+        yield Function(element, bridges, *near)
+        bridges = (*bridges, address)
+    for child in element.findall("object"):
+        yield from functions(child, bridges, near)
+
+
+@pytest.fixture(scope="module", params=[*NAMES, "gpu-node", "gpu-node-8-sockets"])
+def machine(
+    request: pytest.FixtureRequest, trees: Trees, tmp_path_factory: pytest.TempPathFactory
+) -> Machine:
+    name: str = request.param
+    if name == "gpu-node":
+        tree = gpu_node(tmp_path_factory.mktemp("tree"), cells_per_socket=2, cores=4).root
+    elif name == "gpu-node-8-sockets":
+        tree = gpu_node(tmp_path_factory.mktemp("tree"), sockets=8, cores=4, threads=1, complexes=1).root
+    else:
+        tree = trees(name)
+    return read(tree, name), lstopo(tree), tree
+
+
+def test_caches_are_those_of_hwloc(machine: Machine) -> None:
+    host, truth, _ = machine
+    theirs = Counter(
+        (
+            int(cache.attrib["depth"]),
+            KINDS[cache.attrib["cache_type"]],
+            int(cache.attrib["cache_size"]) // 1024,
+            frozenset(cpus(cache.attrib["cpuset"])),
+        )
+        for cache in truth.iter("object")
+        if "cache_size" in cache.attrib
+    )
+    ours = Counter((cache.level, cache.kind, cache.size_kib, frozenset(cache.cpus)) for cache in host.caches)
+    assert theirs <= ours
+    assert (ours - theirs).total() == CONTRADICTORY.get(host.node, 0)
+
+
+def test_huge_page_pools_have_the_sizes_and_counts_that_hwloc_sees(
+    machine: Machine,
+) -> None:
+    host, truth, _ = machine
+    theirs = {
+        int(cell.attrib["os_index"]): {
+            int(page.attrib["size"]) // 1024: int(page.attrib["count"])
+            for page in cell.iter("page_type")
+            if int(page.attrib["size"]) > 65536  # the ordinary pages, of 64 KiB on some Arm machines
+        }
+        for cell in truth.iter("object")
+        if cell.get("type") == "NUMANode"
+    }
+    for cell in host.cells:
+        assert {size: total for size, total, _ in cell.hugepages if size > 64} == theirs[cell.cell]
+
+
+def test_every_pci_function_hangs_where_hwloc_sees_it(machine: Machine) -> None:
+    host, truth, _ = machine
+    theirs = {function.element.attrib["pci_busid"]: function for function in functions(truth)}
+    assert {function.address for function in host.pci} == set(theirs)
+    for function in host.pci:
+        known = theirs[function.address]
+        kind, ids = known.element.attrib["pci_type"].split(" ")[:2]
+        assert f"{function.class_code >> 8:04x}" == kind
+        assert f"[{function.vendor:04x}:{function.device:04x}]" == ids
+        # one captured tree lacks a bridge's own entry, but has it in the paths of what is below
+        assert tuple(bridge for bridge in function.bridges if bridge in theirs) == known.bridges
+
+
+def test_every_pci_function_is_local_to_the_cells_that_hwloc_attaches_it_to(
+    machine: Machine,
+) -> None:
+    host, truth, tree = machine
+    for function in functions(truth):
+        ours = next(f for f in host.pci if f.address == function.element.attrib["pci_busid"])
+        near = {cell.cell for cell in host.cells if set(cell.cpus) & set(ours.cpus)}
+        assert near == function.cells
+        # hwloc climbs to a larger object where the local CPUs are not those of any object
+        assert set(ours.cpus) <= function.cpus
+        stated = int((tree / "sys/bus/pci/devices" / ours.address / "numa_node").read_text())
+        only = min(near) if len(near) == 1 else -1
+        assert ours.cell == (only if stated < 0 else stated)
+
+
+def test_links_have_the_bandwidth_that_hwloc_computes(machine: Machine) -> None:
+    host, truth, _ = machine
+    theirs = {f.element.attrib["pci_busid"]: f.element.get("pci_link_speed", "0") for f in functions(truth)}
+    for function in host.pci:
+        if function.link is not None and function.link.speed_gts and function.link.width:
+            # 8b/10b coding up to 5 GT/s, 128b/130b from 8 GT/s on (PCI Express Base Specification)
+            useful = 0.8 if function.link.speed_gts < 8 else 128 / 130
+            expected = function.link.speed_gts * function.link.width * useful / 8
+            assert float(theirs[function.address]) == pytest.approx(expected, rel=0.01)
