@@ -209,10 +209,13 @@ static int spawn(struct task *t, const struct execspec *spec, const int child[VH
     if (rc == 0)
         rc = loop_add(t->exchange.loop, &t->report);
     if (rc == 0) {
-        t->pid = fork();
+        int cgroup = t->ops->open_cgroup != NULL ? t->ops->open_cgroup(t) : -1;
+        t->pid = child_fork(cgroup, &t->in_cgroup);
         if (t->pid == 0)
             child_run(spec, child, report[1], &t->ops->child, t->arg);
         rc = t->pid < 0 ? -errno : 0;
+        if (cgroup >= 0)
+            (void)close(cgroup);
     }
     (void)close(report[1]);
     if (rc < 0)
