@@ -67,6 +67,8 @@ bool sessions_tick(struct agent *a, long long now);
 /* cgroup.c */
 void cgroup_init(struct agent *a);
 int cgroup_make(const struct agent *a, uint32_t session);
+/* Its directory, or -1. */
+int cgroup_open(const struct agent *a, uint32_t session);
 /* In the child: enter the session's cgroup. */
 int cgroup_enter(const struct agent *a, uint32_t session);
 /* Stop or continue all of the session; 0 or -errno. */

@@ -92,6 +92,13 @@ int cgroup_make(const struct agent *a, uint32_t session)
     return mkdir(path, 0755) < 0 && errno != EEXIST ? -errno : 0;
 }
 
+int cgroup_open(const struct agent *a, uint32_t session)
+{
+    char path[4096];
+    session_path(a, session, "", path, sizeof path);
+    return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
 int cgroup_enter(const struct agent *a, uint32_t session)
 {
     char path[4096];

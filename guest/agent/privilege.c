@@ -33,7 +33,8 @@ static int set_identity(const struct execspec *spec)
 static int prepare(const struct execspec *spec, void *arg, struct child_report *report)
 {
     const struct session *s = arg;
-    int rc = s->cgroup_made ? -cgroup_enter(s->agent, s->id) : 0;
+    bool inside = s->task.in_cgroup || !s->cgroup_made;
+    int rc = inside ? 0 : -cgroup_enter(s->agent, s->id);
     if (rc != 0) {
         (void)snprintf(report->text, sizeof report->text, "couldn't enter the session's cgroup: %s",
                        strerror(rc));
@@ -86,6 +87,12 @@ static int execute(const struct execspec *spec, void *arg, struct child_report *
     return child_execve(spec->argv[0], path, spec->argv, spec->envp, report);
 }
 
+static int open_cgroup(const struct task *t)
+{
+    const struct session *s = t->arg;
+    return s->cgroup_made ? cgroup_open(s->agent, s->id) : -1;
+}
+
 static void kill_rest(struct task *t)
 {
     const struct session *s = t->arg;
@@ -95,6 +102,7 @@ static void kill_rest(struct task *t)
 const struct task_ops session_ops = {
     .child = {.prepare = prepare, .execute = execute},
     .kill_rest = kill_rest,
+    .open_cgroup = open_cgroup,
     .signal = session_signal,
     .abort_signal = SIGKILL,
 };

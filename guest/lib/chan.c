@@ -22,18 +22,35 @@ static void lost(struct chan *c, int error)
     c->on_close(c, error);
 }
 
+/* Send what is next: bytes of the queue, or the staged payload when its turn has come. */
+static ssize_t send_some(struct chan *c)
+{
+    ssize_t n;
+    if (c->staged > 0 && c->ahead == 0) {
+        n = splice(c->stage[0], NULL, c->source.fd, NULL, c->staged, SPLICE_F_NONBLOCK);
+        if (n > 0)
+            c->staged -= (size_t)n;
+        return n;
+    }
+    n = write(c->source.fd, buf_head(&c->out), c->staged > 0 ? c->ahead : c->out.len);
+    if (n > 0)
+        buf_consume(&c->out, (size_t)n);
+    if (n > 0 && c->staged > 0)
+        c->ahead -= (size_t)n;
+    return n;
+}
+
 /* Write until the queue is empty or the peer has enough; 0 or -errno. */
 static int flush(struct chan *c)
 {
-    while (c->out.len > 0) {
-        ssize_t n = write(c->source.fd, buf_head(&c->out), c->out.len);
+    while (chan_queued(c) > 0) {
+        ssize_t n = send_some(c);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return errno == EAGAIN ? 0 : -errno;
         if (n == 0)
             return 0;
-        buf_consume(&c->out, (size_t)n);
     }
     return 0;
 }
@@ -47,7 +64,7 @@ static short chan_want(struct source *s)
      * queue stays, poll reports the fd, and ready() meets the error again.
      */
     (void)flush(c);
-    if (c->out.len > 0 || c->finishing)
+    if (chan_queued(c) > 0 || c->finishing)
         events |= POLLOUT;
     if (!c->finishing && (c->may_read == NULL || c->may_read(c)))
         events |= POLLIN;
@@ -112,7 +129,7 @@ static void chan_ready(struct source *s, short revents)
         return;
     }
     if (c->finishing) {
-        if (c->out.len == 0 || rc < 0 || (revents & (POLLHUP | POLLERR | POLLNVAL)))
+        if (chan_queued(c) == 0 || rc < 0 || (revents & (POLLHUP | POLLERR | POLLNVAL)))
             lost(c, 0);
         return;
     }
@@ -149,6 +166,42 @@ int chan_send(struct chan *c, const struct frame *f)
     return buf_append(&c->out, f->payload, f->length);
 }
 
+/* The pipe of staged payloads; 0 or -errno. */
+static int open_stage(struct chan *c)
+{
+    if (c->stage[1] > 0)
+        return 0;
+    if (pipe2(c->stage, O_CLOEXEC | O_NONBLOCK) < 0)
+        return -errno;
+    /*
+     * A virtqueue entry for each page, and no more of them than a queue without
+     * indirect descriptors has: what does not fit into one the driver would lose.
+     */
+    (void)fcntl(c->stage[1], F_SETPIPE_SZ, VHPC_PAYLOAD_MAX);
+    return 0;
+}
+
+int chan_send_from_pipe(struct chan *c, struct frame *f, int pipe)
+{
+    uint8_t head[VHPC_HEADER];
+    if (c->closed || c->finishing)
+        return -ENOTCONN;
+    int rc = open_stage(c);
+    if (rc == 0)
+        rc = buf_reserve(&c->out, sizeof head);
+    if (rc < 0)
+        return rc;
+    ssize_t n = splice(pipe, NULL, c->stage[1], NULL, f->length, SPLICE_F_NONBLOCK);
+    if (n <= 0)
+        return n < 0 ? -errno : -EAGAIN;
+    f->length = (uint32_t)n;
+    frame_pack(head, f);
+    (void)buf_append(&c->out, head, sizeof head);
+    c->staged = (size_t)n;
+    c->ahead = c->out.len;
+    return 0;
+}
+
 int chan_send_message(struct chan *c, uint8_t type, uint32_t session, uint32_t call,
                       const struct buf *message)
 {
@@ -181,6 +234,12 @@ void chan_close(struct chan *c)
     (void)close(c->source.fd);
     c->source.fd = -1;
     buf_free(&c->out);
+    if (c->stage[1] > 0) {
+        (void)close(c->stage[0]);
+        (void)close(c->stage[1]);
+    }
+    c->stage[0] = c->stage[1] = 0;
+    c->staged = 0;
     /* c->in stays: the frame being handled may lie in it. chan_release() frees it. */
 }
 

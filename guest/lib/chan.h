@@ -5,6 +5,11 @@
  * stop while may_read says so; sends never block. The owner bounds what is
  * queued by looking at chan_queued() before it produces more, and out_limit is
  * the last line of defence: passing it closes the connection.
+ *
+ * What a program writes into a pipe goes into a virtio-serial port without
+ * being copied by us: its pages are moved to a pipe of the connection's own
+ * (so that their number is known before the header is written), and from there
+ * into the port. In an emulated guest that is most of a stream's speed.
  */
 #ifndef VHPC_CHAN_H
 #define VHPC_CHAN_H
@@ -27,6 +32,9 @@ struct chan {
     struct loop *loop;
     struct buf in;
     struct buf out;
+    int stage[2];  /* pipe that holds a payload on its way into the port; made on first use */
+    size_t staged; /* bytes in it, */
+    size_t ahead;  /* to be sent after so many bytes of out */
     size_t out_limit;
     bool port; /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
     bool closed;
@@ -44,6 +52,11 @@ struct chan {
 int chan_open(struct chan *c, struct loop *loop, int fd);
 /* Queue a frame; header fields from *f, f->length bytes of f->payload. 0 or -errno. */
 int chan_send(struct chan *c, const struct frame *f);
+/*
+ * The same with a payload out of a pipe that is known to hold something: up to
+ * f->length bytes of it, f->length is set. Only while chan_can_stage(). 0 or -errno.
+ */
+int chan_send_from_pipe(struct chan *c, struct frame *f, int pipe);
 /* Queue a message of any length up to VHPC_MESSAGE_MAX, as several frames if need be. */
 int chan_send_message(struct chan *c, uint8_t type, uint32_t session, uint32_t call,
                       const struct buf *message);
@@ -58,7 +71,13 @@ int chan_broken(struct chan *c, const char *why);
 
 static inline size_t chan_queued(const struct chan *c)
 {
-    return c->out.len;
+    return c->out.len + c->staged;
+}
+
+/* One payload at a time, and only ports take pages. */
+static inline bool chan_can_stage(const struct chan *c)
+{
+    return c->port && c->staged == 0;
 }
 
 /* The parts of a multi-frame message put together again. */

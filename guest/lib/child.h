@@ -2,6 +2,9 @@
 #ifndef VHPC_CHILD_H
 #define VHPC_CHILD_H
 
+#include <stdbool.h>
+#include <sys/types.h>
+
 #include "execspec.h"
 
 /* What a child that could not become its program tells its parent. */
@@ -19,6 +22,14 @@ struct child_ops {
     /* execve; returns only on failure, with the errno, report->text filled in. */
     int (*execute)(const struct execspec *spec, void *arg, struct child_report *report);
 };
+
+/*
+ * fork(), but the child is born in the cgroup v2 whose directory is open as
+ * `cgroup` (-1: none), and *inside then says so; not before Linux 5.7, and not
+ * where the cgroup does not take it. To move a process into a cgroup takes the
+ * kernel an RCU grace period, some 20 ms: much more than all else at its start.
+ */
+pid_t child_fork(int cgroup, bool *inside);
 
 /*
  * Never returns. `fd` are the child's ends by number (-1: none); with tty, fd[0]

@@ -3,11 +3,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum {
-    ROOM_MIN = 1024,               /* below this, wait for credit: no tiny frames */
+    ROOM_MIN = VHPC_WINDOW / 16, /* below this, wait for credit: no small frames */
+    STAGE_MIN = 16 << 10,        /* less than this is sooner copied than moved */
+    PAGE = 4096,
     GRANT_MIN = VHPC_WINDOW / 4,   /* credit is given back in pieces of at least this */
     WRITE_TURN = VHPC_PAYLOAD_MAX, /* bytes written to one fd per turn */
 };
@@ -55,12 +58,33 @@ static bool inlet_may_send(const struct inlet *in)
 {
     const struct exchange *x = in->exchange;
     return x->live && flow_room(&x->flow, x->side, in->number) >= ROOM_MIN &&
-           chan_queued(x->chan) < CHAN_HIGH;
+           chan_queued(x->chan) < CHAN_HIGH && !(in->pipe && x->chan->staged > 0);
 }
 
 static short inlet_want(struct source *s)
 {
     return inlet_may_send(s->owner) ? POLLIN : 0;
+}
+
+/* Hand on what a pipe holds, without copying it; false: it is little, or cannot be done now. */
+static bool inlet_move(struct inlet *in, uint32_t room)
+{
+    struct exchange *x = in->exchange;
+    int held = 0;
+    if (!in->pipe || !chan_can_stage(x->chan) || ioctl(in->source.fd, FIONREAD, &held) < 0 ||
+        held < STAGE_MIN)
+        return false;
+    struct frame f = {.type = VHPC_DATA,
+                      .fd = in->number,
+                      .session = x->session,
+                      .call = x->call,
+                      .length = room < VHPC_PAYLOAD_MAX ? room : VHPC_PAYLOAD_MAX};
+    /* Part of a page would have to be copied after all. */
+    f.length -= f.length % PAGE;
+    if (chan_send_from_pipe(x->chan, &f, in->source.fd) < 0)
+        return false;
+    (void)flow_check(&x->flow, x->side, &f); /* there was room, so it passes */
+    return true;
 }
 
 static void inlet_ready(struct source *s, short revents)
@@ -70,7 +94,9 @@ static void inlet_ready(struct source *s, short revents)
     (void)revents;
     if (!inlet_may_send(in))
         return;
-    size_t room = flow_room(&in->exchange->flow, in->exchange->side, in->number);
+    uint32_t room = flow_room(&in->exchange->flow, in->exchange->side, in->number);
+    if (inlet_move(in, room))
+        return;
     ssize_t n = read(s->fd, scratch, room < sizeof scratch ? room : sizeof scratch);
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
@@ -199,8 +225,10 @@ void exchange_init(struct exchange *x, enum flow_side side, struct loop *loop, s
 int exchange_read_from(struct exchange *x, uint8_t number, int fd, bool shared)
 {
     struct inlet *in = &x->inlet[number];
+    struct stat st;
     in->source = (struct source){.fd = fd, .want = inlet_want, .ready = inlet_ready, .owner = in};
     in->shared = shared;
+    in->pipe = fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode);
     int rc = loop_add(x->loop, &in->source);
     in->open = rc == 0;
     return rc;

@@ -22,6 +22,7 @@ struct inlet {
     uint8_t number;
     bool open;
     bool shared;
+    bool pipe; /* a pipe's pages can be handed on as they are */
 };
 
 struct outlet {

@@ -17,15 +17,15 @@
 #define VHPC_CALL_SOCKET "/run/vhpc/call.sock"
 
 enum {
-    VHPC_HEADER = 16,           /* bytes of a frame header */
-    VHPC_PAYLOAD_MAX = 65536,   /* bytes of payload in one frame */
-    VHPC_MESSAGE_MAX = 8 << 20, /* bytes of a message sent as several frames */
-    VHPC_WINDOW = 256 << 10,    /* bytes a sender may have on the way, per lane */
-    VHPC_FDS_MAX = 8,           /* file descriptors 0..7 of a task can be relayed */
-    VHPC_CALLS_MAX = 32,        /* host calls alive in one session */
-    VHPC_CLIENTS_MAX = 256,     /* sessions alive in one guest */
-    VHPC_PENDING_MAX = 16,      /* unanswered REQUESTs, and PINGs, of one client */
-    VHPC_WATCH_MS = 10000,      /* after SIGTSTP silence means that vhpc-run was stopped */
+    VHPC_HEADER = 16,             /* bytes of a frame header */
+    VHPC_PAYLOAD_MAX = 256 << 10, /* bytes of payload in one frame */
+    VHPC_MESSAGE_MAX = 8 << 20,   /* bytes of a message sent as several frames */
+    VHPC_WINDOW = 1 << 20,        /* bytes a sender may have on the way, per lane */
+    VHPC_FDS_MAX = 8,             /* file descriptors 0..7 of a task can be relayed */
+    VHPC_CALLS_MAX = 32,          /* host calls alive in one session */
+    VHPC_CLIENTS_MAX = 256,       /* sessions alive in one guest */
+    VHPC_PENDING_MAX = 16,        /* unanswered REQUESTs, and PINGs, of one client */
+    VHPC_WATCH_MS = 10000,        /* after SIGTSTP silence means that vhpc-run was stopped */
 };
 
 enum vhpc_type {

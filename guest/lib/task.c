@@ -14,8 +14,9 @@
 #include "tlv.h"
 
 enum {
-    DRAIN_IDLE_MS = 2000, /* a pipe that stays open and silent this long after the end is cut */
-    ABORT_KILL_MS = 5000, /* from the abort signal to SIGKILL */
+    DRAIN_IDLE_MS = 2000,     /* a pipe that stays open and silent this long after the end is cut */
+    PIPE_BYTES = VHPC_WINDOW, /* of a program's output: fewer turns, each of them a larger piece */
+    ABORT_KILL_MS = 5000,     /* from the abort signal to SIGKILL */
 };
 
 static void send_exit(struct task *t)
@@ -157,6 +158,8 @@ static int open_pair(struct task *t, const struct execspec *spec, uint8_t number
     /* Opened again as /dev/stdin and the like, a pipe asks whose it is. */
     if (dir != VHPC_FD_BOTH && geteuid() == 0)
         (void)!fchown(ours, spec->uid, (gid_t)-1);
+    if (dir == VHPC_FD_OUT)
+        (void)fcntl(ours, F_SETPIPE_SZ, PIPE_BYTES);
     rc = fd_prepare(ours);
     if (rc == 0 && dir == VHPC_FD_BOTH && (other = fcntl(ours, F_DUPFD_CLOEXEC, 0)) < 0)
         rc = -errno;
@@ -209,10 +212,13 @@ static int spawn(struct task *t, const struct execspec *spec, const int child[VH
     if (rc == 0)
         rc = loop_add(t->exchange.loop, &t->report);
     if (rc == 0) {
-        t->pid = fork();
+        int cgroup = t->ops->open_cgroup != NULL ? t->ops->open_cgroup(t) : -1;
+        t->pid = child_fork(cgroup, &t->in_cgroup);
         if (t->pid == 0)
             child_run(spec, child, report[1], &t->ops->child, t->arg);
         rc = t->pid < 0 ? -errno : 0;
+        if (cgroup >= 0)
+            (void)close(cgroup);
     }
     (void)close(report[1]);
     if (rc < 0)

@@ -22,6 +22,8 @@ struct task_ops {
     void (*kill_rest)(struct task *);
     /* Give the main process a signal of the initiator; NULL = kill() will do. */
     void (*signal)(struct task *, int number);
+    /* Directory of the cgroup that the main process shall be born in; -1 or NULL: none. */
+    int (*open_cgroup)(const struct task *);
     int abort_signal; /* how the main process is told that nobody wants it any more */
 };
 
@@ -30,9 +32,10 @@ struct task {
     const struct task_ops *ops;
     void *arg;
     pid_t pid;
-    int status;    /* of waitpid, once reaped */
-    bool reported; /* exec has succeeded or failed */
-    bool failed;   /* it has failed: ERROR was sent */
+    bool in_cgroup; /* in the child: it was born in the cgroup */
+    int status;     /* of waitpid, once reaped */
+    bool reported;  /* exec has succeeded or failed */
+    bool failed;    /* it has failed: ERROR was sent */
     bool reaped;
     bool aborted;
     bool finished; /* nothing of it is left; the owner may free it between two turns of the loop */

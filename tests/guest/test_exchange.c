@@ -133,12 +133,60 @@ static void megabytes_pass_unchanged_while_another_stream_is_stalled(void **stat
     assert_int_equal(e.violation, 0);
     assert_true(same_file(from, to));
     assert_false(e.x[0].outlet[1].open); /* EOF has come through */
-    assert_true(e.x[0].outlet[2].queue.len <= 262144);
+    assert_true(e.x[0].outlet[2].queue.len <= 1048576);
     assert_true(e.x[0].outlet[2].queue.len > 0);
     (void)close(from);
     (void)close(to);
     (void)close(stalled[0]);
     close_ends(&e);
+}
+
+/* The read end of a pipe into which a child writes the file, `piece` bytes at a time. */
+static int piped(int file, size_t piece)
+{
+    int ends[2];
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    assert_int_equal(fd_prepare(ends[0]), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        uint8_t *part = malloc(piece);
+        off_t at = 0;
+        for (ssize_t n; part != NULL && (n = pread(file, part, piece, at)) > 0; at += n)
+            if (write(ends[1], part, (size_t)n) != n)
+                _exit(1);
+        _exit(0);
+    }
+    assert_true(pid > 0);
+    (void)close(ends[1]);
+    return ends[0];
+}
+
+/* What goes into a port is moved between pipes where it can be, and copied where not. */
+static void pipes_pass_unchanged_into_a_port(void **state)
+{
+    static const size_t piece[][2] = {{1 << 20, 5000}, {4096, 77}, {65536, 65536}};
+    (void)state;
+    for (size_t i = 0; i < sizeof piece / sizeof piece[0]; i++) {
+        struct ends e;
+        open_ends(&e);
+        e.chan[FLOW_EXECUTOR].port = true;
+        int from = temp_file(5 << 20), to[2] = {temp_file(0), temp_file(0)};
+        for (uint8_t n = 0; n < 2; n++) {
+            uint8_t fd = (uint8_t)(n + 1);
+            assert_int_equal(exchange_read_from(&e.x[1], fd, piped(from, piece[i][n]), false), 0);
+            assert_int_equal(exchange_write_to(&e.x[0], fd, dup(to[n]), false), 0);
+        }
+        while (e.x[0].outlet[1].open || e.x[0].outlet[2].open)
+            assert_int_equal(loop_once(&e.loop, 20), 0);
+        assert_int_equal(e.violation, 0);
+        assert_true(same_file(from, to[0]));
+        assert_true(same_file(from, to[1]));
+        assert_true(e.chan[FLOW_EXECUTOR].stage[1] > 0);
+        (void)close(from);
+        (void)close(to[0]);
+        (void)close(to[1]);
+        close_ends(&e);
+    }
 }
 
 static void a_reader_that_goes_away_stops_the_source(void **state)
@@ -182,6 +230,7 @@ int main(void)
     (void)signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(megabytes_pass_unchanged_while_another_stream_is_stalled),
+        cmocka_unit_test(pipes_pass_unchanged_into_a_port),
         cmocka_unit_test(a_reader_that_goes_away_stops_the_source),
         cmocka_unit_test(a_full_disk_is_a_reader_that_is_gone),
     };

@@ -44,9 +44,9 @@ static void exec_tells_uid_and_lanes(void **state)
     (void)state;
     struct flow f = running();
     assert_int_equal(f.uid, 2001);
-    assert_int_equal(flow_room(&f, FLOW_INITIATOR, 0), 262144 - 16);
+    assert_int_equal(flow_room(&f, FLOW_INITIATOR, 0), 1048576 - 16);
     assert_int_equal(flow_room(&f, FLOW_EXECUTOR, 0), 0);
-    assert_int_equal(flow_room(&f, FLOW_EXECUTOR, 1), 262144 - 16);
+    assert_int_equal(flow_room(&f, FLOW_EXECUTOR, 1), 1048576 - 16);
 }
 
 static void exec_without_fds_and_uid_in_front_is_broken(void **state)
@@ -83,13 +83,13 @@ static void a_window_is_all_that_may_be_on_the_way(void **state)
     (void)state;
     struct flow f = running();
     for (int i = 0; i < 3; i++)
-        assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 65536), FLOW_PASS);
-    /* 3 * (65536 + 16) are used: 65488 are left, 16 of them for a header. */
-    assert_int_equal(flow_room(&f, FLOW_EXECUTOR, 1), 65472);
-    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 65473), FLOW_BROKEN);
+        assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 262144), FLOW_PASS);
+    /* 3 * (262144 + 16) are used: 262096 are left, 16 of them for a header. */
+    assert_int_equal(flow_room(&f, FLOW_EXECUTOR, 1), 262080);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 262081), FLOW_BROKEN);
     assert_string_equal(f.why, "DATA without credit for it");
-    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 65472), FLOW_PASS);
-    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 2, 0, 65536), FLOW_PASS); /* another lane */
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 1, 0, 262080), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_EXECUTOR, VHPC_DATA, 2, 0, 262144), FLOW_PASS); /* another lane */
 }
 
 static void one_byte_frames_cost_their_headers(void **state)
@@ -99,7 +99,7 @@ static void one_byte_frames_cost_their_headers(void **state)
     int frames = 0;
     while (say(&f, FLOW_INITIATOR, VHPC_DATA, 0, 0, 1) == FLOW_PASS)
         frames++;
-    assert_int_equal(frames, 262144 / 17);
+    assert_int_equal(frames, 1048576 / 17);
 }
 
 static void credit_gives_back_what_was_sent_and_no_more(void **state)
@@ -113,7 +113,7 @@ static void credit_gives_back_what_was_sent_and_no_more(void **state)
     assert_int_equal(grant(&f, FLOW_EXECUTOR, 1, 116), FLOW_BROKEN); /* the sender itself */
     assert_int_equal(grant(&f, FLOW_INITIATOR, 1, 0xffffffff), FLOW_BROKEN);
     assert_int_equal(grant(&f, FLOW_INITIATOR, 1, 116), FLOW_PASS);
-    assert_int_equal(flow_room(&f, FLOW_EXECUTOR, 1), 262144 - 16);
+    assert_int_equal(flow_room(&f, FLOW_EXECUTOR, 1), 1048576 - 16);
 }
 
 static void nothing_follows_eof_on_its_lane(void **state)
@@ -190,9 +190,9 @@ static void exec_may_have_parts_up_to_eight_mebibytes(void **state)
         .type = VHPC_EXEC, .flags = VHPC_MORE, .length = sizeof exec_head, .payload = exec_head};
     assert_int_equal(flow_check(&f, FLOW_INITIATOR, &first), FLOW_PASS);
     assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_EXEC, 0, VHPC_MORE, 0), FLOW_BROKEN);
-    for (int i = 0; i < 127; i++)
-        assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_EXEC, 0, VHPC_MORE, 65536), FLOW_PASS);
-    assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_EXEC, 0, VHPC_MORE, 65536), FLOW_BROKEN);
+    for (int i = 0; i < 31; i++)
+        assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_EXEC, 0, VHPC_MORE, 262144), FLOW_PASS);
+    assert_int_equal(say(&f, FLOW_INITIATOR, VHPC_EXEC, 0, VHPC_MORE, 262144), FLOW_BROKEN);
 }
 
 static void signals_are_numbers_that_exist(void **state)

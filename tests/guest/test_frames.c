@@ -32,8 +32,8 @@ static void impossible_headers_are_refused(void **state)
     struct frame f;
     uint8_t bad[VHPC_HEADER];
     memcpy(bad, wire, sizeof bad);
-    bad[2] = 1;
-    bad[0] = 1; /* 65537 bytes */
+    bad[2] = 4;
+    bad[0] = 1; /* 262145 bytes */
     assert_int_equal(frame_unpack(bad, &f), -EPROTO);
     memcpy(bad, wire, sizeof bad);
     bad[4] = 0;

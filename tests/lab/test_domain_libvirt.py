@@ -93,6 +93,8 @@ def test_libvirt_makes_of_a_golden_domain_what_it_asks_for(native: dict[str, str
     if kvm:
         wanted |= {"host", "migratable=off", "invtsc=on", "host-phys-bits=on", "host-cache-info=on"}
         wanted |= {"kvm-hint-dedicated=on", "kvm-poll-control=on"}
+    else:
+        wanted |= {"erms=off", "fsrm=off"}
     assert wanted <= set(cpu.split(","))
     amd = domain.find("cpu/feature[@name='topoext']") is not None
     assert ("topoext=on" in cpu.split(",")) == amd

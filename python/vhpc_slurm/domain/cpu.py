@@ -43,7 +43,9 @@ def _features(spec: DomainSpec) -> tuple[Feature, ...]:
     """No nested virtualization for tenants; a stable TSC and real SMT siblings where they exist."""
     no_nesting = (Feature("svm", "disable"), Feature("vmx", "disable"))
     if not spec.kvm:
-        return no_nesting
+        # Told of them the guest's kernel copies by `rep movsb`, which TCG emulates byte by byte.
+        fast_strings = (Feature("erms", "disable"), Feature("fsrm", "disable"))
+        return (*fast_strings, *no_nesting)
     # QEMU leaves topoext off for host-passthrough; an AMD guest then sees no siblings.
     siblings = (Feature("topoext", "require"),) if spec.cpu_vendor in AMD else ()
     return (Feature("invtsc", "require"), *siblings, *no_nesting)

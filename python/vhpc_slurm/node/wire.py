@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from vhpc_slurm.errors import VhpcError
 
-PAYLOAD_MAX = 65536
+PAYLOAD_MAX = 262144
 MESSAGE_MAX = 8 << 20
 
 _HEADER = struct.Struct("<IBBHII")
