@@ -58,7 +58,7 @@ types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
 	for part in unit lab image fuzz; do \
-	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases tests/$$part/*.py; \
+	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
 
 .PHONY: unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -303,6 +304,25 @@ def test_what_is_not_checked_at_submission_is_checked_at_the_node(lab: Lab) -> N
         assert job.wait() == "CANCELLED", (name, done)
         comment = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
         assert "AdminComment=vhpc: --vhpc-" in comment
+
+
+def test_a_guest_that_floods_its_console_does_not_fill_the_node(lab: Lab) -> None:
+    """Six times what is kept at either end: the lab keeps 64 KiB."""
+    flood = "yes 'the flood that fills the disk' | head -c 393216 > /dev/ttyS0; echo the end > /dev/ttyS0"
+    job = lab.submit(f"sudo sh -c {shlex.quote(flood)}; {WAITING}", "-n1", "-w", "n1")
+    runs(lab, job)
+    size, blocks = lab.run(
+        "n1", "stat", "-c", "%s %b", f"/run/vhpc/jobs/{job.id}/g0/console.log"
+    ).out.split()
+    assert int(size) > 393216
+    assert int(blocks) * 512 <= 4 * 65536
+    text = lab.vhpc("n1", "console", str(job.id))["console"]
+    (skipped,) = re.findall(r"^\[(\d+) bytes left out\]$", text, re.M)
+    assert int(skipped) > 393216 - 4 * 65536
+    assert text.count("the flood that fills the disk\n") > 2 * 65536 // 33, text[:300]
+    assert text.endswith("the end\n"), text[-300:]
+    let_go(lab, job)
+    assert job.wait() == "COMPLETED"
 
 
 def test_nothing_is_left_of_all_this(lab: Lab, victim: Job) -> None:
