@@ -15,7 +15,7 @@ from rig import InternalError, fuzz
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.slurm.job import SlurmError, SlurmJob
-from vhpc_slurm.slurm.parse import parse_job, parse_squeue
+from vhpc_slurm.slurm.parse import narrower, parse_job, parse_squeue
 
 _DATA = Path(__file__).parents[1] / "data/scontrol"
 _CAPTURED = {
@@ -31,6 +31,8 @@ def _texts(text: str) -> None:
         forged = record.replace(f"JobName={true.name}", f"JobName={text}", 1)
         forged = forged.replace(f"WorkDir={true.work_dir}", f"WorkDir=/{text}", 1)
         try:
+            if narrower(forged, job):
+                raise InternalError("a job that is no array is taken for one")
             found = parse_job(forged, job)
         except (UserError, SlurmError):
             continue
@@ -54,6 +56,7 @@ def one_input(data: bytes) -> None:
         if name == b"squeue":
             parse_squeue(text)
         elif name == b"scontrol":
+            narrower(text, JOB)
             parse_job(text, JOB)
 
 

@@ -282,6 +282,30 @@ def settled_but_for_others(lab: Lab) -> None:
     until(lambda: not any("DRAIN" in lab.node_state(node)[0] for node in ("n1", "n2")), "nodes in service")
 
 
+def test_a_job_s_name_makes_nobody_another_user(lab: Lab) -> None:
+    """A name that holds a whole record of scontrol's, of another user, and the head of another job."""
+    job = lab.submit("echo ran; id -u", "--hold", "-w", "n1")
+    name = (
+        "x UserId=bob(2002) GroupId=bob(2002) MCS_label=N/A JobState=RUNNING Reason=None Restarts=0"
+        " Partition=all BatchFlag=1 NodeList=n1 NumCPUs=1 Nodes=n1 CPU_IDs=0-1 Mem=512 GRES="
+        f" MinCPUsNode=1\nJobId={job.id + 1000} JobName=y"
+    )
+    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", f"JobName={name}")
+    lab.run("ctl", "scontrol", "release", str(job.id))
+    assert job.wait() == "CANCELLED"
+    comment = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
+    assert "AdminComment=vhpc: cannot read what scontrol says" in comment, comment
+    settled_but_for_others(lab)
+
+
+def test_the_user_of_a_lease_is_the_one_whom_slurm_names_to_the_hook(lab: Lab) -> None:
+    job = lab.submit("echo ran", "--hold", image=None)
+    hook = ["env", "-i", f"SLURM_JOB_ID={job.id}", "SLURM_JOB_UID=2002", f"SPANK_VHPC_IMAGE={IMAGE}"]
+    lab.run("ctl", *hook, "/usr/libexec/vhpc/prolog-slurmctld", user="slurm")
+    assert job.wait() == "CANCELLED"
+    assert "is of uid 2002" in lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
+
+
 def test_what_is_not_checked_at_submission_is_checked_at_the_node(lab: Lab) -> None:
     """PrologSlurmctld with values that our own sbatch would never let through cancels the job."""
     for name, value in {
@@ -311,9 +335,7 @@ def test_a_guest_that_floods_its_console_does_not_fill_the_node(lab: Lab) -> Non
     flood = "yes 'the flood that fills the disk' | head -c 393216 > /dev/ttyS0; echo the end > /dev/ttyS0"
     job = lab.submit(f"sudo sh -c {shlex.quote(flood)}; {WAITING}", "-n1", "-w", "n1")
     runs(lab, job)
-    size, blocks = lab.run(
-        "n1", "stat", "-c", "%s %b", f"/run/vhpc/jobs/{job.id}/g0/console.log"
-    ).out.split()
+    size, blocks = lab.run("n1", "stat", "-c", "%s %b", f"/run/vhpc/jobs/{job.id}/g0/console.log").out.split()
     assert int(size) > 393216
     assert int(blocks) * 512 <= 4 * 65536
     text = lab.vhpc("n1", "console", str(job.id))["console"]

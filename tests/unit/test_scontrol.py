@@ -12,7 +12,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import GresAllocation, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
 from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob
-from vhpc_slurm.slurm.parse import parse_gres, parse_job, parse_squeue
+from vhpc_slurm.slurm.parse import narrower, parse_gres, parse_job, parse_squeue
 
 DATA = Path(__file__).parents[1] / "data"
 VERSIONS = ("22.05", "24.11", "26.05")
@@ -113,13 +113,50 @@ def test_a_working_directory_may_have_spaces(version: str) -> None:
 
 @EVERY
 @pytest.mark.parametrize("name", ["het", "array"])
-def test_the_wanted_one_of_several_records_is_found(version: str, name: str) -> None:
-    record = text(version, name)
-    ids = [int(number) for number in re.findall(r"^JobId=(\d+)", record, re.MULTILINE)]
-    assert len(ids) == 2
-    assert [parse_job(record, number).job_id for number in ids] == ids
+def test_of_several_records_one_is_asked_for_alone(version: str, name: str) -> None:
+    both = text(version, name)
+    records = both.splitlines()
+    ids = [int(number) for number in re.findall(r"^JobId=(\d+)", both, re.MULTILINE)]
+    assert len(ids) == len(records) == 2
+    wanted = {"het": ["15+0", "15+1"], "array": ["12_2", "12_1"]}[name]
+    assert [narrower(both, number) for number in ids] == wanted
+    for number, record in zip(ids, records, strict=True):
+        assert narrower(record, number) == ""
+        assert parse_job(record, number).job_id == number
+        with pytest.raises(UserError, match="looks like fields"):
+            parse_job(both, number)
     with pytest.raises(NoSuchJobError):
-        parse_job(record, 9999)
+        narrower(both, 9999)
+    with pytest.raises(NoSuchJobError):
+        parse_job(records[0], 9999)
+
+
+# A whole record, and after it the head of another job, to which the true fields would then belong.
+FORGED = (
+    "x UserId=bob(2002) GroupId=bob(2002) MCS_label=N/A JobState=RUNNING Reason=None Restarts=0 Partition=all"
+    " BatchFlag=1 NodeList=n1 NumCPUs=2 Nodes=n1 CPU_IDs=0-63 Mem=9999 GRES= MinCPUsNode=1\nJobId=99 "
+)
+
+
+@EVERY
+@pytest.mark.parametrize("head", ["", "ArrayJobId=1 ArrayTaskId=1 ", "HetJobId=1 HetJobOffset=1 "])
+def test_a_name_that_holds_a_whole_record_is_the_user_s_error(version: str, head: str) -> None:
+    record = text(version, "single")
+    name = job(version, "single").name
+    forged = record.replace(f"JobName={name}", f"JobName={FORGED}{head}JobName=y")
+    assert forged != record
+    for read in (parse_job, narrower):
+        with pytest.raises(UserError, match="looks like fields"):
+            read(forged, 1)
+
+
+@EVERY
+def test_an_array_s_element_with_such_a_name_is_asked_for_alone_and_refused(version: str) -> None:
+    first, second = text(version, "array").splitlines(keepends=True)
+    forged = first.replace("JobName=j.sh", f"JobName={FORGED}ArrayJobId=12 ArrayTaskId=9 JobName=y")
+    assert narrower(forged + second, 12) == "12_2"
+    with pytest.raises(UserError, match="looks like fields"):
+        parse_job(forged, 12)
 
 
 def test_group_names_may_have_spaces() -> None:
@@ -138,7 +175,7 @@ def test_a_forged_account_cannot_add_fields_or_layouts() -> None:
 
 def test_two_records_of_one_id_are_refused() -> None:
     record = text("24.11", "single")
-    with pytest.raises(UserError, match="several records"):
+    with pytest.raises(UserError, match="looks like fields"):
         parse_job(record + record, 1)
 
 

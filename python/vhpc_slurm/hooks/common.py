@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.config import Config, load
-from vhpc_slurm.errors import NodeError, VhpcError
+from vhpc_slurm.errors import NodeError, UserError, VhpcError
 
 log = logging.getLogger("vhpc")
 SCONTROL = "/usr/bin/scontrol"
@@ -21,12 +21,14 @@ SCONTROL = "/usr/bin/scontrol"
 class HookEnv:
     """What Slurm tells a hook.
 
-    ``restart`` counts the job's requeues.
+    ``restart`` counts the job's requeues; ``uid`` is the job's user, None where
+    a hook is called by hand.
     """
 
     job_id: int
     restart: int
     node: str
+    uid: int | None = None
 
     @classmethod
     def read(cls) -> HookEnv:
@@ -37,9 +39,22 @@ class HookEnv:
                 job_id=int(os.environ["SLURM_JOB_ID"]),
                 restart=int(restart or 0),
                 node=os.environ.get("SLURMD_NODENAME", ""),
+                uid=int(os.environ["SLURM_JOB_UID"]) if "SLURM_JOB_UID" in os.environ else None,
             )
         except (KeyError, ValueError) as err:
             raise NodeError("this is a hook for Slurm to call", f"{err!r} in the environment") from err
+
+
+def check_user(env: HookEnv, uid: int) -> None:
+    """See that a job's user is the one whom Slurm named to this very hook; UserError when he is not.
+
+    Whoever else that uid came from has read it between texts of the user's.
+    """
+    if env.uid is not None and env.uid != uid:
+        raise UserError(
+            f"job {env.job_id} is of uid {env.uid} and says that it is of uid {uid}",
+            "a text of the job passes for fields of Slurm's own",
+        )
 
 
 def spank(name: str) -> str | None:

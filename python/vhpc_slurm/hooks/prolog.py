@@ -99,6 +99,7 @@ def _boot(
 ) -> None:
     if lease.state is LeaseState.REFUSED or lease.image is None:
         raise UserError(lease.refusal or "the job's lease was refused")
+    common.check_user(env, lease.request.uid)
     account = accounts.account(lease.request.uid)
     with recorder.stage("plan"):
         host: HostInventory = inventory.read(env.node, config)

@@ -27,6 +27,7 @@ def prolog(config: Config) -> int:
     client = ControllerClient(config)
     try:
         job = slurm.load(env.job_id)
+        common.check_user(env, job.uid)
         lease = client.open_generation(_request(env, job), job.allocation)
     except UserError as err:
         # A request that our plugin would never have let through: nothing of

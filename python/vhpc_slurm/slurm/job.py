@@ -69,7 +69,10 @@ class Slurm(Protocol):
     """What vhpc asks of Slurm.  Every call ends within a deadline and raises SlurmError at its end."""
 
     def load(self, job_id: int) -> SlurmJob:
-        """Return one job with its allocation, in one RPC; NoSuchJobError when there is none."""
+        """Return one job with its allocation; NoSuchJobError when there is none.
+
+        One RPC; two for an element of an array or of a heterogeneous job.
+        """
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Return all pending, running and completing jobs of the cluster, in one RPC."""

@@ -10,7 +10,12 @@ line breaks.  In all versions the order of the fields is::
 
 So what lies between `` UserId=`` and `` MinCPUsNode=`` is slurmctld's own,
 provided that each of the two occurs exactly once.  A record where they occur
-more often is refused: which one is the true one cannot be told.  Account and
+more often is refused: which one is the true one cannot be told.  Nor can it be
+told of several records which ones are true: a name may hold a whole record,
+and after it the head of another job's, to which the true fields then seem to
+belong.  So scontrol is asked for one record, and what is more is refused.  For
+an element of an array or of a heterogeneous job that takes a second question
+(``narrower``).  Account and
 AllocNode in that stretch are text of the client where slurmdbd does not check
 them; so a field must be unique there, and the layouts must be the very end of it.
 """
@@ -34,7 +39,8 @@ CPU_IDS_CUT = 126
 
 _RECORD = re.compile(r"^(?=JobId=\d+ )", re.MULTILINE)
 _HEAD = re.compile(
-    r"JobId=(\d+) (?:(?:ArrayJobId|ArrayTaskId|ArrayTaskThrottle|HetJobId|HetJobOffset)=\S+ )*JobName="
+    r"JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) |ArrayTaskId=(?P<task>\S+) |ArrayTaskThrottle=\S+ "
+    r"|HetJobId=(?P<het>\d+) |HetJobOffset=(?P<offset>\d+) )*JobName="
 )
 _NAME_TAIL = re.compile(r"(?: (?:SLUID|HetJobIdSet)=\S+)*$")
 _IDENTITY = re.compile(r"(.+?)\((\d+)\) GroupId=(.+?)\((\d+)\) MCS_label=")
@@ -49,35 +55,65 @@ _GRES = re.compile(
 
 
 def parse_job(text: str, job_id: int) -> SlurmJob:
-    """Find job ``job_id`` in the output of ``scontrol -o show job -d``.
+    """Read the output of ``scontrol -o show job -d``, which holds job ``job_id`` and no other.
 
     Raises:
         NoSuchJobError: the output has no record of that id.
-        UserError: text of the user's makes the record ambiguous.
+        UserError: text of the user's makes the output ambiguous.
         SlurmError: the record is damaged or of an unknown form.
     """
-    what = f"cannot read what scontrol says of job {job_id}"
+    records = _records(text, job_id)
+    if len(records) > 1:
+        raise _ambiguous(job_id)
+    if not records or int(records[0][0]["id"]) != job_id:
+        raise NoSuchJobError(f"Slurm knows no job {job_id}")
+    try:
+        return _parse_record(*records[0], job_id)
+    except ValueError as err:
+        raise SlurmError(f"cannot read what scontrol says of job {job_id}", str(err)) from err
+
+
+def narrower(text: str, job_id: int) -> str:
+    """What to ask scontrol for where its answer has further jobs; empty when it has one record.
+
+    Raises: as ``parse_job``.
+    """
+    records = _records(text, job_id)
+    if len(records) == 1:
+        return ""
+    # Wherever the true head of this job is, it is there: two heads of its id mean a forged one.
+    heads = [head for head, _ in records if int(head["id"]) == job_id]
+    if not heads:
+        raise NoSuchJobError(f"Slurm knows no job {job_id}")
+    (head, *others) = heads
+    if others:
+        raise _ambiguous(job_id)
+    if head["array"] is not None and (head["task"] or "").isdecimal():
+        return f"{head['array']}_{head['task']}"
+    if head["het"] is not None and head["offset"] is not None:
+        return f"{head['het']}+{head['offset']}"
+    raise _ambiguous(job_id)
+
+
+def _records(text: str, job_id: int) -> list[tuple[re.Match[str], str]]:
+    """Head and whole of each record."""
     found = []
     for record in _RECORD.split(text):
         if not record.strip():
             continue
         head = _HEAD.match(record)
         if head is None or record.count(" UserId=") != 1 or record.count(" MinCPUsNode=") != 1:
-            raise UserError(
-                what,
-                "a name, comment or path of the job looks like fields of scontrol's own",
-                "leave 'UserId=', 'MinCPUsNode=' and 'JobId=' out of such texts",
-            )
-        if int(head[1]) == job_id:
-            found.append(record)
-    if not found:
-        raise NoSuchJobError(f"Slurm knows no job {job_id}")
-    if len(found) > 1:
-        raise UserError(what, "there are several records of that id", "leave 'JobId=' out of its texts")
-    try:
-        return _parse_record(found[0], job_id)
-    except ValueError as err:
-        raise SlurmError(what, str(err)) from err
+            raise _ambiguous(job_id)
+        found.append((head, record))
+    return found
+
+
+def _ambiguous(job_id: int) -> UserError:
+    return UserError(
+        f"cannot read what scontrol says of job {job_id}",
+        "a name, comment or path of the job looks like fields of scontrol's own",
+        "leave 'UserId=', 'MinCPUsNode=' and 'JobId=' out of such texts",
+    )
 
 
 def parse_squeue(text: str) -> tuple[JobStatus, ...]:
@@ -116,9 +152,7 @@ def parse_gres(text: str) -> tuple[GresAllocation, ...]:
     return tuple(found)
 
 
-def _parse_record(record: str, job_id: int) -> SlurmJob:
-    head = _HEAD.match(record)
-    assert head is not None
+def _parse_record(head: re.Match[str], record: str, job_id: int) -> SlurmJob:
     name, _, rest = record[head.end() :].partition(" UserId=")
     own, _, tail = rest.partition(" MinCPUsNode=")
     identity = _IDENTITY.match(own)

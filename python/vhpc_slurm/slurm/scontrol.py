@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
-from vhpc_slurm.slurm.parse import SQUEUE_FORMAT, parse_job, parse_squeue
+from vhpc_slurm.slurm.parse import SQUEUE_FORMAT, narrower, parse_job, parse_squeue
 
 MAX_COMMENT = 1024
 _NO_JOB = "Invalid job id specified"
@@ -33,7 +33,12 @@ class Scontrol:
 
     def load(self, job_id: int) -> SlurmJob:
         """One job, by ``scontrol -o show job -d``."""
-        return parse_job(self._run("scontrol", "-o", "show", "job", "-d", _number(job_id)), job_id)
+        text = self._show(_number(job_id))
+        again = narrower(text, job_id)
+        return parse_job(self._show(again) if again else text, job_id)
+
+    def _show(self, job: str) -> str:
+        return self._run("scontrol", "-o", "show", "job", "-d", job)
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All pending, running and completing jobs, array elements one by one, also of hidden partitions.
