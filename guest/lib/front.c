@@ -164,14 +164,18 @@ static void pass_on(struct front *f, int number)
 static bool show_life(struct front *f, long long now)
 {
     struct frame ping = {.type = VHPC_PING};
-    if (now >= f->watched_until || f->state == FRONT_FLUSHING)
+    bool last = now >= f->watched_until;
+    if (f->watched_until == 0 || f->state == FRONT_FLUSHING)
         return false;
-    if (now >= f->ping_at && f->pings_pending < PINGS_PENDING_MAX) {
+    /* A last one in any case: we may have been so slow that the program is stopped now. */
+    if (last || (now >= f->ping_at && f->pings_pending < PINGS_PENDING_MAX)) {
         f->ping_at = now + TICK_MS;
         f->pings_pending++;
         (void)chan_send(&f->chan, &ping);
     }
-    return true;
+    if (last)
+        f->watched_until = 0;
+    return !last;
 }
 
 static void window_changed(struct front *f)

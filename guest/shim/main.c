@@ -113,17 +113,20 @@ static bool must_stay(const struct shim *s)
 static int serve(struct shim *s)
 {
     long long until = 0;
+    bool watching = false;
     while (!s->ended || s->clients != NULL || must_stay(s)) {
         if (s->ended && until == 0)
             until = now_ms() + FAREWELL_MS;
         if (s->ended && now_ms() >= until && !must_stay(s))
             break;
-        bool bounded = shim_watch(s, now_ms()) || (s->ended && !must_stay(s));
-        int rc = loop_once(&s->loop, bounded ? TICK_MS : -1);
+        bool farewell = s->ended && !must_stay(s);
+        int rc = loop_once(&s->loop, farewell || watching ? TICK_MS : -1);
         if (rc < 0) {
             (void)fprintf(stderr, "vhpc-shim: poll failed: %s\n", strerror(-rc));
             return 1;
         }
+        /* What has come in the meantime is heard first: it may be us who were slow. */
+        watching = shim_watch(s, now_ms());
         shim_sweep(s);
     }
     return s->status;

@@ -107,6 +107,8 @@ def _files(lab: Lab, record: Record, host: str) -> Iterator[ConfigFile]:
     yield ConfigFile("/etc/munge/munge.key", key, 0o400, "munge", ("munged",))
     yield ConfigFile("/etc/slurm/slurm.conf", _slurm_conf(lab, record, version), read_by=slurm_units)
     yield ConfigFile("/etc/slurm/plugstack.conf", _plugstack(lab), read_by=("slurmd",))
+    task_prolog = (_TEMPLATES / "task-prolog").read_text(encoding="utf-8")
+    yield ConfigFile("/etc/slurm/task-prolog", task_prolog, 0o755)
     # 22.05 cannot do without a plugin; that of v1 touches no cgroup while nothing asks it to
     plugin = "disabled" if version >= (23, 11) else "cgroup/v1"
     yield ConfigFile("/etc/slurm/cgroup.conf", f"CgroupPlugin={plugin}\n", read_by=slurm_units)

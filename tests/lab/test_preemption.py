@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -54,9 +55,13 @@ def give_way(lab: Lab) -> None:
 def same(twins: Twins) -> list[str]:
     """What script and step were told: the same in both; the script's lines.
 
-    Two signals that wait at the same time are taken in no promised order, and SIGTERM ends the step.
+    Two signals that wait at the same time are taken in no promised order, and SIGTERM ends the step. What
+    becomes of srun is chance: where Slurm does not track processes by cgroups it has SIGTERM as well.
     """
-    ours, theirs = (sorted(text.splitlines()) for text in twins.outputs())
+    of_srun = re.compile(r"srun: .*|step ended .*|Terminated")
+    ours, theirs = (
+        sorted(line for line in text.splitlines() if not of_srun.fullmatch(line)) for text in twins.outputs()
+    )
     assert ours == theirs
     steps = [set(text.splitlines()) - {"SIGCONT"} for text in twins.outputs("same/step-{id}")]
     assert steps[0] == steps[1]
@@ -97,6 +102,7 @@ def test_a_preempted_job_has_its_grace_time(lab: Lab, pair: Twins) -> None:
     give_way(lab)
     for job in pair:
         assert job.wait("PREEMPTED") == "PREEMPTED"
-    assert {"step ended with 5", "script got TERM"} <= set(same(pair))
+    assert "script got TERM" in same(pair)
+    assert all("step ended with 5" in text for text in pair.outputs())
     assert runs(lab, pair.inside) == runs(lab, pair.outside)
     settled(lab)

@@ -75,6 +75,8 @@ def test_the_probes_have_seen_what_they_were_to_see(fields: Twins) -> None:
     args: list[str] = fields.found("args")[0]["argv"]
     assert args[3:6] == ["", "a b", "tab\there\nnew"]
     assert (args[6], len(args[7]), args[-1]) == ("\xff\xfe", 100000, ";")
+    assert fields.found("script")[0]["environ"]["SITE_TASK_PROLOG"] == "for alice"
+    assert fields.found("step")[0]["environ"]["SITE_TASK_PROLOG"] == "for alice"
     task_prolog = fields.found("task-prolog")[0]["environ"]
     assert task_prolog["FROM_TASK_PROLOG"] == "a  b=c"
     assert "LANG" not in task_prolog
