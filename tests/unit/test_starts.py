@@ -19,7 +19,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.hooks import starts
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
-from vhpc_slurm.node import statefile, steps
+from vhpc_slurm.node import joblock, journal, statefile, steps
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -173,6 +173,36 @@ def test_guests_that_have_just_got_ready_are_left_alone(node: Node) -> None:
     node.ready(generation=Generation(JOB, 0, "00000000"))
     assert node.lost() == []
     node.path.unlink()
+    assert node.lost() == []
+
+
+def rebooted(node: Node) -> None:
+    """The journal is on disk, the run folder was not."""
+    node.path.unlink()
+    node.path.parent.rmdir()
+    book = journal.Journal(Layout(node.config).journals, GENERATION)
+    book.acquire("rundir", "rundir", path=str(node.path.parent))
+    book.close()
+
+
+@pytest.mark.parametrize("reason", ["None", "Prolog"])
+def test_a_job_whose_node_was_rebooted_is_requeued(node: Node, reason: str) -> None:
+    rebooted(node)
+    node.show("single.txt", **{"Reason=None": f"Reason={reason}"})
+    assert node.lost() == ["job 1: n1 was rebooted under it"]
+    assert node.calls == ["scontrol requeue 1"]
+
+
+def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: Node) -> None:
+    rebooted(node)
+    with stepd("extern"):
+        assert node.lost() == []
+    layout = Layout(node.config)
+    with joblock.held(layout, JOB, timeout_s=1.0):
+        assert node.lost() == []
+    book = journal.Journal(layout.journals, GENERATION)
+    book.released("rundir")
+    book.remove()
     assert node.lost() == []
 
 
