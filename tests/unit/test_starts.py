@@ -31,7 +31,7 @@ here=$(dirname "$0")
 case "$1" in
 -o) cat "$here/job";;
 *) echo "$*" >> "$here/calls"
-   if [ "$1" = requeue ] && [ -e "$here/refusal" ]; then cat "$here/refusal" >&2; exit 1; fi;;
+   if [ -e "$here/$1.refused" ]; then cat "$here/$1.refused" >&2; exit 1; fi;;
 esac
 """
 # what scontrol 24.11 says when it requeues a job of srun, and one of sbatch --no-requeue
@@ -133,8 +133,13 @@ def test_a_script_that_does_not_run_has_its_job_requeued(node: Node, status: str
 
 @pytest.mark.usefixtures("extern")
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_job_that_cannot_be_requeued_is_ended_and_says_why(node: Node, refusal: str) -> None:
-    (node.folder / "refusal").write_text(refusal)
+@pytest.mark.parametrize("commented", [True, False])
+def test_a_job_that_cannot_be_requeued_is_ended_and_says_why(
+    node: Node, refusal: str, commented: bool
+) -> None:
+    (node.folder / "requeue.refused").write_text(refusal)
+    if not commented:
+        (node.folder / "update.refused").write_text("Access/permission denied for job 1")
     node.lost()
     assert node.calls == [
         "scontrol requeue 1",

@@ -169,7 +169,7 @@ class Campaign:
 
     def _sbatch(self, job: Submitted) -> None:
         name = job.plan.name
-        out = f"{FOLDER}/{name}.%a" if job.kind.tasks > 1 else f"{FOLDER}/{name}.0"
+        out = f"/home/{job.plan.user}/{FOLDER}/{name}.{'%a' if job.kind.tasks > 1 else 0}"
         words = ["sbatch", "--parsable", "--open-mode=append", f"--output={out}", *self._options(job)]
         until = time.monotonic() + 180
         while True:
