@@ -17,11 +17,11 @@ from campaign.watch import ENDED, Watch, is_trouble
 from conftest import NODES, VLAB, Done, Lab
 
 FIND = Path(__file__).with_name("find.py").read_text(encoding="utf-8")
-IN_FLIGHT = 6
+IN_FLIGHT = 8
 """Jobs that are submitted and have not ended, at most."""
 TARGET_WAIT_S = 40.0
 RESUME_AFTER_S = 5.0
-TIME_LIMIT = "--time=8"
+TIME_LIMIT = "--time=5"
 
 
 @dataclass
