@@ -22,7 +22,7 @@ check: lint types unit ctest lab-tests ## Everything from lint to end-to-end tes
 	@echo "make check: all passed"
 
 .PHONY: check-slow
-check-slow: check ## Also what takes long: fuzzing, image rebuilds, labs of other Slurm releases (SUITES=...)
+check-slow: check ## Also what takes long: fuzzing, image rebuilds, a fault campaign of 300 jobs, labs of other Slurm releases (SUITES=...)
 	scripts/deps qemu-system-x86
 	scripts/fuzz --seconds 60
 	$(PY) -m pytest -m slow tests
@@ -60,6 +60,7 @@ types: deps ## mypy --strict
 	for part in unit lab image fuzz; do \
 	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
+	MYPYPATH=python:tests:tests/lab:. $(MYPY) --explicit-package-bases tests/lab/conftest.py tests/lab/campaign/*.py
 
 .PHONY: unit
 unit: deps ## Python unit tests, some of them of the guest programs

@@ -19,7 +19,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.hooks import starts
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
-from vhpc_slurm.node import statefile, steps
+from vhpc_slurm.node import joblock, journal, statefile, steps
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -31,7 +31,7 @@ here=$(dirname "$0")
 case "$1" in
 -o) cat "$here/job";;
 *) echo "$*" >> "$here/calls"
-   if [ "$1" = requeue ] && [ -e "$here/refusal" ]; then cat "$here/refusal" >&2; exit 1; fi;;
+   if [ -e "$here/$1.refused" ]; then cat "$here/$1.refused" >&2; exit 1; fi;;
 esac
 """
 # what scontrol 24.11 says when it requeues a job of srun, and one of sbatch --no-requeue
@@ -133,8 +133,13 @@ def test_a_script_that_does_not_run_has_its_job_requeued(node: Node, status: str
 
 @pytest.mark.usefixtures("extern")
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_a_job_that_cannot_be_requeued_is_ended_and_says_why(node: Node, refusal: str) -> None:
-    (node.folder / "refusal").write_text(refusal)
+@pytest.mark.parametrize("commented", [True, False])
+def test_a_job_that_cannot_be_requeued_is_ended_and_says_why(
+    node: Node, refusal: str, commented: bool
+) -> None:
+    (node.folder / "requeue.refused").write_text(refusal)
+    if not commented:
+        (node.folder / "update.refused").write_text("Access/permission denied for job 1")
     node.lost()
     assert node.calls == [
         "scontrol requeue 1",
@@ -173,6 +178,36 @@ def test_guests_that_have_just_got_ready_are_left_alone(node: Node) -> None:
     node.ready(generation=Generation(JOB, 0, "00000000"))
     assert node.lost() == []
     node.path.unlink()
+    assert node.lost() == []
+
+
+def rebooted(node: Node) -> None:
+    """The journal is on disk, the run folder was not."""
+    node.path.unlink()
+    node.path.parent.rmdir()
+    book = journal.Journal(Layout(node.config).journals, GENERATION)
+    book.acquire("rundir", "rundir", path=str(node.path.parent))
+    book.close()
+
+
+@pytest.mark.parametrize("reason", ["None", "Prolog"])
+def test_a_job_whose_node_was_rebooted_is_requeued(node: Node, reason: str) -> None:
+    rebooted(node)
+    node.show("single.txt", **{"Reason=None": f"Reason={reason}"})
+    assert node.lost() == ["job 1: n1 was rebooted under it"]
+    assert node.calls == ["scontrol requeue 1"]
+
+
+def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: Node) -> None:
+    rebooted(node)
+    with stepd("extern"):
+        assert node.lost() == []
+    layout = Layout(node.config)
+    with joblock.held(layout, JOB, timeout_s=1.0):
+        assert node.lost() == []
+    book = journal.Journal(layout.journals, GENERATION)
+    book.released("rundir")
+    book.remove()
     assert node.lost() == []
 
 

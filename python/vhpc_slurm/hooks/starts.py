@@ -1,10 +1,10 @@
-"""Jobs whose guests are ready and whose batch script does not run.
+"""Jobs that Slurm believes to run here, and that do not.
 
 A slurmctld that goes away between the end of the last Prolog and the start of
 the script forgets to start it; a slurmstepd that is killed takes the script
-with it.  Slurm finds out by itself, but only when BatchStartTimeout is over,
-and guests need that to be long.  What Slurm would do then is done here when
-the guests have been ready for a while.
+with it, a reboot both and the guests.  Slurm finds out by itself, but only when
+BatchStartTimeout is over, and guests need that to be long.  What Slurm would do
+then is done here when the guests have been ready for a while, or are gone.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, LeaseRecord
-from vhpc_slurm.node import audit, statefile, steps
+from vhpc_slurm.node import audit, joblock, journal, statefile, steps
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.slurm.job import REASON_PROLOG, RUNNING, Slurm, start_again
 from vhpc_slurm.slurm.scontrol import Scontrol
@@ -38,7 +39,7 @@ def lost(
     slurm: Slurm | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[audit.Finding]:
-    """Jobs whose batch script should run on this node, and does not.
+    """Jobs whose batch script should run (or be about to) on this node, and does not.
 
     Slurm is asked only about jobs for which no step but the one of their
     allocation runs here, so almost never.
@@ -52,41 +53,53 @@ def lost(
     """
     layout = Layout(config)
     slurm = slurm or Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf)
-    found = [
-        generation for generation in _silent(layout, node, records) if _should_run(slurm, generation, node)
-    ]
+    found = {lost for lost in _silent(layout, node, records) if _should_run(slurm, lost, node)}
     if not found:
         return
     pause(CONFIRM_S)
-    still = set(_silent(layout, node, records))
-    for generation in found:
-        if generation in still and _should_run(slurm, generation, node):
-            why = f"its guests are ready, and its script does not run on {node}"
-            what = f"job {generation.job_id}: {why}"
-            yield audit.Finding(KIND, what, partial(start_again, slurm, generation.job_id, why))
+    for lost in sorted(found.intersection(_silent(layout, node, records))):
+        if _should_run(slurm, lost, node):
+            what = f"job {lost.generation.job_id}: {lost.why}"
+            yield audit.Finding(KIND, what, partial(start_again, slurm, lost.generation.job_id, lost.why))
 
 
-def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterator[Generation]:
-    """Generations that have been ready (or refused) for a while, without a step on this node."""
+@dataclass(frozen=True, order=True)
+class _Lost:
+    """A generation without any life on this node; ``guests`` tells whether it still has them."""
+
+    generation: Generation
+    why: str
+    guests: bool
+
+
+def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterator[_Lost]:
+    """Generations that have been ready (or refused) for a while without a step, or that a reboot ended."""
     now, running = time.time(), steps.running()
+    known = set(journal.generations(layout.journals))
     for record in records:
         generation = record.lease.generation
         # slurmctld starts the script on the first node of the allocation
-        if record.lease.allocation.nodes[0].node != node:
+        if record.lease.allocation.nodes[0].node != node or joblock.busy(layout, generation.job_id):
             continue
         path = layout.state_file(generation.job_id)
-        state = statefile.read(path)
+        state, here = statefile.read(path), running.get(generation.job_id, frozenset())
+        if not path.parent.exists():  # on a tmpfs, while the journal is on disk
+            if generation in known and not here:
+                yield _Lost(generation, f"{node} was rebooted under it", guests=False)
+            continue
         if state.get("generation") != str(generation) or state.get("status") not in ("ready", "failed"):
             continue
-        if running.get(generation.job_id, frozenset()) != {steps.EXTERN}:
+        if here != {steps.EXTERN}:
             continue
         with contextlib.suppress(FileNotFoundError):  # its Epilog has just begun
             if now - path.stat().st_mtime > QUIET_S:
-                yield generation
+                why = f"its guests are ready, and its script does not run on {node}"
+                yield _Lost(generation, why, guests=True)
 
 
-def _should_run(slurm: Slurm, generation: Generation, node: str) -> bool:
+def _should_run(slurm: Slurm, lost: _Lost, node: str) -> bool:
     """Whether Slurm believes that the script runs here; no when it cannot be asked."""
+    generation = lost.generation
     try:
         job = slurm.load(generation.job_id)
     except FabricError as err:
@@ -94,7 +107,8 @@ def _should_run(slurm: Slurm, generation: Generation, node: str) -> bool:
         return False
     return (
         job.state == RUNNING
-        and job.reason != REASON_PROLOG
+        # beside ready guests, other nodes still boot theirs
+        and (job.reason != REASON_PROLOG or not lost.guests)
         and job.restarts == generation.restart
         and job.batch_host == node
     )

@@ -7,6 +7,7 @@ contract test holds both to the same answers.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,11 +96,14 @@ class Slurm(Protocol):
 def start_again(slurm: Slurm, job_id: int, why: str) -> None:
     """Requeue a job that does not run; end one that cannot be requeued, and say why in its AdminComment.
 
+    Operators may requeue and cancel, but AdminComment is for root and SlurmUser alone.
+
     Raises:
         SlurmError: Slurm does neither.
     """
     try:
         slurm.requeue(job_id)
     except NotRequeueableError:
-        slurm.set_admin_comment(job_id, f"vhpc: {why}; it cannot be requeued")
+        with contextlib.suppress(SlurmError):
+            slurm.set_admin_comment(job_id, f"vhpc: {why}; it cannot be requeued")
         slurm.cancel(job_id)

@@ -60,7 +60,7 @@ _ALL = (
     Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM), delay_s=1, weight=2, long=True),
     Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM), delay_s=4, weight=3, drains=HOOK),
     Fault("epilog-kill", JOB, "KILL", "epilog", delay_s=0.5, weight=3, drains=HOOK),
-    Fault("ctld-hook-kill", JOB, "KILL", "slurmctld-hook", ctl=True, ends=(SLURM,), weight=2),
+    Fault("ctld-hook-kill", JOB, "KILL", "slurmctld-hook", ctl=True, ends=(LINE,), weight=2),
     # what users and operators do at the wrong moment
     Fault("scancel", JOB, "scancel", ends=(CANCELLED,), weight=4),
     Fault("requeue", JOB, "requeue", ends=(), weight=3),

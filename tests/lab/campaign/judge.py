@@ -28,7 +28,10 @@ GRACE_S = 8.0
 DRAIN_S = 90.0
 """A Prolog that a fault broke may run into its own timeouts before it drains the node."""
 OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
-SLURMS = re.compile(r"^(slurmstepd|srun|sbatch|salloc|slurmd)(\[\w+\])?: .+", re.MULTILINE)
+SLURMS = re.compile(
+    r"^(slurmstepd|srun|salloc)(-\w+)?: (error: .+|Force Terminated .+|Job allocation .* revoked.*)",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)

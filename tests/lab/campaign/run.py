@@ -18,11 +18,11 @@ from campaign.plan import USERS, Plan, PlannedFault, PlannedJob
 from campaign.watch import ENDED, Watch, is_trouble
 
 FIND = Path(__file__).with_name("find.py").read_text(encoding="utf-8")
-IN_FLIGHT = 6
+IN_FLIGHT = 8
 """Jobs that are submitted and have not ended, at most."""
 TARGET_WAIT_S = 40.0
 RESUME_AFTER_S = 5.0
-TIME_LIMIT = "--time=8"
+TIME_LIMIT = "--time=5"
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Campaign:
 
     def _sbatch(self, job: Submitted) -> None:
         name = job.plan.name
-        out = f"{FOLDER}/{name}.%a" if job.kind.tasks > 1 else f"{FOLDER}/{name}.0"
+        out = f"/home/{job.plan.user}/{FOLDER}/{name}.{'%a' if job.kind.tasks > 1 else 0}"
         words = ["sbatch", "--parsable", "--open-mode=append", f"--output={out}", *self._options(job)]
         until = time.monotonic() + 180
         while True:

@@ -167,7 +167,7 @@ class Watch:
 
 def is_trouble(state: str) -> bool:
     """Whether a node in that state (of sinfo) takes no jobs for a reason."""
-    return state.startswith(("drain", "down", "fail", "unk")) and state != "unknown*"
+    return state.startswith(("drain", "down", "fail"))
 
 
 def _rest(seen: Seen) -> tuple[int, str, int, str, tuple[str, ...], str]:
