@@ -323,8 +323,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(err.line(), EXIT_BY_KIND.get(err.kind, EXIT_INTERNAL))
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # the reader has gone; do not let the interpreter fail at its last flush
+    except (BrokenPipeError, SystemExit):
+        # the reader has gone (click makes it an exit when more than a buffer was written);
+        # do not let the interpreter fail at its last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as err:
