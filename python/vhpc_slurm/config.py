@@ -171,6 +171,9 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         _doc("a core of each guest with several is for QEMU's own threads, unless host.emulator_cpus is set"),
     ] = False
     gpu_gres: Annotated[str, _doc("Slurm's name of the generic resource that stands for GPUs")] = "gpu"
+    gpu_map: Annotated[
+        str, _doc("file with the PCI address of each GPU: lines INDEX ADDRESS, in the order of gres.conf")
+    ] = "/etc/vhpc/gpu.map"
     vf_gres: Annotated[str, _doc("Slurm's name of the count-only one that stands for virtual functions")] = (
         "ibvf"
     )

@@ -102,6 +102,13 @@ def test_each_gpu_gets_a_vf_near_it(host: HostInventory) -> None:
     assert sorted(addresses(guest, "vf")) == sorted(FIRST_VF.values())
 
 
+def test_vfs_go_to_different_root_complexes_before_a_second_one_of_the_same(host: HostInventory) -> None:
+    (guest,) = planned(host, SOCKET_0, gres((0, 1, 2), 2)).guests
+    assert sorted(addresses(guest, "vf")) == [FIRST_VF[0x08], FIRST_VF[0x44]]
+    (guest,) = planned(host, SOCKET_0, gres((0, 1), 2)).guests
+    assert addresses(guest, "vf") == [FIRST_VF[0x08], "0000:0d:00.2"]
+
+
 def test_without_gpus_a_vf_is_of_an_hca_at_the_jobs_cell(host: HostInventory) -> None:
     (guest,) = planned(host, SOCKET_1, gres((), 2)).guests
     # two of them are of two HCAs, so that each has a port of its own

@@ -260,7 +260,7 @@ def test_jobs_on_one_machine_never_get_anything_twice(data: st.DataObject) -> No
             generation, job.allocation, machine, request, SMALL, config, usage, node_devices(machine)
         )
         if isinstance(result, Refusal):
-            event("refused: " + " ".join(result.reasons[0].what.split()[:4]))
+            event("refused")
             assert result.reasons
             assert "\n" not in result.error().line()
             continue

@@ -205,7 +205,7 @@ def assign(
     taken: dict[str, int] = {}
     for turn in range(max(quota, default=0)):
         for guest in (guest for guest in range(len(parts)) if turn < quota[guest]):
-            own = gpus[guest][turn % len(gpus[guest]) :][:1] if gpus[guest] else []
+            own = near.unserved(gpus[guest], vfs[guest]) or gpus[guest][turn % max(1, len(gpus[guest])) :][:1]
             vf = min(
                 left,
                 key=lambda vf: (
@@ -248,6 +248,11 @@ class _Near:
         if not gpus:
             return self.cell(vf, cells)
         return min(self._pair(vf, gpu) for gpu in gpus)
+
+    def unserved(self, gpus: Sequence[PciFunction], vfs: Sequence[PciFunction]) -> list[PciFunction]:
+        """The first GPU that shares no root complex with any of these VFs; none where all do."""
+        served = {vf.root_complex for vf in vfs}
+        return [gpu for gpu in gpus if gpu.root_complex not in served][:1]
 
     def _pair(self, one: PciFunction, other: PciFunction) -> int:
         if one.root_complex and one.root_complex == other.root_complex:
