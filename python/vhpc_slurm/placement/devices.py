@@ -200,23 +200,27 @@ def assign(
     cells = [{cpu.cell for cpu in part} for part in parts]
     gpus = _deal(cells, wanted.gpus, near)
     vfs: list[list[PciFunction]] = [[] for _ in parts]
-    left = list(wanted.pool)
+    left: dict[str, list[PciFunction]] = {}  # by physical function: its virtual ones are all alike
+    for vf in sorted(wanted.pool, key=lambda vf: address_key(vf.address), reverse=True):
+        left.setdefault(vf.physfn, []).append(vf)
+    order = {pf: -place for place, pf in enumerate(left)}
     quota = share(wanted.vfs, [1] * len(parts))
     taken: dict[str, int] = {}
     for turn in range(max(quota, default=0)):
         for guest in (guest for guest in range(len(parts)) if turn < quota[guest]):
             own = near.unserved(gpus[guest], vfs[guest]) or gpus[guest][turn % max(1, len(gpus[guest])) :][:1]
-            vf = min(
+            pf = min(
                 left,
-                key=lambda vf: (
-                    near.closeness(vf, own, cells[guest]),
-                    taken.get(vf.physfn, 0),
-                    address_key(vf.address),
+                key=lambda pf: (
+                    near.closeness(left[pf][-1], own, cells[guest]),
+                    taken.get(pf, 0),
+                    order[pf],
                 ),
             )
-            left.remove(vf)
-            taken[vf.physfn] = taken.get(vf.physfn, 0) + 1
-            vfs[guest].append(vf)
+            vfs[guest].append(left[pf].pop())
+            taken[pf] = taken.get(pf, 0) + 1
+            if not left[pf]:
+                del left[pf]
     found = [GuestDevices(tuple(g), tuple(v)) for g, v in zip(gpus, vfs, strict=True)]
     notes = [
         f"{count} {what} on {len(parts)} guests: some have one more than others"
@@ -232,6 +236,7 @@ class _Near:
 
     def __init__(self, host: HostInventory) -> None:
         self._far = {cell.cell: dict(cell.distances) for cell in host.cells}
+        self._pairs: dict[tuple[str, str], int] = {}
 
     def cell(self, function: PciFunction, cells: set[int]) -> int:
         """Distance to the nearest of some cells."""
@@ -249,12 +254,18 @@ class _Near:
             return self.cell(vf, cells)
         return min(self._pair(vf, gpu) for gpu in gpus)
 
+    def _pair(self, vf: PciFunction, gpu: PciFunction) -> int:
+        key = (vf.physfn, gpu.address)
+        if key not in self._pairs:
+            self._pairs[key] = self._apart(vf, gpu)
+        return self._pairs[key]
+
     def unserved(self, gpus: Sequence[PciFunction], vfs: Sequence[PciFunction]) -> list[PciFunction]:
         """The first GPU that shares no root complex with any of these VFs; none where all do."""
         served = {vf.root_complex for vf in vfs}
         return [gpu for gpu in gpus if gpu.root_complex not in served][:1]
 
-    def _pair(self, one: PciFunction, other: PciFunction) -> int:
+    def _apart(self, one: PciFunction, other: PciFunction) -> int:
         if one.root_complex and one.root_complex == other.root_complex:
             if one.switches and one.switches == other.switches:
                 return SAME_SWITCH

@@ -126,17 +126,19 @@ def lay_out(
         grain_mib: size of the pages that it consists of.
         host: where.
     """
-    home_of = {cpu.cell: home(cpu.cell, host) for cpu in chosen}
-    homes = [home_of[cpu.cell] for cpu in chosen]
-    order = list(dict.fromkeys(homes))
-    if None in order:
+    home_of = {number: home(number, host) for number in {cpu.cell for cpu in chosen}}
+    used = list({h.cell: h for cpu in chosen if (h := home_of[cpu.cell]) is not None}.values())
+    if None in home_of.values():
         cells = tuple(cell.cell for cell in host.cells)
         alone = GuestCell(0, tuple(range(len(chosen))), guest_mib, cells[0], nodeset=cells)
         return MemoryPlacement(
             (alone,), MemoryBinding.NONE, ("some CPUs are of no NUMA cell that is online",)
         )
-    used = [cell for cell in order if cell is not None]
-    vcpus = [tuple(v for v, where in enumerate(homes) if where is cell) for cell in used]
+    place = {number: used.index(cell) for number, cell in home_of.items() if cell is not None}
+    members: list[list[int]] = [[] for _ in used]
+    for vcpu, cpu in enumerate(chosen):
+        members[place[cpu.cell]].append(vcpu)
+    vcpus = [tuple(numbers) for numbers in members]
     grains = guest_mib // grain_mib
     if grains < len(used):  # too little to give each a page
         near = max(range(len(used)), key=lambda at: len(vcpus[at]))

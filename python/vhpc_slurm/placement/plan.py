@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
@@ -19,6 +19,7 @@ from vhpc_slurm.model import (
     MemoryBinding,
     NodeAllocation,
     NodePlan,
+    VcpuPin,
 )
 from vhpc_slurm.placement import pci
 from vhpc_slurm.placement.cpu import (
@@ -210,7 +211,7 @@ def _guest(
     guest = GuestPlan(
         index=index,
         hostname=node if guests == 1 else f"{node}-{index}",
-        pins=tuple(replace(pin, cell=cell_of[pin.vcpu]) for pin in cpus.placement.pins),
+        pins=tuple(VcpuPin(pin.vcpu, pin.os_cpu, cell_of[pin.vcpu]) for pin in cpus.placement.pins),
         topology=cpus.placement.topology,
         cells=memory.cells,
         memory_mib=memory.memory_mib,
