@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_placement import GENERATION, MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Guests, Host, Placement
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.hardware import Claim
-from vhpc_slurm.model import HostCell, HostInventory, MemoryBinding, NodeAllocation, NodePlan
+from vhpc_slurm.model import HostCell, HostCpu, HostInventory, MemoryBinding, NodeAllocation, NodePlan
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.split import share, split_cpus
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
@@ -237,6 +239,34 @@ def test_splitting_keeps_cores_whole_and_in_order() -> None:
     assert [len({cpu.core for cpu in part}) for part in parts] == [3, 2, 3]
     for part in parts:
         assert [cpu.core for cpu in part] == sorted(cpu.core for cpu in part)
+
+
+def most_whole(cells: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """The most of these guests that fit whole into cells of so many cores: every way is tried."""
+    if not sizes:
+        return 0
+    best = most_whole(cells, sizes[1:])
+    for at, room in enumerate(cells):
+        if room >= sizes[0]:
+            left = (*cells[:at], room - sizes[0], *cells[at + 1 :])
+            best = max(best, 1 + most_whole(left, sizes[1:]))
+    return best
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
+def test_no_other_way_leaves_more_guests_whole(cells: list[int], data: st.DataObject) -> None:
+    numbers = iter(range(sum(cells)))
+    chosen = [
+        HostCpu(n := next(numbers), n, 0, cell) for cell, cores in enumerate(cells) for _ in range(cores)
+    ]
+    guests = data.draw(st.integers(2, max(2, min(len(chosen), 6))))
+    parts, _, errors = split_cpus(chosen, guests)
+    if errors:
+        assert guests > len(chosen)
+        return
+    whole = sum(len({cpu.cell for cpu in part}) == 1 for part in parts)
+    assert whole == most_whole(tuple(cells), tuple(len(part) for part in parts))
 
 
 # --- huge pages ---------------------------------------------------------------
