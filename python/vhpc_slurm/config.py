@@ -145,6 +145,45 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     )
 
 
+Firmness = Literal["preferred", "strict"]
+
+
+class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How an allocation becomes guests: what has to be so (strict), and what only should."""
+
+    cores: Annotated[
+        Firmness, _doc("strict: an allocation with parts of cores is refused, as the node's fault")
+    ] = "preferred"
+    memory: Annotated[
+        Firmness,
+        _doc("strict: a job whose memory cannot be bound to the NUMA cells of its CPUs for certain fails"),
+    ] = "preferred"
+    devices: Annotated[
+        Firmness, _doc("strict: a job whose GPUs or VFs are at none of its NUMA cells fails")
+    ] = "preferred"
+    hugepages: Annotated[
+        Literal["none", "2M", "1G", "auto"],
+        _doc(
+            "pages of guest memory from the node's pools; auto: the largest that suffice, else ordinary pages"
+        ),
+    ] = "none"
+    rounding: Annotated[
+        Firmness,
+        _doc("preferred: memory that is no multiple of the page is rounded down; strict: such a job fails"),
+    ] = "preferred"
+    emulator_core: Annotated[
+        bool,
+        _doc("a core of each guest with several is for QEMU's own threads, unless host.emulator_cpus is set"),
+    ] = False
+    gpu_gres: Annotated[str, _doc("Slurm's name of the generic resource that stands for GPUs")] = "gpu"
+    gpu_map: Annotated[
+        str, _doc("file with the PCI address of each GPU: lines INDEX ADDRESS, in the order of gres.conf")
+    ] = "/etc/vhpc/gpu.map"
+    vf_gres: Annotated[str, _doc("Slurm's name of the count-only one that stands for virtual functions")] = (
+        "ibvf"
+    )
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file; one TOML table per section."""
 
@@ -154,6 +193,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     guests: Guests = Guests()
     shares: Shares = Shares()
     host: Host = Host()
+    placement: Placement = Placement()
 
 
 def load(path: Path | None = None) -> Config:

@@ -132,3 +132,51 @@ class Claim:
     cells: tuple[tuple[int, int], ...]
     hugepage_kib: int = 0
     devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeDevices:
+    """What of a node's PCI functions may go to guests.
+
+    Attributes:
+        gpus: addresses by GRES index.
+        vfs: addresses of virtual functions that may be handed out; None for all that the host has.
+        quarantined: addresses that may not, whatever else says so.
+    """
+
+    gpus: tuple[str, ...] = ()
+    vfs: tuple[str, ...] | None = None
+    quarantined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PassthroughDevice:
+    """A host PCI function handed to a guest, and the guest's port (index of a controller) it sits in."""
+
+    address: str
+    role: str
+    host_cell: int
+    root_complex: str
+    port: int = 0
+
+
+@dataclass(frozen=True)
+class PciController:
+    """A bus or a port of the guest, in libvirt's terms.
+
+    Attributes:
+        index: its number.
+        model: ``pcie-expander-bus``, ``pcie-root-port``, ``pcie-switch-upstream-port`` or
+            ``pcie-switch-downstream-port``.
+        parent: index of the controller it sits in; 0 for the guest's own root.
+        slot: where in that.
+        bus_nr: of an expander bus: the number that its bus begins at.
+        cell: of an expander bus: the guest cell it belongs to.
+    """
+
+    index: int
+    model: str
+    parent: int = 0
+    slot: int = 0
+    bus_nr: int = 0
+    cell: int = 0

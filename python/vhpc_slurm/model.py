@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.hardware import HostCache, PciFunction
+from vhpc_slurm.hardware import HostCache, PassthroughDevice, PciController, PciFunction
 
 GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
 IMAGE_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}\Z", re.ASCII)
@@ -94,6 +94,8 @@ class JobRequest:
     console: str | None = None
     job_name: str = ""
     partition: str = ""
+    vfs: int | None = None
+    guests_per_node: int = 1
 
 
 @dataclass(frozen=True)
@@ -228,18 +230,13 @@ class GuestTopology:
 
 
 @dataclass(frozen=True)
-class PassthroughDevice:
-    """A host PCI function handed to a guest."""
-
-    address: str
-    role: str
-    host_cell: int
-    root_complex: str
-
-
-@dataclass(frozen=True)
 class GuestPlan:
-    """One guest of a job on a node: which CPUs, which memory, which devices."""
+    """One guest of a job on a node: which CPUs, which memory, which devices.
+
+    ``pcihole64_gib`` is address space for large BARs, 0 where QEMU's own will
+    do; ``address_bits`` how wide physical addresses have to be for it and the
+    memory, 0 without devices.
+    """
 
     index: int
     hostname: str
@@ -252,6 +249,9 @@ class GuestPlan:
     hugepage_kib: int = 0
     memory_binding: MemoryBinding = MemoryBinding.NONE
     devices: tuple[PassthroughDevice, ...] = ()
+    controllers: tuple[PciController, ...] = ()
+    pcihole64_gib: int = 0
+    address_bits: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ can do does not matter, nothing is started.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import xml.etree.ElementTree as ET
@@ -109,6 +110,15 @@ def test_libvirt_makes_of_a_golden_domain_what_it_asks_for(native: dict[str, str
     huge = domain.find("memoryBacking/hugepages") is not None
     assert all('"share":true' in backend for backend in backends)
     assert all(('"hugetlb":true' in backend) == huge for backend in backends)
+
+    made = [json.loads(value) for value in values(words, "-device") if value.startswith("{")]
+    expanders = [device["bus_nr"] for device in made if device["driver"] == "pxb-pcie"]
+    assert expanders == [
+        int(target.attrib["busNr"]) for target in domain.iterfind("devices/controller/target[@busNr]")
+    ]
+    ports = [device["bus"] for device in made if device["driver"] == "vfio-pci"]
+    planned = [address.attrib["bus"] for address in domain.iterfind("devices/hostdev/address")]
+    assert ports == [f"pci.{int(bus, 16)}" for bus in planned]
 
     shares = [value for value in values(words, "-device") if "vhost-user-fs-pci" in value]
     assert len(shares) == len(domain.findall("devices/filesystem"))

@@ -10,14 +10,13 @@ import pytest
 
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.hardware import Claim
+from vhpc_slurm.hardware import Claim, PassthroughDevice
 from vhpc_slurm.model import (
     Generation,
     GuestCell,
     GuestPlan,
     GuestTopology,
     NodePlan,
-    PassthroughDevice,
     VcpuPin,
 )
 from vhpc_slurm.node import claims, journal, resources

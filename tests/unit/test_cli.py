@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 import typer
+from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
 from vhpc_slurm.cli import output, settings
@@ -237,6 +239,65 @@ def test_a_refusal_has_all_reasons_and_the_status_of_the_one_that_decides(vhpc: 
     assert "CPU ids 9" in vhpc(*argv, code=1)
     vhpc("plan", "--image", "tiny:1", "--cpus", "0,9", "--memory", "1000", code=3)
     assert "CPU ids 9" in vhpc.error
+
+
+def gpu_host(vhpc: Vhpc) -> None:
+    """Exchange the test's machine for one with GPUs, and map them."""
+    tree = gpu_node(vhpc.folder / "gpus", cores=4)
+    text = (vhpc.folder / "vhpc.toml").read_text()
+    text = text.replace(f'sysfs_root = "{vhpc.folder}/sys"', f'sysfs_root = "{tree.sys}"')
+    (vhpc.folder / "vhpc.toml").write_text(f'{text}[placement]\ngpu_map = "{vhpc.folder}/gpu.map"\n')
+    (vhpc.folder / "gpu.map").write_text("# two of eight\n0 0000:0b:00.0\n\n1 0000:83:00.0 # far\n")
+
+
+def test_a_plan_shows_devices_and_where_the_guest_sees_them(vhpc: Vhpc) -> None:
+    gpu_host(vhpc)
+    wish = ("plan", "--image", "tiny:1", "--cpus", "0-7", "--memory", "4096", "--gpus", "0", "--vfs", "1")
+    lines = [line.split() for line in vhpc(*wish).splitlines()]
+    place = "bus 251 of guest cell 0, root-port, switch-upstream-port, switch-downstream-port"
+    assert ["0000:0b:00.0", "gpu", "pci0000:08", "0", *place.split()] in lines
+    assert ["0000:0d:00.1", "vf", "pci0000:08", "0", *place.split()] in lines
+    text = (vhpc.folder / "vhpc.toml").read_text().replace("[guests]", '[guests]\nqemu_group = "daemon"')
+    (vhpc.folder / "vhpc.toml").write_text(text)
+    domain = ET.fromstring(vhpc(*wish, "--xml"))
+    assert len(domain.findall("devices/hostdev")) == 2
+
+
+def test_a_plan_of_several_guests_shows_each(vhpc: Vhpc) -> None:
+    gpu_host(vhpc)
+    wish = ("plan", "--image", "tiny:1", "--memory", "4096", "--guests-per-node", "2", "--vfs", "2")
+    guests = vhpc.json(*wish)["guests"]
+    assert [guest["hostname"] for guest in guests] == ["n1-0", "n1-1"]
+    assert [[device["address"] for device in guest["devices"]] for guest in guests] == [
+        ["0000:0d:00.1"],
+        ["0000:85:00.1"],
+    ]
+    assert "for 2 guests" in vhpc(*wish)
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "says"),
+    [
+        (("--gpus", "7"), 3, "the GPU map has 2 entries"),
+        (("--gpus", "x"), 1, "--gpus='x'"),
+        (("--vfs", "99"), 1, "--vhpc-vfs=99 is more than a node has"),
+        (("--guests-per-node", "99"), 1, "--vhpc-guests-per-node=99 is not possible"),
+    ],
+)
+def test_devices_that_cannot_be_planned_are_refused_with_the_reason(
+    vhpc: Vhpc, wish: tuple[str, str], code: int, says: str
+) -> None:
+    gpu_host(vhpc)
+    vhpc("plan", "--image", "tiny:1", "--memory", "4096", *wish, code=code)
+    assert says in vhpc.error
+
+
+@pytest.mark.parametrize("line", ["0", "0 0b:00.0", "1 0000:0b:00.0", "0 0000:0b:00.8", "0 0000:0b:00.0 x"])
+def test_a_gpu_map_that_is_none_is_the_nodes_fault_and_names_the_line(vhpc: Vhpc, line: str) -> None:
+    gpu_host(vhpc)
+    (vhpc.folder / "gpu.map").write_text(f"# comment\n{line}\n")
+    vhpc("plan", "--image", "tiny:1", "--memory", "4096", "--gpus", "0", code=3)
+    assert f"line 2 of {vhpc.folder}/gpu.map is not valid" in vhpc.error
 
 
 def test_the_xml_of_a_plan_is_a_domain(vhpc: Vhpc) -> None:

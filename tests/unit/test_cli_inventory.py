@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
-from captured import Trees, needs_lstopo
+from captured import Trees
 from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
@@ -114,15 +113,6 @@ def test_the_document_has_the_fields_that_its_description_names(vhpc: Vhpc) -> N
     assert keys(live) | keys(other) == documented()
     assert live["schema"] == other["schema"] == 1
     assert (live["live"], other["live"]) == (True, False)
-
-
-@needs_lstopo
-def test_slurm_cpus_are_in_the_order_of_hwloc_calc(vhpc: Vhpc, trees: Trees) -> None:
-    tree = trees("32amd64-4s2n4c-cgroup2")
-    options = ["--input", str(tree), "--if", "fsroot", "--disallowed", "--li", "--po", "all", "-I", "pu"]
-    done = subprocess.run(["hwloc-calc", *options], capture_output=True, text=True, check=True, timeout=60)
-    truth = [int(number) for number in done.stdout.strip().split(",")]
-    assert vhpc.json("inventory", "--sysfs-root", str(tree))["slurm_cpus"] == truth
 
 
 @pytest.mark.usefixtures("as_root")

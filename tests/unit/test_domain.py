@@ -22,6 +22,7 @@ from vhpc_slurm.domain.boot import kernel_cmdline
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.hardware import PassthroughDevice, PciController
 from vhpc_slurm.model import (
     Generation,
     GuestCell,
@@ -88,6 +89,28 @@ TWO_CELLS = guest(
     hugepage_kib=2048,
     memory_binding=MemoryBinding.STRICT,
 )
+PREFERRED_CELLS = replace(TWO_CELLS, memory_binding=MemoryBinding.PREFERRED, hugepage_kib=0)
+# A GPU and a VF below one host switch at the first cell, a GPU alone at the second.
+DEVICES = replace(
+    TWO_CELLS,
+    hugepage_kib=1048576,
+    devices=(
+        PassthroughDevice("0000:0b:00.0", "gpu", 0, "pci0000:08", 4),
+        PassthroughDevice("0000:0d:00.1", "vf", 0, "pci0000:08", 5),
+        PassthroughDevice("0000:83:00.0", "gpu", 1, "pci0000:80", 7),
+    ),
+    controllers=(
+        PciController(1, "pcie-expander-bus", bus_nr=249, cell=0),
+        PciController(2, "pcie-root-port", 1, 0),
+        PciController(3, "pcie-switch-upstream-port", 2, 0),
+        PciController(4, "pcie-switch-downstream-port", 3, 0),
+        PciController(5, "pcie-switch-downstream-port", 3, 1),
+        PciController(6, "pcie-expander-bus", bus_nr=254, cell=1),
+        PciController(7, "pcie-root-port", 6, 0),
+    ),
+    pcihole64_gib=512,
+    address_bits=40,
+)
 SHARES = tuple(ShareSpec(tag, f"{RUN}/fs-{tag}.sock") for tag in ("home", "work", "scratch"))
 
 CASES = {
@@ -95,6 +118,8 @@ CASES = {
     "kvm-amd-smt2": spec(SMT2, cpu_vendor="AuthenticAMD"),
     "tcg": spec(FLAT, hypervisor="qemu", cpu_vendor="AuthenticAMD", emulator="/usr/bin/qemu-system-x86_64"),
     "hugepages-two-cells": spec(TWO_CELLS),
+    "preferred-two-cells": spec(PREFERRED_CELLS),
+    "devices": spec(DEVICES),
     "shares": spec(FLAT, hypervisor="qemu", shares=SHARES),
     "no-shares": spec(FLAT, hypervisor="qemu", shares=()),
 }
@@ -202,6 +227,41 @@ def test_hostile_paths_are_refused(field: str, text: str) -> None:
     if text and text != "a" * 300:
         with pytest.raises(NodeError):
             spec(FLAT, **{field: f"/run/{text}"})
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "0b:00.0", "0000:0b:00.8", "0000:0b:00.0\n"])
+def test_hostile_pci_addresses_are_refused(text: str) -> None:
+    with pytest.raises(NodeError):
+        spec(replace(DEVICES, devices=(PassthroughDevice(text, "gpu", 0, "pci0000:08", 4),)))
+
+
+def test_nothing_of_pci_is_in_a_guest_without_devices() -> None:
+    for case in set(CASES) - {"devices"}:
+        domain = ET.fromstring(render(CASES[case]))
+        assert domain.find("devices/hostdev") is None
+        assert domain.find("devices/controller[@type='pci']") is None
+
+
+def test_every_device_is_in_the_port_that_was_planned_for_it_and_unmanaged() -> None:
+    domain = ET.fromstring(render(CASES["devices"]))
+    found = {}
+    for hostdev in domain.iterfind("devices/hostdev"):
+        source, port = hostdev.find("source/address"), hostdev.find("address")
+        rom = hostdev.find("rom")
+        assert source is not None
+        assert port is not None
+        assert rom is not None
+        assert (hostdev.get("managed"), rom.get("enabled")) == ("no", "no")
+        numbers = [int(source.attrib[part], 16) for part in ("domain", "bus", "slot", "function")]
+        found["{:04x}:{:02x}:{:02x}.{:x}".format(*numbers)] = int(port.attrib["bus"], 16)
+    assert found == {device.address: device.port for device in DEVICES.devices}
+
+
+def test_several_cells_that_are_only_preferred_speak_for_themselves() -> None:
+    """libvirt refuses a <memory mode="preferred"> with more than one node."""
+    domain = ET.fromstring(render(CASES["preferred-two-cells"]))
+    assert domain.find("numatune/memory") is None
+    assert [cell.get("nodeset") for cell in domain.iterfind("numatune/memnode")] == ["0", "1"]
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "-a", "UPPER"])

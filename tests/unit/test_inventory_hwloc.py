@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
@@ -65,6 +66,14 @@ def machine(
     else:
         tree = trees(name)
     return read(tree, name), lstopo(tree), tree
+
+
+def test_slurms_cpus_are_in_the_order_of_hwloc_calc(machine: Machine) -> None:
+    """slurmd numbers CPUs by core, then by thread, in hwloc's logical order (xcpuinfo.c)."""
+    host, _, tree = machine
+    options = ["--input", str(tree), "--if", "fsroot", "--disallowed", "--li", "--po", "all", "-I", "pu"]
+    done = subprocess.run(["hwloc-calc", *options], capture_output=True, text=True, check=True, timeout=60)
+    assert host.abstract == tuple(int(number) for number in done.stdout.strip().split(","))
 
 
 def test_caches_are_those_of_hwloc(machine: Machine) -> None:

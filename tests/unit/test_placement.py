@@ -294,10 +294,10 @@ def test_memory_only_prefers_a_cell_that_other_jobs_run_in() -> None:
     assert guest.cells[0].host_cell == 1
 
 
-def test_memory_of_a_job_spread_over_shared_cells_falls_where_its_cpus_touch_it() -> None:
+def test_memory_of_a_job_spread_over_shared_cells_only_prefers_each_ones_own() -> None:
     guest = plan(host(sockets=2, cores=2), (0, 1, 4, 5)).guests[0]
-    assert guest.memory_binding is MemoryBinding.NONE
-    assert guest.cells[0].nodeset == (0, 1)
+    assert guest.memory_binding is MemoryBinding.PREFERRED
+    assert [(cell.host_cell, cell.nodeset) for cell in guest.cells] == [(0, (0,)), (1, (1,))]
 
 
 def test_memory_larger_than_the_cell_is_not_bound_and_noted() -> None:

@@ -127,12 +127,26 @@ def plan(
             "--chdir", metavar="DIR", help="With --image: the job's working directory; default this one."
         ),
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus", metavar="LIST", help="With --image: indexes of the GPUs that Slurm would give."
+        ),
+    ] = None,
+    vfs: Annotated[
+        int | None,
+        typer.Option("--vfs", metavar="N", min=0, help="With --image: so many virtual functions."),
+    ] = None,
+    guests_per_node: Annotated[
+        int | None,
+        typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: so many guests."),
+    ] = None,
     xml: Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")] = False,
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
     """Show what Prolog would do on this node, for a job or for one that could be; or all reasons why not."""
-    wishes = (image, cpus, memory, mem_reserve, user, chdir)
+    wishes = (image, cpus, memory, mem_reserve, user, chdir, gpus, vfs, guests_per_node)
     if (job_id is None) == (image is None):
         raise typer.BadParameter("either JOBID or --image is needed")
     if job_id is not None and any(wish is not None for wish in wishes):
@@ -144,7 +158,17 @@ def plan(
     if job_id is not None:
         case = planning.of_job(config, job_id, name)
     else:
-        wish = planning.Wish(image or "", cpus, memory, mem_reserve, user, chdir or os.getcwd())  # noqa: PTH109
+        wish = planning.Wish(
+            image or "",
+            cpus,
+            memory,
+            mem_reserve,
+            user,
+            chdir or os.getcwd(),  # noqa: PTH109
+            gpus,
+            vfs,
+            guests_per_node or 1,
+        )
         case = planning.of_wish(config, wish, name)
     return planning.plan(config, case, xml=xml, as_json=as_json)
 
@@ -323,8 +347,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(err.line(), EXIT_BY_KIND.get(err.kind, EXIT_INTERNAL))
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # the reader has gone; do not let the interpreter fail at its last flush
+    except (BrokenPipeError, SystemExit):
+        # the reader has gone (click makes it an exit when more than a buffer was written);
+        # do not let the interpreter fail at its last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as err:

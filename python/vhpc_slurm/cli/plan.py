@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm.catalog import resolve
-from vhpc_slurm.cli import here, jobs, output
+from vhpc_slurm.cli import here, jobs, output, planview
 from vhpc_slurm.config import Config
-from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
+from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import (
     Generation,
+    GresAllocation,
     GuestPlan,
     HostInventory,
     ImageIdentity,
@@ -24,12 +26,12 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import accounts, inventory, shares
+from vhpc_slurm.node import accounts, claims, gpumap, inventory, shares
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.placement.plan import Refusal, fit
+from vhpc_slurm.placement.usage import NOTHING, Usage, fold
 
-NO_JOB = 0xFFFFFFFE
-"""Stands for the job of a plan that is for none: Slurm's NO_VAL, which is no job's id."""
+NO_JOB = planview.NO_JOB
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Wish:
     mem_reserve_mib: int | None = None
     user: str | None = None
     work_dir: str = "/"
+    gpus: str | None = None
+    vfs: int | None = None
+    guests_per_node: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Case:
     image: ImageIdentity
     shares: tuple[shares.Share, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    usage: Usage = NOTHING
+    devices: NodeDevices | None = None
 
 
 def of_job(config: Config, job_id: int, node: str) -> Case:
@@ -79,7 +86,16 @@ def of_job(config: Config, job_id: int, node: str) -> Case:
         )
     host = inventory.read(node, config)
     found, notes = _shares(config, lease.request.uid, lease.request.work_dir)
-    return Case(lease.generation, lease.allocation.on(node), host, lease.request, lease.image, found, notes)
+    return Case(
+        lease.generation,
+        lease.allocation.on(node),
+        host,
+        lease.request,
+        lease.image,
+        found,
+        notes,
+        _usage(config, lease.generation),
+    )
 
 
 def of_wish(config: Config, wish: Wish, node: str) -> Case:
@@ -94,6 +110,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
         cpus = tuple(range(len(host.abstract))) if wish.cpus is None else parse_cpu_list(wish.cpus)
     except ValueError as err:
         raise UserError(f"--cpus={wish.cpus!r}", str(err), "write it like 0-3,8") from err
+    gres, devices = _gres(config, wish)
     memory = sum(cell.memory_mib for cell in host.cells) if wish.memory_mib is None else wish.memory_mib
     uid, notes = _uid(wish.user)
     request = JobRequest(
@@ -105,11 +122,31 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
         work_dir=wish.work_dir,
         image=image.ref,
         mem_reserve_mib=wish.mem_reserve_mib,
+        vfs=wish.vfs,
+        guests_per_node=wish.guests_per_node,
     )
     found, more = _shares(config, uid, wish.work_dir) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")
-    allocation = NodeAllocation(node, cpus, memory)
-    return Case(generation, allocation, host, request, image, found, (*notes, *more))
+    allocation = NodeAllocation(node, cpus, memory, gres)
+    return Case(generation, allocation, host, request, image, found, (*notes, *more), NOTHING, devices)
+
+
+def _usage(config: Config, generation: Generation) -> Usage:
+    """What other jobs hold here, which only root can see."""
+    return fold(claims.live(Layout(config), but=generation)) if here.is_root() else NOTHING
+
+
+def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeDevices | None]:
+    """Generic resources that are wished for, and what could be given."""
+    if wish.gpus is None and wish.vfs is None:
+        return (), None
+    try:
+        indexes = parse_cpu_list(wish.gpus or "")
+    except ValueError as err:
+        raise UserError(f"--gpus={wish.gpus!r}", str(err), "write it like 0-3,8") from err
+    gpus = gpumap.read(Path(config.placement.gpu_map))
+    gres = GresAllocation(config.placement.gpu_gres, "", len(indexes), indexes)
+    return (gres,) if indexes else (), NodeDevices(gpus)
 
 
 def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
@@ -118,9 +155,18 @@ def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
     Raises:
         VhpcError: there is none, with all reasons of the kind that decides.
     """
-    result = fit(case.generation, case.allocation, case.host, case.request, case.image.manifest, config)
+    result = fit(
+        case.generation,
+        case.allocation,
+        case.host,
+        case.request,
+        case.image.manifest,
+        config,
+        case.usage,
+        case.devices,
+    )
     if isinstance(result, Refusal):
-        _show_refusal(case, result, as_json=as_json)
+        planview.refusal(case, result, as_json=as_json)
         raise result.error()
     if xml:
         texts = [_xml(config, case, guest) for guest in result.guests]
@@ -132,7 +178,7 @@ def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
     if as_json:
         output.write_json(_json(config, case, result))
     else:
-        _show(config, case, result)
+        planview.show(case, result, _accelerator(config, case), config.guests.libvirt_uri)
     return 0
 
 
@@ -239,94 +285,3 @@ def _json(config: Config, case: Case, plan_: NodePlan) -> dict[str, Any]:
         "shares": msgspec.to_builtins(case.shares),
         "notes": [*plan_.notes, *case.notes],
     }
-
-
-def _show(config: Config, case: Case, plan_: NodePlan) -> None:
-    accelerator, why = _accelerator(config, case)
-    name = "QEMU with KVM" if accelerator == "kvm" else "QEMU in software (TCG), many times slower"
-    generation = str(plan_.generation) if case.generation.job_id != NO_JOB else "none (a hypothetical job)"
-    output.write_facts(
-        [
-            ("node", plan_.node),
-            ("generation", generation),
-            ("image", f"{case.image.ref} ({case.image.digest[:19]})"),
-            ("hypervisor", f"{name}: {why}; {config.guests.libvirt_uri}"),
-            ("memory", _memory(case, plan_)),
-        ]
-    )
-    for guest in plan_.guests:
-        _show_guest(case, guest)
-    if case.shares:
-        print()
-        output.write_table(
-            ("SHARE", "PATH", "ACCESS", "WHY"),
-            [(s.tag, s.path, "read-only" if s.read_only else "read-write", s.why) for s in case.shares],
-        )
-    for note in (*plan_.notes, *case.notes):
-        print(f"note: {output.printable(note)}")
-
-
-def _memory(case: Case, plan_: NodePlan) -> str:
-    reserve = "guests.memory_reserve_mib" if case.request.mem_reserve_mib is None else "--vhpc-mem-reserve"
-    guests = sum(guest.memory_mib for guest in plan_.guests)
-    rounded = plan_.job_memory_mib - plan_.reserve_mib - guests
-    text = f"{plan_.job_memory_mib} MiB of the job - {plan_.reserve_mib} MiB outside ({reserve})"
-    if rounded:
-        text += f" - {rounded} MiB of rounding"
-    return f"{text} = {guests} MiB for the guest; the image needs {case.image.manifest.min_memory_mib} MiB"
-
-
-def _show_guest(case: Case, guest: GuestPlan) -> None:
-    topology = guest.topology
-    shape = " x ".join(
-        f"{count} {name}"
-        for count, name in (
-            (topology.sockets, "sockets"),
-            (topology.dies, "dies"),
-            (topology.cores, "cores"),
-            (topology.threads, "threads"),
-        )
-    )
-    pages = f"{guest.hugepage_kib} KiB huge pages" if guest.hugepage_kib else "ordinary pages"
-    print()
-    output.write_facts(
-        [
-            (f"guest {guest.index}", guest.hostname),
-            ("topology", shape),
-            ("emulator", f"QEMU's own threads on {guest.emulator_choice}"),
-            ("memory", f"{guest.memory_mib} MiB in {pages}, NUMA binding {guest.memory_binding.value}"),
-        ]
-    )
-    print()
-    by_number = {cpu.os_cpu: cpu for cpu in case.host.cpus}
-    abstract = {os_cpu: number for number, os_cpu in enumerate(case.host.abstract)}
-    rows = []
-    for pin in guest.pins:
-        cpu = by_number[pin.os_cpu]
-        numbers = (pin.vcpu, abstract[pin.os_cpu], pin.os_cpu, cpu.core, cpu.socket, cpu.cell, pin.cell)
-        rows.append([str(number) for number in numbers])
-    head = ("VCPU", "SLURM CPU", "OS CPU", "CORE", "SOCKET", "HOST CELL", "GUEST CELL")
-    output.write_table(head, rows, right=head)
-    print()
-    output.write_table(
-        ("GUEST CELL", "VCPUS", "MEMORY MiB", "HOST CELLS"),
-        [
-            (
-                str(c.cell),
-                format_cpu_list(c.vcpus),
-                str(c.memory_mib),
-                format_cpu_list(c.nodeset or (c.host_cell,)),
-            )
-            for c in guest.cells
-        ],
-        right=("GUEST CELL", "MEMORY MiB"),
-    )
-
-
-def _show_refusal(case: Case, refusal: Refusal, *, as_json: bool) -> None:
-    if as_json:
-        reasons = [{"kind": r.kind, "what": r.what, "why": r.why, "cure": r.cure} for r in refusal.reasons]
-        output.write_json({"node": case.host.node, "refused": reasons})
-        return
-    print(f"no guest of image {case.image.ref} can run on {case.host.node}:")
-    output.write_table(("FAULT OF", "REASON"), [(r.kind, r.line()) for r in refusal.reasons])

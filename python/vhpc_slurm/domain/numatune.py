@@ -19,7 +19,7 @@ class CellBinding:
 
 @dataclass(frozen=True)
 class NumatuneContext:
-    """Values of the numatune template."""
+    """Values of the numatune template; ``nodeset`` is empty where each cell has to speak for itself."""
 
     mode: str
     nodeset: str
@@ -35,8 +35,11 @@ def context(spec: DomainSpec) -> NumatuneContext | None:
     binding, cells = spec.guest.memory_binding, spec.guest.cells
     if binding is MemoryBinding.NONE:
         return None
+    nodes = {host_cell for cell in cells for host_cell in _nodeset(cell)}
+    # libvirt prefers one node at most: with several, only each cell's own preference can be said
+    several = binding is MemoryBinding.PREFERRED and len(nodes) > 1
     return NumatuneContext(
         mode=binding.value,
-        nodeset=format_cpu_list(host_cell for cell in cells for host_cell in _nodeset(cell)),
+        nodeset="" if several else format_cpu_list(nodes),
         cells=tuple(CellBinding(cell.cell, format_cpu_list(_nodeset(cell))) for cell in cells),
     )

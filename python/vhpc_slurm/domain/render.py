@@ -19,12 +19,14 @@ from vhpc_slurm.domain import (
     cputune,
     disk,
     features,
+    hostdev,
     identity,
     lifecycle,
     machine,
     memory,
     numatune,
     panic,
+    pci,
     rng,
     security,
     shares,
@@ -58,12 +60,14 @@ DOMAIN = (
 )
 DEVICES = (
     Concern("machine", machine.context),
+    Concern("pci", pci.context),
     Concern("disk", disk.context),
     Concern("shares", shares.context),
     Concern("channel", channel.context),
     Concern("console", console.context),
     Concern("rng", rng.context),
     Concern("panic", panic.context),
+    Concern("hostdev", hostdev.context),
 )
 SECURITY = (Concern("security", security.context),)
 

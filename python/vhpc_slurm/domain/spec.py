@@ -20,6 +20,7 @@ SHARE_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,34}", re.ASCII)
 PATH = re.compile(r"(/[A-Za-z0-9_.@+:-]+)+", re.ASCII)
 CMDLINE = re.compile(r"[\x20-\x7e]{0,1800}", re.ASCII)
 CPU_VENDOR = re.compile(r"[A-Za-z0-9 ]{0,12}", re.ASCII)
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 ROOT_FORMAT = re.compile(r"[a-z0-9]{1,16}", re.ASCII)
 Hypervisor = Literal["kvm", "qemu"]
 SOCKET_PATH_MAX = 107  # sun_path of unix(7) less its final NUL
@@ -112,6 +113,8 @@ class DomainSpec:
             check_socket(f"socket of share {share.tag}", share.socket)
         if len({share.tag for share in self.shares}) != len(self.shares):
             raise NodeError("two shares of a guest have the same tag")
+        for device in self.guest.devices:
+            _check("PCI address", device.address, PCI_ADDRESS)
         if self.uid <= 0 or self.gid <= 0:
             raise NodeError(
                 f"QEMU would run as {self.uid}:{self.gid}", "neither may be root's", "see guests.uid_base"

@@ -28,6 +28,7 @@ from vhpc_slurm.node import (
 )
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.placement.plan import plan_node
+from vhpc_slurm.placement.usage import fold
 
 LOCK_TIMEOUT_S = 30.0
 
@@ -111,6 +112,7 @@ def _boot(
                 lease.request,
                 lease.image.manifest,
                 config,
+                fold(claims.live(layout, but=lease.generation)),
             )
             claims.announce(book, plan)
     if not host.kvm:

@@ -6,12 +6,13 @@ Slurm has chosen the CPUs already; they are mapped here, never searched for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import GuestTopology, HostCpu, HostInventory, NodeAllocation, VcpuPin
+from vhpc_slurm.placement.usage import Usage, held_cpus
 
 ONE_CELL = 0
 
@@ -38,39 +39,81 @@ class EmulatorPlacement:
     choice: str
 
 
-def place_cpus(
-    allocation: NodeAllocation, host: HostInventory
-) -> tuple[CpuPlacement | None, list[VhpcError]]:
-    """Pin one vCPU to each CPU that Slurm allocated.
+def choose_cpus(
+    allocation: NodeAllocation, host: HostInventory, usage: Usage, *, whole_cores: bool
+) -> tuple[tuple[HostCpu, ...], list[VhpcError]]:
+    """The host's CPUs that Slurm allocated, in abstract order.
 
-    vCPUs follow the abstract order, so that threads of a host core become
-    threads of a guest core.
+    Args:
+        allocation: what Slurm says.
+        host: whose CPUs.
+        usage: what other guests hold.
+        whole_cores: refuse parts of cores.
 
     Returns:
-        The placement and no errors, or None and every error found.
+        The CPUs and no errors, or none and every error found.
     """
     errors = [*_allocation_errors(allocation, host), *_host_errors(host)]
     if errors:
-        return None, errors
+        return (), errors
     by_number = {cpu.os_cpu: cpu for cpu in host.cpus}
-    chosen = [by_number[host.abstract[abstract]] for abstract in sorted(allocation.cpu_ids)]
+    chosen = tuple(by_number[host.abstract[abstract]] for abstract in sorted(allocation.cpu_ids))
+    errors = held_cpus([cpu.os_cpu for cpu in chosen], usage)
+    if whole_cores and (siblings := _foreign_siblings(chosen, host)):
+        errors.append(
+            NodeError(
+                f"Slurm allocated parts of cores on {host.node}",
+                f"siblings {format_cpu_list(siblings)} belong to others, and placement.cores is strict",
+                "set SelectTypeParameters=CR_Core_Memory in slurm.conf",
+            )
+        )
+    return ((), errors) if errors else (chosen, [])
+
+
+def place_cpus(chosen: Sequence[HostCpu], host: HostInventory) -> CpuPlacement:
+    """Pin one vCPU of a guest to each of these CPUs.
+
+    vCPUs follow the abstract order, so that threads of a host core become
+    threads of a guest core.
+    """
     topology, notes = _guest_topology(chosen, host)
     pins = tuple(VcpuPin(vcpu, cpu.os_cpu, ONE_CELL) for vcpu, cpu in enumerate(chosen))
-    return CpuPlacement(pins, topology, (*notes, *_numbering_notes(host))), []
+    return CpuPlacement(pins, topology, tuple(notes))
+
+
+def spare_core(chosen: Sequence[HostCpu]) -> tuple[tuple[HostCpu, ...], tuple[int, ...]]:
+    """Set one core of a guest aside for QEMU's own threads: the last one of the cell that has most.
+
+    Returns:
+        The CPUs that are left, and those set aside: none where there is only one core.
+    """
+    cores: dict[int, list[HostCpu]] = {}
+    for cpu in chosen:
+        cores.setdefault(cpu.core, []).append(cpu)
+    if len(cores) < 2:
+        return tuple(chosen), ()
+    in_cell = Counter(cpus[0].cell for cpus in cores.values())
+    cell = max(in_cell, key=lambda number: (in_cell[number], -number))
+    spare = [core for core, cpus in cores.items() if cpus[0].cell == cell][-1]
+    kept = tuple(cpu for cpu in chosen if cpu.core != spare)
+    return kept, tuple(sorted(cpu.os_cpu for cpu in cores[spare]))
 
 
 def place_emulator(
-    configured: tuple[int, ...], placement: CpuPlacement, host: HostInventory
+    configured: tuple[int, ...], own: tuple[int, ...], spare: tuple[int, ...], host: HostInventory
 ) -> tuple[EmulatorPlacement | None, list[VhpcError]]:
     """Where QEMU's main loop and I/O threads run.
 
     Args:
         configured: OS CPUs that the site keeps for it, empty when it keeps none.
-        placement: the job's own CPUs.
+        own: CPUs of the guest's vCPUs, ascending.
+        spare: CPUs of the job that no vCPU is pinned to.
         host: for checking that the site's CPUs exist.
     """
+    if not configured and spare:
+        choice = f"CPUs {format_cpu_list(spare)}, a core of the job that the guest does not see"
+        return EmulatorPlacement(spare, choice), []
     if not configured:
-        own = placement.os_cpus
         return EmulatorPlacement(own, f"the job's own CPUs {format_cpu_list(own)}"), []
     errors: list[VhpcError] = []
     listed = f"host.emulator_cpus lists {format_cpu_list(configured)}"
@@ -79,7 +122,7 @@ def place_emulator(
         errors.append(
             NodeError(f"{listed}, but {format_cpu_list(absent)} are not online", "", "see vhpc.toml(5)")
         )
-    if shared := set(configured) & set(placement.os_cpus):
+    if shared := set(configured) & {*own, *spare}:
         errors.append(
             NodeError(
                 f"{listed}, but Slurm gave {format_cpu_list(shared)} to the job",
@@ -139,22 +182,27 @@ def _by_core(cpus: Iterable[HostCpu]) -> dict[int, list[int]]:
     return cores
 
 
-def _guest_topology(chosen: list[HostCpu], host: HostInventory) -> tuple[GuestTopology, list[str]]:
+def _foreign_siblings(chosen: Iterable[HostCpu], host: HostInventory) -> list[int]:
+    """Threads of the chosen CPUs' cores that are not among them."""
+    host_cores = _by_core(_counted(host))
+    shared = (set(host_cores[core]) - set(cpus) for core, cpus in _by_core(chosen).items())
+    return sorted(cpu for cpus in shared for cpu in cpus)
+
+
+def _guest_topology(chosen: Sequence[HostCpu], host: HostInventory) -> tuple[GuestTopology, list[str]]:
     """The host's sockets, cores and threads where the allocation has their shape, else flat cores.
 
     A guest scheduler that is told of siblings which are none places threads
     wrongly, so anything irregular is shown as single-threaded cores.
     """
-    host_cores = _by_core(_counted(host))
-    shared = {core: set(host_cores[core]) - set(cpus) for core, cpus in _by_core(chosen).items()}
-    siblings = sorted(cpu for cpus in shared.values() for cpu in cpus)
+    siblings = _foreign_siblings(chosen, host)
     if siblings:
         note = (
             f"Slurm allocated parts of cores: siblings {format_cpu_list(siblings)} belong to others, "
             "the guest sees single-threaded cores"
         )
         return GuestTopology(1, 1, len(chosen), 1), [note]
-    threads = len(host_cores[chosen[0].core])
+    threads = sum(cpu.core == chosen[0].core for cpu in chosen)
     per_socket = Counter(cpu.socket for cpu in chosen)
     if len(set(per_socket.values())) == 1:
         cores = per_socket[chosen[0].socket] // threads
@@ -163,7 +211,7 @@ def _guest_topology(chosen: list[HostCpu], host: HostInventory) -> tuple[GuestTo
     return GuestTopology(1, 1, len(chosen) // threads, threads), [note]
 
 
-def _numbering_notes(host: HostInventory) -> list[str]:
+def numbering_notes(host: HostInventory) -> list[str]:
     """Warn where slurmd's own map gives up: it ignores OS CPU numbers beyond its count of CPUs."""
     beyond = [cpu for cpu in host.abstract if cpu >= len(host.abstract)]
     if not beyond:

@@ -1,47 +1,57 @@
-"""How much memory a guest gets, and from which NUMA cells of the host."""
+"""How much memory guests get, in which of their NUMA cells, and from which of the host's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.model import (
+    GuestCell,
+    HostCell,
+    HostCpu,
     HostInventory,
     ImageManifest,
     JobRequest,
     MemoryBinding,
     NodeAllocation,
 )
+from vhpc_slurm.placement.split import share
 
 GRAIN_MIB = 2  # one huge page: transparent and explicit 2 MiB pages then map all of it
+LOCAL, REMOTE_LEAST, REMOTE_MOST = 10, 11, 254  # what libvirt takes for distances
+FAR = 1 << 16
 
 
 @dataclass(frozen=True)
 class MemorySize:
-    """Memory of the guest and what stays outside of it, in MiB."""
+    """Memory of all guests on the node, before rounding, and what stays outside of them, in MiB."""
 
-    guest_mib: int
+    guests_mib: int
     reserve_mib: int
 
 
 @dataclass(frozen=True)
 class MemoryPlacement:
-    """Host cells that guest memory comes from, nearest first, and how firmly."""
+    """Guest cells with their memory, how firmly it is held, the guest cell of each vCPU."""
 
-    host_cell: int
-    nodeset: tuple[int, ...]
+    cells: tuple[GuestCell, ...]
     binding: MemoryBinding
     notes: tuple[str, ...] = ()
+
+    @property
+    def memory_mib(self) -> int:
+        """All of it."""
+        return sum(cell.memory_mib for cell in self.cells)
 
 
 def size_memory(
     allocation: NodeAllocation,
     request: JobRequest,
-    manifest: ImageManifest,
     host: HostInventory,
     default_reserve_mib: int,
 ) -> tuple[MemorySize | None, list[VhpcError]]:
-    """Memory of the job on this node, less what stays outside, rounded down to 2 MiB.
+    """Memory of the job on this node, less what stays outside.
 
     Returns:
         The size and no errors, or None and every error found.
@@ -58,62 +68,176 @@ def size_memory(
                 "set SelectTypeParameters=CR_Core_Memory in slurm.conf",
             )
         ]
-    guest = max(0, allocation.memory_mib - reserve) // GRAIN_MIB * GRAIN_MIB
+    return MemorySize(max(0, allocation.memory_mib - reserve), reserve), []
+
+
+def check_size(
+    allocation: NodeAllocation,
+    request: JobRequest,
+    manifest: ImageManifest,
+    host: HostInventory,
+    guest_mib: Sequence[int],
+    reserve_mib: int,
+    grain_mib: int = GRAIN_MIB,
+) -> list[VhpcError]:
+    """Whether the image can live in the smallest guest, and the node has as much as all of them need."""
     errors: list[VhpcError] = []
-    if guest == 0 or guest < manifest.min_memory_mib:
-        errors.append(_too_little(allocation, manifest, host, guest, reserve, asked is not None))
+    least = max(manifest.min_memory_mib, GRAIN_MIB)
+    if min(guest_mib) < least:
+        count = len(guest_mib)
+        needed = -(-least // grain_mib) * grain_mib * count + reserve_mib
+        cure = f"ask for at least --mem={needed}M"
+        if request.mem_reserve_mib is not None:
+            cure += " or for a smaller --vhpc-mem-reserve"
+        if count > 1:
+            cure += " or for fewer guests"
+        errors.append(
+            UserError(
+                f"image {manifest.name}:{manifest.tag} needs {least} MiB, "
+                f"a guest on {host.node} has {min(guest_mib)}",
+                f"of the job's {allocation.memory_mib} MiB there {reserve_mib} MiB stay outside the guest"
+                + (f", {count} guests share the rest" if count > 1 else ""),
+                cure,
+            )
+        )
     total = sum(cell.memory_mib for cell in host.cells)
-    if guest > total:
+    if sum(guest_mib) > total:
         errors.append(
             NodeError(
-                f"the guest would have {guest} MiB, but {host.node} has {total} MiB in all",
+                f"the guest would have {sum(guest_mib)} MiB, but {host.node} has {total} MiB in all",
                 "",
                 "correct RealMemory in slurm.conf: slurmd -C",
             )
         )
-    return (None, errors) if errors else (MemorySize(guest, reserve), [])
+    return errors
 
 
-def _too_little(
-    allocation: NodeAllocation,
-    manifest: ImageManifest,
-    host: HostInventory,
-    guest: int,
-    reserve: int,
-    reserve_is_the_users: bool,
-) -> UserError:
-    least = max(manifest.min_memory_mib, GRAIN_MIB)
-    needed = -(-least // GRAIN_MIB) * GRAIN_MIB + reserve
-    cure = f"ask for at least --mem={needed}M"
-    if reserve_is_the_users:
-        cure += " or for a smaller --vhpc-mem-reserve"
-    return UserError(
-        f"image {manifest.name}:{manifest.tag} needs {least} MiB, a guest on {host.node} has {guest}",
-        f"of the job's {allocation.memory_mib} MiB there {reserve} MiB stay outside the guest",
-        cure,
+def lay_out(
+    chosen: Sequence[HostCpu], guest_mib: int, grain_mib: int, host: HostInventory
+) -> MemoryPlacement:
+    """One guest cell for each host cell in use, with memory in proportion to its vCPUs.
+
+    No cell gets more than the host cell has while another has room.  CPUs of a
+    cell without memory belong to the guest cell of the nearest one with some.
+
+    Args:
+        chosen: CPUs of the guest in the order of its vCPUs.
+        guest_mib: its memory: a multiple of the grain.
+        grain_mib: size of the pages that it consists of.
+        host: where.
+    """
+    home_of = {number: home(number, host) for number in {cpu.cell for cpu in chosen}}
+    used = list({h.cell: h for cpu in chosen if (h := home_of[cpu.cell]) is not None}.values())
+    if None in home_of.values():
+        cells = tuple(cell.cell for cell in host.cells)
+        alone = GuestCell(0, tuple(range(len(chosen))), guest_mib, cells[0], nodeset=cells)
+        return MemoryPlacement(
+            (alone,), MemoryBinding.NONE, ("some CPUs are of no NUMA cell that is online",)
+        )
+    place = {number: used.index(cell) for number, cell in home_of.items() if cell is not None}
+    members: list[list[int]] = [[] for _ in used]
+    for vcpu, cpu in enumerate(chosen):
+        members[place[cpu.cell]].append(vcpu)
+    vcpus = [tuple(numbers) for numbers in members]
+    grains = guest_mib // grain_mib
+    if grains < len(used):  # too little to give each a page
+        near = max(range(len(used)), key=lambda at: len(vcpus[at]))
+        alone = GuestCell(
+            0, tuple(range(len(chosen))), guest_mib, used[near].cell, nodeset=(used[near].cell,)
+        )
+        note = f"{guest_mib} MiB are fewer pages than NUMA cells in use: the guest sees one cell"
+        return MemoryPlacement((alone,), MemoryBinding.PREFERRED, (note,))
+    parts, fits = _fill(grains, [len(v) for v in vcpus], [cell.memory_mib // grain_mib for cell in used])
+    notes: tuple[str, ...] = ()
+    if not fits:
+        names = ", ".join(str(cell.cell) for cell in sorted(used, key=lambda cell: cell.cell))
+        notes = (f"{guest_mib} MiB do not fit NUMA cell {names} of the job's CPUs: some will be remote",)
+    return MemoryPlacement(
+        tuple(
+            GuestCell(
+                cell=number,
+                vcpus=vcpus[number],
+                memory_mib=parts[number] * grain_mib,
+                host_cell=cell.cell,
+                distances=_distances(number, used),
+                nodeset=(cell.cell,),
+            )
+            for number, cell in enumerate(used)
+        ),
+        MemoryBinding.PREFERRED,
+        notes,
     )
 
 
-def place_memory(os_cpus: tuple[int, ...], guest_mib: int, host: HostInventory) -> MemoryPlacement:
-    """Choose host cells for the memory of a guest with one cell.
+def bind(
+    placements: Sequence[MemoryPlacement], job_cpus: set[int], host: HostInventory, *, hugepages: bool
+) -> list[MemoryPlacement]:
+    """Hold the memory of a job's guests strictly where that cannot kill them.
 
     Slurm hands out memory by the node, not by the cell, so a cell of a shared
     node may be full although the job's memory is there.  A strict binding then
     gets QEMU killed by the kernel.  It is used only where the job holds every
-    CPU of the cells and they are large enough; else memory prefers the one
-    cell of the vCPUs, or falls where pinned vCPUs touch it first.
+    CPU of the cells and they are large enough, or where the memory consists of
+    huge pages that were counted: too few of these fail the start.
     """
-    used = [cell for cell in host.cells if set(cell.cpus) & set(os_cpus)]
-    near = max(used, key=lambda cell: (len(set(cell.cpus) & set(os_cpus)), -cell.cell))
-    nodeset = tuple(sorted(cell.cell for cell in used))
-    capacity = sum(cell.memory_mib for cell in used)
-    alone = all(set(cell.cpus) <= set(os_cpus) for cell in used)
-    if guest_mib <= capacity and alone:
-        return MemoryPlacement(near.cell, nodeset, MemoryBinding.STRICT)
-    notes = []
-    if guest_mib > capacity:
-        cells = ", ".join(map(str, nodeset))
-        notes.append(f"{guest_mib} MiB do not fit NUMA cell {cells} of the job's CPUs: some will be remote")
-    if len(used) == 1:
-        return MemoryPlacement(near.cell, nodeset, MemoryBinding.PREFERRED, tuple(notes))
-    return MemoryPlacement(near.cell, nodeset, MemoryBinding.NONE, tuple(notes))
+    homes = {cell.cell: home(cell.cell, host) for cell in host.cells}
+    needed: dict[int, int] = {}
+    for placement in placements:
+        for cell in placement.cells:
+            needed[cell.host_cell] = needed.get(cell.host_cell, 0) + cell.memory_mib
+    capacity = {cell.cell: cell.memory_mib for cell in host.cells}
+
+    def safe(number: int) -> bool:
+        own = {c for cell in host.cells if (h := homes[cell.cell]) and h.cell == number for c in cell.cpus}
+        return own <= job_cpus and needed[number] <= capacity[number]
+
+    def firm(placement: MemoryPlacement) -> bool:
+        if placement.binding is not MemoryBinding.PREFERRED:
+            return False
+        return hugepages or all(safe(cell.host_cell) for cell in placement.cells)
+
+    return [replace(p, binding=MemoryBinding.STRICT) if firm(p) else p for p in placements]
+
+
+def home(number: int, host: HostInventory) -> HostCell | None:
+    """The cell itself, or where it has no memory the nearest that has; None for a cell that is not online."""
+    own = next((cell for cell in host.cells if cell.cell == number), None)
+    if own is None or own.memory_mib:
+        return own
+    far = dict(own.distances)
+    some = [cell for cell in host.cells if cell.memory_mib]
+    return min(some, key=lambda cell: (far.get(cell.cell, FAR), cell.cell), default=None)
+
+
+def _fill(grains: int, weights: Sequence[int], room: Sequence[int]) -> tuple[list[int], bool]:
+    """Grains in proportion to weights, at least one each; full cells hand on to the others.
+
+    Returns:
+        Grains by cell, and whether no cell got more than it has room for.
+    """
+    if grains > sum(room) or 0 in room:
+        return [1 + extra for extra in share(grains - len(weights), weights)], False
+    parts = [0] * len(weights)
+    left = grains
+    while left:
+        open_ = [at for at in range(len(weights)) if parts[at] < room[at]]
+        for at, extra in zip(open_, share(left, [weights[at] for at in open_]), strict=True):
+            taken = min(extra, room[at] - parts[at])
+            parts[at] += taken
+            left -= taken
+    for poor in (at for at in range(len(parts)) if parts[at] == 0):
+        rich = max(range(len(parts)), key=parts.__getitem__)
+        parts[rich] -= 1
+        parts[poor] += 1
+    return parts, True
+
+
+def _distances(number: int, used: Sequence[HostCell]) -> tuple[tuple[int, int], ...]:
+    """The host's distances in terms of guest cells; none where the host does not give them all."""
+    rows = [dict(cell.distances) for cell in used]
+    if len(used) < 2 or any(other.cell not in row for row in rows for other in used):
+        return ()
+    return tuple(
+        (at, LOCAL if at == number else min(max(rows[number][other.cell], REMOTE_LEAST), REMOTE_MOST))
+        for at, other in enumerate(used)
+    )

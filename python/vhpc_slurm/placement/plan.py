@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import (
     Generation,
-    GuestCell,
     GuestPlan,
+    HostCpu,
     HostInventory,
     ImageManifest,
     JobRequest,
+    MemoryBinding,
     NodeAllocation,
     NodePlan,
+    VcpuPin,
 )
-from vhpc_slurm.placement.cpu import CpuPlacement, EmulatorPlacement, place_cpus, place_emulator
-from vhpc_slurm.placement.memory import MemorySize, place_memory, size_memory
+from vhpc_slurm.placement import pci
+from vhpc_slurm.placement.cpu import (
+    CpuPlacement,
+    EmulatorPlacement,
+    choose_cpus,
+    numbering_notes,
+    place_cpus,
+    place_emulator,
+    spare_core,
+)
+from vhpc_slurm.placement.devices import GuestDevices, Wanted, assign, resolve
+from vhpc_slurm.placement.hugepages import Backing, back
+from vhpc_slurm.placement.memory import MemoryPlacement, bind, size_memory
+from vhpc_slurm.placement.split import split_cpus
+from vhpc_slurm.placement.usage import NOTHING, Usage
 
 ROOT_FORMATS = ("erofs", "squashfs", "ext4")  # what a raw, read-only disk may hold
 
@@ -56,6 +73,8 @@ def plan_node(
     request: JobRequest,
     manifest: ImageManifest,
     config: Config,
+    usage: Usage = NOTHING,
+    devices: NodeDevices | None = None,
 ) -> NodePlan:
     """The plan of one node.
 
@@ -63,7 +82,7 @@ def plan_node(
         UserError: the job cannot run as it was asked for, on any node.
         NodeError: this node does not match what Slurm or the site says of it.
     """
-    result = fit(generation, allocation, host, request, manifest, config)
+    result = fit(generation, allocation, host, request, manifest, config, usage, devices)
     if isinstance(result, Refusal):
         raise result.error()
     return result
@@ -76,20 +95,161 @@ def fit(
     request: JobRequest,
     manifest: ImageManifest,
     config: Config,
+    usage: Usage = NOTHING,
+    devices: NodeDevices | None = None,
 ) -> NodePlan | Refusal:
-    """The plan of one node, or all reasons why there is none; raises nothing."""
+    """The plan of one node, or all reasons why there is none; raises nothing.
+
+    Args:
+        generation: for whom.
+        allocation: what Slurm gave the job here.
+        host: this node.
+        request: what the user asked for.
+        manifest: what the image needs.
+        config: the site's policies.
+        usage: what guests of other generations hold.
+        devices: which functions may be handed out; None where the site hands out none.
+    """
     reasons = _image_errors(manifest, host)
-    cpus, errors = place_cpus(allocation, host)
+    chosen, errors = choose_cpus(allocation, host, usage, whole_cores=config.placement.cores == "strict")
     reasons += errors
-    emulator = None
-    if cpus is not None:
-        emulator, errors = _emulator(cpus, host, config)
+    parts: tuple[tuple[HostCpu, ...], ...] = ()
+    notes: list[str] = []
+    cpus: list[_GuestCpus] = []
+    if chosen:
+        parts, notes, errors = split_cpus(chosen, request.guests_per_node)
         reasons += errors
-    memory, errors = size_memory(allocation, request, manifest, host, config.guests.memory_reserve_mib)
+        cpus, errors = _place_cpus(parts, host, config)
+        reasons += errors
+    size, errors = size_memory(allocation, request, host, config.guests.memory_reserve_mib)
     reasons += errors
-    if reasons or cpus is None or emulator is None or memory is None:
+    backing: Backing | None = None
+    if size is not None:
+        # without CPUs there are no cells to choose, but memory is still judged
+        shapes = [guest.vcpus for guest in cpus] or [host.cpus[:1]]
+        backing, errors = back(shapes, size, allocation, request, manifest, host, config, usage)
+        reasons += errors
+    wanted, errors = Wanted(), list[VhpcError]()
+    if devices is not None:
+        wanted, errors = resolve(allocation, request, host, devices, config, usage)
+    reasons += errors
+    if reasons or not cpus or size is None or backing is None:
         return Refusal(tuple(reasons))
-    return _node_plan(generation, allocation, host, cpus, emulator, memory)
+    strict = config.placement.devices == "strict"
+    given, more, errors = assign([guest.vcpus for guest in cpus], wanted, host, strict=strict)
+    memory = bind(backing.guests, {cpu.os_cpu for cpu in chosen}, host, hugepages=backing.page_kib > 0)
+    errors += _loose(memory, config, host)
+    guests = []
+    for index, (guest, cells, own) in enumerate(zip(cpus, memory, given, strict=True)):
+        built, faults = _guest(index, allocation.node, guest, cells, own, host, backing.page_kib, len(cpus))
+        errors += faults
+        guests += built
+    if errors:
+        return Refusal(tuple(errors))
+    notes += [note for guest in cpus for note in guest.placement.notes]
+    notes += [*numbering_notes(host), *backing.notes, *(note for m in memory for note in m.notes), *more]
+    return NodePlan(
+        generation=generation,
+        node=host.node,
+        guests=tuple(guests),
+        job_memory_mib=allocation.memory_mib,
+        reserve_mib=size.reserve_mib,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+@dataclass(frozen=True)
+class _GuestCpus:
+    """The CPUs of one guest: the host's in the order of its vCPUs, their placement, QEMU's own."""
+
+    vcpus: tuple[HostCpu, ...]
+    placement: CpuPlacement
+    emulator: EmulatorPlacement
+
+
+def _place_cpus(
+    parts: Sequence[tuple[HostCpu, ...]], host: HostInventory, config: Config
+) -> tuple[list[_GuestCpus], list[VhpcError]]:
+    try:
+        configured = parse_cpu_list(config.host.emulator_cpus)
+    except ValueError as err:
+        return [], [NodeError("host.emulator_cpus is not valid", str(err), "write it like 0-1,64-65")]
+    found, errors = [], []
+    for part in parts:
+        vcpus, spare = spare_core(part) if config.placement.emulator_core and not configured else (part, ())
+        placement = place_cpus(vcpus, host)
+        emulator, faults = place_emulator(configured, placement.os_cpus, spare, host)
+        errors += faults
+        if emulator is not None:
+            found.append(_GuestCpus(vcpus, placement, emulator))
+    return found, errors
+
+
+def _guest(
+    index: int,
+    node: str,
+    cpus: _GuestCpus,
+    memory: MemoryPlacement,
+    given: GuestDevices,
+    host: HostInventory,
+    page_kib: int,
+    guests: int,
+) -> tuple[list[GuestPlan], list[VhpcError]]:
+    """One guest, or why it cannot be."""
+    cell_of = {vcpu: cell.cell for cell in memory.cells for vcpu in cell.vcpus}
+    gpus = {function.address for function in given.gpus}
+    layout, errors = pci.lay_out(
+        given.all,
+        lambda function: "gpu" if function.address in gpus else "vf",
+        lambda cell: _guest_cell(cell, memory, host),
+    )
+    hole = pci.hole_bytes(given.all)
+    if given.all:
+        errors += pci.check_bits(memory.memory_mib, hole, host.node, host.address_bits, kvm=host.kvm)
+    if errors or layout is None:
+        return [], errors
+    guest = GuestPlan(
+        index=index,
+        hostname=node if guests == 1 else f"{node}-{index}",
+        pins=tuple(VcpuPin(pin.vcpu, pin.os_cpu, cell_of[pin.vcpu]) for pin in cpus.placement.pins),
+        topology=cpus.placement.topology,
+        cells=memory.cells,
+        memory_mib=memory.memory_mib,
+        emulator_cpus=cpus.emulator.cpus,
+        emulator_choice=cpus.emulator.choice,
+        hugepage_kib=page_kib,
+        memory_binding=memory.binding,
+        devices=layout.devices,
+        controllers=layout.controllers,
+        pcihole64_gib=hole >> 30,
+        address_bits=pci.address_bits(memory.memory_mib, hole) if given.all else 0,
+    )
+    return [guest], []
+
+
+def _guest_cell(number: int, memory: MemoryPlacement, host: HostInventory) -> int:
+    """The guest cell that stands for a host cell, else for the nearest in use."""
+    far = next((dict(cell.distances) for cell in host.cells if cell.cell == number), {})
+    near = min(
+        memory.cells,
+        key=lambda cell: (cell.host_cell != number, far.get(cell.host_cell, 1 << 16), cell.cell),
+    )
+    return near.cell
+
+
+def _loose(memory: Sequence[MemoryPlacement], config: Config, host: HostInventory) -> list[VhpcError]:
+    """With memory = strict: an error where memory is only preferred."""
+    loose = [m for m in memory if m.binding is not MemoryBinding.STRICT]
+    if config.placement.memory != "strict" or not loose:
+        return []
+    cells = sorted({cell.host_cell for m in loose for cell in m.cells})
+    return [
+        UserError(
+            f"memory on {host.node} cannot be bound to NUMA cell {', '.join(map(str, cells))} for certain",
+            "others may use it, or it is too small, and the site wants it bound",
+            "ask for whole sockets or --exclusive, and for no more memory than they have",
+        )
+    ]
 
 
 def _image_errors(manifest: ImageManifest, host: HostInventory) -> list[VhpcError]:
@@ -106,50 +266,3 @@ def _image_errors(manifest: ImageManifest, host: HostInventory) -> list[VhpcErro
             )
         )
     return errors
-
-
-def _emulator(
-    cpus: CpuPlacement, host: HostInventory, config: Config
-) -> tuple[EmulatorPlacement | None, list[VhpcError]]:
-    try:
-        configured = parse_cpu_list(config.host.emulator_cpus)
-    except ValueError as err:
-        return None, [NodeError("host.emulator_cpus is not valid", str(err), "write it like 0-1,64-65")]
-    return place_emulator(configured, cpus, host)
-
-
-def _node_plan(
-    generation: Generation,
-    allocation: NodeAllocation,
-    host: HostInventory,
-    cpus: CpuPlacement,
-    emulator: EmulatorPlacement,
-    memory: MemorySize,
-) -> NodePlan:
-    where = place_memory(cpus.os_cpus, memory.guest_mib, host)
-    cell = GuestCell(
-        cell=0,
-        vcpus=tuple(pin.vcpu for pin in cpus.pins),
-        memory_mib=memory.guest_mib,
-        host_cell=where.host_cell,
-        nodeset=where.nodeset,
-    )
-    guest = GuestPlan(
-        index=0,
-        hostname=allocation.node,
-        pins=cpus.pins,
-        topology=cpus.topology,
-        cells=(cell,),
-        memory_mib=memory.guest_mib,
-        emulator_cpus=emulator.cpus,
-        emulator_choice=emulator.choice,
-        memory_binding=where.binding,
-    )
-    return NodePlan(
-        generation=generation,
-        node=host.node,
-        guests=(guest,),
-        job_memory_mib=allocation.memory_mib,
-        reserve_mib=memory.reserve_mib,
-        notes=(*cpus.notes, *where.notes),
-    )

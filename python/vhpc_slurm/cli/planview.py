@@ -1,0 +1,130 @@
+"""A plan for people: where each vCPU, each cell and each device comes to lie, and what that follows from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vhpc_slurm.cli import output
+from vhpc_slurm.cpulist import format_cpu_list
+from vhpc_slurm.model import GuestPlan, NodePlan
+from vhpc_slurm.placement.plan import Refusal
+
+if TYPE_CHECKING:
+    from vhpc_slurm.cli.plan import Case
+
+NO_JOB = 0xFFFFFFFE
+"""Stands for the job of a plan that is for none: Slurm's NO_VAL, which is no job's id."""
+
+
+def show(case: Case, plan_: NodePlan, accelerated: tuple[str, str], libvirt_uri: str) -> None:
+    """Print a plan; ``accelerated`` is kvm or tcg, and why."""
+    accelerator, why = accelerated
+    name = "QEMU with KVM" if accelerator == "kvm" else "QEMU in software (TCG), many times slower"
+    generation = str(plan_.generation) if case.generation.job_id != NO_JOB else "none (a hypothetical job)"
+    output.write_facts(
+        [
+            ("node", plan_.node),
+            ("generation", generation),
+            ("image", f"{case.image.ref} ({case.image.digest[:19]})"),
+            ("hypervisor", f"{name}: {why}; {libvirt_uri}"),
+            ("memory", _memory(case, plan_)),
+        ]
+    )
+    for guest in plan_.guests:
+        _show_guest(case, guest)
+    if case.shares:
+        print()
+        output.write_table(
+            ("SHARE", "PATH", "ACCESS", "WHY"),
+            [(s.tag, s.path, "read-only" if s.read_only else "read-write", s.why) for s in case.shares],
+        )
+    for note in (*plan_.notes, *case.notes):
+        print(f"note: {output.printable(note)}")
+
+
+def _memory(case: Case, plan_: NodePlan) -> str:
+    reserve = "guests.memory_reserve_mib" if case.request.mem_reserve_mib is None else "--vhpc-mem-reserve"
+    guests = sum(guest.memory_mib for guest in plan_.guests)
+    rounded = plan_.job_memory_mib - plan_.reserve_mib - guests
+    text = f"{plan_.job_memory_mib} MiB of the job - {plan_.reserve_mib} MiB outside ({reserve})"
+    if rounded:
+        text += f" - {rounded} MiB of rounding"
+    whom = "the guest" if len(plan_.guests) == 1 else f"{len(plan_.guests)} guests"
+    return f"{text} = {guests} MiB for {whom}; the image needs {case.image.manifest.min_memory_mib} MiB"
+
+
+def _show_guest(case: Case, guest: GuestPlan) -> None:
+    topology = guest.topology
+    shape = " x ".join(
+        f"{count} {name}"
+        for count, name in (
+            (topology.sockets, "sockets"),
+            (topology.dies, "dies"),
+            (topology.cores, "cores"),
+            (topology.threads, "threads"),
+        )
+    )
+    pages = f"{guest.hugepage_kib} KiB huge pages" if guest.hugepage_kib else "ordinary pages"
+    print()
+    output.write_facts(
+        [
+            (f"guest {guest.index}", guest.hostname),
+            ("topology", shape),
+            ("emulator", f"QEMU's own threads on {guest.emulator_choice}"),
+            ("memory", f"{guest.memory_mib} MiB in {pages}, NUMA binding {guest.memory_binding.value}"),
+        ]
+    )
+    print()
+    by_number = {cpu.os_cpu: cpu for cpu in case.host.cpus}
+    abstract = {os_cpu: number for number, os_cpu in enumerate(case.host.abstract)}
+    rows = []
+    for pin in guest.pins:
+        cpu = by_number[pin.os_cpu]
+        numbers = (pin.vcpu, abstract[pin.os_cpu], pin.os_cpu, cpu.core, cpu.socket, cpu.cell, pin.cell)
+        rows.append([str(number) for number in numbers])
+    head = ("VCPU", "SLURM CPU", "OS CPU", "CORE", "SOCKET", "HOST CELL", "GUEST CELL")
+    output.write_table(head, rows, right=head)
+    print()
+    output.write_table(
+        ("GUEST CELL", "VCPUS", "MEMORY MiB", "HOST CELLS"),
+        [
+            (
+                str(c.cell),
+                format_cpu_list(c.vcpus),
+                str(c.memory_mib),
+                format_cpu_list(c.nodeset or (c.host_cell,)),
+            )
+            for c in guest.cells
+        ],
+        right=("GUEST CELL", "MEMORY MiB"),
+    )
+    if guest.devices:
+        _show_devices(guest)
+
+
+def _show_devices(guest: GuestPlan) -> None:
+    """Devices with the guest's ports from its root on, as far as those were planned."""
+    parents = {controller.index: controller for controller in guest.controllers}
+    rows = []
+    for device in guest.devices:
+        chain, at = [], device.port
+        while at in parents:
+            chain.append(parents[at])
+            at = parents[at].parent
+        bus, ports = chain[-1], [c.model.removeprefix("pcie-") for c in chain[-2::-1]]
+        where = f"bus {bus.bus_nr} of guest cell {bus.cell}, {', '.join(ports)}"
+        rows.append((device.address, device.role, device.root_complex, str(device.host_cell), where))
+    print()
+    output.write_table(("DEVICE", "ROLE", "HOST ROOT", "HOST CELL", "GUEST PORT"), rows, right=("HOST CELL",))
+    hole = f", {guest.pcihole64_gib} GiB for their BARs" if guest.pcihole64_gib else ""
+    print(f"physical addresses of {guest.address_bits} bits{hole}")
+
+
+def refusal(case: Case, refused: Refusal, *, as_json: bool) -> None:
+    """Print all reasons why there is no plan."""
+    if as_json:
+        reasons = [{"kind": r.kind, "what": r.what, "why": r.why, "cure": r.cure} for r in refused.reasons]
+        output.write_json({"node": case.host.node, "refused": reasons})
+        return
+    print(f"no guest of image {case.image.ref} can run on {case.host.node}:")
+    output.write_table(("FAULT OF", "REASON"), [(r.kind, r.line()) for r in refused.reasons])

@@ -1,0 +1,26 @@
+"""The guest's PCI Express buses: expander buses, ports and switches as planned, and room for large BARs.
+
+libvirt gives every other device a port of its own on the root bus; so the
+planned ports stay those of the planned devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.hardware import PciController
+
+
+@dataclass(frozen=True)
+class PciContext:
+    """Values of the pci template; 0 GiB leaves the 64-bit window to QEMU."""
+
+    pcihole64_gib: int
+    controllers: tuple[PciController, ...]
+
+
+def context(spec: DomainSpec) -> PciContext | None:
+    """As planned; None without devices."""
+    guest = spec.guest
+    return PciContext(guest.pcihole64_gib, guest.controllers) if guest.controllers else None

@@ -1,0 +1,306 @@
+"""Which GPUs and virtual functions a job gets, and which of its guests gets which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.hardware import UNKNOWN_CELL, NodeDevices, PciFunction, address_key
+from vhpc_slurm.model import HostCpu, HostInventory, JobRequest, NodeAllocation
+from vhpc_slurm.placement.split import share
+from vhpc_slurm.placement.usage import Usage
+
+GPU_CLASSES = frozenset((0x03, 0x0B, 0x12))  # display controllers, co-processors, accelerators
+NETWORK_CLASS = 0x02
+INFINIBAND_ON_SERIAL_BUS = 0x0C06
+SAME_SWITCH, OTHER_SWITCH, SAME_COMPLEX, SAME_CELL = range(4)
+NOWHERE_NEAR = 1 << 16
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """GPUs by their GRES index, virtual functions to choose from, and how many of these."""
+
+    gpus: tuple[PciFunction, ...] = ()
+    pool: tuple[PciFunction, ...] = ()
+    vfs: int = 0
+
+
+@dataclass(frozen=True)
+class GuestDevices:
+    """What one guest gets."""
+
+    gpus: tuple[PciFunction, ...] = ()
+    vfs: tuple[PciFunction, ...] = ()
+
+    @property
+    def all(self) -> tuple[PciFunction, ...]:
+        """GPUs first, so that the guest counts them in the order of their indexes."""
+        return (*self.gpus, *self.vfs)
+
+
+def resolve(
+    allocation: NodeAllocation,
+    request: JobRequest,
+    host: HostInventory,
+    devices: NodeDevices,
+    config: Config,
+    usage: Usage,
+) -> tuple[Wanted, list[VhpcError]]:
+    """From generic resources to PCI functions that are there, usable, and held by nobody.
+
+    Returns:
+        What is wanted, and every error found; with errors it is of no use.
+    """
+    errors: list[VhpcError] = []
+    functions = {function.address: function for function in host.pci}
+    gpus: list[PciFunction] = []
+    for address in _gpu_addresses(allocation, host, devices, config, errors):
+        function = functions.get(address)
+        if function is None or function.class_code >> 16 not in GPU_CLASSES:
+            what = "no PCI function" if function is None else f"of class {function.class_code:06x}, no GPU"
+            errors.append(
+                NodeError(
+                    f"the GPU map of {host.node} names {address}",
+                    f"that is {what}",
+                    "compare it with lspci -D",
+                )
+            )
+            continue
+        errors += _unusable(function, host, devices, usage)
+        gpus.append(function)
+    pool = _pool(host, devices)
+    count, more = _vf_count(allocation, request, len(pool), config, host)
+    errors += more
+    free = tuple(vf for vf in pool if not _unusable(vf, host, devices, usage))
+    if not more and count > len(free):
+        held = sum(vf.address in usage.devices for vf in pool)
+        why = f"of {len(pool)} {held} are held by other jobs, {len(pool) - held - len(free)} cannot be used"
+        errors.append(
+            NodeError(
+                f"the job needs {count} virtual functions on {host.node}, {len(free)} are free",
+                why,
+                "make Slurm's count of them the true one; see: vhpc inventory",
+            )
+        )
+    return Wanted(tuple(gpus), free, count), errors
+
+
+def _gpu_addresses(
+    allocation: NodeAllocation,
+    host: HostInventory,
+    devices: NodeDevices,
+    config: Config,
+    errors: list[VhpcError],
+) -> list[str]:
+    found: list[str] = []
+    for gres in allocation.gres:
+        if gres.name != config.placement.gpu_gres:
+            continue
+        if len(gres.indexes) != gres.count:
+            errors.append(
+                NodeError(
+                    f"Slurm gave {gres.count} GPUs on {host.node} and named {len(gres.indexes)} of them",
+                    "guests get those very GPUs",
+                    "give each a File= in gres.conf",
+                )
+            )
+        for index in gres.indexes:
+            if 0 <= index < len(devices.gpus):
+                found.append(devices.gpus[index])
+            else:
+                errors.append(
+                    NodeError(
+                        f"Slurm gave GPU {index} on {host.node}",
+                        f"the GPU map has {len(devices.gpus)} entries",
+                        "make the map agree with gres.conf",
+                    )
+                )
+    twice = sorted({address for address in found if found.count(address) > 1})
+    if twice:
+        errors.append(
+            NodeError(
+                f"GPU {', '.join(twice)} of {host.node} would be handed out twice", "", "mend the GPU map"
+            )
+        )
+    return found
+
+
+def _unusable(
+    function: PciFunction, host: HostInventory, devices: NodeDevices, usage: Usage
+) -> list[VhpcError]:
+    what = f"device {function.address} of {host.node}"
+    if function.address in usage.devices:
+        return [NodeError(f"{what} is held by a guest of {usage.devices[function.address]}")]
+    if function.address in devices.quarantined:
+        return [NodeError(f"{what} is quarantined", "", "see: vhpc devices")]
+    if function.iommu_group is None:
+        return [
+            NodeError(
+                f"{what} has no IOMMU group",
+                "the IOMMU is off, so a guest could write to all of the host's memory",
+                "boot with intel_iommu=on or amd_iommu=on, and enable it in the firmware",
+            )
+        ]
+    return []
+
+
+def _pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
+    """Virtual functions that may be handed out at all."""
+    found = (function for function in host.pci if function.physfn)
+    if devices.vfs is not None:
+        return tuple(function for function in found if function.address in devices.vfs)
+    return tuple(
+        function
+        for function in found
+        if function.class_code >> 16 == NETWORK_CLASS or function.class_code >> 8 == INFINIBAND_ON_SERIAL_BUS
+    )
+
+
+def _vf_count(
+    allocation: NodeAllocation, request: JobRequest, there: int, config: Config, host: HostInventory
+) -> tuple[int, list[VhpcError]]:
+    """How many: what Slurm allocated, or what the user asked for where Slurm does not count them."""
+    name = config.placement.vf_gres
+    allocated = sum(gres.count for gres in allocation.gres if gres.name == name)
+    asked = request.vfs
+    if asked is None:
+        return allocated, []
+    if asked < 0:
+        return 0, [UserError(f"--vhpc-vfs={asked} is negative")]
+    if allocated and asked > allocated:
+        cure = f"ask for --gres={name}:{asked}"
+        return 0, [UserError(f"--vhpc-vfs={asked} is more than Slurm allocated: {allocated}", "", cure)]
+    if asked > there:
+        why = f"{host.node} has {there} in all"
+        return 0, [UserError(f"--vhpc-vfs={asked} is more than a node has", why, "ask for fewer")]
+    return asked, []
+
+
+# --- who gets which -----------------------------------------------------------------
+
+
+def assign(
+    parts: Sequence[Sequence[HostCpu]], wanted: Wanted, host: HostInventory, *, strict: bool
+) -> tuple[list[GuestDevices], list[str], list[VhpcError]]:
+    """Give each guest its part, the nearest first.
+
+    Args:
+        parts: CPUs of each guest.
+        wanted: what the job gets on this node.
+        host: for distances.
+        strict: a device that is at none of its guest's cells is an error.
+
+    Returns:
+        Devices by guest, notes, errors.
+    """
+    near = _Near(host)
+    cells = [{cpu.cell for cpu in part} for part in parts]
+    gpus = _deal(cells, wanted.gpus, near)
+    vfs: list[list[PciFunction]] = [[] for _ in parts]
+    left: dict[str, list[PciFunction]] = {}  # by physical function: its virtual ones are all alike
+    for vf in sorted(wanted.pool, key=lambda vf: address_key(vf.address), reverse=True):
+        left.setdefault(vf.physfn, []).append(vf)
+    order = {pf: -place for place, pf in enumerate(left)}
+    quota = share(wanted.vfs, [1] * len(parts))
+    taken: dict[str, int] = {}
+    for turn in range(max(quota, default=0)):
+        for guest in (guest for guest in range(len(parts)) if turn < quota[guest]):
+            own = near.unserved(gpus[guest], vfs[guest]) or gpus[guest][turn % max(1, len(gpus[guest])) :][:1]
+            pf = min(
+                left,
+                key=lambda pf: (
+                    near.closeness(left[pf][-1], own, cells[guest]),
+                    taken.get(pf, 0),
+                    order[pf],
+                ),
+            )
+            vfs[guest].append(left[pf].pop())
+            taken[pf] = taken.get(pf, 0) + 1
+            if not left[pf]:
+                del left[pf]
+    found = [GuestDevices(tuple(g), tuple(v)) for g, v in zip(gpus, vfs, strict=True)]
+    notes = [
+        f"{count} {what} on {len(parts)} guests: some have one more than others"
+        for count, what in ((len(wanted.gpus), "GPUs"), (wanted.vfs, "virtual functions"))
+        if count % len(parts)
+    ]
+    remote, errors = _remote(found, cells, host, strict=strict)
+    return found, notes + remote, errors
+
+
+class _Near:
+    """How near functions are to each other and to cells; less is nearer."""
+
+    def __init__(self, host: HostInventory) -> None:
+        self._far = {cell.cell: dict(cell.distances) for cell in host.cells}
+        self._pairs: dict[tuple[str, str], int] = {}
+
+    def cell(self, function: PciFunction, cells: set[int]) -> int:
+        """Distance to the nearest of some cells."""
+        if function.cell == UNKNOWN_CELL:
+            return NOWHERE_NEAR
+        if function.cell in cells:
+            return SAME_CELL
+        return min(
+            (self._far.get(c, {}).get(function.cell, NOWHERE_NEAR) for c in cells), default=NOWHERE_NEAR
+        )
+
+    def closeness(self, vf: PciFunction, gpus: Sequence[PciFunction], cells: set[int]) -> int:
+        """To a guest's GPU by switch, root complex, cell; without one, to its cells."""
+        if not gpus:
+            return self.cell(vf, cells)
+        return min(self._pair(vf, gpu) for gpu in gpus)
+
+    def _pair(self, vf: PciFunction, gpu: PciFunction) -> int:
+        key = (vf.physfn, gpu.address)
+        if key not in self._pairs:
+            self._pairs[key] = self._apart(vf, gpu)
+        return self._pairs[key]
+
+    def unserved(self, gpus: Sequence[PciFunction], vfs: Sequence[PciFunction]) -> list[PciFunction]:
+        """The first GPU that shares no root complex with any of these VFs; none where all do."""
+        served = {vf.root_complex for vf in vfs}
+        return [gpu for gpu in gpus if gpu.root_complex not in served][:1]
+
+    def _apart(self, one: PciFunction, other: PciFunction) -> int:
+        if one.root_complex and one.root_complex == other.root_complex:
+            if one.switches and one.switches == other.switches:
+                return SAME_SWITCH
+            return OTHER_SWITCH if {*one.switches} & {*other.switches} else SAME_COMPLEX
+        return self.cell(one, {other.cell})
+
+
+def _deal(cells: Sequence[set[int]], gpus: Sequence[PciFunction], near: _Near) -> list[list[PciFunction]]:
+    """GPUs in equal numbers, each to the nearest guest that still lacks some; by their indexes."""
+    quota = share(len(gpus), [1] * len(cells))
+    dealt: list[list[int]] = [[] for _ in cells]
+    pairs = sorted(
+        (near.cell(gpu, where), guest, index)
+        for guest, where in enumerate(cells)
+        for index, gpu in enumerate(gpus)
+    )
+    given: set[int] = set()
+    for _, guest, index in pairs:
+        if index not in given and len(dealt[guest]) < quota[guest]:
+            dealt[guest].append(index)
+            given.add(index)
+    return [[gpus[index] for index in sorted(part)] for part in dealt]
+
+
+def _remote(
+    found: Sequence[GuestDevices], cells: Sequence[set[int]], host: HostInventory, *, strict: bool
+) -> tuple[list[str], list[VhpcError]]:
+    lines = [
+        f"device {function.address} is at NUMA cell {function.cell}, guest {guest} of {host.node} runs in "
+        + ", ".join(map(str, sorted(cells[guest])))
+        for guest, devices in enumerate(found)
+        for function in devices.all
+        if function.cell != UNKNOWN_CELL and function.cell not in cells[guest]
+    ]
+    if not strict:
+        return lines, []
+    cure = "ask for --gres-flags=enforce-binding, and give GPUs their Cores= in gres.conf"
+    return [], [UserError(line, "the site wants devices near", cure) for line in lines]

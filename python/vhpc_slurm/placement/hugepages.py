@@ -1,0 +1,139 @@
+"""Which pages guest memory consists of: by the site's policy, and by what the pools have.
+
+The rounding rule: memory of a guest is whole pages of whole guest cells; what
+is left over stays outside the guest.  Where that is not wanted
+(``placement.rounding = strict``) such a job fails and is told what to ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.model import HostCpu, HostInventory, ImageManifest, JobRequest, NodeAllocation
+from vhpc_slurm.placement.memory import (
+    GRAIN_MIB,
+    MemoryPlacement,
+    MemorySize,
+    check_size,
+    lay_out,
+)
+from vhpc_slurm.placement.split import share
+from vhpc_slurm.placement.usage import Usage
+
+SIZES_KIB = {"2M": 2048, "1G": 1048576}
+LOSS_MOST = 16
+"""With ``auto``, pages that would leave more than a sixteenth of a guest's memory outside are too large."""
+
+
+@dataclass(frozen=True)
+class Backing:
+    """Memory of each guest, in pages of one size; 0 KiB for ordinary ones."""
+
+    page_kib: int
+    guests: tuple[MemoryPlacement, ...]
+    notes: tuple[str, ...] = ()
+
+
+def back(
+    parts: Sequence[Sequence[HostCpu]],
+    size: MemorySize,
+    allocation: NodeAllocation,
+    request: JobRequest,
+    manifest: ImageManifest,
+    host: HostInventory,
+    config: Config,
+    usage: Usage,
+) -> tuple[Backing | None, list[VhpcError]]:
+    """Memory of each guest in pages that its cells have, or every error found.
+
+    Args:
+        parts: CPUs of each guest.
+        size: memory of them all.
+        allocation, request, manifest, host: what it follows from.
+        config: the site's policy.
+        usage: what other guests were promised of the pools.
+    """
+    policy = config.placement.hugepages
+    wanted = ("1G", "2M") if policy == "auto" else (policy,) if policy != "none" else ()
+    shares = share(size.guests_mib, [len(part) for part in parts])
+    notes: list[str] = []
+    for name in wanted:
+        kib = SIZES_KIB[name]
+        found = _with(kib, parts, shares, host)
+        sizes = [guest.memory_mib for guest in found]
+        errors = check_size(allocation, request, manifest, host, sizes, size.reserve_mib, kib // 1024)
+        errors += _shortages(kib, found, host, usage)
+        lost = sum(shares) - sum(sizes)
+        if policy != "auto":
+            errors += _unrounded(config, kib, parts, lost, allocation, host)
+            return (None, errors) if errors else (Backing(kib, found), [])
+        if not errors and lost * LOSS_MOST <= sum(shares):
+            return Backing(kib, found), []
+        why = errors[0].what if errors else f"{lost} MiB would be lost to rounding"
+        notes.append(f"no {name} pages: {why}")
+    found = _with(0, parts, shares, host)
+    sizes = [guest.memory_mib for guest in found]
+    errors = check_size(allocation, request, manifest, host, sizes, size.reserve_mib)
+    return (None, errors) if errors else (Backing(0, found, tuple(notes)), [])
+
+
+def _with(
+    kib: int, parts: Sequence[Sequence[HostCpu]], shares: Sequence[int], host: HostInventory
+) -> tuple[MemoryPlacement, ...]:
+    """Memory of each guest in pages of one size, whether there are as many or not."""
+    grain = kib // 1024 if kib else GRAIN_MIB
+    sizes = [mib // grain * grain for mib in shares]
+    return tuple(lay_out(part, mib, grain, host) for part, mib in zip(parts, sizes, strict=True))
+
+
+def _shortages(
+    kib: int, guests: Sequence[MemoryPlacement], host: HostInventory, usage: Usage
+) -> list[VhpcError]:
+    """An error for each cell whose pool has too few pages.
+
+    Pages that a guest has not touched yet are still free to the kernel, so
+    what was promised counts too.
+    """
+    needed: dict[int, int] = {}
+    for guest in guests:
+        for cell in guest.cells:
+            pages = cell.memory_mib * 1024 // kib
+            needed[cell.host_cell] = needed.get(cell.host_cell, 0) + pages
+    errors: list[VhpcError] = []
+    for there in host.cells:
+        wanted = needed.get(there.cell, 0)
+        total, free = next(((total, free) for size, total, free in there.hugepages if size == kib), (0, 0))
+        left = max(0, min(free, total - usage.pages.get((there.cell, kib), 0)))
+        if wanted > left:
+            errors.append(
+                NodeError(
+                    f"{wanted} pages of {kib} KiB are needed in NUMA cell {there.cell} of {host.node}",
+                    f"its pool has {total}, {free} of them free, {left} of them not promised to others",
+                    f"see /sys/devices/system/node/node{there.cell}/hugepages/hugepages-{kib}kB",
+                )
+            )
+    return errors
+
+
+def _unrounded(
+    config: Config,
+    kib: int,
+    parts: Sequence[Sequence[HostCpu]],
+    lost: int,
+    allocation: NodeAllocation,
+    host: HostInventory,
+) -> list[VhpcError]:
+    if config.placement.rounding != "strict" or not lost:
+        return []
+    step = kib // 1024 * len(parts)
+    below, above = allocation.memory_mib - lost, allocation.memory_mib - lost + step
+    return [
+        UserError(
+            f"memory for guests on {host.node} is no multiple of {step} MiB",
+            f"{len(parts)} guests in pages of {kib} KiB would leave {lost} MiB of the job's unused",
+            f"ask for --mem={below}M or --mem={above}M",
+        )
+    ]

@@ -1,0 +1,163 @@
+"""The guest's PCI Express topology: the host's, as far as it matters to those who read it.
+
+One expander bus for each host root complex in use, at the guest cell of that
+complex's NUMA cell; a root port for each device; below a root port a switch
+where devices share one on the host, so that NCCL and UCX see in the guest
+which GPU and which HCA can talk without the root complex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from vhpc_slurm.errors import NodeError, VhpcError
+from vhpc_slurm.hardware import PassthroughDevice, PciController, PciFunction
+
+EXPANDER, ROOT_PORT = "pcie-expander-bus", "pcie-root-port"
+UPSTREAM, DOWNSTREAM = "pcie-switch-upstream-port", "pcie-switch-downstream-port"
+SLOTS = 32
+BUSES = 256
+OWN_BUSES = 48  # for the guest's virtual devices: libvirt gives each a root port, numbered from 1
+QEMU_HOLE = 32 << 30  # q35's default
+BELOW_4G = 4 << 30
+TCG_BITS = 40
+
+
+@dataclass(frozen=True)
+class PciLayout:
+    """Controllers by their index, and devices with the port that each sits in."""
+
+    controllers: tuple[PciController, ...]
+    devices: tuple[PassthroughDevice, ...]
+
+
+@dataclass(frozen=True)
+class _Switch:
+    """A host switch with at least two of the guest's devices below."""
+
+    below: tuple[_Switch | PciFunction, ...]
+
+
+def lay_out(
+    functions: Sequence[PciFunction], role: Callable[[PciFunction], str], guest_cell: Callable[[int], int]
+) -> tuple[PciLayout | None, list[VhpcError]]:
+    """Controllers and devices of a guest.
+
+    Args:
+        functions: in the order in which the guest shall count them within a root complex.
+        role: what each is for.
+        guest_cell: guest cell that stands for a host cell, or that is nearest to it.
+
+    Returns:
+        The layout, or None and why it is not possible.
+    """
+    complexes: dict[str, list[PciFunction]] = {}
+    for function in functions:
+        complexes.setdefault(function.root_complex, []).append(function)
+    made = _Maker(role)
+    for members in complexes.values():
+        made.expander(_tree(members, 0), guest_cell(members[0].cell))
+    if len(made.controllers) > BUSES - OWN_BUSES or made.crowded:
+        error = NodeError(
+            f"{len(functions)} devices do not fit the guest's PCI Express buses",
+            f"{len(made.controllers)} buses are needed of {BUSES - OWN_BUSES}, a bus has {SLOTS} slots",
+            "give the job fewer devices, or more guests on the node",
+        )
+        return None, [error]
+    return PciLayout(made.numbered(), tuple(made.devices)), []
+
+
+def hole_bytes(functions: Sequence[PciFunction]) -> int:
+    """Address space for the 64-bit BARs: a power of two, or 0 where QEMU's own 32 GiB will do.
+
+    A port's window is a multiple of its largest BAR, and begins at one.
+    """
+    needed = 0
+    for function in functions:
+        bars = [bar.size for bar in function.bars if bar.memory and bar.wide]
+        if bars:
+            needed += -(-sum(bars) // max(bars)) * max(bars)
+    return 0 if needed <= QEMU_HOLE else 1 << (needed - 1).bit_length()
+
+
+def address_bits(memory_mib: int, hole: int) -> int:
+    """How wide physical addresses must be for memory, what lies below 4 GiB, and the hole behind them."""
+    hole = hole or QEMU_HOLE
+    end = -(-((memory_mib << 20) + BELOW_4G) // hole) * hole + hole
+    return (end - 1).bit_length()
+
+
+def check_bits(memory_mib: int, hole: int, node: str, host_bits: int, *, kvm: bool) -> list[VhpcError]:
+    """Whether the guest's CPU can address all of it."""
+    needed, has = address_bits(memory_mib, hole), host_bits if kvm else TCG_BITS
+    if not has or needed <= has:
+        return []
+    whose = f"the CPU of {node}" if kvm else "QEMU's software emulation"
+    return [
+        NodeError(
+            f"{memory_mib} MiB of memory and {hole >> 30} GiB of device BARs need {needed} address bits",
+            f"{whose} has {has}",
+            "give the job less memory or fewer GPUs on a node",
+        )
+    ]
+
+
+def _tree(members: Sequence[PciFunction], depth: int) -> tuple[_Switch | PciFunction, ...]:
+    """Devices below the switches that at least two of them share; a switch of one device is left out."""
+    groups: dict[str, list[PciFunction]] = {}
+    for function in members:
+        key = function.switches[depth] if depth < len(function.switches) else f"device {function.address}"
+        groups.setdefault(key, []).append(function)
+    found: list[_Switch | PciFunction] = []
+    for group in groups.values():
+        if len(group) == 1:
+            found.append(group[0])
+            continue
+        below = _tree(group, depth + 1)
+        found += below if len(below) == 1 else [_Switch(below)]
+    return tuple(found)
+
+
+class _Maker:
+    """Numbers controllers in the order of their making, which is the order of the guest's buses.
+
+    So the guest counts devices in the order of ``devices``.
+    """
+
+    def __init__(self, role: Callable[[PciFunction], str]) -> None:
+        self.controllers: list[PciController] = []
+        self.devices: list[PassthroughDevice] = []
+        self.crowded = False
+        self._role = role
+
+    def expander(self, below: Sequence[_Switch | PciFunction], cell: int) -> None:
+        """A root complex with all that is below it."""
+        index = self._add(EXPANDER, 0, 0)
+        self.controllers[-1] = replace(self.controllers[-1], cell=cell)
+        self._ports(ROOT_PORT, index, below)
+
+    def numbered(self) -> tuple[PciController, ...]:
+        """Controllers, with the last buses for the expanders: each port has one, the expander its own."""
+        first = BUSES - len(self.controllers)
+        return tuple(
+            replace(made, bus_nr=first + at) if made.model == EXPANDER else made
+            for at, made in enumerate(self.controllers)
+        )
+
+    def _ports(self, model: str, parent: int, below: Sequence[_Switch | PciFunction]) -> None:
+        self.crowded |= len(below) > SLOTS
+        for slot, child in enumerate(below):
+            port = self._add(model, parent, slot)
+            if isinstance(child, _Switch):
+                self._ports(DOWNSTREAM, self._add(UPSTREAM, port, 0), child.below)
+            else:
+                device = PassthroughDevice(
+                    child.address, self._role(child), child.cell, child.root_complex, port
+                )
+                self.devices.append(device)
+
+    def _add(self, model: str, parent: int, slot: int) -> int:
+        index = len(self.controllers) + 1
+        self.controllers.append(PciController(index, model, parent, slot))
+        return index
