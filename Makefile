@@ -60,7 +60,6 @@ types: deps ## mypy --strict
 	for part in unit lab image fuzz; do \
 	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
-	MYPYPATH=python:tests:tests/lab:. $(MYPY) --explicit-package-bases tests/lab/conftest.py tests/lab/campaign/*.py
 
 .PHONY: unit
 unit: deps ## Python unit tests, some of them of the guest programs
