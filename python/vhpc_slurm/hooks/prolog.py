@@ -10,7 +10,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hooks import common
-from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState
+from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan
 from vhpc_slurm.node import (
     accounts,
     claims,
@@ -104,17 +104,7 @@ def _boot(
     account = accounts.account(lease.request.uid)
     with recorder.stage("plan"):
         host: HostInventory = inventory.read(env.node, config)
-        with claims.booking(layout, LOCK_TIMEOUT_S):
-            plan = plan_node(
-                lease.generation,
-                lease.allocation.on(env.node),
-                host,
-                lease.request,
-                lease.image.manifest,
-                config,
-                fold(claims.live(layout, but=lease.generation)),
-            )
-            claims.announce(book, plan)
+        plan = _book(config, layout, host, lease, book)
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
     with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
@@ -129,6 +119,25 @@ def _boot(
         "commands": ":".join(config.host.commands),
     }
     statefile.write(layout.state_file(env.job_id), fields)
+
+
+def _book(
+    config: Config, layout: Layout, host: HostInventory, lease: Lease, book: journal.Journal
+) -> NodePlan:
+    """Plan from what other jobs leave, and write down what this one takes, before any other may plan."""
+    assert lease.image is not None
+    with claims.booking(layout, LOCK_TIMEOUT_S):
+        plan = plan_node(
+            lease.generation,
+            lease.allocation.on(host.node),
+            host,
+            lease.request,
+            lease.image.manifest,
+            config,
+            fold(claims.live(layout, but=lease.generation)),
+        )
+        claims.announce(book, plan)
+    return plan
 
 
 def _open_run_dir(layout: Layout, lease: Lease, book: journal.Journal) -> None:

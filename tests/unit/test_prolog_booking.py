@@ -1,0 +1,79 @@
+"""Prolog plans from what other jobs leave, and what it takes is given back with the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_placement import MANIFEST, REQUEST, host
+
+from vhpc_slurm.config import Config, Paths
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.hooks import prolog
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    ImageIdentity,
+    Lease,
+    LeaseState,
+    NodeAllocation,
+)
+from vhpc_slurm.node import claims, joblock, teardown
+from vhpc_slurm.node.journal import Journal, Stopped
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.timeline import Recorder
+
+NODE = host(sockets=2, cores=2)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(Config(paths=Paths(state=str(tmp_path / "state"), run=str(tmp_path / "run"))))
+
+
+def lease(job: int, *cpu_ids: int) -> Lease:
+    image = ImageIdentity(REQUEST.image, "sha256:" + "0" * 64, MANIFEST)
+    allocation = Allocation((NodeAllocation("n1", cpu_ids, 2048),))
+    return Lease(Generation(job, 0, "0123abcd"), LeaseState.READY, REQUEST, allocation, image)
+
+
+def book(layout: Layout, what: Lease) -> Journal:
+    journal = Journal(layout.journals, what.generation)
+    journal.stop_when(layout.tombstone(what.generation))
+    prolog._book(layout.config, layout, NODE, what, journal)
+    return journal
+
+
+def test_jobs_beside_each_other_hold_what_was_planned_for_each(layout: Layout) -> None:
+    book(layout, lease(7, 0, 1))
+    book(layout, lease(8, 2, 3))
+    assert [claim.cpus for claim in claims.live(layout)] == [(0, 4), (1, 5)]
+
+
+def test_a_cpu_that_another_job_holds_is_refused_and_nothing_is_taken(layout: Layout) -> None:
+    book(layout, lease(7, 0, 1))
+    with pytest.raises(NodeError, match=r"CPUs 0,4 are held by guests of 7\.0\.0123abcd"):
+        book(layout, lease(8, 0, 1, 2, 3))
+    assert [claim.generation for claim in claims.live(layout)] == ["7.0.0123abcd"]
+
+
+def test_the_same_job_may_plan_again_after_a_crash(layout: Layout) -> None:
+    book(layout, lease(7, 0, 1)).close()
+    book(layout, lease(7, 0, 1))
+    assert len(claims.live(layout)) == 1
+
+
+def test_a_user_error_frees_what_was_claimed_before_the_epilog_comes(layout: Layout) -> None:
+    journal = book(layout, lease(7, 0, 1))
+    generation = journal.generation
+    teardown.release_guests(layout, journal, Recorder(layout.timeline(generation), generation, "n1"))
+    assert claims.live(layout) == ()
+    book(layout, lease(8, 0, 1))
+
+
+def test_a_job_that_has_ended_takes_nothing_more(layout: Layout) -> None:
+    ended = lease(7, 0, 1)
+    joblock.bury(layout, ended.generation)
+    with pytest.raises(Stopped):
+        book(layout, ended)
+    assert claims.live(layout) == ()
