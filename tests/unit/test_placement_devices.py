@@ -11,7 +11,7 @@ from machine_tree import gpu_node
 from test_placement import GENERATION, MANIFEST, REQUEST
 
 from vhpc_slurm.config import Config, Guests, Host, Placement
-from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import Claim, NodeDevices, PciBar, PciFunction
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation, NodePlan
 from vhpc_slurm.node import inventory
@@ -170,7 +170,7 @@ def test_gpus_without_indexes_are_the_sites_fault(host: HostInventory) -> None:
 def test_a_device_that_another_job_holds_is_not_given_twice(host: HostInventory) -> None:
     usage = fold([Claim("7.0.0123abcd", 0, (), (), 0, (GPUS[0],))])
     error = refused(host, SOCKET_0, gres((0,)), usage=usage).error()
-    assert isinstance(error, NodeError)
+    assert isinstance(error, FabricError)
     assert "held by a guest of 7.0.0123abcd" in error.line()
 
 

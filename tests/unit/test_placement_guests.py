@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_placement import GENERATION, MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Guests, Host, Placement
-from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import Claim
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory, MemoryBinding, NodeAllocation, NodePlan
 from vhpc_slurm.placement.plan import Refusal, fit
@@ -43,7 +43,7 @@ def planned(machine: HostInventory, cpu_ids: range, memory_mib: int = 4096, **ho
 
 def error(
     machine: HostInventory, cpu_ids: range, memory_mib: int = 4096, **how: Any
-) -> UserError | NodeError:
+) -> UserError | NodeError | FabricError:
     result = attempt(machine, cpu_ids, memory_mib, **how)
     assert isinstance(result, Refusal)
     return result.error()
@@ -345,7 +345,7 @@ def test_an_image_that_does_not_fit_what_is_left_after_rounding_is_told_the_next
 def test_cpus_of_another_jobs_guest_are_never_given_again() -> None:
     usage = fold([Claim("7.0.0123abcd", 0, (1, 5), ((0, 1024),))])
     fault = error(host(), range(4), usage=usage)
-    assert isinstance(fault, NodeError)
+    assert isinstance(fault, FabricError)  # the job is requeued, the node not drained
     assert "CPUs 1,5 are held by guests of 7.0.0123abcd" in fault.line()
     planned(host(), range(4, 8), usage=usage)
 

@@ -8,7 +8,7 @@ import pytest
 from test_placement import MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Paths
-from vhpc_slurm.errors import NodeError
+from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import prolog
 from vhpc_slurm.model import (
     Allocation,
@@ -52,7 +52,7 @@ def test_jobs_beside_each_other_hold_what_was_planned_for_each(layout: Layout) -
 
 def test_a_cpu_that_another_job_holds_is_refused_and_nothing_is_taken(layout: Layout) -> None:
     book(layout, lease(7, 0, 1))
-    with pytest.raises(NodeError, match=r"CPUs 0,4 are held by guests of 7\.0\.0123abcd"):
+    with pytest.raises(FabricError, match=r"CPUs 0,4 are held by guests of 7\.0\.0123abcd"):
         book(layout, lease(8, 0, 1, 2, 3))
     assert [claim.generation for claim in claims.live(layout)] == ["7.0.0123abcd"]
 

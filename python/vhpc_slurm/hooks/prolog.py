@@ -79,7 +79,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             common.log.info("the job was ended during its boot")
             teardown.tear_down(layout, book, recorder)
             return 0
-        except NodeError:
+        except (NodeError, FabricError):
             teardown.tear_down(layout, book, recorder)
             raise
         # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import UNKNOWN_CELL, NodeDevices, PciFunction, address_key
 from vhpc_slurm.model import HostCpu, HostInventory, JobRequest, NodeAllocation
 from vhpc_slurm.placement.split import share
@@ -133,7 +133,7 @@ def _unusable(
 ) -> list[VhpcError]:
     what = f"device {function.address} of {host.node}"
     if function.address in usage.devices:
-        return [NodeError(f"{what} is held by a guest of {usage.devices[function.address]}")]
+        return [FabricError(f"{what} is held by a guest of {usage.devices[function.address]}")]
     if function.address in devices.quarantined:
         return [NodeError(f"{what} is quarantined", "", "see: vhpc devices")]
     if function.iommu_group is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
-from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import (
     Generation,
@@ -46,20 +46,24 @@ class Refusal:
 
     reasons: tuple[VhpcError, ...]
 
-    def error(self) -> UserError | NodeError:
+    def error(self) -> UserError | NodeError | FabricError:
         """The reasons as one error.
 
         A user's mistake outweighs a node's fault: that job fails on every node,
-        and its own user is the only one who can help it.  Only reasons of the
-        kind that is raised are in its text.
+        and its own user is the only one who can help it.  A node's fault
+        outweighs what only has to be waited for.  Only reasons of the kind that
+        is raised are in its text.
         """
         users = [reason for reason in self.reasons if isinstance(reason, UserError)]
         if users:
             return UserError(*_merged(users))
-        return NodeError(*_merged(self.reasons))
+        faults = [reason for reason in self.reasons if not isinstance(reason, FabricError)]
+        if faults:
+            return NodeError(*_merged(faults))
+        return FabricError(*_merged(list(self.reasons)))
 
 
-def _merged(reasons: list[UserError] | tuple[VhpcError, ...]) -> tuple[str, str, str]:
+def _merged(reasons: Sequence[VhpcError]) -> tuple[str, str, str]:
     first = reasons[0]
     if len(reasons) == 1:
         return first.what, first.why, first.cure
@@ -81,6 +85,7 @@ def plan_node(
     Raises:
         UserError: the job cannot run as it was asked for, on any node.
         NodeError: this node does not match what Slurm or the site says of it.
+        FabricError: Slurm has given out what guests of another job still hold.
     """
     result = fit(generation, allocation, host, request, manifest, config, usage, devices)
     if isinstance(result, Refusal):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vhpc_slurm.cpulist import format_cpu_list
-from vhpc_slurm.errors import NodeError, VhpcError
+from vhpc_slurm.errors import FabricError, NodeError, VhpcError
 from vhpc_slurm.hardware import Claim
 
 
@@ -59,13 +59,18 @@ def _twice(what: str, first: str, second: Claim) -> NodeError:
 
 
 def held_cpus(wanted: Iterable[int], usage: Usage) -> list[VhpcError]:
-    """An error for each generation that holds CPUs which are wanted."""
+    """An error for each generation that holds CPUs which are wanted.
+
+    Not the node's fault: Slurm has given them out twice, because it has forgotten
+    a job in a crash, has suspended one or shares CPUs.  The job that comes later
+    is to try again; what a forgotten job left is gone by then.
+    """
     by_holder: dict[str, list[int]] = {}
     for cpu in wanted:
         if cpu in usage.cpus:
             by_holder.setdefault(usage.cpus[cpu], []).append(cpu)
     return [
-        NodeError(
+        FabricError(
             f"CPUs {format_cpu_list(cpus)} are held by guests of {holder}",
             "Slurm gave them to this job too",
             "if that job is over: vhpc reconcile; else forbid OverSubscribe and suspending preemption",
