@@ -16,7 +16,17 @@ import pytest
 from vhpc_slurm.config import Config, Shares, load
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, Generation, ImageIdentity, ImageManifest, ImageRef
-from vhpc_slurm.node import console, images, joblock, outbox, process, shares, statefile, uids
+from vhpc_slurm.node import (
+    console,
+    images,
+    joblock,
+    outbox,
+    process,
+    shares,
+    statefile,
+    timeline,
+    uids,
+)
 from vhpc_slurm.node.accounts import Account
 from vhpc_slurm.node.layout import Layout
 
@@ -429,3 +439,23 @@ def test_a_bad_configuration_is_refused_and_says_where(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(NodeError, match=said):
         load(path)
+
+
+# --- timeline ----------------------------------------------------------------
+
+
+def test_a_process_knows_when_it_was_started() -> None:
+    """As its parent saw it, give or take the tick in which the kernel says so."""
+    code = "from vhpc_slurm.node import timeline; print(timeline.process_began())"
+    before = time.time()
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert before - 0.02 <= float(said) <= time.time()
+
+
+def test_a_stage_that_ended_before_is_kept_as_it_was(layout: Layout) -> None:
+    path = layout.timeline(Generation.parse(GENERATION))
+    recorder = timeline.Recorder(path, Generation.parse(GENERATION), "n1")
+    recorder.note("python", 100.0, 100.5)
+    kept = timeline.read(path)
+    assert kept is not None
+    assert [(s.name, s.began, s.ended) for s in kept.stages] == [("python", 100.0, 100.5)]

@@ -42,7 +42,7 @@ def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) ->
 
 
 def boot_stages(line: Timeline) -> tuple[Stage, ...]:
-    """Stages from the lease to a guest that is ready."""
+    """Stages from the Prolog's start to a guest that is ready."""
     return tuple(stage for stage in line.stages if stage.name not in TEARDOWN)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.cputune import IOTHREADS
 from vhpc_slurm.domain.spec import DomainSpec
 
@@ -21,8 +22,9 @@ class DiskContext:
     file: str
     queues: int
     iothread: int
+    slot: int
 
 
 def context(spec: DomainSpec) -> DiskContext:
     """The first virtio disk, ``vda``."""
-    return DiskContext(spec.root, min(QUEUES_MAX, len(spec.guest.pins)), IOTHREADS)
+    return DiskContext(spec.root, min(QUEUES_MAX, len(spec.guest.pins)), IOTHREADS, slots.DISK)

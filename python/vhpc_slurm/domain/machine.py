@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec
 
 
@@ -12,8 +13,9 @@ class MachineContext:
     """Values of the machine template; an empty ``emulator`` is libvirt's choice."""
 
     emulator: str
+    serial_slot: int
 
 
 def context(spec: DomainSpec) -> MachineContext:
     """Emulator; what is absent boots faster and cannot be attacked."""
-    return MachineContext(spec.emulator)
+    return MachineContext(spec.emulator, slots.SERIAL)

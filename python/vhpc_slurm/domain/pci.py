@@ -1,6 +1,6 @@
 """The guest's PCI Express buses: expander buses, ports and switches as planned, and room for large BARs.
 
-libvirt gives every other device a port of its own on the root bus; so the
+The virtual devices sit on the root bus (slots.py) and need no ports; so the
 planned ports stay those of the planned devices.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec
 
 
@@ -12,8 +13,9 @@ class RngContext:
     """Values of the rng template."""
 
     device: str
+    slot: int
 
 
 def context(_spec: DomainSpec) -> RngContext:
     """The host's non-blocking generator."""
-    return RngContext("/dev/urandom")
+    return RngContext("/dev/urandom", slots.RNG)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 
 
@@ -16,8 +17,10 @@ class SharesContext:
     """Values of the shares template."""
 
     shares: tuple[ShareSpec, ...]
+    slots: tuple[int, ...]
 
 
 def context(spec: DomainSpec) -> SharesContext | None:
     """One device for each share."""
-    return SharesContext(spec.shares) if spec.shares else None
+    places = tuple(slots.share_slot(index) for index in range(len(spec.shares)))
+    return SharesContext(spec.shares, places) if spec.shares else None

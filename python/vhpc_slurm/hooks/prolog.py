@@ -65,6 +65,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
         outbox.flush(layout.outbox, client.acknowledge)
         return 0
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
+    recorder.note("python", timeline.process_began(), began)
     recorder.note("lease", began)
     book = journal.Journal(layout.journals, lease.generation)
     book.stop_when(layout.tombstone(lease.generation))

@@ -14,6 +14,13 @@ from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation, Stage, Timeline
 
 
+def process_began() -> float:
+    """When this process was started, in seconds of the Unix epoch; to a tick (10 ms), as proc(5) says it."""
+    ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
 class Recorder:
     """Collects stages and keeps them on disk, so that a crash loses only the one under way."""
 
@@ -34,9 +41,9 @@ class Recorder:
             raise
         self._add(Stage(name, began, time.time(), detail))
 
-    def note(self, name: str, began: float, detail: str = "") -> None:
-        """Add a stage that ends now."""
-        self._add(Stage(name, began, time.time(), detail))
+    def note(self, name: str, began: float, ended: float | None = None, detail: str = "") -> None:
+        """Add a stage that ends now, or ended then."""
+        self._add(Stage(name, began, ended or time.time(), detail))
 
     def timeline(self) -> Timeline:
         """What was recorded so far."""

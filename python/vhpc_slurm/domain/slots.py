@@ -1,0 +1,17 @@
+"""Slots of the virtio devices: on bus 0, integrated in the root complex, not behind root ports.
+
+Left to itself libvirt gives each a root port, for hotplug, which no guest of
+ours has: firmware and kernel scan each of them, a tenth of an emulated boot.
+"""
+
+from __future__ import annotations
+
+SERIAL = 0x01
+DISK = 0x02
+RNG = 0x03
+_SHARES = range(0x04, 0x1E)  # q35's own devices are at the end of the bus
+
+
+def share_slot(index: int) -> int:
+    """Slot of a share; 0: none is left, and libvirt shall find a place."""
+    return _SHARES[index] if index < len(_SHARES) else 0
