@@ -57,6 +57,7 @@ tidy: deps
 types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
+	MYPYPATH=bench:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image; do \
 	    MYPYPATH=python:tests:tests/$$part:. $(MYPY) --explicit-package-bases tests/$$part/*.py; \
 	done
