@@ -1,0 +1,1 @@
+"""Benchmarks of vhpc: each compares with a reference that is run in the same command."""

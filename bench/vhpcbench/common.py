@@ -1,0 +1,184 @@
+"""What the benchmarks share: the lab's hosts, command lines, figures and how they are printed."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+VLAB = CHECKOUT / "lab" / "vlab"
+USER = "alice"
+NODE = "n1"
+JOB_TIMEOUT_S = 300
+
+
+class BenchError(Exception):
+    """What hinders a benchmark, in one line."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one thing in one unit, a value per round."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Middle value."""
+        return statistics.median(self.values)
+
+    def line(self) -> str:
+        """Median, and how far the rounds were apart."""
+        low, high = min(self.values), max(self.values)
+        return f"  {self.name:<44}{self.median:10.2f} {self.unit:<5} ({low:.2f} to {high:.2f})"
+
+
+@dataclass
+class Report:
+    """What a benchmark found.
+
+    ``verdict`` is the figure that has a target, ``met`` whether it reached it.
+    """
+
+    bench: str
+    series: list[Series] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    verdict: str = ""
+    met: bool = False
+    load_before: float = field(default_factory=lambda: os.getloadavg()[0])
+
+    def add(self, name: str, unit: str, values: list[float]) -> Series:
+        """Keep a series."""
+        series = Series(name, unit, tuple(values))
+        self.series.append(series)
+        return series
+
+    def judge(self, text: str, met: bool) -> None:
+        """State the figure that has a target."""
+        self.verdict, self.met = f"{text}: {'met' if met else 'MISSED'}", met
+
+    def show(self, as_json: bool) -> None:
+        """Print it all."""
+        surroundings = {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "cpus": os.cpu_count(),
+            "load_before": self.load_before,
+            "load_after": os.getloadavg()[0],
+        }
+        if as_json:
+            body: dict[str, Any] = {"bench": self.bench, **surroundings}
+            body |= {"ratios": self.ratios, "notes": self.notes}
+            body["series"] = {
+                s.name: {"unit": s.unit, "median": s.median, "values": s.values} for s in self.series
+            }
+            print(json.dumps(body | {"verdict": self.verdict, "met": self.met}, indent=2))
+            return
+        rounds = len(self.series[0].values) if self.series else 0
+        print(
+            f"{self.bench}: medians (least to most) of {rounds} rounds; {surroundings['cpus']} CPUs, load "
+            f"{self.load_before:.1f} before and {surroundings['load_after']:.1f} after"
+        )
+        for series in self.series:
+            print(series.line())
+        for name, ratio in self.ratios.items():
+            print(f"  ratio, {name:<37}{ratio:10.2f}")
+        for note in self.notes:
+            print(f"  {note}")
+        print(f"  {self.verdict}")
+
+
+class Lab:
+    """The running lab, seen from the machine that it runs on."""
+
+    def __init__(self) -> None:
+        done = subprocess.run(
+            [VLAB, "status", "--json"], capture_output=True, text=True, check=False, timeout=60
+        )
+        if done.returncode != 0:
+            raise BenchError("the lab is not up: run `make lab-up` first, as root")
+        self.paths = {name: Path(path) for name, path in json.loads(done.stdout)["paths"].items()}
+
+    def run(
+        self, host: str, *argv: str, user: str = "root", stdin: str = "", timeout_s: float = JOB_TIMEOUT_S
+    ) -> str:
+        """Stdout of a command on a host.
+
+        Raises:
+            BenchError: it failed.
+        """
+        command = [str(VLAB), "exec", "-u", user, host, "--", *argv]
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+        if done.returncode != 0:
+            raise BenchError(
+                f"{host}: {' '.join(argv)[:120]}: status {done.returncode}: {done.stderr.strip()}"
+            )
+        return done.stdout
+
+    def home(self, name: str) -> Path:
+        """A file of the user's home, on this machine."""
+        return self.paths["home"] / USER / name
+
+    def submit(self, script: str, *options: str, wait: bool) -> int:
+        """Sbatch a script to the node; with ``wait`` it returns when the job has ended."""
+        argv = ["sbatch", "--parsable", "-w", NODE, *(["--wait"] if wait else []), *options]
+        out = self.run("login", *argv, user=USER, stdin=f"#!/bin/sh\n{script}\n")
+        return int(out.split()[0])
+
+    def hold(self, *options: str) -> int:
+        """Start a job that sleeps; returns when it runs."""
+        name = "bench-held"
+        job = self.submit(f": > {name}.$SLURM_JOB_ID; sleep 3600", "-o", "/dev/null", *options, wait=False)
+        waiting = (
+            f"for i in $(seq 600); do [ -e {name}.{job} ] && exec rm {name}.{job}; sleep 0.2; done; exit 1"
+        )
+        self.run("login", "sh", "-c", waiting, user=USER)
+        return job
+
+    def cancel(self, *jobs: int) -> None:
+        """End jobs and wait until their nodes are done with them."""
+        self.run("ctl", "scancel", *map(str, jobs))
+        self.quiet()
+
+    def quiet(self) -> None:
+        """Wait until no job is left, completing ones included."""
+        self.run("ctl", "sh", "-c", 'while [ -n "$(squeue -h)" ]; do sleep 0.2; done', timeout_s=60)
+
+    def timeline(self, job: int) -> list[dict[str, Any]]:
+        """Stages of a job's boot on the node."""
+        said = json.loads(self.run(NODE, "vhpc", "timeline", str(job), "--json"))
+        (line,) = said["nodes"]
+        return [stage for stage in line["stages"] if stage["phase"] == "boot"]
+
+
+def main(name: str, doc: str, rounds: int, bench: Callable[[argparse.Namespace], Report]) -> int:
+    """Command line of a benchmark; ``doc`` is its help."""
+    parser = argparse.ArgumentParser(
+        f"bench/{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="all values, as JSON")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"interleaved rounds (default {rounds})")
+    parser.add_argument("--image", default="debian-minimal", help="published image (default debian-minimal)")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error("--rounds: at least 1")
+    try:
+        report = bench(args)
+    except (BenchError, subprocess.TimeoutExpired) as err:
+        print(f"bench/{name}: {err}", file=sys.stderr)
+        return 1
+    report.show(args.json)
+    return 0

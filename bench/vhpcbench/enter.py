@@ -1,0 +1,47 @@
+"""What a guest adds to `srun true`: two jobs run on one node, one of them in a guest.
+
+From the login node `srun --jobid=... --overlap true` starts a step in the one and
+in the other by turns. The target is an added median of less than 30 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from vhpcbench.common import USER, Lab, Report, main
+
+TARGET_MS = 30.0
+# $1, $2: jobs; $3: rounds. The first two steps warm both.
+LOOP = """
+one() { a=$EPOCHREALTIME; srun --jobid=$1 --overlap -n1 true || exit 1; b=$EPOCHREALTIME
+        echo $(( ${b/./} - ${a/./} )); }
+one $1 >/dev/null; one $2 >/dev/null
+for i in $(seq $3); do echo $(one $1) $(one $2); done
+"""
+
+
+def run() -> int:
+    """Entry point."""
+    return main("enter", __doc__ or "", 40, bench)
+
+
+def bench(args: argparse.Namespace) -> Report:
+    """Steps into both jobs by turns."""
+    lab = Lab()
+    report = Report("enter")
+    jobs: list[int] = []
+    try:
+        jobs.append(lab.hold(f"--vhpc-image={args.image}"))
+        jobs.append(lab.hold())
+        out = lab.run("login", "bash", "-c", LOOP, "loop", *map(str, [*jobs, args.rounds]), user=USER)
+    finally:
+        lab.cancel(*jobs)
+    rows = [[int(word) / 1000 for word in line.split()] for line in out.splitlines()]
+    ours = report.add("srun true, in a guest", "ms", [row[0] for row in rows])
+    theirs = report.add("srun true, without", "ms", [row[1] for row in rows])
+    report.add("added, by pairs", "ms", [row[0] - row[1] for row in rows])
+    added = statistics.median(row[0] - row[1] for row in rows)
+    report.ratios["in a guest to without"] = ours.median / theirs.median
+    report.judge(f"added median {added:.1f} ms, target under {TARGET_MS:.0f} ms", added < TARGET_MS)
+    return report

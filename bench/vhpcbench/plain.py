@@ -1,0 +1,121 @@
+"""The reference: QEMU by itself, with the kernel, initrd and root that a job's guest boots from.
+
+What it runs is a shell script in the agent's place: an archive behind the
+image's initrd overrides the agent's file, everything else is the image's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from vhpcbench.common import CHECKOUT, NODE, BenchError, Lab
+
+sys.path.insert(0, str(CHECKOUT))
+from vmimages.newc import Archive
+
+ON_NODE = Path(__file__).with_name("on_node.py")
+
+
+def _of(domain: ET.Element, path: str) -> ET.Element:
+    found = domain.find(path)
+    if found is None:
+        raise BenchError(f"the guest's domain has no {path}")
+    return found
+
+
+@dataclass(frozen=True)
+class GuestFacts:
+    """What a job's guest is, as libvirt says while it runs; ``cpus`` is where QEMU may run."""
+
+    machine: str
+    accel: str
+    cpu: str
+    memory_mib: int
+    vcpus: int
+    cpus: str
+    cmdline: str
+
+
+def facts(lab: Lab, image: str) -> GuestFacts:
+    """Start a job for a look at its guest."""
+    job = lab.hold(f"--vhpc-image={image}")
+    try:
+        xml = lab.run(NODE, "sh", "-c", "virsh dumpxml $(virsh -q list --name | head -1)")
+    finally:
+        lab.cancel(job)
+    domain = ET.fromstring(xml)  # noqa: S314 - libvirt's own words
+    tcg = domain.get("type") == "qemu"
+    off = [f.get("name") for f in domain.iterfind("cpu/feature[@policy='disable']")]
+    pins = {p.get("cpuset", "") for p in domain.iterfind("cputune/*[@cpuset]")}
+    return GuestFacts(
+        machine=_of(domain, "os/type").get("machine", ""),
+        accel="tcg" if tcg else "kvm",
+        cpu=",".join(["max" if tcg else "host", *(f"{name}=off" for name in off)]),
+        memory_mib=int(_of(domain, "memory").text or 0) // 1024,
+        vcpus=int(_of(domain, "vcpu").text or 0),
+        cpus=",".join(sorted(pins)),
+        cmdline=_of(domain, "os/cmdline").text or "",
+    )
+
+
+class Plain:
+    """Plain guests on the node, each for one measurement.
+
+    Args:
+        lab: the lab.
+        image: name of a published image, which the node has booted before.
+        guest: what the guests shall be like.
+        script: what runs in them, as PID 1.
+    """
+
+    def __init__(self, lab: Lab, image: str, guest: GuestFacts, script: str) -> None:
+        self._lab, self._guest = lab, guest
+        catalog = lab.paths["shared"] / "vhpc/catalog"
+        digest = (catalog / "names" / image / "latest").read_text().strip().removeprefix("sha256:")
+        self._manifest = json.loads((catalog / f"manifests/sha256/{digest}.json").read_text())
+        archive = Archive()
+        archive.file("vhpc-agent", script.encode(), 0o755)
+        self._initrd = lab.paths["scratch"] / "bench-initrd"
+        blob = catalog / "blobs/sha256" / self._manifest["initrd"]["sha256"]
+        self._initrd.write_bytes(blob.read_bytes() + archive.to_bytes())
+
+    def measure(self, *, pinned: bool, marker: str = "", size: int = 0) -> float:
+        """Seconds from QEMU's start to ``marker`` on the console, or that ``size`` bytes of the port took.
+
+        Raises:
+            BenchError: neither came.
+        """
+        order = {
+            "argv": self._argv(port=size > 0),
+            "cpus": self._guest.cpus if pinned else "",
+            "marker": marker,
+            "size": size,
+        }
+        said = self._lab.run(NODE, "python3", "-I", "-c", ON_NODE.read_text(), json.dumps(order))
+        result: dict[str, Any] = json.loads(said)
+        if result["seconds"] is None:
+            raise BenchError(f"the plain guest did not get there; its console: {result['console']}")
+        return float(result["seconds"])
+
+    def close(self) -> None:
+        """Remove what was written for them."""
+        self._initrd.unlink()
+
+    def _argv(self, *, port: bool) -> list[str]:
+        guest, store = self._guest, "/var/lib/vhpc/images/blobs/sha256"
+        argv = ["qemu-system-x86_64", "-machine", f"{guest.machine},accel={guest.accel}", "-cpu", guest.cpu]
+        argv += ["-smp", str(guest.vcpus), "-m", f"{guest.memory_mib}M"]
+        argv += ["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]
+        argv += ["-kernel", f"{store}/{self._manifest['kernel']['sha256']}"]
+        argv += ["-initrd", f"/scratch/{self._initrd.name}", "-append", guest.cmdline]
+        root = f"file={store}/{self._manifest['root']['sha256']},if=none,id=root,format=raw,readonly=on"
+        argv += ["-drive", root, "-device", "virtio-blk-pci,drive=root"]
+        if port:
+            argv += ["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=bench,name=bench"]
+            argv += ["-chardev", "socket,id=bench,path=/run/vhpc-bench.sock,server=on,wait=on"]
+        return argv

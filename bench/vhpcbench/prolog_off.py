@@ -1,0 +1,48 @@
+"""CPU time of the Prolog for a job without vhpc, against a shell that does nothing.
+
+Needs no lab: the Prolog ends in its first line. The target is less than 10 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+
+from vhpcbench.common import CHECKOUT, Report, main
+
+TARGET_MS = 10.0
+RUNS = 100
+PROLOG = CHECKOUT / "prolog" / "prolog"
+# what slurmd gives a Prolog, shortened
+ENV = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1", "SLURM_JOB_UID": "2001", "SLURMD_NODENAME": "n1"}
+
+
+def run() -> int:
+    """Entry point."""
+    return main("prolog-off", __doc__ or "", 9, bench)
+
+
+def bench(args: argparse.Namespace) -> Report:
+    """Rounds of both."""
+    report = Report("prolog-off")
+    ours, theirs = [], []
+    for _ in range(args.rounds):
+        ours.append(_cpu_ms([str(PROLOG)]))
+        theirs.append(_cpu_ms(["/bin/sh", "-c", ":"]))
+    prolog = report.add("Prolog of a job without vhpc", "ms", ours)
+    report.add("a shell that does nothing", "ms", theirs)
+    report.ratios["Prolog to shell"] = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    report.judge(f"{prolog.median:.2f} ms of CPU, target under {TARGET_MS:.0f} ms", prolog.median < TARGET_MS)
+    return report
+
+
+def _cpu_ms(argv: list[str]) -> float:
+    """CPU milliseconds of one run, the mean of some."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(RUNS):
+        subprocess.run(argv, env=ENV, check=True, stdin=subprocess.DEVNULL, cwd=os.sep)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime) / RUNS * 1000
