@@ -1,0 +1,118 @@
+"""Where claims of partition keys are kept: beside the leases, and in their transactions.
+
+The database itself refuses a second owner of a key, and this module a second
+claim of a GUID, so a mistake in the allocator is an error and not a leak.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Protocol
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.model import Generation
+
+
+class KeyStore(Protocol):
+    """The port.  Changes happen inside the lease store's ``transaction`` only."""
+
+    def book(self) -> Book:
+        """All that is claimed, as of now."""
+
+    def claim(self, claim: Claim) -> None:
+        """Note a new claim; FabricError when its key is another owner's or a GUID another claim's."""
+
+    def update(self, claim: Claim) -> None:
+        """Note the state of a claim that is there."""
+
+    def free(self, generation: Generation) -> None:
+        """Forget a claim; its key is free with the last one."""
+
+
+class SqliteKeys:
+    """Claims in the database of the leases."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def book(self) -> Book:
+        """All that is claimed."""
+        (epoch,) = self._db.execute("SELECT epoch FROM key_epoch").fetchone()
+        claims = self._claims()
+        freed = self._db.execute("SELECT pkey, freed FROM key_owner WHERE freed > 0").fetchall()
+        return Book(epoch, claims, dict(freed))
+
+    def claim(self, claim: Claim) -> None:
+        """Note a new claim."""
+        for other in self._claims(claim.pkey):
+            if other.generation != claim.generation and keys.overlap(claim, other):
+                raise FabricError(
+                    f"{claim.generation} cannot have its GUIDs", f"{other.generation} has some of them"
+                )
+        try:
+            self._change(
+                "INSERT INTO key_owner (pkey, owner) VALUES (?, ?)"
+                " ON CONFLICT (pkey) DO UPDATE SET owner = excluded.owner WHERE owner IS NULL",
+                claim.pkey,
+                claim.owner,
+            )
+            self._change(
+                "INSERT INTO key_claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                str(claim.generation),
+                claim.pkey,
+                claim.owner,
+                claim.first_rank,
+                claim.ranks,
+                claim.rails,
+                claim.vfs,
+                claim.state.value,
+                claim.left_s,
+                claim.note,
+            )
+        except sqlite3.IntegrityError as err:
+            raise FabricError(
+                f"{claim.generation} cannot have the key {claim.pkey:#06x}", f"it is another's: {err}"
+            ) from err
+        self._tick()
+
+    def update(self, claim: Claim) -> None:
+        """Note the state of a claim."""
+        self._change(
+            "UPDATE key_claim SET state = ?, left_s = ?, note = ? WHERE generation = ?",
+            claim.state.value,
+            claim.left_s,
+            claim.note,
+            str(claim.generation),
+        )
+        self._tick()
+
+    def free(self, generation: Generation) -> None:
+        """Forget a claim."""
+        self._tick()
+        self._change("DELETE FROM key_claim WHERE generation = ?", str(generation))
+        self._change(
+            "UPDATE key_owner SET owner = NULL, freed = (SELECT epoch FROM key_epoch)"
+            " WHERE owner IS NOT NULL AND pkey NOT IN (SELECT pkey FROM key_claim)"
+        )
+
+    def _claims(self, pkey: int | None = None) -> tuple[Claim, ...]:
+        rows = self._db.execute(
+            "SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note"
+            " FROM key_claim WHERE ? IS NULL OR pkey = ? ORDER BY pkey, first_rank, generation",
+            (pkey, pkey),
+        ).fetchall()
+        return tuple(
+            Claim(
+                Generation.parse(name), pkey, owner, first, ranks, rails, vfs, KeyState(state), left_s, note
+            )
+            for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note in rows
+        )
+
+    def _tick(self) -> None:
+        self._change("UPDATE key_epoch SET epoch = epoch + 1")
+
+    def _change(self, statement: str, *values: object) -> None:
+        assert self._db.in_transaction, "changes belong into a transaction"
+        self._db.execute(statement, values)
