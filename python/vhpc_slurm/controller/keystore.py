@@ -7,6 +7,8 @@ claim of a GUID, so a mistake in the allocator is an error and not a leak.
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
@@ -116,3 +118,20 @@ class SqliteKeys:
     def _change(self, statement: str, *values: object) -> None:
         assert self._db.in_transaction, "changes belong into a transaction"
         self._db.execute(statement, values)
+
+
+def read_book(database: str | Path) -> Book:
+    """The book of a database that a vhpcd may be writing; changes nothing.
+
+    Raises:
+        FabricError: it cannot be read, or is of a vhpcd that had no keys.
+    """
+    try:
+        uri = f"{Path(database).absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None)) as db:
+            db.execute("BEGIN")
+            return SqliteKeys(db).book()
+    except sqlite3.Error as err:
+        raise FabricError(
+            f"cannot read the keys in {database}", str(err), "root can, on the host of vhpcd"
+        ) from err
