@@ -122,9 +122,9 @@ def test_whatever_is_rendered_passes_and_says_what_the_book_says(
     claims: tuple[Claim, ...], epoch: int, ipoib: bool
 ) -> None:
     book = Book(epoch, claims)
-    data = partitions.render(partitions.of_book(book, ipoib=ipoib), epoch)
+    data = partitions.render(partitions.of_book(book, ipoib=ipoib), epoch, "0f")
     assert partitions.lint(data) == ()
-    assert partitions.epoch_of(data) == epoch
+    assert partitions.origin(data) == (epoch, "0f")
     assert max(map(len, data.splitlines())) < 4095
     on = ("reserved", "applied", "verified", "active", "draining")
     meant = {

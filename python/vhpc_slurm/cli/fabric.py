@@ -12,7 +12,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.keystore import read_book
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric import keys, partitions
-from vhpc_slurm.fabric.select import key_pool, site_partitions
+from vhpc_slurm.fabric.select import site_partitions, static_pool
 
 MAX_FILE = 256 << 20
 """Bytes of the largest partitions file that is looked at; a pool of a million GUIDs has 26 MB."""
@@ -52,16 +52,7 @@ def render(config: Config, *, pool: bool, as_json: bool) -> int:
     """Print the file."""
     fabric = config.fabric
     book = keys.Book(0) if pool else read_book(config.controller.database)
-    if pool:
-        found = partitions.of_pool(
-            key_pool(fabric),
-            ranks=fabric.pool_guests,
-            rails=fabric.rails,
-            vfs=fabric.vfs,
-            ipoib=fabric.ipoib,
-        )
-    else:
-        found = partitions.of_book(book, ipoib=fabric.ipoib)
+    found = static_pool(fabric) if pool else partitions.of_book(book, ipoib=fabric.ipoib)
     found = (*found, *site_partitions(fabric))
     if as_json:
         output.write_json(
@@ -79,7 +70,7 @@ def render(config: Config, *, pool: bool, as_json: bool) -> int:
             }
         )
         return 0
-    sys.stdout.write(partitions.render(found, book.epoch).decode())
+    sys.stdout.write(partitions.render(found, book.epoch, book.tag).decode())
     return 0
 
 

@@ -6,6 +6,7 @@ claim of a GUID, so a mistake in the allocator is an error and not a leak.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,9 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.keys import Book, Claim, KeyState
 from vhpc_slurm.model import Generation
+
+_REMEMBERED = 100_000
+"""Epochs whose tags are kept; a start of a job is some five, and writes a new partitions file."""
 
 
 class KeyStore(Protocol):
@@ -32,6 +36,12 @@ class KeyStore(Protocol):
     def free(self, generation: Generation) -> None:
         """Forget a claim; its key is free with the last one."""
 
+    def knows(self, epoch: int, tag: str) -> bool:
+        """Whether this database has had that epoch, by that tag, not too long ago.
+
+        A copy from the past has other tags for the same numbers.
+        """
+
 
 class SqliteKeys:
     """Claims in the database of the leases."""
@@ -41,10 +51,12 @@ class SqliteKeys:
 
     def book(self) -> Book:
         """All that is claimed."""
-        (epoch,) = self._db.execute("SELECT epoch FROM key_epoch").fetchone()
+        epoch, tag = self._db.execute(
+            "SELECT epoch, tag FROM key_epoch ORDER BY epoch DESC LIMIT 1"
+        ).fetchone()
         claims = self._claims()
         freed = self._db.execute("SELECT pkey, freed FROM key_owner WHERE freed > 0").fetchall()
-        return Book(epoch, claims, dict(freed))
+        return Book(epoch, claims, dict(freed), tag)
 
     def claim(self, claim: Claim) -> None:
         """Note a new claim."""
@@ -81,13 +93,14 @@ class SqliteKeys:
 
     def update(self, claim: Claim) -> None:
         """Note the state of a claim."""
-        self._change(
+        changed = self._change(
             "UPDATE key_claim SET state = ?, left_s = ?, note = ? WHERE generation = ?",
             claim.state.value,
             claim.left_s,
             claim.note,
             str(claim.generation),
         )
+        assert changed == 1, "only what is claimed changes"
         self._tick()
 
     def free(self, generation: Generation) -> None:
@@ -95,7 +108,7 @@ class SqliteKeys:
         self._tick()
         self._change("DELETE FROM key_claim WHERE generation = ?", str(generation))
         self._change(
-            "UPDATE key_owner SET owner = NULL, freed = (SELECT epoch FROM key_epoch)"
+            "UPDATE key_owner SET owner = NULL, freed = (SELECT max(epoch) FROM key_epoch)"
             " WHERE owner IS NOT NULL AND pkey NOT IN (SELECT pkey FROM key_claim)"
         )
 
@@ -112,12 +125,20 @@ class SqliteKeys:
             for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note in rows
         )
 
-    def _tick(self) -> None:
-        self._change("UPDATE key_epoch SET epoch = epoch + 1")
+    def knows(self, epoch: int, tag: str) -> bool:
+        """Whether an epoch of that tag was."""
+        found = self._db.execute("SELECT 1 FROM key_epoch WHERE epoch = ? AND tag = ?", (epoch, tag))
+        return found.fetchone() is not None
 
-    def _change(self, statement: str, *values: object) -> None:
+    def _tick(self) -> None:
+        self._change("INSERT INTO key_epoch (tag) VALUES (?)", os.urandom(4).hex())
+        self._change(
+            "DELETE FROM key_epoch WHERE epoch <= (SELECT max(epoch) FROM key_epoch) - ?", _REMEMBERED
+        )
+
+    def _change(self, statement: str, *values: object) -> int:
         assert self._db.in_transaction, "changes belong into a transaction"
-        self._db.execute(statement, values)
+        return self._db.execute(statement, values).rowcount
 
 
 def read_book(database: str | Path) -> Book:

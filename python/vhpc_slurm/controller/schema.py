@@ -45,10 +45,10 @@ CREATE TABLE timeline (
 # The foreign key of a claim is the reason why two owners cannot share a key, whatever the code does.
 _KEYS = """
 CREATE TABLE key_epoch (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    epoch INTEGER NOT NULL
+    epoch INTEGER PRIMARY KEY AUTOINCREMENT,
+    tag TEXT NOT NULL
 ) STRICT;
-INSERT INTO key_epoch (one, epoch) VALUES (1, 0);
+INSERT INTO key_epoch (epoch, tag) VALUES (0, '');
 CREATE TABLE key_owner (
     pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 32766),
     owner TEXT,

@@ -27,9 +27,10 @@ from vhpc_slurm.config import Config, load
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.service import LeaseService
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store import LeaseStore, SqliteStore
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
-from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.fabric.backend import NetworkBackend
+from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.munge import (
     Credential,
     CredentialExpiredError,
@@ -238,7 +239,14 @@ async def serve(config: Config) -> None:
     munge.decode(munge.encode(b"vhpcd begins"))
     with _only_one(Path(settings.database)):
         store = SqliteStore(settings.database)
-        service = LeaseService(store, NoNetwork(), reserve_mib=config.guests.memory_reserve_mib)
+        network = backend(config.fabric, store.keys.knows)
+        _validate(network, store)
+        service = LeaseService(
+            store,
+            network,
+            reserve_mib=config.guests.memory_reserve_mib,
+            quarantine_s=config.fabric.quarantine_s,
+        )
         dispatcher = Dispatcher(config, service, connect(config))
         server = Server(dispatcher, munge, allowed)
         stop = asyncio.Event()
@@ -254,6 +262,14 @@ async def serve(config: Config) -> None:
         await server.close()
         dispatcher.close()
         store.close()
+
+
+def _validate(network: NetworkBackend, store: LeaseStore) -> None:
+    """Say what is wrong with the fabric; leases are served nevertheless, and get ready when it is right."""
+    try:
+        network.validate(store.keys.book())
+    except FabricError as err:
+        log.error("the fabric cannot serve: %s", err.line())
 
 
 async def _reconcile_for_ever(dispatcher: Dispatcher) -> None:

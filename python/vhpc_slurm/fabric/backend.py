@@ -9,7 +9,7 @@ may be repeated after a crash.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
@@ -96,8 +96,12 @@ class NoNetwork:
         return Proof(book.epoch)
 
     def strip(self, generation: Generation, book: Book) -> Proof:
-        """Nothing to strip."""
-        del generation
+        """Nothing to strip; FabricError for what began under another backend."""
+        claim = book.of(generation)
+        if claim is not None:
+            raise FabricError(
+                f"nobody can take the key {claim.pkey:#06x} off the fabric", "fabric.backend is none now"
+            )
         return Proof(book.epoch)
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
@@ -111,13 +115,15 @@ class KeyPolicy:
     """How identities on an InfiniBand fabric are chosen; the part that its backends share.
 
     ``owner`` is who shares a key: the generations of a job that are alive
-    together (there is one), or of a user.
+    together (there is one), or of a user.  ``limit`` is how many guests one key
+    can have at most.
     """
 
     pool: KeyPool
     owner: Literal["job", "user"] = "job"
     rails: int = 1
     vfs: int = 1
+    limit: int = keys.MAX_RANKS
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -125,7 +131,16 @@ class KeyPolicy:
         """One guest a node, ranked in the order of the allocation."""
         owner = f"user {request.uid}" if self.owner == "user" else f"job {generation}"
         ranks = len(allocation.nodes)
-        claim = keys.claim(self.pool, book, generation, owner, ranks=ranks, rails=self.rails, vfs=self.vfs)
+        claim = keys.claim(
+            self.pool,
+            book,
+            generation,
+            owner,
+            ranks=ranks,
+            rails=self.rails,
+            vfs=self.vfs,
+            limit=self.limit,
+        )
         return identity(claim), claim
 
 
@@ -134,9 +149,3 @@ def identity(claim: Claim) -> NetworkIdentity:
     return NetworkIdentity(
         kind="ib", pkey=claim.pkey, first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs
     )
-
-
-def moved(book: Book, claim: Claim) -> Book:
-    """The book with this claim instead of the generation's earlier one."""
-    rest = book.without(claim.generation)
-    return replace(rest, claims=(*rest.claims, claim))

@@ -134,18 +134,27 @@ class Claim:
 class Book:
     """All claims at one moment, and when each key was last freed.
 
-    ``epoch`` counts the changes ever made: a book of a lower epoch than one
-    seen before was copied back from the past.  ``freed`` maps a key to the
-    epoch at which it became free; keys that were never used are not in it.
+    ``epoch`` counts the changes ever made, and ``tag`` is a random mark of each:
+    a database that was copied back from the past counts the same numbers again,
+    with other tags.  ``freed`` maps a key to the epoch at which it became free;
+    keys that were never used are not in it.
     """
 
     epoch: int
     claims: tuple[Claim, ...] = ()
     freed: Mapping[int, int] = field(default_factory=dict)
+    tag: str = ""
 
     def of(self, generation: Generation) -> Claim | None:
         """The claim of a generation; None when it has none."""
         return next((claim for claim in self.claims if claim.generation == generation), None)
+
+    def must(self, generation: Generation) -> Claim:
+        """The claim of a generation; FabricError when it has none."""
+        found = self.of(generation)
+        if found is None:
+            raise FabricError(f"{generation} has no partition key")
+        return found
 
     def carried(self) -> tuple[Claim, ...]:
         """What the subnet manager is told, by key and rank."""
@@ -179,9 +188,17 @@ def _guid(prefix: int, pkey: int, rail: int, rank: int, vf: int) -> int:
 
 
 def claim(
-    pool: KeyPool, book: Book, generation: Generation, owner: str, *, ranks: int, rails: int, vfs: int
+    pool: KeyPool,
+    book: Book,
+    generation: Generation,
+    owner: str,
+    *,
+    ranks: int,
+    rails: int,
+    vfs: int,
+    limit: int = MAX_RANKS,
 ) -> Claim:
-    """Choose a key and a range of ranks for a generation.
+    """Choose a key and a range of ranks, below ``limit``, for a generation.
 
     The owner's own key is taken where he has one in use; else the key that has
     been free for the longest time, those never used first.
@@ -189,11 +206,11 @@ def claim(
     Raises:
         FabricError: no key or no range is free, or the job is larger than GUIDs can tell apart.
     """
-    if not (0 < ranks <= MAX_RANKS and 0 < rails <= MAX_RAILS and 0 < vfs <= MAX_VFS):
+    if not (0 < ranks <= limit <= MAX_RANKS and 0 < rails <= MAX_RAILS and 0 < vfs <= MAX_VFS):
         raise FabricError(
             f"cannot name the ports of {generation}",
             f"{ranks} guests with {vfs} ports on each of {rails} rails",
-            f"at most {MAX_RANKS} guests, {MAX_VFS} ports and {MAX_RAILS} rails have GUIDs",
+            f"at most {limit} guests, {MAX_VFS} ports and {MAX_RAILS} rails have GUIDs",
         )
     if book.of(generation) is not None:
         raise KeyTransitionError(f"{generation} has a claim already")
@@ -204,7 +221,7 @@ def claim(
         # A tombstone taints the whole key: nobody knows who still speaks on it.
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
-            first = _free_range(theirs, ranks)
+            first = _free_range(theirs, ranks, limit)
             if first is not None and pkey in pool.numbers():
                 return Claim(generation, pkey, owner, first, ranks, rails, vfs)
     free = [pkey for pkey in pool.numbers() if pkey not in holders]
@@ -245,14 +262,14 @@ def overlap(one: Claim, other: Claim) -> bool:
     )
 
 
-def _free_range(holders: list[Claim], ranks: int) -> int | None:
+def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
     """The lowest rank at which so many are free; None when there is none."""
     first = 0
     for one in sorted(holders, key=lambda one: one.first_rank):
         if one.first_rank - first >= ranks:
             break
         first = max(first, one.first_rank + one.ranks)
-    return first if first + ranks <= MAX_RANKS else None
+    return first if first + ranks <= limit else None
 
 
 def _exhausted(book: Book) -> FabricError:

@@ -22,7 +22,7 @@ MAX_LINE = 4000
 """Bytes of a line; opensm reads 4095 at a time."""
 MEMBERS_A_LINE = 64
 
-_EPOCH = re.compile(rb"^# vhpcd epoch ([0-9]{1,18})$", re.MULTILINE)
+_EPOCH = re.compile(rb"^# vhpcd epoch ([0-9]{1,18}) tag ([0-9a-f]{0,32})$", re.MULTILINE)
 _HEAD = re.compile(r"^(?P<name>[^=:,\s]*)=(?P<pkey>[^=:,\s]*)(?P<flags>[^:]*):(?P<rest>.*)$", re.ASCII)
 _NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,62}\Z", re.ASCII)
 _PKEY = re.compile(r"^0x[0-9a-f]{4}\Z", re.ASCII)
@@ -76,9 +76,12 @@ def _with_default(members: dict[int, list[tuple[str, bool]]], *, ipoib: bool) ->
     )
 
 
-def render(partitions: Iterable[Partition], epoch: int) -> bytes:
+def render(partitions: Iterable[Partition], epoch: int, tag: str = "") -> bytes:
     """The whole file, in the one form that the linter takes."""
-    lines = ["# Written by vhpcd as a whole; what is changed here is lost.", f"# vhpcd epoch {epoch}"]
+    lines = [
+        "# Written by vhpcd as a whole; what is changed here is lost.",
+        f"# vhpcd epoch {epoch} tag {tag}",
+    ]
     for one in partitions:
         lines.append(", ".join((f"{one.name}={one.pkey:#06x}", *one.flags)) + " :")
         words = [f"{member}={'full' if full else 'limited'}" for member, full in one.members]
@@ -88,10 +91,10 @@ def render(partitions: Iterable[Partition], epoch: int) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def epoch_of(data: bytes) -> int | None:
-    """The epoch of the book that a file was rendered from; None when it says none."""
+def origin(data: bytes) -> tuple[int, str] | None:
+    """Epoch and tag of the book that a file was rendered from; None when it says none."""
     match = _EPOCH.search(data)
-    return int(match[1]) if match else None
+    return (int(match[1]), match[2].decode()) if match else None
 
 
 def lint(data: bytes) -> tuple[Defect, ...]:

@@ -2,13 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vhpc_slurm.config import Fabric
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.keys import KeyPool
+from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
+from vhpc_slurm.fabric.keys import MAX_RANKS, KeyPool
+from vhpc_slurm.fabric.opensm import Opensm
+from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.smp import FabricReader
+from vhpc_slurm.fabric.static_pool import StaticPool
+
+
+def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend:
+    """The backend that the configuration names; nothing is started or changed yet.
+
+    ``knows`` says whether the database has had an epoch of that number and tag.
+
+    Raises:
+        FabricError: the configuration of the keys makes no sense.
+    """
+    if fabric.backend == "none":
+        return NoNetwork()
+    pool, site = key_pool(fabric), site_partitions(fabric)
+    static = fabric.backend == "static-pool"
+    limit = fabric.pool_guests if static else MAX_RANKS
+    policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit)
+    readback = Readback(FabricReader(fabric.device, fabric.device_port), fabric.apply_timeout_s)
+    if static:
+        return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
+    opensm = Opensm(
+        Path(fabric.partitions),
+        Path(fabric.opensm_pidfile),
+        Path(fabric.opensm_log),
+        fabric.apply_timeout_s,
+    )
+    return OpensmFile(
+        policy,
+        opensm,
+        readback,
+        knows,
+        site=site,
+        ipoib=fabric.ipoib,
+        max_lost_percent=fabric.max_lost_percent,
+    )
+
+
+def static_pool(fabric: Fabric) -> tuple[Partition, ...]:
+    """The partitions of the static pool, without the site's own."""
+    return partitions.of_pool(
+        key_pool(fabric),
+        ranks=fabric.pool_guests,
+        rails=fabric.rails,
+        vfs=fabric.vfs,
+        ipoib=fabric.ipoib,
+    )
 
 
 def key_pool(fabric: Fabric) -> KeyPool:
