@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -318,9 +321,50 @@ def test_the_auditor_sees_a_damaged_file_and_its_effect_and_cures_them(
         "ports that nobody named show it"
     )
     assert sets(fabric) != holding((0x1000, 2))
-    site.backend.cure(book)
+    site.service.audit()
     wait_for(lambda: site.backend.audit(book) == (), "not cured")
     assert sets(fabric) == holding((0x1000, 2))
+
+
+def test_the_command_says_what_the_auditor_finds(
+    site: Site, fabric: SimulatedFabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.open(1, "n1", "n2")
+    (tmp_path / "vhpc.toml").write_text(
+        f'[controller]\ndatabase = "{tmp_path}/db"\n[fabric]\nbackend = "opensm-file"\n'
+        f'partitions = "{fabric.partitions}"\nopensm_pidfile = "{fabric.pidfile}"\n'
+        f'opensm_log = "{fabric.log}"\n'
+    )
+    environment = fabric.environment | {"VHPC_CONFIG": str(tmp_path / "vhpc.toml")}
+    command = [sys.executable, "-m", "vhpc_slurm.cli.main", "fabric", "audit", "--json"]
+
+    def audit() -> tuple[int, list[dict[str, str]]]:
+        done = subprocess.run(
+            command, env=environment, cwd=fabric.folder, capture_output=True, check=False, timeout=60
+        )
+        return done.returncode, json.loads(done.stdout)["findings"]
+
+    assert audit() == (0, [])
+    fabric.replace(DEFAULT)
+    fabric.sweep()
+    code, found = audit()
+    assert code == 1
+    assert {one["port_guid"] for one in found} == {None, f"{GUIDS[0]:#018x}", f"{GUIDS[1]:#018x}"}
+
+
+def test_a_burst_of_jobs_without_ports_costs_a_second_sweep_only_after_a_change(
+    site: Site, fabric: SimulatedFabric
+) -> None:
+    record = site.open(1, *(f"n{number}" for number in range(1, 3)))
+    book = site.store.keys.book()
+    absent = a_claim(9, pkey=0x1002, first_rank=8, ranks=1)
+    book = Book(book.epoch, (*book.claims, absent), book.freed, book.tag)
+    site.backend.apply(book)
+    before = fabric.sweeps()
+    for _ in range(3):
+        assert site.backend.verify(absent.generation, book).absent == 1
+    assert fabric.sweeps() == before + 1
+    assert site.backend.verify(record.lease.generation, book).seen == 2
 
 
 def test_a_job_does_not_begin_on_a_key_that_a_stranger_has(

@@ -312,6 +312,9 @@ class Fabric:
     def audit(self, book: Book) -> tuple[Finding, ...]:
         return ()
 
+    def cure(self, book: Book) -> None:
+        self.apply(book)
+
 
 class DyingStore(SqliteStore):
     """vhpcd may die with a transaction not committed."""

@@ -12,7 +12,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.keystore import read_book
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric import keys, partitions
-from vhpc_slurm.fabric.select import site_partitions, static_pool
+from vhpc_slurm.fabric.select import backend, site_partitions, static_pool
 
 MAX_FILE = 256 << 20
 """Bytes of the largest partitions file that is looked at; a pool of a million GUIDs has 26 MB."""
@@ -46,6 +46,22 @@ def ls(config: Config, *, as_json: bool) -> int:
         rows.append((f"{one.pkey:#06x}", one.state.value, str(one.generation), one.owner, ports, note))
     output.write_table(("PKEY", "STATE", "GENERATION", "OWNER", "PORTS", "NOTE"), rows, right=("PORTS",))
     return 0
+
+
+def audit(config: Config, *, as_json: bool) -> int:
+    """Compare."""
+    # Nothing is written here, so nobody has to know whose the file is.
+    found = backend(config.fabric, lambda _epoch, _tag: False).audit(read_book(config.controller.database))
+    if as_json:
+        findings = [
+            {"port_guid": f"{one.port_guid:#018x}" if one.port_guid else None, "what": one.what}
+            for one in found
+        ]
+        output.write_json({"findings": findings})
+    else:
+        for one in found:
+            print(output.printable(one.what))
+    return 1 if found else 0
 
 
 def render(config: Config, *, pool: bool, as_json: bool) -> int:

@@ -289,6 +289,14 @@ def fabric_ls(as_json: Json = False) -> int:
     return fabric.ls(_config(), as_json=as_json)
 
 
+@fabric_app.command("audit")
+def fabric_audit(as_json: Json = False) -> int:
+    """Compare partitions file and port tables with the keys in use; exit 1 if anything differs (root)."""
+    from vhpc_slurm.cli import fabric
+
+    return fabric.audit(_config(), as_json=as_json)
+
+
 @fabric_app.command("render")
 def fabric_render(
     pool: Annotated[

@@ -79,6 +79,10 @@ class Dispatcher:
         await self._write(self._service.settle)
         await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
 
+    async def audit(self) -> None:
+        """Look at the fabric; FabricError when it cannot be read or not be put right."""
+        await self._write(self._service.audit)
+
     def close(self) -> None:
         """Wait for what runs and end the threads."""
         self._writer.shutdown(wait=True)

@@ -49,6 +49,8 @@ MAX_PENDING_BYTES = 64 << 20
 RECEIVE_S = 10.0
 SEND_S = 10.0
 RECONCILE_S = 60.0
+AUDIT_S = 15.0
+"""How long an open fabric goes unnoticed."""
 MAX_NONCES = 200_000
 NONCE_LIFE_S = 3 * wire.TTL_S
 """Longer than a credential lives on either side of its encoding time, so none outlives its nonce."""
@@ -255,10 +257,12 @@ async def serve(config: Config) -> None:
         listener = await server.listen(settings.listen, settings.port)
         log.info("vhpcd %s listens on %s port %d", __version__, settings.listen, settings.port)
         rounds = asyncio.create_task(_reconcile_for_ever(dispatcher))
+        audits = asyncio.create_task(_audit_for_ever(dispatcher))
         await stop.wait()
         log.info("vhpcd ends")
         listener.close()
         rounds.cancel()
+        audits.cancel()
         await server.close()
         dispatcher.close()
         store.close()
@@ -270,6 +274,18 @@ def _validate(network: NetworkBackend, store: LeaseStore) -> None:
         network.validate(store.keys.book())
     except FabricError as err:
         log.error("the fabric cannot serve: %s", err.line())
+
+
+async def _audit_for_ever(dispatcher: Dispatcher) -> None:
+    while True:
+        await asyncio.sleep(AUDIT_S)
+        try:
+            await dispatcher.audit()
+        except VhpcError as err:
+            log.error("the fabric is not proven: %s", err.line())
+            await asyncio.sleep(RECONCILE_S - AUDIT_S)  # an audit that waits in vain holds up all else
+        except Exception:
+            log.exception("not audited")
 
 
 async def _reconcile_for_ever(dispatcher: Dispatcher) -> None:

@@ -200,6 +200,21 @@ class LeaseService:
         self._claims.age()
         self._claims.bury_orphans()
 
+    def audit(self) -> None:
+        """Compare the fabric with the claims, say what is wrong, and have it put right.
+
+        Raises:
+            FabricError: the fabric cannot be read, or not be put right.
+        """
+        book = self.store.keys.book()
+        found = self._network.audit(book)
+        if not found:
+            return
+        for one in found[:20]:
+            log.error("the fabric is not as it should be: %s", one.what)
+        self._network.cure(book)
+        log.error("%d findings on the fabric: it was told once more what it should be", len(found))
+
     def prune(self, older_than_s: float) -> None:
         """Forget leases that were released so long ago."""
         with self.store.transaction():

@@ -64,7 +64,10 @@ class NetworkBackend(Protocol):
         """Take the generation off the fabric and read back that nothing of it is left."""
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
-        """Compare the whole fabric with the book."""
+        """Compare the whole fabric with the book; changes nothing."""
+
+    def cure(self, book: Book) -> None:
+        """Make the fabric carry the book once more, whatever it was seen to carry before."""
 
 
 class NoNetwork:
@@ -108,6 +111,9 @@ class NoNetwork:
         """Nothing to compare."""
         del book
         return ()
+
+    def cure(self, book: Book) -> None:
+        """Nothing to cure."""
 
 
 @dataclass(frozen=True)

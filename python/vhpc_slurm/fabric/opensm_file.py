@@ -49,6 +49,8 @@ class OpensmFile:
         self._last: tuple[Partition, ...] | None = None
         self._swept: tuple[Partition, ...] | None = None
         self._heard: Mark | None = None
+        # whether it is certain that OpenSM has read what was written last
+        self._read = False
 
     def validate(self, book: Book) -> None:
         """Whether OpenSM is there, and its file one that this book may replace."""
@@ -74,11 +76,12 @@ class OpensmFile:
         meant = self._meant(book)
         try:
             proof = self._readback.carried(claim, meant, book)
-            if not proof.seen:
+            if not proof.seen and not self._read:
                 # No port of it can show that OpenSM has read the new file: the first SUBNET UP
                 # may have been of a sweep that began with the old one.  A second cannot be.
                 self._opensm.sweep()
                 proof = self._readback.carried(claim, meant, book)
+            self._read = True
             self._listen()
         except FabricError:
             self._swept = None
@@ -132,7 +135,7 @@ class OpensmFile:
         same = old is not None and not partitions.lint(old) and partitions.parse(old) == meant
         if same and self._swept == meant:
             return
-        self._swept = None
+        self._swept, self._read = None, False
         data = partitions.render(meant, book.epoch, book.tag)
         partitions.parse(data, "what vhpcd would write")
         self._heard = self._opensm.mark()

@@ -69,6 +69,13 @@ class StaticPool:
         file = tuple(Finding(0, what) for what in self._file_findings())
         return (*file, *self._readback.findings(self._declared))
 
+    def cure(self, book: Book) -> None:
+        """FabricError: the file is the site's."""
+        del book
+        raise FabricError(
+            "vhpcd writes nothing for a static pool", cure="install: vhpc fabric render --pool, and SIGHUP"
+        )
+
     def _file_findings(self) -> list[str]:
         try:
             data = self._file.read_bytes()
