@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from controller_lab import allocation, identity, request, wait_for
+from controller_lab import allocation, identity, manifest, publish, request, wait_for
 from fabric_lab import (
     DEFAULT,
     GUIDS,
@@ -25,6 +26,9 @@ from fabric_lab import (
 )
 from test_keys import a_claim
 
+from vhpc_slurm.config import Config, Images
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
@@ -38,6 +42,7 @@ from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+from vhpc_slurm.slurm import connect
 
 pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
 
@@ -78,11 +83,12 @@ class Site:
         owner: Literal["job", "user"] = "job",
         site: tuple[Partition, ...] = (),
         timeout_s: float = 5.0,
+        last: int = 0x1003,
     ) -> None:
         self.now = 0.0
         self.store = SqliteStore(database)
         self.backend = OpensmFile(
-            KeyPolicy(KeyPool(0x1000, 0x1003), owner),
+            KeyPolicy(KeyPool(0x1000, last), owner),
             Opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
             Readback(reader, timeout_s),
             self.store.keys.knows,
@@ -365,6 +371,33 @@ def test_a_burst_of_jobs_without_ports_costs_a_second_sweep_only_after_a_change(
         assert site.backend.verify(absent.generation, book).absent == 1
     assert fabric.sweeps() == before + 1
     assert site.backend.verify(record.lease.generation, book).seen == 2
+
+
+def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    publish(tmp_path / "catalog", manifest(min_memory_mib=1))
+    site = Site(fabric, reader, tmp_path / "db", last=0x1063, timeout_s=30.0)
+    config = Config(images=Images(catalog=str(tmp_path / "catalog")))
+    asked = [
+        wire.OpenGeneration(request=request(job_id), layouts=wire.pack_allocation(allocation("n1")))
+        for job_id in range(1, 101)
+    ]
+
+    async def burst() -> list[wire.Answer]:
+        dispatcher = Dispatcher(config, site.service, connect(config))
+        try:
+            return await asyncio.gather(*(dispatcher.answer(one) for one in asked))
+        finally:
+            dispatcher.close()
+
+    before = fabric.sweeps()
+    answers = asyncio.run(burst())
+    states = [one.lease.state for one in answers if isinstance(one, wire.LeaseAnswer)]
+    assert states == [LeaseState.READY] * 100
+    assert 1 <= fabric.sweeps() - before <= 3
+    assert sets(fabric) == holding((0x1000, 1), (0x1001, 1), (0x1002, 1), (0x1003, 1))
+    assert len({claim.pkey for claim in site.store.keys.book().claims}) == 100
 
 
 def test_a_job_does_not_begin_on_a_key_that_a_stranger_has(

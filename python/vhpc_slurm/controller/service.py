@@ -99,10 +99,28 @@ class LeaseService:
         Raises:
             FabricError: the request makes no sense, or the network cannot be had.
         """
-        record = self.find(request, allocation) or self._make(request, allocation, image)
-        if record.lease.state is LeaseState.RESERVED:
-            record = self._finish(record)
-        return record
+        record = self.reserve(request, allocation, image)
+        return self.finish(record.lease.generation)
+
+    def reserve(
+        self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
+    ) -> LeaseRecord:
+        """The first half of ``open``: the lease is durable, nothing outside has changed."""
+        return self.find(request, allocation) or self._make(request, allocation, image)
+
+    def finish(self, generation: Generation) -> LeaseRecord:
+        """The second half: a lease that was RESERVED is READY.
+
+        The fabric is told of all leases that are reserved by now, so many of
+        them cost it hardly more than one.
+
+        Raises:
+            FabricError: the network cannot be had, or the lease is over.
+        """
+        record = self.store.get(generation)
+        if record is None or record.lease.state not in leases.USABLE:
+            raise FabricError(f"lease {generation} is over", "the job has ended or was requeued")
+        return self._finish(record) if record.lease.state is LeaseState.RESERVED else record
 
     def look(self, job_id: int, restart: int | None) -> LeaseRecord | None:
         """The newest lease of a job (of that incarnation), in whatever state."""
