@@ -67,6 +67,7 @@ def fabric(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> Simulat
 @pytest.fixture
 def reader(fabric: SimulatedFabric) -> Iterator[FabricReader]:
     one = FabricReader(environment=fabric.environment)
+    one.scan(60.0)  # its child is there from now on, so that deadlines in tests are the fabric's
     yield one
     one.close()
 
@@ -186,7 +187,7 @@ def test_ports_that_are_not_there_yet_are_said_to_be_absent(site: Site, fabric: 
 def test_nothing_is_ready_while_opensm_is_dead_and_all_is_when_it_is_back(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
-    site = Site(fabric, reader, tmp_path / "db", timeout_s=1.0)
+    site = Site(fabric, reader, tmp_path / "db")
     site.open(1, "n1")
     fabric.opensm.kill()
     fabric.opensm.wait()
@@ -219,7 +220,8 @@ def test_an_opensm_that_hangs_is_not_waited_for_for_ever(
         before = fabric.sweeps()
         os.kill(fabric.opensm.pid, signal.SIGCONT)
         wait_for(lambda: fabric.sweeps() > before, "opensm does not go on")
-    assert site.open(1, "n1").lease.state is LeaseState.READY
+    patient = Site(fabric, reader, tmp_path / "db")
+    assert patient.open(1, "n1").lease.state is LeaseState.READY
 
 
 def test_a_process_that_is_no_opensm_is_not_signalled(
