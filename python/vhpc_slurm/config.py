@@ -184,6 +184,59 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     )
 
 
+class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The job's own partition of an InfiniBand fabric."""
+
+    backend: Annotated[
+        Literal["none", "opensm-file", "static-pool"],
+        _doc(
+            "who applies partition keys: none (guests have no fabric), opensm-file (vhpcd writes OpenSM's "
+            "partitions file for each job), static-pool (all keys are declared once, by vhpc fabric render "
+            "--pool)"
+        ),
+    ] = "none"
+    key_owner: Annotated[Literal["job", "user"], _doc("who has a key: each job, or each user")] = "job"
+    pkey_first: Annotated[int, _doc("first partition key of the pool", ge=0x0001, le=0x7FFE)] = 0x1000
+    pkey_last: Annotated[
+        int, _doc("last partition key of the pool; 0x7fff is the default partition", ge=0x0001, le=0x7FFE)
+    ] = 0x7FEF
+    pkey_reserved: Annotated[tuple[int, ...], _doc("keys in that range that are never handed out")] = ()
+    rails: Annotated[int, _doc("ports of different subnets or switches that a guest has", ge=1, le=256)] = 1
+    vfs: Annotated[int, _doc("virtual functions of a guest on each rail", ge=1, le=256)] = 1
+    quarantine_s: Annotated[
+        int, _doc("how long a key rests after it was stripped, while vhpcd runs", ge=0, le=86400)
+    ] = 60
+    ipoib: Annotated[bool, _doc("make an IPoIB group for each key; costs a multicast LID")] = True
+    partitions: Annotated[str, _doc("OpenSM's partitions file, which vhpcd alone writes")] = (
+        "/etc/opensm/partitions.conf"
+    )
+    site_partitions: Annotated[
+        str, _doc("file with partitions of the site's own, added to each that vhpcd writes; empty: none")
+    ] = ""
+    opensm_pidfile: Annotated[str, _doc("file with OpenSM's process id")] = "/run/opensm.pid"
+    opensm_log: Annotated[str, _doc("OpenSM's log; OpenSM needs force_log_flush TRUE")] = (
+        "/var/log/opensm.log"
+    )
+    apply_timeout_s: Annotated[
+        int, _doc("deadline for OpenSM to read its file, and for the fabric to show it", ge=1, le=300)
+    ] = 10
+    max_lost_percent: Annotated[
+        int,
+        _doc(
+            "vhpcd writes no file that drops more than so many of a hundred keys which it does not know to "
+            "have ended: its database is not the one that wrote them",
+            ge=0,
+            le=100,
+        ),
+    ] = 0
+    device: Annotated[str, _doc("adapter that the fabric is read through; empty: the first")] = ""
+    device_port: Annotated[int, _doc("port of it; 0: the first that is up", ge=0, le=254)] = 0
+    pool_guests: Annotated[
+        int,
+        _doc("static-pool: guests that each key is declared for; larger jobs are refused", ge=1, le=65536),
+    ] = 64
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file; one TOML table per section."""
 
@@ -194,6 +247,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     shares: Shares = Shares()
     host: Host = Host()
     placement: Placement = Placement()
+    fabric: Fabric = Fabric()
 
 
 def load(path: Path | None = None) -> Config:

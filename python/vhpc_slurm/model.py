@@ -325,13 +325,21 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True)
 class NetworkIdentity:
-    """The job's own network partition; ``kind`` is ``none`` where there is none."""
+    """The job's own network partition; ``kind`` is ``none`` where there is none.
+
+    With ``ib`` the guest of the job's node number *i* has the rank ``first_rank``
+    + *i*, and ``vfs`` ports on each of ``rails`` rails, whose GUIDs follow from
+    these numbers (``fabric.keys.port_guid``).
+    """
 
     kind: str = "none"
     pkey: int | None = None
     vlan: int | None = None
     vni: int | None = None
     addresses: tuple[tuple[str, str], ...] = ()
+    first_rank: int = 0
+    rails: int = 0
+    vfs: int = 0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from vhpc_slurm.controller.protocol import (
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.fabric.backend import NoNetwork, Proof
+from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.model import (
     Allocation,
     Generation,
@@ -46,14 +47,16 @@ class BrokenNetwork(NoNetwork):
         if name in self.fails:
             raise FabricError(f"{name} failed")
 
-    def apply(self, generation: Generation, identity: NetworkIdentity) -> None:
+    def apply(self, book: Book) -> None:
         self._call("apply")
 
-    def verify(self, generation: Generation, identity: NetworkIdentity) -> None:
+    def verify(self, generation: Generation, book: Book) -> Proof:
         self._call("verify")
+        return super().verify(generation, book)
 
-    def strip(self, generation: Generation, identity: NetworkIdentity) -> None:
+    def strip(self, generation: Generation, book: Book) -> Proof:
         self._call("strip")
+        return super().strip(generation, book)
 
 
 @pytest.fixture

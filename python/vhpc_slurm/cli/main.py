@@ -40,6 +40,8 @@ app = typer.Typer(
 )
 image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
 app.add_typer(image_app, name="image")
+fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
+app.add_typer(fabric_app, name="fabric")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[int, typer.Argument(metavar="JOBID", min=1, help="Slurm's job id.", show_default=False)]
@@ -62,6 +64,7 @@ def _vhpc(
         raise typer.Exit
 
 
+@fabric_app.callback(invoke_without_command=True)
 @image_app.callback(invoke_without_command=True)
 def _image(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
@@ -331,6 +334,46 @@ def image_show(
     return images.show(_config(), name, as_json=as_json)
 
 
+@fabric_app.command("ls")
+def fabric_ls(as_json: Json = False) -> int:
+    """List the partition keys that are not free: whose, and in which state (root, on vhpcd's host)."""
+    from vhpc_slurm.cli import fabric
+
+    return fabric.ls(_config(), as_json=as_json)
+
+
+@fabric_app.command("audit")
+def fabric_audit(as_json: Json = False) -> int:
+    """Compare partitions file and port tables with the keys in use; exit 1 if anything differs (root)."""
+    from vhpc_slurm.cli import fabric
+
+    return fabric.audit(_config(), as_json=as_json)
+
+
+@fabric_app.command("render")
+def fabric_render(
+    pool: Annotated[
+        bool, typer.Option("--pool", help="The file of the static pool: all keys, from the configuration.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Print the partitions file that the keys in use make (root, on vhpcd's host)."""
+    from vhpc_slurm.cli import fabric
+
+    return fabric.render(_config(), pool=pool, as_json=as_json)
+
+
+@fabric_app.command("lint")
+def fabric_lint(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A partitions file.", show_default=False)],
+    as_json: Json = False,
+) -> int:
+    """Check a partitions file for all that OpenSM would take amiss, line by line; exit 1 if there is any."""
+    from vhpc_slurm.cli import fabric
+
+    return fabric.lint(file, as_json=as_json)
+
+
 def _config() -> Config:
     from vhpc_slurm.config import load
 
@@ -347,9 +390,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(err.line(), EXIT_BY_KIND.get(err.kind, EXIT_INTERNAL))
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
-    except (BrokenPipeError, SystemExit):
-        # the reader has gone (click makes it an exit when more than a buffer was written);
-        # do not let the interpreter fail at its last flush
+    except (BrokenPipeError, SystemExit) as err:
+        # typer makes a SystemExit of a broken pipe that it meets itself
+        if isinstance(err, SystemExit) and not isinstance(err.__context__, BrokenPipeError):
+            raise
+        # the reader has gone; do not let the interpreter fail at its last flush
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as err:

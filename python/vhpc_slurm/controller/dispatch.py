@@ -29,6 +29,9 @@ from vhpc_slurm.slurm.job import RUNNING, Slurm, start_again
 
 log = logging.getLogger("vhpcd")
 
+GATHER_S = 0.5
+"""How long a lease waits for others that are being made, so that one sweep of the fabric does for all."""
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -46,6 +49,8 @@ class Dispatcher:
         self._began = time.monotonic()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
+        self._coming = 0
+        self._alone = asyncio.Event()
         self.connections = 0
 
     async def answer(self, request: wire.Request) -> wire.Answer:
@@ -82,6 +87,10 @@ class Dispatcher:
         await self._write(self._service.settle)
         await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
 
+    async def audit(self) -> None:
+        """Look at the fabric; FabricError when it cannot be read or not be put right."""
+        await self._write(self._service.audit)
+
     def close(self) -> None:
         """Wait for what runs and end the threads."""
         self._writer.shutdown(wait=True)
@@ -114,9 +123,12 @@ class Dispatcher:
         async with self._one_at_a_time(job.job_id):
             record = await self._write(self._service.find, job, allocation)
             if record is None or record.lease.state not in leases.DECIDED:
-                # The catalogue may lie on a file system that hangs: not the writer's business.
-                image = await self._aside(look_up, Path(self._config.images.catalog), job.image)
-                record = await self._write(self._service.open, job, allocation, image)
+                with self._reserving():
+                    # The catalogue may lie on a file system that hangs: not the writer's business.
+                    image = await self._aside(look_up, Path(self._config.images.catalog), job.image)
+                    record = await self._write(self._service.reserve, job, allocation, image)
+                await self._company()
+                record = await self._write(self._service.finish, record.lease.generation)
         self._notify(job.job_id)
         return record
 
@@ -212,6 +224,24 @@ class Dispatcher:
             lock, users = self._opening.pop(job_id)
             if users > 1:
                 self._opening[job_id] = (lock, users - 1)
+
+    @contextlib.contextmanager
+    def _reserving(self) -> Iterator[None]:
+        """Count those that will want the fabric in a moment."""
+        self._coming += 1
+        self._alone.clear()
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            if not self._coming:
+                self._alone.set()
+
+    async def _company(self) -> None:
+        """Wait, not long, for those that come: the fabric is told of all of them at once."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_S):
+                await self._alone.wait()
 
     @contextlib.contextmanager
     def _listening(self, job_id: int) -> Iterator[asyncio.Future[None]]:

@@ -27,9 +27,10 @@ from vhpc_slurm.config import Config, load
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.service import LeaseService
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store import LeaseStore, SqliteStore
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
-from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.fabric.backend import NetworkBackend
+from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.munge import (
     Credential,
     CredentialExpiredError,
@@ -48,6 +49,8 @@ MAX_PENDING_BYTES = 64 << 20
 RECEIVE_S = 10.0
 SEND_S = 10.0
 RECONCILE_S = 60.0
+AUDIT_S = 15.0
+"""How long an open fabric goes unnoticed."""
 MAX_NONCES = 200_000
 NONCE_LIFE_S = 3 * wire.TTL_S
 """Longer than a credential lives on either side of its encoding time, so none outlives its nonce."""
@@ -238,7 +241,14 @@ async def serve(config: Config) -> None:
     munge.decode(munge.encode(b"vhpcd begins"))
     with _only_one(Path(settings.database)):
         store = SqliteStore(settings.database)
-        service = LeaseService(store, NoNetwork(), reserve_mib=config.guests.memory_reserve_mib)
+        network = backend(config.fabric, store.keys.knows)
+        _validate(network, store)
+        service = LeaseService(
+            store,
+            network,
+            reserve_mib=config.guests.memory_reserve_mib,
+            quarantine_s=config.fabric.quarantine_s,
+        )
         dispatcher = Dispatcher(config, service, connect(config))
         server = Server(dispatcher, munge, allowed)
         stop = asyncio.Event()
@@ -247,13 +257,35 @@ async def serve(config: Config) -> None:
         listener = await server.listen(settings.listen, settings.port)
         log.info("vhpcd %s listens on %s port %d", __version__, settings.listen, settings.port)
         rounds = asyncio.create_task(_reconcile_for_ever(dispatcher))
+        audits = asyncio.create_task(_audit_for_ever(dispatcher))
         await stop.wait()
         log.info("vhpcd ends")
         listener.close()
         rounds.cancel()
+        audits.cancel()
         await server.close()
         dispatcher.close()
         store.close()
+
+
+def _validate(network: NetworkBackend, store: LeaseStore) -> None:
+    """Say what is wrong with the fabric; leases are served nevertheless, and get ready when it is right."""
+    try:
+        network.validate(store.keys.book())
+    except FabricError as err:
+        log.error("the fabric cannot serve: %s", err.line())
+
+
+async def _audit_for_ever(dispatcher: Dispatcher) -> None:
+    while True:
+        await asyncio.sleep(AUDIT_S)
+        try:
+            await dispatcher.audit()
+        except VhpcError as err:
+            log.error("the fabric is not proven: %s", err.line())
+            await asyncio.sleep(RECONCILE_S - AUDIT_S)  # an audit that waits in vain holds up all else
+        except Exception:
+            log.exception("not audited")
 
 
 async def _reconcile_for_ever(dispatcher: Dispatcher) -> None:

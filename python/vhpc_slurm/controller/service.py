@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.controller import leases
+from vhpc_slurm.controller.claims import ClaimKeeper
 from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.model import (
     NODE_NAME,
     Allocation,
@@ -53,10 +55,16 @@ class LeaseService:
         network: NetworkBackend,
         *,
         reserve_mib: int,
+        quarantine_s: float = 0.0,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``reserve_mib`` is the memory that stays outside guests where the user did not say."""
+        """``reserve_mib`` is the memory that stays outside guests where the user did not say.
+
+        A key that was stripped rests ``quarantine_s`` before it is another's.
+        """
         self.store = store
+        self._claims = ClaimKeeper(store, quarantine_s, steady)
         self._network = network
         self._reserve_mib = reserve_mib
         self._clock = clock
@@ -91,10 +99,28 @@ class LeaseService:
         Raises:
             FabricError: the request makes no sense, or the network cannot be had.
         """
-        record = self.find(request, allocation) or self._make(request, allocation, image)
-        if record.lease.state is LeaseState.RESERVED:
-            record = self._finish(record)
-        return record
+        record = self.reserve(request, allocation, image)
+        return self.finish(record.lease.generation)
+
+    def reserve(
+        self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
+    ) -> LeaseRecord:
+        """The first half of ``open``: the lease is durable, nothing outside has changed."""
+        return self.find(request, allocation) or self._make(request, allocation, image)
+
+    def finish(self, generation: Generation) -> LeaseRecord:
+        """The second half: a lease that was RESERVED is READY.
+
+        The fabric is told of all leases that are reserved by now, so many of
+        them cost it hardly more than one.
+
+        Raises:
+            FabricError: the network cannot be had, or the lease is over.
+        """
+        record = self.store.get(generation)
+        if record is None or record.lease.state not in leases.USABLE:
+            raise FabricError(f"lease {generation} is over", "the job has ended or was requeued")
+        return self._finish(record) if record.lease.state is LeaseState.RESERVED else record
 
     def look(self, job_id: int, restart: int | None) -> LeaseRecord | None:
         """The newest lease of a job (of that incarnation), in whatever state."""
@@ -158,6 +184,7 @@ class LeaseService:
             return
         with self.store.transaction():
             self.store.put(leases.move(record, LeaseState.ENDING, self._clock()))
+            self._claims.end(record)
         log.info("%s ending: %s", generation, why)
         self._release(generation)
 
@@ -176,6 +203,8 @@ class LeaseService:
             self.store.acknowledge(generation, node, clean=clean, note=note, now=self._clock())
             if timeline is not None:
                 self.store.report(timeline)
+            if not clean:
+                self._claims.doubt(generation, f"{node}: {note}")
         if not clean:
             log.error("%s not clean on %s: %s", generation, node, note)
         self._release(generation)
@@ -190,6 +219,23 @@ class LeaseService:
         for record in self.store.live():
             if leases.releasable(record):
                 self._release(record.lease.generation)
+        self._claims.age()
+        self._claims.bury_orphans()
+
+    def audit(self) -> None:
+        """Compare the fabric with the claims, say what is wrong, and have it put right.
+
+        Raises:
+            FabricError: the fabric cannot be read, or not be put right.
+        """
+        book = self.store.keys.book()
+        found = self._network.audit(book)
+        if not found:
+            return
+        for one in found[:20]:
+            log.error("the fabric is not as it should be: %s", one.what)
+        self._network.cure(book)
+        log.error("%d findings on the fabric: it was told once more what it should be", len(found))
 
     def prune(self, older_than_s: float) -> None:
         """Forget leases that were released so long ago."""
@@ -206,16 +252,22 @@ class LeaseService:
         reason = image.line() if isinstance(image, UserError) else ""
         if isinstance(image, ImageIdentity):
             reason = leases.misfit(request, allocation, image, self._reserve_mib)
+        record: LeaseRecord | None = None
         if reason or isinstance(image, UserError):
             record = leases.refuse(generation, request, allocation, reason, now)
-        else:
-            held = [live.lease.network for live in self.store.live()]
-            identity = self._network.reserve(generation, allocation, held)
-            record = leases.reserve(generation, request, allocation, image, identity, now)
+        self._claims.age()
         stale = [old for old in self.store.of_job(request.job_id) if old.lease.state in leases.USABLE]
         with self.store.transaction():
             for old in stale:
                 self.store.put(leases.move(old, LeaseState.ENDING, now))
+                self._claims.end(old)
+            if record is None:
+                assert isinstance(image, ImageIdentity)
+                book = self.store.keys.book()
+                network, claim = self._network.plan(generation, request, allocation, book)
+                record = leases.reserve(generation, request, allocation, image, network, now)
+                if claim is not None:
+                    self.store.keys.claim(claim)
             self.store.put(record)
         for old in stale:
             log.info("%s ending: replaced by %s", old.lease.generation, generation)
@@ -232,26 +284,40 @@ class LeaseService:
 
     def _finish(self, record: LeaseRecord) -> LeaseRecord:
         """From RESERVED to READY: apply, read back, and only then say so."""
-        lease = record.lease
-        self._network.apply(lease.generation, lease.network)
-        self._network.verify(lease.generation, lease.network)
+        generation = record.lease.generation
+        book = self._claims.must_hold(record)
+        self._network.apply(book)
+        self._claims.advance(generation, KeyState.APPLIED)
+        proof = self._network.verify(generation, book)
+        self._claims.advance(generation, KeyState.VERIFIED)
         ready = leases.move(record, LeaseState.READY, self._clock())
         with self.store.transaction():
             self.store.put(ready)
-        log.info("%s ready", lease.generation)
+            self._claims.activate(generation)
+        log.info(
+            "%s ready; %d of its ports seen, %d absent, %d scanned",
+            generation,
+            proof.seen,
+            proof.absent,
+            proof.scanned,
+        )
         return ready
 
     def _release(self, generation: Generation) -> None:
         record = self.store.get(generation)
-        if record is None or not leases.releasable(record):
+        if record is None or not leases.releasable(record) or self._claims.doubted(record):
             return
         try:
-            self._network.strip(generation, record.lease.network)
+            if self._claims.strippable(generation):
+                self._network.strip(generation, self.store.keys.book())
+                self._claims.advance(generation, KeyState.STRIPPED)
         except FabricError as err:
             log.error("%s stays, its network is still there: %s", generation, err.line())
             return
+        self._claims.age()  # or the time before this quarantine would count for it
         with self.store.transaction():
             self.store.put(leases.move(record, LeaseState.RELEASED, self._clock()))
+            self._claims.rest(generation)
         log.info("%s released", generation)
 
 

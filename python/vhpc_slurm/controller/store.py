@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from vhpc_slurm.controller import schema
+from vhpc_slurm.controller.keystore import KeyStore, SqliteKeys
 from vhpc_slurm.controller.protocol import LeaseWire, TimelineWire
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, Timeline
@@ -22,42 +24,13 @@ from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, Timeline
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-SCHEMA_VERSION = 1
-_APPLICATION = 0x76687063  # "vhpc"; PRAGMA application_id, so that file(1) and we know it
-
-_SCHEMA = """
-CREATE TABLE lease (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    generation TEXT NOT NULL UNIQUE,
-    job_id INTEGER NOT NULL,
-    state TEXT NOT NULL,
-    created REAL NOT NULL,
-    updated REAL NOT NULL,
-    body BLOB NOT NULL
-) STRICT;
-CREATE INDEX lease_job ON lease (job_id);
-CREATE INDEX lease_live ON lease (id) WHERE state <> 'released';
-CREATE TABLE node (
-    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
-    node TEXT NOT NULL,
-    taken REAL,
-    acknowledged REAL,
-    clean INTEGER,
-    note TEXT NOT NULL DEFAULT '',
-    PRIMARY KEY (lease, node)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE timeline (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
-    node TEXT NOT NULL,
-    body BLOB NOT NULL,
-    UNIQUE (lease, node)
-) STRICT;
-"""
-
 
 class LeaseStore(Protocol):
     """The port.  Changes happen inside ``transaction`` only; unknown generations change nothing."""
+
+    @property
+    def keys(self) -> KeyStore:
+        """Claims of partition keys, in the same transactions."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """All changes within are durable at its end, or none is."""
@@ -120,26 +93,15 @@ class SqliteStore:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
-            self._prepare(path)
+            schema.prepare(self._db, path)
         except sqlite3.Error as err:
             raise FabricError(f"cannot open the database {path}", str(err)) from err
+        self._keys = SqliteKeys(self._db)
 
-    def _prepare(self, path: str | Path) -> None:
-        (application,) = self._db.execute("PRAGMA application_id").fetchone()
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if (application, version) == (_APPLICATION, SCHEMA_VERSION):
-            return
-        if application or version or tables:
-            raise FabricError(
-                f"cannot use the database {path}",
-                f"it has schema {version} of application {application:#x}",
-                f"this vhpcd knows schema {SCHEMA_VERSION} of {_APPLICATION:#x}; was it downgraded?",
-            )
-        self._db.executescript(
-            f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION};"
-            f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-        )
+    @property
+    def keys(self) -> KeyStore:
+        """Claims of partition keys."""
+        return self._keys
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

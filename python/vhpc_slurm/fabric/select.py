@@ -1,0 +1,96 @@
+"""From the configuration to what it means for the fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vhpc_slurm.config import Fabric
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
+from vhpc_slurm.fabric.keys import MAX_RANKS, KeyPool
+from vhpc_slurm.fabric.opensm import Opensm
+from vhpc_slurm.fabric.opensm_file import OpensmFile
+from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.smp import FabricReader
+from vhpc_slurm.fabric.static_pool import StaticPool
+
+
+def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend:
+    """The backend that the configuration names; nothing is started or changed yet.
+
+    ``knows`` says whether the database has had an epoch of that number and tag.
+
+    Raises:
+        FabricError: the configuration of the keys makes no sense.
+    """
+    if fabric.backend == "none":
+        return NoNetwork()
+    pool, site = key_pool(fabric), site_partitions(fabric)
+    static = fabric.backend == "static-pool"
+    limit = fabric.pool_guests if static else MAX_RANKS
+    policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit)
+    readback = Readback(FabricReader(fabric.device, fabric.device_port), fabric.apply_timeout_s)
+    if static:
+        return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
+    opensm = Opensm(
+        Path(fabric.partitions),
+        Path(fabric.opensm_pidfile),
+        Path(fabric.opensm_log),
+        fabric.apply_timeout_s,
+    )
+    return OpensmFile(
+        policy,
+        opensm,
+        readback,
+        knows,
+        site=site,
+        ipoib=fabric.ipoib,
+        max_lost_percent=fabric.max_lost_percent,
+    )
+
+
+def static_pool(fabric: Fabric) -> tuple[Partition, ...]:
+    """The partitions of the static pool, without the site's own."""
+    return partitions.of_pool(
+        key_pool(fabric),
+        ranks=fabric.pool_guests,
+        rails=fabric.rails,
+        vfs=fabric.vfs,
+        ipoib=fabric.ipoib,
+    )
+
+
+def key_pool(fabric: Fabric) -> KeyPool:
+    """The keys that may be handed out; FabricError when the range is none."""
+    return KeyPool(fabric.pkey_first, fabric.pkey_last, frozenset(fabric.pkey_reserved))
+
+
+def site_partitions(fabric: Fabric) -> tuple[Partition, ...]:
+    """The partitions that the site has beside the jobs'.
+
+    Raises:
+        FabricError: the file cannot be read, the linter refuses it, or it has a key of the pool.
+    """
+    if not fabric.site_partitions:
+        return ()
+    try:
+        data = Path(fabric.site_partitions).read_bytes()
+    except OSError as err:
+        raise FabricError(f"cannot read {fabric.site_partitions}", err.strerror or str(err)) from err
+    found = partitions.parse(data, fabric.site_partitions)
+    pool = frozenset(key_pool(fabric).numbers())
+    for one in found:
+        if one.pkey in pool:
+            raise FabricError(
+                f"{fabric.site_partitions} has the key {one.pkey:#06x}",
+                "it is one of those for jobs",
+                "name it in fabric.pkey_reserved, or change fabric.pkey_first and fabric.pkey_last",
+            )
+        if one.name.startswith("key_"):
+            raise FabricError(
+                f"{fabric.site_partitions} has the name {one.name}", "jobs' partitions are called so"
+            )
+    return found[1:]

@@ -1,0 +1,275 @@
+"""The partition tables of a whole fabric, read port by port with subnet management packets (SMPs).
+
+SMPs ignore partitions and come from the ports themselves, so what they say does
+not depend on the subnet manager or its file.  The walk goes along directed
+routes from the local port (InfiniBand Architecture Specification 1, chapter 14)
+by way of libibmad.
+
+That library may crash or wait for minutes, so it lives in a child process
+(``python -m vhpc_slurm.fabric.smp``), which answers each line on its stdin with
+one line of JSON; ``FabricReader`` is the parent's side.  The user needs access
+to ``/dev/infiniband/umadN``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import selectors
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from vhpc_slurm.errors import UNDECODABLE, FabricError
+
+NODE_INFO, PORT_INFO, PKEY_TABLE = 0x0011, 0x0015, 0x0016
+SWITCH = 2
+PORT_DOWN, PORT_ACTIVE = 1, 4
+KEYS_A_BLOCK = 32
+MAX_HOPS = 63
+MAX_ANSWER = 64 << 20
+_CLASSES = (0x81, 0x01)  # directed route, LID routed
+_TIMEOUT_MS, _RETRIES = 300, 2
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of an adapter or a router: its GUID, whether it is the one we ask from, and its keys.
+
+    ``pkeys`` are the 16-bit entries in the order of the table, without empty ones.
+    """
+
+    guid: int
+    local: bool
+    active: bool
+    pkeys: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """All end ports that were found, and how many nodes did not answer."""
+
+    ports: tuple[Port, ...]
+    silent: int = 0
+
+    def tables(self) -> dict[int, tuple[int, ...]]:
+        """Keys by port GUID."""
+        return {port.guid: port.pkeys for port in self.ports}
+
+
+class FabricReader:
+    """Reads tables by a child process, which is started when it is needed and again after it failed."""
+
+    def __init__(self, device: str = "", port: int = 0, environment: Mapping[str, str] | None = None) -> None:
+        """``device`` and ``port`` name the local port; the first one that is up where they do not."""
+        self._command = [sys.executable, "-m", "vhpc_slurm.fabric.smp", device, str(port)]
+        self._environment = environment
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def scan(self, timeout_s: float) -> Scan:
+        """Read everything once.
+
+        Raises:
+            FabricError: there is no answer in time, or none that makes sense.
+        """
+        try:
+            answer = self._ask(timeout_s)
+            found: _Answer = msgspec.json.decode(answer, type=_Answer)
+        except (OSError, *UNDECODABLE) as err:
+            self.close()
+            raise FabricError(
+                "cannot read the fabric", str(err), "see fabric.device in vhpc.toml; is the port up?"
+            ) from err
+        if found.scan is None:
+            self.close()
+            raise FabricError("cannot read the fabric", found.error)
+        return found.scan
+
+    def close(self) -> None:
+        """End the child."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.close()
+        try:
+            child.wait(1)  # it ends with its input, unless it hangs
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        child.stdout.close()
+
+    def _ask(self, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        if self._child is None:
+            self._child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environment,
+                bufsize=0,
+            )
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(b"scan\n")
+        line = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._child.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"no answer within {timeout_s:g} s")
+                chunk = self._child.stdout.read(1 << 20)
+                if not chunk:
+                    raise EOFError(f"the reader ended with status {self._child.wait()}")
+                line += chunk
+                if len(line) > MAX_ANSWER:
+                    raise OSError("the answer has no end")
+        return bytes(line)
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    scan: Scan | None = None
+    error: str = ""
+
+
+# --- the child ------------------------------------------------------------------
+
+
+class _DirectedRoute(ctypes.Structure):
+    # ib_dr_path_t of <infiniband/mad.h>
+    _fields_ = (
+        ("cnt", ctypes.c_int),
+        ("p", ctypes.c_uint8 * 64),
+        ("drslid", ctypes.c_uint16),
+        ("drdlid", ctypes.c_uint16),
+    )
+
+
+class _PortId(ctypes.Structure):
+    # ib_portid_t of <infiniband/mad.h>
+    _fields_ = (
+        ("lid", ctypes.c_int),
+        ("drpath", _DirectedRoute),
+        ("grh_present", ctypes.c_int),
+        ("gid", ctypes.c_uint8 * 16),
+        ("qp", ctypes.c_uint32),
+        ("qkey", ctypes.c_uint32),
+        ("sl", ctypes.c_uint8),
+        ("pkey_idx", ctypes.c_uint),
+    )
+
+
+class _Mad:
+    """SMPs from one local port."""
+
+    def __init__(self, device: str, port: int) -> None:
+        library = ctypes.CDLL("libibmad.so.5")
+        library.mad_rpc_open_port.restype = ctypes.c_void_p
+        library.mad_rpc_set_timeout.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        library.mad_rpc_set_retries.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        self._query: Any = library.smp_query_via
+        self._query.restype = ctypes.c_void_p
+        self._query.argtypes = [
+            ctypes.c_void_p,
+            ctypes.POINTER(_PortId),
+            ctypes.c_uint,
+            ctypes.c_uint,
+            ctypes.c_uint,
+            ctypes.c_void_p,
+        ]
+        classes = (ctypes.c_int * len(_CLASSES))(*_CLASSES)
+        name = device.encode() or None
+        self._port = library.mad_rpc_open_port(name, port, classes, len(_CLASSES))
+        if not self._port:
+            raise OSError(f"cannot open the management device of {device or 'any adapter'}, port {port}")
+        library.mad_rpc_set_timeout(self._port, _TIMEOUT_MS)
+        library.mad_rpc_set_retries(self._port, _RETRIES)
+
+    def get(self, path: tuple[int, ...], attribute: int, modifier: int = 0) -> bytes | None:
+        """64 bytes of an attribute of the node at the end of a route; None when it does not answer."""
+        target = _PortId()
+        target.drpath.cnt = len(path)
+        for hop, port in enumerate(path, 1):
+            target.drpath.p[hop] = port
+        answer = ctypes.create_string_buffer(64)
+        if not self._query(answer, ctypes.byref(target), attribute, modifier, 0, self._port):
+            return None
+        return answer.raw
+
+
+def _walk(mad: _Mad) -> Scan:
+    """Every end port that can be reached, each once."""
+    ports: dict[int, Port] = {}
+    switches: set[int] = set()
+    silent = 0
+    routes: deque[tuple[int, ...]] = deque([()])
+    while routes:
+        path = routes.popleft()
+        node = mad.get(path, NODE_INFO)
+        if node is None:
+            silent += 1
+            continue
+        kind, count, node_guid, port_guid, cap, number = struct.unpack_from(">2xBB8xQQH6xB", node)
+        if kind == SWITCH:
+            if node_guid not in switches and len(path) < MAX_HOPS:
+                switches.add(node_guid)
+                routes.extend(
+                    (*path, port) for port in range(1, count + 1) if _state(mad, path, port) > PORT_DOWN
+                )
+            continue
+        if port_guid in ports:
+            continue
+        state = _state(mad, path, number)
+        pkeys = _table(mad, path, cap)
+        if pkeys is None or not state:
+            silent += 1
+            continue
+        ports[port_guid] = Port(port_guid, not path, state == PORT_ACTIVE, pkeys)
+        if not path:
+            routes.append((number,))
+    return Scan(tuple(ports[guid] for guid in sorted(ports)), silent)
+
+
+def _state(mad: _Mad, path: tuple[int, ...], port: int) -> int:
+    """The logical state of a port; 0 when it does not answer."""
+    info = mad.get(path, PORT_INFO, port)
+    return info[32] & 0x0F if info is not None else 0
+
+
+def _table(mad: _Mad, path: tuple[int, ...], cap: int) -> tuple[int, ...] | None:
+    entries: list[int] = []
+    for block in range((cap + KEYS_A_BLOCK - 1) // KEYS_A_BLOCK):
+        raw = mad.get(path, PKEY_TABLE, block)
+        if raw is None:
+            return None
+        entries += struct.unpack(f">{KEYS_A_BLOCK}H", raw)
+    return tuple(entry for entry in entries if entry & 0x7FFF)
+
+
+def main(arguments: list[str]) -> int:
+    """The child: device and port as arguments, one scan for each line on stdin."""
+    device, port = arguments[0], int(arguments[1])
+    mad: _Mad | None = None
+    for _ in sys.stdin.buffer:
+        try:
+            mad = mad or _Mad(device, port)
+            answer = _Answer(scan=_walk(mad))
+            if answer.scan is not None and not answer.scan.ports:
+                answer = _Answer(error="the local port does not answer")
+        except OSError as err:
+            answer = _Answer(error=str(err))
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

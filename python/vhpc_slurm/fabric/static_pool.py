@@ -1,0 +1,91 @@
+"""The backend ``static-pool``: every key was declared once, with all GUIDs it can ever have.
+
+Nothing is written when jobs start or stop: a port that appears with a GUID of
+the pool gets its key from the subnet manager at once, and loses it with the
+GUID.  What remains to be done is to choose, and to read back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Proof
+from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+
+
+class StaticPool:
+    """Reads the fabric; the file is the site's to install."""
+
+    def __init__(
+        self,
+        policy: KeyPolicy,
+        readback: Readback,
+        pool: tuple[Partition, ...],
+        site: tuple[Partition, ...],
+        file: Path,
+    ) -> None:
+        """``pool`` and ``site`` are what ``file`` must say, where that is on this host."""
+        self._policy = policy
+        self._readback = readback
+        self._site = site
+        self._declared = (*pool, *site)
+        self._file = file
+
+    def validate(self, book: Book) -> None:
+        """Whether the file declares the pool that the configuration describes."""
+        del book
+        for what in self._file_findings():
+            raise FabricError("the static pool is not declared", what, "install: vhpc fabric render --pool")
+
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim | None]:
+        """Choose a key, and ranks that are declared."""
+        return self._policy.plan(generation, request, allocation, book)
+
+    def apply(self, book: Book) -> None:
+        """Nothing: it was declared before."""
+
+    def verify(self, generation: Generation, book: Book) -> Proof:
+        """Read back that no stranger has the key, nor a port of the generation any other."""
+        claim = book.must(generation)
+        its = (one for one in self._declared if one.pkey == claim.pkey)
+        return self._readback.carried(claim, (*its, *self._site), book)
+
+    def strip(self, generation: Generation, book: Book) -> Proof:
+        """Read back that no port of the generation is left on the fabric with its key."""
+        claim = book.must(generation)
+        stay = partitions.of_book(book.without(generation))
+        return self._readback.gone(claim, (*stay, *self._site), book)
+
+    def audit(self, book: Book) -> tuple[Finding, ...]:
+        """Compare the file and the fabric with what was declared."""
+        del book
+        file = tuple(Finding(0, what) for what in self._file_findings())
+        return (*file, *self._readback.findings(self._declared))
+
+    def cure(self, book: Book) -> None:
+        """FabricError: the file is the site's."""
+        del book
+        raise FabricError(
+            "vhpcd writes nothing for a static pool", cure="install: vhpc fabric render --pool, and SIGHUP"
+        )
+
+    def _file_findings(self) -> list[str]:
+        try:
+            data = self._file.read_bytes()
+        except FileNotFoundError:
+            return []  # the subnet manager lives on another host, or in a switch
+        except OSError as err:
+            return [f"cannot read {self._file}: {err.strerror}"]
+        defects = partitions.lint(data)
+        if defects:
+            return [f"{self._file} line {one.line}: {one.reason}" for one in defects[:10]]
+        if partitions.parse(data) != self._declared:
+            return [f"{self._file} is not what the configuration describes"]
+        return []

@@ -1,0 +1,483 @@
+"""The backends against a real OpenSM on a simulated fabric; what ports have is said by smpquery."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from controller_lab import allocation, identity, manifest, publish, request, wait_for
+from fabric_lab import (
+    DEFAULT,
+    GUIDS,
+    HAVE_SIMULATOR,
+    NEEDED,
+    SM_GUID,
+    SimulatedFabric,
+    simulated_fabric,
+)
+from test_keys import a_claim
+
+from vhpc_slurm.config import Config, Images
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.dispatch import Dispatcher
+from vhpc_slurm.controller.service import LeaseService
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.backend import KeyPolicy
+from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
+from vhpc_slurm.fabric.opensm import Opensm
+from vhpc_slurm.fabric.opensm_file import OpensmFile
+from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.smp import FabricReader
+from vhpc_slurm.fabric.static_pool import StaticPool
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+from vhpc_slurm.slurm import connect
+
+pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
+
+FOUR = ("n1", "n2", "n3", "n4")
+NOBODY = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
+    with simulated_fabric(tmp_path_factory.mktemp("backends")) as started:
+        yield started
+
+
+@pytest.fixture
+def fabric(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> SimulatedFabric:
+    monkeypatch.chdir(lasting.folder)  # the simulator's library makes folders where it runs
+    lasting.replace(DEFAULT)
+    lasting.sweep()
+    return lasting
+
+
+@pytest.fixture
+def reader(fabric: SimulatedFabric) -> Iterator[FabricReader]:
+    one = FabricReader(environment=fabric.environment)
+    one.scan(60.0)  # its child is there from now on, so that deadlines in tests are the fabric's
+    yield one
+    one.close()
+
+
+class Site:
+    """vhpcd's own parts with a fabric under them."""
+
+    def __init__(
+        self,
+        fabric: SimulatedFabric,
+        reader: FabricReader,
+        database: Path,
+        *,
+        owner: Literal["job", "user"] = "job",
+        site: tuple[Partition, ...] = (),
+        timeout_s: float = 5.0,
+        last: int = 0x1003,
+    ) -> None:
+        self.now = 0.0
+        self.store = SqliteStore(database)
+        self.backend = OpensmFile(
+            KeyPolicy(KeyPool(0x1000, last), owner),
+            Opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
+            Readback(reader, timeout_s),
+            self.store.keys.knows,
+            site=site,
+        )
+        self.service = LeaseService(
+            self.store, self.backend, reserve_mib=0, quarantine_s=30.0, steady=lambda: self.now
+        )
+
+    def open(self, job_id: int, *nodes: str, uid: int = 2001) -> LeaseRecord:
+        return self.service.open(request(job_id, uid=uid), allocation(*nodes), identity(0))
+
+    def states(self) -> dict[int, str]:
+        return {claim.generation.job_id: claim.state.value for claim in self.store.keys.book().claims}
+
+
+@pytest.fixture
+def site(fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path) -> Site:
+    return Site(fabric, reader, tmp_path / "db")
+
+
+def sets(fabric: SimulatedFabric) -> dict[int, set[int]]:
+    return {guid: set(entries) for guid, entries in fabric.tables().items()}
+
+
+def holding(*groups: tuple[int, int]) -> dict[int, set[int]]:
+    """Tables where the first so many ports of each key have it, and no other port anything."""
+    return NOBODY | {
+        GUIDS[(pkey - 0x1000) * 4 + rank]: {0x7FFF, 0x8000 | pkey}
+        for pkey, count in groups
+        for rank in range(count)
+    }
+
+
+def test_the_reader_sees_what_smpquery_sees(fabric: SimulatedFabric, reader: FabricReader) -> None:
+    text = "k=0x1000, indx0 : 0x02cc100000000000=full ;\nl=0x1001 : 0x02cc100100000000=limited ;\n"
+    fabric.replace(DEFAULT + text.encode())
+    fabric.sweep()
+    scan = reader.scan(10.0)
+    assert scan.silent == 0
+    assert scan.tables() == fabric.tables()
+    assert [port.guid for port in scan.ports if port.local] == [SM_GUID]
+    assert all(port.active for port in scan.ports)
+
+
+def test_while_jobs_run_their_ports_have_their_own_keys_and_after_them_none(
+    site: Site, fabric: SimulatedFabric
+) -> None:
+    alice = site.open(1, "n1", "n2", uid=2001)
+    bob = site.open(2, *FOUR, uid=2002)
+    assert [alice.lease.state, bob.lease.state] == [LeaseState.READY] * 2
+    assert (alice.lease.network.pkey, bob.lease.network.pkey) == (0x1000, 0x1001)
+    assert site.states() == {1: "active", 2: "active"}
+    assert sets(fabric) == holding((0x1000, 2), (0x1001, 4))
+    assert site.backend.audit(site.store.keys.book()) == ()
+    for node in ("n1", "n2"):
+        site.service.take(1, 0, node)
+    site.service.end(1, 0)
+    assert sets(fabric) == holding((0x1000, 2), (0x1001, 4)), "a node may still have guests that use it"
+    for node in ("n1", "n2"):
+        site.service.acknowledge(alice.lease.generation, node, clean=True, note="", timeline=None)
+    assert sets(fabric) == holding((0x1001, 4))
+    assert site.states() == {1: "quarantine", 2: "active"}
+    site.service.end(2, 0)
+    assert sets(fabric) == NOBODY
+    assert partitions.parse(fabric.partitions.read_bytes()) == (partitions.DEFAULT,)
+    assert site.open(3, "n1").lease.network.pkey == 0x1002, "neither of those that rest"
+    site.service.end(3, 0)
+
+
+def test_a_user_s_jobs_share_a_key_and_no_port(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    site = Site(fabric, reader, tmp_path / "db", owner="user")
+    first, second = site.open(1, "n1"), site.open(2, "n1", "n2")
+    other = site.open(3, "n1", uid=2002)
+    assert (first.lease.network.pkey, first.lease.network.first_rank) == (0x1000, 0)
+    assert (second.lease.network.pkey, second.lease.network.first_rank) == (0x1000, 1)
+    assert other.lease.network.pkey == 0x1001
+    assert sets(fabric) == holding((0x1000, 3), (0x1001, 1))
+    site.service.end(1, 0)
+    assert sets(fabric) == holding((0x1000, 3), (0x1001, 1)) | {GUIDS[0]: {0x7FFF}}
+    site.service.end(2, 0)
+    site.service.end(3, 0)
+    assert sets(fabric) == NOBODY
+
+
+def test_ports_that_are_not_there_yet_are_said_to_be_absent(site: Site, fabric: SimulatedFabric) -> None:
+    record = site.open(1, *(f"n{number}" for number in range(1, 7)))
+    claim = site.store.keys.book().must(record.lease.generation)
+    proof = site.backend.verify(claim.generation, site.store.keys.book())
+    assert (proof.scanned, proof.seen, proof.absent) == (17, 4, 2)
+
+
+def test_nothing_is_ready_while_opensm_is_dead_and_all_is_when_it_is_back(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    site = Site(fabric, reader, tmp_path / "db")
+    site.open(1, "n1")
+    fabric.opensm.kill()
+    fabric.opensm.wait()
+    try:
+        with pytest.raises(FabricError, match="OpenSM does not run"):
+            site.backend.validate(site.store.keys.book())
+        with pytest.raises(FabricError, match="OpenSM does not run"):
+            site.open(2, "n1")
+        assert site.states() == {1: "active", 2: "reserved"}
+        site.service.end(1, 0)
+        assert site.states()[1] == "draining", "nobody has seen that it is off the fabric"
+        assert 0x9000 in sets(fabric)[GUIDS[0]]
+    finally:
+        fabric.start_opensm()
+    assert site.open(2, "n1").lease.state is LeaseState.READY
+    site.service.settle()
+    assert site.states() == {1: "quarantine", 2: "active"}
+    assert sets(fabric) == holding((0x1001, 1))
+
+
+def test_an_opensm_that_hangs_is_not_waited_for_for_ever(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    site = Site(fabric, reader, tmp_path / "db", timeout_s=0.5)
+    os.kill(fabric.opensm.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(FabricError, match=r"did not sweep within 0\.5 s"):
+            site.open(1, "n1")
+    finally:
+        before = fabric.sweeps()
+        os.kill(fabric.opensm.pid, signal.SIGCONT)
+        wait_for(lambda: fabric.sweeps() > before, "opensm does not go on")
+    patient = Site(fabric, reader, tmp_path / "db")
+    assert patient.open(1, "n1").lease.state is LeaseState.READY
+
+
+def test_a_process_that_is_no_opensm_is_not_signalled(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    site = Site(fabric, reader, tmp_path / "db")
+    fabric.pidfile.write_text(f"{os.getpid()}\n")
+    try:
+        with pytest.raises(FabricError, match=f"process {os.getpid()} of .* is "):
+            site.open(1, "n1")
+    finally:
+        fabric.pidfile.write_text(f"{fabric.opensm.pid}\n")
+
+
+# --- the wrong database ----------------------------------------------------------------------
+
+
+def test_a_database_that_knows_nothing_takes_no_key_away(
+    site: Site, fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    site.open(1, "n1")
+    written = fabric.partitions.read_bytes()
+    empty = Site(fabric, reader, tmp_path / "other")
+    for text, says in (
+        (written, "of epoch 1 of another"),
+        (written.replace(b"# vhpcd epoch", b"# epoch"), "it has keys, and no epoch"),
+    ):
+        fabric.replace(text)
+        for attempt in (empty.backend.validate, empty.backend.apply, empty.backend.cure):
+            with pytest.raises(FabricError, match=says):
+                attempt(empty.store.keys.book())
+        with pytest.raises(FabricError, match=says):
+            empty.open(2, "n1", "n2")
+        empty.service.end(2, 0)
+        assert fabric.partitions.read_bytes() == text
+    fabric.sweep()
+    assert sets(fabric) == holding((0x1000, 1))
+    empty.backend.apply(Book(0), force=True)
+    assert sets(fabric) == NOBODY
+
+
+def test_a_copy_of_yesterday_s_database_writes_nothing(
+    site: Site, fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    site.open(1, "n1")
+    site.store._db.execute("VACUUM INTO ?", (str(tmp_path / "yesterday"),))
+    site.open(2, "n1", "n2")
+    old = Site(fabric, reader, tmp_path / "yesterday")
+    for job_id in (3, 4):
+        with pytest.raises(FabricError, match="restored from a copy"):
+            old.open(job_id, "n1")
+    with pytest.raises(FabricError, match="restored from a copy"):
+        old.backend.cure(old.store.keys.book())
+    assert sets(fabric) == holding((0x1000, 1), (0x1001, 2))
+
+
+def test_a_vhpcd_that_is_started_anew_knows_its_file(
+    site: Site, fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    site.open(1, "n1")
+    site.open(2, "n1", "n2")
+    site.service.end(1, 0)
+    again = Site(fabric, reader, tmp_path / "db")
+    again.backend.validate(again.store.keys.book())
+    again.open(3, "n1")
+    assert sets(fabric) == holding((0x1001, 2), (0x1002, 1))
+
+
+def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site: Site) -> None:
+    for job_id in (1, 2, 3):
+        site.open(job_id, "n1")
+    book = site.store.keys.book()
+    shrunk = Book(book.epoch, book.claims[1:], {}, book.tag)
+    with pytest.raises(FabricError, match="does not know 1 keys"):
+        site.backend.apply(shrunk)
+    site.backend.apply(Book(book.epoch, book.claims[1:], {0x1000: book.epoch}, book.tag))
+
+
+# --- the file, the log and the fabric by others' hands ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (b"junk\n", "has no ';'"),
+        (b"", "there is no partition"),
+        (None, "is gone"),
+        (DEFAULT, "is not what vhpcd wrote"),
+        (DEFAULT + b"x=0x1000 : A=full ;\n", "is no port GUID"),
+    ],
+)
+def test_the_auditor_sees_a_damaged_file_and_its_effect_and_cures_them(
+    site: Site, fabric: SimulatedFabric, damage: bytes | None, says: str
+) -> None:
+    site.open(1, "n1", "n2")
+    if damage is None:
+        fabric.partitions.unlink()
+    else:
+        fabric.replace(damage)
+    fabric.sweep()
+    book = site.store.keys.book()
+    found = site.backend.audit(book)
+    assert any(says in one.what for one in found)
+    assert {GUIDS[14], GUIDS[15]} & {one.port_guid for one in found} or damage == DEFAULT, (
+        "ports that nobody named show it"
+    )
+    assert sets(fabric) != holding((0x1000, 2))
+    site.service.audit()
+    wait_for(lambda: site.backend.audit(book) == (), "not cured")
+    assert sets(fabric) == holding((0x1000, 2))
+
+
+def test_the_command_says_what_the_auditor_finds(
+    site: Site, fabric: SimulatedFabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.open(1, "n1", "n2")
+    (tmp_path / "vhpc.toml").write_text(
+        f'[controller]\ndatabase = "{tmp_path}/db"\n[fabric]\nbackend = "opensm-file"\n'
+        f'partitions = "{fabric.partitions}"\nopensm_pidfile = "{fabric.pidfile}"\n'
+        f'opensm_log = "{fabric.log}"\n'
+    )
+    environment = fabric.environment | {"VHPC_CONFIG": str(tmp_path / "vhpc.toml")}
+    command = [sys.executable, "-m", "vhpc_slurm.cli.main", "fabric", "audit", "--json"]
+
+    def audit() -> tuple[int, list[dict[str, str]]]:
+        done = subprocess.run(
+            command, env=environment, cwd=fabric.folder, capture_output=True, check=False, timeout=60
+        )
+        return done.returncode, json.loads(done.stdout)["findings"]
+
+    assert audit() == (0, [])
+    fabric.replace(DEFAULT)
+    fabric.sweep()
+    code, found = audit()
+    assert code == 1
+    assert {one["port_guid"] for one in found} == {None, f"{GUIDS[0]:#018x}", f"{GUIDS[1]:#018x}"}
+
+
+def test_a_burst_of_jobs_without_ports_costs_a_second_sweep_only_after_a_change(
+    site: Site, fabric: SimulatedFabric
+) -> None:
+    record = site.open(1, *(f"n{number}" for number in range(1, 3)))
+    book = site.store.keys.book()
+    absent = a_claim(9, pkey=0x1002, first_rank=8, ranks=1)
+    book = Book(book.epoch, (*book.claims, absent), book.freed, book.tag)
+    site.backend.apply(book)
+    before = fabric.sweeps()
+    for _ in range(3):
+        assert site.backend.verify(absent.generation, book).absent == 1
+    assert fabric.sweeps() == before + 1
+    assert site.backend.verify(record.lease.generation, book).seen == 2
+
+
+def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    publish(tmp_path / "catalog", manifest(min_memory_mib=1))
+    site = Site(fabric, reader, tmp_path / "db", last=0x1063, timeout_s=30.0)
+    config = Config(images=Images(catalog=str(tmp_path / "catalog")))
+    asked = [
+        wire.OpenGeneration(request=request(job_id), layouts=wire.pack_allocation(allocation("n1")))
+        for job_id in range(1, 101)
+    ]
+
+    async def burst() -> list[wire.Answer]:
+        dispatcher = Dispatcher(config, site.service, connect(config))
+        try:
+            return await asyncio.gather(*(dispatcher.answer(one) for one in asked))
+        finally:
+            dispatcher.close()
+
+    before = fabric.sweeps()
+    answers = asyncio.run(burst())
+    states = [one.lease.state for one in answers if isinstance(one, wire.LeaseAnswer)]
+    assert states == [LeaseState.READY] * 100
+    assert 1 <= fabric.sweeps() - before <= 3
+    assert sets(fabric) == holding((0x1000, 1), (0x1001, 1), (0x1002, 1), (0x1003, 1))
+    assert len({claim.pkey for claim in site.store.keys.book().claims}) == 100
+
+
+def test_a_job_does_not_begin_on_a_key_that_a_stranger_has(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    stranger = Partition("other", 0x1000, ((f"{GUIDS[15]:#018x}", True),))
+    site = Site(fabric, reader, tmp_path / "db", timeout_s=0.5)
+    book = Book(1, (a_claim(1, ranks=1),))
+    fabric.replace(partitions.render((partitions.DEFAULT, stranger), 1))
+    fabric.sweep()
+    with pytest.raises(FabricError, match=r"0x02cc100300000300 has the keys .*0x9000"):
+        site.backend.verify(Generation(1, 0, "00000001"), book)
+
+
+def test_a_file_that_fills_a_port_s_table_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A fabric of its own: opensm never finds back to the default key on a port that was full once.
+    monkeypatch.chdir(tmp_path)
+    with simulated_fabric(tmp_path) as fabric:
+        many = tuple(
+            Partition(f"site_{pkey:04x}", pkey, ((f"{GUIDS[0]:#018x}", False),))
+            for pkey in range(0x10, 0x10 + 64)
+        )
+        reader = FabricReader(environment=fabric.environment)
+        site = Site(fabric, reader, tmp_path / "db", site=many)
+        before = fabric.partitions.read_bytes()
+        with pytest.raises(FabricError, match=r"does not like its configuration.*ERR 0512"):
+            site.open(1, "n1")
+        assert site.states() == {1: "reserved"}
+        assert fabric.partitions.read_bytes() == before
+        reader.close()
+
+
+def test_a_reader_without_a_fabric_says_so_in_time(tmp_path: Path, fabric: SimulatedFabric) -> None:
+    nowhere = fabric.environment | {"IBSIM_SOCKNAME": "vhpc-nothing-here"}
+    reader = FabricReader(environment=nowhere)
+    began = time.monotonic()
+    with pytest.raises(FabricError, match="cannot read the fabric"):
+        reader.scan(3.0)
+    assert time.monotonic() - began < 60
+    reader.close()
+
+
+# --- static pool -------------------------------------------------------------------------------
+
+
+def test_a_static_pool_needs_no_sweep_and_is_not_stripped_while_a_port_has_the_key(
+    fabric: SimulatedFabric, reader: FabricReader
+) -> None:
+    pool = KeyPool(0x1000, 0x1002)
+    declared = partitions.of_pool(pool, ranks=4, rails=1, vfs=1)
+    backend = StaticPool(KeyPolicy(pool, limit=4), Readback(reader, 5.0), declared, (), fabric.partitions)
+    with pytest.raises(FabricError, match="not what the configuration describes"):
+        backend.validate(Book(0))
+    fabric.replace(partitions.render(declared, 0))
+    fabric.sweep()
+    backend.validate(Book(0))
+    before = fabric.sweeps()
+    here, elsewhere = a_claim(1, ranks=4), a_claim(2, pkey=0x1001, first_rank=4, ranks=2)
+    book = Book(1, (here, elsewhere))
+    backend.apply(book)
+    assert backend.verify(here.generation, book).seen == 4
+    assert sets(fabric)[GUIDS[0]] == {0x7FFF, 0x9000}
+    soon = StaticPool(KeyPolicy(pool), Readback(reader, 0.5), declared, (), fabric.partitions)
+    with pytest.raises(FabricError, match="is still on the fabric"):
+        soon.strip(here.generation, book)
+    with pytest.raises(FabricError, match="at most 4 guests"):
+        backend.plan(Generation(3, 0, "0" * 8), request(3), allocation("n1", *FOUR), Book(0))
+    assert backend.audit(book) == ()
+    assert fabric.sweeps() == before
+
+
+def test_a_static_pool_is_clean_when_no_port_has_the_guid(
+    fabric: SimulatedFabric, reader: FabricReader
+) -> None:
+    pool = KeyPool(0x2000, 0x2001)
+    declared = partitions.of_pool(pool, ranks=4, rails=1, vfs=1)
+    backend = StaticPool(KeyPolicy(pool), Readback(reader, 5.0), declared, (), fabric.partitions)
+    claim = a_claim(1, pkey=0x2000, state=KeyState.DRAINING)
+    assert backend.strip(claim.generation, Book(1, (claim,))).scanned == 17

@@ -1,0 +1,530 @@
+"""Partition keys: whose they are, in any order of events, and what the database remembers."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from controller_lab import allocation, identity, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from vhpc_slurm.controller.service import LeaseService
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric.backend import Finding, KeyPolicy, NoNetwork, Proof
+from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.model import Allocation, Generation, JobRequest, LeaseState, NetworkIdentity
+
+DATA = Path(__file__).parents[1] / "data" / "vhpcd"
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # commits are synchronous, disks slow
+POOL = KeyPool(0x1000, 0x1003)
+
+
+def generation(number: int) -> Generation:
+    return Generation(number, 0, f"{number:08x}")
+
+
+def a_claim(number: int = 1, **other: object) -> Claim:
+    return replace(
+        Claim(generation(number), 0x1000, f"job {number}", 0, 2, 1, 1),
+        **other,  # type: ignore[arg-type]
+    )
+
+
+# --- GUIDs and choices -----------------------------------------------------------------------
+
+
+def test_a_guid_is_made_of_pkey_rail_rank_and_vf() -> None:
+    assert keys.port_guid(0x1012, 1, 0x0203, 4) == 0x02CC_1012_01_0203_04
+    assert keys.node_guid(0x1012, 1, 0x0203, 4) == 0x02CD_1012_01_0203_04
+
+
+def test_guids_are_locally_administered_and_not_multicast() -> None:
+    first_byte = keys.port_guid(1, 0, 0, 0) >> 56
+    assert first_byte & 0b10
+    assert not first_byte & 0b01
+
+
+@pytest.mark.parametrize(
+    "place",
+    [(0, 0, 0, 0), (0x7FFF, 0, 0, 0), (1, 256, 0, 0), (1, 0, 65536, 0), (1, 0, 0, 256), (1, -1, 0, 0)],
+)
+def test_what_has_no_room_in_a_guid_is_refused(place: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="no GUID"):
+        keys.port_guid(*place)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 0x7FFE), st.integers(0, 255), st.integers(0, 65535), st.integers(0, 255)),
+        unique=True,
+        min_size=2,
+    )
+)
+def test_no_two_places_have_one_guid(places: list[tuple[int, int, int, int]]) -> None:
+    guids = [guid(*place) for place in places for guid in (keys.port_guid, keys.node_guid)]
+    assert len(set(guids)) == len(guids)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "reserved"),
+    [(0, 5, ()), (1, 0x7FFF, ()), (0x8000, 0x8001, ()), (9, 8, ()), (5, 6, (5, 6))],
+)
+def test_a_pool_of_keys_with_a_meaning_of_their_own_is_refused(
+    first: int, last: int, reserved: tuple[int, ...]
+) -> None:
+    with pytest.raises(FabricError, match="partition key"):
+        KeyPool(first, last, frozenset(reserved))
+
+
+def test_keys_never_used_come_first_then_the_one_that_was_freed_longest_ago() -> None:
+    freed = {0x1000: 7, 0x1001: 3, 0x1003: 5}
+    pool = KeyPool(0x1000, 0x1004, frozenset({0x1004}))
+    order = []
+    book = Book(9, (), freed)
+    for number in range(1, 5):
+        chosen = keys.claim(pool, book, generation(number), f"job {number}", ranks=1, rails=1, vfs=1)
+        order.append(chosen.pkey)
+        book = replace(book, claims=(*book.claims, chosen))
+    assert order == [0x1002, 0x1001, 0x1003, 0x1000]
+    with pytest.raises(FabricError, match="4 are in use, 0 in quarantine"):
+        keys.claim(pool, book, generation(9), "job 9", ranks=1, rails=1, vfs=1)
+
+
+def test_a_user_s_jobs_share_his_key_and_fill_the_gaps_between_their_ranks() -> None:
+    book = Book(
+        1,
+        (
+            a_claim(1, owner="user 1", first_rank=0, ranks=2),
+            a_claim(2, owner="user 1", first_rank=5, ranks=2),
+            a_claim(3, owner="user 2", pkey=0x1001),
+        ),
+    )
+    chosen = keys.claim(POOL, book, generation(4), "user 1", ranks=3, rails=1, vfs=1)
+    assert (chosen.pkey, chosen.first_rank) == (0x1000, 2)
+    chosen = keys.claim(POOL, book, generation(4), "user 1", ranks=4, rails=1, vfs=1)
+    assert (chosen.pkey, chosen.first_rank) == (0x1000, 7)
+    buried = replace(book, claims=(replace(book.claims[0], state=KeyState.TOMBSTONE), *book.claims[1:]))
+    assert keys.claim(POOL, buried, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1002
+    full = Book(1, (a_claim(1, owner="user 1", ranks=65536),))
+    assert keys.claim(POOL, full, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1001
+
+
+def test_an_exhausted_pool_says_what_holds_it() -> None:
+    states = (KeyState.ACTIVE, KeyState.QUARANTINE, KeyState.TOMBSTONE, KeyState.QUARANTINE)
+    book = Book(
+        1,
+        tuple(
+            a_claim(number, pkey=0x1000 + number, state=state, left_s=10.0 * number)
+            for number, state in enumerate(states)
+        ),
+    )
+    with pytest.raises(
+        FabricError, match=r"1 are in use, 2 in quarantine \(the next for 10 s\), 1 tombstones"
+    ):
+        keys.claim(POOL, book, generation(9), "job 9", ranks=1, rails=1, vfs=1)
+
+
+def test_a_claim_goes_only_the_ways_that_are_drawn() -> None:
+    drawn = {
+        "reserved": "applied draining tombstone",
+        "applied": "verified draining tombstone",
+        "verified": "active draining tombstone",
+        "active": "draining tombstone",
+        "draining": "stripped tombstone",
+        "stripped": "quarantine tombstone",
+        "quarantine": "tombstone",
+        "tombstone": "draining",
+    }
+    for state in KeyState:
+        for to in KeyState:
+            claim = a_claim(state=state)
+            if to.value in drawn[state.value].split():
+                assert keys.move(claim, to).state is to
+            else:
+                with pytest.raises(keys.KeyTransitionError):
+                    keys.move(claim, to)
+
+
+# --- the database ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqliteStore:
+    return SqliteStore(tmp_path / "leases.sqlite")
+
+
+def test_claims_are_there_after_reopening_and_every_change_counts(store: SqliteStore, tmp_path: Path) -> None:
+    with store.transaction():
+        store.keys.claim(a_claim(1))
+        store.keys.claim(a_claim(2, pkey=0x1001))
+        store.keys.update(a_claim(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü"))
+        store.keys.free(generation(2))
+    store.close()
+    book = SqliteStore(tmp_path / "leases.sqlite").keys.book()
+    claims = (a_claim(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü"),)
+    assert replace(book, tag="") == Book(4, claims, {0x1001: 4})
+
+
+def test_a_copy_of_the_database_does_not_know_what_came_after_it(store: SqliteStore, tmp_path: Path) -> None:
+    with store.transaction():
+        store.keys.claim(a_claim(1))
+    store._db.execute("VACUUM INTO ?", (str(tmp_path / "copy"),))
+    common = store.keys.book()
+    copy = SqliteStore(tmp_path / "copy")
+    for one in (store, copy):
+        with one.transaction():
+            one.keys.claim(a_claim(2, pkey=0x1001))
+    later = store.keys.book()
+    assert later.epoch == copy.keys.book().epoch == 2
+    assert copy.keys.knows(common.epoch, common.tag)
+    assert store.keys.knows(later.epoch, later.tag)
+    assert not copy.keys.knows(later.epoch, later.tag)
+
+
+def test_the_database_refuses_a_second_owner_of_a_key(store: SqliteStore) -> None:
+    with store.transaction():
+        store.keys.claim(a_claim(1, owner="user 1"))
+    with pytest.raises(FabricError, match="another's"), store.transaction():
+        store.keys.claim(a_claim(2, owner="user 2", first_rank=9))
+    with store.transaction():
+        store.keys.claim(a_claim(2, owner="user 1", first_rank=9))
+        store.keys.free(generation(1))
+    with pytest.raises(FabricError, match="another's"), store.transaction():
+        store.keys.claim(a_claim(3, owner="user 2"))
+    with store.transaction():
+        store.keys.free(generation(2))
+        store.keys.claim(a_claim(3, owner="user 2"))
+    assert [claim.owner for claim in store.keys.book().claims] == ["user 2"]
+
+
+def test_a_guid_that_is_another_s_is_refused(store: SqliteStore) -> None:
+    with store.transaction():
+        store.keys.claim(a_claim(1, owner="user 1", first_rank=4, ranks=2))
+    for first, ranks in ((4, 1), (5, 1), (0, 5), (0, 100)):
+        with pytest.raises(FabricError, match="cannot have its GUIDs"), store.transaction():
+            store.keys.claim(a_claim(2, owner="user 1", first_rank=first, ranks=ranks))
+    with store.transaction():
+        store.keys.claim(a_claim(2, owner="user 1", first_rank=0, ranks=4))
+        store.keys.claim(a_claim(3, owner="user 1", first_rank=6, ranks=1))
+
+
+def test_a_claim_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> None:
+    with pytest.raises(RuntimeError), store.transaction():  # noqa: PT012
+        store.keys.claim(a_claim())
+        raise RuntimeError
+    assert store.keys.book() == Book(0)
+
+
+def test_a_database_of_version_1_keeps_its_leases_and_gets_room_for_keys(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / "db")
+    old.executescript((DATA / "schema-1.sql").read_text())
+    before = {
+        table: old.execute(f"SELECT * FROM {table}").fetchall() for table in ("lease", "node", "timeline")
+    }
+    old.close()
+    store = SqliteStore(tmp_path / "db")
+    states = {record.lease.request.job_id: record.lease.state for _, record in store.page(0)}
+    assert states == {42: LeaseState.READY, 43: LeaseState.RELEASED, 44: LeaseState.REFUSED}
+    assert store.live()[0].unclean == (("n2", "stuck"),)
+    assert store.live()[0].lease.network == NetworkIdentity()
+    assert store.keys.book() == Book(0)
+    with store.transaction():
+        store.keys.claim(a_claim())
+    store.close()
+    new = sqlite3.connect(tmp_path / "db")
+    assert new.execute("PRAGMA user_version").fetchone() == (2,)
+    assert new.execute("PRAGMA foreign_key_check").fetchall() == []
+    after = {table: new.execute(f"SELECT * FROM {table}").fetchall() for table in before}
+    assert after == before
+
+
+def test_a_migration_that_fails_leaves_the_old_database_whole(tmp_path: Path) -> None:
+    old = sqlite3.connect(tmp_path / "db")
+    old.executescript((DATA / "schema-1.sql").read_text())
+    old.execute("CREATE TABLE key_claim (in_the_way)")
+    old.commit()
+    old.close()
+    with pytest.raises(FabricError, match="key_claim already exists"):
+        SqliteStore(tmp_path / "db")
+    db = sqlite3.connect(tmp_path / "db")
+    assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'key_owner'").fetchone() == (0,)
+    assert db.execute("SELECT count(*) FROM lease").fetchone() == (3,)
+
+
+# --- any order of events ---------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """vhpcd dies here."""
+
+
+class Fabric:
+    """Hardware: port tables by GUID.  It can fail, and vhpcd can die before or after any of its works."""
+
+    def __init__(self, policy: KeyPolicy) -> None:
+        self.policy = policy
+        self.tables: dict[int, int] = {}
+        self.fails = False
+        self.kill_in = 0
+
+    def step(self) -> None:
+        if self.kill_in:
+            self.kill_in -= 1
+            if not self.kill_in:
+                raise Killed
+
+    def validate(self, book: Book) -> None:
+        pass
+
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim]:
+        return self.policy.plan(generation, request, allocation, book)
+
+    def apply(self, book: Book) -> None:
+        self.step()
+        if self.fails:
+            raise FabricError("the fabric will not")
+        self.tables = {guid: claim.pkey for claim in book.carried() for guid in claim.port_guids()}
+        self.step()
+
+    def verify(self, generation: Generation, book: Book) -> Proof:
+        claim = book.of(generation)
+        assert claim is not None
+        assert {self.tables[guid] for guid in claim.port_guids()} == {claim.pkey}
+        return Proof(book.epoch)
+
+    def strip(self, generation: Generation, book: Book) -> Proof:
+        self.apply(book.without(generation))
+        return Proof(book.epoch)
+
+    def audit(self, book: Book) -> tuple[Finding, ...]:
+        return ()
+
+    def cure(self, book: Book) -> None:
+        self.apply(book)
+
+
+class DyingStore(SqliteStore):
+    """vhpcd may die with a transaction not committed."""
+
+    fabric: Fabric
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with super().transaction():
+            yield
+            self.fabric.step()
+        self.fabric.step()
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Jobs, nodes, crashes and time in any order, against a model that knows only who holds what."""
+
+    OWNER: Literal["job", "user"] = "job"
+    NODES = ("n1", "n2")
+    QUARANTINE_S = 10.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
+        self.fabric = Fabric(KeyPolicy(KeyPool(0x1000, 0x1002), self.OWNER))
+        self.now = 0.0
+        self.had: dict[Generation, tuple[int, frozenset[int], int]] = {}  # key, GUIDs, uid
+        self.released: dict[Generation, float] = {}
+        self.start()
+
+    def start(self) -> None:
+        self.store = DyingStore(Path(self.folder.name) / "db")
+        self.store.fabric = self.fabric
+        self.service = LeaseService(
+            self.store,
+            self.fabric,
+            reserve_mib=0,
+            quarantine_s=self.QUARANTINE_S,
+            clock=lambda: 1.0,
+            steady=lambda: self.now,
+        )
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Do something that vhpcd may die in, or that the fabric may refuse."""
+        try:
+            yield
+        except FabricError:
+            pass
+        except Killed:
+            self.fabric.kill_in = 0
+            self.store.close()
+            self.start()
+
+    jobs = st.integers(1, 4)
+    restarts = st.integers(0, 1)
+    nodes = st.sampled_from(NODES)
+
+    @rule(job=jobs, restart=restarts, count=st.integers(1, 2))
+    def open(self, job: int, restart: int, count: int) -> None:
+        with self.alive():
+            nodes = allocation(*self.NODES[:count])
+            self.service.open(request(job, restart, uid=2001 + job % 2), nodes, identity(0))
+
+    @rule(job=jobs, node=nodes)
+    def take(self, job: int, node: str) -> None:
+        with self.alive():
+            self.service.take(job, None, node)
+
+    @rule(job=jobs, restart=restarts)
+    def end(self, job: int, restart: int) -> None:
+        with self.alive():
+            self.service.end(job, restart)
+
+    @precondition(lambda self: self.had)
+    @rule(data=st.data(), node=nodes, clean=st.booleans())
+    def acknowledge(self, data: st.DataObject, node: str, clean: bool) -> None:
+        generation = data.draw(st.sampled_from(sorted(self.had)))
+        with self.alive():
+            self.service.acknowledge(generation, node, clean=clean, note="", timeline=None)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, -1e6]))
+    def live_on(self, seconds: float) -> None:
+        self.now += max(0.0, seconds)
+        with self.alive():
+            self.service.settle()
+
+    @rule(fails=st.booleans())
+    def fabric_fails(self, fails: bool) -> None:
+        self.fabric.fails = fails
+
+    @rule(steps=st.integers(1, 8))
+    def kill_soon(self, steps: int) -> None:
+        self.fabric.kill_in = steps
+
+    @rule(seconds=st.sampled_from([0.0, 100.0]))
+    def restart(self, seconds: float) -> None:
+        self.store.close()
+        self.start()
+
+    @invariant()
+    def nobody_has_what_another_may_still_use(self) -> None:
+        found = {record.lease.generation: record for _, record in self.store.page(0)}
+        for mine, record in found.items():
+            network, uid = record.lease.network, record.lease.request.uid
+            if network.pkey is None or mine in self.had:
+                continue
+            ranks = len(record.lease.allocation.nodes)
+            guids = frozenset(
+                0x02CC << 48 | network.pkey << 32 | (network.first_rank + rank) << 8 for rank in range(ranks)
+            )
+            for other, (pkey, theirs, their_uid) in self.had.items():
+                shares = self.OWNER == "user" and uid == their_uid
+                if guids & theirs or (pkey == network.pkey and not shares):
+                    assert other in self.released, f"{mine} has what {other} holds"
+                    assert self.now - self.released[other] >= self.QUARANTINE_S
+            self.had[mine] = (network.pkey, guids, uid)
+        for mine in self.had:
+            record = found[mine]
+            if record.lease.state is LeaseState.RELEASED and mine not in self.released:
+                self.released[mine] = self.now
+                assert set(record.taken) <= set(record.acknowledged), "released while a node holds it"
+
+    @invariant()
+    def what_is_released_is_not_on_the_fabric(self) -> None:
+        live = {
+            guid for mine, (_, guids, _) in self.had.items() if mine not in self.released for guid in guids
+        }
+        assert set(self.fabric.tables) <= live
+
+    @invariant()
+    def a_usable_lease_that_is_ready_has_an_active_claim(self) -> None:
+        book = self.store.keys.book()
+        for record in self.store.live():
+            claim = book.of(record.lease.generation)
+            assert claim is not None
+            if record.lease.state is LeaseState.READY:
+                assert claim.state is KeyState.ACTIVE
+            if record.lease.state is LeaseState.ENDING:
+                assert claim.state in (KeyState.DRAINING, KeyState.STRIPPED, KeyState.TOMBSTONE)
+
+
+class AnyOrderOfUsers(AnyOrder):
+    OWNER = "user"
+
+
+AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrderOfUsers = AnyOrderOfUsers.TestCase
+
+
+# --- leases and their claims -----------------------------------------------------------------
+
+
+def test_a_tombstone_stays_until_the_node_is_clean(tmp_path: Path) -> None:
+    now = [0.0]
+    fabric = Fabric(KeyPolicy(KeyPool(0x1000, 0x1000)))
+    store = SqliteStore(tmp_path / "db")
+    service = LeaseService(store, fabric, reserve_mib=0, quarantine_s=5.0, steady=lambda: now[0])
+    first = service.open(request(1), allocation("n1"), identity(0)).lease
+    assert first.network == NetworkIdentity("ib", pkey=0x1000, rails=1, vfs=1)
+    assert fabric.tables == {0x02CC_1000_0000_0000: 0x1000}
+    service.take(1, 0, "n1")
+    service.end(1, 0)
+    service.acknowledge(first.generation, "n1", clean=False, note="VF still bound", timeline=None)
+    now[0] += 1000
+    service.settle()
+    (claim,) = store.keys.book().claims
+    assert (claim.state, claim.note) == (KeyState.TOMBSTONE, "n1: VF still bound")
+    with pytest.raises(FabricError, match="1 tombstones"):
+        service.open(request(2), allocation("n1"), identity(0))
+    service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
+    assert fabric.tables == {}
+    with pytest.raises(FabricError, match=r"1 in quarantine \(the next for 5 s\)"):
+        service.open(request(2), allocation("n1"), identity(0))
+    now[0] += 5
+    assert service.open(request(2), allocation("n1"), identity(0)).lease.network.pkey == 0x1000
+
+
+def test_time_before_a_quarantine_does_not_count_for_it(tmp_path: Path) -> None:
+    now = [0.0]
+    service = LeaseService(
+        SqliteStore(tmp_path / "db"),
+        Fabric(KeyPolicy(KeyPool(0x1000, 0x1000))),
+        reserve_mib=0,
+        quarantine_s=5.0,
+        steady=lambda: now[0],
+    )
+    service.open(request(1), allocation("n1"), identity(0))
+    now[0] += 4.0
+    service.end(1, 0)
+    now[0] += 4.0
+    with pytest.raises(FabricError, match="the next for 1 s"):
+        service.open(request(2), allocation("n1"), identity(0))
+
+
+def test_a_claim_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:
+    service = LeaseService(store, Fabric(KeyPolicy(POOL)), reserve_mib=0)
+    with store.transaction():
+        store.keys.claim(a_claim(1, state=KeyState.ACTIVE))
+    service.settle()
+    assert [claim.state for claim in store.keys.book().claims] == [KeyState.TOMBSTONE]
+
+
+def test_no_network_does_not_serve_while_keys_are_in_use() -> None:
+    NoNetwork().validate(Book(1, (a_claim(state=KeyState.QUARANTINE),)))
+    with pytest.raises(FabricError, match="1 partition keys are in use"):
+        NoNetwork().validate(Book(1, (a_claim(state=KeyState.ACTIVE),)))

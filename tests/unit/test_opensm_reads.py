@@ -1,0 +1,75 @@
+"""What the real opensm makes of partitions files, read from the ports' tables by smpquery."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from fabric_lab import (
+    DEFAULT,
+    GUIDS,
+    HAVE_SIMULATOR,
+    KEYS,
+    NEEDED,
+    SM_GUID,
+    SimulatedFabric,
+    simulated_fabric,
+)
+from test_partitions import BAD, OPEN
+
+from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.model import Generation
+
+pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
+
+GOOD = DEFAULT + f"key_1000=0x1000, indx0 : {GUIDS[0]:#018x}=full, {GUIDS[1]:#018x}=full ;\n".encode()
+
+
+@pytest.fixture(scope="module")
+def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
+    with simulated_fabric(tmp_path_factory.mktemp("fabric")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_opensm_reads_what_is_rendered_as_the_book_means_it(fabric: SimulatedFabric, seed: int) -> None:
+    chance = random.Random(seed)
+    claims = []
+    for number, pkey in enumerate(KEYS, 1):
+        first, ranks = chance.randrange(4), chance.randrange(1, 5)
+        state = chance.choice(list(KeyState))
+        name = Generation(number, 0, "0" * 8)
+        claims.append(Claim(name, pkey, "x", first, min(ranks, 4 - first), 1, 1, state))
+    # What a pool of many keys has besides: ports that are not on this fabric (yet).
+    claims += [
+        Claim(Generation(100 + number, 0, "0" * 8), 0x2000 + number, "x", 0, 100, 2, 1)
+        for number in range(chance.randrange(20))
+    ]
+    meant = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
+    for claim in claims[:4]:
+        if claim.state.value in ("reserved", "applied", "verified", "active", "draining"):
+            for rank in range(claim.first_rank, claim.first_rank + claim.ranks):
+                meant[GUIDS[KEYS.index(claim.pkey) * 4 + rank]].add(0x8000 | claim.pkey)
+    book = Book(seed, tuple(claims))
+    data = partitions.render(partitions.of_book(book, ipoib=bool(seed % 2)), seed)
+    assert partitions.lint(data) == ()
+    fabric.replace(data)
+    fabric.sweep()
+    tables = fabric.tables()
+    assert {guid: set(entries) for guid, entries in tables.items()} == meant
+    for guid in GUIDS:
+        if len(meant[guid]) == 2:
+            assert tables[guid][0] != 0x7FFF, "indx0: the job's key is at index 0"
+
+
+@pytest.mark.parametrize("text", [text for text, _, _, does in BAD if does == OPEN])
+def test_opensm_fails_open_where_the_linter_says_so(fabric: SimulatedFabric, text: str) -> None:
+    fabric.replace(GOOD)
+    fabric.sweep()
+    assert set(fabric.tables(GUIDS[0])[GUIDS[0]]) == {0x7FFF, 0x9000}
+    fabric.replace(text.encode())
+    fabric.sweep()
+    assert set(fabric.tables(GUIDS[0])[GUIDS[0]]) == {0xFFFF}
+    assert partitions.lint(text.encode())

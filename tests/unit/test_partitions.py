@@ -1,0 +1,155 @@
+"""OpenSM's partitions file: what the linter refuses, and that it takes what is rendered."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.model import Generation
+
+DEFAULT = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
+A, B, C = (f"0x02cc1000000{rank}0000" for rank in range(3))
+GOOD = (
+    f"# two jobs\n\n{DEFAULT}key_1000=0x1000, indx0, ipoib :\n"
+    f"    {A}=full,\n    {B}=full ;\nkey_1001=0x1001 : {C}=full ;\n"
+)
+
+
+def test_a_good_file_is_read() -> None:
+    assert partitions.lint(GOOD.encode()) == ()
+    default, first, second = partitions.parse(GOOD.encode())
+    assert default == partitions.DEFAULT
+    assert first == Partition("key_1000", 0x1000, ((A, True), (B, True)), ("indx0", "ipoib"))
+    assert second == Partition("key_1001", 0x1001, ((C, True),))
+
+
+# On the right: what opensm 3.3.23 makes of it (those with OPEN are tried in test_opensm_reads.py).
+OPEN = "parse error: every port becomes a full member of 0xffff, every job's key is gone"
+BAD = [
+    # text, line, reason, what opensm does
+    ("", 1, "there is no partition", OPEN),
+    ("# nothing\n\n# more\n", 4, "there is no partition", OPEN),
+    (DEFAULT + "k=0x1000 : 0xzz=full ;\n", 2, "is no port GUID", OPEN),
+    (DEFAULT + f"k=0x1000 {A}=full ;\n", 2, "is not NAME=0xPKEY", OPEN),
+    (DEFAULT + f"k=0x1000 : {A}=full\nl=0x1001 : {B}=full ;\n", 2, "ends without ','", OPEN),
+    (DEFAULT + f"k=0x1000 : {A}=full,\nl=0x1001 : {B}=full ;\n", 3, "begins a partition", OPEN),
+    (DEFAULT + "what is this\n", 2, "has no ';'", OPEN),
+    (DEFAULT + "what is this ;\n", 2, "is not NAME=0xPKEY", OPEN),
+    (DEFAULT + "k=0x1000 : 0x02cc1", 2, "torn", "accepted, with a GUID that nobody has"),
+    (DEFAULT + f"k=0x1000 : {A}=full ;", 2, "torn", "accepted, but a torn write looks the same"),
+    (DEFAULT + "k=0x1000 : " + ", ".join([f"{A}=full"] * 200) + " ;\n", 2, "4095", OPEN),
+    (DEFAULT + f"k=0x1000 : {A}=full, {A}=limited ;\n", 2, "twice", "the last wins"),
+    (DEFAULT + f"k=0x1000 : {A}=full ;\nl=0x1000 : {B}=full ;\n", 3, "joins the two", "one partition"),
+    (DEFAULT + f"k=0x1000 : {A}=full ;\nl=0x9000 : {B}=full ;\n", 3, "membership bit", "one partition"),
+    (DEFAULT + f"k=0x11000 : {A}=full ;\n", 2, "is no key", "0x1000"),
+    (DEFAULT + f"k=1000 : {A}=full ;\n", 2, "is no key", "0x03e8"),
+    (DEFAULT + f"k=0x100 : {A}=full ;\n", 2, "is no key", "0x0100, where 0x1000 may be meant"),
+    (DEFAULT + f"k=0x0000 : {A}=full ;\n", 2, "would invent", "0x0001"),
+    (DEFAULT + f"k=0x8000 : {A}=full ;\n", 2, "membership bit", "0x0001"),
+    (DEFAULT + f"k : {A}=full ;\n", 2, "is not NAME=0xPKEY", "0x0001"),
+    (DEFAULT + f"k= : {A}=full ;\n", 2, "is no key", "0x0001"),
+    (DEFAULT + f"k=0x7fff : {A}=full ;\n", 2, "only it", "full in the default partition"),
+    (DEFAULT + f"k=0xffff : {A}=full ;\n", 2, "membership bit", "full in the default partition"),
+    (DEFAULT + f"k=0x1000 : {A}=full ;\nl=0x1001 : {A}=full ;\n", 3, "already", "the port has both keys"),
+    (DEFAULT + "k=0x1000 : A=full ;\n", 2, "is no port GUID", "every port joins"),
+    (DEFAULT + "k=0x1000 : ALL=full ;\n", 2, "nobody named", "every port joins"),
+    (DEFAULT + "k=0x1000 : ALL_CAS=limited ;\n", 2, "nobody named", "every adapter joins"),
+    (DEFAULT + f"k=0x1000 : {A} ;\n", 2, "needs =full", "limited"),
+    (DEFAULT + f"k=0x1000 : {A}=ful ;\n", 2, "needs =full", "full"),
+    (DEFAULT + f"k=0x1000 : {A}= ;\n", 2, "needs =full", "full"),
+    (DEFAULT + f"k=0x1000 : {A}=Full ;\n", 2, "needs =full", "limited"),
+    (DEFAULT + f"k=0x1000 : {A}=both ;\n", 2, "needs =full", "full"),
+    (DEFAULT + f"k=0x1000, index0 : {A}=full ;\n", 2, "no flag", "ignored"),
+    (DEFAULT + f"k=0x1000, indx : {A}=full ;\n", 2, "no flag", "guessed"),
+    (DEFAULT + f"k=0x1000, sl=1 : {A}=full ;\n", 2, "without ipoib", "ignored"),
+    (DEFAULT + f"k=0x1000, ipoib, ipoib : {A}=full ;\n", 2, "twice", "-"),
+    (DEFAULT + f"k=0x1000 ipoib : {A}=full ;\n", 2, "between the key", "-"),
+    (DEFAULT + "k=0x1000 : mgid=ff12::1 ;\n", 2, "begins a partition", "takes the rest of the line"),
+    (DEFAULT + "k=0x1000 : NONE ;\n", 2, "needs =full", "-"),
+    (DEFAULT + "k=0x1000 : ;\n", 2, "without members", "-"),
+    (DEFAULT + f"k=0x1000 : {A}=full, ;\n", 2, "is no member", "-"),
+    (DEFAULT + f"k=0x1000 : {A}=full ; l=0x1001 : {B}=full ;\n", 2, "one statement a line", "-"),
+    (DEFAULT + f"k=0x1000 : {A}=full, # or not\n {B}=full ;\n", 2, "comment", "-"),
+    (DEFAULT + f"k=0x1000 : {A}=full ;\nk=0x1001 : {B}=full ;\n", 3, "also the name", "accepted"),
+    (DEFAULT + f"Def=0x1000 : {A}=full ;\n", 2, "taken for Default", "-"),
+    (DEFAULT + f"k\N{LATIN SMALL LETTER E WITH ACUTE}=0x1000 : {A}=full ;\n", 2, "ASCII", "-"),
+    (DEFAULT + f"k=0x1000 : {A}=full\r\n;\n", 2, "ASCII", "-"),
+    (DEFAULT + "k=0x1000 : 0x0000000000000000=full ;\n", 2, "no port's GUID", "-"),
+    (f"k=0x1000 : {A}=full ;\n", 1, "must be Default", "the default rule comes first anyway"),
+    ("Default=0x7fff, ipoib : ALL=full ;\n", 1, "must be ALL=limited", "every port is full in 0xffff"),
+    ("Default=0x7fff : ALL=limited, SELF=full, " + A + "=full ;\n", 1, "must be ALL=limited", "as written"),
+    ("Default=0x7fff : SELF=full ;\n", 1, "must be ALL=limited", "ALL=limited in spite of it"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "reason", "opensm"), BAD)
+def test_what_opensm_would_take_amiss_is_refused(text: str, line: int, reason: str, opensm: str) -> None:
+    defects = partitions.lint(text.encode())
+    assert [defect for defect in defects if defect.line == line and reason in defect.reason], defects
+    with pytest.raises(FabricError, match="is refused"):
+        partitions.parse(text.encode())
+
+
+def test_all_defects_are_said_in_the_order_of_lines() -> None:
+    text = DEFAULT + f"a=0x0 : {A}=full ;\nb=0x1001 : {B} ;\nb=0x1001 : X=full ;\n"
+    assert [defect.line for defect in partitions.lint(text.encode())] == [2, 3, 4, 4, 4]
+
+
+def claims_strategy() -> st.SearchStrategy[tuple[Claim, ...]]:
+    """Claims as an allocator could have made them: each of a key of its own."""
+    shape = st.tuples(
+        st.integers(0, 60000),
+        st.integers(1, 300),
+        st.integers(1, 3),
+        st.integers(1, 3),
+        st.sampled_from(list(KeyState)),
+    )
+    return st.dictionaries(st.integers(1, 0x7FFE), shape, max_size=5).map(
+        lambda shapes: tuple(
+            Claim(Generation(number, 0, "0" * 8), pkey, "x", first, ranks, rails, vfs, state)
+            for number, (pkey, (first, ranks, rails, vfs, state)) in enumerate(shapes.items(), 1)
+        )
+    )
+
+
+@given(claims=claims_strategy(), epoch=st.integers(0, 10**18 - 1), ipoib=st.booleans())
+def test_whatever_is_rendered_passes_and_says_what_the_book_says(
+    claims: tuple[Claim, ...], epoch: int, ipoib: bool
+) -> None:
+    book = Book(epoch, claims)
+    data = partitions.render(partitions.of_book(book, ipoib=ipoib), epoch, "0f")
+    assert partitions.lint(data) == ()
+    assert partitions.origin(data) == (epoch, "0f")
+    assert max(map(len, data.splitlines())) < 4095
+    on = ("reserved", "applied", "verified", "active", "draining")
+    meant = {
+        one.pkey: {
+            0x02CC << 48 | one.pkey << 32 | rail << 24 | rank << 8 | vf
+            for rank in range(one.first_rank, one.first_rank + one.ranks)
+            for rail in range(one.rails)
+            for vf in range(one.vfs)
+        }
+        for one in claims
+        if one.state.value in on
+    }
+    read = {one.pkey: {int(guid, 16) for guid, _ in one.members} for one in partitions.parse(data)[1:]}
+    assert read == meant
+
+
+@given(st.binary(max_size=300) | st.text(alphabet="Dk=0x17f:;,#\n ALfulimted", max_size=200).map(str.encode))
+def test_no_bytes_make_the_linter_fail(data: bytes) -> None:
+    if not partitions.lint(data):
+        assert partitions.parse(data)[0] == partitions.DEFAULT or b"ipoib" not in data
+
+
+@given(claims=claims_strategy().filter(len), cut=st.integers(1, 10**6))
+def test_a_file_that_is_cut_off_anywhere_is_refused(claims: tuple[Claim, ...], cut: int) -> None:
+    data = partitions.render(partitions.of_book(Book(1, claims)), 1)
+    torn = data[: len(data) - 1 - cut % (len(data) - 1)]
+    whole_statements = torn.endswith(b";\n")
+    assert bool(partitions.lint(torn)) != whole_statements
