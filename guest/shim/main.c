@@ -12,16 +12,22 @@
 #include "shim.h"
 #include "version.h"
 
-enum { FAREWELL_MS = 2000 }; /* how long clients may take to read that the guest is gone */
+enum {
+    FAREWELL_MS = 2000, /* how long clients may take to read that the guest is gone */
+    /* A guest that ends by itself takes its folders' daemons with it, and its channel says so soon.
+     */
+    CRIPPLED_MS = 1000,
+};
 
 static const char usage[] =
-    "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID\n"
+    "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID [--watch-fd N]...\n"
     "\n"
     "Multiplexes one guest's channel among its clients.\n"
     "\n"
     "  --agent-fd N   connected socket of the guest's virtio-serial port\n"
     "  --listen-fd N  listening unix socket for vhpc-run and control clients\n"
     "  --uid UID      the job's user: the only one besides root who may connect\n"
+    "  --watch-fd N   pidfd of a process without which the guest hangs\n"
     "  --help, --version\n"
     "\n"
     "Ends with 0 when the guest closes its side or on SIGTERM, with 3 when the\n"
@@ -54,6 +60,25 @@ static void signals_ready(struct source *source, short revents)
         shim_end(source->owner, SHIM_AGENT_CLOSED, "the guest is being shut down");
 }
 
+/* A guest whose shared folder has lost its daemon waits for it for ever, and so would its job. */
+static void watched_ready(struct source *source, short revents)
+{
+    struct shim *s = source->owner;
+    (void)revents;
+    loop_remove(&s->loop, source);
+    if (s->crippled_ms == 0)
+        s->crippled_ms = now_ms();
+}
+
+static int watch(struct shim *s, int fd)
+{
+    if (s->watched_count == SHIM_WATCHED_MAX)
+        return -E2BIG;
+    struct source *source = &s->watched[s->watched_count++];
+    *source = (struct source){.fd = fd, .want = want_input, .ready = watched_ready, .owner = s};
+    return loop_add(&s->loop, source);
+}
+
 static int parse_number(const char *text, unsigned long max, unsigned long *out)
 {
     char *rest;
@@ -84,6 +109,19 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd)
     return rc == 0 ? shim_agent_open(s, agent_fd) : rc;
 }
 
+/* How long to wait for the next event; ends a guest that is crippled and has not ended by itself.
+ */
+static int patience(struct shim *s)
+{
+    if (s->crippled_ms != 0 && !s->ended) {
+        long long left = s->crippled_ms + CRIPPLED_MS - now_ms();
+        if (left > 0)
+            return (int)left;
+        shim_end(s, SHIM_AGENT_CLOSED, "the daemon of a shared folder has ended");
+    }
+    return s->ended ? 100 : -1;
+}
+
 static int serve(struct shim *s)
 {
     long long until = 0;
@@ -92,7 +130,7 @@ static int serve(struct shim *s)
             until = now_ms() + FAREWELL_MS;
         if (s->ended && now_ms() >= until)
             break;
-        int rc = loop_once(&s->loop, s->ended ? 100 : -1);
+        int rc = loop_once(&s->loop, patience(s));
         if (rc < 0) {
             (void)fprintf(stderr, "vhpc-shim: poll failed: %s\n", strerror(-rc));
             return 1;
@@ -105,12 +143,16 @@ static int serve(struct shim *s)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"agent-fd", required_argument, NULL, 'a'}, {"listen-fd", required_argument, NULL, 'l'},
-        {"uid", required_argument, NULL, 'u'},      {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},        {NULL, 0, NULL, 0},
+        {"agent-fd", required_argument, NULL, 'a'},
+        {"listen-fd", required_argument, NULL, 'l'},
+        {"uid", required_argument, NULL, 'u'},
+        {"watch-fd", required_argument, NULL, 'w'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
     };
     static struct shim shim = {.next_session = 1};
-    unsigned long agent_fd = 0, listen_fd = 0, uid = 0, bad = 0;
+    unsigned long agent_fd = 0, listen_fd = 0, uid = 0, watch_fd = 0, bad = 0;
     bool have_agent = false, have_listen = false, have_uid = false;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
         switch (o) {
@@ -122,6 +164,10 @@ int main(int argc, char **argv)
             break;
         case 'u':
             have_uid = parse_number(optarg, UINT32_MAX - 1, &uid) == 0;
+            break;
+        case 'w':
+            if (parse_number(optarg, 1 << 20, &watch_fd) < 0 || watch(&shim, (int)watch_fd) < 0)
+                bad = 1;
             break;
         case 'h':
             return fputs(usage, stdout) < 0;

@@ -46,7 +46,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Guest:
     """A shim and an agent of our own, and ways to run programs in the 'guest'."""
 
-    def __init__(self, programs: Path, folder: Path, agent: bool = True) -> None:
+    def __init__(
+        self, programs: Path, folder: Path, agent: bool = True, watched: tuple[int, ...] = ()
+    ) -> None:
         self.bin, self.folder, self.socket = programs, folder, folder / "run.sock"
         self.call_socket = folder / "call.sock"
         self.agent_end, shim_end = socket.socketpair()
@@ -61,8 +63,9 @@ class Guest:
                     f"--agent-fd={fds[0]}",
                     f"--listen-fd={fds[1]}",
                     f"--uid={os.getuid()}",
+                    *(f"--watch-fd={fd}" for fd in watched),
                 ],
-                pass_fds=fds,
+                pass_fds=(*fds, *watched),
             )
         if agent:
             self.start_agent()
