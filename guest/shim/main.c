@@ -15,10 +15,13 @@
 enum {
     TICK_MS = 100,
     FAREWELL_MS = 2000, /* how long clients may take to read that the guest is gone */
+    /* A guest that ends takes its folders' daemons along, and its channel says so soon. */
+    CRIPPLED_MS = 1000,
 };
 
 static const char usage[] =
-    "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID [--console-fd N --console-keep KIB]\n"
+    "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID [--watch-fd N]...\n"
+    "                 [--console-fd N [--console-keep KIB]]\n"
     "\n"
     "Multiplexes one guest's channel among its clients, and keeps its console short.\n"
     "\n"
@@ -27,11 +30,12 @@ static const char usage[] =
     "  --uid UID      the job's user: the only one besides root who may connect\n"
     "  --console-fd N file that QEMU appends the guest's console to, open for reading and writing\n"
     "  --console-keep KIB  how much of its beginning and of its end is kept (default 1024)\n"
+    "  --watch-fd N   pidfd of a process without which the guest hangs\n"
     "  --help, --version\n"
     "\n"
-    "Ends with 0 when the guest closes its side or on SIGTERM, with 3 when the\n"
-    "guest violates the protocol (but waits for SIGTERM while there is a console\n"
-    "to watch), with 2 on bad usage.\n";
+    "Ends with 0 when the guest closes its side, on SIGTERM, or when a watched\n"
+    "process has ended, with 3 when the guest violates the protocol, with 2 on bad\n"
+    "usage. While a guest that it has given up has a console it waits for SIGTERM.\n";
 
 static short want_input(struct source *s)
 {
@@ -61,6 +65,25 @@ static void signals_ready(struct source *source, short revents)
     struct shim *s = source->owner;
     s->terminated = true;
     shim_end(s, SHIM_AGENT_CLOSED, "the guest is being shut down");
+}
+
+/* A guest whose shared folder has lost its daemon waits for it for ever, and so would its job. */
+static void watched_ready(struct source *source, short revents)
+{
+    struct shim *s = source->owner;
+    (void)revents;
+    loop_remove(&s->loop, source);
+    if (s->crippled_ms == 0)
+        s->crippled_ms = now_ms();
+}
+
+static int watch(struct shim *s, int fd)
+{
+    if (s->watched_count == SHIM_WATCHED_MAX)
+        return -E2BIG;
+    struct source *source = &s->watched[s->watched_count++];
+    *source = (struct source){.fd = fd, .want = want_input, .ready = watched_ready, .owner = s};
+    return loop_add(&s->loop, source);
 }
 
 static int parse_number(const char *text, unsigned long max, unsigned long *out)
@@ -102,12 +125,26 @@ static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
 }
 
 /*
- * A guest that has broken the protocol runs on until its job's Epilog, and may
- * write to its console: stay and keep that short. New clients learn why.
+ * A guest whose channel we have ended ourselves runs on until its job's Epilog,
+ * and may write to its console: stay and keep that short. New clients learn why.
  */
 static bool must_stay(const struct shim *s)
 {
-    return s->status == SHIM_AGENT_BROKEN && s->console.keep > 0 && !s->terminated;
+    bool runs_on = s->status == SHIM_AGENT_BROKEN || s->crippled_ms != 0;
+    return runs_on && s->console.keep > 0 && !s->terminated;
+}
+
+/* How long to wait for the next event; ends a guest that is crippled and has not ended by itself.
+ */
+static int patience(struct shim *s, bool watching)
+{
+    if (s->crippled_ms != 0 && !s->ended) {
+        long long left = s->crippled_ms + CRIPPLED_MS - now_ms();
+        if (left > 0)
+            return watching && left > TICK_MS ? TICK_MS : (int)left;
+        shim_end(s, SHIM_AGENT_CLOSED, "the daemon of a shared folder has ended");
+    }
+    return watching || (s->ended && !must_stay(s)) ? TICK_MS : -1;
 }
 
 static int serve(struct shim *s)
@@ -119,8 +156,7 @@ static int serve(struct shim *s)
             until = now_ms() + FAREWELL_MS;
         if (s->ended && now_ms() >= until && !must_stay(s))
             break;
-        bool farewell = s->ended && !must_stay(s);
-        int rc = loop_once(&s->loop, farewell || watching ? TICK_MS : -1);
+        int rc = loop_once(&s->loop, patience(s, watching));
         if (rc < 0) {
             (void)fprintf(stderr, "vhpc-shim: poll failed: %s\n", strerror(-rc));
             return 1;
@@ -140,12 +176,14 @@ int main(int argc, char **argv)
         {"uid", required_argument, NULL, 'u'},
         {"console-fd", required_argument, NULL, 'c'},
         {"console-keep", required_argument, NULL, 'k'},
+        {"watch-fd", required_argument, NULL, 'w'},
         {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0},
     };
     static struct shim shim = {.next_session = 1};
-    unsigned long agent_fd = 0, listen_fd = 0, uid = 0, console_fd = 0, keep_kib = 1024, bad = 0;
+    unsigned long agent_fd = 0, listen_fd = 0, uid = 0, watch_fd = 0, bad = 0;
+    unsigned long console_fd = 0, keep_kib = 1024;
     bool have_agent = false, have_listen = false, have_uid = false, have_console = false;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
         switch (o) {
@@ -164,6 +202,10 @@ int main(int argc, char **argv)
             break;
         case 'k':
             bad |= parse_number(optarg, 1 << 20, &keep_kib) != 0 || keep_kib == 0;
+            break;
+        case 'w':
+            if (parse_number(optarg, 1 << 20, &watch_fd) < 0 || watch(&shim, (int)watch_fd) < 0)
+                bad = 1;
             break;
         case 'h':
             return fputs(usage, stdout) < 0;

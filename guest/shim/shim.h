@@ -42,13 +42,19 @@ struct client {
     bool silent; /* so its program was stopped */
 };
 
+enum { SHIM_WATCHED_MAX = 64 };
+
 struct shim {
     struct loop loop;
     struct chan agent;
     struct source listener;
     struct source signals;
     struct console console;
-    uid_t uid; /* the job's user */
+    /* pidfds of processes that the guest cannot do without: the daemons of its shared folders */
+    struct source watched[SHIM_WATCHED_MAX];
+    size_t watched_count;
+    long long crippled_ms; /* when one of them was seen to have ended; 0 = none has */
+    uid_t uid;             /* the job's user */
     bool agent_up;
     struct hello agent_hello;
     struct client *clients;

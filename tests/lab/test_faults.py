@@ -27,6 +27,21 @@ def test_a_killed_qemu_ends_the_job_within_five_seconds(lab: Lab) -> None:
     settled(lab)
 
 
+# gives the agent something to do, on which a broken one breaks
+NOISE = "for i in $(seq 500); do echo $i; sleep 0.2; done"
+
+
+def test_a_killed_daemon_of_a_shared_folder_ends_the_job(lab: Lab) -> None:
+    """The guest itself would wait for the folder for ever."""
+    job = lab.submit(f"echo up; touch ~/x; {NOISE}", "-w", "n1")
+    runs(lab, job)
+    script = f"kill -9 $(pgrep -f '^[^ ]*virtiofsd .*--shared-dir=/home/{job.user}( |$)')"
+    lab.run("n1", "sh", "-c", script)
+    assert job.wait(timeout=60) == "FAILED"
+    one_line(job, GONE + r" \(the daemon of a shared folder has ended\)$")
+    settled(lab)
+
+
 WAYS = {
     "powered off": "echo o > /proc/sysrq-trigger",
     "rebooted": "echo b > /proc/sysrq-trigger",
@@ -35,10 +50,6 @@ WAYS = {
     "without agent": "kill -9 1; at=$(grep -m1 r-xp /proc/1/maps | cut -d- -f1); "
     "dd if=/dev/zero of=/proc/1/mem bs=4096 seek=$((0x$at)) oflag=seek_bytes conv=notrunc count=16",
 }
-
-
-# gives the agent something to do, on which a broken one breaks
-NOISE = "for i in $(seq 500); do echo $i; sleep 0.2; done"
 
 
 def test_a_guest_that_ends_itself_ends_its_job_with_one_line(lab: Lab) -> None:

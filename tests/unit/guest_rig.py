@@ -46,7 +46,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Guest:
     """A shim and an agent of our own, and ways to run programs in the 'guest'."""
 
-    def __init__(self, programs: Path, folder: Path, agent: bool = True) -> None:
+    def __init__(
+        self, programs: Path, folder: Path, agent: bool = True, watched: tuple[int, ...] = ()
+    ) -> None:
         self.console = folder / "console.log"
         self.bin, self.folder, self.socket = programs, folder, folder / "run.sock"
         self.call_socket = folder / "call.sock"
@@ -64,8 +66,9 @@ class Guest:
                     f"--uid={os.getuid()}",
                     f"--console-fd={fds[2]}",
                     "--console-keep=64",
+                    *(f"--watch-fd={fd}" for fd in watched),
                 ],
-                pass_fds=fds,
+                pass_fds=(*fds, *watched),
             )
         if agent:
             self.start_agent()

@@ -231,6 +231,36 @@ def test_a_client_that_is_killed_takes_its_session_with_it(guest: Guest) -> None
     assert all(_gone(pid) for pid in pids)
 
 
+def test_a_guest_that_has_lost_the_daemon_of_a_folder_ends_its_sessions(
+    programs: Path, tmp_path: Path
+) -> None:
+    """Such a guest would wait for it, and its job for the guest, for ever."""
+    from guest_rig import Guest
+
+    daemons = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    fds = tuple(os.pidfd_open(daemon.pid) for daemon in daemons)
+    guest = Guest(programs, tmp_path, watched=fds)
+    try:
+        run = guest.popen("sh", "-c", "echo up; sleep 1000")
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"up\n"
+        daemons[1].kill()
+        _, err = run.communicate(timeout=WAIT_S)
+        assert run.returncode == 125
+        assert b"is gone (the daemon of a shared folder has ended)\n" in err
+        late = guest.run("true")
+        assert late.returncode == 125
+        assert b"is gone" in late.stderr
+        guest.shim.terminate()  # as the Epilog does; until then it watches the guest's console
+        assert guest.shim.wait(WAIT_S) == 0
+    finally:
+        for daemon, fd in zip(daemons, fds, strict=True):
+            daemon.kill()
+            daemon.wait()
+            os.close(fd)
+        guest.close()
+
+
 def test_signals_reach_the_main_process(guest: Guest) -> None:
     run = guest.popen("sh", "-c", "trap 'echo usr1; exit 9' USR1; echo ready; while :; do sleep 0.05; done")
     assert run.stdout is not None

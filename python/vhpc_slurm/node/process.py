@@ -123,6 +123,26 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+@contextlib.contextmanager
+def watched(refs: Sequence[ProcessRef]) -> Iterator[list[int]]:
+    """Pidfds of processes, for somebody who has to know when one ends.
+
+    Raises:
+        NodeError: one has ended already.
+    """
+    with contextlib.ExitStack() as opened:
+        fds = []
+        for ref in refs:
+            with contextlib.suppress(ProcessLookupError):
+                fds.append(os.pidfd_open(ref.pid))
+                opened.callback(os.close, fds[-1])
+            if not alive(ref):
+                raise NodeError(
+                    f"process {ref.pid} has ended", "a guest needs it", "see the log of the hooks"
+                )
+        yield fds
+
+
 def alive(ref: ProcessRef) -> bool:
     """Whether that very process still runs."""
     return start_time(ref.pid) == ref.started

@@ -40,6 +40,8 @@ class Boot:
     hypervisor: Hypervisor
     shares: list[shares.Share] = field(default_factory=list)
     staged: images.StagedImage | None = None
+    daemons: dict[int, list[process.ProcessRef]] = field(default_factory=dict)
+    """Of the shared folders, by guest."""
 
     def run_dir(self, guest: GuestPlan) -> Path:
         """Run folder of one guest."""
@@ -133,6 +135,7 @@ def _start_share(work: Boot, guest: GuestPlan, share: shares.Share, uid: int) ->
         log=run_dir / f"fs-{share.tag}.log",
     )
     work.journal.update(key, pid=ref.pid, started=ref.started)
+    work.daemons.setdefault(guest.index, []).append(ref)
 
 
 def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path]) -> DomainSpec:
@@ -169,7 +172,8 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
     listener = shares.listen(run_dir / "run.sock", work.account.uid)
     key = f"process:g{guest.index}:shim"
     work.journal.acquire(resources.PROCESS, key, role="shim")
-    with agent, listener, (run_dir / "console.log").open("r+b", buffering=0) as said:
+    said = (run_dir / "console.log").open("r+b", buffering=0)
+    with agent, listener, said, process.watched(work.daemons.get(guest.index, [])) as watched:
         ref = process.spawn(
             [
                 f"{config.paths.libexec}/vhpc-shim",
@@ -178,11 +182,12 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
                 f"--uid={work.account.uid}",
                 f"--console-fd={said.fileno()}",
                 f"--console-keep={config.guests.console_limit_kib}",
+                *(f"--watch-fd={fd}" for fd in watched),
             ],
             who=process.Credentials(uid, NOBODY_GID),
             generation=str(work.lease.generation),
             log=run_dir / "shim.log",
-            pass_fds=(agent.fileno(), listener.fileno(), said.fileno()),
+            pass_fds=(agent.fileno(), listener.fileno(), said.fileno(), *watched),
         )
     work.journal.update(key, pid=ref.pid, started=ref.started)
     try:
