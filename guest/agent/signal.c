@@ -6,10 +6,13 @@
 
 #include "agent.h"
 
-/* Would the signal end or stop the process, rather than be caught, ignored or kept waiting? */
+/*
+ * Would the signal end or stop the process, rather than be caught or ignored? That it is
+ * blocked just now says nothing: libc blocks all signals while it forks, as shells do often.
+ */
 static bool has_default_action(pid_t pid, int number)
 {
-    static const char *const fields[] = {"SigBlk:", "SigIgn:", "SigCgt:"};
+    static const char *const fields[] = {"SigIgn:", "SigCgt:"};
     char path[64], line[256];
     unsigned long long taken = 0;
     (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
