@@ -198,6 +198,14 @@ def test_a_job_whose_node_was_rebooted_is_requeued(node: Node, reason: str) -> N
     assert node.calls == ["scontrol requeue 1"]
 
 
+def test_a_reboot_of_another_node_counts_while_the_job_boots(node: Node) -> None:
+    rebooted(node)
+    node.show("single.txt", **{"BatchHost=n1": "BatchHost=n2"})
+    assert node.lost("n2", "n1") == []
+    node.show("single.txt", **{"BatchHost=n1": "BatchHost=n2", "Reason=None": "Reason=Prolog"})
+    assert node.lost("n2", "n1") == ["job 1: n1 was rebooted under it"]
+
+
 def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: Node) -> None:
     rebooted(node)
     with stepd("extern"):

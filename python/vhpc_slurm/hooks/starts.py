@@ -39,7 +39,7 @@ def lost(
     slurm: Slurm | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[audit.Finding]:
-    """Jobs whose batch script should run (or be about to) on this node, and does not.
+    """Jobs that Slurm takes for alive on this node, and that are not.
 
     Slurm is asked only about jobs for which no step but the one of their
     allocation runs here, so almost never.
@@ -78,8 +78,7 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
     known = set(journal.generations(layout.journals))
     for record in records:
         generation = record.lease.generation
-        # slurmctld starts the script on the first node of the allocation
-        if record.lease.allocation.nodes[0].node != node or joblock.busy(layout, generation.job_id):
+        if joblock.busy(layout, generation.job_id):
             continue
         path = layout.state_file(generation.job_id)
         state, here = statefile.read(path), running.get(generation.job_id, frozenset())
@@ -89,7 +88,8 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
             continue
         if state.get("generation") != str(generation) or state.get("status") not in ("ready", "failed"):
             continue
-        if here != {steps.EXTERN}:
+        # slurmctld starts the script on the first node of the allocation
+        if record.lease.allocation.nodes[0].node != node or here != {steps.EXTERN}:
             continue
         with contextlib.suppress(FileNotFoundError):  # its Epilog has just begun
             if now - path.stat().st_mtime > QUIET_S:
@@ -98,17 +98,16 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
 
 
 def _should_run(slurm: Slurm, lost: _Lost, node: str) -> bool:
-    """Whether Slurm believes that the script runs here; no when it cannot be asked."""
+    """Whether Slurm believes that the job is alive here; no when it cannot be asked."""
     generation = lost.generation
     try:
         job = slurm.load(generation.job_id)
     except FabricError as err:
         common.log.info("job %d: %s", generation.job_id, err.line())
         return False
-    return (
-        job.state == RUNNING
-        # beside ready guests, other nodes still boot theirs
-        and (job.reason != REASON_PROLOG or not lost.guests)
-        and job.restarts == generation.restart
-        and job.batch_host == node
-    )
+    if job.state != RUNNING or job.restarts != generation.restart:
+        return False
+    if job.reason == REASON_PROLOG:
+        return not lost.guests  # beside ready guests, other nodes still boot theirs
+    # what a reboot of another node than the script's means, the script's steps are told by Slurm
+    return job.batch_host == node

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 LINE = "line"  # our one line in its output
 COMMENT = "comment"  # our line in its AdminComment
 SLURM = "slurm"  # a line of Slurm's own in its output
+LOST_START = "lost-start"  # of a job whose time limit is shorter than the health check's interval
 KILLED = "killed"  # its script ended by SIGKILL
 CANCELLED = "cancelled"  # Slurm's state
 NODE_FAIL = "node-fail"  # Slurm's state
@@ -42,7 +43,7 @@ class Fault:
     long: bool = False
 
 
-ANY = (LINE, SLURM, NODE_FAIL)
+ANY = (LINE, COMMENT, SLURM, NODE_FAIL)
 """A daemon that was away: the job says it, Slurm says it, or Slurm gives it up."""
 BROKEN_BOOT = r"vhpc: .*"
 """A Prolog that fails for the node's fault drains the node in words of its own."""
@@ -57,7 +58,8 @@ _ALL = (
     Fault("virtiofsd-kill", JOB, "KILL", "virtiofsd", ends=(LINE,), delay_s=4, weight=2, drains=BROKEN_BOOT),
     Fault("shim-kill", JOB, "KILL", "shim", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT),
     Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM), delay_s=1, weight=2),
-    Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM), delay_s=1, weight=2, long=True),
+    Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT), delay_s=1, weight=2,
+          long=True),
     Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM), delay_s=4, weight=3, drains=HOOK),
     Fault("epilog-kill", JOB, "KILL", "epilog", delay_s=0.5, weight=3, drains=HOOK),
     Fault("ctld-hook-kill", JOB, "KILL", "slurmctld-hook", ctl=True, ends=(LINE,), weight=2),
@@ -78,9 +80,9 @@ _ALL = (
     Fault("vhpcd-kill", CLUSTER, "kill", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5, weight=2),
     Fault("vhpcd-stop", CLUSTER, "stop", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5),
     Fault("slurmctld-kill", CLUSTER, "kill", unit="slurmctld", ctl=True, hold_s=5, weight=2, long=True,
-          ends=(FORGOTTEN, ID_REUSED, *ANY), drains=r"Duplicate jobid|Prolog error"),
+          ends=(FORGOTTEN, ID_REUSED, *ANY, LOST_START), drains=r"Duplicate jobid|Prolog error"),
     Fault("slurmctld-restart", CLUSTER, "restart", unit="slurmctld", ctl=True, weight=2, long=True,
-          ends=ANY, drains=r"Duplicate jobid|Prolog error"),
+          ends=(*ANY, LOST_START), drains=r"Duplicate jobid|Prolog error"),
     Fault("slurmdbd-kill", CLUSTER, "kill", unit="slurmdbd", ctl=True, hold_s=5),
     Fault("ctl-munged-kill", CLUSTER, "kill", unit="munged", ctl=True, ends=ANY, hold_s=4, drains=HOOK),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from campaign.faults import (
     JOB,
     KILLED,
     LINE,
+    LOST_START,
     NODE,
     NODE_FAIL,
     SLURM,
@@ -126,7 +127,7 @@ def judge(end: End, touched: tuple[Injected, ...], reused: frozenset[int]) -> Ve
         restarts = end.track.now.restarts if end.track is not None else 0
         again = f", in its {restarts + 1}. run" if restarts else ""
         return Verdict(end, touched, f"as its kind says{again}", own=True)
-    for fault in touched:
+    for fault in sorted(touched, key=lambda fault: fault.fault.reach != JOB):
         for way in fault.fault.ends:
             line = evidence(way, end, reused)
             if line:
@@ -139,12 +140,14 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
     ids = end.track.ids if end.track is not None else frozenset()
     code = end.track.now.code if end.track is not None else ""
     failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
+    timed_out = end.kind.name == "time-limit" and end.state == "TIMEOUT" and not end.output
     ours, slurms = OURS.search(end.output), SLURMS.search(end.output)
     shown = {
         LINE: ours[0] if failed and ours else "",
         ID_REUSED: ours[0] if failed and ours and ids & reused else "",
         COMMENT: end.comment if end.comment.startswith("vhpc: ") else "",
         SLURM: slurms[0] if failed and slurms else "",
+        LOST_START: "its start was lost, and its time limit was over" if timed_out else "",
         KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
         NODE_FAIL: "Slurm: NODE_FAIL" if end.state == "NODE_FAIL" else "",

@@ -146,7 +146,7 @@ class Campaign:
 
     def _in_flight(self) -> int:
         """Jobs that were submitted and not yet seen to end."""
-        tracks, heard = self.watch.tracks, self.watch.heard
+        tracks = self.watch.tracks
         count = 0
         for job in list(self.record.submitted):
             if job.kind.act == "refused" or (job.kind.act == "interactive" and job.answer is not None):
@@ -154,9 +154,12 @@ class Campaign:
             known = [tracks.get(key) for key in job.keys]
             if all(track is not None and track.ended for track in known):
                 continue
-            forgotten = heard > job.at + 30 and not any(key in self.watch.queue for key in job.keys)
-            count += not forgotten
+            count += not self._forgotten(job)
         return count
+
+    def _forgotten(self, job: Submitted) -> bool:
+        """Whether slurmctld should know of a job by now, and does not."""
+        return self.watch.heard > job.at + 30 and not any(key in self.watch.queue for key in job.keys)
 
     def _script(self, kind: Kind) -> str:
         up = f'[ "$(uname -r)" = {self._kernel} ] && echo "up on the host" || echo "up in a guest"'
@@ -201,7 +204,7 @@ class Campaign:
         """Cancel, at whatever moment; or requeue, once it runs."""
         act, key = job.kind.act, job.keys[0]
         while act == "requeue" and not (key in self.watch.tracks and self._runs(key)):
-            if self._over.wait(0.5) or self._gone(job):
+            if self._over.wait(0.5) or self._gone(job) or self._forgotten(job):
                 return
         time.sleep(job.plan.delay_s)
         command = ["scancel"] if act == "cancel" else ["scontrol", "requeue"]
