@@ -17,11 +17,14 @@ from vhpc_slurm.config import Config, Shares, load
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, Generation, ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.node import (
+    audit,
     console,
     images,
     joblock,
+    journal,
     outbox,
     process,
+    resources,
     shares,
     statefile,
     timeline,
@@ -199,6 +202,57 @@ def test_a_uid_with_a_living_process_is_not_handed_out_and_its_release_ends_it(
     (layout.uids / str(uid)).write_text(GENERATION)
     uids.release(layout, uid, GENERATION)
     assert not process.alive(ref)
+
+
+@needs_root
+def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout, tmp_path: Path) -> None:
+    """The journal of the guest that a power cut ended still names it; claims were on a tmpfs."""
+    other = "43.0.0123abcd"
+    uid = uids.claim(layout, other, lambda _: None)
+    ref = process.spawn(
+        ["/bin/sleep", "60"], who=process.Credentials(uid, 65534), generation=other, log=tmp_path / "log"
+    )
+    try:
+        while not list(process.of_uid(uid)):
+            time.sleep(0.01)
+        book = journal.Journal(layout.journals, Generation.parse(GENERATION))
+        book.acquire(resources.UID, f"uid:{uid}", uid=uid)
+        book.acquire(resources.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
+        assert resources.release_all(layout, book, ()) == []
+        assert process.alive(ref)
+        assert list(uids.claims(layout)) == [(uid, other)]
+    finally:
+        process.end(ref)
+
+
+# --- orphans -----------------------------------------------------------------
+
+
+def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
+    uid = uids.claim(layout, GENERATION, lambda _: None)
+    layout.job(42).mkdir(parents=True)
+    images.pin(layout, "sha256:" + "0" * 64, GENERATION)
+    kinds = [
+        "orphan-folder",
+        "orphan-pin",
+        "orphan-uid",
+    ]  # processes are the whole machine's: not ours to end
+    found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in kinds]
+    assert sorted(finding.kind for finding in found) == kinds
+    book = journal.Journal(layout.journals, Generation.parse(GENERATION))
+    book.acquire(resources.UID, f"uid:{uid}", uid=uid)
+    for finding in found:
+        finding.mend()
+    assert layout.job(42).is_dir()
+    assert list(uids.claims(layout)) == [(uid, GENERATION)]
+    assert len(list(images.pins(layout))) == 1
+    book.released(f"uid:{uid}")
+    book.remove()
+    for finding in found:
+        finding.mend()
+    assert not layout.job(42).exists()
+    assert list(uids.claims(layout)) == []
+    assert list(images.pins(layout)) == []
 
 
 # --- state file --------------------------------------------------------------

@@ -45,8 +45,8 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
         outcomes.append(
             Outcome("controller", err.line(), mended=False, error="the controller's view is missing")
         )
-    for finding in (*audit.audit(layout, node, live), *starts.lost(config, node, records)):
-        outcomes.append(_mend(finding, check=check))
+    outcomes.extend(_mend(finding, check=check) for finding in audit.audit(layout, node, live))
+    outcomes.extend(_mend(finding, check=check) for finding in starts.lost(config, node, records))
     outcomes.extend(_acknowledgements(layout, client, check=check))
     return outcomes
 

@@ -43,15 +43,34 @@ def audit(layout: Layout, node: str, live: Mapping[int, Generation] | None) -> l
             not ending, by job; None when the controller could not be asked,
             then no generation that has a journal is called stale.
     """
-    known = list(journal.generations(layout.journals))
     return [
-        *_stale_generations(layout, node, known, live),
-        *_orphan_domains(layout, known),
-        *_orphan_processes(layout, known),
-        *_orphan_uids(layout, known),
-        *_orphan_folders(layout, known),
-        *_orphan_pins(layout, known),
+        *_stale_generations(layout, node, live),
+        *_orphan_domains(layout),
+        *_orphan_processes(layout),
+        *_orphan_uids(layout),
+        *_orphan_folders(layout),
+        *_orphan_pins(layout),
     ]
+
+
+def _known(layout: Layout) -> list[Generation]:
+    """Generations that have a journal now.
+
+    A job may boot beside an audit.  What it takes is in its journal before it
+    is there, so whoever looks for orphans looks at them first and at the
+    journals afterwards, and once more before anything is removed.
+    """
+    return list(journal.generations(layout.journals))
+
+
+def _unless(owned: Callable[[], bool], mend: Callable[[], object]) -> Callable[[], object]:
+    """Mend only what has no journal at that moment either."""
+
+    def act() -> None:
+        if not owned():
+            mend()
+
+    return act
 
 
 def waiting(layout: Layout) -> int:
@@ -59,13 +78,11 @@ def waiting(layout: Layout) -> int:
     return len(outbox.pending(layout.outbox))
 
 
-def _stale_generations(
-    layout: Layout, node: str, known: list[Generation], live: Mapping[int, Generation] | None
-) -> Iterator[Finding]:
+def _stale_generations(layout: Layout, node: str, live: Mapping[int, Generation] | None) -> Iterator[Finding]:
     if live is None:
         return
     running = steps.running()
-    for generation in known:
+    for generation in _known(layout):
         if live.get(generation.job_id) == generation or joblock.busy(layout, generation.job_id):
             continue
         # The lease ends with the job, when Slurm has only begun to end its processes: they have KillWait
@@ -88,9 +105,8 @@ def _bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
     )
 
 
-def _orphan_domains(layout: Layout, known: list[Generation]) -> Iterator[Finding]:
+def _orphan_domains(layout: Layout) -> Iterator[Finding]:
     config = layout.config.guests
-    ours = {f"{guest.PREFIX}{g.job_id}-{g.restart}-{g.nonce}" for g in known}
     try:
         with guest.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
             names = hypervisor.names()
@@ -98,9 +114,15 @@ def _orphan_domains(layout: Layout, known: list[Generation]) -> Iterator[Finding
         line = err.line()
         yield Finding("libvirt", line, partial(_raise, err))
         return
+
+    def owned(name: str) -> bool:
+        ours = {f"{guest.PREFIX}{g.job_id}-{g.restart}-{g.nonce}" for g in _known(layout)}
+        return name.rpartition("-g")[0] in ours
+
     for name in names:
-        if name.rpartition("-g")[0] not in ours:
-            yield Finding("orphan-domain", f"guest {name} has no journal", partial(_destroy, layout, name))
+        if not owned(name):
+            mend = _unless(partial(owned, name), partial(_destroy, layout, name))
+            yield Finding("orphan-domain", f"guest {name} has no journal", mend)
 
 
 def _destroy(layout: Layout, name: str) -> None:
@@ -109,45 +131,51 @@ def _destroy(layout: Layout, name: str) -> None:
         hypervisor.destroy(name)
 
 
-def _orphan_processes(layout: Layout, known: list[Generation]) -> Iterator[Finding]:
-    names = {str(g) for g in known}
-    found = {ref: f"of generation {name[:40]!r}" for ref, name in process.marked() if name not in names}
-    claimed = {uid for uid, _ in uids.claims(layout)}
-    for uid in process.uids_in_use() - claimed:
-        if uids.in_range(layout.config, uid):
-            found |= dict.fromkeys(process.of_uid(uid), f"with unclaimed uid {uid}")
-    for ref, why in found.items():
-        yield Finding("orphan-process", f"process {ref.pid} {why}", partial(process.end, ref))
+def _orphan_processes(layout: Layout) -> Iterator[Finding]:
+    found = {ref: name for ref, name in process.marked() if not _is_known(layout, name)}
+    for ref, name in found.items():
+        mend = _unless(partial(_is_known, layout, name), partial(process.end, ref))
+        yield Finding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", mend)
+    in_use = {uid for uid in process.uids_in_use() if uids.in_range(layout.config, uid)}
+    for uid in in_use - {uid for uid, _ in uids.claims(layout)}:
+        for ref in set(process.of_uid(uid)) - found.keys():
+            mend = _unless(partial(_is_claimed, layout, uid), partial(process.end, ref))
+            yield Finding("orphan-process", f"process {ref.pid} with unclaimed uid {uid}", mend)
 
 
-def _orphan_uids(layout: Layout, known: list[Generation]) -> Iterator[Finding]:
-    names = {str(g) for g in known}
-    for uid, name in uids.claims(layout):
-        if name not in names:
-            yield Finding(
-                "orphan-uid",
-                f"uid {uid} is claimed by generation {name[:40]!r}",
-                partial(uids.release, layout, uid, name),
-            )
+def _is_known(layout: Layout, name: str) -> bool:
+    return name in {str(generation) for generation in _known(layout)}
 
 
-def _orphan_folders(layout: Layout, known: list[Generation]) -> Iterator[Finding]:
-    jobs = {g.job_id for g in known}
+def _is_claimed(layout: Layout, uid: int) -> bool:
+    return uid in {claimed for claimed, _ in uids.claims(layout)}
+
+
+def _orphan_uids(layout: Layout) -> Iterator[Finding]:
+    for uid, name in list(uids.claims(layout)):
+        if not _is_known(layout, name):
+            mend = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
+            yield Finding("orphan-uid", f"uid {uid} is claimed by generation {name[:40]!r}", mend)
+
+
+def _orphan_folders(layout: Layout) -> Iterator[Finding]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(layout.jobs.iterdir()):
-            if not path.name.isdigit() or int(path.name) not in jobs:
-                yield Finding("orphan-folder", f"folder {path} has no journal", partial(shutil.rmtree, path))
+            if not _is_of_known_job(layout, path.name):
+                mend = _unless(partial(_is_of_known_job, layout, path.name), partial(shutil.rmtree, path))
+                yield Finding("orphan-folder", f"folder {path} has no journal", mend)
 
 
-def _orphan_pins(layout: Layout, known: list[Generation]) -> Iterator[Finding]:
-    names = {str(g) for g in known}
-    for digest, name in images.pins(layout):
-        if name not in names:
-            yield Finding(
-                "orphan-pin",
-                f"image {digest[:19]}… is pinned by generation {name[:40]!r}",
-                partial(images.unpin, layout, digest, name),
-            )
+def _is_of_known_job(layout: Layout, name: str) -> bool:
+    return name.isdigit() and int(name) in {generation.job_id for generation in _known(layout)}
+
+
+def _orphan_pins(layout: Layout) -> Iterator[Finding]:
+    for digest, name in list(images.pins(layout)):
+        if not _is_known(layout, name):
+            mend = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
+            what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}"
+            yield Finding("orphan-pin", what, mend)
 
 
 def _raise(err: VhpcError) -> None:

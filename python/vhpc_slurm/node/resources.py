@@ -71,12 +71,13 @@ def _release_process(_layout: Layout, generation: str, entry: Entry) -> None:
         process.end(ref)
 
 
-def _release_domain(layout: Layout, _generation: str, entry: Entry) -> None:
+def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
     """End a guest through libvirt, and by its uid where libvirt cannot.
 
     libvirtd may be down exactly when a node is being cleaned.  Its QEMU has a
     uid of its own, so it can be ended all the same; libvirt notices when it is
-    back.
+    back.  After a reboot the uid may be another guest's: claims do not outlive
+    the processes that they are for, journals do.
     """
     config = layout.config.guests
     uid = int(entry.data["uid"])
@@ -86,8 +87,9 @@ def _release_domain(layout: Layout, _generation: str, entry: Entry) -> None:
     except NodeError:
         if not uids.in_range(layout.config, uid):
             raise
-    for ref in process.of_uid(uid):
-        process.end(ref)
+    if uids.held(layout, uid, generation):
+        for ref in process.of_uid(uid):
+            process.end(ref)
 
 
 _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {

@@ -164,10 +164,9 @@ def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path])
     )
 
 
-def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
-    """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows."""
+def _start_shim(work: Boot, guest: GuestPlan, uid: int) -> None:
+    """Start the host's end of the guest's channel."""
     config, run_dir = work.layout.config, work.run_dir(guest)
-    until = time.monotonic() + (work.lease.request.timeout_s or config.guests.boot_timeout_s)
     agent = _connect(agent_socket(run_dir))
     listener = shares.listen(run_dir / "run.sock", work.account.uid)
     key = f"process:g{guest.index}:shim"
@@ -190,6 +189,30 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
             pass_fds=(agent.fileno(), listener.fileno(), said.fileno(), *watched),
         )
     work.journal.update(key, pid=ref.pid, started=ref.started)
+
+
+def _ended(work: Boot, guest: GuestPlan) -> bool:
+    """Whether a guest has ended; libvirt may notice a little later than others."""
+    name = domain_name(work.lease.generation, guest.index)
+    until = time.monotonic() + 2.0
+    while work.hypervisor.running(name):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
+    """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows."""
+    config, run_dir = work.layout.config, work.run_dir(guest)
+    until = time.monotonic() + (work.lease.request.timeout_s or config.guests.boot_timeout_s)
+    try:
+        _start_shim(work, guest, uid)
+    except NodeError as err:
+        # a guest that ends at once takes its channel and its folders' daemons with it: not the node's fault
+        if _ended(work, guest):
+            raise _boot_failure(work, guest, late=False) from err
+        raise
     try:
         channel = GuestChannel.connect(run_dir / "run.sock", max(1.0, until - time.monotonic()))
         channel.hello(max(1.0, until - time.monotonic()))

@@ -54,11 +54,7 @@ def release(layout: Layout, uid: int, generation: str) -> None:
     Raises:
         TeardownError: a process of that uid does not die.
     """
-    path = layout.uids / str(uid)
-    try:
-        if path.read_text() not in ("", generation):
-            return
-    except FileNotFoundError:
+    if not held(layout, uid, generation):
         return
     for ref in process.of_uid(uid):
         process.end(ref)
@@ -67,8 +63,15 @@ def release(layout: Layout, uid: int, generation: str) -> None:
         raise TeardownError(
             f"uid {uid} is still in use", f"by process {left.pid}", "end it, then vhpc reconcile"
         )
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    (layout.uids / str(uid)).unlink(missing_ok=True)
+
+
+def held(layout: Layout, uid: int, generation: str) -> bool:
+    """Whether a uid is claimed by that generation; a claim that a crash left empty is anybody's."""
+    try:
+        return (layout.uids / str(uid)).read_text() in ("", generation)
+    except FileNotFoundError:
+        return False
 
 
 def claims(layout: Layout) -> Iterator[tuple[int, str]]:

@@ -60,8 +60,9 @@ _ALL = (
     Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM), delay_s=1, weight=2),
     Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT), delay_s=1, weight=2,
           long=True),
-    Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM), delay_s=4, weight=3, drains=HOOK),
-    Fault("epilog-kill", JOB, "KILL", "epilog", delay_s=0.5, weight=3, drains=HOOK),
+    Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM), delay_s=4, weight=3,
+          drains="Prolog error"),
+    Fault("epilog-kill", JOB, "KILL", "epilog", delay_s=0.5, weight=3, drains="Epilog error"),
     Fault("ctld-hook-kill", JOB, "KILL", "slurmctld-hook", ctl=True, ends=(LINE,), weight=2),
     # what users and operators do at the wrong moment
     Fault("scancel", JOB, "scancel", ends=(CANCELLED,), weight=4),
@@ -75,7 +76,7 @@ _ALL = (
     Fault("munged-kill", NODE, "kill", unit="munged", ends=ANY, hold_s=5, drains=HOOK),
     Fault("network-cut", NODE, "cut", ends=ANY, hold_s=8, weight=2, drains=HOOK),
     Fault("reboot", NODE, "reboot", ends=ANY, weight=2, long=True,
-          drains=r"Node unexpectedly rebooted|vhpc: .*"),
+          drains=r"Node unexpectedly rebooted"),
     # daemons of the cluster
     Fault("vhpcd-kill", CLUSTER, "kill", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5, weight=2),
     Fault("vhpcd-stop", CLUSTER, "stop", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5),

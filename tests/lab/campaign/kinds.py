@@ -76,7 +76,7 @@ _ALL = (
         (*ONE, f"--vhpc-console={FOLDER}/%x.console"),
         says=(UP, DONE),
     ),
-    Kind("batch-host", f"{STEP.format('-n1')}; echo done", (*ONE, "--vhpc-batch=host"),
+    Kind("batch-host", f"{STEP.format('-n1')} || exit 9; echo done", (*ONE, "--vhpc-batch=host"),
          says=(r"^up on the host$", r"^task 0 on n[12]$", DONE)),
     Kind("srun", "sleep 1; echo done", ONE, says=(UP, DONE), act="interactive", weight=2),
     # ends that the user brought about
