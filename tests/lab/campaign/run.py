@@ -303,13 +303,18 @@ class Campaign:
                 key, seen = some[int(planned.pick * len(some))]
                 words = ("scancel",) if act == "scancel" else ("scontrol", "requeue")
                 begin = time.monotonic()
-                done = self.lab.run("ctl", *words, str(seen.job), check=False)
+                done = self.lab.run("ctl", *words, self._element(key, seen.job), check=False)
                 if done.code == 0:
                     return self._note(
                         Injected(planned, begin, target=key, note=f"job {seen.job} {seen.state}")
                     )
             time.sleep(0.5)
         return None
+
+    def _element(self, key: tuple[str, int], job_id: int) -> str:
+        """What Slurm calls just this job; the id of an array's last element is that of the whole array."""
+        of_array = [job.id for job in self.record.submitted if job.plan.name == key[0] and job.kind.tasks > 1]
+        return f"{of_array[0]}_{key[1]}" if of_array else str(job_id)
 
     def _hit_daemon(self, planned: PlannedFault) -> Injected | None:
         fault = FAULTS[planned.kind]
