@@ -62,7 +62,7 @@ class Twins:
 def plain(job: Job, name: str) -> str:
     """A file of a job with what differs by nature made alike."""
     text = job.output(name)
-    text = re.sub(r" AT \S+ \*", " AT TIME *", text).replace(f"-{job.id}-", "-ID-")
+    text = re.sub(r" AT \d{4}-\S+ ", " AT TIME ", text).replace(f"-{job.id}-", "-ID-")
     for node in ("n1", "n2"):
         text = text.replace(node, "NODE")
     return (
