@@ -76,6 +76,10 @@ class KeyTransitionError(Exception):
     """A step that the life of a claim does not have; a mistake of the caller."""
 
 
+class ExhaustedError(FabricError):
+    """No key of the pool is free now."""
+
+
 @dataclass(frozen=True)
 class KeyPool:
     """The keys that may be handed out: ``first`` to ``last`` without ``reserved``; 15-bit numbers.
@@ -280,7 +284,7 @@ def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
     return first if first + ranks <= limit else None
 
 
-def _exhausted(book: Book) -> FabricError:
+def _exhausted(book: Book) -> ExhaustedError:
     resting = [one for one in book.claims if one.state is KeyState.QUARANTINE]
     buried = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
     used = {one.pkey for one in book.claims} - {one.pkey for one in resting} - buried
@@ -289,6 +293,6 @@ def _exhausted(book: Book) -> FabricError:
         why += f" (the next for {min(one.left_s for one in resting):.0f} s)"
     if buried:
         why += f", {len(buried)} tombstones"
-    return FabricError(
+    return ExhaustedError(
         "no partition key is free", why, "a Slurm license as large as the pool lets jobs wait instead"
     )
