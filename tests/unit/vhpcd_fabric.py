@@ -34,7 +34,7 @@ def a_vhpcd(folder: Path, daemon: Munged, fabric: SimulatedFabric, **other: Any)
         "sweep_interval_s": 0.0,
     }
     library = {name: value for name, value in fabric.environment.items() if name not in os.environ}
-    found = make(folder, daemon, Fabric(**settings | other), **library)
+    found = make(folder, daemon, Fabric(**settings | other), reconcile_interval_s=0.5, **library)
     publish(folder / "catalog", manifest(min_memory_mib=1))
     try:
         yield found.start()
