@@ -18,7 +18,7 @@ from pathlib import Path
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import RefusedError
 
-POLL_S = 0.01
+POLL_S = 0.002
 MAX_FILE = 256 << 20
 MAX_LOG = 16 << 20
 """Bytes of the log's end that are looked at; what is longer came from something else than one sweep."""
@@ -44,6 +44,7 @@ class Opensm:
         self._pidfile = pidfile
         self._log = log
         self._timeout_s = timeout_s
+        self._unsynced = False
 
     def read(self) -> bytes | None:
         """The partitions file as it is; None when there is none.
@@ -68,6 +69,8 @@ class Opensm:
     def replace(self, data: bytes) -> None:
         """Put a new file in the place of the old one, which is there whole until the new one is.
 
+        After a power failure the old one may be there again, until ``sweep`` returns.
+
         Raises:
             FabricError: it cannot be written; the old one is still there.
         """
@@ -82,11 +85,7 @@ class Opensm:
                 opened.flush()
                 os.fsync(opened.fileno())
             new.replace(self.partitions)
-            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(place)
-            finally:
-                os.close(place)
+            self._unsynced = True
         except OSError as err:
             raise FabricError(
                 f"cannot write {self.partitions}", str(err), "vhpcd's user needs to write into its folder"
@@ -101,6 +100,7 @@ class Opensm:
         before = self.mark()
         self._hang_up()
         deadline = time.monotonic() + self._timeout_s
+        self._sync()
         while True:
             said = self.since(before)
             complaint = complaints(said)
@@ -115,6 +115,20 @@ class Opensm:
                     "is it master, and force_log_flush TRUE?",
                 )
             time.sleep(POLL_S)
+
+    def _sync(self) -> None:
+        """The new file is there also after a power failure."""
+        if not self._unsynced:
+            return
+        try:
+            place = os.open(self.partitions.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(place)
+            finally:
+                os.close(place)
+        except OSError as err:
+            raise FabricError(f"cannot write {self.partitions.parent}", str(err)) from err
+        self._unsynced = False
 
     def mark(self) -> Mark:
         """Where the log ends now; FabricError when there is none."""

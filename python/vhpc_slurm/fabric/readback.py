@@ -18,7 +18,7 @@ from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL, Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import Port, Scan
 
-POLL_S = 0.02
+POLL_S = 0.01
 SHOWN = 3
 """So many of what is wrong go into one line."""
 
