@@ -121,13 +121,18 @@ class SqliteKeys:
         return tuple(
             Claim(
                 Generation.parse(name),
-                *numbers,
+                pkey,
+                owner,
+                first,
+                ranks,
+                rails,
+                vfs,
                 KeyState(state),
                 left_s,
                 note,
                 tuple(int(guid, 16) for guid in ports.split()),
             )
-            for name, *numbers, state, left_s, note, ports in rows
+            for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note, ports in rows
         )
 
     def knows(self, epoch: int, tag: str) -> bool:
