@@ -239,6 +239,16 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "that follow from the key"
         ),
     ] = ""
+    in_guests: Annotated[
+        bool,
+        _doc(
+            "the ports are passed through to guests: a job starts only when each of its guests shows them "
+            "active, with exactly its keys, and fails else; false: guests have none, and nobody waits"
+        ),
+    ] = False
+    guest_timeout_s: Annotated[
+        int, _doc("how long a guest may wait for its ports to be so", ge=1, le=600)
+    ] = 30
     pool_guests: Annotated[
         int,
         _doc("static-pool: guests that each key is declared for; larger jobs are refused", ge=1, le=65536),

@@ -331,7 +331,8 @@ class NetworkIdentity:
     + *i*, and ``vfs`` ports on each of ``rails`` rails, whose GUIDs follow from
     these numbers (``fabric.keys.port_guid``), or are in ``port_guids``, a row of
     words for each node, where nodes do not set them.  ``in_guests`` says that
-    each guest has its ports: it starts nothing before it sees them with the key.
+    each guest has its ports: it starts nothing before it sees them with exactly
+    the entries ``keys`` in their tables, of which the first is the job's own.
     """
 
     kind: str = "none"
@@ -344,6 +345,7 @@ class NetworkIdentity:
     vfs: int = 0
     port_guids: tuple[tuple[str, ...], ...] = ()
     in_guests: bool = False
+    keys: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

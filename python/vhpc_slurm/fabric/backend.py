@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
@@ -124,7 +125,7 @@ class KeyPolicy:
     ``owner`` is who shares a key: the generations of a job that are alive
     together (there is one), or of a user.  ``limit`` is how many guests one key
     can have at most, ``ports`` are those of the nodes where these set no GUIDs,
-    ``in_guests`` says whether guests have them.
+    ``in_guests`` says whether guests have them, ``site`` are partitions beside the jobs'.
     """
 
     pool: KeyPool
@@ -134,6 +135,7 @@ class KeyPolicy:
     limit: int = keys.MAX_RANKS
     ports: PortMap | None = None
     in_guests: bool = False
+    site: tuple[Partition, ...] = ()
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -157,10 +159,10 @@ class KeyPolicy:
             claim = replace(
                 claim, ports=self.ports.choose(nodes, rails=self.rails, vfs=self.vfs, taken=taken)
             )
-        return identity(claim, in_guests=self.in_guests), claim
+        return identity(claim, in_guests=self.in_guests, site=self.site), claim
 
 
-def identity(claim: Claim, *, in_guests: bool = False) -> NetworkIdentity:
+def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:
     """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it."""
     words = [f"{guid:#018x}" for guid in claim.ports]
     each = claim.rails * claim.vfs
@@ -172,4 +174,9 @@ def identity(claim: Claim, *, in_guests: bool = False) -> NetworkIdentity:
         vfs=claim.vfs,
         port_guids=tuple(tuple(words[first : first + each]) for first in range(0, len(words), each)),
         in_guests=in_guests,
+        keys=(
+            claim.pkey | keys.FULL,
+            keys.DEFAULT_PKEY,
+            *partitions.common_entries(site, claim.port_guids()),
+        ),
     )

@@ -32,7 +32,16 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     pool, site = key_pool(fabric), site_partitions(fabric)
     static = fabric.backend == "static-pool"
     limit = fabric.pool_guests if static else MAX_RANKS
-    policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit, port_map(fabric))
+    policy = KeyPolicy(
+        pool,
+        fabric.key_owner,
+        fabric.rails,
+        fabric.vfs,
+        limit,
+        port_map(fabric),
+        fabric.in_guests,
+        site,
+    )
     readback = Readback(FabricReader(fabric.device, fabric.device_port), fabric.apply_timeout_s)
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))

@@ -6,6 +6,8 @@ failure leaves everything to the journal's releases; nothing is undone here.
 
 from __future__ import annotations
 
+import errno
+import logging
 import socket
 import time
 from dataclasses import dataclass, field
@@ -14,13 +16,16 @@ from pathlib import Path
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.fabric.keys import port_guid
 from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
 from vhpc_slurm.node import accounts, console, images, process, resources, shares, uids
-from vhpc_slurm.node.channel import ChannelError, GuestChannel
+from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.node.timeline import Recorder
+
+log = logging.getLogger("vhpc")
 
 NOBODY_GID = 65534
 
@@ -255,6 +260,8 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         )
         for share in work.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
+        if work.lease.network.in_guests:
+            _find_ports(work, channel, timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(
@@ -262,6 +269,38 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             str(err),
             console.last_words(work.run_dir(guest) / "console.log"),
         ) from err
+
+
+def _find_ports(work: Boot, channel: GuestChannel, timeout_s: float) -> None:
+    """Have the guest wait for its ports; the job fails where they are not what they should be."""
+    network = work.lease.network
+    guids = ports_of(work.lease, work.plan.node)
+    try:
+        ports = channel.fabric(
+            network.keys, guids, work.layout.config.fabric.guest_timeout_s, timeout_s=timeout_s
+        )
+    except ChannelRefusedError as err:
+        if err.errno == errno.ENOSYS:
+            why, cure = "the image's agent is older than this check", "rebuild the image"
+        else:
+            why, cure = f"its guest sees: {err.why}", "nothing was started; tell your operator"
+        raise UserError(f"the job's InfiniBand is not isolated on {work.plan.node}", why, cure) from err
+    where = ", ".join(f"{name} index {index}" for name, index in ports)
+    log.info("key %#06x is on %s", network.pkey or 0, where)
+
+
+def ports_of(lease: Lease, node: str) -> tuple[int, ...]:
+    """The GUIDs of a node's ports, rail by rail, VF by VF: those of the lease, or as they follow from it."""
+    network = lease.network
+    place = [part.node for part in lease.allocation.nodes].index(node)
+    if network.port_guids:
+        return tuple(int(guid, 16) for guid in network.port_guids[place])
+    assert network.pkey is not None
+    return tuple(
+        port_guid(network.pkey, rail, network.first_rank + place, vf)
+        for rail in range(network.rails)
+        for vf in range(network.vfs)
+    )
 
 
 def _hosts(hostname: str, addresses: tuple[tuple[str, str], ...]) -> list[str]:
