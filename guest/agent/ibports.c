@@ -109,7 +109,7 @@ struct seen {
 static bool read_table(int port, struct seen *s, struct report *r)
 {
     unsigned entries = 0, number;
-    char name[16], value[VALUE_MAX];
+    char name[16], value[VALUE_MAX] = "";
     uint16_t pkey;
     int fd = open_dir(port, "pkeys");
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
@@ -179,7 +179,7 @@ static void judge_keys(const struct ib_want *want, const struct seen *s, struct 
 static void judge_port(int port, const struct ib_want *want, struct seen *s, struct ib_found *found,
                        struct report *r)
 {
-    char value[VALUE_MAX];
+    char value[VALUE_MAX] = "";
     int rc = read_value(port, "link_layer", value);
     size_t place = 0;
     if (rc == 0 && strcmp(value, "Ethernet") == 0)
