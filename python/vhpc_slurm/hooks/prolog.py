@@ -20,6 +20,7 @@ from vhpc_slurm.node import (
     joblock,
     journal,
     outbox,
+    quarantine,
     resources,
     stages,
     statefile,
@@ -80,7 +81,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             common.log.info("the job was ended during its boot")
             teardown.tear_down(layout, book, recorder)
             return 0
-        except (NodeError, FabricError):
+        except (NodeError, FabricError, TeardownError):
             teardown.tear_down(layout, book, recorder)
             raise
         # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it
@@ -207,7 +208,11 @@ def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
     stale = [old for old in journal.generations(layout.journals) if old.job_id == env.job_id]
     for old in stale:
         common.log.warning("clearing generation %s, left by a crash", old)
-        teardown.clear(layout, old, env.node)
+        try:
+            teardown.clear(layout, old, env.node)
+        except quarantine.QuarantinedError as err:
+            outbox.put(layout.outbox, outbox.Acknowledgement(old, env.node, clean=True, note=err.line()))
+            raise
     return stale
 
 
