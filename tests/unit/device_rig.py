@@ -6,18 +6,21 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 from attribute_fs import AttributeFs, Folder, load, mounted
+from fake_hca import IB, FakeRtnetlink, network
 from fake_pci import Device, FakePci
 from machine_tree import gpu_node
 
 from vhpc_slurm.config import Config, Devices, Host, Paths, Placement
 from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import devices
+from vhpc_slurm.node import devices, rtnetlink
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.vf import Identity
 
 GENERATION = Generation(7, 0, "0123abcd")
 
@@ -31,6 +34,7 @@ class Rig:
     root: Path
     layout: Layout
     host: devices.Host
+    kernel: FakeRtnetlink
 
     @property
     def gpus(self) -> list[Device]:
@@ -66,6 +70,14 @@ class Rig:
         )
 
 
+def identity(device: Device) -> Identity:
+    """Some identity of its own."""
+    number = int(device.address.replace(":", "").replace(".", ""), 16)
+    return Identity(
+        0x02CD << 48 | number, 0x02CC << 48 | number, 0x1012, b"\x02" + number.to_bytes(5, "big"), 5
+    )
+
+
 def passthrough(*found: Device, role: str = "gpu") -> list[PassthroughDevice]:
     return [PassthroughDevice(device.address, role, 0, "pci0000:00") for device in found]
 
@@ -80,7 +92,10 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
     gpus = [name for name, d in sorted(pci.devices.items()) if d.vendor == 0x10DE]
     (tmp / "gpu.map").write_text("".join(f"{index} {name}\n" for index, name in enumerate(gpus)))
     (tmp / "proc").mkdir()
-    with mounted(tmp / "sys", tree) as fs:
+    kernel = FakeRtnetlink(tmp / "netlink")
+    for index, pf in enumerate([d for _, d in sorted(pci.devices.items()) if d.total_vfs], 1):
+        network(pci, kernel, pf, IB, index)
+    with mounted(tmp / "sys", tree) as fs, kernel, mock.patch.object(rtnetlink, "connect", kernel.connect):
         config = Config(
             paths=Paths(state=str(tmp / "state"), run=str(tmp / "run"), log=str(tmp / "log")),
             host=Host(sysfs_root=str(tmp / "sys")),
@@ -88,4 +103,4 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
             devices=Devices(timeout_s=5),
         )
         host = devices.Host(proc=tmp / "proc", dev=str(tmp / "dev"))
-        yield Rig(pci, fs, tmp, Layout(config), host)
+        yield Rig(pci, fs, tmp, Layout(config), host, kernel)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from attribute_fs import Stuck
-from device_rig import GENERATION, Rig, machine, passthrough
+from device_rig import GENERATION, Rig, identity, machine, passthrough
 from fake_pci import BUS_MASTER, COMMAND, Device, fail
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError
 from vhpc_slurm.node import attribute, devices, journal, preflight, quarantine, resources, teardown, vfio
 from vhpc_slurm.node.quarantine import QuarantinedError
 from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node.vf import PARKED_GUID
 
 
 @pytest.fixture
@@ -29,7 +30,9 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def take(rig: Rig, *found: Device, role: str = "gpu") -> journal.Journal:
     book = rig.journal()
-    devices.acquire(rig.layout, book, passthrough(*found, role=role), rig.host)
+    devices.acquire(
+        rig.layout, book, passthrough(*found, role=role), {d.address: identity(d) for d in found}, rig.host
+    )
     return book
 
 
@@ -231,7 +234,7 @@ def test_a_driver_that_does_not_let_go_stops_nobody_and_its_device_is_quarantine
     rig.pci.drivers["nvidia"].remove = hang
     book = rig.journal()
     with pytest.raises(QuarantinedError, match=f"quarantined: {gpu.address}.*the kernel does not come back"):
-        devices.acquire(rig.layout, book, passthrough(gpu), rig.host)
+        devices.acquire(rig.layout, book, passthrough(gpu), {}, rig.host)
     assert quarantined(rig) == [gpu.address]
     clear(rig, book)  # does not touch what would never answer
     with pytest.raises(TeardownError, match="stays in quarantine"):
@@ -444,8 +447,9 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
     def whole_job(at: int) -> None:
         journal.os = _Killing(at)  # type: ignore[assignment, attr-defined]
         book = rig.journal()
-        taken = [*passthrough(*rig.gpus), *passthrough(rig.vfs[0], role="vf")]
-        devices.acquire(rig.layout, book, taken, rig.host)
+        vf = rig.vfs[0]
+        taken = [*passthrough(*rig.gpus), *passthrough(vf, role="vf")]
+        devices.acquire(rig.layout, book, taken, {vf.address: identity(vf)}, rig.host)
         resources.release_all(rig.layout, book)
 
     killed, at = True, 0
@@ -455,7 +459,9 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
         killed = os.WIFSIGNALED(status)
         clear(rig)
         assert [state(device) for device in found] == before, f"killed at write {at}"
+        assert rig.kernel.interfaces[1].ports[0].port_guid in (0, PARKED_GUID)
         assert quarantined(rig) == []
+    assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
     assert at == 2 * len(found) + 1
 
 
@@ -478,7 +484,7 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
 
         attribute.write = write
         book = rig.journal()
-        devices.acquire(rig.layout, book, passthrough(gpu), rig.host)
+        devices.acquire(rig.layout, book, passthrough(gpu), {}, rig.host)
         resources.release_all(rig.layout, book)
 
     for after in (False, True):

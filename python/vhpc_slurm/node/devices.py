@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vhpc_slurm.errors import TeardownError, UserError
+from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
-from vhpc_slurm.node import attribute, gpumap, preflight, quarantine, scrub, sysfs, vfio
+from vhpc_slurm.node import attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_ways, vfio
 from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.preflight import GPU, VFIO, DeviceError
+from vhpc_slurm.node.preflight import GPU, VF, VFIO, DeviceError
+from vhpc_slurm.node.vf import Identity
 
 KIND = "device"
 
@@ -40,8 +41,21 @@ def handed_out(layout: Layout) -> NodeDevices:
     return NodeDevices(gpus, None, tuple(record.address for record in quarantine.read(layout)))
 
 
-def acquire(layout: Layout, book: Journal, devices: Sequence[PassthroughDevice], host: Host) -> None:
-    """Bind a job's devices to vfio-pci.
+def acquire(
+    layout: Layout,
+    book: Journal,
+    devices: Sequence[PassthroughDevice],
+    identities: Mapping[str, Identity],
+    host: Host,
+) -> None:
+    """Bind a job's devices to vfio-pci, and make its virtual functions what they are to be.
+
+    Args:
+        layout: of this node.
+        book: the job's journal.
+        devices: of all guests of the job.
+        identities: of each virtual function, by address.
+        host: who holds what.
 
     Raises:
         DeviceError: one cannot be handed out; nothing was changed on it.
@@ -73,6 +87,10 @@ def acquire(layout: Layout, book: Journal, devices: Sequence[PassthroughDevice],
         )
         try:
             vfio.bind(case.root, device.address, before, config.timeout_s)
+            if device.role == VF:
+                # after its driver is gone, which would keep what it had; before the guest's reads it
+                way = vf_ways.find(case.root, device.address, config.timeout_s)
+                vf.give(way, device.address, identities[device.address])
         except attribute.StuckError as err:
             raise _doubt(
                 layout, str(book.generation), book.entry(f"{KIND}:{device.address}"), err.line()
@@ -91,9 +109,12 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
     address, data = str(entry.data["address"]), entry.data
     root, config = layout.config.host.sysfs_root, layout.config.devices
     path = preflight.device_path(root, address)
+    there = bool(sysfs.listing(path))
+    if data["role"] == VF and there:
+        _take_back(layout, generation, entry)
     if any(record.address == address for record in quarantine.read(layout)):
         return
-    if not sysfs.listing(path):
+    if not there:
         raise _doubt(layout, generation, entry, "it is not there any more")
     try:
         driver, now = preflight.bound_to(root, address), preflight.override(root, address, config.timeout_s)
@@ -117,6 +138,29 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
         raise _doubt(layout, generation, entry, err.line()) from err
     except OSError as err:
         raise _doubt(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
+
+
+def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
+    """Take a virtual function off its network.
+
+    One that may still be in the job's partition is in quarantine, and held by
+    the job as well: its partition key must not be another's yet.
+
+    Raises:
+        TeardownError: it may still be there.
+    """
+    address = str(entry.data["address"])
+    try:
+        _park(layout, address)
+    except (VhpcError, OSError) as err:
+        line = err.line() if isinstance(err, VhpcError) else str(err)
+        _doubt(layout, generation, entry, line)
+        raise TeardownError(f"virtual function {address} may still be on its network", line) from err
+
+
+def _park(layout: Layout, address: str) -> None:
+    timeout_s = layout.config.devices.timeout_s
+    vf.take_back(vf_ways.find(layout.config.host.sysfs_root, address, timeout_s), address)
 
 
 def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host) -> None:
@@ -170,6 +214,8 @@ def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | No
     driver = preflight.bound_to(root, address)
     try:
         before = preflight.check(case, address, record.role)
+        if record.role == VF:
+            _park(layout, address)
         if driver in ("", VFIO):
             vfio.reset(root, address, config.timeout_s)
             if record.role == GPU:
@@ -179,6 +225,6 @@ def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | No
         raise TeardownError(
             f"device {address} stays in quarantine", f"{err.filename}: {err.strerror}"
         ) from err
-    except (DeviceError, vfio.DoubtError, attribute.StuckError) as err:
+    except (NodeError, TeardownError) as err:
         raise TeardownError(f"device {address} stays in quarantine", err.line()) from err
     quarantine.remove(layout, address)
