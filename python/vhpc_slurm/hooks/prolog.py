@@ -15,6 +15,7 @@ from vhpc_slurm.node import (
     accounts,
     claims,
     console,
+    devices,
     guest,
     inventory,
     joblock,
@@ -137,6 +138,7 @@ def _book(
             lease.image.manifest,
             config,
             fold(claims.live(layout, but=lease.generation)),
+            devices.handed_out(layout),
         )
         claims.announce(book, plan)
     return plan
