@@ -267,12 +267,14 @@ bool ib_check(const char *sysfs, const struct ib_want *want, struct ib_found *fo
 {
     struct report r = {.text = text, .size = size};
     char path[4096];
+    bool any = false;
     *found = (struct ib_found){0};
     text[0] = '\0';
     (void)snprintf(path, sizeof path, "%s/class/infiniband", sysfs);
     DIR *dir = opendir(path);
     /* Without a driver there is no such folder. */
     for (const struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
+        any = any || e->d_name[0] != '.';
         if (is_device(e->d_name))
             judge_device(dirfd(dir), e->d_name, want, found, &r);
         else if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
@@ -280,7 +282,9 @@ bool ib_check(const char *sysfs, const struct ib_want *want, struct ib_found *fo
     }
     if (dir != NULL)
         (void)closedir(dir);
-    for (size_t i = 0; i < want->guid_count; i++)
+    if (!any)
+        complain(&r, "no InfiniBand adapter (has the image a driver for it?)");
+    for (size_t i = 0; any && i < want->guid_count; i++)
         if (found->port[i].device[0] == '\0')
             complain(&r, "there is no port with the GUID 0x%016llx",
                      (unsigned long long)want->guid[i]);

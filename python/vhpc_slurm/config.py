@@ -184,6 +184,40 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     )
 
 
+class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """PCI functions that are handed to guests."""
+
+    allow: Annotated[
+        tuple[str, ...],
+        _doc(
+            'VENDOR:DEVICE ids that may be handed out, like "10de:2330"; empty: what the GPU map names, and '
+            "virtual functions of network adapters"
+        ),
+    ] = ()
+    reset_methods: Annotated[
+        tuple[str, ...],
+        _doc(
+            "the kernel's reset methods that are trusted to clear a device; bus only where all functions "
+            "behind the bridge go to the same job"
+        ),
+    ] = ("device_specific", "flr", "af_flr", "bus")
+    timeout_s: Annotated[
+        int,
+        _doc(
+            "how long the kernel may take to unbind, bind or reset a device before it is stuck", ge=1, le=600
+        ),
+    ] = 30
+    gpu_scrub: Annotated[
+        tuple[str, ...],
+        _doc(
+            "command that clears a GPU's memory after each guest, with an absolute path; {address} is its "
+            "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs where it "
+            "is installed, else the reset alone"
+        ),
+    ] = ()
+    scrub_timeout_s: Annotated[int, _doc("deadline of that command", ge=1, le=3600)] = 120
+
+
 class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The job's own partition of an InfiniBand fabric."""
 
@@ -201,6 +235,13 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int, _doc("last partition key of the pool; 0x7fff is the default partition", ge=0x0001, le=0x7FFE)
     ] = 0x7FEF
     pkey_reserved: Annotated[tuple[int, ...], _doc("keys in that range that are never handed out")] = ()
+    exhausted: Annotated[
+        Literal["requeue", "refuse"],
+        _doc(
+            "what becomes of a job for which no key is free: requeue (Slurm starts it again later; a license "
+            "as large as the pool lets it wait in the queue instead), or refuse (it fails, and says why)"
+        ),
+    ] = "requeue"
     rails: Annotated[int, _doc("ports of different subnets or switches that a guest has", ge=1, le=256)] = 1
     vfs: Annotated[int, _doc("virtual functions of a guest on each rail", ge=1, le=256)] = 1
     quarantine_s: Annotated[
@@ -220,6 +261,35 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     apply_timeout_s: Annotated[
         int, _doc("deadline for OpenSM to read its file, and for the fabric to show it", ge=1, le=300)
     ] = 10
+    sweep_interval_s: Annotated[
+        float,
+        _doc(
+            "least time between two changes of the fabric; jobs that start or end meanwhile share the next",
+            ge=0,
+            le=60,
+        ),
+    ] = 2.0
+    audit_interval_s: Annotated[
+        float, _doc("how often the whole fabric is compared with the keys in use", gt=0, le=300)
+    ] = 15.0
+    open_deadline_s: Annotated[
+        int,
+        _doc(
+            "an open fabric (ports can talk that should not) is put right at once; where that does not work "
+            "for so long, no lease with a key is handed out, and nodes end guests that have one",
+            ge=0,
+            le=3600,
+        ),
+    ] = 60
+    lost_after_s: Annotated[
+        int,
+        _doc(
+            "a node that has not acknowledged the end of a job for so long may still run its guests: the key "
+            "is taken off the fabric and stays out of use until the node says so, or is fenced",
+            ge=1,
+            le=86400,
+        ),
+    ] = 900
     max_lost_percent: Annotated[
         int,
         _doc(
@@ -242,12 +312,12 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     in_guests: Annotated[
         bool,
         _doc(
-            "the ports are passed through to guests: a job starts only when each of its guests shows them "
-            "active, with exactly its keys, and fails else; false: guests have none, and nobody waits"
+            "the ports of port_map reach the guests, by the site's own means: a job starts only when each of "
+            "its guests shows them active with exactly its keys, as it does for virtual functions in any case"
         ),
     ] = False
     guest_timeout_s: Annotated[
-        int, _doc("how long a guest may wait for its ports to be so", ge=1, le=600)
+        int, _doc("how long a guest may wait for its ports to be active with its keys", ge=1, le=600)
     ] = 30
     pool_guests: Annotated[
         int,
@@ -265,6 +335,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     shares: Shares = Shares()
     host: Host = Host()
     placement: Placement = Placement()
+    devices: Devices = Devices()
     fabric: Fabric = Fabric()
 
 

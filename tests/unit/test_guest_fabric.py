@@ -6,21 +6,28 @@ import os
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from controller_lab import allocation, identity, request
 
 from hca_tree import HcaTree
-from vhpc_slurm.config import Config, Fabric
-from vhpc_slurm.errors import UserError
-from vhpc_slurm.fabric import partitions
+from vhpc_slurm.config import Fabric
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.fabric import partitions, select
 from vhpc_slurm.fabric.backend import KeyPolicy
 from vhpc_slurm.fabric.keys import Book, KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
-from vhpc_slurm.model import Generation, Lease, LeaseState
-from vhpc_slurm.node import stages
+from vhpc_slurm.model import (
+    Generation,
+    GuestPlan,
+    GuestTopology,
+    HostInventory,
+    Lease,
+    LeaseState,
+    NodePlan,
+)
+from vhpc_slurm.node import guestports
 from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, GuestChannel
 
 if TYPE_CHECKING:
@@ -148,7 +155,8 @@ def a_lease(policy: KeyPolicy, *nodes: str) -> Lease:
     return Lease(made, LeaseState.READY, request(), allocation(*nodes), identity(), network)
 
 
-POLICY = KeyPolicy(KeyPool(0x1000, 0x1003), rails=2, vfs=2, in_guests=True)
+PORTS = PortMap("ports", {("n1", 0): (0x0002C90300000101,), ("n2", 0): (0x0002C90300000201,)})
+POLICY = KeyPolicy(KeyPool(0x1000, 0x1003), ports=PORTS, in_guests=True)
 SITE = partitions.parse(
     b"Default=0x7fff, ipoib :\n    ALL=limited, SELF=full ;\n"
     b"storage=0x0010 :\n    0x0002c90300000201=limited, 0x0002c90300000301=full ;\n"
@@ -156,50 +164,45 @@ SITE = partitions.parse(
 )[1:]
 
 
-def test_a_node_asks_for_the_guids_that_follow_from_its_place_in_the_job() -> None:
-    lease = a_lease(POLICY, "n1", "n2")
-    assert stages.ports_of(lease, "n2") == (
-        0x02CC_1000_0000_0100,
-        0x02CC_1000_0000_0101,
-        0x02CC_1000_0100_0100,
-        0x02CC_1000_0100_0101,
-    )
-    assert lease.network.keys == (0x9000, 0x7FFF)
+def a_guest() -> GuestPlan:
+    """Without devices of its own."""
+    return GuestPlan(0, "n2", (), GuestTopology(1, 1, 1, 1), (), 512, (), "")
 
 
-def test_a_node_asks_for_the_guids_that_its_ports_have_anyway() -> None:
-    ports = PortMap("ports", {("n1", 0): (0x0002C90300000101,), ("n2", 0): (0x0002C90300000201,)})
-    lease = a_lease(replace(POLICY, rails=1, vfs=1, ports=ports), "n1", "n2")
-    assert stages.ports_of(lease, "n2") == (0x0002C90300000201,)
+def expected(lease: Lease, node: str) -> tuple[int, ...]:
+    guest = a_guest()
+    plan = NodePlan(lease.generation, node, (guest,), 512, 0)
+    host = HostInventory(node, "", (), (), (), kvm=False, kvm_reason="")
+    return guestports.expected(lease, plan, guest, host)
+
+
+def test_ports_that_reach_guests_are_those_of_the_lease_and_the_node() -> None:
+    assert expected(a_lease(POLICY, "n1", "n2"), "n2") == (0x0002C90300000201,)
+
+
+def test_a_guest_that_is_given_no_port_is_expected_to_have_none() -> None:
+    assert expected(a_lease(replace(POLICY, in_guests=False), "n1", "n2"), "n2") == ()
+    assert expected(a_lease(replace(POLICY, in_guests=False, ports=None), "n1", "n2"), "n2") == ()
 
 
 def test_keys_of_the_site_s_partitions_are_expected_where_all_ports_of_the_job_have_them() -> None:
-    ports = PortMap("ports", {("n1", 0): (0x0002C90300000101,), ("n2", 0): (0x0002C90300000201,)})
-    policy = replace(POLICY, rails=1, vfs=1, ports=ports, site=SITE)
-    assert a_lease(policy, "n2").network.keys == (0x9000, 0x7FFF, 0x0010)
-    assert a_lease(policy, "n1", "n2").network.keys == (0x9000, 0x7FFF)
-
-
-def the_work(lease: Lease) -> stages.Boot:
-    """As much of a boot as the question needs."""
-    config = Config(fabric=Fabric(guest_timeout_s=1))
-    part = SimpleNamespace(
-        lease=lease, plan=SimpleNamespace(node="n1"), layout=SimpleNamespace(config=config)
-    )
-    return cast(stages.Boot, part)
+    policy = replace(POLICY, site=SITE)
+    assert a_lease(policy, "n2").network.site_keys == (0x0010,)
+    assert a_lease(policy, "n1", "n2").network.site_keys == ()
 
 
 def test_a_job_whose_ports_are_not_isolated_fails_with_what_was_seen(guest: Guest, tree: HcaTree) -> None:
-    lease = a_lease(replace(POLICY, rails=1, vfs=1), "n1")
+    lease = a_lease(replace(POLICY, site=SITE), "n2")
+    tree.add("mlx5_0", 0x0002C90300000201, KEYS)
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         with pytest.raises(UserError) as caught:
-            stages._find_ports(the_work(lease), channel, WAIT_S)
+            guestports.find(lease, "n2", (0x0002C90300000201,), channel, wait_s=0.5, timeout_s=WAIT_S)
         assert caught.value.line() == (
-            "the job's InfiniBand is not isolated on n1: its guest sees: there is no port with the GUID "
-            "0x02cc100000000000 (nothing was started; tell your operator)"
+            "the job's InfiniBand is not isolated on n2: its guest sees: mlx5_0 port 1 has the keys "
+            "0x9000 0x7fff, and should have 0x9000 0x7fff 0x0010 (nothing was started; tell your operator)"
         )
-        tree.add("mlx5_0", GUID, KEYS)
-        stages._find_ports(the_work(lease), channel, WAIT_S)
+        tree.set_keys("mlx5_0", (*KEYS, 0x0010))
+        guestports.find(lease, "n2", (0x0002C90300000201,), channel, wait_s=WAIT_S, timeout_s=WAIT_S)
 
 
 def test_an_agent_that_does_not_know_the_question_is_too_old() -> None:
@@ -210,6 +213,12 @@ def test_an_agent_that_does_not_know_the_question_is_too_old() -> None:
                 "guest operation fabric failed", 38, "operation 6 is unknown to this agent"
             )
 
-    lease = a_lease(replace(POLICY, rails=1, vfs=1), "n1")
     with pytest.raises(UserError, match="older than this check"):
-        stages._find_ports(the_work(lease), cast(GuestChannel, Old()), WAIT_S)
+        guestports.find(
+            a_lease(POLICY, "n1"), "n1", (GUID,), cast(GuestChannel, Old()), wait_s=1.0, timeout_s=1.0
+        )
+
+
+def test_ports_reach_guests_only_where_the_site_lists_them() -> None:
+    with pytest.raises(FabricError, match=r"in_guests needs fabric\.port_map"):
+        select.port_map(Fabric(backend="opensm-file", in_guests=True))

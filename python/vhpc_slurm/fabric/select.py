@@ -80,6 +80,10 @@ def port_map(fabric: Fabric) -> PortMap | None:
         FabricError: the file cannot be read or understood, or the backend could do nothing with it.
     """
     if not fabric.port_map:
+        if fabric.in_guests:
+            raise FabricError(
+                "fabric.in_guests needs fabric.port_map", "virtual functions are expected in guests anyway"
+            )
         return None
     if fabric.backend == "static-pool":
         raise FabricError(

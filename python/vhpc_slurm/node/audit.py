@@ -18,6 +18,7 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import guest, images, joblock, journal, outbox, process, steps, teardown, uids
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.quarantine import QuarantinedError
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,15 @@ def _stale_generations(layout: Layout, node: str, live: Mapping[int, Generation]
 def _bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
     joblock.bury(layout, generation)
     with joblock.held(layout, generation.job_id, timeout_s=30.0):
-        teardown.clear(layout, generation, node)
-    outbox.put(
-        layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note="cleared by reconcile")
-    )
+        doubt: QuarantinedError | None = None
+        try:
+            teardown.clear(layout, generation, node)
+        except QuarantinedError as err:
+            doubt = err
+    note = doubt.line() if doubt else "cleared by reconcile"
+    outbox.put(layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note=note))
+    if doubt:
+        raise doubt
 
 
 def _orphan_domains(layout: Layout) -> Iterator[Finding]:

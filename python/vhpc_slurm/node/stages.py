@@ -6,8 +6,6 @@ failure leaves everything to the journal's releases; nothing is undone here.
 
 from __future__ import annotations
 
-import errno
-import logging
 import socket
 import time
 from dataclasses import dataclass, field
@@ -16,16 +14,28 @@ from pathlib import Path
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.fabric.keys import port_guid
+from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
-from vhpc_slurm.node import accounts, console, images, process, resources, shares, uids
-from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, GuestChannel
+from vhpc_slurm.node import (
+    accounts,
+    claims,
+    console,
+    devices,
+    guestports,
+    identities,
+    images,
+    process,
+    qemulog,
+    resources,
+    shares,
+    uids,
+)
+from vhpc_slurm.node.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.node.timeline import Recorder
-
-log = logging.getLogger("vhpc")
+from vhpc_slurm.placement.usage import fold
 
 NOBODY_GID = 65534
 
@@ -59,12 +69,17 @@ def boot(work: Boot) -> None:
     Raises:
         UserError: the image will not boot, or is broken.
         NodeError: this node cannot do it.
+        QuarantinedError: a device got stuck; it is in quarantine.
         Stopped: the job was ended meanwhile.
     """
     with work.recorder.stage("image", work.image.digest):
         _stage_image(work)
     with work.recorder.stage("shares"):
         _choose_shares(work)
+    taken = [device for guest in work.plan.guests for device in guest.devices]
+    if taken:
+        with work.recorder.stage("devices", " ".join(device.address for device in taken)):
+            _take_devices(work, taken)
     started = []
     for guest in work.plan.guests:
         with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
@@ -93,6 +108,13 @@ def _choose_shares(work: Boot) -> None:
     asked, _ = shares.wanted(config.shares, work.account, work.lease.request.work_dir)
     timeout = config.guests.stage_timeout_s
     work.shares = [share for share in asked if shares.reachable(share, work.account, timeout)]
+
+
+def _take_devices(work: Boot, taken: list[PassthroughDevice]) -> None:
+    """Bind the job's devices; libvirt takes them as they are (``managed="no"``)."""
+    wanted = identities.of_plan(work.lease, work.plan, work.inventory)
+    held = fold(claims.live(work.layout, but=work.lease.generation)).devices
+    devices.acquire(work.layout, work.journal, taken, wanted, devices.Host(held))
 
 
 def _start_guest(work: Boot, guest: GuestPlan) -> int:
@@ -227,7 +249,11 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
 
 
 def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
-    """Why a guest did not come up: silent until the deadline, or dead before it; the image's doing."""
+    """Why a guest did not come up: silent until the deadline, or dead before it.
+
+    Mostly it is the image's doing.  A crash of QEMU may be the guest's as well,
+    so it costs the job and not the node.
+    """
     words = console.last_words(work.run_dir(guest) / "console.log")
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
@@ -237,6 +263,19 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
             f"image {image} did not get ready within {limit} s on {node}",
             said,
             "--vhpc-timeout gives it longer",
+        )
+    crash = qemulog.crash(domain_name(work.lease.generation, guest.index)) if _ended(work, guest) else None
+    if crash:
+        return UserError(
+            f"QEMU crashed on {node} while image {image} booted",
+            crash,
+            "submit the job again; if it ends like this again, tell the site's support",
+        )
+    if crash is not None and not words:
+        return UserError(
+            f"the guest ended on {node} while image {image} booted",
+            "QEMU crashed or was killed, or the kernel panicked without a word",
+            "submit the job again; if it ends like this again, see to the image",
         )
     return UserError(f"image {image} did not boot on {node}", said)
 
@@ -260,8 +299,10 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         )
         for share in work.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
-        if work.lease.network.in_guests:
-            _find_ports(work, channel, timeout)
+        guids = guestports.expected(work.lease, work.plan, guest, work.inventory)
+        if guids:
+            wait_s = work.layout.config.fabric.guest_timeout_s
+            guestports.find(work.lease, work.plan.node, guids, channel, wait_s=wait_s, timeout_s=timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(
@@ -269,38 +310,6 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             str(err),
             console.last_words(work.run_dir(guest) / "console.log"),
         ) from err
-
-
-def _find_ports(work: Boot, channel: GuestChannel, timeout_s: float) -> None:
-    """Have the guest wait for its ports; the job fails where they are not what they should be."""
-    network = work.lease.network
-    guids = ports_of(work.lease, work.plan.node)
-    try:
-        ports = channel.fabric(
-            network.keys, guids, work.layout.config.fabric.guest_timeout_s, timeout_s=timeout_s
-        )
-    except ChannelRefusedError as err:
-        if err.errno == errno.ENOSYS:
-            why, cure = "the image's agent is older than this check", "rebuild the image"
-        else:
-            why, cure = f"its guest sees: {err.why}", "nothing was started; tell your operator"
-        raise UserError(f"the job's InfiniBand is not isolated on {work.plan.node}", why, cure) from err
-    where = ", ".join(f"{name} index {index}" for name, index in ports)
-    log.info("key %#06x is on %s", network.pkey or 0, where)
-
-
-def ports_of(lease: Lease, node: str) -> tuple[int, ...]:
-    """The GUIDs of a node's ports, rail by rail, VF by VF: those of the lease, or as they follow from it."""
-    network = lease.network
-    place = [part.node for part in lease.allocation.nodes].index(node)
-    if network.port_guids:
-        return tuple(int(guid, 16) for guid in network.port_guids[place])
-    assert network.pkey is not None
-    return tuple(
-        port_guid(network.pkey, rail, network.first_rank + place, vf)
-        for rail in range(network.rails)
-        for vf in range(network.vfs)
-    )
 
 
 def _hosts(hostname: str, addresses: tuple[tuple[str, str], ...]) -> list[str]:
