@@ -104,6 +104,9 @@ class KeyPool:
         if not any(True for _ in self.numbers()):
             raise FabricError("no partition key is left", "fabric.pkey_reserved names the whole range")
 
+    def __contains__(self, pkey: int) -> bool:
+        return self.first <= pkey <= self.last and pkey not in self.reserved
+
     def numbers(self) -> Iterator[int]:
         """All keys of the pool in order."""
         return (pkey for pkey in range(self.first, self.last + 1) if pkey not in self.reserved)
@@ -241,18 +244,21 @@ def claim(
     holders: dict[int, list[Claim]] = {}
     for one in book.claims:
         holders.setdefault(one.pkey, []).append(one)
-    for pkey in sorted(holders):
+    for pkey in sorted(key for key, theirs in holders.items() if theirs[0].owner == owner):
         # A tombstone taints the whole key: nobody knows who still speaks on it.
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
-            if first is not None and pkey in pool.numbers():
+            if first is not None and pkey in pool:
                 return Claim(generation, pkey, owner, first, ranks, rails, vfs)
-    free = [pkey for pkey in pool.numbers() if pkey not in holders]
-    if not free:
+    free = (pkey for pkey in pool.numbers() if pkey not in holders)
+    unused = next((pkey for pkey in free if pkey not in book.freed), None)
+    if unused is not None:
+        return Claim(generation, unused, owner, 0, ranks, rails, vfs)
+    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pkey in pool]
+    if not rested:
         raise _exhausted(book)
-    pkey = min(free, key=lambda key: (book.freed.get(key, 0), key))
-    return Claim(generation, pkey, owner, 0, ranks, rails, vfs)
+    return Claim(generation, min(rested)[1], owner, 0, ranks, rails, vfs)
 
 
 def move(claim: Claim, state: KeyState, *, note: str = "", quarantine_s: float = 0.0) -> Claim:
@@ -279,7 +285,8 @@ def age(claim: Claim, elapsed_s: float) -> Claim | None:
 
 def overlap(one: Claim, other: Claim) -> bool:
     """Whether the two could have a GUID in common, or have a port in common now."""
-    if one.state in HOLDING and other.state in HOLDING and not set(one.ports).isdisjoint(other.ports):
+    held = one.ports and other.ports and {one.state, other.state} <= HOLDING
+    if held and not set(one.ports).isdisjoint(other.ports):
         return True
     return (
         one.pkey == other.pkey
