@@ -319,6 +319,13 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "its guests shows them active with exactly its keys, as it does for virtual functions in any case"
         ),
     ] = False
+    ipoib_network: Annotated[
+        str,
+        _doc(
+            "IPv4 network such as 10.128.0.0/12, of which each guest with InfiniBand ports gets an address "
+            "on its job's key; the names of the job's nodes then lead there in its guests; empty: none"
+        ),
+    ] = ""
     guest_timeout_s: Annotated[
         int, _doc("how long a guest may wait for its ports to be active with its keys", ge=1, le=600)
     ] = 30

@@ -333,6 +333,9 @@ class NetworkIdentity:
     words for each node, where nodes do not set them; ``in_guests`` says that these
     reach the guests.  ``site_keys`` are entries that all ports of the job have
     beside its own key and the default one, from partitions of the site's.
+
+    ``addresses`` are (node, IPv4 address) of guests on IP over InfiniBand, in a
+    network of ``prefix`` bits.
     """
 
     kind: str = "none"
@@ -346,6 +349,7 @@ class NetworkIdentity:
     port_guids: tuple[tuple[str, ...], ...] = ()
     in_guests: bool = False
     site_keys: tuple[int, ...] = ()
+    prefix: int = 0
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,8 @@ def _ports_in_guests(lab: Lab) -> Iterator[None]:
         "(name / 'latest').write_text('sha256:' + digest + '\\n')\n"
     )
     lab.run("ctl", "python3", "-", stdin=publish)
-    lab.run("ctl", "sh", "-c", "echo 'in_guests = true' >> /etc/vhpc/vhpc.toml")
+    more = 'in_guests = true\\nipoib_network = "10.128.0.0/12"\\n'
+    lab.run("ctl", "sh", "-c", f"printf '{more}' >> /etc/vhpc/vhpc.toml")
     lab.service("ctl", "restart", "vhpcd")
     yield
     lab.run("ctl", "rm", "-r", f"/shared/vhpc/catalog/names/{HCA_IMAGE}")
@@ -256,6 +257,8 @@ def play(lab: Lab, adapters: dict[tuple[HcaTree, str], int], stop: threading.Eve
         now = rows(lab)
         for (tree, device), guid in adapters.items():
             tree.set_keys(device, now[guid])
+            # no guest here has an IPoIB interface that could get an address; its loopback plays one
+            tree.set_interface_key("lo", now[guid][0])
             keyed = any(entry & FULL for entry in now[guid])
             tree.set_state(device, "4: ACTIVE" if keyed else "2: INIT")
 
@@ -264,6 +267,7 @@ def play(lab: Lab, adapters: dict[tuple[HcaTree, str], int], stop: threading.Eve
 def played(lab: Lab, adapters: dict[tuple[HcaTree, str], int]) -> Iterator[None]:
     for (tree, device), guid in adapters.items():
         tree.add(device, guid, (), "1: DOWN")
+        tree.add_interface(device, "lo", 0)
     stop = threading.Event()
     player = threading.Thread(target=play, args=(lab, adapters, stop))
     player.start()
@@ -282,7 +286,8 @@ def test_a_guest_waits_for_its_key_and_tells_programs_which_ports_are_theirs(lab
     show = "echo $(hostname) $VHPC_PKEY $UCX_IB_PKEY $OMPI_MCA_btl_openib_pkey $NCCL_IB_PKEY $NCCL_IB_HCA"
     with played(lab, trees):
         job = lab.submit(
-            f"{show}\nexport UCX_NET_DEVICES=all\nsrun -l sh -c '{show} $UCX_NET_DEVICES'\n{WAITING}",
+            f"{show}\nexport UCX_NET_DEVICES=all\nsrun -l sh -c '{show} $UCX_NET_DEVICES'\n"
+            f"srun -l ip -o -4 address show dev lo\ngetent hosts n1 n2\n{WAITING}",
             "-N2",
             image=HCA_IMAGE,
         )
@@ -294,6 +299,14 @@ def test_a_guest_waits_for_its_key_and_tells_programs_which_ports_are_theirs(lab
     words = f"0x{key:04x} 0x{key:04x} 0x{key:04x} 0"
     assert lines[0] == f"n1 {words} =mlx5_0:1"
     assert sorted(lines[1:3]) == [f"0: n1 {words} =mlx5_0:1 all", f"1: n2 {words} =ibp5s0:1 all"]
+    assert sorted(re.findall(r"^(\d): .* inet (\S+) ", job.output(), re.M)) == [
+        ("0", "10.128.0.1/12"),
+        ("1", "10.128.0.2/12"),
+    ]
+    assert [line.split() for line in lines if line.startswith("10.")] == [
+        ["10.128.0.1", "n1"],
+        ["10.128.0.2", "n2"],
+    ]
     nobody_has_a_key(lab)
 
 
