@@ -304,6 +304,24 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 0
     device: Annotated[str, _doc("adapter that the fabric is read through; empty: the first")] = ""
     device_port: Annotated[int, _doc("port of it; 0: the first that is up", ge=0, le=254)] = 0
+    port_map: Annotated[
+        str,
+        _doc(
+            "opensm-file: file with the ports that nodes have, where their GUIDs are fixed (whole adapters): "
+            "lines NODE RAIL 0xGUID, read when vhpcd starts; empty: nodes give their virtual functions GUIDs "
+            "that follow from the key"
+        ),
+    ] = ""
+    in_guests: Annotated[
+        bool,
+        _doc(
+            "the ports of port_map reach the guests, by the site's own means: a job starts only when each of "
+            "its guests shows them active with exactly its keys, as it does for virtual functions in any case"
+        ),
+    ] = False
+    guest_timeout_s: Annotated[
+        int, _doc("how long a guest may wait for its ports to be active with its keys", ge=1, le=600)
+    ] = 30
     pool_guests: Annotated[
         int,
         _doc("static-pool: guests that each key is declared for; larger jobs are refused", ge=1, le=65536),
