@@ -249,6 +249,13 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int, _doc("last partition key of the pool; 0x7fff is the default partition", ge=0x0001, le=0x7FFE)
     ] = 0x7FEF
     pkey_reserved: Annotated[tuple[int, ...], _doc("keys in that range that are never handed out")] = ()
+    exhausted: Annotated[
+        Literal["requeue", "refuse"],
+        _doc(
+            "what becomes of a job for which no key is free: requeue (Slurm starts it again later; a license "
+            "as large as the pool lets it wait in the queue instead), or refuse (it fails, and says why)"
+        ),
+    ] = "requeue"
     rails: Annotated[int, _doc("ports of different subnets or switches that a guest has", ge=1, le=256)] = 1
     vfs: Annotated[int, _doc("virtual functions of a guest on each rail", ge=1, le=256)] = 1
     quarantine_s: Annotated[
@@ -268,6 +275,35 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     apply_timeout_s: Annotated[
         int, _doc("deadline for OpenSM to read its file, and for the fabric to show it", ge=1, le=300)
     ] = 10
+    sweep_interval_s: Annotated[
+        float,
+        _doc(
+            "least time between two changes of the fabric; jobs that start or end meanwhile share the next",
+            ge=0,
+            le=60,
+        ),
+    ] = 2.0
+    audit_interval_s: Annotated[
+        float, _doc("how often the whole fabric is compared with the keys in use", gt=0, le=300)
+    ] = 15.0
+    open_deadline_s: Annotated[
+        int,
+        _doc(
+            "an open fabric (ports can talk that should not) is put right at once; where that does not work "
+            "for so long, no lease with a key is handed out, and nodes end guests that have one",
+            ge=0,
+            le=3600,
+        ),
+    ] = 60
+    lost_after_s: Annotated[
+        int,
+        _doc(
+            "a node that has not acknowledged the end of a job for so long may still run its guests: the key "
+            "is taken off the fabric and stays out of use until the node says so, or is fenced",
+            ge=1,
+            le=86400,
+        ),
+    ] = 900
     max_lost_percent: Annotated[
         int,
         _doc(

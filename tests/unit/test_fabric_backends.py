@@ -11,17 +11,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
-from controller_lab import allocation, identity, manifest, publish, request, wait_for
+from controller_lab import Alone, allocation, identity, manifest, publish, request, wait_for
 from fabric_lab import (
     DEFAULT,
     GUIDS,
     HAVE_SIMULATOR,
     NEEDED,
+    NOBODY,
     SM_GUID,
     SimulatedFabric,
+    holding,
+    sets,
     simulated_fabric,
 )
 from test_keys import a_claim
@@ -29,11 +32,10 @@ from test_keys import a_claim
 from vhpc_slurm.config import Config, Images
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import KeyPolicy
+from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, Proof
 from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
 from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.opensm_file import OpensmFile
@@ -47,7 +49,6 @@ from vhpc_slurm.slurm import connect
 pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
 
 FOUR = ("n1", "n2", "n3", "n4")
-NOBODY = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +86,21 @@ class Site:
         site: tuple[Partition, ...] = (),
         timeout_s: float = 5.0,
         last: int = 0x1003,
+        store: type[SqliteStore] = SqliteStore,
+        opensm: type[Opensm] = Opensm,
+        **other: Any,
     ) -> None:
         self.now = 0.0
-        self.store = SqliteStore(database)
+        self.store = store(database)
         self.backend = OpensmFile(
             KeyPolicy(KeyPool(0x1000, last), owner),
-            Opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
+            opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
             Readback(reader, timeout_s),
             self.store.keys.knows,
             site=site,
         )
-        self.service = LeaseService(
-            self.store, self.backend, reserve_mib=0, quarantine_s=30.0, steady=lambda: self.now
+        self.service = Alone(
+            self.store, self.backend, reserve_mib=0, quarantine_s=30.0, steady=lambda: self.now, **other
         )
 
     def open(self, job_id: int, *nodes: str, uid: int = 2001) -> LeaseRecord:
@@ -111,17 +115,18 @@ def site(fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path) -> Site:
     return Site(fabric, reader, tmp_path / "db")
 
 
-def sets(fabric: SimulatedFabric) -> dict[int, set[int]]:
-    return {guid: set(entries) for guid, entries in fabric.tables().items()}
+def verify(backend: NetworkBackend, generation: Generation, book: Book) -> Proof:
+    return proof(backend.verify([generation], book)[generation])
 
 
-def holding(*groups: tuple[int, int]) -> dict[int, set[int]]:
-    """Tables where the first so many ports of each key have it, and no other port anything."""
-    return NOBODY | {
-        GUIDS[(pkey - 0x1000) * 4 + rank]: {0x7FFF, 0x8000 | pkey}
-        for pkey, count in groups
-        for rank in range(count)
-    }
+def strip(backend: NetworkBackend, generation: Generation, book: Book) -> Proof:
+    return proof(backend.strip([generation], book.but([generation]))[generation])
+
+
+def proof(outcome: Proof | FabricError) -> Proof:
+    if isinstance(outcome, FabricError):
+        raise outcome
+    return outcome
 
 
 def test_the_reader_sees_what_smpquery_sees(fabric: SimulatedFabric, reader: FabricReader) -> None:
@@ -180,7 +185,7 @@ def test_a_user_s_jobs_share_a_key_and_no_port(
 def test_ports_that_are_not_there_yet_are_said_to_be_absent(site: Site, fabric: SimulatedFabric) -> None:
     record = site.open(1, *(f"n{number}" for number in range(1, 7)))
     claim = site.store.keys.book().must(record.lease.generation)
-    proof = site.backend.verify(claim.generation, site.store.keys.book())
+    proof = verify(site.backend, claim.generation, site.store.keys.book())
     assert (proof.scanned, proof.seen, proof.absent) == (17, 4, 2)
 
 
@@ -329,7 +334,7 @@ def test_the_auditor_sees_a_damaged_file_and_its_effect_and_cures_them(
         "ports that nobody named show it"
     )
     assert sets(fabric) != holding((0x1000, 2))
-    site.service.audit()
+    site.service.work.audit()
     wait_for(lambda: site.backend.audit(book) == (), "not cured")
     assert sets(fabric) == holding((0x1000, 2))
 
@@ -370,9 +375,9 @@ def test_a_burst_of_jobs_without_ports_costs_a_second_sweep_only_after_a_change(
     site.backend.apply(book)
     before = fabric.sweeps()
     for _ in range(3):
-        assert site.backend.verify(absent.generation, book).absent == 1
+        assert verify(site.backend, absent.generation, book).absent == 1
     assert fabric.sweeps() == before + 1
-    assert site.backend.verify(record.lease.generation, book).seen == 2
+    assert verify(site.backend, record.lease.generation, book).seen == 2
 
 
 def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
@@ -387,7 +392,7 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     ]
 
     async def burst() -> list[wire.Answer]:
-        dispatcher = Dispatcher(config, site.service, connect(config))
+        dispatcher = Dispatcher(config, site.service, site.backend, connect(config))
         try:
             return await asyncio.gather(*(dispatcher.answer(one) for one in asked))
         finally:
@@ -411,7 +416,7 @@ def test_a_job_does_not_begin_on_a_key_that_a_stranger_has(
     fabric.replace(partitions.render((partitions.DEFAULT, stranger), 1))
     fabric.sweep()
     with pytest.raises(FabricError, match=r"0x02cc100300000300 has the keys .*0x9000"):
-        site.backend.verify(Generation(1, 0, "00000001"), book)
+        verify(site.backend, Generation(1, 0, "00000001"), book)
 
 
 def test_a_file_that_fills_a_port_s_table_is_taken_back(
@@ -462,11 +467,11 @@ def test_a_static_pool_needs_no_sweep_and_is_not_stripped_while_a_port_has_the_k
     here, elsewhere = a_claim(1, ranks=4), a_claim(2, pkey=0x1001, first_rank=4, ranks=2)
     book = Book(1, (here, elsewhere))
     backend.apply(book)
-    assert backend.verify(here.generation, book).seen == 4
+    assert verify(backend, here.generation, book).seen == 4
     assert sets(fabric)[GUIDS[0]] == {0x7FFF, 0x9000}
     soon = StaticPool(KeyPolicy(pool), Readback(reader, 0.5), declared, (), fabric.partitions)
     with pytest.raises(FabricError, match="is still on the fabric"):
-        soon.strip(here.generation, book)
+        strip(soon, here.generation, book)
     with pytest.raises(FabricError, match="at most 4 guests"):
         backend.plan(Generation(3, 0, "0" * 8), request(3), allocation("n1", *FOUR), Book(0))
     assert backend.audit(book) == ()
@@ -480,4 +485,4 @@ def test_a_static_pool_is_clean_when_no_port_has_the_guid(
     declared = partitions.of_pool(pool, ranks=4, rails=1, vfs=1)
     backend = StaticPool(KeyPolicy(pool), Readback(reader, 5.0), declared, (), fabric.partitions)
     claim = a_claim(1, pkey=0x2000, state=KeyState.DRAINING)
-    assert backend.strip(claim.generation, Book(1, (claim,))).scanned == 17
+    assert strip(backend, claim.generation, Book(1, (claim,))).scanned == 17

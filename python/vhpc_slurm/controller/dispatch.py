@@ -1,7 +1,7 @@
 """From a request to its answer: authority, waiting, and which thread does what.
 
 All changes of leases run in one thread (the store's one writer); what may hang
-on a file system or on Slurm runs elsewhere.
+on the fabric, a file system or Slurm runs elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -22,15 +22,15 @@ from vhpc_slurm import __version__
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases, reconcile
 from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.fabricwork import FabricWork
 from vhpc_slurm.controller.service import LeaseService, look_up
+from vhpc_slurm.controller.worker import GATHER_S, FabricWorker
 from vhpc_slurm.errors import FabricError, VhpcError
-from vhpc_slurm.model import Generation, LeaseRecord, Timeline
+from vhpc_slurm.fabric.backend import NetworkBackend
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, Timeline
 from vhpc_slurm.slurm.job import RUNNING, Slurm, start_again
 
 log = logging.getLogger("vhpcd")
-
-GATHER_S = 0.5
-"""How long a lease waits for others that are being made, so that one sweep of the fabric does for all."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 class Dispatcher:
     """Answers requests that were found authentic, authorised and fresh."""
 
-    def __init__(self, config: Config, service: LeaseService, slurm: Slurm) -> None:
+    def __init__(self, config: Config, service: LeaseService, network: NetworkBackend, slurm: Slurm) -> None:
         """Nothing runs yet; ``close`` ends the threads."""
         self._config = config
         self._service = service
@@ -49,14 +49,21 @@ class Dispatcher:
         self._began = time.monotonic()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
-        self._coming = 0
-        self._alone = asyncio.Event()
         self.connections = 0
+        fabric = config.fabric
+        self._work = FabricWork(
+            service.rounds, network, self._wait_for_write, open_deadline_s=fabric.open_deadline_s
+        )
+        self._fabric = FabricWorker(
+            self._work,
+            interval_s=fabric.sweep_interval_s,
+            deadline_s=fabric.sweep_interval_s + 4.0 * fabric.apply_timeout_s + GATHER_S,
+        )
 
-    async def answer(self, request: wire.Request) -> wire.Answer:
-        """Do what is asked; every VhpcError becomes a Failure, and nothing else escapes."""
+    async def answer(self, request: wire.Request, uid: int = 0) -> wire.Answer:
+        """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else escapes."""
         try:
-            return await self._answer(request)
+            return await self._answer(request, uid)
         except VhpcError as err:
             return wire.Failure(kind=err.kind, what=err.what, why=err.why, cure=err.cure)
         except (ValueError, msgspec.MsgspecError) as err:
@@ -84,25 +91,39 @@ class Dispatcher:
                 await self._aside(start_again, self._slurm, job_id, why)
             except VhpcError as err:
                 log.error("job %d cannot be requeued: %s", job_id, err.line())
-        await self._write(self._service.settle)
+        await self._write(self._service.rounds.settle)
         await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
+        self._fabric.poke()
 
     async def audit(self) -> None:
         """Look at the fabric; FabricError when it cannot be read or not be put right."""
-        await self._write(self._service.audit)
+        await self._fabric.run(self._work.audit)
+
+    async def begin(self) -> None:
+        """Take up what the last vhpcd left undone."""
+        await self._write(self._service.rounds.settle)
+
+    async def told(self, seconds: float) -> None:
+        """Wait so long, or until the fabric was changed."""
+        await self._fabric.changed(seconds)
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""
+        self._fabric.close()
         self._writer.shutdown(wait=True)
         self._slow.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, request: wire.Request) -> wire.Answer:
+    async def _answer(self, request: wire.Request, uid: int) -> wire.Answer:
         service = self._service
         match request:
-            case wire.OpenGeneration():
-                return _lease(await self._open(request))
-            case wire.GetLease():
-                return _lease(await self._get(request))
+            case wire.OpenGeneration() | wire.GetLease():
+                return _lease(
+                    await (
+                        self._open(request)
+                        if isinstance(request, wire.OpenGeneration)
+                        else self._get(request)
+                    )
+                )
             case wire.Ending():
                 await self._write(service.end, request.job_id, request.restart)
                 self._notify(request.job_id)
@@ -116,6 +137,28 @@ class Dispatcher:
                 return await self._timelines(request)
             case wire.AskStatus():
                 return await self._status()
+            case wire.Fence() | wire.ClearKey() | wire.TellFabric():
+                return await self._operate(request, uid)
+        return wire.Done()
+
+    async def _operate(
+        self, request: wire.Fence | wire.ClearKey | wire.TellFabric, uid: int
+    ) -> wire.Fenced | wire.Done:
+        """What an operator asks of the fabric."""
+        rounds = self._service.rounds
+        if isinstance(request, wire.Fence):
+            fenced, in_use = await self._write(rounds.fence, request.node, uid)
+            return wire.Fenced(generations=tuple(map(str, fenced)), in_use=tuple(map(str, in_use)))
+        if isinstance(request, wire.TellFabric):
+            log.warning("uid %d has the fabric told anew%s", uid, ", by force" * request.force)
+            await self._fabric.run(lambda: self._work.round(anew=True, force=request.force))
+            return wire.Done()
+        generations = tuple(map(Generation.parse, request.generations))
+        await self._write(rounds.clear, generations, uid)
+        results = await self._fabric.run(self._work.round)
+        for generation in generations:
+            if isinstance(why := results.get(generation), FabricError):
+                raise why
         return wire.Done()
 
     async def _open(self, request: wire.OpenGeneration) -> LeaseRecord:
@@ -123,12 +166,13 @@ class Dispatcher:
         async with self._one_at_a_time(job.job_id):
             record = await self._write(self._service.find, job, allocation)
             if record is None or record.lease.state not in leases.DECIDED:
-                with self._reserving():
+                with self._fabric.arriving():
                     # The catalogue may lie on a file system that hangs: not the writer's business.
                     image = await self._aside(look_up, Path(self._config.images.catalog), job.image)
+                    self._work.watch.must_be_safe()
                     record = await self._write(self._service.reserve, job, allocation, image)
-                await self._company()
-                record = await self._write(self._service.finish, record.lease.generation)
+            if record.lease.state is LeaseState.RESERVED:
+                record = await self._fabric.ready(record.lease.generation)
         self._notify(job.job_id)
         return record
 
@@ -142,6 +186,7 @@ class Dispatcher:
         while True:
             with self._listening(request.job_id) as change:
                 # Listening begins before the look, or a change between the two would be missed.
+                self._work.watch.must_be_safe()
                 record = await self._write(self._service.take, request.job_id, request.restart, request.node)
                 if record is not None:
                     return record
@@ -198,6 +243,7 @@ class Dispatcher:
             database=self._config.controller.database,
             leases=counts,
             connections=self.connections,
+            fabric=self._work.watch.state(),
         )
 
     async def _write(
@@ -205,7 +251,14 @@ class Dispatcher:
     ) -> Result:
         run = functools.partial(call, *args, **kwargs)
         # A change that has begun is finished, even when its client has gone away.
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, run))
+        done = await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, run))
+        if self._service.rounds.leaving:
+            self._fabric.poke()
+        return done
+
+    def _wait_for_write(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """The same, from the fabric's thread."""
+        return self._writer.submit(call, *arguments).result()
 
     async def _aside(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -224,24 +277,6 @@ class Dispatcher:
             lock, users = self._opening.pop(job_id)
             if users > 1:
                 self._opening[job_id] = (lock, users - 1)
-
-    @contextlib.contextmanager
-    def _reserving(self) -> Iterator[None]:
-        """Count those that will want the fabric in a moment."""
-        self._coming += 1
-        self._alone.clear()
-        try:
-            yield
-        finally:
-            self._coming -= 1
-            if not self._coming:
-                self._alone.set()
-
-    async def _company(self) -> None:
-        """Wait, not long, for those that come: the fabric is told of all of them at once."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GATHER_S):
-                await self._alone.wait()
 
     @contextlib.contextmanager
     def _listening(self, job_id: int) -> Iterator[asyncio.Future[None]]:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.claims import ClaimKeeper
+from vhpc_slurm.controller.rounds import Rounds
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.keys import KeyState
+from vhpc_slurm.fabric.keys import ExhaustedError
 from vhpc_slurm.model import (
     NODE_NAME,
     Allocation,
@@ -47,7 +48,7 @@ def look_up(catalog: Path, ref: ImageRef) -> ImageIdentity | UserError:
 
 
 class LeaseService:
-    """Leases of all jobs."""
+    """Leases of all jobs; what the fabric has to do with them is in ``rounds``."""
 
     def __init__(
         self,
@@ -56,17 +57,23 @@ class LeaseService:
         *,
         reserve_mib: int,
         quarantine_s: float = 0.0,
+        lost_after_s: float = 900.0,
+        refuse_exhausted: bool = False,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         """``reserve_mib`` is the memory that stays outside guests where the user did not say.
 
-        A key that was stripped rests ``quarantine_s`` before it is another's.
+        A key that was stripped rests ``quarantine_s`` before it is another's.  Of
+        a node that has not acknowledged for ``lost_after_s`` nobody knows what it does.
+        A job without a key fails where ``refuse_exhausted``, else it may ask again.
         """
         self.store = store
         self._claims = ClaimKeeper(store, quarantine_s, steady)
+        self.rounds = Rounds(store, self._claims, lost_after_s=lost_after_s, clock=clock, steady=steady)
         self._network = network
         self._reserve_mib = reserve_mib
+        self._refuse_exhausted = refuse_exhausted
         self._clock = clock
 
     def find(self, request: JobRequest, allocation: Allocation) -> LeaseRecord | None:
@@ -88,39 +95,22 @@ class LeaseService:
             return records[0]
         return None
 
-    def open(
-        self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
-    ) -> LeaseRecord:
-        """Return the lease of this request, made and READY (or REFUSED) if it was not.
-
-        Every other generation of the job is over from then on.  ``image`` is
-        what ``look_up`` said; it counts only where a new lease is made.
-
-        Raises:
-            FabricError: the request makes no sense, or the network cannot be had.
-        """
-        record = self.reserve(request, allocation, image)
-        return self.finish(record.lease.generation)
-
     def reserve(
         self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
     ) -> LeaseRecord:
-        """The first half of ``open``: the lease is durable, nothing outside has changed."""
-        return self.find(request, allocation) or self._make(request, allocation, image)
+        """The lease of this request, made RESERVED (or REFUSED) if it was not there.
 
-    def finish(self, generation: Generation) -> LeaseRecord:
-        """The second half: a lease that was RESERVED is READY.
-
-        The fabric is told of all leases that are reserved by now, so many of
-        them cost it hardly more than one.
+        Every other generation of the job is over from then on.  ``image`` is
+        what ``look_up`` said; it counts only where a new lease is made.  A lease
+        without a claim of a key has nothing to wait for and is READY at once.
 
         Raises:
-            FabricError: the network cannot be had, or the lease is over.
+            FabricError: the request makes no sense, or no key is free.
         """
-        record = self.store.get(generation)
-        if record is None or record.lease.state not in leases.USABLE:
-            raise FabricError(f"lease {generation} is over", "the job has ended or was requeued")
-        return self._finish(record) if record.lease.state is LeaseState.RESERVED else record
+        record = self.find(request, allocation) or self._make(request, allocation, image)
+        if record.lease.state is not LeaseState.RESERVED or self._claims.wants_fabric(record):
+            return record
+        return self.rounds.ready([record])[0]
 
     def look(self, job_id: int, restart: int | None) -> LeaseRecord | None:
         """The newest lease of a job (of that incarnation), in whatever state."""
@@ -186,7 +176,7 @@ class LeaseService:
             self.store.put(leases.move(record, LeaseState.ENDING, self._clock()))
             self._claims.end(record)
         log.info("%s ending: %s", generation, why)
-        self._release(generation)
+        self.rounds.release(generation)
 
     def acknowledge(
         self, generation: Generation, node: str, *, clean: bool, note: str, timeline: Timeline | None
@@ -207,35 +197,12 @@ class LeaseService:
                 self._claims.doubt(generation, f"{node}: {note}")
         if not clean:
             log.error("%s not clean on %s: %s", generation, node, note)
-        self._release(generation)
+        self.rounds.release(generation)
 
     def report(self, timeline: Timeline) -> None:
         """Keep a node's timeline."""
         with self.store.transaction():
             self.store.report(timeline)
-
-    def settle(self) -> None:
-        """Release what a crash kept from being released."""
-        for record in self.store.live():
-            if leases.releasable(record):
-                self._release(record.lease.generation)
-        self._claims.age()
-        self._claims.bury_orphans()
-
-    def audit(self) -> None:
-        """Compare the fabric with the claims, say what is wrong, and have it put right.
-
-        Raises:
-            FabricError: the fabric cannot be read, or not be put right.
-        """
-        book = self.store.keys.book()
-        found = self._network.audit(book)
-        if not found:
-            return
-        for one in found[:20]:
-            log.error("the fabric is not as it should be: %s", one.what)
-        self._network.cure(book)
-        log.error("%d findings on the fabric: it was told once more what it should be", len(found))
 
     def prune(self, older_than_s: float) -> None:
         """Forget leases that were released so long ago."""
@@ -263,15 +230,12 @@ class LeaseService:
                 self._claims.end(old)
             if record is None:
                 assert isinstance(image, ImageIdentity)
-                book = self.store.keys.book()
-                network, claim = self._network.plan(generation, request, allocation, book)
-                record = leases.reserve(generation, request, allocation, image, network, now)
-                if claim is not None:
-                    self.store.keys.claim(claim)
+                record = self._claim(generation, request, allocation, image, now)
+                reason = record.lease.refusal
             self.store.put(record)
         for old in stale:
             log.info("%s ending: replaced by %s", old.lease.generation, generation)
-            self._release(old.lease.generation)
+            self.rounds.release(old.lease.generation)
         log.info(
             "%s %s for %s on %d nodes %s",
             generation,
@@ -282,43 +246,24 @@ class LeaseService:
         )
         return record
 
-    def _finish(self, record: LeaseRecord) -> LeaseRecord:
-        """From RESERVED to READY: apply, read back, and only then say so."""
-        generation = record.lease.generation
-        book = self._claims.must_hold(record)
-        self._network.apply(book)
-        self._claims.advance(generation, KeyState.APPLIED)
-        proof = self._network.verify(generation, book)
-        self._claims.advance(generation, KeyState.VERIFIED)
-        ready = leases.move(record, LeaseState.READY, self._clock())
-        with self.store.transaction():
-            self.store.put(ready)
-            self._claims.activate(generation)
-        log.info(
-            "%s ready; %d of its ports seen, %d absent, %d scanned",
-            generation,
-            proof.seen,
-            proof.absent,
-            proof.scanned,
-        )
-        return ready
-
-    def _release(self, generation: Generation) -> None:
-        record = self.store.get(generation)
-        if record is None or not leases.releasable(record) or self._claims.doubted(record):
-            return
+    def _claim(
+        self,
+        generation: Generation,
+        request: JobRequest,
+        allocation: Allocation,
+        image: ImageIdentity,
+        now: float,
+    ) -> LeaseRecord:
+        """A lease RESERVED, with what it has of the network."""
         try:
-            if self._claims.strippable(generation):
-                self._network.strip(generation, self.store.keys.book())
-                self._claims.advance(generation, KeyState.STRIPPED)
-        except FabricError as err:
-            log.error("%s stays, its network is still there: %s", generation, err.line())
-            return
-        self._claims.age()  # or the time before this quarantine would count for it
-        with self.store.transaction():
-            self.store.put(leases.move(record, LeaseState.RELEASED, self._clock()))
-            self._claims.rest(generation)
-        log.info("%s released", generation)
+            network, claim = self._network.plan(generation, request, allocation, self.store.keys.book())
+        except ExhaustedError as err:
+            if not self._refuse_exhausted:
+                raise
+            return leases.refuse(generation, request, allocation, err.line(), now)
+        if claim is not None:
+            self.store.keys.claim(claim)
+        return leases.reserve(generation, request, allocation, image, network, now)
 
 
 def _check(request: JobRequest, allocation: Allocation) -> None:
