@@ -1,8 +1,8 @@
 """From partitions and port tables to a proof, or to what is wrong.
 
 A port that the partitions name must have exactly its keys; every other port the
-default one, as a limited member.  The port that the fabric is read from is the
-subnet manager's host and is a full member of the default partition.
+default one, as a limited member.  Only the port that the master subnet manager
+is at may be a full member of the default partition, and has to be.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import Port, Scan
 
 POLL_S = 0.02
+SCAN_S = 1.0
+"""Seconds that a scan has at least, also when it begins at the deadline."""
 SHOWN = 3
 """So many of what is wrong go into one line."""
 
@@ -47,7 +49,7 @@ def differences(partitions: Iterable[Partition], scan: Scan, *, of_key: int | No
                 members.add(guid)
     found = []
     for port in scan.ports:
-        base = DEFAULT_PKEY | FULL if port.local else DEFAULT_PKEY
+        base = DEFAULT_PKEY | FULL if port.master else DEFAULT_PKEY
         expected = meant.get(port.guid, set()) | {base}
         has = set(port.pkeys)
         if of_key is None or port.guid in members:
@@ -116,7 +118,7 @@ class Readback:
     def _until(self, wrong: Callable[[Scan], list[Finding]], what: str) -> Scan:
         deadline = time.monotonic() + self._timeout_s
         while True:
-            scan = self._reader.scan(max(0.1, deadline - time.monotonic()))
+            scan = self._reader.scan(max(SCAN_S, deadline - time.monotonic()))
             found = wrong(scan)
             if not found:
                 return scan

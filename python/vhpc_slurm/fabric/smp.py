@@ -43,12 +43,14 @@ class Port:
     """A port of an adapter or a router: its GUID, whether it is the one we ask from, and its keys.
 
     ``pkeys`` are the 16-bit entries in the order of the table, without empty ones.
+    ``master`` says that the port's own master subnet manager is at this port.
     """
 
     guid: int
     local: bool
     active: bool
     pkeys: tuple[int, ...]
+    master: bool = False
 
 
 @dataclass(frozen=True)
@@ -227,12 +229,14 @@ def _walk(mad: _Mad) -> Scan:
             continue
         if port_guid in ports:
             continue
-        state = _state(mad, path, number)
+        info = mad.get(path, PORT_INFO, number)
         pkeys = _table(mad, path, cap)
-        if pkeys is None or not state:
+        if pkeys is None or info is None:
             silent += 1
             continue
-        ports[port_guid] = Port(port_guid, not path, state == PORT_ACTIVE, pkeys)
+        lid, master = struct.unpack_from(">16xHH", info)
+        active = info[32] & 0x0F == PORT_ACTIVE
+        ports[port_guid] = Port(port_guid, not path, active, pkeys, lid != 0 and lid == master)
         if not path:
             routes.append((number,))
     return Scan(tuple(ports[guid] for guid in sorted(ports)), silent)
