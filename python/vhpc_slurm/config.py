@@ -188,11 +188,11 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """The job's own partition of an InfiniBand fabric."""
 
     backend: Annotated[
-        Literal["none", "opensm-file", "static-pool"],
+        Literal["none", "opensm-file", "static-pool", "ufm-rest"],
         _doc(
             "who applies partition keys: none (guests have no fabric), opensm-file (vhpcd writes OpenSM's "
             "partitions file for each job), static-pool (all keys are declared once, by vhpc fabric render "
-            "--pool)"
+            "--pool), ufm-rest (vhpcd asks NVIDIA UFM for each job)"
         ),
     ] = "none"
     key_owner: Annotated[Literal["job", "user"], _doc("who has a key: each job, or each user")] = "job"
@@ -218,7 +218,7 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "/var/log/opensm.log"
     )
     apply_timeout_s: Annotated[
-        int, _doc("deadline for OpenSM to read its file, and for the fabric to show it", ge=1, le=300)
+        int, _doc("deadline for OpenSM or UFM to do it, and for the fabric to show it", ge=1, le=300)
     ] = 10
     max_lost_percent: Annotated[
         int,
@@ -235,6 +235,32 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int,
         _doc("static-pool: guests that each key is declared for; larger jobs are refused", ge=1, le=65536),
     ] = 64
+    ufm_url: Annotated[str, _doc("ufm-rest: UFM's address, https://HOST[:PORT]")] = ""
+    ufm_token_file: Annotated[
+        str,
+        _doc("ufm-rest: file with an access token of UFM, for vhpcd's user only; read at each request"),
+    ] = "/etc/vhpc/ufm.token"  # noqa: S105 - the name of a file
+    ufm_ca: Annotated[
+        str, _doc("ufm-rest: certificates (PEM) that UFM's is checked against; empty: those of the system")
+    ] = ""
+    ufm_request_timeout_s: Annotated[
+        int, _doc("ufm-rest: deadline of one request; that of a change is apply_timeout_s", ge=1, le=300)
+    ] = 5
+    ufm_proof: Annotated[
+        Literal["fabric", "ufm"],
+        _doc(
+            "ufm-rest: what proves that a key is applied: fabric (UFM says so, and the tables of the ports "
+            "that can be read through `device`), or ufm (its word only: vhpcd's host has no port)"
+        ),
+    ] = "fabric"
+    ufm_mark_pkey: Annotated[
+        int,
+        _doc(
+            "ufm-rest: key outside of the pool whose one member says which database changed UFM last",
+            ge=0x0001,
+            le=0x7FFE,
+        ),
+    ] = 0x0FFF
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -16,6 +16,8 @@ from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
+from vhpc_slurm.fabric.ufm_client import UfmClient
+from vhpc_slurm.fabric.ufm_rest import UfmRest
 
 
 def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend:
@@ -35,6 +37,8 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     readback = Readback(FabricReader(fabric.device, fabric.device_port), fabric.apply_timeout_s)
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
+    if fabric.backend == "ufm-rest":
+        return _ufm(fabric, policy, readback, knows)
     opensm = Opensm(
         Path(fabric.partitions),
         Path(fabric.opensm_pidfile),
@@ -48,6 +52,22 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
         knows,
         site=site,
         ipoib=fabric.ipoib,
+        max_lost_percent=fabric.max_lost_percent,
+    )
+
+
+def _ufm(fabric: Fabric, policy: KeyPolicy, readback: Readback, knows: Callable[[int, str], bool]) -> UfmRest:
+    client = UfmClient(
+        fabric.ufm_url, Path(fabric.ufm_token_file), fabric.ufm_ca, float(fabric.ufm_request_timeout_s)
+    )
+    return UfmRest(
+        policy,
+        client,
+        readback if fabric.ufm_proof == "fabric" else None,
+        knows,
+        mark_pkey=fabric.ufm_mark_pkey,
+        ipoib=fabric.ipoib,
+        timeout_s=fabric.apply_timeout_s,
         max_lost_percent=fabric.max_lost_percent,
     )
 
