@@ -220,6 +220,14 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     apply_timeout_s: Annotated[
         int, _doc("deadline for OpenSM or UFM to do it, and for the fabric to show it", ge=1, le=300)
     ] = 10
+    sweep_interval_s: Annotated[
+        float,
+        _doc(
+            "least time between two changes of the fabric; jobs that start or end meanwhile share the next",
+            ge=0,
+            le=60,
+        ),
+    ] = 2.0
     max_lost_percent: Annotated[
         int,
         _doc(

@@ -54,8 +54,9 @@ def one_input(data: bytes) -> None:
 
 async def _live(lines: list[bytes]) -> None:
     store = SqliteStore(":memory:")
-    service = LeaseService(store, NoNetwork(), reserve_mib=_CONFIG.guests.memory_reserve_mib)
-    dispatcher = Dispatcher(_CONFIG, service, connect(_CONFIG))
+    network = NoNetwork()
+    service = LeaseService(store, network, reserve_mib=_CONFIG.guests.memory_reserve_mib)
+    dispatcher = Dispatcher(_CONFIG, service, network, connect(_CONFIG))
     server = Server(dispatcher, Munge(), frozenset({ROOT}))
     try:
         generation = "42.0.0badcafe"

@@ -14,21 +14,30 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from vhpc_slurm.controller.fabricwork import FabricWork
+from vhpc_slurm.controller.service import LeaseService
+from vhpc_slurm.controller.store import LeaseStore
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.fabric.backend import NetworkBackend
 from vhpc_slurm.model import (
     Allocation,
     Blob,
+    Generation,
     GresAllocation,
     ImageIdentity,
     ImageManifest,
     ImageRef,
     JobRequest,
+    LeaseRecord,
+    LeaseState,
     NodeAllocation,
+    Timeline,
 )
 
 HAVE_MUNGED = shutil.which("munged", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
@@ -199,3 +208,40 @@ def allocation(*nodes: str, memory_mib: int = 2048, cpu_ids: tuple[int, ...] = (
 def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
     process.send_signal(number)
     return process.wait(15)
+
+
+class Alone(LeaseService):
+    """vhpcd without threads: each call has its round of the fabric at once."""
+
+    def __init__(self, store: LeaseStore, network: NetworkBackend, **other: Any) -> None:
+        super().__init__(store, network, **other)
+        self.work = FabricWork(self, network)
+
+    def open(self, job: JobRequest, nodes: Allocation, image: ImageIdentity | UserError) -> LeaseRecord:
+        record = self.reserve(job, nodes, image)
+        if record.lease.state is LeaseState.RESERVED:
+            result = self.work.round([record.lease.generation])[record.lease.generation]
+            if isinstance(result, FabricError):
+                raise result
+            return result
+        self._strip()
+        return record
+
+    def end(self, job_id: int, restart: int | None) -> None:
+        super().end(job_id, restart)
+        self._strip()
+
+    def acknowledge(
+        self, generation: Generation, node: str, *, clean: bool, note: str, timeline: Timeline | None
+    ) -> None:
+        super().acknowledge(generation, node, clean=clean, note=note, timeline=timeline)
+        self._strip()
+
+    def settle(self) -> None:
+        super().settle()
+        self._strip()
+
+    def _strip(self) -> None:
+        if self.leaving:
+            with suppress(FabricError):
+                self.work.round()

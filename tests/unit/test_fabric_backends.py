@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from controller_lab import allocation, identity, manifest, publish, request, wait_for
+from controller_lab import Alone, allocation, identity, manifest, publish, request, wait_for
 from fabric_lab import (
     DEFAULT,
     GUIDS,
@@ -29,11 +29,10 @@ from test_keys import a_claim
 from vhpc_slurm.config import Config, Images
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import KeyPolicy
+from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, Proof
 from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
 from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.opensm_file import OpensmFile
@@ -95,7 +94,7 @@ class Site:
             self.store.keys.knows,
             site=site,
         )
-        self.service = LeaseService(
+        self.service = Alone(
             self.store, self.backend, reserve_mib=0, quarantine_s=30.0, steady=lambda: self.now
         )
 
@@ -109,6 +108,20 @@ class Site:
 @pytest.fixture
 def site(fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path) -> Site:
     return Site(fabric, reader, tmp_path / "db")
+
+
+def verify(backend: NetworkBackend, generation: Generation, book: Book) -> Proof:
+    return proof(backend.verify([generation], book)[generation])
+
+
+def strip(backend: NetworkBackend, generation: Generation, book: Book) -> Proof:
+    return proof(backend.strip([generation], book.but([generation]))[generation])
+
+
+def proof(outcome: Proof | FabricError) -> Proof:
+    if isinstance(outcome, FabricError):
+        raise outcome
+    return outcome
 
 
 def sets(fabric: SimulatedFabric) -> dict[int, set[int]]:
@@ -180,7 +193,7 @@ def test_a_user_s_jobs_share_a_key_and_no_port(
 def test_ports_that_are_not_there_yet_are_said_to_be_absent(site: Site, fabric: SimulatedFabric) -> None:
     record = site.open(1, *(f"n{number}" for number in range(1, 7)))
     claim = site.store.keys.book().must(record.lease.generation)
-    proof = site.backend.verify(claim.generation, site.store.keys.book())
+    proof = verify(site.backend, claim.generation, site.store.keys.book())
     assert (proof.scanned, proof.seen, proof.absent) == (17, 4, 2)
 
 
@@ -329,7 +342,7 @@ def test_the_auditor_sees_a_damaged_file_and_its_effect_and_cures_them(
         "ports that nobody named show it"
     )
     assert sets(fabric) != holding((0x1000, 2))
-    site.service.audit()
+    site.service.work.audit()
     wait_for(lambda: site.backend.audit(book) == (), "not cured")
     assert sets(fabric) == holding((0x1000, 2))
 
@@ -370,9 +383,9 @@ def test_a_burst_of_jobs_without_ports_costs_a_second_sweep_only_after_a_change(
     site.backend.apply(book)
     before = fabric.sweeps()
     for _ in range(3):
-        assert site.backend.verify(absent.generation, book).absent == 1
+        assert verify(site.backend, absent.generation, book).absent == 1
     assert fabric.sweeps() == before + 1
-    assert site.backend.verify(record.lease.generation, book).seen == 2
+    assert verify(site.backend, record.lease.generation, book).seen == 2
 
 
 def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
@@ -387,7 +400,7 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     ]
 
     async def burst() -> list[wire.Answer]:
-        dispatcher = Dispatcher(config, site.service, connect(config))
+        dispatcher = Dispatcher(config, site.service, site.backend, connect(config))
         try:
             return await asyncio.gather(*(dispatcher.answer(one) for one in asked))
         finally:
@@ -411,7 +424,7 @@ def test_a_job_does_not_begin_on_a_key_that_a_stranger_has(
     fabric.replace(partitions.render((partitions.DEFAULT, stranger), 1))
     fabric.sweep()
     with pytest.raises(FabricError, match=r"0x02cc100300000300 has the keys .*0x9000"):
-        site.backend.verify(Generation(1, 0, "00000001"), book)
+        verify(site.backend, Generation(1, 0, "00000001"), book)
 
 
 def test_a_file_that_fills_a_port_s_table_is_taken_back(
@@ -462,11 +475,11 @@ def test_a_static_pool_needs_no_sweep_and_is_not_stripped_while_a_port_has_the_k
     here, elsewhere = a_claim(1, ranks=4), a_claim(2, pkey=0x1001, first_rank=4, ranks=2)
     book = Book(1, (here, elsewhere))
     backend.apply(book)
-    assert backend.verify(here.generation, book).seen == 4
+    assert verify(backend, here.generation, book).seen == 4
     assert sets(fabric)[GUIDS[0]] == {0x7FFF, 0x9000}
     soon = StaticPool(KeyPolicy(pool), Readback(reader, 0.5), declared, (), fabric.partitions)
     with pytest.raises(FabricError, match="is still on the fabric"):
-        soon.strip(here.generation, book)
+        strip(soon, here.generation, book)
     with pytest.raises(FabricError, match="at most 4 guests"):
         backend.plan(Generation(3, 0, "0" * 8), request(3), allocation("n1", *FOUR), Book(0))
     assert backend.audit(book) == ()
@@ -480,4 +493,4 @@ def test_a_static_pool_is_clean_when_no_port_has_the_guid(
     declared = partitions.of_pool(pool, ranks=4, rails=1, vfs=1)
     backend = StaticPool(KeyPolicy(pool), Readback(reader, 5.0), declared, (), fabric.partitions)
     claim = a_claim(1, pkey=0x2000, state=KeyState.DRAINING)
-    assert backend.strip(claim.generation, Book(1, (claim,))).scanned == 17
+    assert strip(backend, claim.generation, Book(1, (claim,))).scanned == 17

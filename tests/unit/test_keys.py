@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from controller_lab import allocation, identity, request
+from controller_lab import Alone, allocation, identity, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, NoNetwork, Proof
+from vhpc_slurm.fabric.backend import Finding, KeyPolicy, NoNetwork, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
 from vhpc_slurm.model import Allocation, Generation, JobRequest, LeaseState, NetworkIdentity
 
@@ -143,7 +142,7 @@ def test_a_claim_goes_only_the_ways_that_are_drawn() -> None:
         "draining": "stripped tombstone",
         "stripped": "quarantine tombstone",
         "quarantine": "tombstone",
-        "tombstone": "draining",
+        "tombstone": "stripped",
     }
     for state in KeyState:
         for to in KeyState:
@@ -167,8 +166,8 @@ def test_claims_are_there_after_reopening_and_every_change_counts(store: SqliteS
     with store.transaction():
         store.keys.claim(a_claim(1))
         store.keys.claim(a_claim(2, pkey=0x1001))
-        store.keys.update(a_claim(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü"))
-        store.keys.free(generation(2))
+        store.keys.update([a_claim(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü")])
+        store.keys.free([generation(2)])
     store.close()
     book = SqliteStore(tmp_path / "leases.sqlite").keys.book()
     claims = (a_claim(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü"),)
@@ -198,11 +197,11 @@ def test_the_database_refuses_a_second_owner_of_a_key(store: SqliteStore) -> Non
         store.keys.claim(a_claim(2, owner="user 2", first_rank=9))
     with store.transaction():
         store.keys.claim(a_claim(2, owner="user 1", first_rank=9))
-        store.keys.free(generation(1))
+        store.keys.free([generation(1)])
     with pytest.raises(FabricError, match="another's"), store.transaction():
         store.keys.claim(a_claim(3, owner="user 2"))
     with store.transaction():
-        store.keys.free(generation(2))
+        store.keys.free([generation(2)])
         store.keys.claim(a_claim(3, owner="user 2"))
     assert [claim.owner for claim in store.keys.book().claims] == ["user 2"]
 
@@ -292,22 +291,25 @@ class Fabric:
     ) -> tuple[NetworkIdentity, Claim]:
         return self.policy.plan(generation, request, allocation, book)
 
-    def apply(self, book: Book) -> None:
+    def apply(self, book: Book, *, force: bool = False) -> None:
         self.step()
         if self.fails:
             raise FabricError("the fabric will not")
         self.tables = {guid: claim.pkey for claim in book.carried() for guid in claim.port_guids()}
         self.step()
 
-    def verify(self, generation: Generation, book: Book) -> Proof:
-        claim = book.of(generation)
-        assert claim is not None
-        assert {self.tables[guid] for guid in claim.port_guids()} == {claim.pkey}
-        return Proof(book.epoch)
+    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        self.step()
+        for generation in generations:
+            claim = book.must(generation)
+            assert {self.tables[guid] for guid in claim.port_guids()} == {claim.pkey}
+        return {generation: Proof(book.epoch) for generation in generations}
 
-    def strip(self, generation: Generation, book: Book) -> Proof:
-        self.apply(book.without(generation))
-        return Proof(book.epoch)
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        self.step()
+        for generation in generations:
+            assert not self.tables.keys() & set(book.must(generation).port_guids())
+        return {generation: Proof(book.epoch) for generation in generations}
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
         return ()
@@ -348,7 +350,7 @@ class AnyOrder(RuleBasedStateMachine):
     def start(self) -> None:
         self.store = DyingStore(Path(self.folder.name) / "db")
         self.store.fabric = self.fabric
-        self.service = LeaseService(
+        self.service = Alone(
             self.store,
             self.fabric,
             reserve_mib=0,
@@ -478,7 +480,7 @@ def test_a_tombstone_stays_until_the_node_is_clean(tmp_path: Path) -> None:
     now = [0.0]
     fabric = Fabric(KeyPolicy(KeyPool(0x1000, 0x1000)))
     store = SqliteStore(tmp_path / "db")
-    service = LeaseService(store, fabric, reserve_mib=0, quarantine_s=5.0, steady=lambda: now[0])
+    service = Alone(store, fabric, reserve_mib=0, quarantine_s=5.0, steady=lambda: now[0])
     first = service.open(request(1), allocation("n1"), identity(0)).lease
     assert first.network == NetworkIdentity("ib", pkey=0x1000, rails=1, vfs=1)
     assert fabric.tables == {0x02CC_1000_0000_0000: 0x1000}
@@ -501,7 +503,7 @@ def test_a_tombstone_stays_until_the_node_is_clean(tmp_path: Path) -> None:
 
 def test_time_before_a_quarantine_does_not_count_for_it(tmp_path: Path) -> None:
     now = [0.0]
-    service = LeaseService(
+    service = Alone(
         SqliteStore(tmp_path / "db"),
         Fabric(KeyPolicy(KeyPool(0x1000, 0x1000))),
         reserve_mib=0,
@@ -517,7 +519,7 @@ def test_time_before_a_quarantine_does_not_count_for_it(tmp_path: Path) -> None:
 
 
 def test_a_claim_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:
-    service = LeaseService(store, Fabric(KeyPolicy(POOL)), reserve_mib=0)
+    service = Alone(store, Fabric(KeyPolicy(POOL)), reserve_mib=0)
     with store.transaction():
         store.keys.claim(a_claim(1, state=KeyState.ACTIVE))
     service.settle()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from controller_lab import allocation, identity, manifest, request
+from controller_lab import Alone, allocation, identity, manifest, request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -17,15 +18,15 @@ from vhpc_slurm.controller.protocol import (
     pack_allocation,
     unpack_allocation,
 )
-from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.backend import NoNetwork, Proof
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes, Proof
+from vhpc_slurm.fabric.keys import Book, Claim, KeyPool
 from vhpc_slurm.model import (
     Allocation,
     Generation,
     ImageIdentity,
+    JobRequest,
     LeaseRecord,
     LeaseState,
     NetworkIdentity,
@@ -47,16 +48,21 @@ class BrokenNetwork(NoNetwork):
         if name in self.fails:
             raise FabricError(f"{name} failed")
 
-    def apply(self, book: Book) -> None:
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim | None]:
+        return KeyPolicy(KeyPool(0x1000, 0x1FFF)).plan(generation, request, allocation, book)
+
+    def apply(self, book: Book, *, force: bool = False) -> None:
         self._call("apply")
 
-    def verify(self, generation: Generation, book: Book) -> Proof:
+    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
         self._call("verify")
-        return super().verify(generation, book)
+        return {generation: Proof(book.epoch) for generation in generations}
 
-    def strip(self, generation: Generation, book: Book) -> Proof:
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
         self._call("strip")
-        return super().strip(generation, book)
+        return {generation: Proof(book.epoch) for generation in generations}
 
 
 @pytest.fixture
@@ -65,23 +71,21 @@ def network() -> BrokenNetwork:
 
 
 @pytest.fixture
-def service(network: BrokenNetwork) -> LeaseService:
-    return LeaseService(SqliteStore(":memory:"), network, reserve_mib=256, clock=lambda: 1000.0)
+def service(network: BrokenNetwork) -> Alone:
+    return Alone(SqliteStore(":memory:"), network, reserve_mib=256, clock=lambda: 1000.0)
 
 
-def opened(service: LeaseService, **other: Any) -> LeaseRecord:
+def opened(service: Alone, **other: Any) -> LeaseRecord:
     return service.open(request(**other), allocation(), identity())
 
 
-def state(service: LeaseService, record: LeaseRecord) -> LeaseState:
+def state(service: Alone, record: LeaseRecord) -> LeaseState:
     found = service.store.get(record.lease.generation)
     assert found is not None
     return found.lease.state
 
 
-def acknowledge(
-    service: LeaseService, record: LeaseRecord, node: str, clean: bool = True, note: str = ""
-) -> None:
+def acknowledge(service: Alone, record: LeaseRecord, node: str, clean: bool = True, note: str = "") -> None:
     service.acknowledge(record.lease.generation, node, clean=clean, note=note, timeline=None)
 
 
@@ -147,14 +151,14 @@ def test_the_smallest_node_decides() -> None:
 # --- service ---------------------------------------------------------------------
 
 
-def test_the_same_request_has_the_same_lease(service: LeaseService) -> None:
+def test_the_same_request_has_the_same_lease(service: Alone) -> None:
     first = opened(service)
     assert first.lease.state is LeaseState.READY
     assert opened(service).lease == first.lease
     assert opened(service, job_name="renamed").lease == first.lease
 
 
-def test_the_image_is_resolved_once(service: LeaseService) -> None:
+def test_the_image_is_resolved_once(service: Alone) -> None:
     first = opened(service)
     newer = replace(identity(), digest="sha256:" + "b" * 64)
     assert service.open(request(), allocation(), newer).lease.image == first.lease.image
@@ -172,7 +176,7 @@ def test_the_image_is_resolved_once(service: LeaseService) -> None:
     ids=["nodes", "cores", "restart", "user"],
 )
 def test_anything_else_is_a_new_generation_and_ends_the_old(
-    service: LeaseService, job: Any, nodes: Allocation
+    service: Alone, job: Any, nodes: Allocation
 ) -> None:
     first = opened(service)
     service.take(42, 0, "n1")
@@ -185,7 +189,7 @@ def test_anything_else_is_a_new_generation_and_ends_the_old(
 
 
 def test_a_lease_that_a_node_has_cleared_away_is_not_given_to_a_job_that_starts_anew(
-    service: LeaseService,
+    service: Alone,
 ) -> None:
     """A slurmctld that was killed forgets a start that it had not saved; the nodes have aborted it."""
     first = opened(service)
@@ -197,23 +201,21 @@ def test_a_lease_that_a_node_has_cleared_away_is_not_given_to_a_job_that_starts_
     assert state(service, second) is LeaseState.READY
 
 
-def test_a_late_request_of_an_earlier_incarnation_changes_nothing(service: LeaseService) -> None:
+def test_a_late_request_of_an_earlier_incarnation_changes_nothing(service: Alone) -> None:
     second = opened(service, restart=1)
     with pytest.raises(FabricError, match="restarted 1 times"):
         opened(service, restart=0)
     assert state(service, second) is LeaseState.READY
 
 
-def test_a_job_id_that_begins_anew_after_the_old_one_ended_gets_a_lease(service: LeaseService) -> None:
+def test_a_job_id_that_begins_anew_after_the_old_one_ended_gets_a_lease(service: Alone) -> None:
     old = opened(service, restart=3)
     service.end(42, None)
     assert state(service, old) is LeaseState.RELEASED
     assert opened(service, restart=0).lease.state is LeaseState.READY
 
 
-def test_a_user_s_error_is_a_refused_lease_with_his_line(
-    service: LeaseService, network: BrokenNetwork
-) -> None:
+def test_a_user_s_error_is_a_refused_lease_with_his_line(service: Alone, network: BrokenNetwork) -> None:
     record = service.open(request(), allocation(), UNKNOWN)
     assert record.lease.state is LeaseState.REFUSED
     assert record.lease.refusal == "image nix:latest is unknown: no such name (see: vhpc image ls)"
@@ -228,7 +230,7 @@ def test_a_user_s_error_is_a_refused_lease_with_his_line(
 
 
 def test_a_fabric_that_will_not_leaves_the_lease_reserved_and_the_next_try_goes_on(
-    service: LeaseService, network: BrokenNetwork
+    service: Alone, network: BrokenNetwork
 ) -> None:
     for stage in ("apply", "verify"):
         network.fails = {stage}
@@ -242,7 +244,7 @@ def test_a_fabric_that_will_not_leaves_the_lease_reserved_and_the_next_try_goes_
     assert record.lease.state is LeaseState.READY
 
 
-def test_a_fabric_that_keeps_the_keys_keeps_the_lease(service: LeaseService, network: BrokenNetwork) -> None:
+def test_a_fabric_that_keeps_the_keys_keeps_the_lease(service: Alone, network: BrokenNetwork) -> None:
     record = opened(service)
     network.fails = {"strip"}
     service.end(42, 0)
@@ -252,7 +254,7 @@ def test_a_fabric_that_keeps_the_keys_keeps_the_lease(service: LeaseService, net
     assert state(service, record) is LeaseState.RELEASED
 
 
-def test_only_nodes_that_took_the_lease_hold_it_back(service: LeaseService) -> None:
+def test_only_nodes_that_took_the_lease_hold_it_back(service: Alone) -> None:
     record = opened(service)
     assert service.take(42, 0, "n2") is not None
     service.look(42, 0)
@@ -269,7 +271,7 @@ def test_only_nodes_that_took_the_lease_hold_it_back(service: LeaseService) -> N
     assert state(service, record) is LeaseState.RELEASED
 
 
-def test_acknowledgements_before_the_end_count_at_the_end(service: LeaseService) -> None:
+def test_acknowledgements_before_the_end_count_at_the_end(service: Alone) -> None:
     record = opened(service)
     for node in ("n1", "n2"):
         service.take(42, None, node)
@@ -279,7 +281,7 @@ def test_acknowledgements_before_the_end_count_at_the_end(service: LeaseService)
     assert state(service, record) is LeaseState.RELEASED
 
 
-def test_a_node_that_takes_the_lease_again_must_acknowledge_again(service: LeaseService) -> None:
+def test_a_node_that_takes_the_lease_again_must_acknowledge_again(service: Alone) -> None:
     record = opened(service)
     service.take(42, 0, "n1")
     acknowledge(service, record, "n1")
@@ -288,7 +290,7 @@ def test_a_node_that_takes_the_lease_again_must_acknowledge_again(service: Lease
     assert state(service, record) is LeaseState.ENDING
 
 
-def test_a_lease_that_is_over_is_not_handed_out(service: LeaseService) -> None:
+def test_a_lease_that_is_over_is_not_handed_out(service: Alone) -> None:
     opened(service)
     service.end(42, 0)
     with pytest.raises(FabricError, match="has ended"):
@@ -299,19 +301,19 @@ def test_a_lease_that_is_over_is_not_handed_out(service: LeaseService) -> None:
         service.take(42, 0, "n1")
 
 
-def test_a_node_without_a_part_gets_nothing(service: LeaseService) -> None:
+def test_a_node_without_a_part_gets_nothing(service: Alone) -> None:
     opened(service)
     with pytest.raises(FabricError, match="no part on node n9"):
         service.take(42, 0, "n9")
 
 
-def test_unknown_jobs_and_generations_are_no_error_where_a_node_cannot_help_it(service: LeaseService) -> None:
+def test_unknown_jobs_and_generations_are_no_error_where_a_node_cannot_help_it(service: Alone) -> None:
     service.end(999, None)
     service.acknowledge(Generation(999, 0, "0" * 8), "n1", clean=True, note="", timeline=None)
     assert service.look(999, None) is None
 
 
-def test_the_end_of_one_incarnation_leaves_a_later_one_alone(service: LeaseService) -> None:
+def test_the_end_of_one_incarnation_leaves_a_later_one_alone(service: Alone) -> None:
     record = opened(service, restart=2)
     service.end(42, 1)
     assert state(service, record) is LeaseState.READY
@@ -327,7 +329,7 @@ def test_the_end_of_one_incarnation_leaves_a_later_one_alone(service: LeaseServi
         (request(), allocation(cpu_ids=()), "without CPUs"),
     ],
 )
-def test_nonsense_gets_no_lease(service: LeaseService, job: Any, nodes: Allocation, why: str) -> None:
+def test_nonsense_gets_no_lease(service: Alone, job: Any, nodes: Allocation, why: str) -> None:
     with pytest.raises(FabricError, match=why):
         service.open(job, nodes, identity())
     assert service.store.live() == ()
@@ -340,7 +342,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.service = LeaseService(SqliteStore(":memory:"), NoNetwork(), reserve_mib=0, clock=lambda: 1.0)
+        self.service = Alone(SqliteStore(":memory:"), NoNetwork(), reserve_mib=0, clock=lambda: 1.0)
         self.holds: dict[Generation, set[str]] = {}
         self.took: dict[Generation, set[str]] = {}
         self.over: set[Generation] = set()

@@ -175,11 +175,10 @@ def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from controller_lab import allocation, identity, request
-from vhpc_slurm.controller.service import LeaseService
+from controller_lab import Alone, allocation, identity, request
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.fabric.backend import NoNetwork
-service = LeaseService(SqliteStore(sys.argv[1]), NoNetwork(), reserve_mib=0)
+service = Alone(SqliteStore(sys.argv[1]), NoNetwork(), reserve_mib=0)
 turn = len(service.store.page(0, limit=1000000))
 while True:
     record = service.open(request(1), allocation("n1", "n2", cpu_ids=(turn % 50,)), identity())

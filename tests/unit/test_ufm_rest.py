@@ -5,15 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from controller_lab import allocation, identity, request
+from controller_lab import Alone, allocation, identity, request
 from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, SM_GUID, SimulatedFabric, simulated_fabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
+from test_fabric_backends import verify
 
 from vhpc_slurm.config import Fabric
-from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import KeyPolicy
@@ -55,7 +56,7 @@ class Site:
             mark_pkey=MARK,
             timeout_s=timeout_s,
         )
-        self.service = LeaseService(self.store, self.backend, reserve_mib=0, quarantine_s=30.0)
+        self.service = Alone(self.store, self.backend, reserve_mib=0, quarantine_s=30.0)
 
     @property
     def book(self) -> Book:
@@ -167,7 +168,7 @@ def test_without_a_fabric_to_read_the_proof_counts_no_port_as_seen(site: Site, u
     record = site.open(1, "n1", "n2")
     assert ufm.members(0x1000) == ALICE
     assert ufm.keys[0x1000].ports["02cc100000000000"] == ("full", True)
-    proof = site.backend.verify(record.lease.generation, site.book)
+    proof = verify(site.backend, record.lease.generation, site.book)
     assert (proof.scanned, proof.seen, proof.absent) == (0, 0, 2)
     site.service.end(1, 0)
     assert ufm.members(0x1000) == set()
@@ -207,14 +208,14 @@ def test_an_end_survives_what_passes(site: Site, ufm: FakeUfm, kind: int | str) 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (400, "refuses: POST /resources/pkeys/: HTTP 400"),
+        (400, r"0x1000 lacks 2 ports: .* refuses: POST /resources/pkeys/: HTTP 400"),
         (403, "does not let us.*System_Admin"),
-        (404, "refuses: POST /resources/pkeys/: HTTP 404"),
+        (404, r"refuses: POST /resources/pkeys/: HTTP 404"),
         (302, "HTTP 302"),
-        (500, "did not apply a change within 1 s.*HTTP 500"),
-        ("accept", "did not apply a change within 1 s: 0x1000 lacks 2 ports"),
-        ("half", "did not apply a change within 1 s: 0x1000 lacks 1 ports"),
-        ("cut", "did not apply a change within 1 s"),
+        (500, r"did not do within 1 s what .* needs: .*HTTP 500"),
+        ("accept", "0x1000 lacks 2 ports: UFM has accepted it"),
+        ("half", "0x1000 lacks 1 ports: UFM has accepted it"),
+        ("cut", r"lacks 2 ports: UFM at .* does not answer"),
     ],
 )
 def test_what_does_not_pass_keeps_the_job_from_starting_and_says_why(
@@ -224,9 +225,22 @@ def test_what_does_not_pass_keeps_the_job_from_starting_and_says_why(
     ufm.fail("POST", kind, times=99, pkey=0x1000)
     with pytest.raises(FabricError, match=message):
         site.open(1, "n1", "n2")
-    assert site.states() == {1: "reserved"}
+    stays = "reserved" if kind == 403 else "applied"
+    assert site.states() == {1: stays}
     ufm.faults.clear()
     assert site.open(1, "n1", "n2").lease.state is LeaseState.READY, "and it can be tried again"
+
+
+def test_one_job_s_trouble_is_not_the_other_s(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path, timeout_s=1.0)
+    ufm.fail("POST", 500, times=99, pkey=0x1000)
+    first, second = (
+        site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
+        for job_id in (1, 2)
+    )
+    results = site.service.work.round([first, second])
+    assert isinstance(results[first], FabricError)
+    assert site.states() == {1: "applied", 2: "active"}
 
 
 def test_a_key_that_does_not_go_stays_the_job_s(ufm: FakeUfm, tmp_path: Path) -> None:
@@ -341,7 +355,7 @@ def test_a_vhpcd_that_died_between_two_steps_goes_on_where_it_was(ufm: FakeUfm, 
     again = Site(ufm, tmp_path)
     again.backend.validate(again.book)
     before = len(ufm.writes())
-    assert again.service.finish(record.lease.generation).lease.state is LeaseState.READY
+    assert again.open(1, "n1", "n2").lease == replace(record.lease, state=LeaseState.READY)
     assert len(ufm.writes()) == before, "nothing is left to be done"
     again.service.end(1, 0)
     assert ufm.members(0x1000) == set()

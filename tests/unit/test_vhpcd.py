@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from controller_lab import (
     HAVE_MUNGED,
+    Alone,
     Munged,
     allocation,
     identity,
@@ -34,7 +35,6 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import NoNetwork
@@ -286,7 +286,7 @@ def test_version_is_said() -> None:
 
 def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped: Vhpcd) -> None:
     now = time.time()
-    service = LeaseService(SqliteStore(":memory:"), NoNetwork(), reserve_mib=256, clock=lambda: now - 3600)
+    service = Alone(SqliteStore(":memory:"), NoNetwork(), reserve_mib=256, clock=lambda: now - 3600)
     for job_id in (1, 2, 3, 4, 5):
         service.open(request(job_id), allocation(), identity())
     service.take(2, 0, "n1")
@@ -330,8 +330,8 @@ def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped
     assert service.look(1, 0).lease.state is LeaseState.READY, "no answer is no answer"  # type: ignore[union-attr]
 
 
-async def one_round(stopped: Vhpcd, service: LeaseService) -> None:
-    dispatcher = Dispatcher(stopped.config, service, connect(stopped.config))
+async def one_round(stopped: Vhpcd, service: Alone) -> None:
+    dispatcher = Dispatcher(stopped.config, service, NoNetwork(), connect(stopped.config))
     try:
         await dispatcher.reconcile()
     finally:

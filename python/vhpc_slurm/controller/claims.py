@@ -8,12 +8,12 @@ makes all of it do nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys
-from vhpc_slurm.fabric.keys import Book, KeyState
+from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vhpcd")
 
-_FORWARD = (
-    KeyState.RESERVED,
-    KeyState.APPLIED,
-    KeyState.VERIFIED,
-    KeyState.ACTIVE,
-    KeyState.DRAINING,
-    KeyState.STRIPPED,
-    KeyState.QUARANTINE,
-)
+STRIPPABLE = (KeyState.DRAINING, KeyState.TOMBSTONE)
+_BEFORE = {
+    KeyState.APPLIED: (KeyState.RESERVED,),
+    KeyState.VERIFIED: (KeyState.APPLIED,),
+    KeyState.STRIPPED: STRIPPABLE,
+}
+
+
+_DOUBTFUL = (KeyState.DRAINING, KeyState.STRIPPED, KeyState.QUARANTINE)
 
 
 class ClaimKeeper:
@@ -42,45 +42,51 @@ class ClaimKeeper:
         self._steady = steady
         self._aged = steady()
 
-    def must_hold(self, record: LeaseRecord) -> Book:
-        """The book, with a claim for this lease in it; FabricError when the two do not fit."""
-        book = self._store.keys.book()
+    def wants_fabric(self, record: LeaseRecord) -> bool:
+        """Whether the fabric has to be told before this lease can be READY."""
+        return record.lease.network.kind != "none"
+
+    def must_hold(self, record: LeaseRecord) -> None:
+        """FabricError when there is no claim for this lease that the fabric could carry."""
         lease = record.lease
-        claim = book.of(lease.generation)
-        if lease.network.kind == "ib" and (claim is None or claim.state not in keys.CARRIED):
+        claim = self._store.keys.book().of(lease.generation)
+        if claim is None or claim.state not in keys.CARRIED:
             raise FabricError(
                 f"lease {lease.generation} has no claim of its key",
                 f"the claim is {claim.state if claim else 'absent'}",
                 "was the database of vhpcd restored from a copy?",
             )
-        return book
 
-    def advance(self, generation: Generation, state: KeyState) -> None:
-        """Note that the claim has come as far as ``state``; one that is further stays."""
-        claim = self._store.keys.book().of(generation)
-        if claim is not None and _FORWARD.index(claim.state) < _FORWARD.index(state):
+    def advance(self, generations: Collection[Generation], state: KeyState) -> None:
+        """Note that these claims have come to ``state``; what is not just before it stays as it is.
+
+        (One may have ended, or got a tombstone, while the fabric was at work.)
+        """
+        book = self._store.keys.book()
+        claims = [claim for claim in map(book.of, generations) if claim and claim.state in _BEFORE[state]]
+        if claims:
             with self._store.transaction():
-                self._store.keys.update(keys.move(claim, state))
+                self._store.keys.update([keys.move(claim, state) for claim in claims])
 
-    def activate(self, generation: Generation) -> None:
-        """The lease is READY."""
-        claim = self._store.keys.book().of(generation)
-        if claim is not None:
-            self._store.keys.update(keys.move(claim, KeyState.ACTIVE))
+    def activate(self, generations: Collection[Generation]) -> None:
+        """The leases are READY."""
+        book = self._store.keys.book()
+        claims = [claim for claim in map(book.of, generations) if claim]
+        self._store.keys.update([keys.move(claim, KeyState.ACTIVE) for claim in claims])
 
     def end(self, record: LeaseRecord) -> None:
         """The lease is ENDING; a tombstone at once where a node has said that it is not clean."""
         claim = self._store.keys.book().of(record.lease.generation)
         if claim is not None:
-            self._store.keys.update(keys.end(claim))
+            self._store.keys.update([keys.end(claim)])
             for node, note in record.unclean:
                 self.doubt(claim.generation, f"{node}: {note}")
 
     def doubt(self, generation: Generation, why: str) -> None:
         """Somebody cannot say that nothing is left of an ending generation: nobody else gets its key."""
         claim = self._store.keys.book().of(generation)
-        if claim is not None and claim.state is KeyState.DRAINING:
-            self._store.keys.update(keys.move(claim, KeyState.TOMBSTONE, note=why[:1000]))
+        if claim is not None and claim.state in _DOUBTFUL:
+            self._store.keys.update([keys.move(claim, KeyState.TOMBSTONE, note=why[:1000])])
             log.error("%s leaves a tombstone on key %#06x: %s", generation, claim.pkey, why)
 
     def doubted(self, record: LeaseRecord) -> bool:
@@ -89,24 +95,22 @@ class ClaimKeeper:
         return claim is not None and claim.state is KeyState.TOMBSTONE and bool(record.unclean)
 
     def strippable(self, generation: Generation) -> bool:
-        """Whether the fabric still has to be stripped of a generation that no node holds any more.
+        """Whether the fabric has to be stripped of a generation that no node holds any more.
 
-        All its nodes have said so by now, which also lifts a tombstone.
+        (All its nodes have said so by now, so a tombstone goes the same way.)
         """
         claim = self._store.keys.book().of(generation)
-        if claim is None:
-            return True
-        if claim.state is KeyState.TOMBSTONE:
-            with self._store.transaction():
-                self._store.keys.update(keys.move(claim, KeyState.DRAINING))
-            return True
-        return claim.state is KeyState.DRAINING
+        return claim is not None and claim.state in STRIPPABLE
 
-    def rest(self, generation: Generation) -> None:
-        """The lease is RELEASED."""
+    def rest(self, generation: Generation) -> bool:
+        """The lease is to be RELEASED; False when its claim is not so far."""
         claim = self._store.keys.book().of(generation)
         if claim is not None:
-            self._store.keys.update(keys.move(claim, KeyState.QUARANTINE, quarantine_s=self._quarantine_s))
+            if claim.state is not KeyState.STRIPPED:
+                return False
+            resting = keys.move(claim, KeyState.QUARANTINE, quarantine_s=self._quarantine_s)
+            self._store.keys.update([resting])
+        return True
 
     def age(self) -> None:
         """Let the time that has gone by count, and free what has rested long enough."""
@@ -115,14 +119,13 @@ class ClaimKeeper:
         resting = [one for one in self._store.keys.book().claims if one.state is KeyState.QUARANTINE]
         if not resting:
             return
+        older = [keys.age(claim, elapsed_s) for claim in resting]
+        over = [claim for claim, one in zip(resting, older, strict=True) if one is None]
         with self._store.transaction():
-            for claim in resting:
-                older = keys.age(claim, elapsed_s)
-                if older is None:
-                    self._store.keys.free(claim.generation)
-                    log.info("key %#06x is free of %s", claim.pkey, claim.generation)
-                else:
-                    self._store.keys.update(older)
+            self._store.keys.update([one for one in older if one is not None])
+            self._store.keys.free([claim.generation for claim in over])
+        for claim in over:
+            log.info("key %#06x is free of %s", claim.pkey, claim.generation)
 
     def bury_orphans(self) -> None:
         """A claim whose lease is not there cannot be judged by anybody: a tombstone."""
@@ -133,6 +136,6 @@ class ClaimKeeper:
             if record is None or record.lease.state is LeaseState.RELEASED:
                 with self._store.transaction():
                     self._store.keys.update(
-                        keys.move(claim, KeyState.TOMBSTONE, note="it has no lease any more")
+                        [keys.move(claim, KeyState.TOMBSTONE, note="it has no lease any more")]
                     )
                 log.error("%s has no lease any more: tombstone on key %#06x", claim.generation, claim.pkey)

@@ -1,7 +1,7 @@
 """From a request to its answer: authority, waiting, and which thread does what.
 
 All changes of leases run in one thread (the store's one writer); what may hang
-on a file system or on Slurm runs elsewhere.
+on the fabric, a file system or Slurm runs elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -22,15 +22,15 @@ from vhpc_slurm import __version__
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases, reconcile
 from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.fabricwork import FabricWork
 from vhpc_slurm.controller.service import LeaseService, look_up
+from vhpc_slurm.controller.worker import GATHER_S, FabricWorker
 from vhpc_slurm.errors import FabricError, VhpcError
-from vhpc_slurm.model import Generation, LeaseRecord, Timeline
+from vhpc_slurm.fabric.backend import NetworkBackend
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, Timeline
 from vhpc_slurm.slurm.job import RUNNING, Slurm, start_again
 
 log = logging.getLogger("vhpcd")
-
-GATHER_S = 0.5
-"""How long a lease waits for others that are being made, so that one sweep of the fabric does for all."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 class Dispatcher:
     """Answers requests that were found authentic, authorised and fresh."""
 
-    def __init__(self, config: Config, service: LeaseService, slurm: Slurm) -> None:
+    def __init__(self, config: Config, service: LeaseService, network: NetworkBackend, slurm: Slurm) -> None:
         """Nothing runs yet; ``close`` ends the threads."""
         self._config = config
         self._service = service
@@ -49,9 +49,14 @@ class Dispatcher:
         self._began = time.monotonic()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
-        self._coming = 0
-        self._alone = asyncio.Event()
         self.connections = 0
+        self._work = FabricWork(service, network, self._wait_for_write)
+        fabric = config.fabric
+        self._fabric = FabricWorker(
+            self._work,
+            interval_s=fabric.sweep_interval_s,
+            deadline_s=fabric.sweep_interval_s + 4.0 * fabric.apply_timeout_s + GATHER_S,
+        )
 
     async def answer(self, request: wire.Request) -> wire.Answer:
         """Do what is asked; every VhpcError becomes a Failure, and nothing else escapes."""
@@ -86,13 +91,15 @@ class Dispatcher:
                 log.error("job %d cannot be requeued: %s", job_id, err.line())
         await self._write(self._service.settle)
         await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
+        self._fabric.poke()
 
     async def audit(self) -> None:
         """Look at the fabric; FabricError when it cannot be read or not be put right."""
-        await self._write(self._service.audit)
+        await self._fabric.run(self._work.audit)
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""
+        self._fabric.close()
         self._writer.shutdown(wait=True)
         self._slow.shutdown(wait=False, cancel_futures=True)
 
@@ -123,12 +130,12 @@ class Dispatcher:
         async with self._one_at_a_time(job.job_id):
             record = await self._write(self._service.find, job, allocation)
             if record is None or record.lease.state not in leases.DECIDED:
-                with self._reserving():
+                with self._fabric.arriving():
                     # The catalogue may lie on a file system that hangs: not the writer's business.
                     image = await self._aside(look_up, Path(self._config.images.catalog), job.image)
                     record = await self._write(self._service.reserve, job, allocation, image)
-                await self._company()
-                record = await self._write(self._service.finish, record.lease.generation)
+            if record.lease.state is LeaseState.RESERVED:
+                record = await self._fabric.ready(record.lease.generation)
         self._notify(job.job_id)
         return record
 
@@ -205,7 +212,14 @@ class Dispatcher:
     ) -> Result:
         run = functools.partial(call, *args, **kwargs)
         # A change that has begun is finished, even when its client has gone away.
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, run))
+        done = await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, run))
+        if self._service.leaving:
+            self._fabric.poke()
+        return done
+
+    def _wait_for_write(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """The same, from the fabric's thread."""
+        return self._writer.submit(call, *arguments).result()
 
     async def _aside(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -224,24 +238,6 @@ class Dispatcher:
             lock, users = self._opening.pop(job_id)
             if users > 1:
                 self._opening[job_id] = (lock, users - 1)
-
-    @contextlib.contextmanager
-    def _reserving(self) -> Iterator[None]:
-        """Count those that will want the fabric in a moment."""
-        self._coming += 1
-        self._alone.clear()
-        try:
-            yield
-        finally:
-            self._coming -= 1
-            if not self._coming:
-                self._alone.set()
-
-    async def _company(self) -> None:
-        """Wait, not long, for those that come: the fabric is told of all of them at once."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GATHER_S):
-                await self._alone.wait()
 
     @contextlib.contextmanager
     def _listening(self, job_id: int) -> Iterator[asyncio.Future[None]]:

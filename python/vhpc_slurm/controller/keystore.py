@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Protocol
@@ -30,11 +31,11 @@ class KeyStore(Protocol):
     def claim(self, claim: Claim) -> None:
         """Note a new claim; FabricError when its key is another owner's or a GUID another claim's."""
 
-    def update(self, claim: Claim) -> None:
-        """Note the state of a claim that is there."""
+    def update(self, claims: Sequence[Claim]) -> None:
+        """Note the states of claims that are there; one change."""
 
-    def free(self, generation: Generation) -> None:
-        """Forget a claim; its key is free with the last one."""
+    def free(self, generations: Sequence[Generation]) -> None:
+        """Forget claims; a key is free with the last one of it."""
 
     def knows(self, epoch: int, tag: str) -> bool:
         """Whether this database has had that epoch, by that tag, not too long ago.
@@ -91,22 +92,27 @@ class SqliteKeys:
             ) from err
         self._tick()
 
-    def update(self, claim: Claim) -> None:
-        """Note the state of a claim."""
-        changed = self._change(
-            "UPDATE key_claim SET state = ?, left_s = ?, note = ? WHERE generation = ?",
-            claim.state.value,
-            claim.left_s,
-            claim.note,
-            str(claim.generation),
-        )
-        assert changed == 1, "only what is claimed changes"
-        self._tick()
+    def update(self, claims: Sequence[Claim]) -> None:
+        """Note the states of claims."""
+        for claim in claims:
+            changed = self._change(
+                "UPDATE key_claim SET state = ?, left_s = ?, note = ? WHERE generation = ?",
+                claim.state.value,
+                claim.left_s,
+                claim.note,
+                str(claim.generation),
+            )
+            assert changed == 1, "only what is claimed changes"
+        if claims:
+            self._tick()
 
-    def free(self, generation: Generation) -> None:
-        """Forget a claim."""
+    def free(self, generations: Sequence[Generation]) -> None:
+        """Forget claims."""
+        if not generations:
+            return
         self._tick()
-        self._change("DELETE FROM key_claim WHERE generation = ?", str(generation))
+        for generation in generations:
+            self._change("DELETE FROM key_claim WHERE generation = ?", str(generation))
         self._change(
             "UPDATE key_owner SET owner = NULL, freed = (SELECT max(epoch) FROM key_epoch)"
             " WHERE owner IS NOT NULL AND pkey NOT IN (SELECT pkey FROM key_claim)"

@@ -249,7 +249,7 @@ async def serve(config: Config) -> None:
             reserve_mib=config.guests.memory_reserve_mib,
             quarantine_s=config.fabric.quarantine_s,
         )
-        dispatcher = Dispatcher(config, service, connect(config))
+        dispatcher = Dispatcher(config, service, network, connect(config))
         server = Server(dispatcher, munge, allowed)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):

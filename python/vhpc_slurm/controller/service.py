@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.claims import ClaimKeeper
+from vhpc_slurm.controller.claims import STRIPPABLE, ClaimKeeper
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.model import (
@@ -33,7 +33,8 @@ from vhpc_slurm.model import (
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store import LeaseStore
-    from vhpc_slurm.fabric.backend import NetworkBackend
+    from vhpc_slurm.fabric.backend import NetworkBackend, Outcomes
+    from vhpc_slurm.fabric.keys import Book
 
 log = logging.getLogger("vhpcd")
 
@@ -46,8 +47,29 @@ def look_up(catalog: Path, ref: ImageRef) -> ImageIdentity | UserError:
         return err
 
 
+@dataclass(frozen=True)
+class Round:
+    """What a round of the fabric is about.
+
+    Attributes:
+        book: what the fabric shall carry, and what not (any more, or yet).
+        coming: generations that shall be READY.
+        leaving: generations that shall be RELEASED.
+        decided: those of which there is nothing to be done, with what they are, or why not.
+    """
+
+    book: Book
+    coming: tuple[Generation, ...]
+    leaving: tuple[Generation, ...]
+    decided: dict[Generation, LeaseRecord | FabricError]
+
+
 class LeaseService:
-    """Leases of all jobs."""
+    """Leases of all jobs.
+
+    ``leaving`` are generations that no node holds any more, and of which the
+    fabric has to be stripped before they are released.
+    """
 
     def __init__(
         self,
@@ -64,6 +86,7 @@ class LeaseService:
         A key that was stripped rests ``quarantine_s`` before it is another's.
         """
         self.store = store
+        self.leaving: set[Generation] = set()
         self._claims = ClaimKeeper(store, quarantine_s, steady)
         self._network = network
         self._reserve_mib = reserve_mib
@@ -88,39 +111,22 @@ class LeaseService:
             return records[0]
         return None
 
-    def open(
-        self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
-    ) -> LeaseRecord:
-        """Return the lease of this request, made and READY (or REFUSED) if it was not.
-
-        Every other generation of the job is over from then on.  ``image`` is
-        what ``look_up`` said; it counts only where a new lease is made.
-
-        Raises:
-            FabricError: the request makes no sense, or the network cannot be had.
-        """
-        record = self.reserve(request, allocation, image)
-        return self.finish(record.lease.generation)
-
     def reserve(
         self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
     ) -> LeaseRecord:
-        """The first half of ``open``: the lease is durable, nothing outside has changed."""
-        return self.find(request, allocation) or self._make(request, allocation, image)
+        """The lease of this request, made RESERVED (or REFUSED) if it was not there.
 
-    def finish(self, generation: Generation) -> LeaseRecord:
-        """The second half: a lease that was RESERVED is READY.
-
-        The fabric is told of all leases that are reserved by now, so many of
-        them cost it hardly more than one.
+        Every other generation of the job is over from then on.  ``image`` is
+        what ``look_up`` said; it counts only where a new lease is made.  A lease
+        without a claim of a key has nothing to wait for and is READY at once.
 
         Raises:
-            FabricError: the network cannot be had, or the lease is over.
+            FabricError: the request makes no sense, or no key is free.
         """
-        record = self.store.get(generation)
-        if record is None or record.lease.state not in leases.USABLE:
-            raise FabricError(f"lease {generation} is over", "the job has ended or was requeued")
-        return self._finish(record) if record.lease.state is LeaseState.RESERVED else record
+        record = self.find(request, allocation) or self._make(request, allocation, image)
+        if record.lease.state is not LeaseState.RESERVED or self._claims.wants_fabric(record):
+            return record
+        return self._ready([record])[0]
 
     def look(self, job_id: int, restart: int | None) -> LeaseRecord | None:
         """The newest lease of a job (of that incarnation), in whatever state."""
@@ -222,20 +228,64 @@ class LeaseService:
         self._claims.age()
         self._claims.bury_orphans()
 
-    def audit(self) -> None:
-        """Compare the fabric with the claims, say what is wrong, and have it put right.
-
-        Raises:
-            FabricError: the fabric cannot be read, or not be put right.
-        """
+    def begin_round(self, coming: Collection[Generation] = ()) -> Round:
+        """What the fabric shall carry, so that these come and whatever is to leave does."""
+        decided: dict[Generation, LeaseRecord | FabricError] = {}
+        mine = []
+        for generation in coming:
+            record = self.store.get(generation)
+            if record is None or record.lease.state not in leases.USABLE:
+                decided[generation] = _over(generation)
+            elif record.lease.state is not LeaseState.RESERVED:
+                decided[generation] = record
+            else:
+                try:
+                    self._claims.must_hold(record)
+                    mine.append(generation)
+                except FabricError as err:
+                    decided[generation] = err
         book = self.store.keys.book()
-        found = self._network.audit(book)
-        if not found:
-            return
-        for one in found[:20]:
-            log.error("the fabric is not as it should be: %s", one.what)
-        self._network.cure(book)
-        log.error("%d findings on the fabric: it was told once more what it should be", len(found))
+        self.leaving &= {one.generation for one in book.claims if one.state in STRIPPABLE}
+        leaving = tuple(sorted(self.leaving))
+        waiting = {one.generation for one in book.claims if one.state is KeyState.RESERVED}
+        return Round(book.but({*leaving, *waiting.difference(mine)}), tuple(mine), leaving, decided)
+
+    def applied(self, coming: Collection[Generation]) -> None:
+        """The fabric has taken what it was told."""
+        self._claims.advance(coming, KeyState.APPLIED)
+
+    def proven(self, found: Outcomes) -> dict[Generation, LeaseRecord | FabricError]:
+        """What was read back of those that come; they are READY where it is as it should be."""
+        results: dict[Generation, LeaseRecord | FabricError] = {
+            generation: one for generation, one in found.items() if isinstance(one, FabricError)
+        }
+        proven = [generation for generation in found if generation not in results]
+        self._claims.advance(proven, KeyState.VERIFIED)
+        records = []
+        for generation in proven:
+            record = self.store.get(generation)
+            if record is None or record.lease.state is not LeaseState.RESERVED:
+                results[generation] = _over(generation)  # ended while the fabric was read
+            else:
+                records.append(record)
+        results |= {record.lease.generation: record for record in self._ready(records)}
+        for generation in (record.lease.generation for record in records):
+            log.info("%s ready; %s", generation, found[generation])
+        return results
+
+    def stripped(self, found: Outcomes) -> None:
+        """What was read back of those that leave; they are RELEASED where nothing is left of them."""
+        for generation, why in found.items():
+            if isinstance(why, FabricError):
+                log.error("%s stays, its network is still there: %s", generation, why.line())
+        gone = [
+            generation
+            for generation, one in found.items()
+            if not isinstance(one, FabricError)
+            and ((record := self.store.get(generation)) is None or self._nobody_holds(record))
+        ]
+        self._claims.advance(gone, KeyState.STRIPPED)
+        self._free(gone)
 
     def prune(self, older_than_s: float) -> None:
         """Forget leases that were released so long ago."""
@@ -282,43 +332,53 @@ class LeaseService:
         )
         return record
 
-    def _finish(self, record: LeaseRecord) -> LeaseRecord:
-        """From RESERVED to READY: apply, read back, and only then say so."""
-        generation = record.lease.generation
-        book = self._claims.must_hold(record)
-        self._network.apply(book)
-        self._claims.advance(generation, KeyState.APPLIED)
-        proof = self._network.verify(generation, book)
-        self._claims.advance(generation, KeyState.VERIFIED)
-        ready = leases.move(record, LeaseState.READY, self._clock())
+    def _ready(self, records: list[LeaseRecord]) -> list[LeaseRecord]:
+        now = self._clock()
+        ready = [leases.move(record, LeaseState.READY, now) for record in records]
         with self.store.transaction():
-            self.store.put(ready)
-            self._claims.activate(generation)
-        log.info(
-            "%s ready; %d of its ports seen, %d absent, %d scanned",
-            generation,
-            proof.seen,
-            proof.absent,
-            proof.scanned,
-        )
+            for record in ready:
+                self.store.put(record)
+            self._claims.activate([record.lease.generation for record in ready])
         return ready
 
     def _release(self, generation: Generation) -> None:
+        """Let the fabric be stripped of a generation, or release it, where nothing holds it back."""
         record = self.store.get(generation)
-        if record is None or not leases.releasable(record) or self._claims.doubted(record):
+        if record is None or not self._nobody_holds(record):
             return
-        try:
-            if self._claims.strippable(generation):
-                self._network.strip(generation, self.store.keys.book())
-                self._claims.advance(generation, KeyState.STRIPPED)
-        except FabricError as err:
-            log.error("%s stays, its network is still there: %s", generation, err.line())
-            return
+        if self._claims.strippable(generation):
+            self.leaving.add(generation)
+        elif record.lease.state is LeaseState.ENDING:
+            self._free([generation])
+
+    def _nobody_holds(self, record: LeaseRecord) -> bool:
+        """Whether all nodes of an ended generation have let go of it.
+
+        (One that was released can be held again: a node that was taken for off says that it is not.)
+        """
+        if record.lease.state is LeaseState.RELEASED:
+            return not record.unclean
+        return leases.releasable(record) and not self._claims.doubted(record)
+
+    def _free(self, gone: Collection[Generation]) -> None:
+        """Nothing is left of these on the fabric."""
         self._claims.age()  # or the time before this quarantine would count for it
+        now = self._clock()
         with self.store.transaction():
-            self.store.put(leases.move(record, LeaseState.RELEASED, self._clock()))
-            self._claims.rest(generation)
-        log.info("%s released", generation)
+            for generation in gone:
+                record = self.store.get(generation)
+                if record is not None and not self._nobody_holds(record):
+                    continue
+                if not self._claims.rest(generation) or record is None:
+                    continue
+                if record.lease.state is LeaseState.ENDING:
+                    self.store.put(leases.move(record, LeaseState.RELEASED, now))
+                    log.info("%s released", generation)
+        self.leaving.difference_update(gone)
+
+
+def _over(generation: Generation) -> FabricError:
+    return FabricError(f"lease {generation} is over", "the job has ended or was requeued")
 
 
 def _check(request: JobRequest, allocation: Allocation) -> None:

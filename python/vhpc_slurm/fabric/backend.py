@@ -2,13 +2,16 @@
 
 The controller keeps the book of claims (``keys.Book``) and tells the fabric the
 whole of it each time, so that nothing has to be remembered between two calls:
-``plan`` before the lease is durable, ``apply`` and ``verify`` between durable
-and READY, ``strip`` when the last node has said that it holds nothing.  Each
-may be repeated after a crash.
+``plan`` before the lease is durable, ``apply`` for all generations that come or
+go together, then ``verify`` for those that come and ``strip`` for those that
+go, whose nodes have all said that they hold nothing.  Each may be repeated
+after a crash.  ``plan`` is called while the database is locked, the others one
+after the other in a thread of their own, which may wait for a fabric.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -16,6 +19,10 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+
+
+class RefusedError(FabricError):
+    """The fabric does not take what it was told, and something in that is the reason."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +42,24 @@ class Proof:
     absent: int = 0
 
 
+Outcomes = dict[Generation, Proof | FabricError]
+"""For each generation the proof, or why there is none: one job's trouble is not that of all."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as the book says; ``port_guid`` is 0 where it is no port's."""
+    """One thing that is not as the book says.
+
+    Attributes:
+        port_guid: 0 where it is no port's.
+        what: a line for an operator.
+        open: whether somebody may talk to whom he should not: a port has more than its keys, or
+            will have.  (A port that lacks a key is closed.)
+    """
 
     port_guid: int
     what: str
+    open: bool = False
 
 
 class NetworkBackend(Protocol):
@@ -54,17 +73,26 @@ class NetworkBackend(Protocol):
     ) -> tuple[NetworkIdentity, Claim | None]:
         """Choose an identity and the claim behind it; pure."""
 
-    def apply(self, book: Book) -> None:
-        """Make the fabric carry what the book carries."""
+    def apply(self, book: Book, *, force: bool = False) -> None:
+        """Make the fabric carry ``book.carried()``, and nothing else.
 
-    def verify(self, generation: Generation, book: Book) -> Proof:
-        """Read back that the generation's ports have their keys, and nobody else has."""
+        ``force``: also where the book seems to be of another database than what the fabric has.
+        """
 
-    def strip(self, generation: Generation, book: Book) -> Proof:
-        """Take the generation off the fabric and read back that nothing of it is left."""
+    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back, after ``apply``, that each generation's ports have their keys, and nobody else has.
+
+        Raises FabricError when the fabric cannot be read at all.
+        """
+
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back, after ``apply``, that nothing is left of generations that the book does not carry.
+
+        Raises FabricError when the fabric cannot be read at all.
+        """
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
-        """Compare the whole fabric with the book; changes nothing."""
+        """Compare the whole fabric with what the book carries; changes nothing."""
 
     def cure(self, book: Book) -> None:
         """Make the fabric carry the book once more, whatever it was seen to carry before."""
@@ -90,22 +118,24 @@ class NoNetwork:
         del generation, request, allocation, book
         return NetworkIdentity(kind="none"), None
 
-    def apply(self, book: Book) -> None:
+    def apply(self, book: Book, *, force: bool = False) -> None:
         """Nothing to apply."""
 
-    def verify(self, generation: Generation, book: Book) -> Proof:
+    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
         """Nothing to read back."""
-        del generation
-        return Proof(book.epoch)
+        return {generation: Proof(book.epoch) for generation in generations}
 
-    def strip(self, generation: Generation, book: Book) -> Proof:
-        """Nothing to strip; FabricError for what began under another backend."""
-        claim = book.of(generation)
-        if claim is not None:
-            raise FabricError(
-                f"nobody can take the key {claim.pkey:#06x} off the fabric", "fabric.backend is none now"
-            )
-        return Proof(book.epoch)
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Nothing to strip; an error for what began under another backend."""
+        outcomes: Outcomes = {}
+        for generation in generations:
+            claim = book.of(generation)
+            outcomes[generation] = Proof(book.epoch)
+            if claim is not None:
+                outcomes[generation] = FabricError(
+                    f"nobody can take the key {claim.pkey:#06x} off the fabric", "fabric.backend is none now"
+                )
+        return outcomes
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
         """Nothing to compare."""

@@ -5,15 +5,15 @@ A *claim* is what one generation has of a key::
     FREE ──> RESERVED ──> APPLIED ──> VERIFIED ──> ACTIVE
                  │           │            │           │
                  └───────────┴────────────┴───────────┴──> DRAINING ──> STRIPPED ──> QUARANTINE ──> FREE
-                                                            │    ^
-                                                            v    │
-                                                           TOMBSTONE
+                                                            │          ^           │
+                                                            v          │           │
+                                                        TOMBSTONE ─────┘ <─────────┘
 
 FREE is the absence of a claim.  RESERVED is durable before the fabric is told,
 ACTIVE is written together with the lease's READY, DRAINING together with its
 ENDING.  STRIPPED says that no port was seen to carry the key any more.  A
 TOMBSTONE is a claim of which somebody could not say that nothing is left of
-it: only ``clear`` takes it back, no time does.
+it; its key is off the fabric and stays out of use, for as long as it takes.
 
 Under the policy ``job`` a key has at most one claim.  Under ``user`` claims of
 one user share his key, never a GUID: each has a range of guest ranks of its
@@ -25,9 +25,10 @@ against the wall clock: a clock that jumps frees nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation
@@ -63,7 +64,7 @@ _NEXT: dict[KeyState, frozenset[KeyState]] = {
     KeyState.DRAINING: frozenset({KeyState.STRIPPED, KeyState.TOMBSTONE}),
     KeyState.STRIPPED: frozenset({KeyState.QUARANTINE, KeyState.TOMBSTONE}),
     KeyState.QUARANTINE: frozenset({KeyState.TOMBSTONE}),
-    KeyState.TOMBSTONE: frozenset({KeyState.DRAINING}),
+    KeyState.TOMBSTONE: frozenset({KeyState.STRIPPED}),
 }
 CARRIED = frozenset(
     {KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE, KeyState.DRAINING}
@@ -137,17 +138,24 @@ class Book:
     ``epoch`` counts the changes ever made, and ``tag`` is a random mark of each:
     a database that was copied back from the past counts the same numbers again,
     with other tags.  ``freed`` maps a key to the epoch at which it became free;
-    keys that were never used are not in it.
+    keys that were never used are not in it.  ``off`` are generations of which the
+    fabric shall carry nothing now, whatever their state: those that leave it,
+    and those that it has not been told of yet.
     """
 
     epoch: int
     claims: tuple[Claim, ...] = ()
     freed: Mapping[int, int] = field(default_factory=dict)
     tag: str = ""
+    off: frozenset[Generation] = frozenset()
 
     def of(self, generation: Generation) -> Claim | None:
         """The claim of a generation; None when it has none."""
-        return next((claim for claim in self.claims if claim.generation == generation), None)
+        return self._by_generation.get(generation)
+
+    @cached_property
+    def _by_generation(self) -> dict[Generation, Claim]:
+        return {claim.generation: claim for claim in self.claims}
 
     def must(self, generation: Generation) -> Claim:
         """The claim of a generation; FabricError when it has none."""
@@ -158,12 +166,12 @@ class Book:
 
     def carried(self) -> tuple[Claim, ...]:
         """What the subnet manager is told, by key and rank."""
-        found = (claim for claim in self.claims if claim.state in CARRIED)
+        found = (one for one in self.claims if one.state in CARRIED and one.generation not in self.off)
         return tuple(sorted(found, key=lambda claim: (claim.pkey, claim.first_rank)))
 
-    def without(self, generation: Generation) -> Book:
-        """The same, had the generation no claim."""
-        return replace(self, claims=tuple(c for c in self.claims if c.generation != generation))
+    def but(self, generations: Iterable[Generation]) -> Book:
+        """The same, with nothing of these generations on the fabric."""
+        return replace(self, off=self.off | frozenset(generations))
 
 
 def port_guid(pkey: int, rail: int, rank: int, vf: int) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric.backend import RefusedError
 
 POLL_S = 0.01
 MAX_FILE = 256 << 20
@@ -172,7 +173,7 @@ class Opensm:
         return process
 
 
-class ComplaintError(FabricError):
+class ComplaintError(RefusedError):
     """OpenSM has read its file and did not like it: the fabric may be open now."""
 
 

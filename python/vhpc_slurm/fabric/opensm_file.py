@@ -9,11 +9,11 @@ does not run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Proof
+from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim
 from vhpc_slurm.fabric.opensm import ComplaintError, Mark, Opensm, complaints
 from vhpc_slurm.fabric.partitions import Partition
@@ -55,7 +55,7 @@ class OpensmFile:
     def validate(self, book: Book) -> None:
         """Whether OpenSM is there, and its file one that this book may replace."""
         self._opensm.check()
-        self._guard(self._opensm.read(), self._meant(book), book, frozenset())
+        self._guard(self._opensm.read(), self._meant(book), book)
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -68,44 +68,49 @@ class OpensmFile:
 
         ``force`` writes the file also when the book seems to have lost keys.
         """
-        self._bring(book, frozenset(), force=force)
+        self._bring(book, force=force)
 
-    def verify(self, generation: Generation, book: Book) -> Proof:
-        """Read back that the generation's ports have their keys, and nobody else has."""
-        claim = book.must(generation)
+    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back that the generations' ports have their keys, and nobody else has."""
+        claims = [book.must(generation) for generation in generations]
         meant = self._meant(book)
         try:
-            proof = self._readback.carried(claim, meant, book)
-            if not proof.seen and not self._read:
-                # No port of it can show that OpenSM has read the new file: the first SUBNET UP
+            outcomes = self._readback.carried(claims, meant, book)
+            if not self._read and not any(_seen(one) for one in outcomes.values()):
+                # No port of theirs can show that OpenSM has read the new file: the first SUBNET UP
                 # may have been of a sweep that began with the old one.  A second cannot be.
                 self._opensm.sweep()
-                proof = self._readback.carried(claim, meant, book)
+                outcomes = self._readback.carried(claims, meant, book)
             self._read = True
             self._listen()
         except FabricError:
             self._swept = None
             raise
-        return proof
+        return self._doubting(outcomes)
 
-    def strip(self, generation: Generation, book: Book) -> Proof:
-        """Take the generation out of the file, and read back that no port has its key any more."""
-        claim, rest = book.must(generation), book.without(generation)
-        self._bring(rest, frozenset({claim.pkey}), force=False)
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back that no port has the generations' keys any more."""
+        claims = [book.must(generation) for generation in generations]
         try:
-            return self._readback.gone(claim, self._meant(rest), book)
+            return self._doubting(self._readback.gone(claims, self._meant(book), book))
         except FabricError:
             self._swept = None
             raise
 
+    def _doubting(self, outcomes: Outcomes) -> Outcomes:
+        """The next change makes OpenSM sweep again where something could not be proven."""
+        if any(isinstance(one, FabricError) for one in outcomes.values()):
+            self._swept = None
+        return outcomes
+
     def audit(self, book: Book) -> tuple[Finding, ...]:
         """Compare file, log and fabric with the book."""
         meant = self._meant(book)
-        found = [Finding(0, what) for what in self._file_findings(meant)]
+        found = [Finding(0, what, True) for what in self._file_findings(meant)]
         try:
             self._listen()
-        except FabricError as err:
-            found.append(Finding(0, err.line()))
+        except ComplaintError as err:
+            found.append(Finding(0, err.line(), True))
         found += self._readback.findings(meant)
         if found:
             self._swept = None  # whatever OpenSM has now, the next change makes it sweep
@@ -114,7 +119,7 @@ class OpensmFile:
     def cure(self, book: Book) -> None:
         """Write the file anew, whatever OpenSM was seen to have, and let it sweep."""
         self._swept = None
-        self._bring(book, frozenset(), force=False)
+        self._bring(book)
 
     def _file_findings(self, meant: tuple[Partition, ...]) -> list[str]:
         data = self._opensm.read()
@@ -127,11 +132,11 @@ class OpensmFile:
             return [f"{self._opensm.partitions} is not what vhpcd wrote"]
         return []
 
-    def _bring(self, book: Book, leaving: frozenset[int], *, force: bool) -> None:
+    def _bring(self, book: Book, *, force: bool = False) -> None:
         meant = self._meant(book)
         old = self._opensm.read()
         if not force:
-            self._guard(old, meant, book, leaving)
+            self._guard(old, meant, book)
         same = old is not None and not partitions.lint(old) and partitions.parse(old) == meant
         if same and self._swept == meant:
             return
@@ -163,9 +168,7 @@ class OpensmFile:
             return False
         return True
 
-    def _guard(
-        self, old: bytes | None, meant: tuple[Partition, ...], book: Book, leaving: frozenset[int]
-    ) -> None:
+    def _guard(self, old: bytes | None, meant: tuple[Partition, ...], book: Book) -> None:
         """FabricError when this book may not be the one that the keys on the fabric came from.
 
         What was written last says so: before the first time, that is the file.
@@ -180,7 +183,7 @@ class OpensmFile:
             had = () if partitions.lint(old) else partitions.parse(old)
             since = self._origin(old, had)
         kept = {one.pkey for one in (*meant, *self._site)}
-        known = {one.pkey for one in book.claims} | leaving
+        known = {one.pkey for one in book.claims}
         known |= {pkey for pkey, freed in book.freed.items() if freed > since}
         lost = {one.pkey for one in had} - kept - known
         if lost and (len(lost) * 100 > self._max_lost_percent * len(had) or not book.claims):
@@ -217,3 +220,7 @@ class OpensmFile:
 
     def _meant(self, book: Book) -> tuple[Partition, ...]:
         return (*partitions.of_book(book, ipoib=self._ipoib), *self._site)
+
+
+def _seen(outcome: Proof | FabricError) -> bool:
+    return isinstance(outcome, Proof) and outcome.seen > 0

@@ -8,11 +8,12 @@ is at may be a full member of the default partition, and has to be.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
 from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.backend import Finding, Proof
+from vhpc_slurm.fabric.backend import Finding, Outcomes, Proof
 from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL, Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import Port, Scan
@@ -23,6 +24,8 @@ SCAN_S = 1.0
 SHOWN = 3
 """So many of what is wrong go into one line."""
 
+_Judge = Callable[[Claim], Proof | list[Finding]]
+
 
 class Reader(Protocol):
     """Whatever can read the tables of a fabric."""
@@ -31,39 +34,49 @@ class Reader(Protocol):
         """Read everything once; FabricError when it cannot be read."""
 
 
-def differences(partitions: Iterable[Partition], scan: Scan, *, of_key: int | None = None) -> list[Finding]:
-    """What the fabric has that it should not, or lacks; pure.
+class Expected:
+    """What each port should have, as some partitions say it; made once, compared often."""
 
-    With ``of_key`` only what concerns that key: its members' whole tables, and
-    whether any other port has it.
-    """
-    meant: dict[int, set[int]] = {}
-    members: set[int] = set()
-    for one in partitions:
-        if one.pkey == DEFAULT_PKEY:
-            continue
-        for member, full in one.members:
-            guid = int(member, 16)
-            meant.setdefault(guid, set()).add(one.pkey | (FULL if full else 0))
-            if one.pkey == of_key:
-                members.add(guid)
-    found = []
-    for port in scan.ports:
-        base = DEFAULT_PKEY | FULL if port.master else DEFAULT_PKEY
-        expected = meant.get(port.guid, set()) | {base}
-        has = set(port.pkeys)
-        if of_key is None or port.guid in members:
-            wrong = has != expected
-        else:
-            wrong = any(entry & ~FULL == of_key for entry in has)
-        if wrong:
-            found.append(Finding(port.guid, _unlike(port, expected)))
-    if scan.silent:
-        found.append(Finding(0, f"{scan.silent} nodes do not answer"))
-    return found
+    def __init__(self, partitions: Iterable[Partition]) -> None:
+        self._entries: dict[int, set[int]] = {}
+        for one in partitions:
+            if one.pkey == DEFAULT_PKEY:
+                continue
+            for member, full in one.members:
+                self._entries.setdefault(int(member, 16), set()).add(one.pkey | (FULL if full else 0))
+
+    def differences(self, scan: Scan) -> list[Difference]:
+        """All ports that have what they should not, or lack what they should have."""
+        found = []
+        for port in scan.ports:
+            meant, has = self._entries.get(port.guid, _NONE), set(port.pkeys)
+            expected = meant | {DEFAULT_PKEY | FULL if port.master else DEFAULT_PKEY}
+            if has != expected:
+                keys = frozenset(entry & ~FULL for entry in meant | has) - {DEFAULT_PKEY}
+                found.append(
+                    Difference(Finding(port.guid, _unlike(port, expected), bool(has - expected)), keys)
+                )
+        if scan.silent:
+            found.append(Difference(Finding(0, f"{scan.silent} nodes do not answer"), None))
+        return found
 
 
-def _unlike(port: Port, expected: set[int]) -> str:
+_NONE: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A finding, and the keys that are not proven because of it; None: none is."""
+
+    finding: Finding
+    keys: frozenset[int] | None
+
+    def concerns(self, pkey: int) -> bool:
+        """Whether that key is not proven."""
+        return self.keys is None or pkey in self.keys
+
+
+def _unlike(port: Port, expected: Set[int]) -> str:
     has = " ".join(f"{entry:#06x}" for entry in port.pkeys) or "none"
     should = " ".join(f"{entry:#06x}" for entry in sorted(expected))
     return f"port {port.guid:#018x} has the keys {has}, and should have {should}"
@@ -76,54 +89,90 @@ class Readback:
         self._reader = reader
         self._timeout_s = timeout_s
 
-    def carried(self, claim: Claim, partitions: tuple[Partition, ...], book: Book) -> Proof:
-        """Prove that a claim's ports have exactly their keys and that no stranger has its key.
+    def carried(self, claims: Iterable[Claim], partitions: Iterable[Partition], book: Book) -> Outcomes:
+        """Prove that each claim's ports have exactly their keys and that no stranger has its key.
 
         Raises:
-            FabricError: that was not so at any time before the deadline.
+            FabricError: the fabric cannot be read.
         """
-        what = f"the fabric does not carry key {claim.pkey:#06x} of {claim.generation}"
-        scan = self._until(lambda scan: differences(partitions, scan, of_key=claim.pkey), what)
-        tables = scan.tables()
-        mine = list(claim.port_guids())
-        seen = sum(guid in tables for guid in mine)
-        return Proof(book.epoch, len(scan.ports), seen, len(mine) - seen)
+        expected = Expected(partitions)
 
-    def gone(self, claim: Claim, partitions: tuple[Partition, ...], book: Book) -> Proof:
+        def prove(scan: Scan) -> _Judge:
+            wrong = expected.differences(scan)
+            guids = frozenset(port.guid for port in scan.ports)
+
+            def judge(claim: Claim) -> Proof | list[Finding]:
+                found = [one.finding for one in wrong if one.concerns(claim.pkey)]
+                if found:
+                    return found
+                mine = list(claim.port_guids())
+                seen = sum(guid in guids for guid in mine)
+                return Proof(book.epoch, len(scan.ports), seen, len(mine) - seen)
+
+            return judge
+
+        return self._until(claims, prove, "the fabric does not carry key {:#06x} of {}")
+
+    def gone(self, claims: Iterable[Claim], partitions: Iterable[Partition], book: Book) -> Outcomes:
         """Prove that no port of a claim, and no stranger, has its key any more.
 
-        ``partitions`` are those without the claim; other claims of the same key may stay.
+        ``partitions`` are those without these claims; other claims of the same key may stay.
 
         Raises:
-            FabricError: some port had it until the deadline.
+            FabricError: the fabric cannot be read.
         """
-        what = f"key {claim.pkey:#06x} of {claim.generation} is still on the fabric"
-        mine = frozenset(claim.port_guids())
+        expected = Expected(partitions)
 
-        def left(scan: Scan) -> list[Finding]:
-            others = differences(partitions, scan, of_key=claim.pkey)
-            carriers = {
-                port.guid for port in scan.ports if any(entry & ~FULL == claim.pkey for entry in port.pkeys)
-            }
-            still = [Finding(guid, f"port {guid:#018x} has it") for guid in sorted(carriers & mine)]
-            return still or [one for one in others if one.port_guid in carriers or not one.port_guid]
+        def prove(scan: Scan) -> _Judge:
+            wrong = expected.differences(scan)
+            carriers: dict[int, set[int]] = {}
+            for port in scan.ports:
+                for entry in port.pkeys:
+                    carriers.setdefault(entry & ~FULL, set()).add(port.guid)
 
-        scan = self._until(left, what)
-        return Proof(book.epoch, len(scan.ports))
+            def judge(claim: Claim) -> Proof | list[Finding]:
+                having = carriers.get(claim.pkey, set())
+                still = sorted(having & frozenset(claim.port_guids()))
+                found = [Finding(guid, f"port {guid:#018x} has it", True) for guid in still] or [
+                    one.finding
+                    for one in wrong
+                    if one.concerns(claim.pkey)
+                    and (one.finding.port_guid in having or not one.finding.port_guid)
+                ]
+                return found or Proof(book.epoch, len(scan.ports))
 
-    def findings(self, partitions: tuple[Partition, ...]) -> list[Finding]:
+            return judge
+
+        return self._until(claims, prove, "key {:#06x} of {} is still on the fabric")
+
+    def findings(self, partitions: Iterable[Partition]) -> list[Finding]:
         """Compare the whole fabric, once."""
-        return differences(partitions, self._reader.scan(self._timeout_s))
+        scan = self._reader.scan(self._timeout_s)
+        return [one.finding for one in Expected(partitions).differences(scan)]
 
-    def _until(self, wrong: Callable[[Scan], list[Finding]], what: str) -> Scan:
+    def _until(self, claims: Iterable[Claim], prove: Callable[[Scan], _Judge], what: str) -> Outcomes:
+        """Read until all is proven, or the deadline is over; what is left then has its reason."""
+        outcomes: Outcomes = {}
+        left = list(claims)
         deadline = time.monotonic() + self._timeout_s
-        while True:
-            scan = self._reader.scan(max(SCAN_S, deadline - time.monotonic()))
-            found = wrong(scan)
-            if not found:
-                return scan
-            if time.monotonic() >= deadline:
-                why = "; ".join(one.what for one in found[:SHOWN])
-                more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-                raise FabricError(what, why + more, "see: vhpc fabric ls, and the log of the subnet manager")
-            time.sleep(POLL_S)
+        while left:
+            judge = prove(self._reader.scan(max(SCAN_S, deadline - time.monotonic())))
+            over = time.monotonic() >= deadline
+            for claim in tuple(left):
+                found = judge(claim)
+                if isinstance(found, Proof):
+                    outcomes[claim.generation] = found
+                    left.remove(claim)
+                elif over:
+                    outcomes[claim.generation] = _unproven(what.format(claim.pkey, claim.generation), found)
+            if over:
+                break
+            if left:
+                time.sleep(POLL_S)
+        return outcomes
+
+
+def _unproven(what: str, found: list[Finding]) -> FabricError:
+    why = "; ".join(one.what for one in found[:SHOWN])
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return FabricError(what, why + more, "see: vhpc fabric ls, and the log of the subnet manager")

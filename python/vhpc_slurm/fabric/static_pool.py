@@ -7,11 +7,12 @@ GUID.  What remains to be done is to choose, and to read back.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Proof
+from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes
 from vhpc_slurm.fabric.keys import Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
@@ -48,25 +49,25 @@ class StaticPool:
         """Choose a key, and ranks that are declared."""
         return self._policy.plan(generation, request, allocation, book)
 
-    def apply(self, book: Book) -> None:
+    def apply(self, book: Book, *, force: bool = False) -> None:
         """Nothing: it was declared before."""
 
-    def verify(self, generation: Generation, book: Book) -> Proof:
-        """Read back that no stranger has the key, nor a port of the generation any other."""
-        claim = book.must(generation)
-        its = (one for one in self._declared if one.pkey == claim.pkey)
-        return self._readback.carried(claim, (*its, *self._site), book)
+    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back that no stranger has a key, nor a port of the generations any other."""
+        claims = [book.must(generation) for generation in generations]
+        theirs = {claim.pkey for claim in claims}
+        declared = (one for one in self._declared if one.pkey in theirs)
+        return self._readback.carried(claims, (*declared, *self._site), book)
 
-    def strip(self, generation: Generation, book: Book) -> Proof:
-        """Read back that no port of the generation is left on the fabric with its key."""
-        claim = book.must(generation)
-        stay = partitions.of_book(book.without(generation))
-        return self._readback.gone(claim, (*stay, *self._site), book)
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back that no port of the generations is left on the fabric with its key."""
+        claims = [book.must(generation) for generation in generations]
+        return self._readback.gone(claims, (*partitions.of_book(book), *self._site), book)
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
         """Compare the file and the fabric with what was declared."""
         del book
-        file = tuple(Finding(0, what) for what in self._file_findings())
+        file = tuple(Finding(0, what, True) for what in self._file_findings())
         return (*file, *self._readback.findings(self._declared))
 
     def cure(self, book: Book) -> None:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.fabric.backend import RefusedError
 
 MAX_ANSWER = 256 << 20
 """Bytes of the longest answer; a thousand keys with a thousand ports each take about 80 MB."""
@@ -128,7 +129,8 @@ class UfmClient:
 
         Raises:
             UfmBusyError: UFM cannot be reached, has cut the connection, is busy or broken.
-            FabricError: it is not the UFM that is meant, or it refuses us.
+            RefusedError: UFM does not take this request.
+            FabricError: it is not the UFM that is meant, or it lets nobody in.
         """
         what = f"UFM at {self._host}:{self._port}"
         headers = {
@@ -211,7 +213,7 @@ def _refusal(what: str, request: str, status: int, said: bytes) -> FabricError:
         return FabricError(f"{what} does not let us", why, "the token's user needs the role System_Admin")
     if status in (408, 409, 423, 425, 429) or status >= 500:
         return UfmBusyError(f"{what} could not do it", why)
-    return FabricError(f"{what} refuses", why)
+    return RefusedError(f"{what} refuses", why)
 
 
 def _pkey(text: str) -> int:

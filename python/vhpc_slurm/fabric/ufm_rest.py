@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Proof
+from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof, RefusedError
 from vhpc_slurm.fabric.keys import PORT_PREFIX, Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
@@ -86,6 +86,7 @@ class UfmRest:
         self._timeout_s = timeout_s
         self._max_lost_percent = max_lost_percent
         self._pool = frozenset(policy.pool.numbers())
+        self._late: dict[int, str] = {}  # by key: why UFM did not do what it was asked for last
         if mark_pkey in self._pool:
             raise FabricError(
                 f"fabric.ufm_mark_pkey {mark_pkey:#06x} is a key for jobs", "it has to be outside of the pool"
@@ -94,7 +95,7 @@ class UfmRest:
     def validate(self, book: Book) -> None:
         """Whether UFM lets us in, and was changed last by this database."""
         self._ufm.version()
-        self._guard(self._ufm.partitions(), book, frozenset())
+        self._guard(self._ufm.partitions(), book)
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -105,43 +106,88 @@ class UfmRest:
     def apply(self, book: Book, *, force: bool = False) -> None:
         """Have UFM carry what the book carries, and wait until it says so.
 
-        ``force`` takes keys away also where the book seems to have lost them.
+        A key that UFM does not show in time is for ``verify`` and ``strip`` to
+        report: the others have theirs.  ``force`` also takes away keys that the
+        book seems to have lost.
+
+        Raises:
+            FabricError: UFM cannot be asked, lets nobody in, or is another database's.
         """
-        self._bring(book, frozenset(), force=force)
+        late: dict[int, str] = {}
+        asked: dict[int, float] = {}
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            have = self._look(deadline)
+            if not force:
+                self._guard(have, book)
+            todo = self._todo(have, book)
+            if not todo:
+                self._tidy(have, book)
+                return
+            if time.monotonic() >= deadline:
+                break
+            late = {one.pkey: late.get(one.pkey, "") for one in todo}
+            marked = self._marked(have, book, late)
+            for one in todo:
+                if marked and time.monotonic() - asked.get(one.pkey, -AGAIN_S) >= AGAIN_S:
+                    asked[one.pkey] = time.monotonic()
+                    late[one.pkey] = self._change(one)
+                    if late[one.pkey]:
+                        asked[one.pkey] -= AGAIN_S - POLL_S
+            time.sleep(POLL_S)
+        self._late = {pkey: why or "UFM has accepted it" for pkey, why in late.items()}
+        log.error("UFM did not do within %g s: %s", self._timeout_s, _some(todo))
 
-    def verify(self, generation: Generation, book: Book) -> Proof:
-        """Read back that the generation's ports have their key in UFM and on the fabric, and nobody else."""
-        claim = book.must(generation)
-        have = self._ufm.partitions()
-        foreign = sorted(guid for guid in have.get(claim.pkey, {}) if not _ours(claim.pkey, guid))
-        if foreign:
-            raise FabricError(
-                f"key {claim.pkey:#06x} of {generation} has a port in UFM that is none of vhpcd's",
-                f"the first is {foreign[0]:#018x}",
-                "take it out, or name the key in fabric.pkey_reserved",
-            )
-        for one in self._todo(have, _meant(book)):
-            if one.pkey == claim.pkey:
-                raise FabricError(f"UFM does not carry the key of {generation}", one.line())
-        if self._readback is None:
-            return Proof(book.epoch, absent=sum(1 for _ in claim.port_guids()))
-        return self._readback.carried(claim, self._partitions(have, book), book)
+    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back that the generations' ports have their keys in UFM and on the fabric, and nobody else."""
+        have = self._look(time.monotonic() + self._timeout_s)
+        todo = {one.pkey: one for one in self._todo(have, book)}
+        outcomes: Outcomes = {}
+        good = []
+        for claim in map(book.must, generations):
+            pkey = claim.pkey
+            foreign = sorted(guid for guid in have.get(pkey, {}) if not _ours(pkey, guid))
+            if foreign:
+                outcomes[claim.generation] = FabricError(
+                    f"key {pkey:#06x} of {claim.generation} has a port in UFM that is none of vhpcd's",
+                    f"the first is {foreign[0]:#018x}",
+                    "take it out, or name the key in fabric.pkey_reserved",
+                )
+            elif pkey in todo:
+                outcomes[claim.generation] = self._undone(claim, todo[pkey])
+            else:
+                good.append(claim)
+                unseen = sum(1 for _ in claim.port_guids())
+                outcomes[claim.generation] = Proof(book.epoch, absent=unseen)
+        if self._readback is not None and good:
+            outcomes |= self._readback.carried(good, self._partitions(have, book), book)
+        return outcomes
 
-    def strip(self, generation: Generation, book: Book) -> Proof:
-        """Take the generation out of UFM, and read back that no port has its key any more."""
-        claim, rest = book.must(generation), book.without(generation)
-        have = self._bring(rest, frozenset({claim.pkey}), force=False)
-        if self._readback is None:
-            return Proof(book.epoch)
-        return self._readback.gone(claim, self._partitions(have, rest), book)
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back that no port has the generations' keys any more, in UFM and on the fabric."""
+        have = self._look(time.monotonic() + self._timeout_s)
+        todo = {one.pkey: one for one in self._todo(have, book)}
+        outcomes: Outcomes = {}
+        good = []
+        for claim in map(book.must, generations):
+            if have.get(claim.pkey, {}).keys() & frozenset(claim.port_guids()):
+                outcomes[claim.generation] = self._undone(claim, todo[claim.pkey])
+            else:
+                good.append(claim)
+                outcomes[claim.generation] = Proof(book.epoch)
+        if self._readback is not None and good:
+            outcomes |= self._readback.gone(good, self._partitions(have, book), book)
+        return outcomes
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
         """Compare UFM and the fabric with the book."""
-        have = self._ufm.partitions()
-        found = [Finding(0, f"UFM: key {one.line()}") for one in self._todo(have, _meant(book))]
+        have = self._look(time.monotonic() + self._timeout_s)
+        found = [Finding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, book)]
         found += [
             Finding(
-                guid, f"UFM: port {guid:#018x}, which is none of vhpcd's, is on key {pkey:#06x} of the pool"
+                guid,
+                f"UFM: port {guid:#018x}, which is none of vhpcd's, is on key {pkey:#06x} of the pool",
+                True,
             )
             for pkey in sorted(self._pool & have.keys())
             for guid in sorted(have[pkey])
@@ -153,46 +199,29 @@ class UfmRest:
 
     def cure(self, book: Book) -> None:
         """Tell UFM once more."""
-        self._bring(book, frozenset(), force=False)
+        self.apply(book)
 
     # --- what there is to do --------------------------------------------------------
 
-    def _bring(self, book: Book, leaving: frozenset[int], *, force: bool) -> Members:
-        """Have UFM show what is meant; what it shows then.
-
-        Whatever broke off, here or in an earlier life of vhpcd, shows in what UFM
-        has, and only the rest is asked for.
-        """
-        meant = _meant(book)
-        asked: dict[int, float] = {}
-        deadline = time.monotonic() + self._timeout_s
+    def _look(self, deadline: float) -> Members:
+        """What UFM shows; asked for again while it is busy and there is time."""
         while True:
             try:
-                have = self._ufm.partitions()
-                if not force:
-                    self._guard(have, book, leaving)
-                todo = self._todo(have, meant)
-                if not todo:
-                    self._tidy(have, book)
-                    return have
-                why = "; ".join(one.line() for one in todo[:SHOWN])
-                if _mark(book) not in self._marks(have):
-                    self._ufm.add(self._mark_pkey, [_mark(book)], ipoib=False)
-                for one in todo:
-                    if time.monotonic() - asked.get(one.pkey, -AGAIN_S) >= AGAIN_S:
-                        self._change(one)
-                        asked[one.pkey] = time.monotonic()
-            except UfmBusyError as err:
-                why = err.line()
-            if time.monotonic() >= deadline:
-                raise FabricError(
-                    f"UFM did not apply a change within {self._timeout_s:g} s",
-                    why,
-                    "see UFM's log; fabric.apply_timeout_s is how long it may take",
-                )
+                return self._ufm.partitions()
+            except UfmBusyError:
+                if time.monotonic() >= deadline:
+                    raise
             time.sleep(POLL_S)
 
-    def _todo(self, have: Members, meant: dict[int, frozenset[int]]) -> list[Change]:
+    def _undone(self, claim: Claim, change: Change) -> FabricError:
+        return FabricError(
+            f"UFM did not do within {self._timeout_s:g} s what {claim.generation} needs",
+            f"{change.line()}: {self._late.get(claim.pkey, 'it was there, and is no more')}",
+            "see UFM's log; fabric.apply_timeout_s is how long it may take",
+        )
+
+    def _todo(self, have: Members, book: Book) -> list[Change]:
+        meant = _meant(book)
         found = []
         for pkey in sorted((self._pool & have.keys()) | meant.keys()):
             wanted, members = meant.get(pkey, frozenset()), have.get(pkey, {})
@@ -206,13 +235,31 @@ class UfmRest:
                 found.append(one)
         return found
 
-    def _change(self, one: Change) -> None:
-        if one.remove:
-            self._ufm.remove(one.pkey, list(one.remove))
-        if one.add:
-            self._ufm.add(one.pkey, list(one.add), ipoib=self._ipoib)
-        if one.delete:
-            self._ufm.delete(one.pkey)
+    def _change(self, one: Change) -> str:
+        """Ask for it; why UFM did not accept it, if it did not.
+
+        Whatever broke off, here or in an earlier life of vhpcd, shows in what UFM
+        has afterwards, and only the rest is asked for again.
+        """
+        try:
+            if one.remove:
+                self._ufm.remove(one.pkey, list(one.remove))
+            if one.add:
+                self._ufm.add(one.pkey, list(one.add), ipoib=self._ipoib)
+            if one.delete:
+                self._ufm.delete(one.pkey)
+        except (UfmBusyError, RefusedError) as err:
+            return err.line()
+        return ""
+
+    def _marked(self, have: Members, book: Book, late: dict[int, str]) -> bool:
+        """Leave our mark before anything is changed; whether UFM has accepted it."""
+        if _mark(book) in self._marks(have):
+            return True
+        why = self._change(Change(self._mark_pkey, add=(_mark(book),)))
+        if why:
+            late.update(dict.fromkeys(late, why))
+        return not why
 
     def _partitions(self, have: Members, book: Book) -> tuple[Partition, ...]:
         """What ports should have: our claims, and all else that UFM has."""
@@ -229,7 +276,7 @@ class UfmRest:
 
     # --- whose UFM it is -------------------------------------------------------------
 
-    def _guard(self, have: Members, book: Book, leaving: frozenset[int]) -> None:
+    def _guard(self, have: Members, book: Book) -> None:
         """FabricError when this book may not be the one that the keys in UFM came from."""
         ours = {pkey for pkey in self._pool & have.keys() if any(_ours(pkey, guid) for guid in have[pkey])}
         marks = self._marks(have)
@@ -250,7 +297,7 @@ class UfmRest:
                 "delete that key and those of jobs in UFM",
             )
         since = min(origin for origin in origins if origin is not None)
-        known = {one.pkey for one in book.claims} | leaving
+        known = {one.pkey for one in book.claims}
         known |= {pkey for pkey, freed in book.freed.items() if freed > since}
         lost = ours - known
         if lost and (len(lost) * 100 > self._max_lost_percent * len(ours) or not book.claims):
@@ -275,9 +322,14 @@ class UfmRest:
     def _tidy(self, have: Members, book: Book) -> None:
         """Take away older marks, once UFM shows ours: whatever breaks off, one is left, and it is ours."""
         marks = self._marks(have)
-        stale = [one for one in marks if one != _mark(book)]
+        stale = tuple(one for one in marks if one != _mark(book))
         if stale and len(stale) < len(marks):
-            self._ufm.remove(self._mark_pkey, stale)
+            self._change(Change(self._mark_pkey, remove=stale))
+
+
+def _some(todo: list[Change]) -> str:
+    more = f"; and {len(todo) - SHOWN} more" if len(todo) > SHOWN else ""
+    return "; ".join(one.line() for one in todo[:SHOWN]) + more
 
 
 def _mark(book: Book) -> int:

@@ -1,0 +1,147 @@
+"""When the fabric is changed: rounds are put together here, and run in a thread of their own.
+
+Nothing that does not need the fabric waits for it.  Those that come within a
+moment share a round, and between two rounds there is a pause, since the subnet
+manager answers nobody while it sweeps; what only leaves has more time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from vhpc_slurm.controller.fabricwork import FabricWork, Results
+from vhpc_slurm.errors import FabricError, VhpcError
+from vhpc_slurm.model import Generation, LeaseRecord
+
+log = logging.getLogger("vhpcd")
+
+GATHER_S = 0.5
+"""How long a round waits for leases that are being made."""
+LINGER_S = 1.0
+"""How long what leaves waits for company where nothing comes."""
+
+Result = TypeVar("Result")
+
+
+class FabricWorker:
+    """One for each vhpcd; belongs to its event loop."""
+
+    def __init__(self, work: FabricWork, *, interval_s: float, deadline_s: float) -> None:
+        """``interval_s`` lies between two rounds; a start that is not served in ``deadline_s`` fails."""
+        self._work = work
+        self._interval_s = interval_s
+        self._deadline_s = deadline_s
+        self._thread = ThreadPoolExecutor(1, "fabric")
+        self._coming: dict[Generation, asyncio.Future[LeaseRecord]] = {}
+        self._arriving = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._starts = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._last_round = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    async def ready(self, generation: Generation) -> LeaseRecord:
+        """The lease when it is READY.
+
+        Raises:
+            FabricError: the fabric will not, the lease is over, or it takes too long; the lease stays
+                RESERVED, and may be asked for again.
+        """
+        future = self._coming.get(generation)
+        if future is None:
+            future = asyncio.get_running_loop().create_future()
+            self._coming[generation] = future
+            # Whoever asked may have gone away by then.
+            future.add_done_callback(lambda one: one.cancelled() or one.exception())
+        self._starts.set()
+        self.poke()
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            raise FabricError(
+                f"the fabric did not carry {generation} within {self._deadline_s:g} s",
+                "it is busy with others, or does not answer",
+                "see the log of vhpcd",
+            ) from None
+
+    @contextlib.contextmanager
+    def arriving(self) -> Iterator[None]:
+        """While one is in it, a lease is being made, and a round had better wait a moment for it."""
+        self._arriving += 1
+        self._settled.clear()
+        try:
+            yield
+        finally:
+            self._arriving -= 1
+            if not self._arriving:
+                self._settled.set()
+
+    def poke(self) -> None:
+        """Something changed that the fabric should know of."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._rounds())
+        self._wake.set()
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """Do something else with the fabric, between two rounds."""
+        # What has begun is finished, even when its client has gone away.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, call))
+
+    def close(self) -> None:
+        """End after what runs; the rest is found again at the next start."""
+        if self._task is not None:
+            self._task.cancel()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _rounds(self) -> None:
+        while True:
+            await self._wake.wait()
+            await self._gather()
+            self._wake.clear()
+            self._starts.clear()
+            coming, self._coming = self._coming, {}
+            try:
+                results: Results = await self.run(lambda some=tuple(coming): self._work.round(some))  # type: ignore[misc]
+            except VhpcError as err:
+                log.error("the fabric was not changed: %s", err.line())
+                results = {generation: _as_fabric(err) for generation in coming}
+            except Exception:
+                log.exception("internal error")
+                results = {}
+            self._last_round = asyncio.get_running_loop().time()
+            for generation, future in coming.items():
+                _resolve(future, results.get(generation))
+
+    async def _gather(self) -> None:
+        pause_s = self._last_round + self._interval_s - asyncio.get_running_loop().time()
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+        if not self._coming:
+            await _within(LINGER_S, self._starts)
+        await _within(GATHER_S, self._settled)
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _resolve(future: asyncio.Future[LeaseRecord], result: LeaseRecord | FabricError | None) -> None:
+    if future.done():
+        return
+    if isinstance(result, LeaseRecord):
+        future.set_result(result)
+    else:
+        future.set_exception(result or FabricError("vhpcd failed", cure="see its log"))
+
+
+def _as_fabric(err: VhpcError) -> FabricError:
+    return err if isinstance(err, FabricError) else FabricError(err.what, err.why, err.cure)
