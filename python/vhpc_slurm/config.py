@@ -184,6 +184,32 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     )
 
 
+class Manager(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One OpenSM of a subnet: its three files on vhpcd's host, or a command that reaches its host."""
+
+    partitions: Annotated[str, _doc("its partitions file, as fabric.partitions")] = ""
+    pidfile: Annotated[str, _doc("its pidfile, as fabric.opensm_pidfile")] = ""
+    log: Annotated[str, _doc("its log, as fabric.opensm_log")] = ""
+    command: Annotated[
+        tuple[str, ...],
+        _doc(
+            "in place of these: a command, run without a shell, that runs `vhpc fabric manager` on its host"
+        ),
+    ] = ()
+
+
+class Subnet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One subnet of several, or one with an OpenSM that stands by; keys are the same in all."""
+
+    device: Annotated[str, _doc("adapter that this subnet is read through; empty: the first")] = ""
+    device_port: Annotated[int, _doc("port of it; 0: the first that is up", ge=0, le=254)] = 0
+    managers: Annotated[
+        tuple[Manager, ...],
+        _doc("its OpenSM, master and those that stand by; all have the new file before one reads it"),
+        msgspec.Meta(min_length=1),
+    ]
+
+
 class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The job's own partition of an InfiniBand fabric."""
 
@@ -239,6 +265,13 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 0
     device: Annotated[str, _doc("adapter that the fabric is read through; empty: the first")] = ""
     device_port: Annotated[int, _doc("port of it; 0: the first that is up", ge=0, le=254)] = 0
+    subnets: Annotated[
+        tuple[Subnet, ...],
+        _doc(
+            "opensm-file with several subnets or several OpenSM; empty: one subnet with one OpenSM, as "
+            "`partitions`, `opensm_pidfile`, `opensm_log` and `device` say"
+        ),
+    ] = ()
     pool_guests: Annotated[
         int,
         _doc("static-pool: guests that each key is declared for; larger jobs are refused", ge=1, le=65536),
@@ -319,3 +352,12 @@ def describe() -> Iterator[tuple[str, str, Any, str]]:
         for key in part.__struct_fields__:
             meta = next(m for m in get_args(hints[key]) if isinstance(m, msgspec.Meta))
             yield section, key, getattr(part, key), meta.description or ""
+
+
+def describe_tables() -> Iterator[tuple[str, type[msgspec.Struct], str, Any, str]]:
+    """Yield (table, its class, key, default, meaning) for arrays of tables; ``NODEFAULT`` is no default."""
+    for table, kind in (("fabric.subnets", Subnet), ("fabric.subnets.managers", Manager)):
+        hints = get_type_hints(kind, include_extras=True)
+        for one in msgspec.structs.fields(kind):
+            meta = next(m for m in get_args(hints[one.name]) if isinstance(m, msgspec.Meta) and m.description)
+            yield table, kind, one.name, one.default, meta.description or ""

@@ -28,16 +28,20 @@ NEEDED = "needs the packages opensm, ibsim-utils and infiniband-diags (make deps
 KEYS = (0x1000, 0x1001, 0x1002, 0x1003)
 GUIDS = tuple(0x02CC << 48 | pkey << 32 | rank << 8 for pkey in KEYS for rank in range(4))
 SM_GUID = 0x500001
+STANDBY_GUID = 0x500101
 DEFAULT = b"Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
 
 
-def net() -> str:
+def net(*, standby: bool = False) -> str:
     """The fabric in ibsim's language; a port's GUID is its node's plus its number."""
     nodes = [
         f'caguid={guid - 1:#x}\nCa 1 "H{port}"\n[1] "SW"[{port}]\n' for port, guid in enumerate(GUIDS, 1)
     ]
     sm = len(GUIDS) + 1
     links = "".join(f'[{port}] "H{port}"[1]\n' for port in range(1, sm))
+    if standby:
+        nodes.append(f'caguid={STANDBY_GUID - 1:#x}\nCa 1 "SM2"\n[1] "SW"[{sm + 1}]\n')
+        links += f'[{sm + 1}] "SM2"[1]\n'
     return "\n".join(
         [
             f'caguid={SM_GUID - 1:#x}\nCa 1 "SM"\n[1] "SW"[{sm}]\n',
@@ -50,8 +54,9 @@ def net() -> str:
 class SimulatedFabric:
     """One fabric; its files are in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, standby: bool = False) -> None:
         self.folder = folder
+        self._has_standby = standby
         self.partitions = folder / "partitions.conf"
         self.log = folder / "osm.log"
         self.pidfile = folder / "osm.pid"
@@ -66,8 +71,10 @@ class SimulatedFabric:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, partitions: bytes = DEFAULT) -> None:
-        (self.folder / "net").write_text(net())
-        (self.folder / "opensm.conf").write_text("force_log_flush TRUE\n")
+        (self.folder / "net").write_text(net(standby=self._has_standby))
+        (self.folder / "opensm.conf").write_text(
+            "force_log_flush TRUE\nsm_priority 14\nsminfo_polling_timeout 500\npolling_retry_number 2\n"
+        )
         plain = {name: value for name, value in self.environment.items() if name != "LD_PRELOAD"}
         self._run(["ibsim", "-s", "-n", "-N", "256", "-S", "64", "-P", "4096", "net"], plain)
         wait_for(lambda: self._query("nodeinfo", "0").returncode == 0, "ibsim does not answer")
@@ -80,6 +87,27 @@ class SimulatedFabric:
         self.opensm = self._run(["opensm", *files], self.environment)
         self.pidfile.write_text(f"{self.opensm.pid}\n")
         wait_for(lambda: self.sweeps() > before, "opensm does not bring the subnet up")
+
+    def start_standby(self, partitions: bytes = DEFAULT) -> StandbyOpensm:
+        """A second opensm, at a port of its own, with files of its own."""
+        folder = self.folder / "standby"
+        folder.mkdir()
+        standby = StandbyOpensm(folder)
+        standby.partitions.write_bytes(partitions)
+        config = (self.folder / "opensm.conf").read_text().replace("sm_priority 14", "sm_priority 1")
+        (folder / "opensm.conf").write_text(config)
+        environment = self.environment | {"SIM_HOST": "SM2", "OSM_CACHE_DIR": str(folder)}
+        files = ["-F", "standby/opensm.conf", "-P", str(standby.partitions), "-f", str(standby.log)]
+        # The simulator loses what it sends to an opensm that is not ready yet, and the one that has
+        # sent it waits for ever: the master must not ask while the other one starts.
+        self.opensm.send_signal(signal.SIGSTOP)
+        process = self._run(["opensm", *files], environment | {"OSM_TMP_DIR": str(folder)})
+        standby.pidfile.write_text(f"{process.pid}\n")
+        wait_for(lambda: standby.says(b"Setting IS_SM on port"), "the second opensm does not start")
+        self.opensm.send_signal(signal.SIGCONT)
+        wait_for(lambda: standby.says(b"Entering STANDBY state"), "the second opensm does not stand by")
+        self.sweep()
+        return standby
 
     def stop(self) -> None:
         for process in reversed(self._processes):
@@ -144,9 +172,21 @@ class SimulatedFabric:
         return process
 
 
+class StandbyOpensm:
+    """The files of a second opensm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.partitions, self.pidfile, self.log = (
+            folder / name for name in ("partitions.conf", "osm.pid", "osm.log")
+        )
+
+    def says(self, words: bytes) -> bool:
+        return self.log.exists() and words in self.log.read_bytes()
+
+
 @contextmanager
-def simulated_fabric(folder: Path) -> Iterator[SimulatedFabric]:
-    fabric = SimulatedFabric(folder)
+def simulated_fabric(folder: Path, *, standby: bool = False) -> Iterator[SimulatedFabric]:
+    fabric = SimulatedFabric(folder, standby=standby)
     try:
         fabric.start()
         yield fabric

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vhpc_slurm.config import Fabric
+from vhpc_slurm.config import Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
 from vhpc_slurm.fabric.keys import MAX_RANKS, KeyPool
-from vhpc_slurm.fabric.opensm import Opensm
+from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
+from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
-from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.readback import Readback, Reader
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
 from vhpc_slurm.fabric.ufm_client import UfmClient
@@ -34,26 +35,58 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     static = fabric.backend == "static-pool"
     limit = fabric.pool_guests if static else MAX_RANKS
     policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit)
-    readback = Readback(FabricReader(fabric.device, fabric.device_port), fabric.apply_timeout_s)
+    readback = Readback(_reader(fabric), fabric.apply_timeout_s)
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
     if fabric.backend == "ufm-rest":
         return _ufm(fabric, policy, readback, knows)
-    opensm = Opensm(
-        Path(fabric.partitions),
-        Path(fabric.opensm_pidfile),
-        Path(fabric.opensm_log),
-        fabric.apply_timeout_s,
-    )
     return OpensmFile(
         policy,
-        opensm,
+        _managers(fabric),
         readback,
         knows,
         site=site,
         ipoib=fabric.ipoib,
         max_lost_percent=fabric.max_lost_percent,
     )
+
+
+def local_opensm(fabric: Fabric) -> Opensm:
+    """The OpenSM of this host, as the keys of [fabric] itself describe it."""
+    return Opensm(
+        Path(fabric.partitions),
+        Path(fabric.opensm_pidfile),
+        Path(fabric.opensm_log),
+        fabric.apply_timeout_s,
+    )
+
+
+def _managers(fabric: Fabric) -> SubnetManager:
+    if not fabric.subnets:
+        return local_opensm(fabric)
+    timeout_s = float(fabric.apply_timeout_s)
+    return Managers(
+        [[_manager(one, timeout_s) for one in subnet.managers] for subnet in fabric.subnets], timeout_s
+    )
+
+
+def _manager(one: Manager, timeout_s: float) -> SubnetManager:
+    files = (one.partitions, one.pidfile, one.log)
+    if one.command and not any(files):
+        return RemoteOpensm(one.command, timeout_s)
+    if one.command or not all(files):
+        raise FabricError(
+            "fabric.subnets has a manager that cannot be spoken to",
+            f"it has {one}",
+            "give it partitions, pidfile and log, or a command",
+        )
+    return Opensm(Path(one.partitions), Path(one.pidfile), Path(one.log), timeout_s)
+
+
+def _reader(fabric: Fabric) -> Reader:
+    if not fabric.subnets:
+        return FabricReader(fabric.device, fabric.device_port)
+    return SeveralReaders([FabricReader(one.device, one.device_port) for one in fabric.subnets])
 
 
 def _ufm(fabric: Fabric, policy: KeyPolicy, readback: Readback, knows: Callable[[int, str], bool]) -> UfmRest:
