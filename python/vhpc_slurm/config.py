@@ -254,6 +254,27 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             le=60,
         ),
     ] = 2.0
+    audit_interval_s: Annotated[
+        float, _doc("how often the whole fabric is compared with the keys in use", gt=0, le=300)
+    ] = 15.0
+    open_deadline_s: Annotated[
+        int,
+        _doc(
+            "an open fabric (ports can talk that should not) is put right at once; where that does not work "
+            "for so long, no lease with a key is handed out, and nodes end guests that have one",
+            ge=0,
+            le=3600,
+        ),
+    ] = 60
+    lost_after_s: Annotated[
+        int,
+        _doc(
+            "a node that has not acknowledged the end of a job for so long may still run its guests: the key "
+            "is taken off the fabric and stays out of use until the node says so, or is fenced",
+            ge=1,
+            le=86400,
+        ),
+    ] = 900
     max_lost_percent: Annotated[
         int,
         _doc(

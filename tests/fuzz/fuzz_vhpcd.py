@@ -68,7 +68,7 @@ async def _live(lines: list[bytes]) -> None:
             await _walk(dispatcher, listing)
         if isinstance(await dispatcher.answer(wire.AskStatus()), wire.Failure):
             raise InternalError("no status")
-        service.settle()
+        service.rounds.settle()
         service.prune(0.0)
     finally:
         await server.close()
@@ -95,7 +95,7 @@ async def _say(server: Server, line: bytes) -> wire.Answer | None:
     except ValueError:
         return None
     refusal = server._object(envelope, Credential(payload, ROOT, ROOT), "192.0.2.1")
-    answer = refusal or await server._ask(envelope, reader)
+    answer = refusal or await server._ask(envelope, ROOT, reader)
     if answer is None:
         raise InternalError("no answer to a client that still waits")
     return _check(wire.wrap("answer", envelope.nonce, answer))

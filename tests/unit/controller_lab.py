@@ -215,7 +215,7 @@ class Alone(LeaseService):
 
     def __init__(self, store: LeaseStore, network: NetworkBackend, **other: Any) -> None:
         super().__init__(store, network, **other)
-        self.work = FabricWork(self, network)
+        self.work = FabricWork(self.rounds, network)
 
     def open(self, job: JobRequest, nodes: Allocation, image: ImageIdentity | UserError) -> LeaseRecord:
         record = self.reserve(job, nodes, image)
@@ -238,10 +238,10 @@ class Alone(LeaseService):
         self._strip()
 
     def settle(self) -> None:
-        super().settle()
+        self.rounds.settle()
         self._strip()
 
     def _strip(self) -> None:
-        if self.leaving:
+        if self.rounds.leaving:
             with suppress(FabricError):
                 self.work.round()

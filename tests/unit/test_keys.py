@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from vhpc_slurm.controller.store import SqliteStore
-from vhpc_slurm.errors import FabricError
+from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, NoNetwork, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
@@ -337,6 +337,7 @@ class AnyOrder(RuleBasedStateMachine):
     OWNER: Literal["job", "user"] = "job"
     NODES = ("n1", "n2")
     QUARANTINE_S = 10.0
+    LOST_AFTER_S = 20.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -355,6 +356,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.fabric,
             reserve_mib=0,
             quarantine_s=self.QUARANTINE_S,
+            lost_after_s=self.LOST_AFTER_S,
             clock=lambda: 1.0,
             steady=lambda: self.now,
         )
@@ -402,7 +404,20 @@ class AnyOrder(RuleBasedStateMachine):
         with self.alive():
             self.service.acknowledge(generation, node, clean=clean, note="", timeline=None)
 
-    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, -1e6]))
+    @rule(node=nodes)
+    def fence(self, node: str) -> None:
+        with self.alive(), suppress(UserError):
+            self.service.rounds.fence(node, 0)
+
+    @rule()
+    def clear(self) -> None:
+        with self.alive(), suppress(UserError):
+            claims = self.store.keys.book().claims
+            buried = [one.generation for one in claims if one.state is KeyState.TOMBSTONE]
+            self.service.rounds.clear(buried, 0)
+            self.service.settle()
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, 21.0, -1e6]))
     def live_on(self, seconds: float) -> None:
         self.now += max(0.0, seconds)
         with self.alive():

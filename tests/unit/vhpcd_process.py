@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from controller_lab import (
     wait_for,
 )
 
-from vhpc_slurm.config import Config, Controller, Images, load
+from vhpc_slurm.config import Config, Controller, Fabric, Images, load
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.munge import Munge
@@ -41,6 +41,7 @@ class Vhpcd:
     folder: Path
     config: Config
     process: subprocess.Popen[str] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def log(self) -> str:
@@ -66,9 +67,8 @@ class Vhpcd:
             "--config",
             self.folder / "vhpc.toml",
         ]
-        return subprocess.Popen(
-            command, stderr=log, text=True, env={"PYTHONPATH": SOURCES, "PATH": "/usr/bin:/bin"}
-        )
+        environment = {"PYTHONPATH": SOURCES, "PATH": "/usr/bin:/bin"} | self.environment
+        return subprocess.Popen(command, stderr=log, text=True, env=environment, cwd=self.folder)
 
     def stop(self) -> int:
         assert self.process is not None
@@ -110,7 +110,8 @@ def frame_of(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def make(folder: Path, daemon: Munged) -> Vhpcd:
+def make(folder: Path, daemon: Munged, fabric: Fabric | None = None, **environment: str) -> Vhpcd:
+    """A vhpcd that does not run yet; with a fabric where one is named."""
     publish(folder / "catalog", manifest())
     (folder / "bin").mkdir()
     for name in ("squeue", "scontrol", "scancel"):
@@ -129,11 +130,12 @@ def make(folder: Path, daemon: Munged) -> Vhpcd:
             slurm_bin=str(folder / "bin"),
         ),
         images=Images(catalog=str(folder / "catalog")),
+        fabric=fabric or Fabric(),
     )
-    settings = msgspec.to_builtins(config.controller)
-    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-    (folder / "vhpc.toml").write_text(
-        "\n".join(["[controller]", *lines, "[images]", f'catalog = "{folder}/catalog"'])
-    )
+    lines = []
+    for name in ("controller", "images", "fabric"):
+        settings = msgspec.to_builtins(getattr(config, name))
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+    (folder / "vhpc.toml").write_text("\n".join(lines))
     assert load(folder / "vhpc.toml") == config
-    return Vhpcd(folder, config)
+    return Vhpcd(folder, config, environment=environment)

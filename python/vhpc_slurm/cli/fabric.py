@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.keystore import read_book
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.select import backend, site_partitions, static_pool
+from vhpc_slurm.model import Generation, LeaseRecord
 
 MAX_FILE = 256 << 20
 """Bytes of the largest partitions file that is looked at; a pool of a million GUIDs has 26 MB."""
@@ -22,30 +26,157 @@ def ls(config: Config, *, as_json: bool) -> int:
     """List claims."""
     book = read_book(config.controller.database)
     if as_json:
-        claims = [
-            {
-                "pkey": f"{one.pkey:#06x}",
-                "state": one.state,
-                "generation": str(one.generation),
-                "owner": one.owner,
-                "first_rank": one.first_rank,
-                "ranks": one.ranks,
-                "rails": one.rails,
-                "vfs": one.vfs,
-                "left_s": one.left_s,
-                "note": one.note,
-            }
-            for one in book.claims
-        ]
-        output.write_json({"epoch": book.epoch, "claims": claims})
+        output.write_json({"epoch": book.epoch, "claims": [_fields(one) for one in book.claims]})
         return 0
     rows = []
     for one in book.claims:
-        note = one.note or (f"for {output.span(one.left_s)}" if one.state is keys.KeyState.QUARANTINE else "")
         ports = str(one.ranks * one.rails * one.vfs)
-        rows.append((f"{one.pkey:#06x}", one.state.value, str(one.generation), one.owner, ports, note))
+        rows.append((f"{one.pkey:#06x}", one.state.value, str(one.generation), one.owner, ports, _note(one)))
     output.write_table(("PKEY", "STATE", "GENERATION", "OWNER", "PORTS", "NOTE"), rows, right=("PORTS",))
     return 0
+
+
+def _fields(claim: keys.Claim) -> dict[str, Any]:
+    return {
+        "pkey": f"{claim.pkey:#06x}",
+        "state": claim.state,
+        "generation": str(claim.generation),
+        "owner": claim.owner,
+        "first_rank": claim.first_rank,
+        "ranks": claim.ranks,
+        "rails": claim.rails,
+        "vfs": claim.vfs,
+        "left_s": claim.left_s,
+        "note": claim.note,
+    }
+
+
+def _note(claim: keys.Claim) -> str:
+    resting = claim.state is keys.KeyState.QUARANTINE
+    return claim.note or (f"for {output.span(claim.left_s)}" if resting else "")
+
+
+def show(config: Config, what: str, *, as_json: bool) -> int:
+    """Show the claims of a key, a job or a generation, with their nodes and ports."""
+    claims = _chosen(config, what)
+    records = {
+        record.lease.generation: record
+        for job_id in sorted({claim.generation.job_id for claim in claims})
+        for record in ControllerClient(config).leases(job_id=job_id, timelines=False)
+    }
+    found = [_whole(claim, records.get(claim.generation)) for claim in claims]
+    if as_json:
+        output.write_json({"claims": found})
+        return 0
+    for one in found:
+        print(f"{one['pkey']} {one['state']} {one['generation']} of {one['owner']}")
+        print(f"  lease   {one['lease'] or 'none is left'}")
+        if one["note"] or one["left_s"]:
+            print(f"  why     {output.printable(one['note']) or 'rests for ' + output.span(one['left_s'])}")
+        for node in one["nodes"]:
+            said = node["said"] + (f": {output.printable(node['note'])}" if node["note"] else "")
+            print(f"  node    {node['node']}  {said}")
+        for guid in one["port_guids"]:
+            print(f"  port    {guid}")
+    return 0
+
+
+def _chosen(config: Config, what: str) -> list[keys.Claim]:
+    """The claims that a key (0x1000), a job id or a generation names; UserError when there is none."""
+    book = read_book(config.controller.database)
+    if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", what, re.ASCII):
+        found = [one for one in book.claims if one.pkey == int(what, 16) & ~keys.FULL]
+    elif re.fullmatch(r"[0-9]{1,10}", what, re.ASCII):
+        found = [one for one in book.claims if one.generation.job_id == int(what)]
+    else:
+        try:
+            generation = Generation.parse(what)
+        except ValueError:
+            raise UserError(
+                f"{what[:60]!r} names no key",
+                "",
+                "a key is written 0x1000, a job 42, a generation 42.0.1a2b3c4d",
+            ) from None
+        found = [one for one in book.claims if one.generation == generation]
+    if not found:
+        raise UserError(f"{what} is free, or has no key", "", "see: vhpc fabric ls")
+    return found
+
+
+def _whole(claim: keys.Claim, record: LeaseRecord | None) -> dict[str, Any]:
+    nodes = []
+    for part in record.lease.allocation.nodes if record else ():
+        unclean = dict(record.unclean) if record else {}
+        said = "has not asked for its lease"
+        if record and part.node in record.taken:
+            said = "is clean" if part.node in record.acknowledged else "holds its part"
+        if part.node in unclean:
+            said = "is not clean"
+        nodes.append({"node": part.node, "said": said, "note": unclean.get(part.node, "")})
+    return _fields(claim) | {
+        "lease": record.lease.state.value if record else None,
+        "nodes": nodes,
+        "port_guids": [f"{guid:#018x}" for guid in claim.port_guids()],
+    }
+
+
+FENCE = """\
+To fence node {node} says that it is OFF: powered down, or cut from the fabric, with no guest running on it.
+The keys that it may still hold are then stripped, rest, and become another job's.
+If a guest still ran there, it would hear and be heard by that job.
+"""
+
+
+def fence(config: Config, node: str, *, yes: bool, as_json: bool) -> int:
+    """Let ended generations wait for a node no more."""
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError(
+                f"node {node} is not fenced", "nobody is there to confirm it", "--yes says that it is off"
+            )
+        print(FENCE.format(node=output.printable(node)), file=sys.stderr, end="")
+        print(f"Is {output.printable(node)} off? Type its name: ", file=sys.stderr, end="", flush=True)
+        if sys.stdin.readline().strip() != node:
+            raise UserError(f"node {node} is not fenced", "that was not its name")
+    done = ControllerClient(config).fence(node)
+    if as_json:
+        output.write_json({"node": node, "fenced": done.generations, "in_use": done.in_use})
+    else:
+        for name in done.generations:
+            print(f"{name} waits for {node} no more")
+        for name in done.in_use:
+            print(f"{name} still has {node}: end its job first (scontrol update NodeName={node} State=DOWN)")
+    return 1 if done.in_use else 0
+
+
+def clear(config: Config, what: str, *, as_json: bool) -> int:
+    """Lift tombstones after a look at the fabric."""
+    buried = [one for one in _chosen(config, what) if one.state is keys.KeyState.TOMBSTONE]
+    if not buried:
+        raise UserError(f"{what} has no tombstone", "", "see: vhpc fabric ls")
+    generations = [one.generation for one in buried]
+    ControllerClient(config).clear(generations, _patience(config))
+    if as_json:
+        output.write_json({"cleared": [str(one) for one in generations]})
+    else:
+        for one in buried:
+            print(f"{one.generation}: no port has key {one.pkey:#06x}; it rests now, and is free then")
+    return 0
+
+
+def install(config: Config, *, force: bool, as_json: bool) -> int:
+    """Have vhpcd tell the fabric anew."""
+    ControllerClient(config).tell_fabric(force=force, wait_s=_patience(config))
+    if as_json:
+        output.write_json({"told": True})
+    else:
+        print("the fabric was told what the keys in use make")
+    return 0
+
+
+def _patience(config: Config) -> float:
+    """Seconds for what vhpcd has to wait for the fabric."""
+    return 4.0 * config.fabric.apply_timeout_s
 
 
 def audit(config: Config, *, as_json: bool) -> int:

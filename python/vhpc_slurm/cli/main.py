@@ -24,7 +24,7 @@ EXIT_USAGE = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_CODES = (
-    "Exit status: 0 success; 1 a mistake of yours, or findings (doctor, reconcile); "
+    "Exit status: 0 success; 1 a mistake of yours, or findings (doctor, reconcile, fabric); "
     "2 wrong usage; 3 this node cannot do it; 4 the controller cannot be reached. "
     "Errors are one line on stderr."
 )
@@ -342,6 +342,40 @@ def fabric_ls(as_json: Json = False) -> int:
     return fabric.ls(_config(), as_json=as_json)
 
 
+What = Annotated[
+    str,
+    typer.Argument(metavar="KEY|JOB", help="A key (0x1000), a job id, or a generation.", show_default=False),
+]
+
+
+@fabric_app.command("show")
+def fabric_show(what: What, as_json: Json = False) -> int:
+    """Show who has a key: lease, nodes and what they said last, ports (root, on vhpcd's host)."""
+    from vhpc_slurm.cli import fabric
+
+    return fabric.show(_config(), what, as_json=as_json)
+
+
+@fabric_app.command("fence")
+def fabric_fence(
+    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="The node is off: do not ask.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Say that a node is OFF, so that keys of ended jobs wait for it no more (root or SlurmUser)."""
+    from vhpc_slurm.cli import fabric
+
+    return fabric.fence(_config(), node, yes=yes, as_json=as_json)
+
+
+@fabric_app.command("clear")
+def fabric_clear(what: What, as_json: Json = False) -> int:
+    """Lift a tombstone, when no port of the fabric has its key any more (root, on vhpcd's host)."""
+    from vhpc_slurm.cli import fabric
+
+    return fabric.clear(_config(), what, as_json=as_json)
+
+
 @fabric_app.command("audit")
 def fabric_audit(as_json: Json = False) -> int:
     """Compare partitions file and port tables with the keys in use; exit 1 if anything differs (root)."""
@@ -355,11 +389,26 @@ def fabric_render(
     pool: Annotated[
         bool, typer.Option("--pool", help="The file of the static pool: all keys, from the configuration.")
     ] = False,
+    install: Annotated[
+        bool,
+        typer.Option("--install", help="Print nothing: have vhpcd write the file, and the fabric read it."),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="With --install: also where that takes keys away which the database does not know.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Print the partitions file that the keys in use make (root, on vhpcd's host)."""
+    if (install and pool) or (force and not install):
+        raise typer.BadParameter("--force goes with --install, and --pool with neither")
     from vhpc_slurm.cli import fabric
 
+    if install:
+        return fabric.install(_config(), force=force, as_json=as_json)
     return fabric.render(_config(), pool=pool, as_json=as_json)
 
 

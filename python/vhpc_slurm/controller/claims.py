@@ -89,6 +89,11 @@ class ClaimKeeper:
             self._store.keys.update([keys.move(claim, KeyState.TOMBSTONE, note=why[:1000])])
             log.error("%s leaves a tombstone on key %#06x: %s", generation, claim.pkey, why)
 
+    def tombstone(self, generation: Generation) -> bool:
+        """Whether a generation has left one."""
+        claim = self._store.keys.book().of(generation)
+        return claim is not None and claim.state is KeyState.TOMBSTONE
+
     def doubted(self, record: LeaseRecord) -> bool:
         """Whether a tombstone stands, and a node's last word is still that it is not clean."""
         claim = self._store.keys.book().of(record.lease.generation)

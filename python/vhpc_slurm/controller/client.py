@@ -131,6 +131,24 @@ class ControllerClient:
         """Version, clock, database and counts of vhpcd."""
         return self._ask(wire.AskStatus(), wire.Status)
 
+    def fence(self, node: str) -> wire.Fenced:
+        """Say that a node is off; UserError when nothing waits for it."""
+        return self._ask(wire.Fence(node=node), wire.Fenced)
+
+    def clear(self, generations: Sequence[Generation], wait_s: float) -> None:
+        """Lift tombstones after a look at the fabric.
+
+        Raises:
+            UserError: a generation has none, or a node still holds it.
+            FabricError: also when a port has the key.
+        """
+        names = tuple(str(generation) for generation in generations)
+        self._ask(wire.ClearKey(generations=names), wire.Done, wait_s)
+
+    def tell_fabric(self, *, force: bool, wait_s: float) -> None:
+        """Have vhpcd tell the fabric anew what it should carry; FabricError when that does not work."""
+        self._ask(wire.TellFabric(force=force), wire.Done, wait_s)
+
     def _timelines(self, job_id: int | None) -> dict[str, Sequence[Timeline]]:
         found: dict[str, list[Timeline]] = {}
         after: int | None = 0

@@ -50,18 +50,20 @@ class Dispatcher:
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
         self.connections = 0
-        self._work = FabricWork(service, network, self._wait_for_write)
         fabric = config.fabric
+        self._work = FabricWork(
+            service.rounds, network, self._wait_for_write, open_deadline_s=fabric.open_deadline_s
+        )
         self._fabric = FabricWorker(
             self._work,
             interval_s=fabric.sweep_interval_s,
             deadline_s=fabric.sweep_interval_s + 4.0 * fabric.apply_timeout_s + GATHER_S,
         )
 
-    async def answer(self, request: wire.Request) -> wire.Answer:
-        """Do what is asked; every VhpcError becomes a Failure, and nothing else escapes."""
+    async def answer(self, request: wire.Request, uid: int = 0) -> wire.Answer:
+        """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else escapes."""
         try:
-            return await self._answer(request)
+            return await self._answer(request, uid)
         except VhpcError as err:
             return wire.Failure(kind=err.kind, what=err.what, why=err.why, cure=err.cure)
         except (ValueError, msgspec.MsgspecError) as err:
@@ -89,7 +91,7 @@ class Dispatcher:
                 await self._aside(start_again, self._slurm, job_id, why)
             except VhpcError as err:
                 log.error("job %d cannot be requeued: %s", job_id, err.line())
-        await self._write(self._service.settle)
+        await self._write(self._service.rounds.settle)
         await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
         self._fabric.poke()
 
@@ -97,19 +99,31 @@ class Dispatcher:
         """Look at the fabric; FabricError when it cannot be read or not be put right."""
         await self._fabric.run(self._work.audit)
 
+    async def begin(self) -> None:
+        """Take up what the last vhpcd left undone."""
+        await self._write(self._service.rounds.settle)
+
+    async def told(self, seconds: float) -> None:
+        """Wait so long, or until the fabric was changed."""
+        await self._fabric.changed(seconds)
+
     def close(self) -> None:
         """Wait for what runs and end the threads."""
         self._fabric.close()
         self._writer.shutdown(wait=True)
         self._slow.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, request: wire.Request) -> wire.Answer:
+    async def _answer(self, request: wire.Request, uid: int) -> wire.Answer:
         service = self._service
         match request:
-            case wire.OpenGeneration():
-                return _lease(await self._open(request))
-            case wire.GetLease():
-                return _lease(await self._get(request))
+            case wire.OpenGeneration() | wire.GetLease():
+                return _lease(
+                    await (
+                        self._open(request)
+                        if isinstance(request, wire.OpenGeneration)
+                        else self._get(request)
+                    )
+                )
             case wire.Ending():
                 await self._write(service.end, request.job_id, request.restart)
                 self._notify(request.job_id)
@@ -123,6 +137,28 @@ class Dispatcher:
                 return await self._timelines(request)
             case wire.AskStatus():
                 return await self._status()
+            case wire.Fence() | wire.ClearKey() | wire.TellFabric():
+                return await self._operate(request, uid)
+        return wire.Done()
+
+    async def _operate(
+        self, request: wire.Fence | wire.ClearKey | wire.TellFabric, uid: int
+    ) -> wire.Fenced | wire.Done:
+        """What an operator asks of the fabric."""
+        rounds = self._service.rounds
+        if isinstance(request, wire.Fence):
+            fenced, in_use = await self._write(rounds.fence, request.node, uid)
+            return wire.Fenced(generations=tuple(map(str, fenced)), in_use=tuple(map(str, in_use)))
+        if isinstance(request, wire.TellFabric):
+            log.warning("uid %d has the fabric told anew%s", uid, ", by force" * request.force)
+            await self._fabric.run(lambda: self._work.round(anew=True, force=request.force))
+            return wire.Done()
+        generations = tuple(map(Generation.parse, request.generations))
+        await self._write(rounds.clear, generations, uid)
+        results = await self._fabric.run(self._work.round)
+        for generation in generations:
+            if isinstance(why := results.get(generation), FabricError):
+                raise why
         return wire.Done()
 
     async def _open(self, request: wire.OpenGeneration) -> LeaseRecord:
@@ -133,6 +169,7 @@ class Dispatcher:
                 with self._fabric.arriving():
                     # The catalogue may lie on a file system that hangs: not the writer's business.
                     image = await self._aside(look_up, Path(self._config.images.catalog), job.image)
+                    self._work.watch.must_be_safe()
                     record = await self._write(self._service.reserve, job, allocation, image)
             if record.lease.state is LeaseState.RESERVED:
                 record = await self._fabric.ready(record.lease.generation)
@@ -149,6 +186,7 @@ class Dispatcher:
         while True:
             with self._listening(request.job_id) as change:
                 # Listening begins before the look, or a change between the two would be missed.
+                self._work.watch.must_be_safe()
                 record = await self._write(self._service.take, request.job_id, request.restart, request.node)
                 if record is not None:
                     return record
@@ -205,6 +243,7 @@ class Dispatcher:
             database=self._config.controller.database,
             leases=counts,
             connections=self.connections,
+            fabric=self._work.watch.state(),
         )
 
     async def _write(
@@ -213,7 +252,7 @@ class Dispatcher:
         run = functools.partial(call, *args, **kwargs)
         # A change that has begun is finished, even when its client has gone away.
         done = await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, run))
-        if self._service.leaving:
+        if self._service.rounds.leaving:
             self._fabric.poke()
         return done
 

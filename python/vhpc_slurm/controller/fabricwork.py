@@ -14,16 +14,20 @@ The database belongs to another thread: what touches it goes through ``write``.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
+
+from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.backend import NetworkBackend, Outcomes, RefusedError
+from vhpc_slurm.fabric.backend import Finding, NetworkBackend, Outcomes, RefusedError
 from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.model import Generation, LeaseRecord
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.service import LeaseService
+    from vhpc_slurm.controller.rounds import Rounds
 
 log = logging.getLogger("vhpcd")
 
@@ -46,41 +50,58 @@ def here(call: Callable[..., Result], *arguments: Any) -> Result:
 class FabricWork:
     """Rounds and audits."""
 
-    def __init__(self, service: LeaseService, network: NetworkBackend, write: Write = here) -> None:
-        self._service = service
+    def __init__(
+        self,
+        rounds: Rounds,
+        network: NetworkBackend,
+        write: Write = here,
+        *,
+        open_deadline_s: float = 60.0,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A fabric that is open for ``open_deadline_s`` is not safe."""
+        self.watch = Watch(open_deadline_s, steady)
+        self._rounds = rounds
         self._network = network
         self._write = write
         self._told: Book | None = None
         """What the fabric was told last, and took; None when that is not certain."""
 
-    def round(self, coming: Collection[Generation] = (), *, force: bool = False) -> Results:
-        """Bring those that come to READY and those that go to RELEASED; what became of those that come.
+    def round(
+        self, coming: Collection[Generation] = (), *, anew: bool = False, force: bool = False
+    ) -> Results:
+        """Bring those that come to READY and those that go to RELEASED; what became of each.
+
+        ``anew`` tells the fabric also what it was told already, ``force`` also
+        what would take keys away that this database does not know.
 
         Raises:
             FabricError: nothing could be changed; each may be asked for again.
         """
-        begun = self._write(self._service.begin_round, coming)
-        results = dict(begun.decided)
+        begun = self._write(self._rounds.begin_round, coming)
+        results: Results = dict(begun.decided)
         book = begun.book
-        unchanged = self._told is not None and self._told.carried() == book.carried()
-        if not begun.coming and not begun.leaving and unchanged and not force:
+        told = self._told is not None and self._told.carried() == book.carried() and not anew
+        if told and not begun.coming and not begun.leaving:
             return results
         self._told = None
         try:
-            self._network.apply(book, force=force)
+            if anew and not force:
+                self._network.cure(book)
+            else:
+                self._network.apply(book, force=force)
         except RefusedError as err:
             if len(begun.coming) < 2:
                 raise
             # One of them is the reason, and the others must not suffer for it.
             log.warning("a round of %d jobs is taken apart: %s", len(begun.coming), err.line())
             return results | self._apart(begun.coming)
-        self._write(self._service.applied, begun.coming)
+        self._write(self._rounds.applied, begun.coming)
         self._told = book
         if begun.coming:
-            found = self._network.verify(begun.coming, book)
-            results |= self._write(self._service.proven, found)
+            results |= self._write(self._rounds.proven, self._network.verify(begun.coming, book))
         if begun.leaving:
-            self._strip(begun.leaving, book)
+            results |= self._write(self._rounds.stripped, self._strip(begun.leaving, book))
         return results
 
     def _apart(self, coming: tuple[Generation, ...]) -> Results:
@@ -93,13 +114,11 @@ class FabricWork:
                 results |= dict.fromkeys(part, err)
         return results
 
-    def _strip(self, leaving: tuple[Generation, ...], book: Book) -> None:
+    def _strip(self, leaving: tuple[Generation, ...], book: Book) -> Outcomes:
         try:
-            found: Outcomes = self._network.strip(leaving, book)
-        except FabricError as err:
-            log.error("%d generations stay, nobody can see that they are gone: %s", len(leaving), err.line())
-            return
-        self._write(self._service.stripped, found)
+            return self._network.strip(leaving, book)
+        except FabricError as err:  # whatever came with them is READY all the same
+            return dict.fromkeys(leaving, err)
 
     def audit(self) -> None:
         """Compare the fabric with what it was told, say what is wrong, and have it put right.
@@ -107,17 +126,64 @@ class FabricWork:
         Raises:
             FabricError: the fabric cannot be read, or not be put right.
         """
-        if self._told is None:
-            self.round()
-        if self._told is None:
-            return
-        found = self._network.audit(self._told)
-        if not found:
-            return
-        for one in found[:20]:
-            log.error("the fabric is not as it should be: %s", one.what)
-        book = self._write(self._service.begin_round, ()).book
-        self._told = None
-        self._network.cure(book)
-        self._told = book
-        log.error("%d findings on the fabric: it was told once more what it should be", len(found))
+        try:
+            if self._told is None:
+                self.round()
+            for attempt in ("found", "still there after a cure"):
+                if self._told is None:
+                    return  # a round was taken apart, and what failed is in the log
+                found = self._network.audit(self._told)
+                self.watch.saw(found)
+                if not found:
+                    return
+                for one in found[:20]:
+                    log.error("the fabric is not as it should be (%s): %s", attempt, one.what)
+                log.error("%d findings: the fabric is told once more what it should be", len(found))
+                self.round(anew=True)
+        except FabricError as err:
+            self.watch.failed(err)
+            raise
+
+
+class Watch:
+    """What the auditor knows; read by another thread than that which writes it."""
+
+    def __init__(self, deadline_s: float, steady: Callable[[], float]) -> None:
+        self._deadline_s = deadline_s
+        self._steady = steady
+        self._since: tuple[float, float] | None = None  # of a steady clock, and of the wall's
+        self._state = FabricState()
+
+    def saw(self, found: tuple[Finding, ...]) -> None:
+        """Note what an audit found."""
+        opening = [one for one in found if one.open]
+        if opening:
+            self._since = self._since or (self._steady(), time.time())
+        elif self._since is not None:
+            log.warning("the fabric is closed again after %.0f s", self._steady() - self._since[0])
+            self._since = None
+        self._state = FabricState(
+            open_since=self._since[1] if self._since else None,
+            what=(*opening, *found)[0].what if found else "",
+            audited=self._state.audited if found else time.time(),
+        )
+
+    def failed(self, err: FabricError) -> None:
+        """Note that an audit could not be made, or a cure not be applied."""
+        self._state = msgspec.structs.replace(self._state, what=self._state.what or err.line())
+
+    def state(self) -> FabricState:
+        """Whether the fabric keeps jobs apart, as far as is known."""
+        since = self._since
+        safe = since is None or self._steady() - since[0] < self._deadline_s
+        return msgspec.structs.replace(self._state, safe=safe)
+
+    def must_be_safe(self) -> None:
+        """FabricError while the fabric is not safe: who would have a key had better wait."""
+        state = self.state()
+        if not state.safe:
+            raise FabricError(
+                "the fabric does not keep jobs apart",
+                state.what,
+                "vhpcd serves no job with a key until it does; see: vhpc fabric audit",
+            )

@@ -218,8 +218,36 @@ class AskStatus(Wire, frozen=True, tag="status"):
     """Is anybody there, and who?"""
 
 
+class Fence(Wire, frozen=True, tag="fence"):
+    """An operator: this node is off, so nothing of any generation that has ended runs there."""
+
+    node: str
+
+
+class ClearKey(Wire, frozen=True, tag="clear"):
+    """An operator: these tombstones may go, if the fabric shows nothing of them."""
+
+    generations: tuple[str, ...]
+
+
+class TellFabric(Wire, frozen=True, tag="tell"):
+    """An operator: tell the fabric anew what it should carry; ``force`` as in NetworkBackend.apply."""
+
+    force: bool = False
+
+
 Request = (
-    OpenGeneration | GetLease | Ending | Acknowledge | ReportTimeline | ListLeases | ListTimelines | AskStatus
+    OpenGeneration
+    | GetLease
+    | Ending
+    | Acknowledge
+    | ReportTimeline
+    | ListLeases
+    | ListTimelines
+    | AskStatus
+    | Fence
+    | ClearKey
+    | TellFabric
 )
 
 # --- answers ------------------------------------------------------------------
@@ -249,6 +277,22 @@ class TimelinePage(Wire, frozen=True, tag="timelines"):
     more: int | None
 
 
+class FabricState(Wire, frozen=True):
+    """Whether the fabric keeps jobs apart.
+
+    Attributes:
+        safe: False when it has been open for longer than the site allows: guests with keys must end.
+        open_since: seconds since the epoch; None while it is not known to be open.
+        what: the first finding of the auditor, or why it cannot look; empty when all is well.
+        audited: when it was last seen to be as it should be; None: not since vhpcd began.
+    """
+
+    safe: bool = True
+    open_since: float | None = None
+    what: str = ""
+    audited: float | None = None
+
+
 class Status(Wire, frozen=True, tag="status"):
     """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state."""
 
@@ -259,6 +303,14 @@ class Status(Wire, frozen=True, tag="status"):
     database: str
     leases: dict[str, int]
     connections: int
+    fabric: FabricState = FabricState()
+
+
+class Fenced(Wire, frozen=True, tag="fenced"):
+    """To Fence: generations that wait for the node no more, and those whose jobs still have it."""
+
+    generations: tuple[str, ...]
+    in_use: tuple[str, ...]
 
 
 class Failure(Wire, frozen=True, tag="failure"):
@@ -270,7 +322,7 @@ class Failure(Wire, frozen=True, tag="failure"):
     cure: str = ""
 
 
-Answer = LeaseAnswer | Done | LeasePage | TimelinePage | Status | Failure
+Answer = LeaseAnswer | Done | LeasePage | TimelinePage | Status | Fenced | Failure
 
 
 # --- envelopes ----------------------------------------------------------------

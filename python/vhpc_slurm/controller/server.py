@@ -49,8 +49,6 @@ MAX_PENDING_BYTES = 64 << 20
 RECEIVE_S = 10.0
 SEND_S = 10.0
 RECONCILE_S = 60.0
-AUDIT_S = 15.0
-"""How long an open fabric goes unnoticed."""
 MAX_NONCES = 200_000
 NONCE_LIFE_S = 3 * wire.TTL_S
 """Longer than a credential lives on either side of its encoding time, so none outlives its nonce."""
@@ -147,7 +145,7 @@ class Server:
             return
         answer: wire.Answer | None = stale or self._object(envelope, credential, address)
         if answer is None:
-            answer = await self._ask(envelope, reader)
+            answer = await self._ask(envelope, credential.uid, reader)
         if answer is None:
             return  # the client has gone away
         payload = wire.wrap("answer", envelope.nonce, answer)
@@ -217,13 +215,15 @@ class Server:
             return wire.Failure(kind="fabric", what="vhpcd has seen this request before")
         return None
 
-    async def _ask(self, envelope: wire.Envelope, reader: asyncio.StreamReader) -> wire.Answer | None:
+    async def _ask(
+        self, envelope: wire.Envelope, uid: int, reader: asyncio.StreamReader
+    ) -> wire.Answer | None:
         """The answer, or None when the client goes away before there is one."""
         try:
             request = wire.read_request(envelope)
         except ValueError as err:
             return wire.Failure(kind="fabric", what="vhpcd cannot read the request", why=str(err)[:300])
-        answer = asyncio.ensure_future(self._dispatcher.answer(request))
+        answer = asyncio.ensure_future(self._dispatcher.answer(request, uid))
         gone = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -248,6 +248,7 @@ async def serve(config: Config) -> None:
             network,
             reserve_mib=config.guests.memory_reserve_mib,
             quarantine_s=config.fabric.quarantine_s,
+            lost_after_s=config.fabric.lost_after_s,
         )
         dispatcher = Dispatcher(config, service, network, connect(config))
         server = Server(dispatcher, munge, allowed)
@@ -256,8 +257,9 @@ async def serve(config: Config) -> None:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         listener = await server.listen(settings.listen, settings.port)
         log.info("vhpcd %s listens on %s port %d", __version__, settings.listen, settings.port)
+        await dispatcher.begin()
         rounds = asyncio.create_task(_reconcile_for_ever(dispatcher))
-        audits = asyncio.create_task(_audit_for_ever(dispatcher))
+        audits = asyncio.create_task(_audit_for_ever(dispatcher, config.fabric.audit_interval_s))
         await stop.wait()
         log.info("vhpcd ends")
         listener.close()
@@ -276,27 +278,30 @@ def _validate(network: NetworkBackend, store: LeaseStore) -> None:
         log.error("the fabric cannot serve: %s", err.line())
 
 
-async def _audit_for_ever(dispatcher: Dispatcher) -> None:
+async def _audit_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:
+    failures = 0
     while True:
-        await asyncio.sleep(AUDIT_S)
         try:
             await dispatcher.audit()
+            failures = 0
         except VhpcError as err:
-            log.error("the fabric is not proven: %s", err.line())
-            await asyncio.sleep(RECONCILE_S - AUDIT_S)  # an audit that waits in vain holds up all else
+            failures += 1
+            if failures in (1, 2) or not failures % 20:
+                log.error("the fabric is not proven (%d times by now): %s", failures, err.line())
         except Exception:
             log.exception("not audited")
+        await dispatcher.told(interval_s)
 
 
 async def _reconcile_for_ever(dispatcher: Dispatcher) -> None:
     while True:
-        await asyncio.sleep(RECONCILE_S)
         try:
             await dispatcher.reconcile()
         except VhpcError as err:
             log.warning("not reconciled: %s", err.line())
         except Exception:
             log.exception("not reconciled")
+        await asyncio.sleep(RECONCILE_S)
 
 
 @contextlib.contextmanager

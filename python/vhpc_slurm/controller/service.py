@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.claims import STRIPPABLE, ClaimKeeper
+from vhpc_slurm.controller.claims import ClaimKeeper
+from vhpc_slurm.controller.rounds import Rounds
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.model import (
     NODE_NAME,
     Allocation,
@@ -33,8 +33,7 @@ from vhpc_slurm.model import (
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store import LeaseStore
-    from vhpc_slurm.fabric.backend import NetworkBackend, Outcomes
-    from vhpc_slurm.fabric.keys import Book
+    from vhpc_slurm.fabric.backend import NetworkBackend
 
 log = logging.getLogger("vhpcd")
 
@@ -47,29 +46,8 @@ def look_up(catalog: Path, ref: ImageRef) -> ImageIdentity | UserError:
         return err
 
 
-@dataclass(frozen=True)
-class Round:
-    """What a round of the fabric is about.
-
-    Attributes:
-        book: what the fabric shall carry, and what not (any more, or yet).
-        coming: generations that shall be READY.
-        leaving: generations that shall be RELEASED.
-        decided: those of which there is nothing to be done, with what they are, or why not.
-    """
-
-    book: Book
-    coming: tuple[Generation, ...]
-    leaving: tuple[Generation, ...]
-    decided: dict[Generation, LeaseRecord | FabricError]
-
-
 class LeaseService:
-    """Leases of all jobs.
-
-    ``leaving`` are generations that no node holds any more, and of which the
-    fabric has to be stripped before they are released.
-    """
+    """Leases of all jobs; what the fabric has to do with them is in ``rounds``."""
 
     def __init__(
         self,
@@ -78,16 +56,18 @@ class LeaseService:
         *,
         reserve_mib: int,
         quarantine_s: float = 0.0,
+        lost_after_s: float = 900.0,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         """``reserve_mib`` is the memory that stays outside guests where the user did not say.
 
-        A key that was stripped rests ``quarantine_s`` before it is another's.
+        A key that was stripped rests ``quarantine_s`` before it is another's.  Of
+        a node that has not acknowledged for ``lost_after_s`` nobody knows what it does.
         """
         self.store = store
-        self.leaving: set[Generation] = set()
         self._claims = ClaimKeeper(store, quarantine_s, steady)
+        self.rounds = Rounds(store, self._claims, lost_after_s=lost_after_s, clock=clock, steady=steady)
         self._network = network
         self._reserve_mib = reserve_mib
         self._clock = clock
@@ -126,7 +106,7 @@ class LeaseService:
         record = self.find(request, allocation) or self._make(request, allocation, image)
         if record.lease.state is not LeaseState.RESERVED or self._claims.wants_fabric(record):
             return record
-        return self._ready([record])[0]
+        return self.rounds.ready([record])[0]
 
     def look(self, job_id: int, restart: int | None) -> LeaseRecord | None:
         """The newest lease of a job (of that incarnation), in whatever state."""
@@ -192,7 +172,7 @@ class LeaseService:
             self.store.put(leases.move(record, LeaseState.ENDING, self._clock()))
             self._claims.end(record)
         log.info("%s ending: %s", generation, why)
-        self._release(generation)
+        self.rounds.release(generation)
 
     def acknowledge(
         self, generation: Generation, node: str, *, clean: bool, note: str, timeline: Timeline | None
@@ -213,79 +193,12 @@ class LeaseService:
                 self._claims.doubt(generation, f"{node}: {note}")
         if not clean:
             log.error("%s not clean on %s: %s", generation, node, note)
-        self._release(generation)
+        self.rounds.release(generation)
 
     def report(self, timeline: Timeline) -> None:
         """Keep a node's timeline."""
         with self.store.transaction():
             self.store.report(timeline)
-
-    def settle(self) -> None:
-        """Release what a crash kept from being released."""
-        for record in self.store.live():
-            if leases.releasable(record):
-                self._release(record.lease.generation)
-        self._claims.age()
-        self._claims.bury_orphans()
-
-    def begin_round(self, coming: Collection[Generation] = ()) -> Round:
-        """What the fabric shall carry, so that these come and whatever is to leave does."""
-        decided: dict[Generation, LeaseRecord | FabricError] = {}
-        mine = []
-        for generation in coming:
-            record = self.store.get(generation)
-            if record is None or record.lease.state not in leases.USABLE:
-                decided[generation] = _over(generation)
-            elif record.lease.state is not LeaseState.RESERVED:
-                decided[generation] = record
-            else:
-                try:
-                    self._claims.must_hold(record)
-                    mine.append(generation)
-                except FabricError as err:
-                    decided[generation] = err
-        book = self.store.keys.book()
-        self.leaving &= {one.generation for one in book.claims if one.state in STRIPPABLE}
-        leaving = tuple(sorted(self.leaving))
-        waiting = {one.generation for one in book.claims if one.state is KeyState.RESERVED}
-        return Round(book.but({*leaving, *waiting.difference(mine)}), tuple(mine), leaving, decided)
-
-    def applied(self, coming: Collection[Generation]) -> None:
-        """The fabric has taken what it was told."""
-        self._claims.advance(coming, KeyState.APPLIED)
-
-    def proven(self, found: Outcomes) -> dict[Generation, LeaseRecord | FabricError]:
-        """What was read back of those that come; they are READY where it is as it should be."""
-        results: dict[Generation, LeaseRecord | FabricError] = {
-            generation: one for generation, one in found.items() if isinstance(one, FabricError)
-        }
-        proven = [generation for generation in found if generation not in results]
-        self._claims.advance(proven, KeyState.VERIFIED)
-        records = []
-        for generation in proven:
-            record = self.store.get(generation)
-            if record is None or record.lease.state is not LeaseState.RESERVED:
-                results[generation] = _over(generation)  # ended while the fabric was read
-            else:
-                records.append(record)
-        results |= {record.lease.generation: record for record in self._ready(records)}
-        for generation in (record.lease.generation for record in records):
-            log.info("%s ready; %s", generation, found[generation])
-        return results
-
-    def stripped(self, found: Outcomes) -> None:
-        """What was read back of those that leave; they are RELEASED where nothing is left of them."""
-        for generation, why in found.items():
-            if isinstance(why, FabricError):
-                log.error("%s stays, its network is still there: %s", generation, why.line())
-        gone = [
-            generation
-            for generation, one in found.items()
-            if not isinstance(one, FabricError)
-            and ((record := self.store.get(generation)) is None or self._nobody_holds(record))
-        ]
-        self._claims.advance(gone, KeyState.STRIPPED)
-        self._free(gone)
 
     def prune(self, older_than_s: float) -> None:
         """Forget leases that were released so long ago."""
@@ -321,7 +234,7 @@ class LeaseService:
             self.store.put(record)
         for old in stale:
             log.info("%s ending: replaced by %s", old.lease.generation, generation)
-            self._release(old.lease.generation)
+            self.rounds.release(old.lease.generation)
         log.info(
             "%s %s for %s on %d nodes %s",
             generation,
@@ -331,54 +244,6 @@ class LeaseService:
             reason,
         )
         return record
-
-    def _ready(self, records: list[LeaseRecord]) -> list[LeaseRecord]:
-        now = self._clock()
-        ready = [leases.move(record, LeaseState.READY, now) for record in records]
-        with self.store.transaction():
-            for record in ready:
-                self.store.put(record)
-            self._claims.activate([record.lease.generation for record in ready])
-        return ready
-
-    def _release(self, generation: Generation) -> None:
-        """Let the fabric be stripped of a generation, or release it, where nothing holds it back."""
-        record = self.store.get(generation)
-        if record is None or not self._nobody_holds(record):
-            return
-        if self._claims.strippable(generation):
-            self.leaving.add(generation)
-        elif record.lease.state is LeaseState.ENDING:
-            self._free([generation])
-
-    def _nobody_holds(self, record: LeaseRecord) -> bool:
-        """Whether all nodes of an ended generation have let go of it.
-
-        (One that was released can be held again: a node that was taken for off says that it is not.)
-        """
-        if record.lease.state is LeaseState.RELEASED:
-            return not record.unclean
-        return leases.releasable(record) and not self._claims.doubted(record)
-
-    def _free(self, gone: Collection[Generation]) -> None:
-        """Nothing is left of these on the fabric."""
-        self._claims.age()  # or the time before this quarantine would count for it
-        now = self._clock()
-        with self.store.transaction():
-            for generation in gone:
-                record = self.store.get(generation)
-                if record is not None and not self._nobody_holds(record):
-                    continue
-                if not self._claims.rest(generation) or record is None:
-                    continue
-                if record.lease.state is LeaseState.ENDING:
-                    self.store.put(leases.move(record, LeaseState.RELEASED, now))
-                    log.info("%s released", generation)
-        self.leaving.difference_update(gone)
-
-
-def _over(generation: Generation) -> FabricError:
-    return FabricError(f"lease {generation} is over", "the job has ended or was requeued")
 
 
 def _check(request: JobRequest, allocation: Allocation) -> None:

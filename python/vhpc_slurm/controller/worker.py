@@ -43,6 +43,7 @@ class FabricWorker:
         self._settled.set()
         self._starts = asyncio.Event()
         self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
         self._last_round = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
@@ -94,6 +95,11 @@ class FabricWorker:
         # What has begun is finished, even when its client has gone away.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, call))
 
+    async def changed(self, seconds: float) -> None:
+        """Wait so long, or until a round has changed something."""
+        self._changed.clear()
+        await _within(seconds, self._changed)
+
     def close(self) -> None:
         """End after what runs; the rest is found again at the next start."""
         if self._task is not None:
@@ -115,7 +121,9 @@ class FabricWorker:
             except Exception:
                 log.exception("internal error")
                 results = {}
-            self._last_round = asyncio.get_running_loop().time()
+            if results:
+                self._last_round = asyncio.get_running_loop().time()
+                self._changed.set()
             for generation, future in coming.items():
                 _resolve(future, results.get(generation))
 

@@ -1,0 +1,74 @@
+"""Every partitions file that OpenSM takes amiss, put under a running vhpcd by hand."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+from controller_lab import Munged, munged, wait_for
+from fabric_lab import DEFAULT, GUIDS, SimulatedFabric, simulated_fabric
+from test_partitions import BAD
+from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, opened, sets
+from vhpcd_process import Vhpcd
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import partitions
+
+pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Munged]:
+    with munged() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
+    with simulated_fabric(tmp_path_factory.mktemp("vhpcd-fabric")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def lasting_vhpcd(
+    tmp_path_factory: pytest.TempPathFactory, daemon: Munged, lasting: SimulatedFabric
+) -> Iterator[Vhpcd]:
+    lasting.replace(DEFAULT)
+    lasting.sweep()
+    with a_vhpcd(tmp_path_factory.mktemp("vhpcd"), daemon, lasting) as started:
+        opened(started, 1, "n1", "n2")
+        yield started
+
+
+DAMAGE = [(text.encode(), does) for text, _, _, does in BAD]
+
+
+@pytest.mark.parametrize("damage", [*(text for text, _ in DAMAGE), None], ids=str)
+def test_a_file_damaged_by_hand_under_a_running_vhpcd_is_noticed_and_cured(
+    lasting_vhpcd: Vhpcd, lasting: SimulatedFabric, damage: bytes | None
+) -> None:
+    """Every row of what OpenSM takes amiss; the sweep that a link trap would start is ours."""
+    good = lasting.partitions.read_bytes()
+    before = lasting_vhpcd.log.count("once more")
+    if damage is None:
+        lasting.partitions.unlink()
+    else:
+        lasting.replace(damage)
+    lasting.opensm.send_signal(signal.SIGHUP)
+
+    def cured() -> bool:
+        try:
+            same = partitions.parse(lasting.partitions.read_bytes()) == partitions.parse(good)
+        except (OSError, FabricError):
+            return False
+        return same and lasting_vhpcd.log.count("once more") > before
+
+    wait_for(cured, "not cured", 20.0)
+    wait_for(lambda: lasting_vhpcd.client.status().fabric.what == "", "not well again", 20.0)
+    assert sets(lasting, *GUIDS[:3], GUIDS[15]) == {
+        GUIDS[0]: {0x7FFF, 0x9000},
+        GUIDS[1]: {0x7FFF, 0x9000},
+        GUIDS[2]: {0x7FFF},
+        GUIDS[15]: {0x7FFF},
+    }

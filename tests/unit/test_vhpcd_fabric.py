@@ -1,0 +1,191 @@
+"""vhpcd as a process on a simulated fabric: a real OpenSM, a real munged, and what ports have by smpquery."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from controller_lab import Munged, allocation, munged, request, wait_for
+from fabric_lab import DEFAULT, SimulatedFabric, simulated_fabric
+from test_vhpcd import Ack
+from vhpcd_fabric import HAVE_ALL, NEEDED, NOBODY, a_vhpcd, carries, holding, opened, sets, states
+from vhpcd_process import Vhpcd
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import LeaseState
+
+pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Munged]:
+    with munged() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
+    with simulated_fabric(tmp_path_factory.mktemp("vhpcd-fabric")) as started:
+        yield started
+
+
+@pytest.fixture
+def fabric(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> SimulatedFabric:
+    monkeypatch.chdir(lasting.folder)  # the simulator's library makes folders where it runs
+    lasting.replace(DEFAULT)
+    lasting.sweep()
+    return lasting
+
+
+@pytest.fixture
+def vhpcd(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> Iterator[Vhpcd]:
+    with a_vhpcd(tmp_path, daemon, fabric) as started:
+        yield started
+
+
+# --- the life of jobs ---------------------------------------------------------------------------
+
+
+def test_jobs_have_their_keys_while_they_run_and_none_afterwards(
+    vhpcd: Vhpcd, fabric: SimulatedFabric
+) -> None:
+    first, second = opened(vhpcd, 1, "n1", "n2"), opened(vhpcd, 2, "n3")
+    assert (first.network.pkey, second.network.pkey) == (0x1000, 0x1001)
+    assert sets(fabric) == holding((0x1000, 2), (0x1001, 1))
+    vhpcd.client.lease(1, 0, "n1", 5.0)
+    vhpcd.client.ending(1, 0)
+    vhpcd.client.ending(2, 0)
+    carries(fabric, holding((0x1000, 2)))
+    vhpcd.client.acknowledge(Ack(first.generation, "n1"))
+    carries(fabric, NOBODY)
+    wait_for(lambda: states(vhpcd) == {1: "quarantine", 2: "quarantine"}, "not released")
+
+
+def test_what_needs_no_sweep_never_waits_for_one(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
+    ready = opened(vhpcd, 1)
+    os.kill(fabric.opensm.pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as hooks:
+            started = hooks.submit(opened, vhpcd, 2)
+            wait_for(lambda: states(vhpcd).get(2) == "reserved", "no lease is made")
+            wait_for(lambda: b"0x1001" in fabric.partitions.read_bytes(), "the round does not begin")
+            assert vhpcd.client.lease(1, 0, "n1", 5.0).generation == ready.generation
+            vhpcd.client.acknowledge(Ack(ready.generation, "n1", clean=False, note="busy"))
+            vhpcd.client.acknowledge(Ack(ready.generation, "n1"))
+            assert [len(one.taken) for one in vhpcd.client.leases()] == [1, 0]
+            small = allocation("n1", memory_mib=256)  # all of it stays outside the guest
+            refused = vhpcd.client.open_generation(request(3), small)
+            assert refused.state is LeaseState.REFUSED
+            assert not started.done(), "all this while the fabric was waited for"
+            os.kill(fabric.opensm.pid, signal.SIGCONT)
+            assert started.result().state is LeaseState.READY
+    finally:
+        os.kill(fabric.opensm.pid, signal.SIGCONT)
+
+
+def test_a_hundred_jobs_at_once_cost_three_sweeps_and_their_ends_three_more(
+    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
+) -> None:
+    with a_vhpcd(tmp_path, daemon, fabric, sweep_interval_s=2.0, audit_interval_s=60.0) as vhpcd:
+        wait_for(lambda: vhpcd.client.status().fabric.audited is not None, "vhpcd did not look at the fabric")
+        before = fabric.sweeps()
+        with ThreadPoolExecutor(100) as hooks:
+            leases = list(hooks.map(lambda job_id: opened(vhpcd, job_id), range(1, 101)))
+            assert {lease.state for lease in leases} == {LeaseState.READY}
+            assert len({lease.network.pkey for lease in leases}) == 100
+            assert sets(fabric) == holding(*((pkey, 1) for pkey in range(0x1000, 0x1004)))
+            starts = fabric.sweeps() - before
+            before = fabric.sweeps()
+            list(hooks.map(lambda job_id: vhpcd.client.ending(job_id, 0), range(1, 101)))
+        wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not all are released", 30.0)
+        assert sets(fabric) == NOBODY
+        assert 1 <= starts <= 3
+        assert 1 <= fabric.sweeps() - before <= 3
+
+
+def test_a_fabric_that_stays_open_is_not_safe_and_gives_no_key_to_anybody(
+    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
+) -> None:
+    with a_vhpcd(tmp_path, daemon, fabric, open_deadline_s=1, apply_timeout_s=1) as vhpcd:
+        opened(vhpcd, 1)
+        fabric.pidfile.write_text("0\n")  # so that vhpcd cannot have it cured
+        try:
+            fabric.replace(b"junk\n")
+            fabric.sweep()
+            wait_for(lambda: not vhpcd.client.status().fabric.safe, "it is taken for safe", 20.0)
+            state = vhpcd.client.status().fabric
+            assert state.open_since is not None
+            assert abs(time.time() - state.open_since) < 20
+            says = r"the fabric does not keep jobs apart: .* \(vhpcd serves no job with a key"
+            with pytest.raises(FabricError, match=says):
+                opened(vhpcd, 2)
+            with pytest.raises(FabricError, match=says):
+                vhpcd.client.lease(1, 0, "n1", 1.0)
+            assert states(vhpcd) == {1: "active"}
+        finally:
+            fabric.pidfile.write_text(f"{fabric.opensm.pid}\n")
+        wait_for(lambda: vhpcd.client.status().fabric.what == "", "it is not cured", 20.0)
+        assert vhpcd.client.status().fabric.safe
+        assert opened(vhpcd, 2).state is LeaseState.READY
+        assert sets(fabric) == holding((0x1000, 1), (0x1001, 1))
+
+
+# --- the subnet manager's life --------------------------------------------------------------------
+
+
+def test_no_job_starts_without_opensm_and_those_that_run_keep_their_keys(
+    vhpcd: Vhpcd, fabric: SimulatedFabric
+) -> None:
+    opened(vhpcd, 1)
+    fabric.opensm.kill()
+    fabric.opensm.wait()
+    try:
+        with pytest.raises(FabricError, match="OpenSM does not run"):
+            opened(vhpcd, 2)
+        assert sets(fabric) == holding((0x1000, 1))
+        wait_for(lambda: "does not run" in vhpcd.client.status().fabric.what, "the auditor does not see it")
+        assert vhpcd.client.status().fabric.safe, "it is closed as it is"
+    finally:
+        fabric.start_opensm()
+    assert opened(vhpcd, 2).state is LeaseState.READY
+    assert sets(fabric) == holding((0x1000, 1), (0x1001, 1))
+
+
+def test_vhpcd_killed_again_and_again_comes_to_the_same_end(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
+    for moment in range(6):
+        with ThreadPoolExecutor(4) as hooks:
+            asked = [hooks.submit(opened, vhpcd, job_id) for job_id in range(1, 5)]
+            time.sleep(0.02 * moment)
+            vhpcd.kill()
+            vhpcd.start()
+            assert {one.result().state for one in asked} == {LeaseState.READY}
+        assert sets(fabric) == holding(*((pkey, 1) for pkey in range(0x1000, 0x1004)))
+    for job_id in range(1, 5):
+        vhpcd.client.ending(job_id, 0)
+        vhpcd.kill()
+        vhpcd.start()
+    wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not released", 30.0)
+    assert sets(fabric) == NOBODY
+
+
+def test_yesterday_s_database_takes_no_key_away(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
+    opened(vhpcd, 1)
+    vhpcd.stop()
+    database = Path(vhpcd.config.controller.database)
+    shutil.copy(database, vhpcd.folder / "yesterday")
+    vhpcd.start()
+    opened(vhpcd, 2, "n1", "n2")
+    vhpcd.stop()
+    shutil.copy(vhpcd.folder / "yesterday", database)
+    vhpcd.start()
+    assert "was not made of this database of vhpcd" in vhpcd.log
+    with pytest.raises(FabricError, match="restored from a copy"):
+        opened(vhpcd, 3)
+    wait_for(lambda: "restored" in vhpcd.log and "not proven" in vhpcd.log, "the auditor says nothing")
+    assert sets(fabric) == holding((0x1000, 1), (0x1001, 2))

@@ -1,0 +1,70 @@
+"""A vhpcd process on a simulated fabric, for tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from controller_lab import HAVE_MUNGED, Munged, allocation, manifest, publish, request, stop, wait_for
+from fabric_lab import GUIDS, HAVE_SIMULATOR, SM_GUID, SimulatedFabric
+from fabric_lab import NEEDED as NEEDED_HERE
+from vhpcd_process import Vhpcd, make
+
+from vhpc_slurm.config import Fabric
+from vhpc_slurm.controller.keystore import read_book
+from vhpc_slurm.model import Lease
+
+HAVE_ALL = HAVE_MUNGED and HAVE_SIMULATOR
+NEEDED = f"needs munged (apt install munge), and {NEEDED_HERE}"
+NOBODY = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
+
+
+@contextmanager
+def a_vhpcd(folder: Path, daemon: Munged, fabric: SimulatedFabric, **other: Any) -> Iterator[Vhpcd]:
+    settings: dict[str, Any] = {
+        "backend": "opensm-file",
+        "pkey_last": 0x10FF,
+        "partitions": str(fabric.partitions),
+        "opensm_pidfile": str(fabric.pidfile),
+        "opensm_log": str(fabric.log),
+        "apply_timeout_s": 5,
+        "audit_interval_s": 0.3,
+        "sweep_interval_s": 0.0,
+    }
+    library = {name: value for name, value in fabric.environment.items() if name not in os.environ}
+    found = make(folder, daemon, Fabric(**settings | other), **library)
+    publish(folder / "catalog", manifest(min_memory_mib=1))
+    try:
+        yield found.start()
+    finally:
+        if found.process is not None:
+            stop(found.process)
+
+
+def opened(vhpcd: Vhpcd, job_id: int, *nodes: str) -> Lease:
+    return vhpcd.client.open_generation(request(job_id), allocation(*nodes or ("n1",)))
+
+
+def states(vhpcd: Vhpcd) -> dict[int, str]:
+    book = read_book(vhpcd.config.controller.database)
+    return {claim.generation.job_id: claim.state.value for claim in book.claims}
+
+
+def sets(fabric: SimulatedFabric, *only: int) -> dict[int, set[int]]:
+    return {guid: set(entries) for guid, entries in fabric.tables(*only).items()}
+
+
+def holding(*groups: tuple[int, int]) -> dict[int, set[int]]:
+    """Tables where the first so many ports of each key have it, and no other port anything."""
+    return NOBODY | {
+        GUIDS[(pkey - 0x1000) * 4 + rank]: {0x7FFF, 0x8000 | pkey}
+        for pkey, count in groups
+        for rank in range(count)
+    }
+
+
+def carries(fabric: SimulatedFabric, expected: dict[int, set[int]]) -> None:
+    wait_for(lambda: sets(fabric) == expected, f"the fabric does not become {expected}", 20.0)
