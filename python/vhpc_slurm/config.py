@@ -293,6 +293,14 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "`partitions`, `opensm_pidfile`, `opensm_log` and `device` say"
         ),
     ] = ()
+    port_map: Annotated[
+        str,
+        _doc(
+            "opensm-file: file with the ports that nodes have, where their GUIDs are fixed (whole adapters): "
+            "lines NODE RAIL 0xGUID, read when vhpcd starts; empty: nodes give their virtual functions GUIDs "
+            "that follow from the key"
+        ),
+    ] = ""
     pool_guests: Annotated[
         int,
         _doc("static-pool: guests that each key is declared for; larger jobs are refused", ge=1, le=65536),

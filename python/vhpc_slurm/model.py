@@ -329,7 +329,9 @@ class NetworkIdentity:
 
     With ``ib`` the guest of the job's node number *i* has the rank ``first_rank``
     + *i*, and ``vfs`` ports on each of ``rails`` rails, whose GUIDs follow from
-    these numbers (``fabric.keys.port_guid``).
+    these numbers (``fabric.keys.port_guid``), or are in ``port_guids``, a row of
+    words for each node, where nodes do not set them.  ``in_guests`` says that
+    each guest has its ports: it starts nothing before it sees them with the key.
     """
 
     kind: str = "none"
@@ -340,6 +342,8 @@ class NetworkIdentity:
     first_rank: int = 0
     rails: int = 0
     vfs: int = 0
+    port_guids: tuple[tuple[str, ...], ...] = ()
+    in_guests: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, NoNetwork, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Allocation, Generation, JobRequest, LeaseState, NetworkIdentity
 
 DATA = Path(__file__).parents[1] / "data" / "vhpcd"
@@ -217,6 +218,24 @@ def test_a_guid_that_is_another_s_is_refused(store: SqliteStore) -> None:
         store.keys.claim(a_claim(3, owner="user 1", first_rank=6, ranks=1))
 
 
+def test_a_port_with_a_guid_of_its_own_has_one_owner_until_it_is_released(store: SqliteStore) -> None:
+    first = a_claim(1, ports=(0x0002_C903_0000_0101, 0xFEFF_FF00_0000_0001))
+    other = a_claim(2, pkey=0x1001, ranks=1, ports=(0xFEFF_FF00_0000_0001,))
+    with store.transaction():
+        store.keys.claim(first)
+    assert store.keys.book().claims == (first,)
+    assert store.keys.book().ports_held() == set(first.ports)
+    for state in (KeyState.DRAINING, KeyState.STRIPPED):
+        with store.transaction():
+            store.keys.update(replace(first, state=state))
+        with pytest.raises(FabricError, match="cannot have its GUIDs"), store.transaction():
+            store.keys.claim(other)
+    with store.transaction():
+        store.keys.update(replace(first, state=KeyState.QUARANTINE, left_s=9.0))
+        store.keys.claim(other)
+    assert store.keys.book().ports_held() == {0xFEFF_FF00_0000_0001}
+
+
 def test_a_claim_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> None:
     with pytest.raises(RuntimeError), store.transaction():  # noqa: PT012
         store.keys.claim(a_claim())
@@ -241,7 +260,7 @@ def test_a_database_of_version_1_keeps_its_leases_and_gets_room_for_keys(tmp_pat
         store.keys.claim(a_claim())
     store.close()
     new = sqlite3.connect(tmp_path / "db")
-    assert new.execute("PRAGMA user_version").fetchone() == (2,)
+    assert new.execute("PRAGMA user_version").fetchone() == (3,)
     assert new.execute("PRAGMA foreign_key_check").fetchall() == []
     after = {table: new.execute(f"SELECT * FROM {table}").fetchall() for table in before}
     assert after == before
@@ -335,6 +354,7 @@ class AnyOrder(RuleBasedStateMachine):
     """Jobs, nodes, crashes and time in any order, against a model that knows only who holds what."""
 
     OWNER: Literal["job", "user"] = "job"
+    PORTS: PortMap | None = None
     NODES = ("n1", "n2")
     QUARANTINE_S = 10.0
     LOST_AFTER_S = 20.0
@@ -342,7 +362,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
-        self.fabric = Fabric(KeyPolicy(KeyPool(0x1000, 0x1002), self.OWNER))
+        self.fabric = Fabric(KeyPolicy(KeyPool(0x1000, 0x1002), self.OWNER, ports=self.PORTS))
         self.now = 0.0
         self.had: dict[Generation, tuple[int, frozenset[int], int]] = {}  # key, GUIDs, uid
         self.released: dict[Generation, float] = {}
@@ -447,10 +467,15 @@ class AnyOrder(RuleBasedStateMachine):
             guids = frozenset(
                 0x02CC << 48 | network.pkey << 32 | (network.first_rank + rank) << 8 for rank in range(ranks)
             )
+            if self.PORTS is not None:
+                guids = frozenset(int(word, 16) for row in network.port_guids for word in row)
+                assert len(guids) == ranks
             for other, (pkey, theirs, their_uid) in self.had.items():
                 shares = self.OWNER == "user" and uid == their_uid
                 if guids & theirs or (pkey == network.pkey and not shares):
                     assert other in self.released, f"{mine} has what {other} holds"
+                # a port with a GUID of its own needs no rest, a key does
+                if (guids & theirs and self.PORTS is None) or (pkey == network.pkey and not shares):
                     assert self.now - self.released[other] >= self.QUARANTINE_S
             self.had[mine] = (network.pkey, guids, uid)
         for mine in self.had:
@@ -482,9 +507,15 @@ class AnyOrderOfUsers(AnyOrder):
     OWNER = "user"
 
 
+class AnyOrderOfPorts(AnyOrder):
+    PORTS = PortMap("ports", {("n1", 0): (0xA1, 0xA2), ("n2", 0): (0xB1, 0xB2)})
+
+
 AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
+AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
 TestAnyOrder = AnyOrder.TestCase
+TestAnyOrderOfPorts = AnyOrderOfPorts.TestCase
 TestAnyOrderOfUsers = AnyOrderOfUsers.TestCase
 
 

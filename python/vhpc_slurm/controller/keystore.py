@@ -61,7 +61,7 @@ class SqliteKeys:
 
     def claim(self, claim: Claim) -> None:
         """Note a new claim."""
-        for other in self._claims(claim.pkey):
+        for other in self._claims():
             if other.generation != claim.generation and keys.overlap(claim, other):
                 raise FabricError(
                     f"{claim.generation} cannot have its GUIDs", f"{other.generation} has some of them"
@@ -74,7 +74,7 @@ class SqliteKeys:
                 claim.owner,
             )
             self._change(
-                "INSERT INTO key_claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO key_claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 str(claim.generation),
                 claim.pkey,
                 claim.owner,
@@ -85,6 +85,7 @@ class SqliteKeys:
                 claim.state.value,
                 claim.left_s,
                 claim.note,
+                " ".join(f"{guid:#018x}" for guid in claim.ports),
             )
         except sqlite3.IntegrityError as err:
             raise FabricError(
@@ -118,17 +119,26 @@ class SqliteKeys:
             " WHERE owner IS NOT NULL AND pkey NOT IN (SELECT pkey FROM key_claim)"
         )
 
-    def _claims(self, pkey: int | None = None) -> tuple[Claim, ...]:
+    def _claims(self) -> tuple[Claim, ...]:
         rows = self._db.execute(
-            "SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note"
-            " FROM key_claim WHERE ? IS NULL OR pkey = ? ORDER BY pkey, first_rank, generation",
-            (pkey, pkey),
+            "SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note, ports"
+            " FROM key_claim ORDER BY pkey, first_rank, generation"
         ).fetchall()
         return tuple(
             Claim(
-                Generation.parse(name), pkey, owner, first, ranks, rails, vfs, KeyState(state), left_s, note
+                Generation.parse(name),
+                pkey,
+                owner,
+                first,
+                ranks,
+                rails,
+                vfs,
+                KeyState(state),
+                left_s,
+                note,
+                tuple(int(guid, 16) for guid in ports.split()),
             )
-            for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note in rows
+            for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note, ports in rows
         )
 
     def knows(self, epoch: int, tag: str) -> bool:

@@ -71,7 +71,10 @@ CREATE TABLE key_claim (
 CREATE INDEX key_claim_pkey ON key_claim (pkey);
 """
 
-STEPS = (_LEASES, _KEYS)
+# Ports with GUIDs of their own, as words; empty where nodes set GUIDs that follow from the key.
+_PORTS = "ALTER TABLE key_claim ADD COLUMN ports TEXT NOT NULL DEFAULT '';"
+
+STEPS = (_LEASES, _KEYS, _PORTS)
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)
 

@@ -12,12 +12,13 @@ after the other in a thread of their own, which may wait for a fabric.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
 
@@ -152,7 +153,8 @@ class KeyPolicy:
 
     ``owner`` is who shares a key: the generations of a job that are alive
     together (there is one), or of a user.  ``limit`` is how many guests one key
-    can have at most.
+    can have at most, ``ports`` are those of the nodes where these set no GUIDs,
+    ``in_guests`` says whether guests have them.
     """
 
     pool: KeyPool
@@ -160,6 +162,8 @@ class KeyPolicy:
     rails: int = 1
     vfs: int = 1
     limit: int = keys.MAX_RANKS
+    ports: PortMap | None = None
+    in_guests: bool = False
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -177,11 +181,25 @@ class KeyPolicy:
             vfs=self.vfs,
             limit=self.limit,
         )
-        return identity(claim), claim
+        if self.ports is not None:
+            nodes = [part.node for part in allocation.nodes]
+            taken = book.ports_held()
+            claim = replace(
+                claim, ports=self.ports.choose(nodes, rails=self.rails, vfs=self.vfs, taken=taken)
+            )
+        return identity(claim, in_guests=self.in_guests), claim
 
 
-def identity(claim: Claim) -> NetworkIdentity:
-    """The claim as a lease carries it to the nodes, which compute their GUIDs from it."""
+def identity(claim: Claim, *, in_guests: bool = False) -> NetworkIdentity:
+    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it."""
+    words = [f"{guid:#018x}" for guid in claim.ports]
+    each = claim.rails * claim.vfs
     return NetworkIdentity(
-        kind="ib", pkey=claim.pkey, first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs
+        kind="ib",
+        pkey=claim.pkey,
+        first_rank=claim.first_rank,
+        rails=claim.rails,
+        vfs=claim.vfs,
+        port_guids=tuple(tuple(words[first : first + each]) for first in range(0, len(words), each)),
+        in_guests=in_guests,
     )

@@ -70,6 +70,8 @@ CARRIED = frozenset(
     {KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE, KeyState.DRAINING}
 )
 """States whose ports the subnet manager is told of."""
+HOLDING = CARRIED | {KeyState.STRIPPED, KeyState.TOMBSTONE}
+"""States in which ports that have GUIDs of their own cannot be another's."""
 
 
 class KeyTransitionError(Exception):
@@ -109,7 +111,9 @@ class Claim:
 
     Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
     each guest ``vfs`` ports on each of ``rails`` rails.  ``left_s`` is what a
-    quarantine still lasts; ``note`` says why there is a tombstone.
+    quarantine still lasts; ``note`` says why there is a tombstone.  ``ports``
+    are the GUIDs of these ports where nodes do not set them (``fabric.portmap``),
+    guest by guest, rail by rail, VF by VF.
     """
 
     generation: Generation
@@ -122,9 +126,13 @@ class Claim:
     state: KeyState = KeyState.RESERVED
     left_s: float = 0.0
     note: str = ""
+    ports: tuple[int, ...] = ()
 
     def port_guids(self) -> Iterator[int]:
         """The GUIDs of all its ports: guest by guest, rail by rail, VF by VF."""
+        if self.ports:
+            yield from self.ports
+            return
         for rank in range(self.first_rank, self.first_rank + self.ranks):
             for rail in range(self.rails):
                 for vf in range(self.vfs):
@@ -163,6 +171,10 @@ class Book:
         if found is None:
             raise FabricError(f"{generation} has no partition key")
         return found
+
+    def ports_held(self) -> frozenset[int]:
+        """The ports with GUIDs of their own that are somebody's."""
+        return frozenset(guid for claim in self.claims if claim.state in HOLDING for guid in claim.ports)
 
     def carried(self) -> tuple[Claim, ...]:
         """What the subnet manager is told, by key and rank."""
@@ -262,7 +274,9 @@ def age(claim: Claim, elapsed_s: float) -> Claim | None:
 
 
 def overlap(one: Claim, other: Claim) -> bool:
-    """Whether the two could have a GUID in common."""
+    """Whether the two could have a GUID in common, or have a port in common now."""
+    if one.state in HOLDING and other.state in HOLDING and not set(one.ports).isdisjoint(other.ports):
+        return True
     return (
         one.pkey == other.pkey
         and one.first_rank < other.first_rank + other.ranks

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from vhpc_slurm.config import Fabric, Manager
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric import partitions, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
 from vhpc_slurm.fabric.keys import MAX_RANKS, KeyPool
 from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback, Reader
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
@@ -34,7 +35,7 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     pool, site = key_pool(fabric), site_partitions(fabric)
     static = fabric.backend == "static-pool"
     limit = fabric.pool_guests if static else MAX_RANKS
-    policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit)
+    policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit, port_map(fabric))
     readback = Readback(_reader(fabric), fabric.apply_timeout_s)
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
@@ -114,6 +115,25 @@ def static_pool(fabric: Fabric) -> tuple[Partition, ...]:
         vfs=fabric.vfs,
         ipoib=fabric.ipoib,
     )
+
+
+def port_map(fabric: Fabric) -> PortMap | None:
+    """The ports with fixed GUIDs; None where nodes set GUIDs.
+
+    Raises:
+        FabricError: the file cannot be read or understood, or the backend could do nothing with it.
+    """
+    if not fabric.port_map:
+        return None
+    if fabric.backend != "opensm-file":
+        raise FabricError(
+            f"fabric.port_map is nothing for {fabric.backend}", "it knows ports by the GUIDs that nodes set"
+        )
+    try:
+        text = Path(fabric.port_map).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise FabricError(f"cannot read {fabric.port_map}", str(err)) from err
+    return portmap.parse(text, fabric.port_map)
 
 
 def key_pool(fabric: Fabric) -> KeyPool:
