@@ -211,14 +211,15 @@ class Subnet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The job's own partition of an InfiniBand fabric."""
+    """The job's own partition of a fabric: a partition key, a VLAN or a VNI."""
 
     backend: Annotated[
-        Literal["none", "opensm-file", "static-pool", "ufm-rest"],
+        Literal["none", "opensm-file", "static-pool", "ufm-rest", "ethernet", "vxlan"],
         _doc(
             "who applies partition keys: none (guests have no fabric), opensm-file (vhpcd writes OpenSM's "
             "partitions file for each job), static-pool (all keys are declared once, by vhpc fabric render "
-            "--pool), ufm-rest (vhpcd asks NVIDIA UFM for each job)"
+            "--pool), ufm-rest (vhpcd asks NVIDIA UFM for each job); ethernet and vxlan allocate a VLAN or a "
+            "VNI for each job, which nodes do not apply yet"
         ),
     ] = "none"
     key_owner: Annotated[Literal["job", "user"], _doc("who has a key: each job, or each user")] = "job"
@@ -227,6 +228,12 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int, _doc("last partition key of the pool; 0x7fff is the default partition", ge=0x0001, le=0x7FFE)
     ] = 0x7FEF
     pkey_reserved: Annotated[tuple[int, ...], _doc("keys in that range that are never handed out")] = ()
+    vlan_first: Annotated[int, _doc("ethernet: first VLAN of the pool", ge=2, le=4094)] = 2000
+    vlan_last: Annotated[int, _doc("ethernet: last VLAN of the pool", ge=2, le=4094)] = 2999
+    vlan_reserved: Annotated[tuple[int, ...], _doc("VLANs in that range that are never handed out")] = ()
+    vni_first: Annotated[int, _doc("vxlan: first VNI of the pool", ge=1, le=0xFFFFFF)] = 100000
+    vni_last: Annotated[int, _doc("vxlan: last VNI of the pool", ge=1, le=0xFFFFFF)] = 104095
+    vni_reserved: Annotated[tuple[int, ...], _doc("VNIs in that range that are never handed out")] = ()
     rails: Annotated[int, _doc("ports of different subnets or switches that a guest has", ge=1, le=256)] = 1
     vfs: Annotated[int, _doc("virtual functions of a guest on each rail", ge=1, le=256)] = 1
     quarantine_s: Annotated[

@@ -332,6 +332,10 @@ class NetworkIdentity:
     these numbers (``fabric.keys.port_guid``), or are in ``port_guids``, a row of
     words for each node, where nodes do not set them.  ``in_guests`` says that
     each guest has its ports: it starts nothing before it sees them with the key.
+
+    With ``ethernet`` the same ports are VFs on ``vlan``, with ``vxlan`` each
+    guest has one virtio interface on ``vni``; their addresses follow from these
+    numbers as well (``fabric.keys.mac``).
     """
 
     kind: str = "none"

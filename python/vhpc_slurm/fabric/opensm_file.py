@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim
 from vhpc_slurm.fabric.opensm import ComplaintError, Mark, SubnetManager, complaints
@@ -54,6 +54,9 @@ class OpensmFile:
 
     def validate(self, book: Book) -> None:
         """Whether OpenSM is there, and its file one that this book may replace."""
+        strangers = keys.strangers(keys.PKEYS, book)
+        if strangers is not None:
+            raise strangers
         self._opensm.check()
         self._guard(self._opensm.read(), self._meant(book), book)
 

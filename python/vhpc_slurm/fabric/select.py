@@ -9,13 +9,14 @@ from vhpc_slurm.config import Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
-from vhpc_slurm.fabric.keys import MAX_RANKS, KeyPool
+from vhpc_slurm.fabric.keys import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, VNIS, KeyPool
 from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback, Reader
+from vhpc_slurm.fabric.segments import Segments
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
 from vhpc_slurm.fabric.ufm_client import UfmClient
@@ -32,6 +33,8 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     """
     if fabric.backend == "none":
         return NoNetwork()
+    if fabric.backend in ("ethernet", "vxlan"):
+        return _segments(fabric)
     pool, site = key_pool(fabric), site_partitions(fabric)
     static = fabric.backend == "static-pool"
     limit = fabric.pool_guests if static else MAX_RANKS
@@ -50,6 +53,18 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
         ipoib=fabric.ipoib,
         max_lost_percent=fabric.max_lost_percent,
     )
+
+
+def _segments(fabric: Fabric) -> Segments:
+    if fabric.backend == "vxlan":
+        pool = KeyPool(fabric.vni_first, fabric.vni_last, frozenset(fabric.vni_reserved), VNIS)
+        return Segments(KeyPolicy(pool, fabric.key_owner))
+    pool = KeyPool(fabric.vlan_first, fabric.vlan_last, frozenset(fabric.vlan_reserved), VLANS)
+    if fabric.rails > MAX_ETHERNET_RAILS:
+        raise FabricError(
+            f"{fabric.rails} rails are too many", f"{MAX_ETHERNET_RAILS} have room in a MAC address"
+        )
+    return Segments(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
 
 
 def local_opensm(fabric: Fabric) -> Opensm:

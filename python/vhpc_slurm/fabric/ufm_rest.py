@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof, RefusedError
 from vhpc_slurm.fabric.keys import PORT_PREFIX, Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
@@ -94,6 +94,9 @@ class UfmRest:
 
     def validate(self, book: Book) -> None:
         """Whether UFM lets us in, and was changed last by this database."""
+        strangers = keys.strangers(keys.PKEYS, book)
+        if strangers is not None:
+            raise strangers
         self._ufm.version()
         self._guard(self._ufm.partitions(), book)
 
@@ -182,12 +185,13 @@ class UfmRest:
     def audit(self, book: Book) -> tuple[Finding, ...]:
         """Compare UFM and the fabric with the book."""
         have = self._look(time.monotonic() + self._timeout_s)
+        carried = {claim.pkey for claim in book.carried()}
         found = [Finding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, book)]
         found += [
             Finding(
                 guid,
                 f"UFM: port {guid:#018x}, which is none of vhpcd's, is on key {pkey:#06x} of the pool",
-                True,
+                open=pkey in carried,
             )
             for pkey in sorted(self._pool & have.keys())
             for guid in sorted(have[pkey])
