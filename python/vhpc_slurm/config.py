@@ -234,6 +234,13 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     vni_first: Annotated[int, _doc("vxlan: first VNI of the pool", ge=1, le=0xFFFFFF)] = 100000
     vni_last: Annotated[int, _doc("vxlan: last VNI of the pool", ge=1, le=0xFFFFFF)] = 104095
     vni_reserved: Annotated[tuple[int, ...], _doc("VNIs in that range that are never handed out")] = ()
+    exhausted: Annotated[
+        Literal["requeue", "refuse"],
+        _doc(
+            "what becomes of a job for which no key is free: requeue (Slurm starts it again later; a license "
+            "as large as the pool lets it wait in the queue instead), or refuse (it fails, and says why)"
+        ),
+    ] = "requeue"
     rails: Annotated[int, _doc("ports of different subnets or switches that a guest has", ge=1, le=256)] = 1
     vfs: Annotated[int, _doc("virtual functions of a guest on each rail", ge=1, le=256)] = 1
     quarantine_s: Annotated[

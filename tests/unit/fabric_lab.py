@@ -2,7 +2,8 @@
 
 Sixteen adapters hang on one switch beside the one that opensm runs on.  Their
 port GUIDs are those that the first four keys of the pool give to four guests
-each, so each of them stands for a VF that a node has set up already.
+each, so each of them stands for a VF that a node has set up already.  Larger
+fabrics are trees of two levels, with 16 guests for each key.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from controller_lab import wait_for
@@ -28,35 +30,67 @@ NEEDED = "needs the packages opensm, ibsim-utils and infiniband-diags (make deps
 KEYS = (0x1000, 0x1001, 0x1002, 0x1003)
 GUIDS = tuple(0x02CC << 48 | pkey << 32 | rank << 8 for pkey in KEYS for rank in range(4))
 SM_GUID = 0x500001
-STANDBY_GUID = 0x500101
+NOBODY = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
 DEFAULT = b"Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
 
 
-def net(*, standby: bool = False) -> str:
-    """The fabric in ibsim's language; a port's GUID is its node's plus its number."""
-    nodes = [
-        f'caguid={guid - 1:#x}\nCa 1 "H{port}"\n[1] "SW"[{port}]\n' for port, guid in enumerate(GUIDS, 1)
-    ]
-    sm = len(GUIDS) + 1
-    links = "".join(f'[{port}] "H{port}"[1]\n' for port in range(1, sm))
-    if standby:
-        nodes.append(f'caguid={STANDBY_GUID - 1:#x}\nCa 1 "SM2"\n[1] "SW"[{sm + 1}]\n')
-        links += f'[{sm + 1}] "SM2"[1]\n'
-    return "\n".join(
-        [
-            f'caguid={SM_GUID - 1:#x}\nCa 1 "SM"\n[1] "SW"[{sm}]\n',
-            *nodes,
-            f'switchguid=0x900000\nSwitch 24 "SW"\n{links}[{sm}] "SM"[1]\n',
-        ]
+@dataclass(frozen=True)
+class Shape:
+    """Adapters on leaf switches, each of which is linked to all spines; one switch has no spines."""
+
+    guids: tuple[int, ...] = GUIDS
+    leaf: int = 16
+    spines: int = 0
+
+    def places(self) -> dict[int, str]:
+        """Directed routes from the subnet manager's port."""
+        found = {SM_GUID: "0"}
+        for number, guid in enumerate(self.guids):
+            leaf, port = divmod(number, self.leaf)
+            found[guid] = f"0,1,{leaf + 1},{port + 1}" if self.spines else f"0,1,{port + 1}"
+        return found
+
+    def net(self) -> str:
+        """The fabric in ibsim's language; a port's GUID is its node's plus its number."""
+        leaves = (len(self.guids) + self.leaf - 1) // self.leaf
+        top, port = ("P0", leaves + 1) if self.spines else ("L0", self.leaf + 1)
+        parts = [f'caguid={SM_GUID - 1:#x}\nCa 1 "SM"\n[1] "{top}"[{port}]\n']
+        for number, guid in enumerate(self.guids):
+            leaf, place = divmod(number, self.leaf)
+            parts.append(f'caguid={guid - 1:#x}\nCa 1 "H{number + 1}"\n[1] "L{leaf}"[{place + 1}]\n')
+        ports = self.leaf + max(self.spines, 8)
+        for leaf in range(leaves):
+            here = range(leaf * self.leaf, min((leaf + 1) * self.leaf, len(self.guids)))
+            links = "".join(f'[{place + 1}] "H{number + 1}"[1]\n' for place, number in enumerate(here))
+            links += "".join(
+                f'[{self.leaf + spine + 1}] "P{spine}"[{leaf + 1}]\n' for spine in range(self.spines)
+            )
+            links += f'[{port}] "SM"[1]\n' * (not self.spines)
+            parts.append(f'switchguid={0x900000 + leaf:#x}\nSwitch {ports} "L{leaf}"\n{links}')
+        for spine in range(self.spines):
+            links = "".join(f'[{leaf + 1}] "L{leaf}"[{self.leaf + spine + 1}]\n' for leaf in range(leaves))
+            links += f'[{port}] "SM"[1]\n' * (spine == 0)
+            parts.append(f'switchguid={0xA00000 + spine:#x}\nSwitch {leaves + 1} "P{spine}"\n{links}')
+        return "\n".join(parts)
+
+
+def tree(adapters: int) -> Shape:
+    """A fabric of 256 or 1024 adapters."""
+    guids = (
+        0x02CC << 48 | pkey << 32 | rank << 8
+        for pkey in range(0x1000, 0x1000 + adapters // 16)
+        for rank in range(16)
     )
+    return Shape(tuple(guids), leaf={256: 16, 1024: 32}[adapters], spines=4)
 
 
 class SimulatedFabric:
     """One fabric; its files are in a folder of its own."""
 
-    def __init__(self, folder: Path, *, standby: bool = False) -> None:
+    def __init__(self, folder: Path, shape: Shape = Shape()) -> None:
         self.folder = folder
-        self._has_standby = standby
+        self.shape = shape
+        self.places = shape.places()
         self.partitions = folder / "partitions.conf"
         self.log = folder / "osm.log"
         self.pidfile = folder / "osm.pid"
@@ -71,37 +105,49 @@ class SimulatedFabric:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, partitions: bytes = DEFAULT) -> None:
-        (self.folder / "net").write_text(net(standby=self._has_standby))
-        (self.folder / "opensm.conf").write_text(
-            "force_log_flush TRUE\nsm_priority 14\nsminfo_polling_timeout 500\npolling_retry_number 2\n"
-        )
+        (self.folder / "net").write_text(self.shape.net())
+        (self.folder / "opensm.conf").write_text("force_log_flush TRUE\n")
         plain = {name: value for name, value in self.environment.items() if name != "LD_PRELOAD"}
-        self._run(["ibsim", "-s", "-n", "-N", "256", "-S", "64", "-P", "4096", "net"], plain)
+        self._run(["ibsim", "-s", "-n", "-N", "8192", "-S", "1024", "-P", "100000", "net"], plain)
         wait_for(lambda: self._query("nodeinfo", "0").returncode == 0, "ibsim does not answer")
         self.replace(partitions)
         self.start_opensm()
 
     def start_opensm(self) -> None:
         before = self.sweeps()
-        files = ["-F", "opensm.conf", "-P", str(self.partitions), "-f", str(self.log)]
+        files = ["-F", "opensm.conf", "-P", str(self.partitions), "-f", str(self.log), "-p", "14"]
         self.opensm = self._run(["opensm", *files], self.environment)
         self.pidfile.write_text(f"{self.opensm.pid}\n")
         wait_for(lambda: self.sweeps() > before, "opensm does not bring the subnet up")
 
-    def start_standby(self, partitions: bytes = DEFAULT) -> StandbyOpensm:
-        """A second opensm, at a port of its own, with files of its own."""
-        folder = self.folder / "standby"
-        folder.mkdir()
-        standby = StandbyOpensm(folder)
+    def start_standby(self, host: str, partitions: bytes) -> StandbyOpensm:
+        """A second opensm, at an adapter of the fabric, with files of its own."""
+        own = self.folder / f"standby-{host}"
+        own.mkdir()
+        standby = StandbyOpensm(own)
         standby.partitions.write_bytes(partitions)
-        config = (self.folder / "opensm.conf").read_text().replace("sm_priority 14", "sm_priority 1")
-        (folder / "opensm.conf").write_text(config)
-        environment = self.environment | {"SIM_HOST": "SM2", "OSM_CACHE_DIR": str(folder)}
-        files = ["-F", "standby/opensm.conf", "-P", str(standby.partitions), "-f", str(standby.log)]
+        (own / "opensm.conf").write_text(
+            "force_log_flush TRUE\nsminfo_polling_timeout 300\npolling_retry_number 2\n"
+        )
+        environment = self.environment | {
+            "SIM_HOST": host,
+            "OSM_CACHE_DIR": str(own),
+            "OSM_TMP_DIR": str(own),
+        }
+        files = [
+            "-F",
+            f"{own}/opensm.conf",
+            "-P",
+            f"{own}/partitions.conf",
+            "-f",
+            f"{own}/osm.log",
+            "-p",
+            "1",
+        ]
         # The simulator loses what it sends to an opensm that is not ready yet, and the one that has
         # sent it waits for ever: the master must not ask while the other one starts.
         self.opensm.send_signal(signal.SIGSTOP)
-        process = self._run(["opensm", *files], environment | {"OSM_TMP_DIR": str(folder)})
+        process = self._run(["opensm", *files], environment)
         standby.pidfile.write_text(f"{process.pid}\n")
         wait_for(lambda: standby.says(b"Setting IS_SM on port"), "the second opensm does not start")
         self.opensm.send_signal(signal.SIGCONT)
@@ -136,10 +182,11 @@ class SimulatedFabric:
 
     def tables(self, *only: int) -> dict[int, tuple[int, ...]]:
         """The keys of adapters (all) by port GUID, asked for one by one along known paths."""
-        places = {guid: f"0,1,{port}" for port, guid in enumerate(GUIDS, 1)} | {SM_GUID: "0"}
-        wanted = only or tuple(places)
+        wanted = only or tuple(self.places)
         with ThreadPoolExecutor(6) as several:  # each waits for the simulator most of its time
-            return dict(zip(wanted, several.map(lambda guid: self._table(places[guid]), wanted), strict=True))
+            return dict(
+                zip(wanted, several.map(lambda guid: self._table(self.places[guid]), wanted), strict=True)
+            )
 
     def _table(self, path: str) -> tuple[int, ...]:
         asked = self._query("pkeys", path, "1")
@@ -185,10 +232,23 @@ class StandbyOpensm:
 
 
 @contextmanager
-def simulated_fabric(folder: Path, *, standby: bool = False) -> Iterator[SimulatedFabric]:
-    fabric = SimulatedFabric(folder, standby=standby)
+def simulated_fabric(folder: Path, shape: Shape = Shape()) -> Iterator[SimulatedFabric]:
+    fabric = SimulatedFabric(folder, shape)
     try:
         fabric.start()
         yield fabric
     finally:
         fabric.stop()
+
+
+def sets(fabric: SimulatedFabric, *only: int) -> dict[int, set[int]]:
+    return {guid: set(entries) for guid, entries in fabric.tables(*only).items()}
+
+
+def holding(*groups: tuple[int, int]) -> dict[int, set[int]]:
+    """Tables where the first so many ports of each key have it, and no other port anything."""
+    return NOBODY | {
+        GUIDS[(pkey - 0x1000) * 4 + rank]: {0x7FFF, 0x8000 | pkey}
+        for pkey, count in groups
+        for rank in range(count)
+    }

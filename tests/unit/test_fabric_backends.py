@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from controller_lab import Alone, allocation, identity, manifest, publish, request, wait_for
@@ -21,8 +21,11 @@ from fabric_lab import (
     GUIDS,
     HAVE_SIMULATOR,
     NEEDED,
+    NOBODY,
     SM_GUID,
     SimulatedFabric,
+    holding,
+    sets,
     simulated_fabric,
 )
 from test_keys import a_claim
@@ -48,7 +51,6 @@ from vhpc_slurm.slurm import connect
 pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
 
 FOUR = ("n1", "n2", "n3", "n4")
-NOBODY = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +88,21 @@ class Site:
         site: tuple[Partition, ...] = (),
         timeout_s: float = 5.0,
         last: int = 0x1003,
+        store: type[SqliteStore] = SqliteStore,
+        opensm: type[Opensm] = Opensm,
+        **other: Any,
     ) -> None:
         self.now = 0.0
-        self.store = SqliteStore(database)
+        self.store = store(database)
         self.backend = OpensmFile(
             KeyPolicy(KeyPool(0x1000, last), owner),
-            Opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
+            opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
             Readback(reader, timeout_s),
             self.store.keys.knows,
             site=site,
         )
         self.service = Alone(
-            self.store, self.backend, reserve_mib=0, quarantine_s=30.0, steady=lambda: self.now
+            self.store, self.backend, reserve_mib=0, quarantine_s=30.0, steady=lambda: self.now, **other
         )
 
     def open(self, job_id: int, *nodes: str, uid: int = 2001) -> LeaseRecord:
@@ -124,19 +129,6 @@ def proof(outcome: Proof | FabricError) -> Proof:
     if isinstance(outcome, FabricError):
         raise outcome
     return outcome
-
-
-def sets(fabric: SimulatedFabric) -> dict[int, set[int]]:
-    return {guid: set(entries) for guid, entries in fabric.tables().items()}
-
-
-def holding(*groups: tuple[int, int]) -> dict[int, set[int]]:
-    """Tables where the first so many ports of each key have it, and no other port anything."""
-    return NOBODY | {
-        GUIDS[(pkey - 0x1000) * 4 + rank]: {0x7FFF, 0x8000 | pkey}
-        for pkey, count in groups
-        for rank in range(count)
-    }
 
 
 def test_ports_with_guids_of_their_own_get_the_keys_of_the_jobs_on_their_nodes(

@@ -19,9 +19,9 @@ from fabric_lab import (
     HAVE_SIMULATOR,
     NEEDED,
     SM_GUID,
-    STANDBY_GUID,
     SimulatedFabric,
     StandbyOpensm,
+    sets,
     simulated_fabric,
 )
 
@@ -84,17 +84,13 @@ def pair(
     folder = tmp_path / "pair"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with simulated_fabric(folder, standby=True) as fabric:
-        standby = fabric.start_standby()
+    with simulated_fabric(folder) as fabric:
+        standby = fabric.start_standby("H16", DEFAULT)
         # From a host that runs neither: what is read must not depend on who is master.
-        environment = fabric.environment | {"SIM_HOST": "H16"}
+        environment = fabric.environment | {"SIM_HOST": "H15"}
         with closing(FabricReader(environment=environment)) as reader:
             reader.scan(60.0)
             yield fabric, standby, reader
-
-
-def sets(fabric: SimulatedFabric, *only: int) -> dict[int, set[int]]:
-    return {guid: set(has) for guid, has in fabric.tables(*only).items()}
 
 
 def test_a_standby_that_takes_over_has_the_file_and_no_job_loses_its_key(
@@ -207,7 +203,7 @@ def test_the_master_and_no_other_is_a_full_member_of_the_default_partition(
     scan = reader.scan(30.0)
     assert [port.guid for port in scan.ports if port.master] == [SM_GUID]
     assert scan.tables()[SM_GUID] == (0xFFFF,)
-    assert scan.tables()[STANDBY_GUID] == (0x7FFF,)
+    assert scan.tables()[GUIDS[15]] == (0x7FFF,)
 
 
 # --- the other end of a command ------------------------------------------------------------------

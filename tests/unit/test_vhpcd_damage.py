@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from controller_lab import Munged, munged, wait_for
-from fabric_lab import DEFAULT, GUIDS, SimulatedFabric, simulated_fabric
+from fabric_lab import DEFAULT, GUIDS, SimulatedFabric, sets, simulated_fabric
 from test_partitions import BAD
-from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, opened, sets
+from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, opened
 from vhpcd_process import Vhpcd
 
 from vhpc_slurm.errors import FabricError

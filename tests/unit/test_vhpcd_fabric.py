@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from controller_lab import Munged, allocation, munged, request, wait_for
-from fabric_lab import DEFAULT, SimulatedFabric, simulated_fabric
+from fabric_lab import DEFAULT, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
 from test_vhpcd import Ack
-from vhpcd_fabric import HAVE_ALL, NEEDED, NOBODY, a_vhpcd, carries, holding, opened, sets, states
+from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
 from vhpcd_process import Vhpcd
 
 from vhpc_slurm.errors import FabricError

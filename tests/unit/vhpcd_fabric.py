@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from controller_lab import HAVE_MUNGED, Munged, allocation, manifest, publish, request, stop, wait_for
-from fabric_lab import GUIDS, HAVE_SIMULATOR, SM_GUID, SimulatedFabric
+from fabric_lab import HAVE_SIMULATOR, SimulatedFabric, sets
 from fabric_lab import NEEDED as NEEDED_HERE
 from vhpcd_process import Vhpcd, make
 
@@ -19,7 +19,6 @@ from vhpc_slurm.model import Lease
 
 HAVE_ALL = HAVE_MUNGED and HAVE_SIMULATOR
 NEEDED = f"needs munged (apt install munge), and {NEEDED_HERE}"
-NOBODY = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
 
 
 @contextmanager
@@ -51,19 +50,6 @@ def opened(vhpcd: Vhpcd, job_id: int, *nodes: str) -> Lease:
 def states(vhpcd: Vhpcd) -> dict[int, str]:
     book = read_book(vhpcd.config.controller.database)
     return {claim.generation.job_id: claim.state.value for claim in book.claims}
-
-
-def sets(fabric: SimulatedFabric, *only: int) -> dict[int, set[int]]:
-    return {guid: set(entries) for guid, entries in fabric.tables(*only).items()}
-
-
-def holding(*groups: tuple[int, int]) -> dict[int, set[int]]:
-    """Tables where the first so many ports of each key have it, and no other port anything."""
-    return NOBODY | {
-        GUIDS[(pkey - 0x1000) * 4 + rank]: {0x7FFF, 0x8000 | pkey}
-        for pkey, count in groups
-        for rank in range(count)
-    }
 
 
 def carries(fabric: SimulatedFabric, expected: dict[int, set[int]]) -> None:

@@ -249,6 +249,7 @@ async def serve(config: Config) -> None:
             reserve_mib=config.guests.memory_reserve_mib,
             quarantine_s=config.fabric.quarantine_s,
             lost_after_s=config.fabric.lost_after_s,
+            refuse_exhausted=config.fabric.exhausted == "refuse",
         )
         dispatcher = Dispatcher(config, service, network, connect(config))
         server = Server(dispatcher, munge, allowed)

@@ -19,6 +19,7 @@ from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.claims import ClaimKeeper
 from vhpc_slurm.controller.rounds import Rounds
 from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.fabric.keys import ExhaustedError
 from vhpc_slurm.model import (
     NODE_NAME,
     Allocation,
@@ -57,6 +58,7 @@ class LeaseService:
         reserve_mib: int,
         quarantine_s: float = 0.0,
         lost_after_s: float = 900.0,
+        refuse_exhausted: bool = False,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,12 +66,14 @@ class LeaseService:
 
         A key that was stripped rests ``quarantine_s`` before it is another's.  Of
         a node that has not acknowledged for ``lost_after_s`` nobody knows what it does.
+        A job without a key fails where ``refuse_exhausted``, else it may ask again.
         """
         self.store = store
         self._claims = ClaimKeeper(store, quarantine_s, steady)
         self.rounds = Rounds(store, self._claims, lost_after_s=lost_after_s, clock=clock, steady=steady)
         self._network = network
         self._reserve_mib = reserve_mib
+        self._refuse_exhausted = refuse_exhausted
         self._clock = clock
 
     def find(self, request: JobRequest, allocation: Allocation) -> LeaseRecord | None:
@@ -226,11 +230,8 @@ class LeaseService:
                 self._claims.end(old)
             if record is None:
                 assert isinstance(image, ImageIdentity)
-                book = self.store.keys.book()
-                network, claim = self._network.plan(generation, request, allocation, book)
-                record = leases.reserve(generation, request, allocation, image, network, now)
-                if claim is not None:
-                    self.store.keys.claim(claim)
+                record = self._claim(generation, request, allocation, image, now)
+                reason = record.lease.refusal
             self.store.put(record)
         for old in stale:
             log.info("%s ending: replaced by %s", old.lease.generation, generation)
@@ -244,6 +245,25 @@ class LeaseService:
             reason,
         )
         return record
+
+    def _claim(
+        self,
+        generation: Generation,
+        request: JobRequest,
+        allocation: Allocation,
+        image: ImageIdentity,
+        now: float,
+    ) -> LeaseRecord:
+        """A lease RESERVED, with what it has of the network."""
+        try:
+            network, claim = self._network.plan(generation, request, allocation, self.store.keys.book())
+        except ExhaustedError as err:
+            if not self._refuse_exhausted:
+                raise
+            return leases.refuse(generation, request, allocation, err.line(), now)
+        if claim is not None:
+            self.store.keys.claim(claim)
+        return leases.reserve(generation, request, allocation, image, network, now)
 
 
 def _check(request: JobRequest, allocation: Allocation) -> None:

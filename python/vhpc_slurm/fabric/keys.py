@@ -121,6 +121,10 @@ class KeyTransitionError(Exception):
     """A step that the life of a claim does not have; a mistake of the caller."""
 
 
+class ExhaustedError(FabricError):
+    """No key of the pool is free now."""
+
+
 @dataclass(frozen=True)
 class KeyPool:
     """The numbers that may be handed out: ``first`` to ``last`` without ``reserved``.
@@ -382,7 +386,7 @@ def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
     return first if first + ranks <= limit else None
 
 
-def _exhausted(pool: KeyPool, book: Book) -> FabricError:
+def _exhausted(pool: KeyPool, book: Book) -> ExhaustedError:
     book = replace(book, claims=tuple(one for one in book.claims if pool.space.has(one.pkey)))
     resting = [one for one in book.claims if one.state is KeyState.QUARANTINE]
     buried = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
@@ -392,6 +396,6 @@ def _exhausted(pool: KeyPool, book: Book) -> FabricError:
         why += f" (the next for {min(one.left_s for one in resting):.0f} s)"
     if buried:
         why += f", {len(buried)} tombstones"
-    return FabricError(
+    return ExhaustedError(
         f"no {pool.space.name} is free", why, "a Slurm license as large as the pool lets jobs wait instead"
     )

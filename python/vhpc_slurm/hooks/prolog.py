@@ -42,7 +42,8 @@ def run(config: Config) -> int:
             cleared = _clear_stale(layout, env)
             return _prepare(config, layout, env, cleared)
         except FabricError as err:
-            return _no_lease(config, env, err)
+            _requeue(config, env, err)
+            return 0
         except (NodeError, TeardownError) as err:
             common.drain(env.node, err)
             raise
@@ -80,7 +81,15 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             common.log.info("the job was ended during its boot")
             teardown.tear_down(layout, book, recorder)
             return 0
-        except (NodeError, FabricError):
+        except FabricError as err:
+            if _requeue(config, env, err):
+                teardown.tear_down(layout, book, recorder)
+            else:
+                cure = "; ".join(filter(None, (err.cure, "the job may not be requeued: submit it again")))
+                last = UserError(err.what, err.why, cure)
+                _user_failure(layout, env, lease, book, recorder, last)
+            return 0
+        except NodeError:
             teardown.tear_down(layout, book, recorder)
             raise
         # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it
@@ -182,13 +191,13 @@ def _user_failure(
     teardown.release_guests(layout, book, recorder)
 
 
-def _no_lease(config: Config, env: common.HookEnv, error: FabricError) -> int:
-    """Nothing can be prepared, and the node is not at fault.
+def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
+    """Nothing can be prepared, and the node is not at fault: the job tries again.
 
     The job may be over already (this Prolog was late).  Else vhpcd went away
-    between the controller's hook and ours, and the job tries again; one that
-    cannot be requeued (an interactive one) finds no state file at task start,
-    and the plugin refuses its tasks.
+    between the controller's hook and ours, or what the job was given is still
+    held.  False: the job may not be requeued (``--no-requeue``, an interactive
+    one); where no state file says why, the plugin refuses its tasks by itself.
     """
     try:
         known = ControllerClient(config).lease(env.job_id, None, env.node, 0)
@@ -196,10 +205,9 @@ def _no_lease(config: Config, env: common.HookEnv, error: FabricError) -> int:
         known = None
     if known is not None and known.state in (LeaseState.ENDING, LeaseState.RELEASED):
         common.log.info("nothing to prepare: %s", error.line())
-        return 0
+        return True
     common.log.warning("%s; requeueing", error.line())
-    common.scontrol("requeue", str(env.job_id))
-    return 0
+    return common.scontrol("requeue", str(env.job_id))
 
 
 def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:

@@ -15,7 +15,7 @@ from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
-from vhpc_slurm.node import accounts, console, images, process, resources, shares, uids
+from vhpc_slurm.node import accounts, console, images, process, qemulog, resources, shares, uids
 from vhpc_slurm.node.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
@@ -222,7 +222,11 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
 
 
 def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
-    """Why a guest did not come up: silent until the deadline, or dead before it; the image's doing."""
+    """Why a guest did not come up: silent until the deadline, or dead before it.
+
+    Mostly it is the image's doing.  A crash of QEMU may be the guest's as well,
+    so it costs the job and not the node.
+    """
     words = console.last_words(work.run_dir(guest) / "console.log")
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
@@ -232,6 +236,19 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
             f"image {image} did not get ready within {limit} s on {node}",
             said,
             "--vhpc-timeout gives it longer",
+        )
+    crash = qemulog.crash(domain_name(work.lease.generation, guest.index)) if _ended(work, guest) else None
+    if crash:
+        return UserError(
+            f"QEMU crashed on {node} while image {image} booted",
+            crash,
+            "submit the job again; if it ends like this again, tell the site's support",
+        )
+    if crash is not None and not words:
+        return UserError(
+            f"the guest ended on {node} while image {image} booted",
+            "QEMU crashed or was killed, or the kernel panicked without a word",
+            "submit the job again; if it ends like this again, see to the image",
         )
     return UserError(f"image {image} did not boot on {node}", said)
 

@@ -1,0 +1,293 @@
+"""Rounds of the fabric under a real OpenSM: killed at each step, refused, and on fabrics of many adapters."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from controller_lab import allocation, identity, request, wait_for
+from fabric_lab import (
+    DEFAULT,
+    GUIDS,
+    HAVE_SIMULATOR,
+    NEEDED,
+    SM_GUID,
+    SimulatedFabric,
+    holding,
+    sets,
+    simulated_fabric,
+    tree,
+)
+from test_fabric_backends import Site
+
+from vhpc_slurm.controller.service import LeaseService
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.keys import KeyState
+from vhpc_slurm.fabric.opensm import Opensm
+from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.smp import FabricReader
+from vhpc_slurm.model import LeaseRecord, LeaseState
+
+pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
+    with simulated_fabric(tmp_path_factory.mktemp("rounds")) as started:
+        yield started
+
+
+@pytest.fixture
+def fabric(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> SimulatedFabric:
+    monkeypatch.chdir(lasting.folder)  # the simulator's library makes folders where it runs
+    lasting.replace(DEFAULT)
+    lasting.sweep()
+    return lasting
+
+
+@pytest.fixture
+def reader(fabric: SimulatedFabric) -> Iterator[FabricReader]:
+    one = FabricReader(environment=fabric.environment)
+    one.scan(60.0)
+    yield one
+    one.close()
+
+
+# --- killed between any two steps ----------------------------------------------------------------
+
+
+class Clockwork:
+    """Ends this process, as kill -9 does, when so many steps are done."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def step(self) -> None:
+        self.left -= 1
+        if not self.left:
+            os._exit(9)
+
+
+def dying_site(fabric: SimulatedFabric, reader: FabricReader, database: Path, clockwork: Clockwork) -> Site:
+    """vhpcd's own parts; before and after whatever is durable they may die."""
+
+    class DyingStore(SqliteStore):
+        @contextmanager
+        def transaction(self) -> Iterator[None]:
+            with super().transaction():
+                yield
+                clockwork.step()
+            clockwork.step()
+
+    class DyingOpensm(Opensm):
+        def replace(self, data: bytes) -> None:
+            clockwork.step()
+            super().replace(data)
+            clockwork.step()
+
+        def sweep(self) -> None:
+            super().sweep()
+            clockwork.step()
+
+    return Site(fabric, reader, database, store=DyingStore, opensm=DyingOpensm)
+
+
+def life(site: Site) -> None:
+    """Two jobs come, one goes, its node acknowledges."""
+    first = site.open(1, "n1", "n2").lease
+    site.service.take(1, 0, "n1")
+    site.open(2, "n1")
+    site.service.end(1, 0)
+    site.service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
+
+
+def test_killed_between_any_two_steps_the_next_vhpcd_comes_to_the_same_end(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    died = 0
+    for steps in range(1, 100):
+        fabric.replace(DEFAULT)
+        fabric.sweep()
+        database = tmp_path / f"db-{steps}"
+        child = os.fork()
+        if child == 0:
+            try:
+                life(dying_site(fabric, reader, database, Clockwork(steps)))
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        site = Site(fabric, reader, database)
+        book = site.store.keys.book()
+        on_fabric = {
+            entry & 0x7FFF for entries in reader.scan(5.0).tables().values() for entry in entries
+        } - {0x7FFF}
+        assert on_fabric <= {claim.pkey for claim in book.claims}, "the database knows all that is there"
+        for record in site.store.live():
+            if record.lease.state is LeaseState.READY:
+                assert book.must(record.lease.generation).state is KeyState.ACTIVE
+        site.backend.validate(book)
+        site.service.settle()
+        site.service.work.audit()
+        known = {record.lease.request.job_id: record for _, record in site.store.page(0)}
+        if 1 not in known or known[1].lease.state in (LeaseState.RESERVED, LeaseState.READY):
+            first = site.open(1, "n1", "n2").lease
+            site.service.take(1, 0, "n1")
+            site.service.end(1, 0)
+        else:
+            first = known[1].lease
+        site.open(2, "n1")
+        site.service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
+        site.service.settle()
+        assert site.states() == {1: "quarantine", 2: "active"}, f"killed after {steps} steps"
+        assert sets(fabric) == holding((site.store.keys.book().claims[-1].pkey, 1))
+        site.store.close()
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+        died += 1
+    assert died > 20, "it was killed at each step there is"
+
+
+# --- what is refused, and what there is not enough of ------------------------------------------------
+
+
+def test_a_job_whose_port_has_no_room_left_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A fabric of its own: opensm never finds back to the default key on a port that was full once.
+    monkeypatch.chdir(tmp_path)
+    with simulated_fabric(tmp_path) as fabric:
+        many = tuple(
+            Partition(f"site_{pkey:04x}", pkey, ((f"{GUIDS[0]:#018x}", False),))
+            for pkey in range(0x10, 0x10 + 63)
+        )
+        reader = FabricReader(environment=fabric.environment)
+        reader.scan(60.0)
+        site = Site(fabric, reader, tmp_path / "db", site=many)
+        site.service.work.round()
+        generations = [
+            site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
+            for job_id in (1, 2, 3)
+        ]
+        results = site.service.work.round(generations)
+        assert {job: type(results[job]).__name__ for job in generations} == {
+            generations[0]: "ComplaintError",
+            generations[1]: "LeaseRecord",
+            generations[2]: "LeaseRecord",
+        }
+        assert "ERR 0512" in str(results[generations[0]])
+        assert site.states() == {1: "reserved", 2: "active", 3: "active"}
+        assert sets(fabric)[GUIDS[4]] == {0x7FFF, 0x9001}
+        assert sets(fabric)[GUIDS[8]] == {0x7FFF, 0x9002}
+        site.service.end(1, 0)
+        assert site.states()[1] == "quarantine"
+        reader.close()
+
+
+def test_without_a_free_key_a_job_tries_again_or_fails_as_the_site_chose(
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+) -> None:
+    site = Site(fabric, reader, tmp_path / "db", last=0x1000)
+    site.open(1, "n1")
+    with pytest.raises(FabricError, match=r"no partition key is free: 1 are in use.*a Slurm license"):
+        site.open(2, "n1")
+    assert [record.lease.request.job_id for _, record in site.store.page(0)] == [1], "nothing is left of it"
+    site.service.end(1, 0)
+    site.now += 31
+    site.service.settle()
+    assert site.open(2, "n1").lease.state is LeaseState.READY
+    site.service.end(2, 0)
+    refusing = Site(fabric, reader, tmp_path / "db", last=0x1000, refuse_exhausted=True)
+    record = refusing.open(3, "n1")
+    assert record.lease.state is LeaseState.REFUSED
+    assert "no partition key is free: 0 are in use, 1 in quarantine" in record.lease.refusal
+    assert refusing.open(3, "n1").lease == record.lease, "decided once"
+
+
+# --- another subnet manager -----------------------------------------------------------------------
+
+
+def test_a_standby_with_a_stale_file_is_found_out_and_overruled_when_the_master_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with simulated_fabric(tmp_path) as fabric:
+        reader = FabricReader(environment=fabric.environment)
+        reader.scan(60.0)
+        site = Site(fabric, reader, tmp_path / "db")
+        site.open(1, "n1", "n2")
+        stale = fabric.partitions.read_bytes()
+        site.service.end(1, 0)
+        site.open(2, "n1", "n2")
+        fabric.start_standby("H16", stale)
+        site.service.work.audit()
+        assert site.service.work.watch.state().what == ""
+        fabric.opensm.kill()
+        fabric.opensm.wait()
+        carriers = (GUIDS[0], GUIDS[1])
+        wait_for(lambda: 0x9000 in sets(fabric, *carriers)[GUIDS[0]], "no standby takes over", 30.0)
+        with pytest.raises(FabricError, match="OpenSM does not run"):
+            site.service.work.audit()
+        state = site.service.work.watch.state()
+        assert state.open_since is not None, "ports have the key of a job that is over"
+        fabric.start_opensm()
+        wait_for(lambda: _audited(site), "not overruled", 30.0)
+        assert sets(fabric, *GUIDS[:8]) == {guid: holding((0x1001, 2))[guid] for guid in GUIDS[:8]}
+        reader.close()
+
+
+def _audited(site: Site) -> bool:
+    with suppress(FabricError):
+        site.service.work.audit()
+    return site.service.work.watch.state().what == ""
+
+
+# --- many adapters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapters", [256, 1024])
+def test_on_a_large_fabric_jobs_come_and_go_together_and_each_port_has_its_own_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapters: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with simulated_fabric(tmp_path, tree(adapters)) as fabric:
+        reader = FabricReader(environment=fabric.environment)
+        assert len(reader.scan(60.0).ports) == adapters + 1
+        jobs = adapters // 16
+        last = 0x1000 + jobs - 1
+        site = Site(fabric, reader, tmp_path / "db", last=last, timeout_s=30.0)
+        nodes = allocation(*(f"n{number}" for number in range(16)))
+        generations = [
+            site.service.reserve(request(job_id), nodes, identity(0)).lease.generation
+            for job_id in range(1, jobs + 1)
+        ]
+        before = fabric.sweeps()
+        results = site.service.work.round(generations)
+        assert all(isinstance(one, LeaseRecord) for one in results.values()), results
+        assert fabric.sweeps() - before == 1
+        site.service.work.audit()
+        assert site.service.work.watch.state().what == ""
+        chance = random.Random(adapters)
+        guids = chance.sample(fabric.shape.guids, 60)
+        assert sets(fabric, SM_GUID, *guids) == {SM_GUID: {0xFFFF}} | {
+            guid: {0x7FFF, 0x8000 | guid >> 32 & 0x7FFF} for guid in guids
+        }
+        for job_id in range(1, jobs + 1):
+            LeaseService.end(site.service, job_id, 0)
+        site.service.work.round()
+        assert fabric.sweeps() - before == 2
+        assert set(site.states().values()) == {"quarantine"}
+        assert sets(fabric, *guids) == {guid: {0x7FFF} for guid in guids}
+        data = b"Default=0x7fff, ipoib : ALL=full ;\n"
+        fabric.replace(data)
+        fabric.sweep()
+        site.service.work.audit()
+        assert sets(fabric, *guids) == {guid: {0x7FFF} for guid in guids}
+        assert partitions.parse(fabric.partitions.read_bytes()) == (partitions.DEFAULT,)
+        reader.close()
