@@ -72,6 +72,14 @@ class FakeUfm:
         self.asked: list[tuple[str, str]] = []
         self.token = TOKEN
         self.reaches_fabric = True
+        self.settings = {
+            "subnet_prefix": "0xfe80000000000000",
+            "m_key": "0x0",
+            "sm_key": "0x1",
+            "sa_key": "0x1",
+            "m_key_per_port": False,
+        }
+        self.default: dict[str, str] = {"membership": "limited"}  # said since UFM 6.19
         self._fabric = fabric
         self._lock = threading.Lock()
         self.ca = folder / "ca.pem"
@@ -121,19 +129,24 @@ class FakeUfm:
 
     def _route(self, method: str, path: str, body: Any, *, half: bool) -> tuple[int, Any]:
         place, _, query = path.partition("?")
+        answer: tuple[int, Any] = 404, {"error": f"no such resource: {place}"}
         match method, place.strip("/").split("/"):
             case "GET", ["app", "ufm_version"]:
-                return 200, {"ufm_release_version": "6.22.1-3"}
+                answer = 200, {"ufm_release_version": "6.22.1-3"}
+            case "GET", ["app", "smconf"]:
+                answer = 200, self.settings
+            case "GET", ["resources", "pkeys", "0x7fff"]:
+                answer = 200, {"partition": "management", "ip_over_ib": True, "guids": []} | self.default
             case "GET", ["resources", "pkeys"]:
-                return 200, {f"{pkey:#x}": self._shown(pkey, query) for pkey in self.keys}
+                answer = 200, {f"{pkey:#x}": self._shown(pkey, query) for pkey in self.keys}
             case "POST", ["resources", "pkeys"]:
-                return self._add(body, half=half)
+                answer = self._add(body, half=half)
             case "DELETE", ["resources", "pkeys", pkey, "guids", guids] if _PKEY.match(pkey):
-                return self._remove(int(pkey, 16), guids.split(","), half=half)
+                answer = self._remove(int(pkey, 16), guids.split(","), half=half)
             case "DELETE", ["resources", "pkeys", pkey] if _PKEY.match(pkey):
                 found = self.keys.pop(int(pkey, 16), None)
-                return (200, {}) if found else (404, {"error": "no such pkey"})
-        return 404, {"error": f"no such resource: {place}"}
+                answer = (200, {}) if found else (404, {"error": "no such pkey"})
+        return answer
 
     def _shown(self, pkey: int, query: str) -> dict[str, Any]:
         key = self.keys[pkey]

@@ -18,8 +18,7 @@ import msgspec
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.opensm import COMPLAINTS, SWEPT, ComplaintError, Mark, Opensm, SubnetManager, sweep
-from vhpc_slurm.fabric.readback import Reader
-from vhpc_slurm.fabric.smp import Scan
+from vhpc_slurm.fabric.smp import FabricReader, Scan
 
 MAX_SAID = 1000
 """Lines of a log that a remote host hands over at once."""
@@ -87,14 +86,20 @@ class Managers:
 class SeveralReaders:
     """Reads several subnets as if they were one: no two ports have one GUID."""
 
-    def __init__(self, readers: Sequence[Reader]) -> None:
+    def __init__(self, readers: Sequence[FabricReader]) -> None:
         self._readers = readers
 
     def scan(self, timeout_s: float) -> Scan:
         """Read them one after the other; FabricError when one cannot be read."""
         scans = [reader.scan(timeout_s) for reader in self._readers]
         ports = tuple(port for scan in scans for port in scan.ports)
-        return Scan(ports, sum(scan.silent for scan in scans))
+        switches = tuple(switch for scan in scans for switch in scan.switches)
+        return Scan(ports, sum(scan.silent for scan in scans), switches)
+
+    def close(self) -> None:
+        """End all of them."""
+        for reader in self._readers:
+            reader.close()
 
 
 # --- one on another host ---------------------------------------------------------------

@@ -165,6 +165,11 @@ class Opensm:
         if not os.access(self._file.parent, os.W_OK):
             raise FabricError(f"cannot write into {self._file.parent}", "vhpcd replaces a file there")
 
+    def pid(self) -> int:
+        """Its process; FabricError when it does not run."""
+        os.close(self._process())
+        return int(self._pidfile.read_text())
+
     def hang_up(self) -> None:
         """SIGHUP; FabricError when it does not run."""
         process = self._process()

@@ -15,7 +15,7 @@ from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.portmap import PortMap
-from vhpc_slurm.fabric.readback import Readback, Reader
+from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.segments import Segments
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
@@ -39,11 +39,11 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     static = fabric.backend == "static-pool"
     limit = fabric.pool_guests if static else MAX_RANKS
     policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit, port_map(fabric))
-    readback = Readback(_reader(fabric), fabric.apply_timeout_s)
+    readback = Readback(reader(fabric), fabric.apply_timeout_s)
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
     if fabric.backend == "ufm-rest":
-        return _ufm(fabric, policy, readback, knows)
+        return _ufm_rest(fabric, policy, readback, knows)
     return OpensmFile(
         policy,
         _managers(fabric),
@@ -82,11 +82,20 @@ def _managers(fabric: Fabric) -> SubnetManager:
         return local_opensm(fabric)
     timeout_s = float(fabric.apply_timeout_s)
     return Managers(
-        [[_manager(one, timeout_s) for one in subnet.managers] for subnet in fabric.subnets], timeout_s
+        [[manager(one, timeout_s) for one in subnet.managers] for subnet in fabric.subnets], timeout_s
     )
 
 
-def _manager(one: Manager, timeout_s: float) -> SubnetManager:
+def descriptions(fabric: Fabric) -> tuple[Manager, ...]:
+    """All OpenSM that the configuration names."""
+    if fabric.subnets:
+        return tuple(one for subnet in fabric.subnets for one in subnet.managers)
+    files = (fabric.partitions, fabric.opensm_pidfile, fabric.opensm_log)
+    return (Manager(partitions=files[0], pidfile=files[1], log=files[2]),)
+
+
+def manager(one: Manager, timeout_s: float) -> SubnetManager:
+    """The OpenSM behind a description; FabricError when it describes none."""
     files = (one.partitions, one.pidfile, one.log)
     if one.command and not any(files):
         return RemoteOpensm(one.command, timeout_s)
@@ -99,19 +108,26 @@ def _manager(one: Manager, timeout_s: float) -> SubnetManager:
     return Opensm(Path(one.partitions), Path(one.pidfile), Path(one.log), timeout_s)
 
 
-def _reader(fabric: Fabric) -> Reader:
+def reader(fabric: Fabric) -> FabricReader | SeveralReaders:
+    """What reads all subnets."""
     if not fabric.subnets:
         return FabricReader(fabric.device, fabric.device_port)
     return SeveralReaders([FabricReader(one.device, one.device_port) for one in fabric.subnets])
 
 
-def _ufm(fabric: Fabric, policy: KeyPolicy, readback: Readback, knows: Callable[[int, str], bool]) -> UfmRest:
-    client = UfmClient(
+def ufm(fabric: Fabric) -> UfmClient:
+    """The UFM of the configuration; FabricError when that names none."""
+    return UfmClient(
         fabric.ufm_url, Path(fabric.ufm_token_file), fabric.ufm_ca, float(fabric.ufm_request_timeout_s)
     )
+
+
+def _ufm_rest(
+    fabric: Fabric, policy: KeyPolicy, readback: Readback, knows: Callable[[int, str], bool]
+) -> UfmRest:
     return UfmRest(
         policy,
-        client,
+        ufm(fabric),
         readback if fabric.ufm_proof == "fabric" else None,
         knows,
         mark_pkey=fabric.ufm_mark_pkey,

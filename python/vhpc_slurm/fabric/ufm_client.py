@@ -28,6 +28,7 @@ import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.fabric.backend import RefusedError
+from vhpc_slurm.fabric.keys import DEFAULT_PKEY
 
 MAX_ANSWER = 256 << 20
 """Bytes of the longest answer; a thousand keys with a thousand ports each take about 80 MB."""
@@ -54,10 +55,20 @@ class Member(msgspec.Struct, frozen=True):
 
 class _Partition(msgspec.Struct, frozen=True):
     guids: tuple[Member, ...] = ()
+    membership: str = ""
 
 
 class _Version(msgspec.Struct, frozen=True):
     ufm_release_version: str
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """UFM's subnet manager settings, as far as they say who may speak to it; keys are hexadecimal."""
+
+    m_key: str = "0x0"
+    sa_key: str = "0x1"
+    sm_key: str = "0x1"
+    m_key_per_port: bool = False
 
 
 class UfmClient:
@@ -99,6 +110,15 @@ class UfmClient:
         """By key, by port GUID: whether it is a full member."""
         found = self._decode(self._ask("GET", "/resources/pkeys?guids_data=true"), dict[str, _Partition])
         return {_pkey(key): _members(one) for key, one in found.items()}
+
+    def settings(self) -> Settings:
+        """What its subnet manager was told."""
+        return self._decode(self._ask("GET", "/app/smconf"), Settings)
+
+    def default_membership(self) -> str:
+        """What ports are in the default partition: full, limited, or empty where UFM does not say."""
+        found = self._ask("GET", f"/resources/pkeys/{DEFAULT_PKEY:#x}?guids_data=true")
+        return self._decode(found, _Partition).membership
 
     def add(self, pkey: int, guids: list[int], *, ipoib: bool) -> None:
         """Make ports full members of a key, which comes into being where it is not there."""
