@@ -16,9 +16,10 @@ from vhpc_slurm.config import Fabric
 from vhpc_slurm.controller import schema
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
+from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.model import NetworkIdentity
 
@@ -108,6 +109,30 @@ def test_no_other_backend_serves_while_vlans_are_in_use(tmp_path: Path, options:
     site.service.end(1, 0)
     if options in (VXLAN, {"backend": "none"}):
         other.backend.validate(other.book)  # what only rests is in nobody's way
+
+
+@pytest.mark.parametrize("options", [VXLAN, {"backend": "none"}])
+def test_a_vlan_stays_its_job_s_under_a_backend_that_knows_nothing_of_it(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    Site(tmp_path / "db", **ETHERNET).open(1, "n1")
+    other = Site(tmp_path / "db", **options)
+    other.service.end(1, 0)
+    assert [claim.state for claim in other.book.claims] == [KeyState.DRAINING]
+    back = Site(tmp_path / "db", **ETHERNET)
+    back.service.settle()
+    assert [claim.state for claim in back.book.claims] == [KeyState.QUARANTINE]
+
+
+def test_a_partitions_file_and_its_proofs_leave_vlans_out() -> None:
+    vlan = a_claim(2, pkey=(1 << 16) + 100)
+    book = Book(1, (a_claim(1), vlan))
+    assert [one.pkey for one in partitions.of_book(book)] == [0x7FFF, 0x1000]
+    nobody: Any = None  # no port is read
+    for prove in (Readback(nobody, 1.0).carried, Readback(nobody, 1.0).gone):
+        (outcome,) = prove([vlan], (), book).values()
+        assert isinstance(outcome, FabricError)
+        assert "VLAN 100" in outcome.line()
 
 
 def test_keys_of_infiniband_and_vlans_never_meet() -> None:

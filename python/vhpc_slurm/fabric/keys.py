@@ -364,6 +364,15 @@ def overlap(one: Claim, other: Claim) -> bool:
     )
 
 
+def another_s(claim: Claim) -> FabricError:
+    """Why a backend can do nothing for a claim: it was made under another one."""
+    return FabricError(
+        f"nobody can prove anything of {label(claim.pkey)} of {claim.generation}",
+        "it was given out under another fabric.backend",
+        "go back to that backend until the job has ended",
+    )
+
+
 def strangers(space: Space, book: Book) -> FabricError | None:
     """Why a backend cannot serve: claims of other kinds are in use, and it could not take them off."""
     held = [one for one in book.claims if one.state is not KeyState.QUARANTINE and not space.has(one.pkey)]

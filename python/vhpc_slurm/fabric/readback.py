@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.backend import Finding, Outcomes, Proof
 from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL, Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
@@ -155,6 +156,10 @@ class Readback:
         outcomes: Outcomes = {}
         left = list(claims)
         deadline = time.monotonic() + self._timeout_s
+        for claim in tuple(left):
+            if not keys.PKEYS.has(claim.pkey):
+                outcomes[claim.generation] = keys.another_s(claim)
+                left.remove(claim)
         while left:
             judge = prove(self._reader.scan(max(SCAN_S, deadline - time.monotonic())))
             over = time.monotonic() >= deadline

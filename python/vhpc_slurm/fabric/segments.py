@@ -44,14 +44,20 @@ class Segments:
 
     def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
         """Nothing can be read back: no port counts as seen."""
-        return {
-            claim.generation: Proof(book.epoch, absent=claim.ranks * claim.rails * claim.vfs)
-            for claim in map(book.must, generations)
-        }
+        return self._outcomes(generations, book)
 
     def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
         """Nothing can be read back: all nodes have said that nothing is left, or this was not asked."""
-        return {claim.generation: Proof(book.epoch) for claim in map(book.must, generations)}
+        return self._outcomes(generations, book)
+
+    def _outcomes(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        outcomes: Outcomes = {}
+        for claim in map(book.must, generations):
+            if self._policy.pool.space.has(claim.pkey):
+                outcomes[claim.generation] = Proof(book.epoch, absent=claim.ranks * claim.rails * claim.vfs)
+            else:
+                outcomes[claim.generation] = keys.another_s(claim)
+        return outcomes
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
         """Numbers in use that the configuration does not hand out any more."""

@@ -149,6 +149,9 @@ class UfmRest:
         good = []
         for claim in map(book.must, generations):
             pkey = claim.pkey
+            if not keys.PKEYS.has(pkey):
+                outcomes[claim.generation] = keys.another_s(claim)
+                continue
             foreign = sorted(guid for guid in have.get(pkey, {}) if not _ours(pkey, guid))
             if foreign:
                 outcomes[claim.generation] = FabricError(
@@ -173,7 +176,9 @@ class UfmRest:
         outcomes: Outcomes = {}
         good = []
         for claim in map(book.must, generations):
-            if have.get(claim.pkey, {}).keys() & frozenset(claim.port_guids()):
+            if not keys.PKEYS.has(claim.pkey):
+                outcomes[claim.generation] = keys.another_s(claim)
+            elif have.get(claim.pkey, {}).keys() & frozenset(claim.port_guids()):
                 outcomes[claim.generation] = self._undone(claim, todo[claim.pkey])
             else:
                 good.append(claim)
@@ -343,7 +348,8 @@ def _mark(book: Book) -> int:
 def _meant(book: Book) -> dict[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
     for claim in book.carried():
-        found[claim.pkey] = found.get(claim.pkey, frozenset()) | frozenset(claim.port_guids())
+        if keys.PKEYS.has(claim.pkey):
+            found[claim.pkey] = found.get(claim.pkey, frozenset()) | frozenset(claim.port_guids())
     return found
 
 
