@@ -333,6 +333,10 @@ class NetworkIdentity:
     words for each node, where nodes do not set them; ``in_guests`` says that these
     reach the guests.  ``site_keys`` are entries that all ports of the job have
     beside its own key and the default one, from partitions of the site's.
+
+    With ``ethernet`` the same ports are VFs on ``vlan``, with ``vxlan`` each
+    guest has one virtio interface on ``vni``; their addresses follow from these
+    numbers as well (``fabric.keys.mac``).
     """
 
     kind: str = "none"
