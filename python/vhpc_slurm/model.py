@@ -336,6 +336,10 @@ class NetworkIdentity:
 
     ``addresses`` are (node, IPv4 address) of guests on IP over InfiniBand, in a
     network of ``prefix`` bits.
+
+    With ``ethernet`` the same ports are VFs on ``vlan``, with ``vxlan`` each
+    guest has one virtio interface on ``vni``; their addresses follow from these
+    numbers as well (``fabric.keys.mac``).
     """
 
     kind: str = "none"

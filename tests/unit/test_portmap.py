@@ -87,5 +87,5 @@ def test_the_configuration_names_the_file(tmp_path: Path) -> None:
     found = select.port_map(Fabric(backend="opensm-file", port_map=str(file)))
     assert found is not None
     assert found.ports[("n2", 0)] == (0x0002C90300000201,)
-    with pytest.raises(FabricError, match="nothing for a static pool"):
+    with pytest.raises(FabricError, match="nothing for static-pool"):
         select.port_map(Fabric(backend="static-pool", port_map=str(file)))

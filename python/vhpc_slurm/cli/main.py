@@ -295,6 +295,23 @@ def reconcile(
     return reconciling.reconcile(_config(), here.node_name(node), check=check, as_json=as_json)
 
 
+@app.command("node-setup", short_help="Make what this node needs before slurmd starts.")
+def node_setup(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; exit 1 when something is missing.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Make virtual functions, pools of huge pages, and /dev/vhpc/gpuN for gres.conf (root).
+
+    What is there already stays as it is.  The unit vhpc-node-setup.service
+    runs this at boot, before slurmd.  The exit status is 3 when a step failed.
+    """
+    from vhpc_slurm.cli import nodesetup
+
+    return nodesetup.node_setup(_config(), dry_run=dry_run, as_json=as_json)
+
+
 @app.command(short_help="Show the configuration in force.")
 def config(
     describe: Annotated[bool, typer.Option("--describe", help="Every key, its default and meaning.")] = False,
@@ -438,6 +455,24 @@ def fabric_render(
     if install:
         return fabric.install(_config(), force=force, as_json=as_json)
     return fabric.render(_config(), pool=pool, as_json=as_json)
+
+
+@fabric_app.command("manager")
+def fabric_manager(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="One of: read, replace (the file on stdin), hang-up, mark, since INODE SIZE, check."
+        ),
+    ] = None,
+    from_ssh: Annotated[
+        bool, typer.Option("--from-ssh", help="Take the words from SSH_ORIGINAL_COMMAND.")
+    ] = False,
+) -> int:
+    """Do one thing with this host's OpenSM for a vhpcd on another; always answers in JSON."""
+    from vhpc_slurm.cli import fabric_manager as manager
+
+    return manager.manager(_config(), words or [], from_ssh=from_ssh)
 
 
 @fabric_app.command("lint")

@@ -100,7 +100,7 @@ class SqliteKeys:
             )
         except sqlite3.IntegrityError as err:
             raise FabricError(
-                f"{claim.generation} cannot have the key {claim.pkey:#06x}", f"it is another's: {err}"
+                f"{claim.generation} cannot have the key {keys.label(claim.pkey)}", f"it is another's: {err}"
             ) from err
         self._tick()
         self._claims[claim.generation] = claim

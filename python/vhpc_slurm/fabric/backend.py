@@ -110,7 +110,7 @@ class NoNetwork:
         if held:
             raise FabricError(
                 f"{len(held)} partition keys are in use, and fabric.backend is none",
-                f"the first is {held[0].pkey:#06x} of {held[0].generation}",
+                f"the first is {keys.label(held[0].pkey)} of {held[0].generation}",
                 "let these jobs end under the backend that they began with",
             )
 
@@ -136,7 +136,8 @@ class NoNetwork:
             outcomes[generation] = Proof(book.epoch)
             if claim is not None:
                 outcomes[generation] = FabricError(
-                    f"nobody can take the key {claim.pkey:#06x} off the fabric", "fabric.backend is none now"
+                    f"nobody can take the key {keys.label(claim.pkey)} off the fabric",
+                    "fabric.backend is none now",
                 )
         return outcomes
 
@@ -216,15 +217,21 @@ def addresses_of(network: IPv4Network, claim: Claim, nodes: Sequence[str]) -> tu
 
 
 def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:
-    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it."""
+    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it.
+
+    (MAC addresses on a VLAN or a VNI as well: ``keys.mac``.)
+    """
+    place = NetworkIdentity(first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs)
+    if keys.VLANS.has(claim.pkey):
+        return replace(place, kind="ethernet", vlan=claim.pkey - keys.VLANS.base)
+    if keys.VNIS.has(claim.pkey):
+        return replace(place, kind="vxlan", vni=claim.pkey - keys.VNIS.base)
     words = [f"{guid:#018x}" for guid in claim.ports]
     each = claim.rails * claim.vfs
-    return NetworkIdentity(
+    return replace(
+        place,
         kind="ib",
         pkey=claim.pkey,
-        first_rank=claim.first_rank,
-        rails=claim.rails,
-        vfs=claim.vfs,
         port_guids=tuple(tuple(words[first : first + each]) for first in range(0, len(words), each)),
         in_guests=in_guests,
         site_keys=partitions.common_entries(site, claim.port_guids()),

@@ -41,6 +41,8 @@ FIRST_PKEY, LAST_PKEY = 0x0001, 0x7FFE
 PORT_PREFIX, NODE_PREFIX = 0x02CC, 0x02CD
 """Upper 16 bits of our GUIDs; 0x02 is the locally administered bit of an EUI-64."""
 MAX_RAILS, MAX_RANKS, MAX_VFS = 1 << 8, 1 << 16, 1 << 8
+MAX_ETHERNET_RAILS = 1 << 4
+"""So many have room in a MAC address."""
 
 
 class KeyState(StrEnum):
@@ -74,6 +76,47 @@ HOLDING = CARRIED | {KeyState.STRIPPED, KeyState.TOMBSTONE}
 """States in which ports that have GUIDs of their own cannot be another's."""
 
 
+@dataclass(frozen=True)
+class Space:
+    """Numbers of one kind of segment; in claims they stand above ``base``, so that kinds never meet.
+
+    ``first`` to ``last`` are the numbers that a site may use, ``option`` is how the
+    keys of its configuration begin.
+    """
+
+    name: str
+    option: str
+    base: int
+    first: int
+    last: int
+    digits: str = "d"
+
+    def label(self, number: int) -> str:
+        """A number of the site as people write it."""
+        return f"{number:{self.digits}}"
+
+    def has(self, number: int) -> bool:
+        """Whether a claim's number is of this kind."""
+        return self.first <= number - self.base <= self.last
+
+
+PKEYS = Space("partition key", "pkey", 0, FIRST_PKEY, LAST_PKEY, "#06x")
+VLANS = Space("VLAN", "vlan", 1 << 16, 2, 4094)
+"""IEEE 802.1Q: 0 and 4095 are no VLANs, 1 is the default one of most switches."""
+VNIS = Space("VNI", "vni", 1 << 24, 1, (1 << 24) - 1)
+"""RFC 7348: 24 bits."""
+SPACES = (PKEYS, VLANS, VNIS)
+MAX_POOL = 1 << 16
+"""Numbers that a pool can have; each choice looks at all of them."""
+
+
+def label(number: int) -> str:
+    """A claim's number with what it is: ``VLAN 100``; a partition key needs no word."""
+    space = next((one for one in SPACES if one.has(number)), PKEYS)
+    shown = space.label(number - space.base)
+    return shown if space is PKEYS else f"{space.name} {shown}"
+
+
 class KeyTransitionError(Exception):
     """A step that the life of a claim does not have; a mistake of the caller."""
 
@@ -84,7 +127,7 @@ class ExhaustedError(FabricError):
 
 @dataclass(frozen=True)
 class KeyPool:
-    """The keys that may be handed out: ``first`` to ``last`` without ``reserved``; 15-bit numbers.
+    """The numbers that may be handed out: ``first`` to ``last`` without ``reserved``.
 
     Raises:
         FabricError: the range is none, or touches numbers that have a meaning of their own.
@@ -93,28 +136,40 @@ class KeyPool:
     first: int
     last: int
     reserved: frozenset[int] = frozenset()
+    space: Space = PKEYS
 
     def __post_init__(self) -> None:
-        if not FIRST_PKEY <= self.first <= self.last <= LAST_PKEY:
+        space = self.space
+        if not space.first <= self.first <= self.last <= space.last:
             raise FabricError(
-                f"no range of partition keys: {self.first:#06x}-{self.last:#06x}",
-                f"keys are {FIRST_PKEY:#06x} to {LAST_PKEY:#06x}; 0x7fff is the default partition",
-                "see fabric.pkey_first and fabric.pkey_last in vhpc.toml",
+                f"no range of {space.name}s: {space.label(self.first)}-{space.label(self.last)}",
+                f"they are {space.label(space.first)} to {space.label(space.last)}"
+                + ("; 0x7fff is the default partition" if space is PKEYS else ""),
+                f"see fabric.{space.option}_first and fabric.{space.option}_last in vhpc.toml",
+            )
+        if self.last - self.first >= MAX_POOL:
+            raise FabricError(
+                f"too many {space.name}s: {self.last - self.first + 1}", f"at most {MAX_POOL} are handed out"
             )
         if not any(True for _ in self.numbers()):
-            raise FabricError("no partition key is left", "fabric.pkey_reserved names the whole range")
-
-    def __contains__(self, pkey: int) -> bool:
-        return self.first <= pkey <= self.last and pkey not in self.reserved
+            raise FabricError(
+                f"no {space.name} is left", f"fabric.{space.option}_reserved names the whole range"
+            )
 
     def numbers(self) -> Iterator[int]:
-        """All keys of the pool in order."""
-        return (pkey for pkey in range(self.first, self.last + 1) if pkey not in self.reserved)
+        """All of the pool in order, as claims have them."""
+        numbers = range(self.first, self.last + 1)
+        return (self.space.base + number for number in numbers if number not in self.reserved)
+
+    def has(self, number: int) -> bool:
+        """Whether a claim's number is one of the pool."""
+        shown = number - self.space.base
+        return self.first <= shown <= self.last and shown not in self.reserved
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one generation has of a key.
+    """What one generation has of a key; of a VLAN or a VNI in ``pkey``'s place, see ``Space``.
 
     Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
     each guest ``vfs`` ports on each of ``rails`` rails.  ``left_s`` is what a
@@ -136,8 +191,8 @@ class Claim:
     ports: tuple[int, ...] = ()
 
     def port_guids(self) -> Iterator[int]:
-        """The GUIDs of all its ports: guest by guest, rail by rail, VF by VF."""
-        if self.ports:
+        """The GUIDs of all its ports: guest by guest, rail by rail, VF by VF; none off InfiniBand."""
+        if self.ports or not PKEYS.has(self.pkey):
             yield from self.ports
             return
         for rank in range(self.first_rank, self.first_rank + self.ranks):
@@ -203,6 +258,24 @@ def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
     return _guid(NODE_PREFIX, pkey, rail, rank, vf)
 
 
+def mac(number: int, rail: int, rank: int, vf: int) -> str:
+    """The MAC address of a guest's interface on a claim's VLAN or VNI; locally administered, unicast.
+
+    On a VLAN ``02`` and then its number in 12 bits, the rail in 4, the rank in 16
+    and the VF in 8; on a VNI ``06``, its number in 24 bits and the rank in 16.
+
+    Raises:
+        ValueError: the number is of neither, or the place has no room in an address.
+    """
+    if VLANS.has(number) and 0 <= rail < MAX_ETHERNET_RAILS and 0 <= rank < MAX_RANKS and 0 <= vf < MAX_VFS:
+        value = 0x02 << 40 | (number - VLANS.base) << 28 | rail << 24 | rank << 8 | vf
+    elif VNIS.has(number) and rail == vf == 0 and 0 <= rank < MAX_RANKS:
+        value = 0x06 << 40 | (number - VNIS.base) << 16 | rank
+    else:
+        raise ValueError(f"no MAC address has {label(number)}, rail {rail}, rank {rank}, VF {vf}")
+    return value.to_bytes(6, "big").hex(":")
+
+
 def _guid(prefix: int, pkey: int, rail: int, rank: int, vf: int) -> int:
     if not (
         FIRST_PKEY <= pkey <= LAST_PKEY
@@ -249,15 +322,15 @@ def claim(
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
-            if first is not None and pkey in pool:
+            if first is not None and pool.has(pkey):
                 return Claim(generation, pkey, owner, first, ranks, rails, vfs)
     free = (pkey for pkey in pool.numbers() if pkey not in holders)
     unused = next((pkey for pkey in free if pkey not in book.freed), None)
     if unused is not None:
         return Claim(generation, unused, owner, 0, ranks, rails, vfs)
-    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pkey in pool]
+    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pool.has(pkey)]
     if not rested:
-        raise _exhausted(book)
+        raise _exhausted(pool, book)
     return Claim(generation, min(rested)[1], owner, 0, ranks, rails, vfs)
 
 
@@ -295,6 +368,27 @@ def overlap(one: Claim, other: Claim) -> bool:
     )
 
 
+def another_s(claim: Claim) -> FabricError:
+    """Why a backend can do nothing for a claim: it was made under another one."""
+    return FabricError(
+        f"nobody can prove anything of {label(claim.pkey)} of {claim.generation}",
+        "it was given out under another fabric.backend",
+        "go back to that backend until the job has ended",
+    )
+
+
+def strangers(space: Space, book: Book) -> FabricError | None:
+    """Why a backend cannot serve: claims of other kinds are in use, and it could not take them off."""
+    held = [one for one in book.claims if one.state is not KeyState.QUARANTINE and not space.has(one.pkey)]
+    if not held:
+        return None
+    return FabricError(
+        f"{len(held)} claims are in use that are no {space.name}s",
+        f"the first is {label(held[0].pkey)} of {held[0].generation}",
+        "let these jobs end under the backend that they began with",
+    )
+
+
 def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
     """The lowest rank at which so many are free; None when there is none."""
     first = 0
@@ -305,7 +399,8 @@ def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
     return first if first + ranks <= limit else None
 
 
-def _exhausted(book: Book) -> ExhaustedError:
+def _exhausted(pool: KeyPool, book: Book) -> ExhaustedError:
+    book = replace(book, claims=tuple(one for one in book.claims if pool.space.has(one.pkey)))
     resting = [one for one in book.claims if one.state is KeyState.QUARANTINE]
     buried = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
     used = {one.pkey for one in book.claims} - {one.pkey for one in resting} - buried
@@ -315,5 +410,5 @@ def _exhausted(book: Book) -> ExhaustedError:
     if buried:
         why += f", {len(buried)} tombstones"
     return ExhaustedError(
-        "no partition key is free", why, "a Slurm license as large as the pool lets jobs wait instead"
+        f"no {pool.space.name} is free", why, "a Slurm license as large as the pool lets jobs wait instead"
     )
