@@ -59,6 +59,12 @@ def _infiniband(
             "this site gives jobs no partition of the fabric, and without one a guest could talk to all",
             "ask for none, or the operators for fabric.backend",
         )
+    if network.port_guids:
+        raise UserError(
+            f"the job asks for {len(functions)} InfiniBand functions on {node}",
+            "this site's jobs have ports with GUIDs of their own, and a function would be in no partition",
+            "ask for none, or the operators for fabric.port_map",
+        )
     ports = list(dict.fromkeys(function.physfn for function in functions))
     found, taken = {}, dict[int, int]()
     for function in functions:
