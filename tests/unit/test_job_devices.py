@@ -28,7 +28,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import accounts, identities, inventory, quarantine, stages, teardown
+from vhpc_slurm.node import accounts, guestports, identities, inventory, quarantine, stages, teardown
 from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.timeline import Recorder
@@ -146,6 +146,9 @@ def test_each_rail_counts_its_own_functions(tmp_path: Path) -> None:
             "02cc123401000400",
             "02cc123401000401",
         ]
+        # and this is what the guest has to show
+        guids = guestports.expected(what, plan, plan.guests[0], host(rig))
+        assert [f"{guid:016x}" for guid in guids] == sorted(got.values())
         assert {got[pf.virtfns[0]][8:10] for pf in rig.pfs} == {"00", "01"}
 
 

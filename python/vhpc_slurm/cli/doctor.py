@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vhpc_slurm.cli import here, output
-from vhpc_slurm.cli.checks import Finding, Level, error, ok, services, slurm
+from vhpc_slurm.cli.checks import Finding, Level, error, fabric, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 
@@ -55,6 +55,8 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
     yield from services.vhpcd(config, listener=root or here.user_name() == config.controller.slurm_user)
     if is_controller:
         yield from slurm.executable_hooks(config, ("prolog-slurmctld", "epilog-slurmctld"))
+    if is_controller or fabric.applies(config):
+        yield from fabric.check(config, root=root)
     if is_controller or is_node:
         yield services.catalogue(config)
     if is_node:

@@ -457,6 +457,24 @@ def fabric_render(
     return fabric.render(_config(), pool=pool, as_json=as_json)
 
 
+@fabric_app.command("manager")
+def fabric_manager(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="One of: read, replace (the file on stdin), hang-up, mark, since INODE SIZE, check."
+        ),
+    ] = None,
+    from_ssh: Annotated[
+        bool, typer.Option("--from-ssh", help="Take the words from SSH_ORIGINAL_COMMAND.")
+    ] = False,
+) -> int:
+    """Do one thing with this host's OpenSM for a vhpcd on another; always answers in JSON."""
+    from vhpc_slurm.cli import fabric_manager as manager
+
+    return manager.manager(_config(), words or [], from_ssh=from_ssh)
+
+
 @fabric_app.command("lint")
 def fabric_lint(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A partitions file.", show_default=False)],

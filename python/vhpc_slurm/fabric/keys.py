@@ -41,6 +41,8 @@ FIRST_PKEY, LAST_PKEY = 0x0001, 0x7FFE
 PORT_PREFIX, NODE_PREFIX = 0x02CC, 0x02CD
 """Upper 16 bits of our GUIDs; 0x02 is the locally administered bit of an EUI-64."""
 MAX_RAILS, MAX_RANKS, MAX_VFS = 1 << 8, 1 << 16, 1 << 8
+MAX_ETHERNET_RAILS = 1 << 4
+"""So many have room in a MAC address."""
 
 
 class KeyState(StrEnum):
@@ -70,6 +72,49 @@ CARRIED = frozenset(
     {KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE, KeyState.DRAINING}
 )
 """States whose ports the subnet manager is told of."""
+HOLDING = CARRIED | {KeyState.STRIPPED, KeyState.TOMBSTONE}
+"""States in which ports that have GUIDs of their own cannot be another's."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Numbers of one kind of segment; in claims they stand above ``base``, so that kinds never meet.
+
+    ``first`` to ``last`` are the numbers that a site may use, ``option`` is how the
+    keys of its configuration begin.
+    """
+
+    name: str
+    option: str
+    base: int
+    first: int
+    last: int
+    digits: str = "d"
+
+    def label(self, number: int) -> str:
+        """A number of the site as people write it."""
+        return f"{number:{self.digits}}"
+
+    def has(self, number: int) -> bool:
+        """Whether a claim's number is of this kind."""
+        return self.first <= number - self.base <= self.last
+
+
+PKEYS = Space("partition key", "pkey", 0, FIRST_PKEY, LAST_PKEY, "#06x")
+VLANS = Space("VLAN", "vlan", 1 << 16, 2, 4094)
+"""IEEE 802.1Q: 0 and 4095 are no VLANs, 1 is the default one of most switches."""
+VNIS = Space("VNI", "vni", 1 << 24, 1, (1 << 24) - 1)
+"""RFC 7348: 24 bits."""
+SPACES = (PKEYS, VLANS, VNIS)
+MAX_POOL = 1 << 16
+"""Numbers that a pool can have; each choice looks at all of them."""
+
+
+def label(number: int) -> str:
+    """A claim's number with what it is: ``VLAN 100``; a partition key needs no word."""
+    space = next((one for one in SPACES if one.has(number)), PKEYS)
+    shown = space.label(number - space.base)
+    return shown if space is PKEYS else f"{space.name} {shown}"
 
 
 class KeyTransitionError(Exception):
@@ -82,7 +127,7 @@ class ExhaustedError(FabricError):
 
 @dataclass(frozen=True)
 class KeyPool:
-    """The keys that may be handed out: ``first`` to ``last`` without ``reserved``; 15-bit numbers.
+    """The numbers that may be handed out: ``first`` to ``last`` without ``reserved``.
 
     Raises:
         FabricError: the range is none, or touches numbers that have a meaning of their own.
@@ -91,29 +136,46 @@ class KeyPool:
     first: int
     last: int
     reserved: frozenset[int] = frozenset()
+    space: Space = PKEYS
 
     def __post_init__(self) -> None:
-        if not FIRST_PKEY <= self.first <= self.last <= LAST_PKEY:
+        space = self.space
+        if not space.first <= self.first <= self.last <= space.last:
             raise FabricError(
-                f"no range of partition keys: {self.first:#06x}-{self.last:#06x}",
-                f"keys are {FIRST_PKEY:#06x} to {LAST_PKEY:#06x}; 0x7fff is the default partition",
-                "see fabric.pkey_first and fabric.pkey_last in vhpc.toml",
+                f"no range of {space.name}s: {space.label(self.first)}-{space.label(self.last)}",
+                f"they are {space.label(space.first)} to {space.label(space.last)}"
+                + ("; 0x7fff is the default partition" if space is PKEYS else ""),
+                f"see fabric.{space.option}_first and fabric.{space.option}_last in vhpc.toml",
+            )
+        if self.last - self.first >= MAX_POOL:
+            raise FabricError(
+                f"too many {space.name}s: {self.last - self.first + 1}", f"at most {MAX_POOL} are handed out"
             )
         if not any(True for _ in self.numbers()):
-            raise FabricError("no partition key is left", "fabric.pkey_reserved names the whole range")
+            raise FabricError(
+                f"no {space.name} is left", f"fabric.{space.option}_reserved names the whole range"
+            )
 
     def numbers(self) -> Iterator[int]:
-        """All keys of the pool in order."""
-        return (pkey for pkey in range(self.first, self.last + 1) if pkey not in self.reserved)
+        """All of the pool in order, as claims have them."""
+        numbers = range(self.first, self.last + 1)
+        return (self.space.base + number for number in numbers if number not in self.reserved)
+
+    def has(self, number: int) -> bool:
+        """Whether a claim's number is one of the pool."""
+        shown = number - self.space.base
+        return self.first <= shown <= self.last and shown not in self.reserved
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one generation has of a key.
+    """What one generation has of a key; of a VLAN or a VNI in ``pkey``'s place, see ``Space``.
 
     Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
     each guest ``vfs`` ports on each of ``rails`` rails.  ``left_s`` is what a
-    quarantine still lasts; ``note`` says why there is a tombstone.
+    quarantine still lasts; ``note`` says why there is a tombstone.  ``ports``
+    are the GUIDs of these ports where nodes do not set them (``fabric.portmap``),
+    guest by guest, rail by rail, VF by VF.
     """
 
     generation: Generation
@@ -126,9 +188,13 @@ class Claim:
     state: KeyState = KeyState.RESERVED
     left_s: float = 0.0
     note: str = ""
+    ports: tuple[int, ...] = ()
 
     def port_guids(self) -> Iterator[int]:
-        """The GUIDs of all its ports: guest by guest, rail by rail, VF by VF."""
+        """The GUIDs of all its ports: guest by guest, rail by rail, VF by VF; none off InfiniBand."""
+        if self.ports or not PKEYS.has(self.pkey):
+            yield from self.ports
+            return
         for rank in range(self.first_rank, self.first_rank + self.ranks):
             for rail in range(self.rails):
                 for vf in range(self.vfs):
@@ -168,6 +234,10 @@ class Book:
             raise FabricError(f"{generation} has no partition key")
         return found
 
+    def ports_held(self) -> frozenset[int]:
+        """The ports with GUIDs of their own that are somebody's."""
+        return frozenset(guid for claim in self.claims if claim.state in HOLDING for guid in claim.ports)
+
     def carried(self) -> tuple[Claim, ...]:
         """What the subnet manager is told, by key and rank."""
         found = (one for one in self.claims if one.state in CARRIED and one.generation not in self.off)
@@ -186,6 +256,24 @@ def port_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
 def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
     """The node GUID beside ``port_guid``: ``02cd PPPP SS RRRR VV``."""
     return _guid(NODE_PREFIX, pkey, rail, rank, vf)
+
+
+def mac(number: int, rail: int, rank: int, vf: int) -> str:
+    """The MAC address of a guest's interface on a claim's VLAN or VNI; locally administered, unicast.
+
+    On a VLAN ``02`` and then its number in 12 bits, the rail in 4, the rank in 16
+    and the VF in 8; on a VNI ``06``, its number in 24 bits and the rank in 16.
+
+    Raises:
+        ValueError: the number is of neither, or the place has no room in an address.
+    """
+    if VLANS.has(number) and 0 <= rail < MAX_ETHERNET_RAILS and 0 <= rank < MAX_RANKS and 0 <= vf < MAX_VFS:
+        value = 0x02 << 40 | (number - VLANS.base) << 28 | rail << 24 | rank << 8 | vf
+    elif VNIS.has(number) and rail == vf == 0 and 0 <= rank < MAX_RANKS:
+        value = 0x06 << 40 | (number - VNIS.base) << 16 | rank
+    else:
+        raise ValueError(f"no MAC address has {label(number)}, rail {rail}, rank {rank}, VF {vf}")
+    return value.to_bytes(6, "big").hex(":")
 
 
 def _guid(prefix: int, pkey: int, rail: int, rank: int, vf: int) -> int:
@@ -229,18 +317,21 @@ def claim(
     holders: dict[int, list[Claim]] = {}
     for one in book.claims:
         holders.setdefault(one.pkey, []).append(one)
-    for pkey in sorted(holders):
+    for pkey in sorted(key for key, theirs in holders.items() if theirs[0].owner == owner):
         # A tombstone taints the whole key: nobody knows who still speaks on it.
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
-            if first is not None and pkey in pool.numbers():
+            if first is not None and pool.has(pkey):
                 return Claim(generation, pkey, owner, first, ranks, rails, vfs)
-    free = [pkey for pkey in pool.numbers() if pkey not in holders]
-    if not free:
-        raise _exhausted(book)
-    pkey = min(free, key=lambda key: (book.freed.get(key, 0), key))
-    return Claim(generation, pkey, owner, 0, ranks, rails, vfs)
+    free = (pkey for pkey in pool.numbers() if pkey not in holders)
+    unused = next((pkey for pkey in free if pkey not in book.freed), None)
+    if unused is not None:
+        return Claim(generation, unused, owner, 0, ranks, rails, vfs)
+    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pool.has(pkey)]
+    if not rested:
+        raise _exhausted(pool, book)
+    return Claim(generation, min(rested)[1], owner, 0, ranks, rails, vfs)
 
 
 def move(claim: Claim, state: KeyState, *, note: str = "", quarantine_s: float = 0.0) -> Claim:
@@ -266,11 +357,34 @@ def age(claim: Claim, elapsed_s: float) -> Claim | None:
 
 
 def overlap(one: Claim, other: Claim) -> bool:
-    """Whether the two could have a GUID in common."""
+    """Whether the two could have a GUID in common, or have a port in common now."""
+    if one.state in HOLDING and other.state in HOLDING and not set(one.ports).isdisjoint(other.ports):
+        return True
     return (
         one.pkey == other.pkey
         and one.first_rank < other.first_rank + other.ranks
         and other.first_rank < one.first_rank + one.ranks
+    )
+
+
+def another_s(claim: Claim) -> FabricError:
+    """Why a backend can do nothing for a claim: it was made under another one."""
+    return FabricError(
+        f"nobody can prove anything of {label(claim.pkey)} of {claim.generation}",
+        "it was given out under another fabric.backend",
+        "go back to that backend until the job has ended",
+    )
+
+
+def strangers(space: Space, book: Book) -> FabricError | None:
+    """Why a backend cannot serve: claims of other kinds are in use, and it could not take them off."""
+    held = [one for one in book.claims if one.state is not KeyState.QUARANTINE and not space.has(one.pkey)]
+    if not held:
+        return None
+    return FabricError(
+        f"{len(held)} claims are in use that are no {space.name}s",
+        f"the first is {label(held[0].pkey)} of {held[0].generation}",
+        "let these jobs end under the backend that they began with",
     )
 
 
@@ -284,7 +398,8 @@ def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
     return first if first + ranks <= limit else None
 
 
-def _exhausted(book: Book) -> ExhaustedError:
+def _exhausted(pool: KeyPool, book: Book) -> ExhaustedError:
+    book = replace(book, claims=tuple(one for one in book.claims if pool.space.has(one.pkey)))
     resting = [one for one in book.claims if one.state is KeyState.QUARANTINE]
     buried = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
     used = {one.pkey for one in book.claims} - {one.pkey for one in resting} - buried
@@ -294,5 +409,5 @@ def _exhausted(book: Book) -> ExhaustedError:
     if buried:
         why += f", {len(buried)} tombstones"
     return ExhaustedError(
-        "no partition key is free", why, "a Slurm license as large as the pool lets jobs wait instead"
+        f"no {pool.space.name} is free", why, "a Slurm license as large as the pool lets jobs wait instead"
     )

@@ -28,7 +28,7 @@ import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 
-NODE_INFO, PORT_INFO, PKEY_TABLE = 0x0011, 0x0015, 0x0016
+NODE_INFO, SWITCH_INFO, PORT_INFO, PKEY_TABLE = 0x0011, 0x0012, 0x0015, 0x0016
 SWITCH = 2
 PORT_DOWN, PORT_ACTIVE = 1, 4
 KEYS_A_BLOCK = 32
@@ -43,20 +43,34 @@ class Port:
     """A port of an adapter or a router: its GUID, whether it is the one we ask from, and its keys.
 
     ``pkeys`` are the 16-bit entries in the order of the table, without empty ones.
+    ``master`` says that the port's own master subnet manager is at this port,
+    ``room`` is how many entries its table has.
     """
 
     guid: int
     local: bool
     active: bool
     pkeys: tuple[int, ...]
+    master: bool = False
+    room: int = 0
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A switch: how many keys a port of it can enforce, and how many multicast groups it knows."""
+
+    guid: int
+    enforced: int
+    groups: int
 
 
 @dataclass(frozen=True)
 class Scan:
-    """All end ports that were found, and how many nodes did not answer."""
+    """All end ports and switches that were found, and how many nodes did not answer."""
 
     ports: tuple[Port, ...]
     silent: int = 0
+    switches: tuple[Switch, ...] = ()
 
     def tables(self) -> dict[int, tuple[int, ...]]:
         """Keys by port GUID."""
@@ -208,7 +222,7 @@ class _Mad:
 def _walk(mad: _Mad) -> Scan:
     """Every end port that can be reached, each once."""
     ports: dict[int, Port] = {}
-    switches: set[int] = set()
+    switches: dict[int, Switch] = {}
     silent = 0
     routes: deque[tuple[int, ...]] = deque([()])
     while routes:
@@ -220,22 +234,30 @@ def _walk(mad: _Mad) -> Scan:
         kind, count, node_guid, port_guid, cap, number = struct.unpack_from(">2xBB8xQQH6xB", node)
         if kind == SWITCH:
             if node_guid not in switches and len(path) < MAX_HOPS:
-                switches.add(node_guid)
+                switches[node_guid] = _switch(mad, path, node_guid)
                 routes.extend(
                     (*path, port) for port in range(1, count + 1) if _state(mad, path, port) > PORT_DOWN
                 )
             continue
         if port_guid in ports:
             continue
-        state = _state(mad, path, number)
+        info = mad.get(path, PORT_INFO, number)
         pkeys = _table(mad, path, cap)
-        if pkeys is None or not state:
+        if pkeys is None or info is None:
             silent += 1
             continue
-        ports[port_guid] = Port(port_guid, not path, state == PORT_ACTIVE, pkeys)
+        lid, master = struct.unpack_from(">16xHH", info)
+        active = info[32] & 0x0F == PORT_ACTIVE
+        ports[port_guid] = Port(port_guid, not path, active, pkeys, lid != 0 and lid == master, cap)
         if not path:
             routes.append((number,))
-    return Scan(tuple(ports[guid] for guid in sorted(ports)), silent)
+    return Scan(tuple(ports[guid] for guid in sorted(ports)), silent, tuple(switches.values()))
+
+
+def _switch(mad: _Mad, path: tuple[int, ...], guid: int) -> Switch:
+    info = mad.get(path, SWITCH_INFO)
+    groups, enforced = struct.unpack_from(">4xH8xH", info) if info is not None else (0, 0)
+    return Switch(guid, enforced, groups)
 
 
 def _state(mad: _Mad, path: tuple[int, ...], port: int) -> int:

@@ -34,7 +34,17 @@ class Finding:
     mend: Callable[[], object]
 
 
-def audit(layout: Layout, node: str, live: Mapping[int, Generation] | None) -> list[Finding]:
+def _never(job_id: int) -> bool:
+    del job_id
+    return False
+
+
+def audit(
+    layout: Layout,
+    node: str,
+    live: Mapping[int, Generation] | None,
+    forgotten: Callable[[int], bool] = _never,
+) -> list[Finding]:
     """Compare the views.
 
     Args:
@@ -43,9 +53,11 @@ def audit(layout: Layout, node: str, live: Mapping[int, Generation] | None) -> l
         live: generations that the controller holds for this node and that are
             not ending, by job; None when the controller could not be asked,
             then no generation that has a journal is called stale.
+        forgotten: whether slurmctld is sure to know nothing of a job; asked only
+            about jobs that have ended and whose steps still run here.
     """
     return [
-        *_stale_generations(layout, node, live),
+        *_stale_generations(layout, node, live, forgotten),
         *_orphan_domains(layout),
         *_orphan_processes(layout),
         *_orphan_uids(layout),
@@ -79,7 +91,9 @@ def waiting(layout: Layout) -> int:
     return len(outbox.pending(layout.outbox))
 
 
-def _stale_generations(layout: Layout, node: str, live: Mapping[int, Generation] | None) -> Iterator[Finding]:
+def _stale_generations(
+    layout: Layout, node: str, live: Mapping[int, Generation] | None, forgotten: Callable[[int], bool]
+) -> Iterator[Finding]:
     if live is None:
         return
     running = steps.running()
@@ -87,8 +101,10 @@ def _stale_generations(layout: Layout, node: str, live: Mapping[int, Generation]
         if live.get(generation.job_id) == generation or joblock.busy(layout, generation.job_id):
             continue
         # The lease ends with the job, when Slurm has only begun to end its processes: they have KillWait
-        # to say their last words in, and then the Epilog comes.
-        if generation.job_id in running and generation.job_id not in live:
+        # to say their last words in, and then the Epilog comes. None comes for a job that a killed slurmctld
+        # has forgotten, while the step of its allocation may sleep on for hours.
+        over = generation.job_id in running and generation.job_id not in live
+        if over and not forgotten(generation.job_id):
             continue
         yield Finding(
             "stale-generation",

@@ -22,6 +22,7 @@ from vhpc_slurm.node import (
     console,
     deadlines,
     devices,
+    guestports,
     identities,
     images,
     process,
@@ -302,6 +303,10 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         )
         for share in work.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
+        guids = guestports.expected(work.lease, work.plan, guest, work.inventory)
+        if guids:
+            wait_s = work.layout.config.fabric.guest_timeout_s
+            guestports.find(work.lease, work.plan.node, guids, channel, wait_s=wait_s, timeout_s=timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(
