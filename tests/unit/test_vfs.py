@@ -187,12 +187,6 @@ def test_what_a_driver_cannot_grant_need_not_be_taken_back(rig: Rig) -> None:
     vf.take_back(way(rig, 0), "a VF")
 
 
-def test_mac_addresses_are_local_unicast_and_each_its_own() -> None:
-    found = {vf.mac_of(node, f"0000:0b:00.{n}") for node in ("n1", "n2") for n in range(8)}
-    assert len(found) == 16
-    assert all(len(mac) == 6 and mac[0] == 2 for mac in found)
-
-
 # --- in a job ---------------------------------------------------------------------------
 
 
