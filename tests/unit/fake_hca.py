@@ -6,7 +6,8 @@ netlink                       net/core/rtnetlink.c (do_setvfinfo: EINVAL without
 InfiniBand by netlink         drivers/infiniband/ulp/ipoib/ipoib_main.c, hw/mlx5/ib_virt.c: GUIDs are
                               remembered (vfs_ctx), link state becomes a policy, EINVAL for others
 Ethernet by netlink           drivers/net/ethernet/intel/igb/igb_main.c: MAC of multicast is EINVAL,
-                              VLAN above 4095 is EINVAL, no link state (EOPNOTSUPP)
+                              VLAN above 4095 is EINVAL, any rate is while the link is down, no link
+                              state (EOPNOTSUPP)
 ``sriov/N``                   MLNX_OFED drivers/net/ethernet/mellanox/mlx5/core/sriov_sysfs.c:
                               ``aa:bb:..`` of eight bytes, ``Down``, ``Up``, ``Follow`` with a newline
 ``iov``                       drivers/infiniband/hw/mlx4/sysfs.c: ``pkey_idx`` takes a number below the
@@ -57,6 +58,7 @@ class Interface:
     deaf: set[int] = field(default_factory=set)
     refuse: dict[int, int] = field(default_factory=dict)
     log: list[int] = field(default_factory=list)
+    link_up: bool = True
 
 
 IGB = frozenset((1, 2, 4, 6, 9))
@@ -141,6 +143,8 @@ class FakeRtnetlink:
         if what == 1 and data[4] & 1:
             raise fail(errno.EINVAL)
         if what == 2 and word > 4095:
+            raise fail(errno.EINVAL)
+        if what == 6 and not interface.link_up:
             raise fail(errno.EINVAL)
         if what == 5 and word > 2:
             raise fail(errno.EINVAL)

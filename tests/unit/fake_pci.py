@@ -165,6 +165,8 @@ class FakePci:
         node = folder.entries["config"]
         assert isinstance(node, Attribute)
         device.config[:] = bytearray(node.show())  # type: ignore[arg-type]
+        if device.physfn:
+            device.config[0:4] = b"\xff" * 4  # a virtual function has no ids of its own
         self.devices[address] = device
         if group:
             self._join(device, int(group))

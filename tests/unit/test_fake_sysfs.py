@@ -140,3 +140,26 @@ def test_who_unbinds_a_device_in_use_is_deaf_to_sigkill(rig: Rig) -> None:
         child.wait(0.3)
     rig.fs.let_go()
     child.wait(5)
+
+
+# What Linux 6.12.107 (Debian 13) said to the same writes, on an 82576 of QEMU 10 that had three functions.
+SAID = [
+    ("devices/{pf}/sriov_numvfs", "5", errno.EBUSY),
+    ("devices/{pf}/sriov_drivers_autoprobe", "x", errno.EINVAL),
+    ("devices/{vf}/reset", "2", errno.EINVAL),
+    ("devices/{vf}/reset_method", "acpi", errno.EINVAL),
+    ("devices/{vf}/reset_method", "", 0),
+    ("devices/{vf}/reset", "1", errno.ENOTTY),
+    ("devices/{vf}/driver_override", "x" * 4094, errno.EINVAL),
+    ("drivers/vfio-pci/bind", "{vf}", errno.ENODEV),
+    ("drivers/vfio-pci/new_id", "8086", errno.EINVAL),
+    ("drivers/vfio-pci/remove_id", "8086 10ca", errno.ENODEV),
+    ("drivers_probe", "0000:ff:00.0", errno.ENODEV),
+]
+
+
+def test_the_fake_says_what_a_kernel_said(rig: Rig) -> None:
+    names = {"pf": rig.pfs[0].address, "vf": rig.vfs[1].address}
+    rig.give_to_host(rig.vfs[1], "")
+    said = [(path, text, echo(rig, text.format(**names), path.format(**names))) for path, text, _ in SAID]
+    assert said == SAID

@@ -112,6 +112,7 @@ def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(r
     ("gres", "net", "words"),
     [
         (vfs(1), NetworkIdentity(), "this site gives jobs no partition of the fabric"),
+        (vfs(1), replace(IB, port_guids=(("0x1",), ("0x2",))), "with GUIDs of its own"),
         (vfs(3), IB, "its guests have 2 on each of 1 rails in the fabric"),
         (
             vfs(1),
@@ -154,16 +155,28 @@ def test_each_rail_counts_its_own_functions(tmp_path: Path) -> None:
         # and this is what the guest has to show
         guids = guestports.expected(what, plan, plan.guests[0], host(rig))
         assert [f"{guid:016x}" for guid in guids] == sorted(got.values())
-        assert {got[pf.virtfns[0]][8:10] for pf in rig.pfs} == {"00", "01"}
+        # the second adapter is the second rail, also for who has none on the first
+        second = replace(plan.guests[0], devices=plan.guests[0].devices[2:])
+        assert {device.address for device in second.devices} == set(rig.pfs[1].virtfns)
+        alone = identities.of_plan(what, replace(plan, guests=(second,)), host(rig))
+        assert sorted(f"{one.port_guid:016x}" for one in alone.values()) == [
+            "02cc123401000400",
+            "02cc123401000401",
+        ]
 
 
 def test_an_ethernet_vf_is_in_the_jobs_vlan(rig: Rig) -> None:
     interface = network(rig.pci, rig.kernel, rig.pfs[0], ETHERNET, 1)
     for vf in rig.vfs:
         vf.folder.entries["class"] = fixed("0x020000\n")
-    prepare(rig, lease(vfs(1), net=NetworkIdentity("vlan", vlan=77)))
+    net = NetworkIdentity("ethernet", vlan=77, first_rank=3, rails=1, vfs=2)
+    with pytest.raises(UserError, match="1 Ethernet functions on n1: this site gives jobs no VLAN"):
+        prepare(rig, lease(vfs(1)))
+    teardown.clear(rig.layout, GENERATION, "n1")
+    prepare(rig, lease(vfs(1), net=net))
     port = interface.ports[0]
-    assert (port.vlan, port.mac[0], port.spoofchk) == (77, 2, 1)
+    # 02, VLAN 77 in 12 bits, rail 0, rank 3 + 1, VF 0
+    assert (port.vlan, port.mac.hex(":"), port.spoofchk) == (77, "02:04:d0:00:04:00", 1)
     assert interface.ports[1].vlan == 0
 
 

@@ -26,7 +26,8 @@ BRIDGE_DRIVERS = frozenset(
 GPU, VF = "gpu", "vf"
 NVIDIA = 0x10DE
 AWAKE = frozenset(("", "unknown", "D0", "D1", "D2", "D3hot"))
-BAR_HEADER = 0x0E  # header type in configuration space; bit 7 says that the slot has more functions
+COMMAND = 4  # offset of the command register in configuration space
+HEADER_TYPE = 0x0E  # header type in configuration space; bit 7 says that the slot has more functions
 IFF_UP = 0x1
 
 
@@ -202,7 +203,7 @@ def _check_kind(case: Case, path: str, address: str, role: str) -> None:
             "guests get no adapter whole: their root could change its firmware",
             "run vhpc node-setup, which makes virtual functions",
         )
-    header = config_space(path, BAR_HEADER, 1)
+    header = config_space(path, HEADER_TYPE, 1)
     if header and header[0] != 0xFF and header[0] & 0x7F:
         raise NotAllowedError(f"device {address} is a bridge", f"header type {header[0] & 0x7F}")
     if int(sysfs.hint(f"{path}/sriov_numvfs") or 0):
@@ -300,7 +301,8 @@ def _check_alive(path: str, address: str, timeout_s: float) -> None:
             "it does not wake up, though told to by power/control",
             "power-cycle the node",
         )
-    if config_space(path, 0, 2) in (b"\xff\xff", b""):
+    # not its ids: those of a virtual function read ff by design
+    if config_space(path, COMMAND, 2) in (b"\xff\xff", b""):
         raise SilentError(
             f"device {address} does not answer", "its configuration space reads ff", "power-cycle the node"
         )

@@ -20,6 +20,7 @@ from vhpc_slurm.node import (
     accounts,
     claims,
     console,
+    deadlines,
     devices,
     guestports,
     identities,
@@ -142,7 +143,7 @@ def _start_guest(work: Boot, guest: GuestPlan) -> int:
     boot_files = images.private_copies(work.staged, run_dir)
     xml = render(_spec(work, guest, uid, boot_files))
     work.journal.acquire(resources.DOMAIN, f"domain:{name}", name=name, uid=uid)
-    work.hypervisor.create(xml, layout.config.guests.stage_timeout_s)
+    work.hypervisor.create(xml, deadlines.start_s(layout.config.guests, guest))
     for path in boot_files:
         path.unlink()  # QEMU has read them
     return uid
@@ -231,8 +232,8 @@ def _ended(work: Boot, guest: GuestPlan) -> bool:
 
 def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
     """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows."""
-    config, run_dir = work.layout.config, work.run_dir(guest)
-    until = time.monotonic() + (work.lease.request.timeout_s or config.guests.boot_timeout_s)
+    run_dir = work.run_dir(guest)
+    until = time.monotonic() + _boot_limit(work, guest)
     try:
         _start_shim(work, guest, uid)
     except NodeError as err:
@@ -248,6 +249,10 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
     return channel
 
 
+def _boot_limit(work: Boot, guest: GuestPlan) -> int:
+    return deadlines.boot_s(work.layout.config.guests, work.lease.request.timeout_s, guest)
+
+
 def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     """Why a guest did not come up: silent until the deadline, or dead before it.
 
@@ -258,9 +263,8 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
     if late:
-        limit = work.lease.request.timeout_s or work.layout.config.guests.boot_timeout_s
         return UserError(
-            f"image {image} did not get ready within {limit} s on {node}",
+            f"image {image} did not get ready within {_boot_limit(work, guest)} s on {node}",
             said,
             "--vhpc-timeout gives it longer",
         )

@@ -10,7 +10,6 @@ There are as many ways as there are drivers (``vf_ways``).
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,11 +105,6 @@ def take_back(way: Way, address: str) -> None:
         raise ParkError(f"virtual function {address} cannot be parked", _text(err), "see dmesg") from err
     if wrong:
         raise ParkError(f"virtual function {address} is not parked", wrong, "see dmesg")
-
-
-def mac_of(node: str, address: str) -> bytes:
-    """A locally administered MAC address that follows from node and function."""
-    return b"\x02" + hashlib.sha256(f"{node} {address}".encode()).digest()[:5]
 
 
 def colons(guid: int) -> str:

@@ -271,40 +271,42 @@ class Ethernet:
 
     def __init__(self, index: int, number: int) -> None:
         self.index, self.number = index, number
+        self._off = False
 
-    def _state(self, link: Link, state: int) -> None:
+    def _state(self, state: int) -> bool:
         """Not every driver (82576) has a link state for its functions; without a driver they are silent."""
         try:
-            link.set(rtnetlink.set_flag(LINK_STATE, self.number, state))
+            with Link(self.index) as link:
+                link.set(rtnetlink.set_flag(LINK_STATE, self.number, state))
         except OSError as err:
             if err.errno != errno.EOPNOTSUPP:
                 raise
+            return False
+        return True
 
     def switch_off(self) -> None:
         """The link is down."""
-        with Link(self.index) as link:
-            self._state(link, DISABLE)
+        self._off = self._state(DISABLE)
 
     def switch_on(self) -> None:
         """The link follows the physical one."""
-        with Link(self.index) as link:
-            self._state(link, AUTO)
+        self._state(AUTO)
 
     def set(self, identity: Identity) -> None:
-        """All of it, the check of forged addresses among it: without that a guest could speak for another."""
+        """All of it, the check of forged addresses among it: without that a guest could speak for another.
+
+        Trust and rate are taken back only where there is some: drivers refuse
+        either for reasons of their own (igb any rate while its link is down).
+        """
         with Link(self.index) as link:
             link.set(rtnetlink.set_mac(self.number, identity.mac))
             link.set(rtnetlink.set_vlan(self.number, identity.vlan))
             link.set(rtnetlink.set_flag(SPOOFCHK, self.number, 1))
-            for optional in (
-                rtnetlink.set_flag(TRUST, self.number, 0),
-                rtnetlink.set_rate(self.number, 0, 0),
-            ):
-                try:
-                    link.set(optional)
-                except OSError as err:
-                    if err.errno != errno.EOPNOTSUPP:  # what a driver cannot grant need not be taken back
-                        raise
+            now = link.info(self.number)
+            if now.trust:
+                link.set(rtnetlink.set_flag(TRUST, self.number, 0))
+            if now.rate != (0, 0):
+                link.set(rtnetlink.set_rate(self.number, 0, 0))
 
     def difference(self, identity: Identity) -> str:
         """What the driver says."""
@@ -317,6 +319,7 @@ class Ethernet:
             ("spoof check", info.spoofchk, True),
             ("trust", info.trust or False, False),
             ("rate", info.rate, (0, 0)),
+            ("link state", info.link_state, DISABLE if self._off else info.link_state),
         ):
             if is_ != should:
                 return f"its {what} is {is_}, not {should}"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.node import attribute, sysfs
-from vhpc_slurm.node.preflight import VFIO, Before, bound_to, config_space, device_path
+from vhpc_slurm.node.preflight import COMMAND, VFIO, Before, bound_to, config_space, device_path
 
-COMMAND, BUS_MASTER = 4, 0x4
+BUS_MASTER = 0x4
 KMSG = Path("/dev/kmsg")
 GIVEN_UP = re.compile(r"not ready \d+ms after .*giving up", re.ASCII)
 
@@ -119,7 +119,7 @@ def reset(root: str, address: str, timeout_s: float) -> None:
             os.close(log)
     head = config_space(path, 0, 6)
     said = f"0x{int.from_bytes(head[0:2], 'little'):04x}", f"0x{int.from_bytes(head[2:4], 'little'):04x}"
-    # the ids of a virtual function read ffff in its own configuration space (SR-IOV 3.4.1)
+    # the ids of a virtual function read ffff in its own configuration space
     silent = len(head) < 6 or head[4:6] == b"\xff\xff"
     if silent or (said != identity and not sysfs.link(f"{path}/physfn")):
         raise DoubtError(f"device {address} does not answer after its reset", f"it says {head.hex(' ')}")
