@@ -57,6 +57,9 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Literal["scontrol", "pyslurm"],
         _doc("how vhpc asks Slurm: by its commands, or by pyslurm where that is of Slurm's own version"),
     ] = "scontrol"
+    reconcile_interval_s: Annotated[
+        float, _doc("how often vhpcd asks Slurm, by one squeue, which jobs there are", ge=0.1, le=3600)
+    ] = 60.0
     prolog_stuck_s: Annotated[
         int,
         _doc(

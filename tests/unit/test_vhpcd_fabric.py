@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from controller_lab import Munged, allocation, munged, request, wait_for
-from fabric_lab import DEFAULT, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
+from fabric_lab import DEFAULT, GUIDS, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
 from test_vhpcd import Ack
+from vhpc_command import Vhpc
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
 from vhpcd_process import Vhpcd
 
@@ -189,3 +191,118 @@ def test_yesterday_s_database_takes_no_key_away(vhpcd: Vhpcd, fabric: SimulatedF
         opened(vhpcd, 3)
     wait_for(lambda: "restored" in vhpcd.log and "not proven" in vhpcd.log, "the auditor says nothing")
     assert sets(fabric) == holding((0x1000, 1), (0x1001, 2))
+
+
+# --- lost nodes and tombstones --------------------------------------------------------------------
+
+
+def test_the_key_of_a_lost_node_is_out_of_use_until_it_is_fenced(
+    tmp_path: Path,
+    daemon: Munged,
+    fabric: SimulatedFabric,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with a_vhpcd(tmp_path, daemon, fabric, lost_after_s=1, pkey_last=0x1001) as vhpcd:
+        monkeypatch.setenv("VHPC_CONFIG", str(tmp_path / "vhpc.toml"))
+        vhpc = Vhpc(tmp_path, capsys)
+        lease = opened(vhpcd, 1, "n1", "n2")
+        for node in ("n1", "n2"):
+            vhpcd.client.lease(1, 0, node, 5.0)
+        said = vhpc("fabric", "fence", "n2", "--yes", code=1)
+        assert said.startswith(f"{lease.generation} still has n2: end its job first")
+        vhpcd.client.ending(1, 0)
+        vhpcd.client.acknowledge(Ack(lease.generation, "n1"))
+        wait_for(lambda: states(vhpcd) == {1: "tombstone"}, "no tombstone")
+        carries(fabric, NOBODY)
+        shown = vhpc.json("fabric", "show", "0x1000")["claims"]
+        assert [(one["node"], one["said"]) for one in shown[0]["nodes"]] == [
+            ("n1", "is clean"),
+            ("n2", "holds its part"),
+        ]
+        assert shown[0]["note"] == "n2 did not acknowledge within 1 s"
+        assert shown[0]["port_guids"] == [f"{guid:#018x}" for guid in GUIDS[:2]]
+        assert "node    n2  holds its part" in vhpc("fabric", "show", "1")
+        opened(vhpcd, 2)
+        with pytest.raises(FabricError, match="1 tombstones"):
+            opened(vhpcd, 3)
+        vhpc("fabric", "clear", "0x1000", code=1)
+        assert "may still run on n2" in vhpc.error
+        vhpc("fabric", "fence", "n2", code=1)
+        assert "nobody is there to confirm it" in vhpc.error
+        vhpc("fabric", "fence", "n9", "--yes", code=1)
+        assert "no job that has ended waits for node n9" in vhpc.error
+        assert vhpc.json("fabric", "fence", "n2", "--yes") == {
+            "node": "n2",
+            "fenced": [str(lease.generation)],
+            "in_use": [],
+        }
+        assert f"{lease.generation}: node n2 is off, says uid {os.geteuid()}" in vhpcd.log
+        wait_for(lambda: states(vhpcd)[1] == "quarantine", "not released")
+
+
+def test_a_node_that_comes_back_and_acknowledges_lifts_its_tombstone(
+    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
+) -> None:
+    with a_vhpcd(tmp_path, daemon, fabric, lost_after_s=1) as vhpcd:
+        lease = opened(vhpcd, 1)
+        vhpcd.client.lease(1, 0, "n1", 5.0)
+        vhpcd.client.ending(1, 0)
+        wait_for(lambda: states(vhpcd) == {1: "tombstone"}, "no tombstone")
+        carries(fabric, NOBODY)
+        vhpcd.client.acknowledge(Ack(lease.generation, "n1"))
+        wait_for(lambda: states(vhpcd) == {1: "quarantine"}, "not lifted")
+        vhpcd.client.acknowledge(Ack(lease.generation, "n1", clean=False, note="a guest after all"))
+        assert states(vhpcd) == {1: "tombstone"}, "it was too early"
+
+
+def test_a_tombstone_that_nobody_answers_for_is_cleared_when_no_port_has_its_key(
+    vhpcd: Vhpcd, fabric: SimulatedFabric, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VHPC_CONFIG", str(vhpcd.folder / "vhpc.toml"))
+    vhpc = Vhpc(vhpcd.folder, capsys)
+    opened(vhpcd, 1)
+    vhpc("fabric", "clear", "1", code=1)
+    assert "1 has no tombstone" in vhpc.error
+    vhpcd.stop()
+    with sqlite3.connect(vhpcd.config.controller.database) as db:
+        db.execute("DELETE FROM lease")  # whoever did that: the key is still somebody's, for all vhpcd knows
+    vhpcd.start()
+    wait_for(lambda: states(vhpcd) == {1: "tombstone"}, "no tombstone")
+    vhpc("fabric", "clear", "0x2000", code=1)
+    assert "0x2000 is free" in vhpc.error
+    vhpc("fabric", "show", "junk", code=1)
+    assert "a key is written 0x1000" in vhpc.error
+    assert "it has no lease any more" in vhpc("fabric", "show", "0x1000")
+    fabric.pidfile.write_text("0\n")  # so that vhpcd cannot take it off again
+    try:
+        fabric.replace(DEFAULT + f"key_1000=0x1000 : {GUIDS[9]:#018x}=full ;\n".encode())
+        fabric.sweep()
+        vhpc("fabric", "clear", "0x1000", code=4)
+        assert states(vhpcd) == {1: "tombstone"}
+    finally:
+        fabric.pidfile.write_text(f"{fabric.opensm.pid}\n")
+    assert "no port has key 0x1000" in vhpc("fabric", "clear", "0x1000")
+    assert states(vhpcd) == {1: "quarantine"}
+    assert sets(fabric) == NOBODY
+
+
+def test_a_database_that_lost_keys_writes_the_file_only_by_force(
+    vhpcd: Vhpcd, fabric: SimulatedFabric, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VHPC_CONFIG", str(vhpcd.folder / "vhpc.toml"))
+    vhpc = Vhpc(vhpcd.folder, capsys)
+    opened(vhpcd, 1)
+    vhpcd.stop()
+    Path(vhpcd.config.controller.database).unlink()
+    vhpcd.start()
+    with pytest.raises(FabricError, match="was not made of this database"):
+        opened(vhpcd, 2, "n1", "n2")
+    vhpc("fabric", "render", "--install", code=4)
+    assert "was not made of this database" in vhpc.error
+    assert sets(fabric) == holding((0x1000, 1))
+    vhpc("fabric", "render", "--force", code=2)
+    assert vhpc.json("fabric", "render", "--install", "--force") == {"told": True}
+    assert "has the fabric told anew, by force" in vhpcd.log
+    assert sets(fabric) == NOBODY
+    assert opened(vhpcd, 2, "n1", "n2").state is LeaseState.READY

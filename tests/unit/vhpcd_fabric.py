@@ -22,19 +22,21 @@ NEEDED = f"needs munged (apt install munge), and {NEEDED_HERE}"
 
 
 @contextmanager
-def a_vhpcd(folder: Path, daemon: Munged, fabric: SimulatedFabric, **other: Any) -> Iterator[Vhpcd]:
-    settings: dict[str, Any] = {
-        "backend": "opensm-file",
-        "pkey_last": 0x10FF,
-        "partitions": str(fabric.partitions),
-        "opensm_pidfile": str(fabric.pidfile),
-        "opensm_log": str(fabric.log),
-        "apply_timeout_s": 5,
-        "audit_interval_s": 0.3,
-        "sweep_interval_s": 0.0,
-    }
-    library = {name: value for name, value in fabric.environment.items() if name not in os.environ}
-    found = make(folder, daemon, Fabric(**settings | other), **library)
+def a_vhpcd(folder: Path, daemon: Munged, fabric: SimulatedFabric | None, **other: Any) -> Iterator[Vhpcd]:
+    """It runs; without a fabric it has no backend."""
+    settings: dict[str, Any] = {"sweep_interval_s": 0.0, "audit_interval_s": 0.3}
+    library: dict[str, str] = {}
+    if fabric is not None:
+        settings |= {
+            "backend": "opensm-file",
+            "pkey_last": 0x10FF,
+            "partitions": str(fabric.partitions),
+            "opensm_pidfile": str(fabric.pidfile),
+            "opensm_log": str(fabric.log),
+            "apply_timeout_s": 5,
+        }
+        library = {name: value for name, value in fabric.environment.items() if name not in os.environ}
+    found = make(folder, daemon, Fabric(**settings | other), reconcile_interval_s=0.5, **library)
     publish(folder / "catalog", manifest(min_memory_mib=1))
     try:
         yield found.start()

@@ -110,7 +110,13 @@ def frame_of(data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def make(folder: Path, daemon: Munged, fabric: Fabric | None = None, **environment: str) -> Vhpcd:
+def make(
+    folder: Path,
+    daemon: Munged,
+    fabric: Fabric | None = None,
+    reconcile_interval_s: float = 60.0,
+    **environment: str,
+) -> Vhpcd:
     """A vhpcd that does not run yet; with a fabric where one is named."""
     publish(folder / "catalog", manifest())
     (folder / "bin").mkdir()
@@ -127,6 +133,7 @@ def make(folder: Path, daemon: Munged, fabric: Fabric | None = None, **environme
             database=str(folder / "state/leases.sqlite"),
             munge_socket=str(daemon.socket),
             request_timeout_s=8,
+            reconcile_interval_s=reconcile_interval_s,
             slurm_bin=str(folder / "bin"),
         ),
         images=Images(catalog=str(folder / "catalog")),

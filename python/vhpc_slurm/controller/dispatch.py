@@ -39,12 +39,19 @@ Result = TypeVar("Result")
 class Dispatcher:
     """Answers requests that were found authentic, authorised and fresh."""
 
-    def __init__(self, config: Config, service: LeaseService, network: NetworkBackend, slurm: Slurm) -> None:
-        """Nothing runs yet; ``close`` ends the threads."""
+    def __init__(
+        self,
+        config: Config,
+        service: LeaseService,
+        network: NetworkBackend,
+        slurm: Slurm,
+        writer: ThreadPoolExecutor | None = None,
+    ) -> None:
+        """Nothing runs yet; ``close`` ends the threads, also ``writer``: the one that has the database."""
         self._config = config
         self._service = service
         self._slurm = slurm
-        self._writer = ThreadPoolExecutor(1, "leases")
+        self._writer = writer or ThreadPoolExecutor(1, "leases")
         self._slow = ThreadPoolExecutor(8, "slow")
         self._began = time.monotonic()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
@@ -73,7 +80,9 @@ class Dispatcher:
             return wire.Failure(kind="fabric", what="vhpcd failed", cure="see its log")
 
     async def reconcile(self) -> None:
-        """One round; FabricError when Slurm cannot be asked, and then nothing was changed."""
+        """One round; FabricError when Slurm cannot be asked, and then no job was judged."""
+        await self.begin()
+        await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
         asked = time.time()
         jobs = await self._aside(self._slurm.jobs)
         waiting = frozenset(job.job_id for job in jobs if reconcile.awaits_prologs(job))
@@ -91,17 +100,15 @@ class Dispatcher:
                 await self._aside(start_again, self._slurm, job_id, why)
             except VhpcError as err:
                 log.error("job %d cannot be requeued: %s", job_id, err.line())
-        await self._write(self._service.rounds.settle)
-        await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
-        self._fabric.poke()
 
     async def audit(self) -> None:
         """Look at the fabric; FabricError when it cannot be read or not be put right."""
         await self._fabric.run(self._work.audit)
 
     async def begin(self) -> None:
-        """Take up what the last vhpcd left undone."""
+        """Take up what the last vhpcd, or a fabric that would not, left undone."""
         await self._write(self._service.rounds.settle)
+        self._fabric.poke()
 
     async def told(self, seconds: float) -> None:
         """Wait so long, or until the fabric was changed."""

@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -45,24 +46,34 @@ class KeyStore(Protocol):
 
 
 class SqliteKeys:
-    """Claims in the database of the leases."""
+    """Claims in the database of the leases, and in memory: all else would be read for each request."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self._claims: dict[Generation, Claim] = {}
+        self._freed: dict[int, int] = {}
+        self._book: Book | None = None
+        self._fresh = False
 
     def book(self) -> Book:
         """All that is claimed."""
-        epoch, tag = self._db.execute(
-            "SELECT epoch, tag FROM key_epoch ORDER BY epoch DESC LIMIT 1"
-        ).fetchone()
-        claims = self._claims()
-        freed = self._db.execute("SELECT pkey, freed FROM key_owner WHERE freed > 0").fetchall()
-        return Book(epoch, claims, dict(freed), tag)
+        if not self._fresh:
+            self._load()
+        if self._book is None:
+            epoch, tag = self._db.execute(
+                "SELECT epoch, tag FROM key_epoch ORDER BY epoch DESC LIMIT 1"
+            ).fetchone()
+            self._book = Book(epoch, tuple(self._claims.values()), dict(self._freed), tag)
+        return self._book
+
+    def forget(self) -> None:
+        """What is in memory may not be what is in the database."""
+        self._fresh, self._book = False, None
 
     def claim(self, claim: Claim) -> None:
         """Note a new claim."""
-        for other in self._claims():
-            if other.generation != claim.generation and keys.overlap(claim, other):
+        for other in self.book().claims:
+            if keys.overlap(claim, other) and other.generation != claim.generation:
                 raise FabricError(
                     f"{claim.generation} cannot have its GUIDs", f"{other.generation} has some of them"
                 )
@@ -92,6 +103,7 @@ class SqliteKeys:
                 f"{claim.generation} cannot have the key {keys.label(claim.pkey)}", f"it is another's: {err}"
             ) from err
         self._tick()
+        self._claims[claim.generation] = claim
 
     def update(self, claims: Sequence[Claim]) -> None:
         """Note the states of claims."""
@@ -106,25 +118,36 @@ class SqliteKeys:
             assert changed == 1, "only what is claimed changes"
         if claims:
             self._tick()
+            old = {claim.generation: self._claims[claim.generation] for claim in claims}
+            self._claims |= {
+                claim.generation: replace(
+                    old[claim.generation], state=claim.state, left_s=claim.left_s, note=claim.note
+                )
+                for claim in claims
+            }
 
     def free(self, generations: Sequence[Generation]) -> None:
         """Forget claims."""
         if not generations:
             return
+        self.book()
         self._tick()
+        freed = set()
         for generation in generations:
             self._change("DELETE FROM key_claim WHERE generation = ?", str(generation))
-        self._change(
-            "UPDATE key_owner SET owner = NULL, freed = (SELECT max(epoch) FROM key_epoch)"
-            " WHERE owner IS NOT NULL AND pkey NOT IN (SELECT pkey FROM key_claim)"
-        )
+            if (claim := self._claims.pop(generation, None)) is not None:
+                freed.add(claim.pkey)
+        (epoch,) = self._db.execute("SELECT max(epoch) FROM key_epoch").fetchone()
+        for pkey in freed.difference(claim.pkey for claim in self._claims.values()):
+            self._change("UPDATE key_owner SET owner = NULL, freed = ? WHERE pkey = ?", epoch, pkey)
+            self._freed[pkey] = epoch
 
-    def _claims(self) -> tuple[Claim, ...]:
+    def _load(self) -> None:
         rows = self._db.execute(
             "SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note, ports"
             " FROM key_claim ORDER BY pkey, first_rank, generation"
         ).fetchall()
-        return tuple(
+        claims = (
             Claim(
                 Generation.parse(name),
                 pkey,
@@ -140,6 +163,9 @@ class SqliteKeys:
             )
             for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note, ports in rows
         )
+        self._claims = {claim.generation: claim for claim in claims}
+        self._freed = dict(self._db.execute("SELECT pkey, freed FROM key_owner WHERE freed > 0").fetchall())
+        self._fresh = True
 
     def knows(self, epoch: int, tag: str) -> bool:
         """Whether an epoch of that tag was."""
@@ -147,6 +173,9 @@ class SqliteKeys:
         return found.fetchone() is not None
 
     def _tick(self) -> None:
+        if not self._fresh:
+            self._load()  # before the change is noted in memory as well
+        self._book = None
         self._change("INSERT INTO key_epoch (tag) VALUES (?)", os.urandom(4).hex())
         self._change(
             "DELETE FROM key_epoch WHERE epoch <= (SELECT max(epoch) FROM key_epoch) - ?", _REMEMBERED

@@ -48,7 +48,6 @@ MAX_PENDING_BYTES = 64 << 20
 """Held by all connections together before their peers are known."""
 RECEIVE_S = 10.0
 SEND_S = 10.0
-RECONCILE_S = 60.0
 MAX_NONCES = 200_000
 NONCE_LIFE_S = 3 * wire.TTL_S
 """Longer than a credential lives on either side of its encoding time, so none outlives its nonce."""
@@ -241,7 +240,9 @@ async def serve(config: Config) -> None:
     munge.decode(munge.encode(b"vhpcd begins"))
     with _only_one(Path(settings.database)):
         store = SqliteStore(settings.database)
-        network = backend(config.fabric, store.keys.knows)
+        writer = ThreadPoolExecutor(1, "leases")
+        # A backend asks from the fabric's thread.
+        network = backend(config.fabric, lambda *known: writer.submit(store.keys.knows, *known).result())
         _validate(network, store)
         service = LeaseService(
             store,
@@ -251,7 +252,7 @@ async def serve(config: Config) -> None:
             lost_after_s=config.fabric.lost_after_s,
             refuse_exhausted=config.fabric.exhausted == "refuse",
         )
-        dispatcher = Dispatcher(config, service, network, connect(config))
+        dispatcher = Dispatcher(config, service, network, connect(config), writer)
         server = Server(dispatcher, munge, allowed)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -259,7 +260,7 @@ async def serve(config: Config) -> None:
         listener = await server.listen(settings.listen, settings.port)
         log.info("vhpcd %s listens on %s port %d", __version__, settings.listen, settings.port)
         await dispatcher.begin()
-        rounds = asyncio.create_task(_reconcile_for_ever(dispatcher))
+        rounds = asyncio.create_task(_reconcile_for_ever(dispatcher, settings.reconcile_interval_s))
         audits = asyncio.create_task(_audit_for_ever(dispatcher, config.fabric.audit_interval_s))
         await stop.wait()
         log.info("vhpcd ends")
@@ -294,7 +295,7 @@ async def _audit_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:
         await dispatcher.told(interval_s)
 
 
-async def _reconcile_for_ever(dispatcher: Dispatcher) -> None:
+async def _reconcile_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:
     while True:
         try:
             await dispatcher.reconcile()
@@ -302,7 +303,7 @@ async def _reconcile_for_ever(dispatcher: Dispatcher) -> None:
             log.warning("not reconciled: %s", err.line())
         except Exception:
             log.exception("not reconciled")
-        await asyncio.sleep(RECONCILE_S)
+        await asyncio.sleep(interval_s)
 
 
 @contextlib.contextmanager

@@ -111,10 +111,12 @@ class SqliteStore:
             try:
                 yield
             except BaseException:
+                self._keys.forget()
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
         except sqlite3.Error as err:
+            self._keys.forget()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise FabricError("vhpcd cannot write its database", str(err), "is the disk full?") from err

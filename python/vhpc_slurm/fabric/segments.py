@@ -64,7 +64,7 @@ class Segments:
         return tuple(
             Finding(0, f"{keys.label(claim.pkey)} of {claim.generation} is not of the pool")
             for claim in book.carried()
-            if not self._policy.pool.has(claim.pkey)
+            if claim.pkey not in self._policy.pool
         )
 
     def cure(self, book: Book) -> None:

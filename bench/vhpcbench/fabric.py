@@ -1,0 +1,316 @@
+"""Leases with partition keys: vhpcd with munge on fabrics of ibsim and OpenSM, against the bare steps.
+
+Needs no lab, but opensm, ibsim and munged (make deps); run it with .venv/bin/python.
+
+lease to READY: from a client's request for a lease, until the answer that it is
+READY. The reference is what no way to do it could leave out: the new file
+renamed into place, SIGHUP, and reading all ports until the job's have the key.
+The target is 1.3 times that.
+
+The ports of the simulated fabric answer within microseconds, so both are
+shorter than on hardware, and what vhpcd adds weighs more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from controller_lab import Munged, allocation, identity, munged, request
+from fabric_lab import DEFAULT, Shape, SimulatedFabric, simulated_fabric, tree
+from vhpcd_fabric import a_vhpcd, opened, states
+from vhpcd_process import Vhpcd, frame_of
+
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.service import LeaseService
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
+from vhpc_slurm.fabric.keys import KeyPool
+from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.smp import FabricReader
+from vhpc_slurm.munge import Munge
+from vhpcbench.common import CHECKOUT, BenchError, Report, main
+
+RATIO = 1.3
+SWEEPS = 3
+READS = 500.0
+SERVED_S = 3.0
+NODES = 1000
+GENERATIONS = 10_000
+LIMIT_S = 60.0
+
+
+def run() -> int:
+    """Entry point."""
+    os.environ["PYTHONPATH"] = str(CHECKOUT / "python")  # for the processes that it starts
+    return main("fabric", __doc__ or "", 9, bench)
+
+
+def bench(args: argparse.Namespace) -> Report:
+    """All figures."""
+    report = Report("fabric")
+    verdicts: list[tuple[str, bool]] = []
+    with munged() as daemon:
+        for adapters, ports in ((16, 4), (256, 16), (1024, 16)):
+            with _fabric(adapters) as fabric:
+                verdicts.append(_ready(report, daemon, fabric, ports, args.rounds))
+                if adapters == 16:
+                    verdicts += _bursts(report, daemon, fabric)
+        verdicts += _reads(report, daemon, args.rounds)
+        _large_store(report, daemon)
+    for text, met in verdicts:
+        report.notes.append(f"{text}: {'met' if met else 'MISSED'}")
+    report.judge(f"{sum(met for _, met in verdicts)} of {len(verdicts)} targets", all(m for _, m in verdicts))
+    return report
+
+
+# --- lease to READY -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _fabric(adapters: int) -> Iterator[SimulatedFabric]:
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="bench-fabric-") as folder:
+        os.chdir(folder)  # the simulator's library makes folders where it runs
+        try:
+            with simulated_fabric(Path(folder), Shape() if adapters == 16 else tree(adapters)) as fabric:
+                yield fabric
+        finally:
+            os.chdir(before)
+
+
+def _ready(
+    report: Report, daemon: Munged, fabric: SimulatedFabric, ports: int, rounds: int
+) -> tuple[str, bool]:
+    """Both by turns on one fabric; the last key of it is the reference's."""
+    guids = fabric.shape.guids
+    last = 0x1000 + len(guids) // ports - 1
+    reader = FabricReader(environment=fabric.environment)
+    reader.scan(LIMIT_S)
+    ours, theirs = [], []
+    nodes = [f"n{number}" for number in range(ports)]
+    settings = {"pkey_last": last - 1, "quarantine_s": 0, "audit_interval_s": 300, "apply_timeout_s": 30}
+    with _vhpcd(daemon, fabric, **settings) as vhpcd:
+        _settled(vhpcd)
+        for turn in range(rounds + 1):
+            theirs.append(_bare(fabric, reader, last, guids[-ports:]))
+            began = time.perf_counter()
+            opened(vhpcd, turn + 1, *nodes)
+            ours.append((time.perf_counter() - began) * 1000)
+            vhpcd.client.ending(turn + 1, 0)
+            _until(lambda: not states(vhpcd) or set(states(vhpcd).values()) == {"quarantine"})
+    reader.close()
+    # The first of each finds cold caches.
+    mine = report.add(f"lease to READY, {len(guids)} adapters", "ms", ours[1:])
+    bare = report.add(f"rename, HUP, readback, {len(guids)} adapters", "ms", theirs[1:])
+    ratio = mine.median / bare.median
+    report.ratios[f"lease to bare, {len(guids)} adapters"] = ratio
+    return f"{len(guids)} adapters: {ratio:.2f} times bare, target {RATIO}", ratio <= RATIO
+
+
+def _bare(fabric: SimulatedFabric, reader: FabricReader, pkey: int, guids: tuple[int, ...]) -> float:
+    """Milliseconds of the least that has to be done; all is as before at the end."""
+    old = fabric.partitions.read_bytes()
+    one = Partition("bare", pkey, tuple((f"{guid:#018x}", True) for guid in guids), ("indx0", "ipoib"))
+    new = partitions.render((*partitions.parse(old), one), *(partitions.origin(old) or (0, "")))
+    began = time.perf_counter()
+    _swap(fabric, new)
+    has = {0x7FFF, 0x8000 | pkey}
+    while not all(set(table) == has for table in map(reader.scan(LIMIT_S).tables().get, guids) if table):
+        time.sleep(0.005)
+    spent = (time.perf_counter() - began) * 1000
+    before = fabric.sweeps()
+    _swap(fabric, old)
+    _until(lambda: fabric.sweeps() > before)
+    return spent
+
+
+def _swap(fabric: SimulatedFabric, data: bytes) -> None:
+    fabric.replace(data)
+    fabric.opensm.send_signal(signal.SIGHUP)
+
+
+@contextmanager
+def _vhpcd(daemon: Munged, fabric: SimulatedFabric | None, **settings: object) -> Iterator[Vhpcd]:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-vhpcd-") as folder,
+        a_vhpcd(Path(folder), daemon, fabric, **settings) as vhpcd,
+    ):
+        yield vhpcd
+
+
+def _settled(vhpcd: Vhpcd) -> None:
+    _until(lambda: vhpcd.client.status().fabric.audited is not None)
+
+
+def _until(done: object) -> None:
+    assert callable(done)
+    deadline = time.monotonic() + LIMIT_S
+    while not done():
+        if time.monotonic() > deadline:
+            raise BenchError("the fabric or vhpcd does not get on")
+        time.sleep(0.02)
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+def _bursts(report: Report, daemon: Munged, fabric: SimulatedFabric) -> list[tuple[str, bool]]:
+    """Sweeps of a hundred jobs that begin and end at once, as clients of their own."""
+    jobs = range(1, 101)
+    verdicts = []
+    fabric.replace(DEFAULT)
+    fabric.sweep()
+    with _vhpcd(daemon, fabric, sweep_interval_s=2.0, audit_interval_s=300) as vhpcd:
+        _settled(vhpcd)
+        with ThreadPoolExecutor(100) as hooks:
+            for what in ("starts", "ends"):
+                before, began = fabric.sweeps(), time.perf_counter()
+                if what == "starts":
+                    list(hooks.map(lambda job: opened(vhpcd, job), jobs))
+                else:
+                    list(hooks.map(lambda job: vhpcd.client.ending(job, 0), jobs))
+                    _until(lambda: set(states(vhpcd).values()) == {"quarantine"})
+                sweeps = fabric.sweeps() - before
+                report.add(f"100 {what} at once, until all are done", "s", [time.perf_counter() - began])
+                report.add(f"100 {what} at once, sweeps", "", [sweeps])
+                verdicts.append((f"100 {what}: {sweeps} sweeps, target {SWEEPS}", sweeps <= SWEEPS))
+    pool = partitions.of_pool(KeyPool(0x1000, 0x1003), ranks=4, rails=1, vfs=1)
+    fabric.replace(partitions.render(pool, 0))
+    fabric.sweep()
+    with _vhpcd(
+        daemon, fabric, backend="static-pool", pkey_last=0x1003, pool_guests=4, quarantine_s=0
+    ) as vhpcd:
+        before = fabric.sweeps()
+        for job in range(1, 5):
+            opened(vhpcd, job)
+        sweeps = fabric.sweeps() - before
+    report.add("4 starts with a static pool, sweeps", "", [sweeps])
+    return [*verdicts, (f"static pool: {sweeps} sweeps, target 0", sweeps == 0)]
+
+
+# --- reads ----------------------------------------------------------------------------------------
+
+
+def _reads(report: Report, daemon: Munged, rounds: int) -> list[tuple[str, bool]]:
+    """Reads per second of a vhpcd and a munged on one core, and a job of a thousand nodes."""
+    cores = sorted(os.sched_getaffinity(0))
+    rates, bare, served = [], [], []
+    names = tuple(f"node{number:04}" for number in range(NODES))
+    with _vhpcd(daemon, None) as vhpcd:
+        assert vhpcd.process is not None
+        for pid in (vhpcd.process.pid, daemon.process.pid):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(task.name), {cores[0]})
+        os.sched_setaffinity(0, set(cores[1:]) or {cores[0]})
+        try:
+            opened(vhpcd, 1, "n1", "n2", "n3", "n4")
+            for turn in range(rounds):
+                look = [
+                    _sealed(vhpcd, wire.GetLease(job_id=1, restart=0, node="n1", wait_s=0))
+                    for _ in range(NODES)
+                ]
+                rates.append(NODES / asyncio.run(_ask_all(vhpcd, look, 32)))
+                bare.append(_munge_alone(vhpcd.munge()))
+                job = 100 + turn
+                opened(vhpcd, job, *names)
+                takes = [
+                    _sealed(vhpcd, wire.GetLease(job_id=job, restart=0, node=name, wait_s=30.0))
+                    for name in names
+                ]
+                served.append(asyncio.run(_ask_all(vhpcd, takes, NODES)))
+                vhpcd.client.ending(job, 0)
+        finally:
+            os.sched_setaffinity(0, set(cores))
+    reads = report.add("lease reads, vhpcd and munged on one core", "1/s", rates)
+    report.add("munge alone: a credential read and one written", "1/s", bare)
+    report.ratios["lease reads to munge alone"] = statistics.median(
+        ours / theirs for ours, theirs in zip(rates, bare, strict=True)
+    )
+    slow = report.add(f"a lease to {NODES} nodes that ask at once", "s", served)
+    return [
+        (f"{reads.median:.0f} reads/s, target {READS:.0f}", reads.median >= READS),
+        (f"{NODES} nodes in {slow.median:.2f} s, target {SERVED_S:.0f}", slow.median <= SERVED_S),
+    ]
+
+
+def _sealed(vhpcd: Vhpcd, body: wire.Request) -> bytes:
+    return frame_of(vhpcd.munge().encode(wire.wrap("request", os.urandom(16).hex(), body), ttl_s=wire.TTL_S))
+
+
+async def _ask_all(vhpcd: Vhpcd, frames: list[bytes], at_once: int) -> float:
+    """Seconds until all are answered; answers are received whole, and the last is read."""
+    gate = asyncio.Semaphore(at_once)
+    port = vhpcd.config.controller.port
+
+    async def ask(frame: bytes) -> bytes:
+        async with gate:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(frame)
+            (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
+            answer = await reader.readexactly(length)
+            writer.close()
+            return answer
+
+    began = time.perf_counter()
+    answers = await asyncio.wait_for(asyncio.gather(*(ask(frame) for frame in frames)), LIMIT_S)
+    spent = time.perf_counter() - began
+    answer = wire.read_answer(wire.unwrap(vhpcd.munge().decode(answers[-1]).payload, "answer"))
+    if not isinstance(answer, wire.LeaseAnswer):
+        raise BenchError(f"vhpcd did not answer with a lease but {answer}")
+    return spent
+
+
+def _munge_alone(munge: Munge) -> float:
+    """What one client could have of munged at best, both on their cores."""
+    payload = b"x" * 1000
+    began = time.perf_counter()
+    for _ in range(200):
+        munge.decode(munge.encode(payload, ttl_s=wire.TTL_S))
+    return 200 / (time.perf_counter() - began)
+
+
+# --- a large store --------------------------------------------------------------------------------
+
+
+def _large_store(report: Report, daemon: Munged) -> None:
+    """Memory and disk of ten thousand generations with keys, and what a request costs then."""
+    with tempfile.TemporaryDirectory(prefix="bench-vhpcd-") as folder:
+        state = Path(folder) / "state"
+        state.mkdir()
+        database = state / "leases.sqlite"
+        store = SqliteStore(database)
+        service = LeaseService(store, _Keys(), reserve_mib=0)
+        nodes = allocation(*(f"n{number}" for number in range(4)))
+        began = time.perf_counter()
+        for job in range(1, GENERATIONS + 1):
+            service.reserve(request(job), nodes, identity(0))
+        report.add("a lease made, mean of 10,000", "ms", [(time.perf_counter() - began) * 1000 / GENERATIONS])
+        store.close()
+        report.add("store of 10,000 generations", "MiB", [database.stat().st_size / 2**20])
+        with a_vhpcd(Path(folder), daemon, None) as vhpcd:
+            assert vhpcd.process is not None
+            vhpcd.client.leases()
+            began = time.perf_counter()
+            opened(vhpcd, GENERATIONS + 1)
+            report.add("a start beside 10,000 generations", "ms", [(time.perf_counter() - began) * 1000])
+            pages = int(Path(f"/proc/{vhpcd.process.pid}/statm").read_text().split()[1])
+            memory = pages * resource.getpagesize() / 2**20
+            report.add("memory of vhpcd with 10,000 generations", "MiB", [memory])
+
+
+class _Keys(NoNetwork):
+    """Gives keys, and has no fabric."""
+
+    plan = KeyPolicy(KeyPool(0x1000, 0x7FEF)).plan
