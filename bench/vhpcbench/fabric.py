@@ -314,3 +314,7 @@ class _Keys(NoNetwork):
     """Gives keys, and has no fabric."""
 
     plan = KeyPolicy(KeyPool(0x1000, 0x7FEF)).plan
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

@@ -102,6 +102,8 @@ def _folders(host: str, *, fabric_too: bool) -> Iterator[tuple[str, str, int]]:
     elif host != "login":
         yield "/var/lib/slurm/slurmd", "root", 0o755
         yield "/run/vhpc", "root", 0o755
+        if fabric_too:
+            yield fabric.HCA, "root", 0o755
 
 
 def _files(lab: Lab, record: Record, host: str) -> Iterator[ConfigFile]:
@@ -121,7 +123,9 @@ def _files(lab: Lab, record: Record, host: str) -> Iterator[ConfigFile]:
     # 22.05 cannot do without a plugin; that of v1 touches no cgroup while nothing asks it to
     plugin = "disabled" if version >= (23, 11) else "cgroup/v1"
     yield ConfigFile("/etc/slurm/cgroup.conf", f"CgroupPlugin={plugin}\n", read_by=slurm_units)
-    vhpc = _fill("vhpc.toml.in", virtiofsd=suite.virtiofsd)
+    shared = ("/scratch", fabric.HCA) if record.fabric else ("/scratch",)
+    site = ", ".join(f'"{folder}"' for folder in shared)
+    vhpc = _fill("vhpc.toml.in", virtiofsd=suite.virtiofsd, site=site)
     if record.fabric:
         vhpc += _fill("fabric.toml")
     yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))

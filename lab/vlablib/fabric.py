@@ -13,6 +13,8 @@ RUN = "/run/opensm"
 NET = "/etc/vlab/fabric.net"
 PARTITIONS = "/etc/opensm/partitions.conf"
 PORT_MAP = "/etc/vhpc/ports.map"
+# of each node's own: where tests lay out what a guest's sysfs would show of its adapters
+HCA = "/hca"
 ADAPTERS = 2
 _PRELOAD = "/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so"
 # the subnet manager's own adapter is where its host, and whoever reads the fabric there, looks from

@@ -187,6 +187,40 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     )
 
 
+class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """PCI functions that are handed to guests."""
+
+    allow: Annotated[
+        tuple[str, ...],
+        _doc(
+            'VENDOR:DEVICE ids that may be handed out, like "10de:2330"; empty: what the GPU map names, and '
+            "virtual functions of network adapters"
+        ),
+    ] = ()
+    reset_methods: Annotated[
+        tuple[str, ...],
+        _doc(
+            "the kernel's reset methods that are trusted to clear a device; bus only where all functions "
+            "behind the bridge go to the same job"
+        ),
+    ] = ("device_specific", "flr", "af_flr", "bus")
+    timeout_s: Annotated[
+        int,
+        _doc(
+            "how long the kernel may take to unbind, bind or reset a device before it is stuck", ge=1, le=600
+        ),
+    ] = 30
+    gpu_scrub: Annotated[
+        tuple[str, ...],
+        _doc(
+            "command that clears a GPU's memory after each guest, with an absolute path; {address} is its "
+            "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs where it "
+            "is installed, else the reset alone"
+        ),
+    ] = ()
+    scrub_timeout_s: Annotated[int, _doc("deadline of that command", ge=1, le=3600)] = 120
+
+
 class Manager(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One OpenSM of a subnet: its three files on vhpcd's host, or a command that reaches its host."""
 
@@ -318,6 +352,16 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "that follow from the key"
         ),
     ] = ""
+    in_guests: Annotated[
+        bool,
+        _doc(
+            "the ports of port_map reach the guests, by the site's own means: a job starts only when each of "
+            "its guests shows them active with exactly its keys, as it does for virtual functions in any case"
+        ),
+    ] = False
+    guest_timeout_s: Annotated[
+        int, _doc("how long a guest may wait for its ports to be active with its keys", ge=1, le=600)
+    ] = 30
     pool_guests: Annotated[
         int,
         _doc("static-pool: guests that each key is declared for; larger jobs are refused", ge=1, le=65536),
@@ -360,6 +404,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     shares: Shares = Shares()
     host: Host = Host()
     placement: Placement = Placement()
+    devices: Devices = Devices()
     fabric: Fabric = Fabric()
 
 

@@ -330,8 +330,9 @@ class NetworkIdentity:
     With ``ib`` the guest of the job's node number *i* has the rank ``first_rank``
     + *i*, and ``vfs`` ports on each of ``rails`` rails, whose GUIDs follow from
     these numbers (``fabric.keys.port_guid``), or are in ``port_guids``, a row of
-    words for each node, where nodes do not set them.  ``in_guests`` says that
-    each guest has its ports: it starts nothing before it sees them with the key.
+    words for each node, where nodes do not set them; ``in_guests`` says that these
+    reach the guests.  ``site_keys`` are entries that all ports of the job have
+    beside its own key and the default one, from partitions of the site's.
 
     With ``ethernet`` the same ports are VFs on ``vlan``, with ``vxlan`` each
     guest has one virtio interface on ``vni``; their addresses follow from these
@@ -348,6 +349,7 @@ class NetworkIdentity:
     vfs: int = 0
     port_guids: tuple[tuple[str, ...], ...] = ()
     in_guests: bool = False
+    site_keys: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from cluster import NODES, VLAB, Job, Lab
-from injection import WAITING, let_go, runs, said, until
+from injection import WAITING, let_go, one_line, runs, said, until
+
+from hca_tree import HcaTree
 
 pytestmark = pytest.mark.lab
 
@@ -38,8 +42,8 @@ def _fabric(lab: Lab) -> Iterator[None]:
         subprocess.run([VLAB, "up", "--no-fabric"], check=True, capture_output=True, timeout=120)
 
 
-def tables(lab: Lab) -> dict[int, set[int]]:
-    """What every adapter but the subnet manager's own holds, by the GUID that it says it has."""
+def rows(lab: Lab) -> dict[int, tuple[int, ...]]:
+    """The tables of every adapter but the subnet manager's own, by the GUID that it says it has."""
     script = (
         "cd /run/opensm/readers; export SIM_HOST=SM"
         " LD_PRELOAD=/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so\n"
@@ -47,13 +51,19 @@ def tables(lab: Lab) -> dict[int, set[int]]:
         "  smpquery -D nodeinfo $at && smpquery -D pkeys $at 1 || exit\n"
         "done\n"
     )
-    found: dict[int, set[int]] = {}
+    found: dict[int, tuple[int, ...]] = {}
     for line in lab.run("ctl", "sh", "-c", script).out.splitlines():
         if guid := re.match(r"PortGuid:\.*(0x[0-9a-f]{16})$", line):
-            mine = found.setdefault(int(guid[1], 16), set())
+            mine = int(guid[1], 16)
+            found[mine] = ()
         if row := re.match(r" *\d+: ((?:0x[0-9a-f]{4} ?)+)$", line):
-            mine |= {int(word, 16) for word in row[1].split()} - {0}
+            found[mine] += tuple(int(word, 16) for word in row[1].split())
     return found
+
+
+def tables(lab: Lab) -> dict[int, set[int]]:
+    """The same without order and empty entries."""
+    return {guid: set(row) - {0} for guid, row in rows(lab).items()}
 
 
 def keys_of(lab: Lab, job: Job) -> set[int]:
@@ -88,7 +98,8 @@ def start_now(lab: Lab, job: Job) -> None:
 
 
 def nobody_has_a_key(lab: Lab) -> None:
-    until(lambda: tables(lab) == NOBODY, "the keys to be taken off the fabric", 90)
+    until(lambda: not lab.leases(), "all leases to be released", 90)
+    assert tables(lab) == NOBODY
 
 
 def no_node_is_drained(lab: Lab) -> None:
@@ -121,7 +132,8 @@ def test_while_two_users_jobs_run_their_adapters_hold_exactly_their_own_keys(lab
     nobody_has_a_key(lab)
 
 
-def test_a_job_whose_key_cannot_be_applied_is_requeued_with_one_line_and_starts_later(lab: Lab) -> None:
+def cannot_be_applied(lab: Lab) -> Job:
+    """A job that was requeued because OpenSM did not run."""
     lab.service("ctl", "stop", "opensm")
     try:
         job = lab.submit("echo up", "-N2")
@@ -133,6 +145,20 @@ def test_a_job_whose_key_cannot_be_applied_is_requeued_with_one_line_and_starts_
         no_node_is_drained(lab)
     finally:
         lab.service("ctl", "start", "opensm")
+    return job
+
+
+def test_a_job_whose_key_cannot_be_applied_is_requeued_with_one_line(lab: Lab) -> None:
+    job = cannot_be_applied(lab)
+    lab.run("login", "scancel", str(job.id), user="alice")
+    assert job.wait() == "CANCELLED"
+    lab.service("ctl", "restart", "vhpcd")  # which would look again within the minute
+    nobody_has_a_key(lab)
+
+
+@pytest.mark.slow
+def test_a_job_whose_key_could_not_be_applied_runs_when_it_can(lab: Lab) -> None:
+    job = cannot_be_applied(lab)
     start_now(lab, job)
     assert job.wait() == "COMPLETED"
     assert said(lab, job) == "up\n"
@@ -182,5 +208,108 @@ def test_a_job_that_is_cancelled_while_its_key_is_applied_leaves_none(lab: Lab) 
         lab.run("login", "scancel", str(job.id), user="alice")
     assert job.wait() == "CANCELLED"
     nobody_has_a_key(lab)
-    until(lambda: not lab.leases(), "the lease to be released", 120)
     no_node_is_drained(lab)
+
+
+# --- guests that have ports --------------------------------------------------------------------
+
+HCA_IMAGE = "has-hca"
+OPTION = "vhpc.agent.sysfs=/hca/sys"
+
+
+@pytest.fixture(scope="module")
+def _ports_in_guests(lab: Lab) -> Iterator[None]:
+    """Leases say that guests have the ports; an image that looks for them where each node lays out a tree."""
+    publish = (
+        "import hashlib, json, pathlib\n"
+        "catalog = pathlib.Path('/shared/vhpc/catalog')\n"
+        "digest = (catalog / 'names/debian-minimal/latest').read_text().strip()\n"
+        "manifests = catalog / 'manifests/sha256'\n"
+        "manifest = json.loads((manifests / (digest.partition(':')[2] + '.json')).read_text())\n"
+        f"manifest['name'], manifest['cmdline'] = '{HCA_IMAGE}', manifest['cmdline'] + ' {OPTION}'\n"
+        "raw = json.dumps(manifest).encode()\n"
+        "digest = hashlib.sha256(raw).hexdigest()\n"
+        "(manifests / (digest + '.json')).write_bytes(raw)\n"
+        f"name = catalog / 'names/{HCA_IMAGE}'\n"
+        "name.mkdir(exist_ok=True)\n"
+        "(name / 'latest').write_text('sha256:' + digest + '\\n')\n"
+    )
+    lab.run("ctl", "python3", "-", stdin=publish)
+    lab.run("ctl", "sh", "-c", "echo 'in_guests = true' >> /etc/vhpc/vhpc.toml")
+    lab.service("ctl", "restart", "vhpcd")
+    yield
+    lab.run("ctl", "rm", "-r", f"/shared/vhpc/catalog/names/{HCA_IMAGE}")
+    subprocess.run([VLAB, "up"], check=True, capture_output=True, timeout=120)
+
+
+def hca_tree(node: str) -> HcaTree:
+    """What a guest on that node will take for its sysfs; empty."""
+    status = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
+    tree = HcaTree(Path(f"/proc/{json.loads(status.stdout)['hosts'][node]['pid']}/root/hca/sys"))
+    tree.clear()
+    return tree
+
+
+def play(lab: Lab, adapters: dict[tuple[HcaTree, str], int], stop: threading.Event) -> None:
+    """Show in the trees what OpenSM writes into the tables of the simulated adapters."""
+    while not stop.wait(0.2):
+        now = rows(lab)
+        for (tree, device), guid in adapters.items():
+            tree.set_keys(device, now[guid])
+            keyed = any(entry & FULL for entry in now[guid])
+            tree.set_state(device, "4: ACTIVE" if keyed else "2: INIT")
+
+
+@contextmanager
+def played(lab: Lab, adapters: dict[tuple[HcaTree, str], int]) -> Iterator[None]:
+    for (tree, device), guid in adapters.items():
+        tree.add(device, guid, (), "1: DOWN")
+    stop = threading.Event()
+    player = threading.Thread(target=play, args=(lab, adapters, stop))
+    player.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        player.join(60)
+        for tree, _ in adapters:
+            tree.clear()
+
+
+@pytest.mark.usefixtures("_ports_in_guests")
+def test_a_guest_waits_for_its_key_and_tells_programs_which_ports_are_theirs(lab: Lab) -> None:
+    trees = {(hca_tree("n1"), "mlx5_0"): ADAPTERS["n1"][0], (hca_tree("n2"), "ibp5s0"): ADAPTERS["n2"][0]}
+    show = "echo $(hostname) $VHPC_PKEY $UCX_IB_PKEY $OMPI_MCA_btl_openib_pkey $NCCL_IB_PKEY $NCCL_IB_HCA"
+    with played(lab, trees):
+        job = lab.submit(
+            f"{show}\nexport UCX_NET_DEVICES=all\nsrun -l sh -c '{show} $UCX_NET_DEVICES'\n{WAITING}",
+            "-N2",
+            image=HCA_IMAGE,
+        )
+        runs(lab, job)
+        (key,) = keys_of(lab, job)
+        let_go(lab, job)
+        assert job.wait() == "COMPLETED"
+    lines = job.output().splitlines()
+    words = f"0x{key:04x} 0x{key:04x} 0x{key:04x} 0"
+    assert lines[0] == f"n1 {words} =mlx5_0:1"
+    assert sorted(lines[1:3]) == [f"0: n1 {words} =mlx5_0:1 all", f"1: n2 {words} =ibp5s0:1 all"]
+    nobody_has_a_key(lab)
+
+
+@pytest.mark.usefixtures("_ports_in_guests")
+def test_a_job_fails_with_one_line_when_its_guest_sees_a_stranger_s_key(lab: Lab) -> None:
+    tree = hca_tree("n1")
+    tree.add("mlx5_0", ADAPTERS["n1"][0], (0x7FFF, 0xA001))
+    job = lab.finish("echo up", "-N1", "-w", "n1", image=HCA_IMAGE)
+    tree.clear()
+    assert job.show()["JobState"] == "FAILED"
+    assert "up\n" not in job.output()
+    one_line(
+        job,
+        r"the job's InfiniBand is not isolated on n1: its guest sees: "
+        r"mlx5_0 port 1 has the keys 0x7fff 0xa001, and should have 0x9[0-9a-f]{3} 0x7fff "
+        r"\(nothing was started; tell your operator\)",
+    )
+    no_node_is_drained(lab)
+    nobody_has_a_key(lab)

@@ -42,6 +42,10 @@ image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
 app.add_typer(image_app, name="image")
 fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
 app.add_typer(fabric_app, name="fabric")
+devices_app = typer.Typer(
+    help="GPUs and virtual functions of this node that go to guests.", rich_markup_mode=None
+)
+app.add_typer(devices_app, name="devices")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[int, typer.Argument(metavar="JOBID", min=1, help="Slurm's job id.", show_default=False)]
@@ -308,6 +312,30 @@ def config(
     if describe:
         return settings.reference(as_json=as_json)
     return settings.values(_config(), as_json=as_json)
+
+
+@devices_app.callback(invoke_without_command=True)
+def devices(context: typer.Context, node: ThisNode = None, as_json: Json = False) -> int | None:
+    """List GPUs and virtual functions of this node that go to guests (root).
+
+    Shown are who holds each, and why one is in quarantine.
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    from vhpc_slurm.cli import devices as device_list
+    from vhpc_slurm.cli import here
+
+    return device_list.ls(_config(), here.node_name(node), as_json=as_json)
+
+
+@devices_app.command("clear")
+def devices_clear(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", show_default=False)], as_json: Json = False
+) -> int:
+    """Reset, clear and check a device in quarantine; if that passes, it may be handed out again (root)."""
+    from vhpc_slurm.cli import devices as device_list
+
+    return device_list.clear(_config(), address, as_json=as_json)
 
 
 @image_app.command("ls")

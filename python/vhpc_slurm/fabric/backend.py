@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
@@ -155,7 +156,7 @@ class KeyPolicy:
     ``owner`` is who shares a key: the generations of a job that are alive
     together (there is one), or of a user.  ``limit`` is how many guests one key
     can have at most, ``ports`` are those of the nodes where these set no GUIDs,
-    ``in_guests`` says whether guests have them.
+    ``in_guests`` says whether these reach guests, ``site`` are partitions beside the jobs'.
     """
 
     pool: KeyPool
@@ -165,6 +166,7 @@ class KeyPolicy:
     limit: int = keys.MAX_RANKS
     ports: PortMap | None = None
     in_guests: bool = False
+    site: tuple[Partition, ...] = ()
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -188,10 +190,10 @@ class KeyPolicy:
             claim = replace(
                 claim, ports=self.ports.choose(nodes, rails=self.rails, vfs=self.vfs, taken=taken)
             )
-        return identity(claim, in_guests=self.in_guests), claim
+        return identity(claim, in_guests=self.in_guests, site=self.site), claim
 
 
-def identity(claim: Claim, *, in_guests: bool = False) -> NetworkIdentity:
+def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:
     """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it.
 
     (MAC addresses on a VLAN or a VNI as well: ``keys.mac``.)
@@ -209,4 +211,5 @@ def identity(claim: Claim, *, in_guests: bool = False) -> NetworkIdentity:
         pkey=claim.pkey,
         port_guids=tuple(tuple(words[first : first + each]) for first in range(0, len(words), each)),
         in_guests=in_guests,
+        site_keys=partitions.common_entries(site, claim.port_guids()),
     )

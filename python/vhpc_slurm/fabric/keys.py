@@ -358,7 +358,8 @@ def age(claim: Claim, elapsed_s: float) -> Claim | None:
 
 def overlap(one: Claim, other: Claim) -> bool:
     """Whether the two could have a GUID in common, or have a port in common now."""
-    if one.state in HOLDING and other.state in HOLDING and not set(one.ports).isdisjoint(other.ports):
+    held = one.ports and other.ports and {one.state, other.state} <= HOLDING
+    if held and not set(one.ports).isdisjoint(other.ports):
         return True
     return (
         one.pkey == other.pkey

@@ -38,7 +38,16 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     pool, site = key_pool(fabric), site_partitions(fabric)
     static = fabric.backend == "static-pool"
     limit = fabric.pool_guests if static else MAX_RANKS
-    policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit, port_map(fabric))
+    policy = KeyPolicy(
+        pool,
+        fabric.key_owner,
+        fabric.rails,
+        fabric.vfs,
+        limit,
+        port_map(fabric),
+        fabric.in_guests,
+        site,
+    )
     readback = Readback(reader(fabric), fabric.apply_timeout_s)
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
@@ -155,6 +164,10 @@ def port_map(fabric: Fabric) -> PortMap | None:
         FabricError: the file cannot be read or understood, or the backend could do nothing with it.
     """
     if not fabric.port_map:
+        if fabric.in_guests:
+            raise FabricError(
+                "fabric.in_guests needs fabric.port_map", "virtual functions are expected in guests anyway"
+            )
         return None
     if fabric.backend != "opensm-file":
         raise FabricError(

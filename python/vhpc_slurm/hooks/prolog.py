@@ -15,11 +15,13 @@ from vhpc_slurm.node import (
     accounts,
     claims,
     console,
+    devices,
     guest,
     inventory,
     joblock,
     journal,
     outbox,
+    quarantine,
     resources,
     stages,
     statefile,
@@ -89,7 +91,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
                 last = UserError(err.what, err.why, cure)
                 _user_failure(layout, env, lease, book, recorder, last)
             return 0
-        except NodeError:
+        except (NodeError, TeardownError):
             teardown.tear_down(layout, book, recorder)
             raise
         # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it
@@ -145,6 +147,7 @@ def _book(
             lease.image.manifest,
             config,
             fold(claims.live(layout, but=lease.generation)),
+            devices.handed_out(layout),
         )
         claims.announce(book, plan)
     return plan
@@ -215,7 +218,11 @@ def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
     stale = [old for old in journal.generations(layout.journals) if old.job_id == env.job_id]
     for old in stale:
         common.log.warning("clearing generation %s, left by a crash", old)
-        teardown.clear(layout, old, env.node)
+        try:
+            teardown.clear(layout, old, env.node)
+        except quarantine.QuarantinedError as err:
+            outbox.put(layout.outbox, outbox.Acknowledgement(old, env.node, clean=True, note=err.line()))
+            raise
     return stale
 
 

@@ -14,13 +14,28 @@ from pathlib import Path
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
-from vhpc_slurm.node import accounts, console, images, process, qemulog, resources, shares, uids
+from vhpc_slurm.node import (
+    accounts,
+    claims,
+    console,
+    devices,
+    guestports,
+    identities,
+    images,
+    process,
+    qemulog,
+    resources,
+    shares,
+    uids,
+)
 from vhpc_slurm.node.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.placement.usage import fold
 
 NOBODY_GID = 65534
 
@@ -54,12 +69,17 @@ def boot(work: Boot) -> None:
     Raises:
         UserError: the image will not boot, or is broken.
         NodeError: this node cannot do it.
+        QuarantinedError: a device got stuck; it is in quarantine.
         Stopped: the job was ended meanwhile.
     """
     with work.recorder.stage("image", work.image.digest):
         _stage_image(work)
     with work.recorder.stage("shares"):
         _choose_shares(work)
+    taken = [device for guest in work.plan.guests for device in guest.devices]
+    if taken:
+        with work.recorder.stage("devices", " ".join(device.address for device in taken)):
+            _take_devices(work, taken)
     started = []
     for guest in work.plan.guests:
         with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
@@ -88,6 +108,13 @@ def _choose_shares(work: Boot) -> None:
     asked, _ = shares.wanted(config.shares, work.account, work.lease.request.work_dir)
     timeout = config.guests.stage_timeout_s
     work.shares = [share for share in asked if shares.reachable(share, work.account, timeout)]
+
+
+def _take_devices(work: Boot, taken: list[PassthroughDevice]) -> None:
+    """Bind the job's devices; libvirt takes them as they are (``managed="no"``)."""
+    wanted = identities.of_plan(work.lease, work.plan, work.inventory)
+    held = fold(claims.live(work.layout, but=work.lease.generation)).devices
+    devices.acquire(work.layout, work.journal, taken, wanted, devices.Host(held))
 
 
 def _start_guest(work: Boot, guest: GuestPlan) -> int:
@@ -272,6 +299,10 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         )
         for share in work.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
+        guids = guestports.expected(work.lease, work.plan, guest, work.inventory)
+        if guids:
+            wait_s = work.layout.config.fabric.guest_timeout_s
+            guestports.find(work.lease, work.plan.node, guids, channel, wait_s=wait_s, timeout_s=timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(

@@ -71,13 +71,13 @@ def resolve(
             continue
         errors += _unusable(function, host, devices, usage)
         gpus.append(function)
-    pool = _pool(host, devices)
-    count, more = _vf_count(allocation, request, len(pool), config, host)
+    there = pool(host, devices)
+    count, more = _vf_count(allocation, request, len(there), config, host)
     errors += more
-    free = tuple(vf for vf in pool if not _unusable(vf, host, devices, usage))
+    free = tuple(vf for vf in there if not _unusable(vf, host, devices, usage))
     if not more and count > len(free):
-        held = sum(vf.address in usage.devices for vf in pool)
-        why = f"of {len(pool)} {held} are held by other jobs, {len(pool) - held - len(free)} cannot be used"
+        held = sum(vf.address in usage.devices for vf in there)
+        why = f"of {len(there)} {held} are held by other jobs, {len(there) - held - len(free)} cannot be used"
         errors.append(
             NodeError(
                 f"the job needs {count} virtual functions on {host.node}, {len(free)} are free",
@@ -147,7 +147,7 @@ def _unusable(
     return []
 
 
-def _pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
+def pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
     """Virtual functions that may be handed out at all."""
     found = (function for function in host.pci if function.physfn)
     if devices.vfs is not None:
