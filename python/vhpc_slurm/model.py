@@ -334,9 +334,8 @@ class NetworkIdentity:
     reach the guests.  ``site_keys`` are entries that all ports of the job have
     beside its own key and the default one, from partitions of the site's.
 
-    With ``ethernet`` the same ports are VFs on ``vlan``, with ``vxlan`` each
-    guest has one virtio interface on ``vni``; their addresses follow from these
-    numbers as well (``fabric.keys.mac``).
+    With ``ethernet`` the Ethernet functions of the guests are on ``vlan``, with
+    ``vxlan`` each guest has one virtio interface on ``vni``.
     """
 
     kind: str = "none"
