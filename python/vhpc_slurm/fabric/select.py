@@ -99,7 +99,7 @@ def descriptions(fabric: Fabric) -> tuple[Manager, ...]:
     return (Manager(partitions=files[0], pidfile=files[1], log=files[2]),)
 
 
-def manager(one: Manager, timeout_s: float) -> SubnetManager:
+def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
     """The OpenSM behind a description; FabricError when it describes none."""
     files = (one.partitions, one.pidfile, one.log)
     if one.command and not any(files):
