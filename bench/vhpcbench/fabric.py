@@ -1,6 +1,6 @@
 """Leases with partition keys: vhpcd with munge on fabrics of ibsim and OpenSM, against the bare steps.
 
-Needs no lab, but opensm, ibsim and munged (make deps); run it with .venv/bin/python.
+Needs no lab, but opensm, ibsim and munged: `make deps`.
 
 lease to READY: from a client's request for a lease, until the answer that it is
 READY. The reference is what no way to do it could leave out: the new file

@@ -134,6 +134,13 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     emulator_cpus: Annotated[
         str, _doc("OS CPU list for QEMU's own threads, kept out of Slurm; empty: the job's own CPUs")
     ] = ""
+    hugepages: Annotated[
+        tuple[str, ...],
+        _doc(
+            "pools of huge pages that vhpc node-setup makes at boot: SIZE:CELL=COUNT, SIZE 2M or 1G, like "
+            '"1G:0=64"'
+        ),
+    ] = ()
     commands: Annotated[
         tuple[str, ...], _doc("Slurm commands that work inside guests by running on the host")
     ] = (
@@ -216,6 +223,13 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             "command that clears a GPU's memory after each guest, with an absolute path; {address} is its "
             "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs where it "
             "is installed, else the reset alone"
+        ),
+    ] = ()
+    virtual_functions: Annotated[
+        tuple[str, ...],
+        _doc(
+            "how many virtual functions vhpc node-setup makes at boot: PF=COUNT, with the PCI address of the "
+            'physical function, like "0000:3b:00.0=8"'
         ),
     ] = ()
     scrub_timeout_s: Annotated[int, _doc("deadline of that command", ge=1, le=3600)] = 120

@@ -333,8 +333,9 @@ class FakePci:
         if device.group in self.opened:
             raise Stuck
 
-    def open_group(self, group: int) -> None:
+    def open_group(self, group: int | None) -> None:
         """What VFIO_GROUP_SET_CONTAINER does: EBUSY unless the whole group is viable."""
+        assert group is not None
         members = [device for device in self.devices.values() if device.group == group]
         if group in self.opened or any(m.driver not in ("", VFIO, "pcieport", "pci-stub") for m in members):
             raise fail(errno.EBUSY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -14,7 +15,8 @@ from fake_hca import ETHERNET, network
 from test_placement import MANIFEST, REQUEST
 
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hooks import prolog
+from vhpc_slurm.hooks import prolog, slurmctld
+from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import (
     Allocation,
     GresAllocation,
@@ -31,6 +33,7 @@ from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
+from vhpc_slurm.slurm.job import SlurmJob
 
 IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)
 
@@ -157,3 +160,19 @@ def test_an_ethernet_vf_is_in_the_jobs_vlan(rig: Rig) -> None:
     port = interface.ports[0]
     assert (port.vlan, port.mac[0], port.spoofchk) == (77, 2, 1)
     assert interface.ports[1].vlan == 0
+
+
+def test_the_number_of_functions_is_checked_again_by_the_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = cast(SlurmJob, SimpleNamespace(uid=1, gid=1, user="a", work_dir="/", name="", partition=""))
+    env = HookEnv(7, 0, "")
+    monkeypatch.setenv("SPANK_VHPC_IMAGE", "tiny:1")
+    assert slurmctld._request(env, job).vfs is None
+    for text, number in (("0", 0), ("256", 256)):
+        monkeypatch.setenv("SPANK_VHPC_VFS", text)
+        assert slurmctld._request(env, job).vfs == number
+    for text in ("257", "-1", "2;reboot", "٣"):
+        monkeypatch.setenv("SPANK_VHPC_VFS", text)
+        with pytest.raises(UserError, match=r"--vhpc-vfs=.*whole number"):
+            slurmctld._request(env, job)

@@ -295,6 +295,23 @@ def reconcile(
     return reconciling.reconcile(_config(), here.node_name(node), check=check, as_json=as_json)
 
 
+@app.command("node-setup", short_help="Make what this node needs before slurmd starts.")
+def node_setup(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; exit 1 when something is missing.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Make virtual functions, pools of huge pages, and /dev/vhpc/gpuN for gres.conf (root).
+
+    What is there already stays as it is.  The unit vhpc-node-setup.service
+    runs this at boot, before slurmd.  The exit status is 3 when a step failed.
+    """
+    from vhpc_slurm.cli import nodesetup
+
+    return nodesetup.node_setup(_config(), dry_run=dry_run, as_json=as_json)
+
+
 @app.command(short_help="Show the configuration in force.")
 def config(
     describe: Annotated[bool, typer.Option("--describe", help="Every key, its default and meaning.")] = False,

@@ -29,6 +29,7 @@ from vhpc_slurm.node import (
     timeline,
 )
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.preflight import GPU
 from vhpc_slurm.placement.plan import plan_node
 from vhpc_slurm.placement.usage import fold
 
@@ -129,8 +130,15 @@ def _boot(
         "batch": lease.request.batch.value,
         "socket": str(layout.guest(env.job_id, 0) / "run.sock"),
         "commands": ":".join(config.host.commands),
+        "gpus": ":".join(map(str, _gpu_indexes(layout, plan))),
     }
     statefile.write(layout.state_file(env.job_id), fields)
+
+
+def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[int]:
+    """Slurm's numbers of the first guest's GPUs, in the order in which the guest counts them."""
+    indexes = {address: index for index, address in enumerate(devices.handed_out(layout).gpus)}
+    return [indexes[device.address] for device in plan.guests[0].devices if device.role == GPU]
 
 
 def _book(
