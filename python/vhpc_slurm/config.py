@@ -269,8 +269,8 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         _doc(
             "who applies partition keys: none (guests have no fabric), opensm-file (vhpcd writes OpenSM's "
             "partitions file for each job), static-pool (all keys are declared once, by vhpc fabric render "
-            "--pool), ufm-rest (vhpcd asks NVIDIA UFM for each job); ethernet and vxlan allocate a VLAN or a "
-            "VNI for each job, which nodes do not apply yet"
+            "--pool), ufm-rest (vhpcd asks NVIDIA UFM for each job), ethernet (a VLAN for each job, which "
+            "nodes set on its Ethernet functions), vxlan (a VNI for each job, which nodes do not apply yet)"
         ),
     ] = "none"
     key_owner: Annotated[Literal["job", "user"], _doc("who has a key: each job, or each user")] = "job"

@@ -337,9 +337,9 @@ class NetworkIdentity:
     ``addresses`` are (node, IPv4 address) of guests on IP over InfiniBand, in a
     network of ``prefix`` bits.
 
-    With ``ethernet`` the same ports are VFs on ``vlan``, with ``vxlan`` each
-    guest has one virtio interface on ``vni``; their addresses follow from these
-    numbers as well (``fabric.keys.mac``).
+    With ``ethernet`` the Ethernet functions of the guests are on ``vlan``, with
+    ``vxlan`` each guest has one virtio interface on ``vni``; their addresses
+    follow from these numbers as well (``fabric.keys.mac``).
     """
 
     kind: str = "none"

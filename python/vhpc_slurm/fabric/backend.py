@@ -217,10 +217,7 @@ def addresses_of(network: IPv4Network, claim: Claim, nodes: Sequence[str]) -> tu
 
 
 def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:
-    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it.
-
-    (MAC addresses on a VLAN or a VNI as well: ``keys.mac``.)
-    """
+    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it."""
     place = NetworkIdentity(first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs)
     if keys.VLANS.has(claim.pkey):
         return replace(place, kind="ethernet", vlan=claim.pkey - keys.VLANS.base)

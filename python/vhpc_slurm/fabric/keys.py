@@ -41,8 +41,6 @@ FIRST_PKEY, LAST_PKEY = 0x0001, 0x7FFE
 PORT_PREFIX, NODE_PREFIX = 0x02CC, 0x02CD
 """Upper 16 bits of our GUIDs; 0x02 is the locally administered bit of an EUI-64."""
 MAX_RAILS, MAX_RANKS, MAX_VFS = 1 << 8, 1 << 16, 1 << 8
-MAX_ETHERNET_RAILS = 1 << 4
-"""So many have room in a MAC address."""
 
 
 class KeyState(StrEnum):
@@ -107,7 +105,7 @@ VNIS = Space("VNI", "vni", 1 << 24, 1, (1 << 24) - 1)
 """RFC 7348: 24 bits."""
 SPACES = (PKEYS, VLANS, VNIS)
 MAX_POOL = 1 << 16
-"""Numbers that a pool can have; each choice looks at all of them."""
+"""Numbers that a pool can have; a choice may look at all of them."""
 
 
 def label(number: int) -> str:
@@ -156,15 +154,15 @@ class KeyPool:
                 f"no {space.name} is left", f"fabric.{space.option}_reserved names the whole range"
             )
 
+    def __contains__(self, number: int) -> bool:
+        """Whether a claim's number is one of the pool."""
+        shown = number - self.space.base
+        return self.first <= shown <= self.last and shown not in self.reserved
+
     def numbers(self) -> Iterator[int]:
         """All of the pool in order, as claims have them."""
         numbers = range(self.first, self.last + 1)
         return (self.space.base + number for number in numbers if number not in self.reserved)
-
-    def has(self, number: int) -> bool:
-        """Whether a claim's number is one of the pool."""
-        shown = number - self.space.base
-        return self.first <= shown <= self.last and shown not in self.reserved
 
 
 @dataclass(frozen=True)
@@ -258,24 +256,6 @@ def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
     return _guid(NODE_PREFIX, pkey, rail, rank, vf)
 
 
-def mac(number: int, rail: int, rank: int, vf: int) -> str:
-    """The MAC address of a guest's interface on a claim's VLAN or VNI; locally administered, unicast.
-
-    On a VLAN ``02`` and then its number in 12 bits, the rail in 4, the rank in 16
-    and the VF in 8; on a VNI ``06``, its number in 24 bits and the rank in 16.
-
-    Raises:
-        ValueError: the number is of neither, or the place has no room in an address.
-    """
-    if VLANS.has(number) and 0 <= rail < MAX_ETHERNET_RAILS and 0 <= rank < MAX_RANKS and 0 <= vf < MAX_VFS:
-        value = 0x02 << 40 | (number - VLANS.base) << 28 | rail << 24 | rank << 8 | vf
-    elif VNIS.has(number) and rail == vf == 0 and 0 <= rank < MAX_RANKS:
-        value = 0x06 << 40 | (number - VNIS.base) << 16 | rank
-    else:
-        raise ValueError(f"no MAC address has {label(number)}, rail {rail}, rank {rank}, VF {vf}")
-    return value.to_bytes(6, "big").hex(":")
-
-
 def _guid(prefix: int, pkey: int, rail: int, rank: int, vf: int) -> int:
     if not (
         FIRST_PKEY <= pkey <= LAST_PKEY
@@ -322,13 +302,13 @@ def claim(
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
-            if first is not None and pool.has(pkey):
+            if first is not None and pkey in pool:
                 return Claim(generation, pkey, owner, first, ranks, rails, vfs)
     free = (pkey for pkey in pool.numbers() if pkey not in holders)
     unused = next((pkey for pkey in free if pkey not in book.freed), None)
     if unused is not None:
         return Claim(generation, unused, owner, 0, ranks, rails, vfs)
-    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pool.has(pkey)]
+    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pkey in pool]
     if not rested:
         raise _exhausted(pool, book)
     return Claim(generation, min(rested)[1], owner, 0, ranks, rails, vfs)
