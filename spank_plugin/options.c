@@ -11,6 +11,8 @@
 #define RESERVE_MAX_MIB UINT64_C(16777216)
 /* Longest --vhpc-timeout in seconds, the limit of the site's boot_timeout_s too. */
 #define TIMEOUT_MAX_S UINT64_C(3600)
+/* Most virtual functions on a node: what partition keys and GUIDs can tell apart on a rail. */
+#define VFS_MAX UINT64_C(256)
 /* Longest name and tag of an image, in bytes. */
 #define IMAGE_PART_MAX 64
 
@@ -114,6 +116,18 @@ static bool parse_timeout(const char *text, char value[VHPC_VALUE_SIZE], const c
     return true;
 }
 
+static bool parse_vfs(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    uint64_t number;
+
+    if (!vhpc_text_number(text, strlen(text), VFS_MAX, &number)) {
+        *why = "a whole number from 0 to 256 is expected";
+        return false;
+    }
+    snprintf(value, VHPC_VALUE_SIZE, "%" PRIu64, number);
+    return true;
+}
+
 /* Any plain text may name a file; what a shell would do with it is no concern here. */
 static bool parse_console(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
@@ -199,6 +213,19 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "user. A relative path is relative to the job's working directory. At most 1024 "
                 "bytes of UTF-8 without control characters.",
             .parse = parse_console,
+        },
+    [VHPC_VFS] =
+        {
+            .name = "vhpc-vfs",
+            .arginfo = "N",
+            .variable = "VHPC_VFS",
+            .usage = "virtual functions of network adapters for the guests of each node",
+            .detail =
+                "Virtual functions of the node's InfiniBand or Ethernet adapters that the guests "
+                "of each node get, those nearest to their GPUs and cores. Where the site has Slurm "
+                "count them as a generic resource, --gres asks for them and this option can only "
+                "ask for fewer; 0 leaves all of them out.",
+            .parse = parse_vfs,
         },
 };
 

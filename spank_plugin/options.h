@@ -20,6 +20,7 @@ enum vhpc_option_id {
     VHPC_BATCH,
     VHPC_TIMEOUT,
     VHPC_CONSOLE,
+    VHPC_VFS,
     VHPC_OPTION_COUNT,
 };
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "argv.h"
+#include "gpus.h"
 #include "plugin.h"
 #include "state.h"
 #include "text.h"
@@ -204,6 +205,71 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
     return true;
 }
 
+/* What Slurm says of the job's or the step's GPUs, by the node's numbers; "" when it says nothing.
+ */
+static void read_host_gpus(spank_t spank, char *list, size_t size)
+{
+    static const char *const names[] = {"SLURM_STEP_GPUS", "SLURM_JOB_GPUS"};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (spank_getenv(spank, names[i], list, (int)size) == ESPANK_SUCCESS && list[0] != '\0')
+            return;
+    list[0] = '\0';
+}
+
+/*
+ * Steps inherit the environment of the script that started them: what was
+ * renumbered for that one, and is not set anew by Slurm, must not be again.
+ */
+static bool is_renumbered(spank_t spank, const char *kept, const char *gpus, const char *value)
+{
+    char before[VHPC_GPUS_SIZE];
+    char after[VHPC_GPUS_SIZE];
+
+    return spank_getenv(spank, kept, before, sizeof before) == ESPANK_SUCCESS &&
+           vhpc_gpus_renumber(gpus, before, after, sizeof after) && strcmp(after, value) == 0;
+}
+
+/*
+ * GPUs in the guest are counted from 0; Slurm's numbers are those of the node,
+ * and are kept in VHPC_HOST_*.  What cannot be told is left as it is.
+ */
+static bool renumber_gpus(spank_t spank, const struct vhpc_state *state)
+{
+    static const struct {
+        const char *name;
+        const char *kept;
+        bool visible; /* counts either way */
+    } variables[] = {
+        {"CUDA_VISIBLE_DEVICES", "VHPC_HOST_CUDA_VISIBLE_DEVICES", true},
+        {"ROCR_VISIBLE_DEVICES", "VHPC_HOST_ROCR_VISIBLE_DEVICES", true},
+        {"GPU_DEVICE_ORDINAL", "VHPC_HOST_GPU_DEVICE_ORDINAL", true},
+        {"ZE_AFFINITY_MASK", "VHPC_HOST_ZE_AFFINITY_MASK", true},
+        {"SLURM_JOB_GPUS", "VHPC_HOST_SLURM_JOB_GPUS", false},
+        {"SLURM_STEP_GPUS", "VHPC_HOST_SLURM_STEP_GPUS", false},
+    };
+    char host[VHPC_GPUS_SIZE];
+    char value[VHPC_GPUS_SIZE];
+    char ours[VHPC_GPUS_SIZE];
+
+    if (state->gpus[0] == '\0')
+        return true;
+    read_host_gpus(spank, host, sizeof host);
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        if (spank_getenv(spank, variables[i].name, value, sizeof value) != ESPANK_SUCCESS ||
+            is_renumbered(spank, variables[i].kept, state->gpus, value))
+            continue;
+        if (variables[i].visible
+                ? !vhpc_gpus_renumber_visible(state->gpus, host, value, ours, sizeof ours)
+                : !vhpc_gpus_renumber(state->gpus, value, ours, sizeof ours))
+            continue;
+        if (spank_setenv(spank, variables[i].kept, value, 1) != ESPANK_SUCCESS ||
+            spank_setenv(spank, variables[i].name, ours, 1) != ESPANK_SUCCESS)
+            return false;
+    }
+    return true;
+}
+
 static int enter_guest(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
     static char path[VHPC_DIR_SIZE + sizeof "/vhpc-run"]; /* lives until execve() */
@@ -214,6 +280,8 @@ static int enter_guest(spank_t spank, const struct task *task, const struct vhpc
         return deny(spank, "couldn't set the environment of the task");
     if (!runs_in_guest)
         return 0;
+    if (!renumber_gpus(spank, state))
+        return deny(spank, "couldn't set the environment of the task");
     snprintf(path, sizeof path, "%s/vhpc-run", vhpc_plugin.args.libexec);
     if (access(path, X_OK) != 0)
         return deny(spank, "%s: %s cannot be executed; tell the site's support", task->node, path);

@@ -27,6 +27,7 @@ enum key {
     BATCH,
     SOCKET,
     COMMANDS,
+    GPUS,
     KEYS
 };
 
@@ -34,7 +35,7 @@ static const char *const key_names[KEYS] = {
     [VERSION] = "version",       [JOB] = "job",       [RESTART] = "restart",
     [GENERATION] = "generation", [STATUS] = "status", [MESSAGE] = "message",
     [IMAGE] = "image",           [BATCH] = "batch",   [SOCKET] = "socket",
-    [COMMANDS] = "commands",
+    [COMMANDS] = "commands",     [GPUS] = "gpus",
 };
 
 __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size, const char *format,
@@ -145,6 +146,7 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     state->image = values[IMAGE];
     state->socket = values[SOCKET];
     state->commands = values[COMMANDS] == NULL ? "" : values[COMMANDS];
+    state->gpus = values[GPUS] == NULL ? "" : values[GPUS];
     state->message = values[MESSAGE] == NULL || values[MESSAGE][0] == '\0'
                          ? "the guests of this job could not be started; ask the site's support"
                          : values[MESSAGE];

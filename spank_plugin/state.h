@@ -26,6 +26,7 @@ struct vhpc_state {
     const char *message;    /* of a failed job; never NULL then */
     const char *socket;     /* absolute path of the shim's socket; never NULL when ready */
     const char *commands;   /* colon separated host commands; "" when none */
+    const char *gpus; /* colon separated numbers of the node's GPUs, as the guest counts them */
 };
 
 enum vhpc_state_found {

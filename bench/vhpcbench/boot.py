@@ -9,7 +9,6 @@ target, at most 1.5, is for the pinned one, which has the same CPUs.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections import defaultdict
 
@@ -61,7 +60,7 @@ def _job(lab: Lab, image: str) -> dict[str, float]:
     job = lab.submit(f": > {MARKER}.$SLURM_JOB_ID", f"--vhpc-image={image}", "-o", "/dev/null", wait=True)
     marker = lab.home(f"{MARKER}.{job}")
     # made by the guest's system call, in the clock of this machine, to a tick of it
-    first = os.stat(marker).st_ctime_ns / 1e9  # noqa: PTH116
+    first = marker.stat().st_ctime_ns / 1e9
     marker.unlink()
     took: dict[str, float] = {}
     end = None

@@ -9,6 +9,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,6 +163,13 @@ class Lab:
         said = json.loads(self.run(NODE, "vhpc", "timeline", str(job), "--json"))
         (line,) = said["nodes"]
         return [stage for stage in line["stages"] if stage["phase"] == "boot"]
+
+
+def milliseconds(action: Callable[[], object]) -> float:
+    """How long something takes once."""
+    began = time.perf_counter()
+    action()
+    return (time.perf_counter() - began) * 1e3
 
 
 def main(name: str, doc: str, rounds: int, bench: Callable[[argparse.Namespace], Report]) -> int:

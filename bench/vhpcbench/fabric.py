@@ -1,6 +1,6 @@
 """Leases with partition keys: vhpcd with munge on fabrics of ibsim and OpenSM, against the bare steps.
 
-Needs no lab, but opensm, ibsim and munged (make deps); run it with .venv/bin/python.
+Needs no lab, but opensm, ibsim and munged: `make deps`.
 
 lease to READY: from a client's request for a lease, until the answer that it is
 READY. The reference is what no way to do it could leave out: the new file
@@ -323,3 +323,7 @@ class _Keys(NoNetwork):
     """Gives keys, and has no fabric."""
 
     plan = KeyPolicy(KeyPool(0x1000, 0x7FEF)).plan
+
+
+if __name__ == "__main__":
+    raise SystemExit(run())

@@ -33,6 +33,8 @@ struct session {
     uint32_t last_call;
 };
 
+struct fabric; /* fabric.h */
+struct ib_want;
 struct caller; /* hostcall.c: a command client in this guest */
 
 struct agent {
@@ -49,7 +51,9 @@ struct agent {
     struct source listener; /* call socket */
     const char *call_socket;
     struct caller *callers;
-    char *cgroup; /* directory under which sessions get theirs; NULL = no cgroup v2 */
+    const char *sysfs;     /* where it is mounted */
+    struct fabric *fabric; /* the job's ports; NULL = none */
+    char *cgroup;          /* directory under which sessions get theirs; NULL = no cgroup v2 */
 };
 
 /* host.c */
@@ -92,8 +96,17 @@ void session_heard(struct session *s);
 int script_write(const struct execspec *spec, bool *written);
 void script_remove(const struct execspec *spec);
 
-/* control.c: REQUEST */
+/* control.c: REQUEST, and the answer to one; `more` holds further fields of it. */
 int control_request(struct session *s, const struct buf *message);
+int control_reply(struct agent *a, uint32_t session, uint32_t request, int result, const char *text,
+                  const struct buf *more);
+
+/* fabric.c: begin to wait for the job's ports (0: the reply follows, or -errno with one line in
+ * text), go on with it between two turns of the loop, and stop when nobody waits any more. */
+int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, uint32_t wait_ms,
+               char *text, size_t size);
+int fabric_tick(struct agent *a, long long now, bool *work);
+void fabric_forget(struct agent *a, const struct session *s);
 
 /* identity.c, mount.c: 0, or -errno with one line in text */
 struct identity;
@@ -109,6 +122,8 @@ void callers_sweep(struct agent *a);
 
 /* system.c, port.c */
 void system_mount_all(void);
+/* Where sysfs is: /sys, unless the kernel's command line says otherwise. */
+const char *system_sysfs(void);
 _Noreturn void system_poweroff(void);
 /* Open the agent's virtio-serial port, waiting for it and for the host; -EINTR when we are to stop.
  */

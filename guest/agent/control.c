@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "fabric.h"
 #include "identity.h"
 #include "tlv.h"
 
@@ -17,6 +18,8 @@ struct request {
     uint32_t id;
     uint32_t op;
     uint32_t read_only;
+    uint32_t wait_ms;
+    struct ib_want *fabric; /* NULL = no port or key was named */
     char *mount_tag;
     char *mount_path;
     struct identity who;
@@ -58,6 +61,38 @@ static int add_group(struct identity *who, const struct tlv *t)
     return 0;
 }
 
+/* TAG_KEY, an entry of a table of keys, or TAG_PORT_GUID */
+static int add_fabric(struct ib_want **want, const struct tlv *t)
+{
+    uint32_t key = 0;
+    uint64_t guid = 0;
+    int rc = t->tag == TAG_KEY ? tlv_u32(t, &key) : tlv_u64(t, &guid);
+    if (rc < 0)
+        return rc;
+    if (*want == NULL)
+        *want = calloc(1, sizeof **want);
+    struct ib_want *w = *want;
+    if (w == NULL)
+        return -ENOMEM;
+    if (t->tag == TAG_PORT_GUID) {
+        if (guid == 0 || w->guid_count == IB_PORTS_MAX)
+            return -EPROTO;
+        w->guid[w->guid_count++] = guid;
+        return 0;
+    }
+    if (key > UINT16_MAX || (key & ~(uint32_t)IB_PKEY_FULL) == 0 || w->key_count == IB_KEYS_MAX)
+        return -EPROTO;
+    w->key[w->key_count++] = (uint16_t)key;
+    return 0;
+}
+
+static int set_address(struct ib_want **want, const struct tlv *t)
+{
+    if (*want == NULL)
+        *want = calloc(1, sizeof **want);
+    return *want == NULL ? -ENOMEM : tlv_str_into(t, (*want)->address, sizeof(*want)->address);
+}
+
 static int parse_field(const struct tlv *t, struct request *r)
 {
     switch (t->tag) {
@@ -93,6 +128,13 @@ static int parse_field(const struct tlv *t, struct request *r)
         return tlv_str(t, &r->mount_path);
     case TAG_READ_ONLY:
         return tlv_u32(t, &r->read_only);
+    case TAG_KEY:
+    case TAG_PORT_GUID:
+        return add_fabric(&r->fabric, t);
+    case TAG_ADDRESS:
+        return set_address(&r->fabric, t);
+    case TAG_WAIT_MS:
+        return tlv_u32(t, &r->wait_ms);
     default:
         return 0;
     }
@@ -100,6 +142,7 @@ static int parse_field(const struct tlv *t, struct request *r)
 
 static void free_request(struct request *r)
 {
+    free(r->fabric);
     free(r->mount_tag);
     free(r->mount_path);
     free(r->who.hostname);
@@ -146,8 +189,11 @@ static int put_info(const struct agent *a, struct buf *b)
     return rc;
 }
 
-static int perform(struct agent *a, const struct request *r, char *text, size_t size)
+/* 0 or -errno with one line in text; *later: somebody else replies. */
+static int perform(struct session *s, const struct request *r, char *text, size_t size, bool *later)
 {
+    struct agent *a = s->agent;
+    int rc;
     switch (r->op) {
     case VHPC_OP_IDENTITY:
         return identity_apply(a, &r->who, text, size);
@@ -161,6 +207,12 @@ static int perform(struct agent *a, const struct request *r, char *text, size_t 
     case VHPC_OP_POWEROFF:
         a->powering_off = true;
         return 0;
+    case VHPC_OP_FABRIC:
+        if (r->fabric == NULL)
+            break;
+        rc = fabric_ask(s, r->id, r->fabric, r->wait_ms, text, size);
+        *later = rc == 0;
+        return rc;
     default:
         (void)snprintf(text, size, "operation %u is unknown to this agent", r->op);
         return -ENOSYS;
@@ -176,6 +228,7 @@ int control_request(struct session *s, const struct buf *message)
     struct buf b = {0};
     struct tlv t;
     char text[512] = "";
+    bool later = false;
     int rc, result;
     while ((rc = tlv_next(&reader, &t)) > 0)
         if ((rc = parse_field(&t, &r)) < 0)
@@ -184,18 +237,31 @@ int control_request(struct session *s, const struct buf *message)
         result = rc;
         (void)snprintf(text, sizeof text, "malformed request");
     } else {
-        result = perform(s->agent, &r, text, sizeof text);
+        result = perform(s, &r, text, sizeof text, &later);
     }
-    rc = tlv_put_u32(&b, TAG_REQUEST_ID, r.id);
+    rc = 0;
+    if (result == 0 && (r.op == VHPC_OP_INFO || r.op == VHPC_OP_READY))
+        rc = put_info(s->agent, &b);
+    if (rc == 0 && !later)
+        rc = control_reply(s->agent, s->id, r.id, result, text, &b);
+    buf_free(&b);
+    free_request(&r);
+    return rc;
+}
+
+int control_reply(struct agent *a, uint32_t session, uint32_t request, int result, const char *text,
+                  const struct buf *more)
+{
+    struct buf b = {0};
+    int rc = tlv_put_u32(&b, TAG_REQUEST_ID, request);
     rc = rc < 0 ? rc : tlv_put_u32(&b, TAG_ERRNO, (uint32_t)-result);
     rc = rc < 0 ? rc : tlv_put_u64(&b, TAG_UPTIME_MS, uptime_ms());
     if (rc == 0 && text[0] != '\0')
         rc = tlv_put_str(&b, TAG_TEXT, text);
-    if (rc == 0 && (r.op == VHPC_OP_INFO || r.op == VHPC_OP_READY))
-        rc = put_info(s->agent, &b);
+    if (rc == 0 && more->len > 0)
+        rc = buf_append(&b, buf_head(more), more->len);
     if (rc == 0)
-        rc = chan_send_message(&s->agent->host, VHPC_REPLY, s->id, 0, &b);
+        rc = chan_send_message(&a->host, VHPC_REPLY, session, 0, &b);
     buf_free(&b);
-    free_request(&r);
     return rc;
 }

@@ -19,7 +19,7 @@
 enum { TICK_MS = 50, FAREWELL_MS = 1000 };
 
 static const char usage[] =
-    "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--no-system]\n"
+    "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--sysfs PATH] [--no-system]\n"
     "       vhpc-agent --call NAME [ARG...]\n"
     "\n"
     "Runs the host's programs in this guest. As PID 1 it also mounts what a guest\n"
@@ -29,6 +29,8 @@ static const char usage[] =
     "  --fd N              an open, connected socket instead of a port\n"
     "  --call-socket PATH  where host commands' stand-ins connect\n"
     "                      (default: " VHPC_CALL_SOCKET ")\n"
+    "  --sysfs PATH        where the InfiniBand ports are looked for (default: /sys;\n"
+    "                      as PID 1: vhpc.agent.sysfs= of the kernel's command line)\n"
     "  --no-system         change nothing of this machine: no mounts, accounts, power\n"
     "  --call NAME         run NAME on the host; so does this binary named NAME\n"
     "  --help, --version\n";
@@ -96,7 +98,7 @@ static int turn(struct agent *a, bool *work)
     int rc = loop_once(&a->loop, *work ? TICK_MS : -1);
     callers_sweep(a);
     *work = sessions_tick(a, now_ms());
-    return rc;
+    return rc < 0 ? rc : fabric_tick(a, now_ms(), work);
 }
 
 static int serve(struct agent *a)
@@ -172,15 +174,12 @@ static int descriptor(const char *text)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"port", required_argument, NULL, 'p'},
-        {"fd", required_argument, NULL, 'f'},
-        {"call-socket", required_argument, NULL, 's'},
-        {"no-system", no_argument, NULL, 'n'},
-        {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},
-        {NULL, 0, NULL, 0},
+        {"port", required_argument, NULL, 'p'},        {"fd", required_argument, NULL, 'f'},
+        {"call-socket", required_argument, NULL, 's'}, {"sysfs", required_argument, NULL, 'y'},
+        {"no-system", no_argument, NULL, 'n'},         {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},           {NULL, 0, NULL, 0},
     };
-    static struct agent agent = {.system = true, .call_socket = VHPC_CALL_SOCKET};
+    static struct agent agent = {.system = true, .call_socket = VHPC_CALL_SOCKET, .sysfs = "/sys"};
     const char *name = argc > 0 ? argv[0] : "vhpc-agent", *port = NULL;
     struct rlimit files;
     int fd = -1;
@@ -206,6 +205,9 @@ int main(int argc, char **argv)
         case 's':
             agent.call_socket = optarg;
             break;
+        case 'y':
+            agent.sysfs = optarg;
+            break;
         case 'n':
             agent.system = false;
             break;
@@ -224,8 +226,10 @@ int main(int argc, char **argv)
         files.rlim_cur = files.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &files);
     }
-    if (agent.is_init)
+    if (agent.is_init) {
         system_mount_all();
+        agent.sysfs = system_sysfs();
+    }
     introduce(&agent);
     cgroup_init(&agent);
     return run(&agent, port, fd);

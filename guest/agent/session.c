@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "fabric.h"
 
 struct session *session_find(const struct agent *a, uint32_t id)
 {
@@ -54,6 +55,9 @@ static int begin(struct session *s)
     (void)snprintf(number, sizeof number, "VHPC_SESSION=%u.%d", s->id, (int)getpid());
     if (execspec_add_env(&s->spec, number) < 0)
         return -ENOMEM;
+    if (s->agent->fabric != NULL && !s->agent->fabric->waiting &&
+        fabric_environment(s->agent->fabric, &s->spec) < 0)
+        return -ENOMEM;
     rc = script_write(&s->spec, &s->script_written);
     if (rc < 0)
         return refuse(s, -rc, "couldn't write the batch script in the guest");
@@ -89,6 +93,7 @@ void session_close(struct session *s)
         return;
     s->closed = true;
     callers_close(s->agent, s);
+    fabric_forget(s->agent, s);
     if (s->started)
         task_abort(&s->task);
 }

@@ -74,6 +74,21 @@ void system_mount_all(void)
     check_tmp();
 }
 
+const char *system_sysfs(void)
+{
+    static const char word[] = "vhpc.agent.sysfs=";
+    static char line[4096]; /* COMMAND_LINE_SIZE of x86 is 2048 */
+    int fd = open("/proc/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, line, sizeof line - 1);
+    if (fd >= 0)
+        (void)close(fd);
+    line[n > 0 ? n : 0] = '\0';
+    for (char *rest = line, *p; (p = strsep(&rest, " \t\n")) != NULL;)
+        if (strncmp(p, word, sizeof word - 1) == 0 && p[sizeof word - 1] == '/')
+            return p + sizeof word - 1;
+    return "/sys";
+}
+
 _Noreturn void system_poweroff(void)
 {
     sync();

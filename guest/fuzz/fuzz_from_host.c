@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "fabric.h"
 #include "rig.h"
 
 /* pid_t fork(void) is replaced at link time: an input may not start programs. */
@@ -32,19 +33,30 @@ int __wrap_script_write(const struct execspec *spec, bool *written)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct agent a = {.system = false};
+    struct agent a = {.system = false, .sysfs = "/nonexistent"};
     int pair[2];
+    bool work = false;
     hello_init(&a.hello);
+    /* Ports that were found already, so that programs' environments have to do with them. */
+    a.fabric = calloc(1, sizeof *a.fabric);
+    if (a.fabric == NULL)
+        abort();
+    a.fabric->want.key[0] = 0x9000;
+    a.fabric->found = (struct ib_found){.port = {{.device = "mlx5_0", .number = 1}}, .count = 1};
+    if (fabric_name(a.fabric) < 0)
+        abort();
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
         abort();
     if (host_open(&a, pair[1], false) < 0)
         abort();
     rig_feed(&a.loop, pair[0], data, size);
+    (void)fabric_tick(&a, now_ms(), &work);
     for (struct session *s = a.sessions; s != NULL; s = s->next)
         session_close(s);
     (void)sessions_tick(&a, now_ms());
     chan_release(&a.host);
     loop_free(&a.loop);
+    fabric_free(a.fabric);
     (void)close(pair[0]);
     return 0;
 }

@@ -96,6 +96,27 @@ FROM_HOST = {
     "mount": frame(
         REQUEST, field(48, 2) + field(49, 2) + field(61, b"home") + field(62, b"/home/alice") + field(63, 1)
     ),
+    "fabric": frame(
+        REQUEST,
+        field(48, 6)
+        + field(49, 4)
+        + field(68, 0x9000)
+        + field(68, 0x7FFF)
+        + field(69, struct.pack("<Q", 0x02CC100000000000))
+        + field(70, 1000),
+    ),
+    "fabric-address": frame(
+        REQUEST,
+        field(48, 6) + field(68, 0x9000) + field(69, bytes(range(1, 9))) + field(72, b"10.128.0.1/12"),
+    ),
+    "exec-fabric": frame(
+        EXEC,
+        exec_fields(
+            field(21, b"NCCL_IB_PKEY=1"),
+            field(21, b"UCX_IB_PKEY=0x1000"),
+            field(21, b"VHPC_FABRIC=NCCL_IB_PKEY=1 UCX_IB_PKEY=0x1001  UCX_NET_DEVICES="),
+        ),
+    ),
     "info": frame(REQUEST, field(48, 5) + field(49, 3)),
     "request-parts": frame(REQUEST, field(48, 5), flags=MORE) + frame(REQUEST, field(49, 3)),
     "call-late": frame(EXEC, exec_fields()) + frame(STARTED, call=1),

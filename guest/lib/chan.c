@@ -191,13 +191,24 @@ int chan_send_from_pipe(struct chan *c, struct frame *f, int pipe)
         rc = buf_reserve(&c->out, sizeof head);
     if (rc < 0)
         return rc;
-    ssize_t n = splice(pipe, NULL, c->stage[1], NULL, f->length, SPLICE_F_NONBLOCK);
-    if (n <= 0)
-        return n < 0 ? -errno : -EAGAIN;
-    f->length = (uint32_t)n;
+    /* With its header in front a payload is one message to the host, one interrupt, one wakeup. */
     frame_pack(head, f);
-    (void)buf_append(&c->out, head, sizeof head);
-    c->staged = (size_t)n;
+    if (write(c->stage[1], head, sizeof head) != (ssize_t)sizeof head)
+        return -EIO;
+    ssize_t n = splice(pipe, NULL, c->stage[1], NULL, f->length, SPLICE_F_NONBLOCK);
+    rc = n > 0 ? 0 : n < 0 ? -errno : -EAGAIN;
+    if (n == (ssize_t)f->length) {
+        c->staged = sizeof head;
+    } else {
+        /* Pages that are not full, and the stage has no more room: the header said too much. */
+        (void)!read(c->stage[0], head, sizeof head);
+        if (rc < 0)
+            return rc;
+        f->length = (uint32_t)n;
+        frame_pack(head, f);
+        (void)buf_append(&c->out, head, sizeof head);
+    }
+    c->staged += (size_t)n;
     c->ahead = c->out.len;
     return 0;
 }

@@ -7,9 +7,9 @@
  * the last line of defence: passing it closes the connection.
  *
  * What a program writes into a pipe goes into a virtio-serial port without
- * being copied by us: its pages are moved to a pipe of the connection's own
- * (so that their number is known before the header is written), and from there
- * into the port. In an emulated guest that is most of a stream's speed.
+ * being copied by us: its pages are moved to a pipe of the connection's own,
+ * behind the header, and from there into the port. In an emulated guest that is
+ * most of a stream's speed.
  */
 #ifndef VHPC_CHAN_H
 #define VHPC_CHAN_H
@@ -33,7 +33,7 @@ struct chan {
     struct buf in;
     struct buf out;
     int stage[2];  /* pipe that holds a payload on its way into the port; made on first use */
-    size_t staged; /* bytes in it, */
+    size_t staged; /* bytes in it, the header's too when it is there, */
     size_t ahead;  /* to be sent after so many bytes of out */
     size_t out_limit;
     bool port; /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */

@@ -11,7 +11,7 @@ enum {
     ROOM_MIN = VHPC_WINDOW / 16, /* below this, wait for credit: no small frames */
     STAGE_MIN = 16 << 10,        /* less than this is sooner copied than moved */
     PAGE = 4096,
-    GRANT_MIN = VHPC_WINDOW / 4,   /* credit is given back in pieces of at least this */
+    GRANT_MIN = VHPC_WINDOW / 2,   /* credit is given back in pieces of at least this */
     WRITE_TURN = VHPC_PAYLOAD_MAX, /* bytes written to one fd per turn */
 };
 
@@ -70,17 +70,21 @@ static short inlet_want(struct source *s)
 static bool inlet_move(struct inlet *in, uint32_t room)
 {
     struct exchange *x = in->exchange;
+    uint32_t most = VHPC_PAYLOAD_MAX - PAGE; /* the header takes a page's place */
     int held = 0;
     if (!in->pipe || !chan_can_stage(x->chan) || ioctl(in->source.fd, FIONREAD, &held) < 0 ||
         held < STAGE_MIN)
         return false;
+    if (most > room)
+        most = room;
+    if (most > (uint32_t)held)
+        most = (uint32_t)held;
     struct frame f = {.type = VHPC_DATA,
                       .fd = in->number,
                       .session = x->session,
                       .call = x->call,
-                      .length = room < VHPC_PAYLOAD_MAX ? room : VHPC_PAYLOAD_MAX};
-    /* Part of a page would have to be copied after all. */
-    f.length -= f.length % PAGE;
+                      /* Part of a page would have to be copied after all. */
+                      .length = most - most % PAGE};
     if (chan_send_from_pipe(x->chan, &f, in->source.fd) < 0)
         return false;
     (void)flow_check(&x->flow, x->side, &f); /* there was room, so it passes */

@@ -106,6 +106,12 @@ enum vhpc_tag {
     TAG_CPUS = 65,
     TAG_MEMORY_KIB = 66,
     TAG_SESSIONS = 67,
+    TAG_KEY = 68,
+    TAG_PORT_GUID = 69,
+    TAG_WAIT_MS = 70,
+    TAG_PORT = 71,
+    TAG_ADDRESS = 72,
+    TAG_INTERFACE = 73,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */
@@ -126,6 +132,7 @@ enum vhpc_op {
     VHPC_OP_READY = 3,
     VHPC_OP_POWEROFF = 4,
     VHPC_OP_INFO = 5,
+    VHPC_OP_FABRIC = 6,
 };
 
 /* Direction of a relayed fd, seen from the program: bits of TAG_FDS */

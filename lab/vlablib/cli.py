@@ -14,8 +14,8 @@ from vlablib.enter import execute
 from vlablib.hosts import find
 from vlablib.recipe import DEFAULT_SUITE, SUITES
 from vlablib.report import LabError, say
-from vlablib.services import UNITS, units_of
-from vlablib.settings import Lab
+from vlablib.services import UNITS, Unit, units_of
+from vlablib.settings import Lab, Record
 
 _DESCRIPTION = """\
 A Slurm cluster on one machine, made of namespaces and overlays: hosts login,
@@ -57,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("up", help="bring up what is missing of the lab, and deploy")
     command.add_argument("--suite", choices=sorted(SUITES), help=f"Debian suite (default {DEFAULT_SUITE})")
     command.add_argument("--nodes", type=int, metavar="N", help="number of compute nodes (default 2)")
+    command.add_argument(
+        "--fabric",
+        action=argparse.BooleanOptionalAction,
+        help="a simulated InfiniBand fabric (ibsim, opensm) on ctl, with vhpcd giving keys",
+    )
     command.set_defaults(run=_up)
 
     command = commands.add_parser("exec", help="run a command in a host")
@@ -104,7 +109,7 @@ def _up(lab: Lab, arguments: argparse.Namespace) -> int:
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         raise LabError(f"{', '.join(missing)}: not installed; run: make deps")
-    up.up(lab, arguments.suite, arguments.nodes)
+    up.up(lab, arguments.suite, arguments.nodes, fabric=arguments.fabric)
     return 0
 
 
@@ -134,7 +139,7 @@ def _exec(lab: Lab, arguments: argparse.Namespace) -> int:
 
 def _logs(lab: Lab, arguments: argparse.Namespace) -> int:
     root = Path(f"/proc/{_host(lab, arguments.host)}/root")
-    units = [UNITS[arguments.unit]] if arguments.unit else units_of(arguments.host)
+    units = [UNITS[arguments.unit]] if arguments.unit else _units_of(lab, arguments.host)
     files = [unit.current_log(root) for unit in units]
     if not arguments.unit:
         files += sorted((root / "var/log/vhpc").glob("**/*.log"))
@@ -149,8 +154,8 @@ def _logs(lab: Lab, arguments: argparse.Namespace) -> int:
 
 def _service(lab: Lab, arguments: argparse.Namespace) -> int:
     host, unit, action = arguments.host, UNITS[arguments.unit], arguments.action
-    if unit not in units_of(host):
-        its = ", ".join(each.name for each in units_of(host))
+    if unit not in _units_of(lab, host):
+        its = ", ".join(each.name for each in _units_of(lab, host))
         raise LabError(f"{unit.name} does not belong to {host}, which has: {its}")
     init = _host(lab, host)
     if action == "status":
@@ -168,6 +173,11 @@ def _service(lab: Lab, arguments: argparse.Namespace) -> int:
             services.start(init, unit)
             services.wait_ready(host, init, unit)
     return 0
+
+
+def _units_of(lab: Lab, host: str) -> tuple[Unit, ...]:
+    record = Record.read(lab)
+    return units_of(host, fabric=record is not None and record.fabric)
 
 
 def _host(lab: Lab, name: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from vlablib import fabric
 from vlablib.machine import INIT
 from vlablib.recipe import SUITES
 from vlablib.rootfs import slurm_version
@@ -31,6 +32,8 @@ class ConfigFile:
     owner: str = "root"
     # units that read it only when they start
     read_by: tuple[str, ...] = ()
+    # written where it is not, and somebody else's from then on
+    first_only: bool = False
 
 
 def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
@@ -38,7 +41,7 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
     root = Path(f"/proc/{pid}/root")
     accounts = read_accounts(root)
     stale: set[str] = set()
-    for folder, owner, mode in _folders(host):
+    for folder, owner, mode in _folders(host, fabric_too=record.fabric):
         path = root / folder.lstrip("/")
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(mode)
@@ -49,6 +52,8 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
         other_socket_folder.symlink_to("mysqld")
     for file in _files(lab, record, host):
         path = root / file.path.lstrip("/")
+        if file.first_only and path.exists():
+            continue
         if write_atomically(path, file.text, file.mode):
             stale.update(file.read_by)
         os.chown(path, *accounts[file.owner])
@@ -81,7 +86,7 @@ def make_shared_folders(lab: Lab) -> None:
         write_atomically(key, os.urandom(64).hex(), 0o600)
 
 
-def _folders(host: str) -> Iterator[tuple[str, str, int]]:
+def _folders(host: str, *, fabric_too: bool) -> Iterator[tuple[str, str, int]]:
     yield "/run/munge", "munge", 0o755
     yield "/var/log/slurm", "slurm", 0o755
     yield "/var/lib/slurm", "slurm", 0o755
@@ -90,9 +95,15 @@ def _folders(host: str) -> Iterator[tuple[str, str, int]]:
         yield "/var/lib/slurm/slurmctld", "slurm", 0o700
         yield "/run/mysqld", "mysql", 0o755
         yield "/var/lib/vhpc/vhpcd", "vhpc", 0o700
+        if fabric_too:
+            yield fabric.RUN, "vhpc", 0o755
+            yield f"{fabric.RUN}/readers", "vhpc", 0o1777
+            yield "/etc/opensm", "vhpc", 0o755
     elif host != "login":
         yield "/var/lib/slurm/slurmd", "root", 0o755
         yield "/run/vhpc", "root", 0o755
+        if fabric_too:
+            yield fabric.HCA, "root", 0o755
 
 
 def _files(lab: Lab, record: Record, host: str) -> Iterator[ConfigFile]:
@@ -112,14 +123,32 @@ def _files(lab: Lab, record: Record, host: str) -> Iterator[ConfigFile]:
     # 22.05 cannot do without a plugin; that of v1 touches no cgroup while nothing asks it to
     plugin = "disabled" if version >= (23, 11) else "cgroup/v1"
     yield ConfigFile("/etc/slurm/cgroup.conf", f"CgroupPlugin={plugin}\n", read_by=slurm_units)
-    vhpc = _fill("vhpc.toml.in", virtiofsd=suite.virtiofsd)
+    shared = ("/scratch", fabric.HCA) if record.fabric else ("/scratch",)
+    site = ", ".join(f'"{folder}"' for folder in shared)
+    vhpc = _fill("vhpc.toml.in", virtiofsd=suite.virtiofsd, site=site)
+    if record.fabric:
+        vhpc += _fill("fabric.toml")
     yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
+    if host == "ctl" and record.fabric:
+        yield from _fabric_files(record)
     if host == "ctl":
         yield ConfigFile("/etc/slurm/slurmdbd.conf", _fill("slurmdbd.conf"), 0o600, "slurm", ("slurmdbd",))
     elif host != "login":
         yield ConfigFile("/etc/libvirt/qemu.conf", _fill("qemu.conf"), 0o600, read_by=("libvirtd",))
         libvirtd = _fill("libvirtd.conf.in", uuid=str(identity))
         yield ConfigFile("/etc/libvirt/libvirtd.conf", libvirtd, read_by=("libvirtd",))
+
+
+def _fabric_files(record: Record) -> Iterator[ConfigFile]:
+    simulated = ("ibsim", "opensm")
+    yield ConfigFile(fabric.NET, fabric.net(record.node_names), read_by=simulated)
+    yield ConfigFile(fabric.PORT_MAP, fabric.port_map(record.node_names), read_by=("vhpcd",))
+    yield ConfigFile("/etc/opensm/opensm.conf", fabric.OPENSM_CONF, read_by=("opensm",))
+    yield ConfigFile(fabric.PARTITIONS, fabric.FIRST_PARTITIONS, owner="vhpc", first_only=True)
+    packages = next(Path(record.rootfs).glob("opt/vhpc/lib/python3.*/site-packages"))
+    folder = "/" + str(packages.relative_to(record.rootfs))
+    yield ConfigFile(f"{folder}/{fabric.READER}.py", fabric.READER_CODE)
+    yield ConfigFile(f"{folder}/{fabric.READER}.pth", f"import {fabric.READER}\n")
 
 
 def _fill(template: str, **values: str) -> str:

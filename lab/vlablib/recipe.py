@@ -22,6 +22,10 @@ _PACKAGES = (
     "libvirt-clients",
     "qemu-system-x86",
     "seabios",
+    # a simulated InfiniBand fabric with a real subnet manager, for `vlab up --fabric`
+    "ibsim-utils",
+    "infiniband-diags",
+    "opensm",
     # what vhpc needs
     "hwloc-nox",
     "iproute2",

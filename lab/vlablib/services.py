@@ -12,14 +12,17 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlablib import fabric
 from vlablib.hosts import SYSTEM_ENVIRONMENT
 from vlablib.report import LabError
 from vlablib.settings import deadline
 
 CONSOLE_LOGS = "/var/log/vlab"
+_OPENSM_LOG = f"{fabric.RUN}/opensm.log"
 # systemd's own default; libvirtd's orderly end was seen to take more than 20 s right after guests ended
 _STOP_TIMEOUT_S = 90
 _READY_TIMEOUT_S = 60
+_DGRAM = 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Unit:
 
     name: str
     command: tuple[str, ...]
-    # "tcp:PORT" or a unix socket's path: it listens there when it is ready
+    # "tcp:PORT" or a unix socket's path (@: abstract): it listens there when it is ready;
+    # "log:TEXT": it has written that
     ready: str
     user: str = "root"
     log: str = ""
@@ -36,6 +40,11 @@ class Unit:
     needs: str = ""
     # what tells it that its host was rebooted, which the machine's own uptime does not
     rebooted: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    # where it runs
+    folder: str = "/"
+    # where others look for its pid
+    pidfile: str = ""
 
     @property
     def console(self) -> str:
@@ -55,16 +64,28 @@ _ALL = (
     Unit("slurmctld", ("/usr/sbin/slurmctld", "-D"), "tcp:6817", "slurm", "/var/log/slurm/slurmctld.log"),
     Unit("libvirtd", ("/usr/sbin/libvirtd",), "/run/libvirt/libvirt-sock"),
     Unit("slurmd", ("/usr/sbin/slurmd", "-D"), "tcp:6818", log="/var/log/slurm/slurmd.log", rebooted=("-b",)),
+    Unit("ibsim", ("/usr/bin/ibsim", "-s", "-n", fabric.NET), "@sim:ctl@"),
+    Unit(
+        "opensm",
+        ("/usr/sbin/opensm", "-F", "/etc/opensm/opensm.conf", "-P", fabric.PARTITIONS, "-f", _OPENSM_LOG),
+        "log:SUBNET UP",
+        "vhpc",  # whom vhpcd may send a signal
+        _OPENSM_LOG,
+        environment=(*fabric.CLIENT.items(), ("OSM_CACHE_DIR", fabric.RUN), ("OSM_TMP_DIR", fabric.RUN)),
+        folder=fabric.RUN,
+        pidfile=f"{fabric.RUN}/opensm.pid",
+    ),
     Unit("vhpcd", ("/usr/sbin/vhpcd",), "tcp:7633", "vhpc", needs="controller/server.py"),
 )
 UNITS = {unit.name: unit for unit in _ALL}
+FABRIC_UNITS = ("ibsim", "opensm")
 
 
-def units_of(host: str) -> tuple[Unit, ...]:
+def units_of(host: str, *, fabric: bool) -> tuple[Unit, ...]:
     """Return the units of a host in the order in which they start."""
     names = {
         "login": ("munged",),
-        "ctl": ("munged", "mariadbd", "slurmdbd", "vhpcd", "slurmctld"),
+        "ctl": ("munged", "mariadbd", *(FABRIC_UNITS if fabric else ()), "slurmdbd", "vhpcd", "slurmctld"),
     }.get(host, ("munged", "libvirtd", "slurmd"))
     return tuple(UNITS[name] for name in names)
 
@@ -114,6 +135,9 @@ def is_ready(init: int, unit: Unit) -> bool:
     """Tell whether the unit's socket is listening in the host's network namespace."""
     net = Path(f"/proc/{init}/net")
     kind, _, port = unit.ready.partition(":")
+    if kind == "log":
+        log = Path(f"/proc/{init}/root{unit.log}")
+        return log.exists() and port.encode() in log.read_bytes()
     if kind == "tcp":
         suffix, listening = f":{int(port):04X}", "0A"
         for table in ("tcp", "tcp6"):
@@ -125,7 +149,8 @@ def is_ready(init: int, unit: Unit) -> bool:
     # column Flags: __SO_ACCEPTCON, a listening socket
     for line in (net / "unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
         fields = line.split()
-        if fields[-1] == unit.ready and int(fields[3], 16) & 0x10000:
+        # datagrams (type 2) need nobody to listen
+        if fields[-1] == unit.ready and (int(fields[3], 16) & 0x10000 or int(fields[4], 16) == _DGRAM):
             return True
     return False
 
@@ -136,10 +161,16 @@ def start(init: int, unit: Unit, *, rebooted: bool = False) -> bool:
         return False
     if unit.ready.startswith("/"):  # a killed predecessor leaves its socket
         Path(f"/proc/{init}/root{unit.ready}").unlink(missing_ok=True)
+    if unit.ready.startswith("log:"):
+        Path(f"/proc/{init}/root{unit.log}").unlink(missing_ok=True)
     command = [*unit.command, *(unit.rebooted if rebooted else ())]
+    if unit.environment:
+        command = ["env", *(f"{name}={value}" for name, value in unit.environment), *command]
     if unit.user != "root":
         command = ["setpriv", f"--reuid={unit.user}", f"--regid={unit.user}", "--init-groups", "--", *command]
-    shell = 'cd / && exec "$@" < /dev/null >> "$0" 2>&1'
+    shell = f'cd {unit.folder} && exec "$@" < /dev/null >> "$0" 2>&1'
+    if unit.pidfile:
+        shell = f"echo $$ > {unit.pidfile} && {shell}"
     # setsid --fork: the daemon becomes a child of the host's PID 1
     line = ["nsenter", f"--target={init}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
     line += ["setsid", "--fork", "sh", "-c", shell, unit.console, *command]

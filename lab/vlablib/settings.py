@@ -114,13 +114,15 @@ class Record:
     suite: str
     nodes: int
     rootfs: str
+    fabric: bool = False
 
     @classmethod
     def read(cls, lab: Lab) -> Record | None:
         """Return the record of a lab that is up (or was cut short), None if there is none."""
         try:
             raw = json.loads((lab.state / "lab.json").read_text(encoding="utf-8"))
-            return cls(str(raw["suite"]), int(raw["nodes"]), str(raw["rootfs"]))
+            fabric = bool(raw.get("fabric"))
+            return cls(str(raw["suite"]), int(raw["nodes"]), str(raw["rootfs"]), fabric)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as err:

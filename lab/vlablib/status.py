@@ -49,7 +49,7 @@ def collect(lab: Lab) -> dict[str, Any]:
     for host in record.hosts if record else ():
         pid = pids.get(host)
         units = {}
-        for unit in units_of(host):
+        for unit in units_of(host, fabric=record is not None and record.fabric):
             what = "not installed"
             if services.installed(unit, lab.deployed / "python"):
                 what = services.state(pid, unit) if pid else "dead"

@@ -15,7 +15,7 @@ from vlablib.machine import Machine, real_kvm
 from vlablib.recipe import DEFAULT_SUITE, SUITES
 from vlablib.report import LabError, say, step
 from vlablib.rootfs import acquire
-from vlablib.services import UNITS, units_of
+from vlablib.services import FABRIC_UNITS, UNITS, units_of
 from vlablib.settings import MAX_NODES, USERS, Lab, Record, deadline
 
 _DEFAULT_NODES = 2
@@ -25,13 +25,14 @@ _ACCOUNT = "users"
 _OPERATOR = "vhpc"
 
 
-def up(lab: Lab, suite: str | None, nodes: int | None) -> None:
+def up(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | None) -> None:
     """Bring the lab up, or what is missing of it.
 
     Args:
         lab: its folders.
         suite: Debian suite; None is that of the running lab, else the default.
         nodes: number of compute nodes; None is that of the running lab, else 2.
+        fabric: whether there is a simulated fabric; None is as in the running lab, else not.
 
     Raises:
         LabError: another suite is running, or a part does not come up.
@@ -39,7 +40,7 @@ def up(lab: Lab, suite: str | None, nodes: int | None) -> None:
     if nodes is not None and not 1 <= nodes <= MAX_NODES:
         raise LabError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
     with lab.locked():
-        record = _start(lab, suite, nodes)
+        record = _start(lab, suite, nodes, fabric=fabric)
         make_shared_folders(lab)
         deployment = deploy(lab, record)
         pids = _start_hosts(lab, record)
@@ -87,14 +88,15 @@ def _complain(deployment: Deployment) -> None:
         raise LabError(f"the hosts run, but with what was installed before, if anything:\n{reasons}")
 
 
-def _start(lab: Lab, suite: str | None, nodes: int | None) -> Record:
+def _start(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | None) -> Record:
     """Have the lab's own PID 1 run, and the record say what belongs to it."""
     pids = find(lab)
     old = Record.read(lab)
     if "lab" in pids and old is not None:
         if suite is not None and suite != old.suite:
             raise LabError(f"the lab runs {old.suite}; for {suite}, first run: vlab down")
-        record = Record(old.suite, nodes or old.nodes, old.rootfs)
+        chosen_fabric = old.fabric if fabric is None else fabric
+        record = Record(old.suite, nodes or old.nodes, old.rootfs, chosen_fabric)
         record.write(lab)
         if not Path(old.rootfs).name.endswith(SUITES[old.suite].digest()):
             say("the recipe of the hosts' system has changed; `vlab down`, then `vlab up` takes the new one")
@@ -108,7 +110,7 @@ def _start(lab: Lab, suite: str | None, nodes: int | None) -> Record:
     tree, fd = acquire(lab.cache, chosen)
     # disks of a lab that was cut short; homes, scratch and the catalogue are kept until `down`
     shutil.rmtree(lab.data / "hosts", ignore_errors=True)
-    record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree))
+    record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree), bool(fabric))
     record.write(lab)
     start_lab(lab, fd)
     os.close(fd)
@@ -150,8 +152,8 @@ def _bring_in_line(
     """Write configuration, restart what is older than its files, start what does not run."""
     for host in record.hosts:
         changed = stale | configure(lab, record, host, pids[host])
-        for unit in units_of(host):
-            if unit.name in changed:
+        for unit in units_of(host, fabric=True):
+            if unit.name in changed or (unit.name in FABRIC_UNITS and not record.fabric):
                 services.stop(host, pids[host], unit)
     package = lab.deployed / "python"
     if any(package.iterdir()):
@@ -159,7 +161,7 @@ def _bring_in_line(
     present = [
         (host, pids[host], unit)
         for host in record.hosts
-        for unit in units_of(host)
+        for unit in units_of(host, fabric=record.fabric)
         if services.installed(unit, package)
     ]
     # what waits for nothing, then the chain behind the database
@@ -168,6 +170,10 @@ def _bring_in_line(
             services.start(init, unit)
     for host, init, unit in present:
         if unit.name == "munged":
+            services.wait_ready(host, init, unit)
+    for host, init, unit in present:
+        if unit.name in FABRIC_UNITS:
+            services.start(init, unit)
             services.wait_ready(host, init, unit)
     _start_accounting(pids["ctl"])
     started = [services.start(init, unit, rebooted=host == rebooted) for host, init, unit in present]

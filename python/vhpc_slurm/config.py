@@ -134,6 +134,13 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     emulator_cpus: Annotated[
         str, _doc("OS CPU list for QEMU's own threads, kept out of Slurm; empty: the job's own CPUs")
     ] = ""
+    hugepages: Annotated[
+        tuple[str, ...],
+        _doc(
+            "pools of huge pages that vhpc node-setup makes at boot: SIZE:CELL=COUNT, SIZE 2M or 1G, like "
+            '"1G:0=64"'
+        ),
+    ] = ()
     commands: Annotated[
         tuple[str, ...], _doc("Slurm commands that work inside guests by running on the host")
     ] = (
@@ -187,15 +194,83 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     )
 
 
+class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """PCI functions that are handed to guests."""
+
+    allow: Annotated[
+        tuple[str, ...],
+        _doc(
+            'VENDOR:DEVICE ids that may be handed out, like "10de:2330"; empty: what the GPU map names, and '
+            "virtual functions of network adapters"
+        ),
+    ] = ()
+    reset_methods: Annotated[
+        tuple[str, ...],
+        _doc(
+            "the kernel's reset methods that are trusted to clear a device; bus only where all functions "
+            "behind the bridge go to the same job"
+        ),
+    ] = ("device_specific", "flr", "af_flr", "bus")
+    timeout_s: Annotated[
+        int,
+        _doc(
+            "how long the kernel may take to unbind, bind or reset a device before it is stuck", ge=1, le=600
+        ),
+    ] = 30
+    gpu_scrub: Annotated[
+        tuple[str, ...],
+        _doc(
+            "command that clears a GPU's memory after each guest, with an absolute path; {address} is its "
+            "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs where it "
+            "is installed, else the reset alone"
+        ),
+    ] = ()
+    virtual_functions: Annotated[
+        tuple[str, ...],
+        _doc(
+            "how many virtual functions vhpc node-setup makes at boot: PF=COUNT, with the PCI address of the "
+            'physical function, like "0000:3b:00.0=8"'
+        ),
+    ] = ()
+    scrub_timeout_s: Annotated[int, _doc("deadline of that command", ge=1, le=3600)] = 120
+
+
+class Manager(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One OpenSM of a subnet: its three files on vhpcd's host, or a command that reaches its host."""
+
+    partitions: Annotated[str, _doc("its partitions file, as fabric.partitions")] = ""
+    pidfile: Annotated[str, _doc("its pidfile, as fabric.opensm_pidfile")] = ""
+    log: Annotated[str, _doc("its log, as fabric.opensm_log")] = ""
+    command: Annotated[
+        tuple[str, ...],
+        _doc(
+            "in place of these: a command, run without a shell, that runs `vhpc fabric manager` on its host"
+        ),
+    ] = ()
+
+
+class Subnet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One subnet of several, or one with an OpenSM that stands by; keys are the same in all."""
+
+    device: Annotated[str, _doc("adapter that this subnet is read through; empty: the first")] = ""
+    device_port: Annotated[int, _doc("port of it; 0: the first that is up", ge=0, le=254)] = 0
+    managers: Annotated[
+        tuple[Manager, ...],
+        _doc("its OpenSM, master and those that stand by; all have the new file before one reads it"),
+        msgspec.Meta(min_length=1),
+    ]
+
+
 class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The job's own partition of an InfiniBand fabric."""
+    """The job's own partition of a fabric: a partition key, a VLAN or a VNI."""
 
     backend: Annotated[
-        Literal["none", "opensm-file", "static-pool"],
+        Literal["none", "opensm-file", "static-pool", "ufm-rest", "ethernet", "vxlan"],
         _doc(
             "who applies partition keys: none (guests have no fabric), opensm-file (vhpcd writes OpenSM's "
             "partitions file for each job), static-pool (all keys are declared once, by vhpc fabric render "
-            "--pool)"
+            "--pool), ufm-rest (vhpcd asks NVIDIA UFM for each job), ethernet (a VLAN for each job, which "
+            "nodes set on its Ethernet functions), vxlan (a VNI for each job, which nodes do not apply yet)"
         ),
     ] = "none"
     key_owner: Annotated[Literal["job", "user"], _doc("who has a key: each job, or each user")] = "job"
@@ -204,6 +279,12 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int, _doc("last partition key of the pool; 0x7fff is the default partition", ge=0x0001, le=0x7FFE)
     ] = 0x7FEF
     pkey_reserved: Annotated[tuple[int, ...], _doc("keys in that range that are never handed out")] = ()
+    vlan_first: Annotated[int, _doc("ethernet: first VLAN of the pool", ge=2, le=4094)] = 2000
+    vlan_last: Annotated[int, _doc("ethernet: last VLAN of the pool", ge=2, le=4094)] = 2999
+    vlan_reserved: Annotated[tuple[int, ...], _doc("VLANs in that range that are never handed out")] = ()
+    vni_first: Annotated[int, _doc("vxlan: first VNI of the pool", ge=1, le=0xFFFFFF)] = 100000
+    vni_last: Annotated[int, _doc("vxlan: last VNI of the pool", ge=1, le=0xFFFFFF)] = 104095
+    vni_reserved: Annotated[tuple[int, ...], _doc("VNIs in that range that are never handed out")] = ()
     exhausted: Annotated[
         Literal["requeue", "refuse"],
         _doc(
@@ -228,7 +309,7 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "/var/log/opensm.log"
     )
     apply_timeout_s: Annotated[
-        int, _doc("deadline for OpenSM to read its file, and for the fabric to show it", ge=1, le=300)
+        int, _doc("deadline for OpenSM or UFM to do it, and for the fabric to show it", ge=1, le=300)
     ] = 10
     sweep_interval_s: Annotated[
         float,
@@ -270,10 +351,68 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 0
     device: Annotated[str, _doc("adapter that the fabric is read through; empty: the first")] = ""
     device_port: Annotated[int, _doc("port of it; 0: the first that is up", ge=0, le=254)] = 0
+    subnets: Annotated[
+        tuple[Subnet, ...],
+        _doc(
+            "opensm-file with several subnets or several OpenSM; empty: one subnet with one OpenSM, as "
+            "`partitions`, `opensm_pidfile`, `opensm_log` and `device` say"
+        ),
+    ] = ()
+    port_map: Annotated[
+        str,
+        _doc(
+            "opensm-file: file with the ports that nodes have, where their GUIDs are fixed (whole adapters): "
+            "lines NODE RAIL 0xGUID, read when vhpcd starts; empty: nodes give their virtual functions GUIDs "
+            "that follow from the key"
+        ),
+    ] = ""
+    in_guests: Annotated[
+        bool,
+        _doc(
+            "the ports of port_map reach the guests, by the site's own means: a job starts only when each of "
+            "its guests shows them active with exactly its keys, as it does for virtual functions in any case"
+        ),
+    ] = False
+    ipoib_network: Annotated[
+        str,
+        _doc(
+            "IPv4 network such as 10.128.0.0/12, of which each guest with InfiniBand ports gets an address "
+            "on its job's key; the names of the job's nodes then lead there in its guests; empty: none"
+        ),
+    ] = ""
+    guest_timeout_s: Annotated[
+        int, _doc("how long a guest may wait for its ports to be active with its keys", ge=1, le=600)
+    ] = 30
     pool_guests: Annotated[
         int,
         _doc("static-pool: guests that each key is declared for; larger jobs are refused", ge=1, le=65536),
     ] = 64
+    ufm_url: Annotated[str, _doc("ufm-rest: UFM's address, https://HOST[:PORT]")] = ""
+    ufm_token_file: Annotated[
+        str,
+        _doc("ufm-rest: file with an access token of UFM, for vhpcd's user only; read at each request"),
+    ] = "/etc/vhpc/ufm.token"  # noqa: S105 - the name of a file
+    ufm_ca: Annotated[
+        str, _doc("ufm-rest: certificates (PEM) that UFM's is checked against; empty: those of the system")
+    ] = ""
+    ufm_request_timeout_s: Annotated[
+        int, _doc("ufm-rest: deadline of one request; that of a change is apply_timeout_s", ge=1, le=300)
+    ] = 5
+    ufm_proof: Annotated[
+        Literal["fabric", "ufm"],
+        _doc(
+            "ufm-rest: what proves that a key is applied: fabric (UFM says so, and the tables of the ports "
+            "that can be read through `device`), or ufm (its word only: vhpcd's host has no port)"
+        ),
+    ] = "fabric"
+    ufm_mark_pkey: Annotated[
+        int,
+        _doc(
+            "ufm-rest: key outside of the pool whose one member says which database changed UFM last",
+            ge=0x0001,
+            le=0x7FFE,
+        ),
+    ] = 0x0FFF
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -286,6 +425,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     shares: Shares = Shares()
     host: Host = Host()
     placement: Placement = Placement()
+    devices: Devices = Devices()
     fabric: Fabric = Fabric()
 
 
@@ -324,3 +464,12 @@ def describe() -> Iterator[tuple[str, str, Any, str]]:
         for key in part.__struct_fields__:
             meta = next(m for m in get_args(hints[key]) if isinstance(m, msgspec.Meta))
             yield section, key, getattr(part, key), meta.description or ""
+
+
+def describe_tables() -> Iterator[tuple[str, type[msgspec.Struct], str, Any, str]]:
+    """Yield (table, its class, key, default, meaning) for arrays of tables; ``NODEFAULT`` is no default."""
+    for table, kind in (("fabric.subnets", Subnet), ("fabric.subnets.managers", Manager)):
+        hints = get_type_hints(kind, include_extras=True)
+        for one in msgspec.structs.fields(kind):
+            meta = next(m for m in get_args(hints[one.name]) if isinstance(m, msgspec.Meta) and m.description)
+            yield table, kind, one.name, one.default, meta.description or ""

@@ -329,7 +329,17 @@ class NetworkIdentity:
 
     With ``ib`` the guest of the job's node number *i* has the rank ``first_rank``
     + *i*, and ``vfs`` ports on each of ``rails`` rails, whose GUIDs follow from
-    these numbers (``fabric.keys.port_guid``).
+    these numbers (``fabric.keys.port_guid``), or are in ``port_guids``, a row of
+    words for each node, where nodes do not set them; ``in_guests`` says that these
+    reach the guests.  ``site_keys`` are entries that all ports of the job have
+    beside its own key and the default one, from partitions of the site's.
+
+    ``addresses`` are (node, IPv4 address) of guests on IP over InfiniBand, in a
+    network of ``prefix`` bits.
+
+    With ``ethernet`` the Ethernet functions of the guests are on ``vlan``, with
+    ``vxlan`` each guest has one virtio interface on ``vni``; their addresses
+    follow from these numbers as well (``fabric.keys.mac``).
     """
 
     kind: str = "none"
@@ -340,6 +350,10 @@ class NetworkIdentity:
     first_rank: int = 0
     rails: int = 0
     vfs: int = 0
+    port_guids: tuple[tuple[str, ...], ...] = ()
+    in_guests: bool = False
+    site_keys: tuple[int, ...] = ()
+    prefix: int = 0
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,8 @@ static int piped(int file, size_t piece)
 {
     int ends[2];
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    /* as a task's: more pages than a message takes, so that some messages are cut short */
+    assert_true(fcntl(ends[0], F_SETPIPE_SZ, VHPC_WINDOW) >= VHPC_WINDOW);
     assert_int_equal(fd_prepare(ends[0]), 0);
     pid_t pid = fork();
     if (pid == 0) {

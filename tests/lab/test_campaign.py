@@ -99,6 +99,36 @@ def test_a_fault_explains_only_what_it_can_have_caused() -> None:
 
 
 @pytest.mark.vlab_itself
+def test_a_crash_of_qemu_needs_no_fault_when_qemu_says_so_itself() -> None:
+    says = "vhpc: QEMU crashed on n1 while image i booted: x.c:7: f: Assertion `x < y' failed. (again)\n"
+    assert judge(ended("script", "FAILED", "1:0", says), (), NOBODY).why.startswith("by itself: vhpc: QEMU")
+    killed = "vhpc: the guest ended on n1 while image i booted: QEMU crashed or was killed, or (again)\n"
+    assert judge(ended("script", "FAILED", "1:0", killed), (), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
+def test_a_job_in_the_way_was_in_the_way_for_a_reason() -> None:
+    held = "vhpc: CPUs 0 are held by guests of 3.0.0123abcd: x (submit it again)\n"
+    end = ended("no-requeue", "FAILED", "1:0", held)
+    kill = replace(injected("epilog-kill", 101, 101), target=("c000-plain", 0))
+    assert judge(end, touches(end, JOB_5, [kill], NOBODY, ("c000-plain", 0)), NOBODY).why.startswith(
+        "epilog-kill"
+    )
+    assert judge(end, touches(end, JOB_5, [kill], NOBODY, ("c001-plain", 0)), NOBODY).why == ""
+    assert judge(end, touches(end, JOB_5, [kill], NOBODY), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
+def test_a_cancel_that_slurmctld_forgot_was_seen_before() -> None:
+    kill = injected("slurmctld-kill", 105, 105, "")
+    states = ("PENDING", "CANCELLED", "PENDING", "RUNNING", "TIMEOUT")
+    for seen_states, explained in ((states, True), (("PENDING", "RUNNING", "TIMEOUT"), False)):
+        track = Track([seen(state, at=100.0 + i) for i, state in enumerate(seen_states)], 110.0)
+        end = End("c000-cancelled.0", KINDS["cancelled"], track, "up in a guest\n", "", ("", ""), "TIMEOUT")
+        assert bool(judge(end, (kill,), NOBODY).why) is explained
+
+
+@pytest.mark.vlab_itself
 @pytest.mark.parametrize(
     ("fault", "hit"),
     [

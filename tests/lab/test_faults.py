@@ -6,7 +6,7 @@ import time
 
 import pytest
 from cluster import IMAGE, Lab
-from injection import WAITING, kill_qemu, let_go, one_line, runs, said, settled
+from injection import WAITING, kill_qemu, let_go, one_line, runs, said, settled, until
 
 pytestmark = pytest.mark.lab
 
@@ -24,6 +24,16 @@ def test_a_killed_qemu_ends_the_job_within_five_seconds(lab: Lab) -> None:
     assert took < 5.0
     assert job.wait() == "FAILED"
     one_line(job, GONE)
+    settled(lab)
+
+
+def test_a_qemu_killed_in_a_boot_fails_the_job_and_spares_the_node(lab: Lab) -> None:
+    job = lab.submit("echo up", "-w", "n1")
+    running = f"virsh -q list --name --state-running | grep -q '^vhpc-{job.id}-'"
+    until(lambda: lab.run("n1", "sh", "-c", running, check=False).code == 0, "its guest")
+    kill_qemu(lab, job, "n1")
+    assert job.wait() == "FAILED"
+    one_line(job, "^vhpc: the guest ended on n1 while image .* booted: QEMU crashed or was killed")
     settled(lab)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import IMAGE, Done, Job, Lab
-from injection import WAITING, ask_again, boots, let_go, ours, runs, said, settled, until
+from injection import WAITING, ask_again, boots, let_go, one_line, ours, runs, said, settled, until
 
 pytestmark = pytest.mark.lab
 
@@ -79,6 +79,17 @@ def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
     for job in killed_at_every_write(lab, by_hand, torn):
         job.hook("epilog")
         job.clean()
+
+
+def test_a_job_that_may_not_be_requeued_says_who_holds_its_cpus(lab: Lab, by_hand: list[ByHand]) -> None:
+    other = ByHand(lab)
+    by_hand.append(other)
+    other.hook("prolog")
+    job = lab.submit("echo up", "-w", "n1", "--exclusive", "--no-requeue")
+    assert job.wait() == "FAILED"
+    one_line(job, rf"are held by guests of {other.generation}: .*the job may not be requeued")
+    other.hook("epilog")
+    settled(lab)
 
 
 @pytest.mark.slow

@@ -135,6 +135,19 @@ static void a_timeout_is_1_to_3600_seconds(void **unused)
     is_refused(VHPC_TIMEOUT, "18446744073709551617");
 }
 
+static void virtual_functions_are_0_to_256(void **unused)
+{
+    (void)unused;
+    becomes(VHPC_VFS, "0", "0");
+    becomes(VHPC_VFS, "08", "8");
+    becomes(VHPC_VFS, "256", "256");
+    is_refused(VHPC_VFS, "");
+    is_refused(VHPC_VFS, "257");
+    is_refused(VHPC_VFS, "-1");
+    is_refused(VHPC_VFS, "2 ");
+    is_refused(VHPC_VFS, "all");
+}
+
 static void a_console_path_is_plain_text(void **unused)
 {
     (void)unused;
@@ -219,6 +232,7 @@ int main(void)
         cmocka_unit_test_setup(other_sizes_are_refused, forget),
         cmocka_unit_test_setup(batch_is_guest_or_host, forget),
         cmocka_unit_test_setup(a_timeout_is_1_to_3600_seconds, forget),
+        cmocka_unit_test_setup(virtual_functions_are_0_to_256, forget),
         cmocka_unit_test_setup(a_console_path_is_plain_text, forget),
         cmocka_unit_test_setup(a_console_path_has_at_most_1024_bytes, forget),
         cmocka_unit_test_setup(a_refused_value_is_shown_without_harm_to_the_terminal, forget),

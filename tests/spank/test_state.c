@@ -17,7 +17,7 @@
 #define READY                                                                                      \
     "version=1\njob=42\nrestart=0\ngeneration=42.0.9f3ac1d2\nstatus=ready\n"                       \
     "image=debian-minimal:latest\ndigest=sha256:00\nbatch=guest\n"                                 \
-    "socket=/run/vhpc/jobs/42/g0/run.sock\ncommands=srun:scontrol\n"
+    "socket=/run/vhpc/jobs/42/g0/run.sock\ncommands=srun:scontrol\ngpus=2:5\n"
 
 static struct vhpc_state state;
 static char why[VHPC_WHY_SIZE];
@@ -48,6 +48,7 @@ static void a_ready_job_is_understood(void **unused)
     assert_string_equal(state.image, "debian-minimal:latest");
     assert_string_equal(state.socket, "/run/vhpc/jobs/42/g0/run.sock");
     assert_string_equal(state.commands, "srun:scontrol");
+    assert_string_equal(state.gpus, "2:5");
     vhpc_state_free(&state);
 }
 
@@ -62,6 +63,7 @@ static void a_failed_job_says_why(void **unused)
     assert_string_equal(state.message, "image x: it = panics \xe2\x80\x93 choose another");
     assert_true(state.batch_on_host);
     assert_string_equal(state.commands, "");
+    assert_string_equal(state.gpus, "");
     vhpc_state_free(&state);
 }
 

@@ -120,11 +120,12 @@ class SimulatedFabric:
         self.pidfile.write_text(f"{self.opensm.pid}\n")
         wait_for(lambda: self.sweeps() > before, "opensm does not bring the subnet up")
 
-    def start_standby(self, host: str, partitions: bytes) -> subprocess.Popen[bytes]:
-        """A second opensm, at an adapter of the fabric, with a file of its own."""
+    def start_standby(self, host: str, partitions: bytes) -> StandbyOpensm:
+        """A second opensm, at an adapter of the fabric, with files of its own."""
         own = self.folder / f"standby-{host}"
         own.mkdir()
-        (own / "partitions.conf").write_bytes(partitions)
+        standby = StandbyOpensm(own)
+        standby.partitions.write_bytes(partitions)
         (own / "opensm.conf").write_text(
             "force_log_flush TRUE\nsminfo_polling_timeout 300\npolling_retry_number 2\n"
         )
@@ -133,8 +134,26 @@ class SimulatedFabric:
             "OSM_CACHE_DIR": str(own),
             "OSM_TMP_DIR": str(own),
         }
-        files = ["-F", f"{own}/opensm.conf", "-P", f"{own}/partitions.conf", "-f", f"{own}/log", "-p", "1"]
-        return self._run(["opensm", *files], environment)
+        files = [
+            "-F",
+            f"{own}/opensm.conf",
+            "-P",
+            f"{own}/partitions.conf",
+            "-f",
+            f"{own}/osm.log",
+            "-p",
+            "1",
+        ]
+        # The simulator loses what it sends to an opensm that is not ready yet, and the one that has
+        # sent it waits for ever: the master must not ask while the other one starts.
+        self.opensm.send_signal(signal.SIGSTOP)
+        process = self._run(["opensm", *files], environment)
+        standby.pidfile.write_text(f"{process.pid}\n")
+        wait_for(lambda: standby.says(b"Setting IS_SM on port"), "the second opensm does not start")
+        self.opensm.send_signal(signal.SIGCONT)
+        wait_for(lambda: standby.says(b"Entering STANDBY state"), "the second opensm does not stand by")
+        self.sweep()
+        return standby
 
     def stop(self) -> None:
         for process in reversed(self._processes):
@@ -198,6 +217,18 @@ class SimulatedFabric:
             )
         self._processes.append(process)
         return process
+
+
+class StandbyOpensm:
+    """The files of a second opensm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.partitions, self.pidfile, self.log = (
+            folder / name for name in ("partitions.conf", "osm.pid", "osm.log")
+        )
+
+    def says(self, words: bytes) -> bool:
+        return self.log.exists() and words in self.log.read_bytes()
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class Guest:
     ) -> None:
         self.console = folder / "console.log"
         self.bin, self.folder, self.socket = programs, folder, folder / "run.sock"
+        self.sysfs = folder / "sys"
         self.call_socket = folder / "call.sock"
         self.agent_end, shim_end = socket.socketpair()
         self.agent: subprocess.Popen[bytes] | None = None
@@ -75,7 +76,7 @@ class Guest:
 
     def start_agent(self) -> None:
         fd = self.agent_end.fileno()
-        args = ["--no-system", f"--fd={fd}", f"--call-socket={self.call_socket}"]
+        args = ["--no-system", f"--fd={fd}", f"--call-socket={self.call_socket}", f"--sysfs={self.sysfs}"]
         self.agent = subprocess.Popen([self.bin / "vhpc-agent", *args], pass_fds=(fd,))
         self.agent_end.close()
 

@@ -235,6 +235,13 @@ def test_hostile_pci_addresses_are_refused(text: str) -> None:
         spec(replace(DEVICES, devices=(PassthroughDevice(text, "gpu", 0, "pci0000:08", 4),)))
 
 
+def test_memory_that_devices_write_to_is_there_before_the_guest_runs() -> None:
+    for pages in (0, 2048):
+        text = render(spec(replace(DEVICES, hugepage_kib=pages)))
+        assert '<allocation mode="immediate" threads="4"/>' in text  # as many as vCPUs
+    assert "<allocation" not in render(spec(FLAT))
+
+
 def test_nothing_of_pci_is_in_a_guest_without_devices() -> None:
     for case in set(CASES) - {"devices"}:
         domain = ET.fromstring(render(CASES[case]))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
 from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
@@ -127,6 +129,31 @@ def proof(outcome: Proof | FabricError) -> Proof:
     if isinstance(outcome, FabricError):
         raise outcome
     return outcome
+
+
+def test_ports_with_guids_of_their_own_get_the_keys_of_the_jobs_on_their_nodes(
+    site: Site, fabric: SimulatedFabric
+) -> None:
+    # nothing about these adapters says which key they could have: n1 has the last two, n2 the first
+    site.backend._policy = replace(
+        site.backend._policy, ports=PortMap("ports", {("n1", 0): GUIDS[14:], ("n2", 0): GUIDS[:2]})
+    )
+    alices, bobs = site.open(1, "n1", "n2"), site.open(2, "n1", uid=2002)
+    assert (alices.lease.network.pkey, bobs.lease.network.pkey) == (0x1000, 0x1001)
+    assert [[int(word, 16) for word in row] for row in alices.lease.network.port_guids] == [
+        [GUIDS[14]],
+        [GUIDS[0]],
+    ]
+    assert sets(fabric) == NOBODY | {
+        GUIDS[14]: {0x7FFF, 0x9000},
+        GUIDS[0]: {0x7FFF, 0x9000},
+        GUIDS[15]: {0x7FFF, 0x9001},
+    }
+    with pytest.raises(FabricError, match="no port of node n1 on rail 0 is free: other jobs have 2 of its 2"):
+        site.open(3, "n1")
+    site.service.end(1, None)
+    assert sets(fabric) == NOBODY | {GUIDS[15]: {0x7FFF, 0x9001}}
+    assert site.open(3, "n1").lease.network.port_guids == ((f"{GUIDS[14]:#018x}",),)
 
 
 def test_the_reader_sees_what_smpquery_sees(fabric: SimulatedFabric, reader: FabricReader) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,8 @@ from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, NoNetwork, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
-from vhpc_slurm.model import Allocation, Generation, JobRequest, LeaseState, NetworkIdentity
+from vhpc_slurm.fabric.portmap import PortMap
+from vhpc_slurm.model import Allocation, Generation, JobRequest, LeaseRecord, LeaseState, NetworkIdentity
 
 DATA = Path(__file__).parents[1] / "data" / "vhpcd"
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # commits are synchronous, disks slow
@@ -217,6 +218,24 @@ def test_a_guid_that_is_another_s_is_refused(store: SqliteStore) -> None:
         store.keys.claim(a_claim(3, owner="user 1", first_rank=6, ranks=1))
 
 
+def test_a_port_with_a_guid_of_its_own_has_one_owner_until_it_is_released(store: SqliteStore) -> None:
+    first = a_claim(1, ports=(0x0002_C903_0000_0101, 0xFEFF_FF00_0000_0001))
+    other = a_claim(2, pkey=0x1001, ranks=1, ports=(0xFEFF_FF00_0000_0001,))
+    with store.transaction():
+        store.keys.claim(first)
+    assert store.keys.book().claims == (first,)
+    assert store.keys.book().ports_held() == set(first.ports)
+    for state in (KeyState.DRAINING, KeyState.STRIPPED):
+        with store.transaction():
+            store.keys.update([replace(first, state=state)])
+        with pytest.raises(FabricError, match="cannot have its GUIDs"), store.transaction():
+            store.keys.claim(other)
+    with store.transaction():
+        store.keys.update([replace(first, state=KeyState.QUARANTINE, left_s=9.0)])
+        store.keys.claim(other)
+    assert store.keys.book().ports_held() == {0xFEFF_FF00_0000_0001}
+
+
 def test_a_claim_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> None:
     with pytest.raises(RuntimeError), store.transaction():  # noqa: PT012
         store.keys.claim(a_claim())
@@ -241,7 +260,7 @@ def test_a_database_of_version_1_keeps_its_leases_and_gets_room_for_keys(tmp_pat
         store.keys.claim(a_claim())
     store.close()
     new = sqlite3.connect(tmp_path / "db")
-    assert new.execute("PRAGMA user_version").fetchone() == (2,)
+    assert new.execute("PRAGMA user_version").fetchone() == (4,)
     assert new.execute("PRAGMA foreign_key_check").fetchall() == []
     after = {table: new.execute(f"SELECT * FROM {table}").fetchall() for table in before}
     assert after == before
@@ -283,6 +302,13 @@ class Fabric:
             if not self.kill_in:
                 raise Killed
 
+    def names(self, claim: Claim) -> Iterable[int]:
+        """What tells its ports from all others: GUIDs, or the number with the guest's rank."""
+        if keys.PKEYS.has(claim.pkey):
+            return claim.port_guids()
+        ranks = range(claim.first_rank, claim.first_rank + claim.ranks)
+        return ((claim.pkey & 0xFFFF) << 16 | rank for rank in ranks)
+
     def validate(self, book: Book) -> None:
         pass
 
@@ -295,20 +321,20 @@ class Fabric:
         self.step()
         if self.fails:
             raise FabricError("the fabric will not")
-        self.tables = {guid: claim.pkey for claim in book.carried() for guid in claim.port_guids()}
+        self.tables = {name: claim.pkey for claim in book.carried() for name in self.names(claim)}
         self.step()
 
     def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
         self.step()
         for generation in generations:
             claim = book.must(generation)
-            assert {self.tables[guid] for guid in claim.port_guids()} == {claim.pkey}
+            assert {self.tables[name] for name in self.names(claim)} == {claim.pkey}
         return {generation: Proof(book.epoch) for generation in generations}
 
     def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
         self.step()
         for generation in generations:
-            assert not self.tables.keys() & set(book.must(generation).port_guids())
+            assert not self.tables.keys() & set(self.names(book.must(generation)))
         return {generation: Proof(book.epoch) for generation in generations}
 
     def audit(self, book: Book) -> tuple[Finding, ...]:
@@ -335,6 +361,8 @@ class AnyOrder(RuleBasedStateMachine):
     """Jobs, nodes, crashes and time in any order, against a model that knows only who holds what."""
 
     OWNER: Literal["job", "user"] = "job"
+    PORTS: PortMap | None = None
+    POOL = KeyPool(0x1000, 0x1002)
     NODES = ("n1", "n2")
     QUARANTINE_S = 10.0
     LOST_AFTER_S = 20.0
@@ -342,7 +370,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
-        self.fabric = Fabric(KeyPolicy(KeyPool(0x1000, 0x1002), self.OWNER))
+        self.fabric = Fabric(KeyPolicy(self.POOL, self.OWNER, ports=self.PORTS))
         self.now = 0.0
         self.had: dict[Generation, tuple[int, frozenset[int], int]] = {}  # key, GUIDs, uid
         self.released: dict[Generation, float] = {}
@@ -436,23 +464,35 @@ class AnyOrder(RuleBasedStateMachine):
         self.store.close()
         self.start()
 
+    def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
+        """The number that a lease has, and the names of its ports."""
+        ranks = len(record.lease.allocation.nodes)
+        if network.pkey is None:
+            return None
+        if self.PORTS is not None:
+            guids = frozenset(int(word, 16) for row in network.port_guids for word in row)
+            assert len(guids) == ranks
+            return network.pkey, guids
+        return network.pkey, frozenset(
+            0x02CC << 48 | network.pkey << 32 | (network.first_rank + rank) << 8 for rank in range(ranks)
+        )
+
     @invariant()
     def nobody_has_what_another_may_still_use(self) -> None:
         found = {record.lease.generation: record for _, record in self.store.page(0)}
         for mine, record in found.items():
             network, uid = record.lease.network, record.lease.request.uid
-            if network.pkey is None or mine in self.had:
+            if mine in self.had or (found_there := self.named(network, record)) is None:
                 continue
-            ranks = len(record.lease.allocation.nodes)
-            guids = frozenset(
-                0x02CC << 48 | network.pkey << 32 | (network.first_rank + rank) << 8 for rank in range(ranks)
-            )
+            number, guids = found_there
             for other, (pkey, theirs, their_uid) in self.had.items():
                 shares = self.OWNER == "user" and uid == their_uid
-                if guids & theirs or (pkey == network.pkey and not shares):
+                if guids & theirs or (pkey == number and not shares):
                     assert other in self.released, f"{mine} has what {other} holds"
+                # a port with a GUID of its own needs no rest, a key does
+                if (guids & theirs and self.PORTS is None) or (pkey == number and not shares):
                     assert self.now - self.released[other] >= self.QUARANTINE_S
-            self.had[mine] = (network.pkey, guids, uid)
+            self.had[mine] = (number, guids, uid)
         for mine in self.had:
             record = found[mine]
             if record.lease.state is LeaseState.RELEASED and mine not in self.released:
@@ -482,10 +522,43 @@ class AnyOrderOfUsers(AnyOrder):
     OWNER = "user"
 
 
+class AnyOrderOfPorts(AnyOrder):
+    PORTS = PortMap("ports", {("n1", 0): (0xA1, 0xA2), ("n2", 0): (0xB1, 0xB2)})
+
+
+class AnyOrderOfVlans(AnyOrder):
+    OWNER = "user"
+    POOL = KeyPool(100, 102, space=keys.VLANS)
+
+    def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
+        if network.vlan is None:
+            return None
+        assert (network.kind, network.pkey, network.vni) == ("ethernet", None, None)
+        ranks = range(network.first_rank, network.first_rank + len(record.lease.allocation.nodes))
+        return network.vlan, frozenset(network.vlan << 16 | rank for rank in ranks)
+
+
+class AnyOrderOfVnis(AnyOrder):
+    POOL = KeyPool(5000, 5002, space=keys.VNIS)
+
+    def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
+        if network.vni is None:
+            return None
+        assert (network.kind, network.pkey, network.vlan) == ("vxlan", None, None)
+        ranks = range(network.first_rank, network.first_rank + len(record.lease.allocation.nodes))
+        return network.vni, frozenset(network.vni << 16 | rank for rank in ranks)
+
+
 AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
+AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
+AnyOrderOfVlans.TestCase.settings = AnyOrder.TestCase.settings
+AnyOrderOfVnis.TestCase.settings = AnyOrder.TestCase.settings
 TestAnyOrder = AnyOrder.TestCase
+TestAnyOrderOfPorts = AnyOrderOfPorts.TestCase
 TestAnyOrderOfUsers = AnyOrderOfUsers.TestCase
+TestAnyOrderOfVlans = AnyOrderOfVlans.TestCase
+TestAnyOrderOfVnis = AnyOrderOfVnis.TestCase
 
 
 # --- leases and their claims -----------------------------------------------------------------

@@ -255,6 +255,32 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     assert list(images.pins(layout)) == []
 
 
+@pytest.mark.parametrize(
+    ("running", "forgotten", "stale"),
+    [(False, False, True), (True, False, False), (True, True, True)],
+    ids=["its-steps-have-ended", "slurm-ends-its-steps", "slurm-has-forgotten-it"],
+)
+def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
+    layout: Layout, running: bool, forgotten: bool, stale: bool
+) -> None:
+    generation = Generation.parse(f"{os.getpid() + 1_000_000_000}.0.0123abcd")
+    journal.Journal(layout.journals, generation).close()
+    asked: list[int] = []
+
+    def unknown(job_id: int) -> bool:
+        asked.append(job_id)
+        return forgotten
+
+    title = f"slurmstepd: [{generation.job_id}.extern]"
+    with contextlib.ExitStack() as step:
+        if running:
+            process = step.enter_context(subprocess.Popen([title, "60"], executable="/bin/sleep"))
+            step.callback(process.kill)
+        found = [f for f in audit.audit(layout, "n1", {}, unknown) if f.kind == "stale-generation"]
+    assert bool(found) is stale
+    assert asked == ([generation.job_id] if running else [])
+
+
 # --- state file --------------------------------------------------------------
 
 

@@ -196,6 +196,18 @@ def test_more_vfs_than_are_free_is_the_nodes_fault_because_slurm_counts_them(hos
     assert "needs 2 virtual functions on n1, 1 are free: of 16 15 are held" in error.line()
 
 
+def test_vfs_that_slurm_does_not_count_may_come_free_and_cost_no_node(host: HostInventory) -> None:
+    all_vfs = tuple(f.address for f in host.pci if f.physfn)
+    usage = fold([Claim("7.0.0123abcd", 0, (), (), 0, all_vfs[:15])])
+    error = refused(host, SOCKET_0, (), vfs=2, usage=usage).error()
+    assert isinstance(error, FabricError)
+    assert "of 16 15 are held by other jobs, 0 cannot be used" in error.line()
+    good_one = NodeDevices((), None, all_vfs[1:])
+    error = refused(host, SOCKET_0, (), vfs=2, given=good_one).error()
+    assert isinstance(error, UserError)
+    assert "of 16 0 are held by other jobs, 15 cannot be used" in error.line()
+
+
 @pytest.mark.parametrize(("asked", "says"), [(3, "more than Slurm allocated: 2"), (-1, "is negative")])
 def test_a_number_of_vfs_that_cannot_be_is_the_users_mistake(
     host: HostInventory, asked: int, says: str

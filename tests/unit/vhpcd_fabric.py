@@ -26,11 +26,10 @@ def a_vhpcd(
     folder: Path,
     daemon: Munged,
     fabric: SimulatedFabric | None,
-    *,
-    reconcile_s: float = 0.5,
     **other: Any,
 ) -> Iterator[Vhpcd]:
     """It runs; without a fabric it has no backend."""
+    reconcile_s = other.pop("reconcile_s", 0.5)
     settings: dict[str, Any] = {"sweep_interval_s": 0.0, "audit_interval_s": 0.3}
     library: dict[str, str] = {}
     if fabric is not None:

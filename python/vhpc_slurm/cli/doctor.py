@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vhpc_slurm.cli import here, output
-from vhpc_slurm.cli.checks import Finding, Level, error, ok, services, slurm
+from vhpc_slurm.cli.checks import Finding, Level, error, fabric, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 
@@ -29,7 +29,7 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
     """All findings that apply to this host, in the order in which to mend them."""
     root = here.is_root()
     yield services.munge(config)
-    is_node, is_controller = _slurmd_runs(), False
+    is_node, is_controller, own = _slurmd_runs(), False, ""
     try:
         settings = slurm.Settings.parse(slurm.ask(config, "show", "config"))
         nodes = slurm.ask(config, "-o", "show", "node")
@@ -38,7 +38,8 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
         yield error("slurm", err.line(), "start slurmctld; Slurm's settings were not checked")
     else:
         is_controller = node in settings.control_hosts
-        if _names_node(node, nodes):
+        own = next((line for line in nodes.splitlines() if line.split(" ", 1)[0] == f"NodeName={node}"), "")
+        if own:
             is_node = True
         elif is_node:
             yield error(
@@ -54,19 +55,23 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
     yield from services.vhpcd(config, listener=root or here.user_name() == config.controller.slurm_user)
     if is_controller:
         yield from slurm.executable_hooks(config, ("prolog-slurmctld", "epilog-slurmctld"))
+    if is_controller or fabric.applies(config):
+        yield from fabric.check(config, root=root)
     if is_controller or is_node:
         yield services.catalogue(config)
     if is_node:
-        yield from _node(config, node, root=root)
+        yield from _node(config, node, own, root=root)
     roles = [name for name, it_is in (("controller", is_controller), ("compute node", is_node)) if it_is]
     yield ok("host", f"{node} was checked as {' and '.join(roles) or 'login node'}")
 
 
-def _node(config: Config, node: str, *, root: bool) -> Iterator[Finding]:
+def _node(config: Config, node: str, own: str, *, root: bool) -> Iterator[Finding]:
+    from vhpc_slurm.cli.checks import devices
     from vhpc_slurm.cli.checks import node as checks
 
     yield from slurm.executable_hooks(config, ("prolog", "epilog", "healthcheck"))
     yield from checks.check(config, node, root=root)
+    yield from devices.check(config, node, own, root=root)
 
 
 def _slurmd_runs() -> bool:
@@ -78,11 +83,6 @@ def _slurmd_runs() -> bool:
         except OSError:
             continue  # it has ended meanwhile
     return False
-
-
-def _names_node(node: str, nodes: str) -> bool:
-    """Whether ``scontrol -o show node`` lists this host."""
-    return any(line.split(" ", 1)[0] == f"NodeName={node}" for line in nodes.splitlines())
 
 
 def _show(shown: list[Finding], found: list[Finding]) -> None:

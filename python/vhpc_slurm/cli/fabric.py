@@ -31,14 +31,16 @@ def ls(config: Config, *, as_json: bool) -> int:
     rows = []
     for one in book.claims:
         ports = str(one.ranks * one.rails * one.vfs)
-        rows.append((f"{one.pkey:#06x}", one.state.value, str(one.generation), one.owner, ports, _note(one)))
+        rows.append(
+            (keys.label(one.pkey), one.state.value, str(one.generation), one.owner, ports, _note(one))
+        )
     output.write_table(("PKEY", "STATE", "GENERATION", "OWNER", "PORTS", "NOTE"), rows, right=("PORTS",))
     return 0
 
 
 def _fields(claim: keys.Claim) -> dict[str, Any]:
     return {
-        "pkey": f"{claim.pkey:#06x}",
+        "pkey": keys.label(claim.pkey),
         "state": claim.state,
         "generation": str(claim.generation),
         "owner": claim.owner,

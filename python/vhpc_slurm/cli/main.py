@@ -42,6 +42,10 @@ image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
 app.add_typer(image_app, name="image")
 fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
 app.add_typer(fabric_app, name="fabric")
+devices_app = typer.Typer(
+    help="GPUs and virtual functions of this node that go to guests.", rich_markup_mode=None
+)
+app.add_typer(devices_app, name="devices")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[int, typer.Argument(metavar="JOBID", min=1, help="Slurm's job id.", show_default=False)]
@@ -291,6 +295,23 @@ def reconcile(
     return reconciling.reconcile(_config(), here.node_name(node), check=check, as_json=as_json)
 
 
+@app.command("node-setup", short_help="Make what this node needs before slurmd starts.")
+def node_setup(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; exit 1 when something is missing.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Make virtual functions, pools of huge pages, and /dev/vhpc/gpuN for gres.conf (root).
+
+    What is there already stays as it is.  The unit vhpc-node-setup.service
+    runs this at boot, before slurmd.  The exit status is 3 when a step failed.
+    """
+    from vhpc_slurm.cli import nodesetup
+
+    return nodesetup.node_setup(_config(), dry_run=dry_run, as_json=as_json)
+
+
 @app.command(short_help="Show the configuration in force.")
 def config(
     describe: Annotated[bool, typer.Option("--describe", help="Every key, its default and meaning.")] = False,
@@ -308,6 +329,30 @@ def config(
     if describe:
         return settings.reference(as_json=as_json)
     return settings.values(_config(), as_json=as_json)
+
+
+@devices_app.callback(invoke_without_command=True)
+def devices(context: typer.Context, node: ThisNode = None, as_json: Json = False) -> int | None:
+    """List GPUs and virtual functions of this node that go to guests (root).
+
+    Shown are who holds each, and why one is in quarantine.
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    from vhpc_slurm.cli import devices as device_list
+    from vhpc_slurm.cli import here
+
+    return device_list.ls(_config(), here.node_name(node), as_json=as_json)
+
+
+@devices_app.command("clear")
+def devices_clear(
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", show_default=False)], as_json: Json = False
+) -> int:
+    """Reset, clear and check a device in quarantine; if that passes, it may be handed out again (root)."""
+    from vhpc_slurm.cli import devices as device_list
+
+    return device_list.clear(_config(), address, as_json=as_json)
 
 
 @image_app.command("ls")
@@ -410,6 +455,14 @@ def fabric_render(
     if install:
         return fabric.install(_config(), force=force, as_json=as_json)
     return fabric.render(_config(), pool=pool, as_json=as_json)
+
+
+@fabric_app.command("manager")
+def fabric_manager() -> int:
+    """Let a vhpcd on another host speak to this host's OpenSM: lines of JSON on stdin and stdout."""
+    from vhpc_slurm.cli import fabric_manager as manager
+
+    return manager.manager(_config())
 
 
 @fabric_app.command("lint")

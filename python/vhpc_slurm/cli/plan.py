@@ -26,7 +26,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import accounts, claims, gpumap, inventory, shares
+from vhpc_slurm.node import accounts, claims, devices, gpumap, inventory, shares
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
@@ -95,6 +95,7 @@ def of_job(config: Config, job_id: int, node: str) -> Case:
         found,
         notes,
         _usage(config, lease.generation),
+        _devices(config),
     )
 
 
@@ -110,7 +111,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
         cpus = tuple(range(len(host.abstract))) if wish.cpus is None else parse_cpu_list(wish.cpus)
     except ValueError as err:
         raise UserError(f"--cpus={wish.cpus!r}", str(err), "write it like 0-3,8") from err
-    gres, devices = _gres(config, wish)
+    gres, given = _gres(config, wish)
     memory = sum(cell.memory_mib for cell in host.cells) if wish.memory_mib is None else wish.memory_mib
     uid, notes = _uid(wish.user)
     request = JobRequest(
@@ -128,12 +129,19 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
     found, more = _shares(config, uid, wish.work_dir) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")
     allocation = NodeAllocation(node, cpus, memory, gres)
-    return Case(generation, allocation, host, request, image, found, (*notes, *more), NOTHING, devices)
+    return Case(generation, allocation, host, request, image, found, (*notes, *more), NOTHING, given)
 
 
 def _usage(config: Config, generation: Generation) -> Usage:
     """What other jobs hold here, which only root can see."""
     return fold(claims.live(Layout(config), but=generation)) if here.is_root() else NOTHING
+
+
+def _devices(config: Config) -> NodeDevices:
+    """What may be given; what is in quarantine only root can see."""
+    if here.is_root():
+        return devices.handed_out(Layout(config))
+    return NodeDevices(gpumap.read(Path(config.placement.gpu_map)))
 
 
 def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeDevices | None]:
@@ -144,9 +152,8 @@ def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeD
         indexes = parse_cpu_list(wish.gpus or "")
     except ValueError as err:
         raise UserError(f"--gpus={wish.gpus!r}", str(err), "write it like 0-3,8") from err
-    gpus = gpumap.read(Path(config.placement.gpu_map))
     gres = GresAllocation(config.placement.gpu_gres, "", len(indexes), indexes)
-    return (gres,) if indexes else (), NodeDevices(gpus)
+    return (gres,) if indexes else (), _devices(config)
 
 
 def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm.cli import output
-from vhpc_slurm.config import Config, describe
+from vhpc_slurm.config import Config, describe, describe_tables
 
 
 def values(config: Config, *, as_json: bool) -> int:
@@ -27,16 +27,25 @@ def values(config: Config, *, as_json: bool) -> int:
 
 def reference(*, as_json: bool) -> int:
     """Show every key with its default and meaning."""
+    keys = list(describe())
+    keys += [
+        (table, key, None if default is msgspec.NODEFAULT else default, meaning)
+        for table, _, key, default, meaning in describe_tables()
+    ]
     if as_json:
-        keys = [
-            {"section": section, "key": key, "default": default, "meaning": meaning}
-            for section, key, default, meaning in describe()
-        ]
-        output.write_json(keys)
+        output.write_json(
+            [
+                {"section": section, "key": key, "default": default, "meaning": meaning}
+                for section, key, default, meaning in keys
+            ]
+        )
         return 0
     output.write_table(
         ("KEY", "DEFAULT", "MEANING"),
-        [(f"{section}.{key}", toml(default), meaning) for section, key, default, meaning in describe()],
+        [
+            (f"{section}.{key}", "-" if default is None else toml(default), meaning)
+            for section, key, default, meaning in keys
+        ],
     )
     return 0
 
@@ -45,6 +54,9 @@ def toml(value: Any) -> str:
     """A value as TOML has it."""
     if isinstance(value, tuple):
         return "[" + ", ".join(toml(item) for item in value) + "]"
+    if isinstance(value, msgspec.Struct):
+        set_here = {key: one for key, one in msgspec.structs.asdict(value).items() if one not in ("", (), 0)}
+        return "{" + ", ".join(f"{key} = {toml(one)}" for key, one in set_here.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -82,6 +94,16 @@ def _sections() -> Iterator[str]:
             last = section
         yield ".TP"
         yield rf"\fB{_roff(key)}\fP = {_roff(toml(default))}"
+        yield _roff(meaning)
+    last = ""
+    for table, kind, key, default, meaning in describe_tables():
+        if table != last:
+            yield f".SH [[{table}]]"
+            yield _roff(kind.__doc__ or "")
+            last = table
+        yield ".TP"
+        shown = "" if default is msgspec.NODEFAULT else f" = {_roff(toml(default))}"
+        yield rf"\fB{_roff(key)}\fP{shown}"
         yield _roff(meaning)
 
 

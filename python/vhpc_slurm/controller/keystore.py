@@ -85,7 +85,7 @@ class SqliteKeys:
                 claim.owner,
             )
             self._change(
-                "INSERT INTO key_claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO key_claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 str(claim.generation),
                 claim.pkey,
                 claim.owner,
@@ -96,10 +96,11 @@ class SqliteKeys:
                 claim.state.value,
                 claim.left_s,
                 claim.note,
+                " ".join(f"{guid:#018x}" for guid in claim.ports),
             )
         except sqlite3.IntegrityError as err:
             raise FabricError(
-                f"{claim.generation} cannot have the key {claim.pkey:#06x}", f"it is another's: {err}"
+                f"{claim.generation} cannot have the key {keys.label(claim.pkey)}", f"it is another's: {err}"
             ) from err
         self._tick()
         self._claims[claim.generation] = claim
@@ -143,14 +144,24 @@ class SqliteKeys:
 
     def _load(self) -> None:
         rows = self._db.execute(
-            "SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note"
+            "SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note, ports"
             " FROM key_claim ORDER BY pkey, first_rank, generation"
         ).fetchall()
         claims = (
             Claim(
-                Generation.parse(name), pkey, owner, first, ranks, rails, vfs, KeyState(state), left_s, note
+                Generation.parse(name),
+                pkey,
+                owner,
+                first,
+                ranks,
+                rails,
+                vfs,
+                KeyState(state),
+                left_s,
+                note,
+                tuple(int(guid, 16) for guid in ports.split()),
             )
-            for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note in rows
+            for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note, ports in rows
         )
         self._claims = {claim.generation: claim for claim in claims}
         self._freed = dict(self._db.execute("SELECT pkey, freed FROM key_owner WHERE freed > 0").fetchall())

@@ -71,7 +71,42 @@ CREATE TABLE key_claim (
 CREATE INDEX key_claim_pkey ON key_claim (pkey);
 """
 
-STEPS = (_LEASES, _KEYS)
+# Ports with GUIDs of their own, as words; empty where nodes set GUIDs that follow from the key.
+_PORTS = "ALTER TABLE key_claim ADD COLUMN ports TEXT NOT NULL DEFAULT '';"
+
+# VLANs and VNIs have numbers above those of partition keys; SQLite changes a CHECK by a new table only.
+_SEGMENTS = """
+CREATE TABLE owner (
+    pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 33554431),
+    owner TEXT,
+    freed INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (pkey, owner)
+) STRICT;
+INSERT INTO owner SELECT pkey, owner, freed FROM key_owner;
+CREATE TABLE claim (
+    generation TEXT PRIMARY KEY,
+    pkey INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    first_rank INTEGER NOT NULL CHECK (first_rank >= 0),
+    ranks INTEGER NOT NULL CHECK (ranks > 0),
+    rails INTEGER NOT NULL CHECK (rails > 0),
+    vfs INTEGER NOT NULL CHECK (vfs > 0),
+    state TEXT NOT NULL,
+    left_s REAL NOT NULL,
+    note TEXT NOT NULL,
+    ports TEXT NOT NULL DEFAULT '',
+    FOREIGN KEY (pkey, owner) REFERENCES owner (pkey, owner)
+) STRICT, WITHOUT ROWID;
+INSERT INTO claim
+    SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note, ports FROM key_claim;
+DROP TABLE key_claim;
+DROP TABLE key_owner;
+ALTER TABLE owner RENAME TO key_owner;
+ALTER TABLE claim RENAME TO key_claim;
+CREATE INDEX key_claim_pkey ON key_claim (pkey);
+"""
+
+STEPS = (_LEASES, _KEYS, _PORTS, _SEGMENTS)
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)
 

@@ -24,7 +24,13 @@ class MemoryContext:
 
 
 def context(spec: DomainSpec) -> MemoryContext:
-    """Guest memory; huge pages are allocated at once, in parallel, or the start fails."""
+    """Guest memory.
+
+    Huge pages are allocated at once, in parallel, or the start fails.  Memory
+    that devices can write to has to be there before the guest runs anyway:
+    what VFIO finds missing it allocates page by page, in one thread.
+    """
     guest = spec.guest
-    threads = min(PREALLOC_THREADS_MAX, len(guest.pins)) if guest.hugepage_kib else 0
+    at_once = guest.hugepage_kib or guest.devices
+    threads = min(PREALLOC_THREADS_MAX, len(guest.pins)) if at_once else 0
     return MemoryContext(guest.memory_mib, guest.hugepage_kib, threads)

@@ -11,13 +11,16 @@ after the other in a thread of their own, which may wait for a fabric.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Network
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
 
@@ -107,7 +110,7 @@ class NoNetwork:
         if held:
             raise FabricError(
                 f"{len(held)} partition keys are in use, and fabric.backend is none",
-                f"the first is {held[0].pkey:#06x} of {held[0].generation}",
+                f"the first is {keys.label(held[0].pkey)} of {held[0].generation}",
                 "let these jobs end under the backend that they began with",
             )
 
@@ -133,7 +136,8 @@ class NoNetwork:
             outcomes[generation] = Proof(book.epoch)
             if claim is not None:
                 outcomes[generation] = FabricError(
-                    f"nobody can take the key {claim.pkey:#06x} off the fabric", "fabric.backend is none now"
+                    f"nobody can take the key {keys.label(claim.pkey)} off the fabric",
+                    "fabric.backend is none now",
                 )
         return outcomes
 
@@ -152,7 +156,9 @@ class KeyPolicy:
 
     ``owner`` is who shares a key: the generations of a job that are alive
     together (there is one), or of a user.  ``limit`` is how many guests one key
-    can have at most.
+    can have at most, ``ports`` are those of the nodes where these set no GUIDs,
+    ``in_guests`` says whether these reach guests, ``site`` are partitions beside the jobs', and
+    ``network`` is where addresses of guests come from.
     """
 
     pool: KeyPool
@@ -160,6 +166,10 @@ class KeyPolicy:
     rails: int = 1
     vfs: int = 1
     limit: int = keys.MAX_RANKS
+    ports: PortMap | None = None
+    in_guests: bool = False
+    site: tuple[Partition, ...] = ()
+    network: IPv4Network | None = None
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -177,11 +187,49 @@ class KeyPolicy:
             vfs=self.vfs,
             limit=self.limit,
         )
-        return identity(claim), claim
+        if self.ports is not None:
+            nodes = [part.node for part in allocation.nodes]
+            taken = book.ports_held()
+            claim = replace(
+                claim, ports=self.ports.choose(nodes, rails=self.rails, vfs=self.vfs, taken=taken)
+            )
+        found = identity(claim, in_guests=self.in_guests, site=self.site)
+        if self.network is not None:
+            addresses = addresses_of(self.network, claim, [part.node for part in allocation.nodes])
+            found = replace(found, addresses=addresses, prefix=self.network.prefixlen)
+        return found, claim
 
 
-def identity(claim: Claim) -> NetworkIdentity:
-    """The claim as a lease carries it to the nodes, which compute their GUIDs from it."""
-    return NetworkIdentity(
-        kind="ib", pkey=claim.pkey, first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs
+def addresses_of(network: IPv4Network, claim: Claim, nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """(node, address) of a claim's guests, by their ranks: those who share a key have different ones.
+
+    Raises:
+        FabricError: the network is too small.
+    """
+    last = claim.first_rank + claim.ranks
+    if last > network.num_addresses - 2:
+        raise FabricError(
+            f"{network} has no address for guest {last} on key {claim.pkey:#06x}",
+            f"it has {network.num_addresses - 2}",
+            "see fabric.ipoib_network in vhpc.toml(5)",
+        )
+    return tuple((node, str(network[claim.first_rank + place])) for place, node in enumerate(nodes, 1))
+
+
+def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:
+    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it."""
+    place = NetworkIdentity(first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs)
+    if keys.VLANS.has(claim.pkey):
+        return replace(place, kind="ethernet", vlan=claim.pkey - keys.VLANS.base)
+    if keys.VNIS.has(claim.pkey):
+        return replace(place, kind="vxlan", vni=claim.pkey - keys.VNIS.base)
+    words = [f"{guid:#018x}" for guid in claim.ports]
+    each = claim.rails * claim.vfs
+    return replace(
+        place,
+        kind="ib",
+        pkey=claim.pkey,
+        port_guids=tuple(tuple(words[first : first + each]) for first in range(0, len(words), each)),
+        in_guests=in_guests,
+        site_keys=partitions.common_entries(site, claim.port_guids()),
     )

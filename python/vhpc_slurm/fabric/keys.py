@@ -70,6 +70,49 @@ CARRIED = frozenset(
     {KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE, KeyState.DRAINING}
 )
 """States whose ports the subnet manager is told of."""
+HOLDING = CARRIED | {KeyState.STRIPPED, KeyState.TOMBSTONE}
+"""States in which ports that have GUIDs of their own cannot be another's."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """Numbers of one kind of segment; in claims they stand above ``base``, so that kinds never meet.
+
+    ``first`` to ``last`` are the numbers that a site may use, ``option`` is how the
+    keys of its configuration begin.
+    """
+
+    name: str
+    option: str
+    base: int
+    first: int
+    last: int
+    digits: str = "d"
+
+    def label(self, number: int) -> str:
+        """A number of the site as people write it."""
+        return f"{number:{self.digits}}"
+
+    def has(self, number: int) -> bool:
+        """Whether a claim's number is of this kind."""
+        return self.first <= number - self.base <= self.last
+
+
+PKEYS = Space("partition key", "pkey", 0, FIRST_PKEY, LAST_PKEY, "#06x")
+VLANS = Space("VLAN", "vlan", 1 << 16, 2, 4094)
+"""IEEE 802.1Q: 0 and 4095 are no VLANs, 1 is the default one of most switches."""
+VNIS = Space("VNI", "vni", 1 << 24, 1, (1 << 24) - 1)
+"""RFC 7348: 24 bits."""
+SPACES = (PKEYS, VLANS, VNIS)
+MAX_POOL = 1 << 16
+"""Numbers that a pool can have; a choice may look at all of them."""
+
+
+def label(number: int) -> str:
+    """A claim's number with what it is: ``VLAN 100``; a partition key needs no word."""
+    space = next((one for one in SPACES if one.has(number)), PKEYS)
+    shown = space.label(number - space.base)
+    return shown if space is PKEYS else f"{space.name} {shown}"
 
 
 class KeyTransitionError(Exception):
@@ -82,7 +125,7 @@ class ExhaustedError(FabricError):
 
 @dataclass(frozen=True)
 class KeyPool:
-    """The keys that may be handed out: ``first`` to ``last`` without ``reserved``; 15-bit numbers.
+    """The numbers that may be handed out: ``first`` to ``last`` without ``reserved``.
 
     Raises:
         FabricError: the range is none, or touches numbers that have a meaning of their own.
@@ -91,32 +134,46 @@ class KeyPool:
     first: int
     last: int
     reserved: frozenset[int] = frozenset()
+    space: Space = PKEYS
 
     def __post_init__(self) -> None:
-        if not FIRST_PKEY <= self.first <= self.last <= LAST_PKEY:
+        space = self.space
+        if not space.first <= self.first <= self.last <= space.last:
             raise FabricError(
-                f"no range of partition keys: {self.first:#06x}-{self.last:#06x}",
-                f"keys are {FIRST_PKEY:#06x} to {LAST_PKEY:#06x}; 0x7fff is the default partition",
-                "see fabric.pkey_first and fabric.pkey_last in vhpc.toml",
+                f"no range of {space.name}s: {space.label(self.first)}-{space.label(self.last)}",
+                f"they are {space.label(space.first)} to {space.label(space.last)}"
+                + ("; 0x7fff is the default partition" if space is PKEYS else ""),
+                f"see fabric.{space.option}_first and fabric.{space.option}_last in vhpc.toml",
+            )
+        if self.last - self.first >= MAX_POOL:
+            raise FabricError(
+                f"too many {space.name}s: {self.last - self.first + 1}", f"at most {MAX_POOL} are handed out"
             )
         if not any(True for _ in self.numbers()):
-            raise FabricError("no partition key is left", "fabric.pkey_reserved names the whole range")
+            raise FabricError(
+                f"no {space.name} is left", f"fabric.{space.option}_reserved names the whole range"
+            )
 
-    def __contains__(self, pkey: int) -> bool:
-        return self.first <= pkey <= self.last and pkey not in self.reserved
+    def __contains__(self, number: int) -> bool:
+        """Whether a claim's number is one of the pool."""
+        shown = number - self.space.base
+        return self.first <= shown <= self.last and shown not in self.reserved
 
     def numbers(self) -> Iterator[int]:
-        """All keys of the pool in order."""
-        return (pkey for pkey in range(self.first, self.last + 1) if pkey not in self.reserved)
+        """All of the pool in order, as claims have them."""
+        numbers = range(self.first, self.last + 1)
+        return (self.space.base + number for number in numbers if number not in self.reserved)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one generation has of a key.
+    """What one generation has of a key; of a VLAN or a VNI in ``pkey``'s place, see ``Space``.
 
     Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
     each guest ``vfs`` ports on each of ``rails`` rails.  ``left_s`` is what a
-    quarantine still lasts; ``note`` says why there is a tombstone.
+    quarantine still lasts; ``note`` says why there is a tombstone.  ``ports``
+    are the GUIDs of these ports where nodes do not set them (``fabric.portmap``),
+    guest by guest, rail by rail, VF by VF.
     """
 
     generation: Generation
@@ -129,9 +186,13 @@ class Claim:
     state: KeyState = KeyState.RESERVED
     left_s: float = 0.0
     note: str = ""
+    ports: tuple[int, ...] = ()
 
     def port_guids(self) -> Iterator[int]:
-        """The GUIDs of all its ports: guest by guest, rail by rail, VF by VF."""
+        """The GUIDs of all its ports: guest by guest, rail by rail, VF by VF; none off InfiniBand."""
+        if self.ports or not PKEYS.has(self.pkey):
+            yield from self.ports
+            return
         for rank in range(self.first_rank, self.first_rank + self.ranks):
             for rail in range(self.rails):
                 for vf in range(self.vfs):
@@ -170,6 +231,10 @@ class Book:
         if found is None:
             raise FabricError(f"{generation} has no partition key")
         return found
+
+    def ports_held(self) -> frozenset[int]:
+        """The ports with GUIDs of their own that are somebody's."""
+        return frozenset(guid for claim in self.claims if claim.state in HOLDING for guid in claim.ports)
 
     def carried(self) -> tuple[Claim, ...]:
         """What the subnet manager is told, by key and rank."""
@@ -245,7 +310,7 @@ def claim(
         return Claim(generation, unused, owner, 0, ranks, rails, vfs)
     rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pkey in pool]
     if not rested:
-        raise _exhausted(book)
+        raise _exhausted(pool, book)
     return Claim(generation, min(rested)[1], owner, 0, ranks, rails, vfs)
 
 
@@ -272,11 +337,35 @@ def age(claim: Claim, elapsed_s: float) -> Claim | None:
 
 
 def overlap(one: Claim, other: Claim) -> bool:
-    """Whether the two could have a GUID in common."""
+    """Whether the two could have a GUID in common, or have a port in common now."""
+    held = one.ports and other.ports and {one.state, other.state} <= HOLDING
+    if held and not set(one.ports).isdisjoint(other.ports):
+        return True
     return (
         one.pkey == other.pkey
         and one.first_rank < other.first_rank + other.ranks
         and other.first_rank < one.first_rank + one.ranks
+    )
+
+
+def another_s(claim: Claim) -> FabricError:
+    """Why a backend can do nothing for a claim: it was made under another one."""
+    return FabricError(
+        f"nobody can prove anything of {label(claim.pkey)} of {claim.generation}",
+        "it was given out under another fabric.backend",
+        "go back to that backend until the job has ended",
+    )
+
+
+def strangers(space: Space, book: Book) -> FabricError | None:
+    """Why a backend cannot serve: claims of other kinds are in use, and it could not take them off."""
+    held = [one for one in book.claims if one.state is not KeyState.QUARANTINE and not space.has(one.pkey)]
+    if not held:
+        return None
+    return FabricError(
+        f"{len(held)} claims are in use that are no {space.name}s",
+        f"the first is {label(held[0].pkey)} of {held[0].generation}",
+        "let these jobs end under the backend that they began with",
     )
 
 
@@ -290,7 +379,8 @@ def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
     return first if first + ranks <= limit else None
 
 
-def _exhausted(book: Book) -> ExhaustedError:
+def _exhausted(pool: KeyPool, book: Book) -> ExhaustedError:
+    book = replace(book, claims=tuple(one for one in book.claims if pool.space.has(one.pkey)))
     resting = [one for one in book.claims if one.state is KeyState.QUARANTINE]
     buried = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
     used = {one.pkey for one in book.claims} - {one.pkey for one in resting} - buried
@@ -300,5 +390,5 @@ def _exhausted(book: Book) -> ExhaustedError:
     if buried:
         why += f", {len(buried)} tombstones"
     return ExhaustedError(
-        "no partition key is free", why, "a Slurm license as large as the pool lets jobs wait instead"
+        f"no {pool.space.name} is free", why, "a Slurm license as large as the pool lets jobs wait instead"
     )

@@ -12,8 +12,10 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import RefusedError
@@ -30,21 +32,52 @@ COMPLAINTS = (b"PARSE ERROR", b"retrying with default config", b"ERR 0512", b"ER
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in the log."""
+    """A place in a log."""
 
     inode: int
     size: int
 
 
+class SubnetManager(Protocol):
+    """One OpenSM, or several that are told the same.  All raise FabricError when it cannot be done."""
+
+    partitions: Path | str
+    """What its file is called in messages."""
+
+    def check(self) -> None:
+        """Whether it is there and can be spoken to."""
+
+    def read(self) -> bytes | None:
+        """The partitions file as it is; None when there is none."""
+
+    def differing(self) -> list[str]:
+        """Of several: whose file is not the one that ``read`` returns, and why."""
+
+    def replace(self, data: bytes) -> None:
+        """Put a new file in the place of the old one, which is there whole until the new one is."""
+
+    def hang_up(self) -> None:
+        """Have the file read (SIGHUP)."""
+
+    def sweep(self) -> None:
+        """Have the file read, and wait until the subnet is up and nothing was complained of."""
+
+    def mark(self) -> tuple[Mark, ...]:
+        """Where the logs end now: one mark for each OpenSM."""
+
+    def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
+        """What was logged after these places."""
+
+
 class Opensm:
-    """One OpenSM and the files through which it is spoken to."""
+    """One OpenSM on this host and the files through which it is spoken to."""
 
     def __init__(self, partitions: Path, pidfile: Path, log: Path, timeout_s: float) -> None:
-        self.partitions = partitions
+        self.partitions: Path | str = partitions
+        self._file = partitions
         self._pidfile = pidfile
         self._log = log
         self._timeout_s = timeout_s
-        self._unsynced = False
 
     def read(self) -> bytes | None:
         """The partitions file as it is; None when there is none.
@@ -53,7 +86,7 @@ class Opensm:
             FabricError: it cannot be read, or is no plain file.
         """
         try:
-            descriptor = os.open(self.partitions, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         except OSError as err:
@@ -69,13 +102,11 @@ class Opensm:
     def replace(self, data: bytes) -> None:
         """Put a new file in the place of the old one, which is there whole until the new one is.
 
-        After a power failure the old one may be there again, until ``sweep`` returns.
-
         Raises:
             FabricError: it cannot be written; the old one is still there.
         """
-        folder = self.partitions.parent
-        new = folder / f".{self.partitions.name}.vhpcd"
+        folder = self._file.parent
+        new = folder / f".{self._file.name}.vhpcd"
         try:
             new.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -84,12 +115,20 @@ class Opensm:
                 opened.write(data)
                 opened.flush()
                 os.fsync(opened.fileno())
-            new.replace(self.partitions)
-            self._unsynced = True
+            new.replace(self._file)
+            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(place)
+            finally:
+                os.close(place)
         except OSError as err:
             raise FabricError(
                 f"cannot write {self.partitions}", str(err), "vhpcd's user needs to write into its folder"
             ) from err
+
+    def differing(self) -> list[str]:
+        """Nothing: there is one file."""
+        return []
 
     def sweep(self) -> None:
         """Have the file read: SIGHUP, then wait until the subnet is up and nothing was complained of.
@@ -97,55 +136,25 @@ class Opensm:
         Raises:
             FabricError: OpenSM does not run, does not finish in time, or complains.
         """
-        before = self.mark()
-        self._hang_up()
-        deadline = time.monotonic() + self._timeout_s
-        self._sync()
-        while True:
-            said = self.since(before)
-            complaint = complaints(said)
-            if complaint:
-                raise ComplaintError("OpenSM does not like its configuration", complaint)
-            if SWEPT in said:
-                return
-            if time.monotonic() >= deadline:
-                raise FabricError(
-                    f"OpenSM did not sweep within {self._timeout_s:g} s",
-                    f"its log {self._log} says no SUBNET UP",
-                    "is it master, and force_log_flush TRUE?",
-                )
-            time.sleep(POLL_S)
+        sweep([(self,)], self._timeout_s)
 
-    def _sync(self) -> None:
-        """The new file is there also after a power failure."""
-        if not self._unsynced:
-            return
-        try:
-            place = os.open(self.partitions.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(place)
-            finally:
-                os.close(place)
-        except OSError as err:
-            raise FabricError(f"cannot write {self.partitions.parent}", str(err)) from err
-        self._unsynced = False
-
-    def mark(self) -> Mark:
+    def mark(self) -> tuple[Mark, ...]:
         """Where the log ends now; FabricError when there is none."""
         try:
             found = self._log.stat()
         except OSError as err:
             raise FabricError(f"cannot read OpenSM's log {self._log}", err.strerror or str(err)) from err
-        return Mark(found.st_ino, found.st_size)
+        return (Mark(found.st_ino, found.st_size),)
 
-    def since(self, mark: Mark) -> bytes:
+    def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
         """What was logged after a place; all of it when the log was rotated or cut since."""
+        (mark,) = marks
         try:
             with self._log.open("rb") as opened:
                 found = os.fstat(opened.fileno())
                 same = found.st_ino == mark.inode and found.st_size >= mark.size
                 opened.seek(max(mark.size if same else 0, found.st_size - MAX_LOG))
-                return opened.read(MAX_LOG)
+                return (opened.read(MAX_LOG),)
         except OSError as err:
             raise FabricError(f"cannot read OpenSM's log {self._log}", err.strerror or str(err)) from err
 
@@ -153,10 +162,16 @@ class Opensm:
         """FabricError unless it runs, with a log, and a file that could be replaced."""
         os.close(self._process())
         self.mark()
-        if not os.access(self.partitions.parent, os.W_OK):
-            raise FabricError(f"cannot write into {self.partitions.parent}", "vhpcd replaces a file there")
+        if not os.access(self._file.parent, os.W_OK):
+            raise FabricError(f"cannot write into {self._file.parent}", "vhpcd replaces a file there")
 
-    def _hang_up(self) -> None:
+    def pid(self) -> int:
+        """Its process; FabricError when it does not run."""
+        os.close(self._process())
+        return int(self._pidfile.read_text())
+
+    def hang_up(self) -> None:
+        """SIGHUP; FabricError when it does not run."""
         process = self._process()
         try:
             signal.pidfd_send_signal(process, signal.SIGHUP)
@@ -189,6 +204,49 @@ class Opensm:
 
 class ComplaintError(RefusedError):
     """OpenSM has read its file and did not like it: the fabric may be open now."""
+
+
+def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
+    """Have all managers of some subnets read their files; one of each subnet has to say that it is up.
+
+    Which one is master is not asked: a standby reads its file when it becomes
+    master, and says nothing of a subnet until then.
+
+    Raises:
+        ComplaintError: one of them does not like its file.
+        FabricError: none of a subnet's runs, or finishes in time.
+    """
+    before = {}
+    for managers in subnets:
+        refused: list[FabricError] = []
+        for manager in managers:
+            try:
+                mark = manager.mark()
+                manager.hang_up()
+            except FabricError as err:
+                refused.append(err)
+            else:
+                before[manager] = mark
+        if len(refused) == len(managers):
+            raise refused[0]
+    deadline = time.monotonic() + timeout_s
+    left = list(subnets)
+    while True:
+        said = {manager: b"\n".join(manager.since(mark)) for manager, mark in before.items()}
+        complaint = next(filter(None, map(complaints, said.values())), "")
+        if complaint:
+            raise ComplaintError("OpenSM does not like its configuration", complaint)
+        left = [some for some in left if not any(SWEPT in said.get(one, b"") for one in some)]
+        if not left:
+            return
+        if time.monotonic() >= deadline:
+            names = " or ".join(str(one.partitions) for one in left[0])
+            raise FabricError(
+                f"OpenSM did not sweep within {timeout_s:g} s",
+                f"no log of the one with {names} says SUBNET UP",
+                "is it master, and force_log_flush TRUE?",
+            )
+        time.sleep(POLL_S)
 
 
 def complaints(said: bytes) -> str:

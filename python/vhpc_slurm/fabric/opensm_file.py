@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Collection
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim
-from vhpc_slurm.fabric.opensm import ComplaintError, Mark, Opensm, complaints
+from vhpc_slurm.fabric.opensm import ComplaintError, Mark, SubnetManager, complaints
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
@@ -29,7 +29,7 @@ class OpensmFile:
     def __init__(
         self,
         policy: KeyPolicy,
-        opensm: Opensm,
+        opensm: SubnetManager,
         readback: Readback,
         knows: Callable[[int, str], bool],
         *,
@@ -48,12 +48,15 @@ class OpensmFile:
         # what was written last, what OpenSM was seen to have swept with, and where its log was then
         self._last: tuple[Partition, ...] | None = None
         self._swept: tuple[Partition, ...] | None = None
-        self._heard: Mark | None = None
+        self._heard: tuple[Mark, ...] | None = None
         # whether it is certain that OpenSM has read what was written last
         self._read = False
 
     def validate(self, book: Book) -> None:
         """Whether OpenSM is there, and its file one that this book may replace."""
+        strangers = keys.strangers(keys.PKEYS, book)
+        if strangers is not None:
+            raise strangers
         self._opensm.check()
         self._guard(self._opensm.read(), self._meant(book), book)
 
@@ -130,7 +133,7 @@ class OpensmFile:
             return [f"{self._opensm.partitions} line {one.line}: {one.reason}" for one in defects[:10]]
         if partitions.parse(data) != meant:
             return [f"{self._opensm.partitions} is not what vhpcd wrote"]
-        return []
+        return self._opensm.differing()
 
     def _bring(self, book: Book, *, force: bool = False) -> None:
         meant = self._meant(book)
@@ -138,6 +141,7 @@ class OpensmFile:
         if not force:
             self._guard(old, meant, book)
         same = old is not None and not partitions.lint(old) and partitions.parse(old) == meant
+        same = same and not self._opensm.differing()
         if same and self._swept == meant:
             return
         self._swept, self._read = None, False
@@ -213,7 +217,7 @@ class OpensmFile:
         if self._heard is None:
             self._heard = self._opensm.mark()
         end = self._opensm.mark()
-        complaint = complaints(self._opensm.since(self._heard))
+        complaint = complaints(b"\n".join(self._opensm.since(self._heard)))
         if complaint:
             raise ComplaintError("OpenSM has complained", complaint)
         self._heard = end

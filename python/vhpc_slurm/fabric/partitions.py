@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.keys import DEFAULT_PKEY, Book, KeyPool, port_guid
+from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL, PKEYS, Book, KeyPool, port_guid
 
 MAX_LINE = 4000
 """Bytes of a line; opensm reads 4095 at a time."""
@@ -57,8 +57,24 @@ def of_book(book: Book, *, ipoib: bool = True) -> tuple[Partition, ...]:
     """The default partition, and one for each key that the book carries."""
     members: dict[int, list[tuple[str, bool]]] = {}
     for claim in book.carried():
+        if not PKEYS.has(claim.pkey):
+            continue  # of another backend, which the site has left
         members.setdefault(claim.pkey, []).extend((_guid(guid), True) for guid in claim.port_guids())
     return _with_default(members, ipoib=ipoib)
+
+
+def common_entries(partitions: Iterable[Partition], guids: Iterable[int]) -> tuple[int, ...]:
+    """The entries that the tables of all these ports have because of the partitions, besides the default."""
+    wanted = {_guid(guid) for guid in guids}
+    found = []
+    for one in partitions:
+        members = dict(one.members)
+        if one.pkey == DEFAULT_PKEY or not wanted <= members.keys():
+            continue
+        memberships = {members[guid] for guid in wanted}
+        if len(memberships) == 1:
+            found.append(one.pkey | (FULL if memberships.pop() else 0))
+    return tuple(found)
 
 
 def of_pool(pool: KeyPool, *, ranks: int, rails: int, vfs: int, ipoib: bool = True) -> tuple[Partition, ...]:

@@ -1,8 +1,8 @@
 """From partitions and port tables to a proof, or to what is wrong.
 
 A port that the partitions name must have exactly its keys; every other port the
-default one, as a limited member.  The port that the fabric is read from is the
-subnet manager's host and is a full member of the default partition.
+default one, as a limited member.  Only the port that the master subnet manager
+is at may be a full member of the default partition, and has to be.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.backend import Finding, Outcomes, Proof
 from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL, Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import Port, Scan
 
 POLL_S = 0.01
+SCAN_S = 1.0
+"""Seconds that a scan has at least, also when it begins at the deadline."""
 SHOWN = 3
 """So many of what is wrong go into one line."""
 
@@ -48,7 +51,7 @@ class Expected:
         found = []
         for port in scan.ports:
             meant, has = self._entries.get(port.guid, _NONE), set(port.pkeys)
-            expected = meant | {DEFAULT_PKEY | FULL if port.local else DEFAULT_PKEY}
+            expected = meant | {DEFAULT_PKEY | FULL if port.master else DEFAULT_PKEY}
             if has != expected:
                 keys = frozenset(entry & ~FULL for entry in meant | has) - {DEFAULT_PKEY}
                 found.append(
@@ -153,8 +156,12 @@ class Readback:
         outcomes: Outcomes = {}
         left = list(claims)
         deadline = time.monotonic() + self._timeout_s
+        for claim in tuple(left):
+            if not keys.PKEYS.has(claim.pkey):
+                outcomes[claim.generation] = keys.another_s(claim)
+                left.remove(claim)
         while left:
-            judge = prove(self._reader.scan(max(0.1, deadline - time.monotonic())))
+            judge = prove(self._reader.scan(max(SCAN_S, deadline - time.monotonic())))
             over = time.monotonic() >= deadline
             for claim in tuple(left):
                 found = judge(claim)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import IPv4Network
 from pathlib import Path
 
-from vhpc_slurm.config import Fabric
+from vhpc_slurm.config import Fabric, Manager
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric import partitions, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
-from vhpc_slurm.fabric.keys import MAX_RANKS, KeyPool
-from vhpc_slurm.fabric.opensm import Opensm
+from vhpc_slurm.fabric.keys import MAX_RANKS, VLANS, VNIS, KeyPool
+from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
+from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.segments import Segments
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
+from vhpc_slurm.fabric.ufm_client import UfmClient
+from vhpc_slurm.fabric.ufm_rest import UfmRest
+
+SMALLEST_NETWORK = 30
+"""Bits of a prefix that leaves room for two addresses."""
 
 
 def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend:
@@ -28,26 +37,112 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     """
     if fabric.backend == "none":
         return NoNetwork()
+    if fabric.backend in ("ethernet", "vxlan"):
+        return _segments(fabric)
     pool, site = key_pool(fabric), site_partitions(fabric)
     static = fabric.backend == "static-pool"
     limit = fabric.pool_guests if static else MAX_RANKS
-    policy = KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs, limit)
-    readback = Readback(FabricReader(fabric.device, fabric.device_port), fabric.apply_timeout_s)
+    policy = KeyPolicy(
+        pool,
+        fabric.key_owner,
+        fabric.rails,
+        fabric.vfs,
+        limit,
+        port_map(fabric),
+        fabric.in_guests,
+        site,
+        ipoib_network(fabric),
+    )
+    readback = Readback(reader(fabric), fabric.apply_timeout_s)
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
-    opensm = Opensm(
+    if fabric.backend == "ufm-rest":
+        return _ufm_rest(fabric, policy, readback, knows)
+    return OpensmFile(
+        policy,
+        _managers(fabric),
+        readback,
+        knows,
+        site=site,
+        ipoib=fabric.ipoib,
+        max_lost_percent=fabric.max_lost_percent,
+    )
+
+
+def _segments(fabric: Fabric) -> Segments:
+    if fabric.backend == "vxlan":
+        pool = KeyPool(fabric.vni_first, fabric.vni_last, frozenset(fabric.vni_reserved), VNIS)
+        return Segments(KeyPolicy(pool, fabric.key_owner))
+    pool = KeyPool(fabric.vlan_first, fabric.vlan_last, frozenset(fabric.vlan_reserved), VLANS)
+    return Segments(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
+
+
+def local_opensm(fabric: Fabric) -> Opensm:
+    """The OpenSM of this host, as the keys of [fabric] itself describe it."""
+    return Opensm(
         Path(fabric.partitions),
         Path(fabric.opensm_pidfile),
         Path(fabric.opensm_log),
         fabric.apply_timeout_s,
     )
-    return OpensmFile(
+
+
+def _managers(fabric: Fabric) -> SubnetManager:
+    if not fabric.subnets:
+        return local_opensm(fabric)
+    timeout_s = float(fabric.apply_timeout_s)
+    return Managers(
+        [[manager(one, timeout_s) for one in subnet.managers] for subnet in fabric.subnets], timeout_s
+    )
+
+
+def descriptions(fabric: Fabric) -> tuple[Manager, ...]:
+    """All OpenSM that the configuration names."""
+    if fabric.subnets:
+        return tuple(one for subnet in fabric.subnets for one in subnet.managers)
+    files = (fabric.partitions, fabric.opensm_pidfile, fabric.opensm_log)
+    return (Manager(partitions=files[0], pidfile=files[1], log=files[2]),)
+
+
+def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
+    """The OpenSM behind a description; FabricError when it describes none."""
+    files = (one.partitions, one.pidfile, one.log)
+    if one.command and not any(files):
+        return RemoteOpensm(one.command, timeout_s)
+    if one.command or not all(files):
+        raise FabricError(
+            "fabric.subnets has a manager that cannot be spoken to",
+            f"it has {one}",
+            "give it partitions, pidfile and log, or a command",
+        )
+    return Opensm(Path(one.partitions), Path(one.pidfile), Path(one.log), timeout_s)
+
+
+def reader(fabric: Fabric) -> FabricReader | SeveralReaders:
+    """What reads all subnets."""
+    if not fabric.subnets:
+        return FabricReader(fabric.device, fabric.device_port)
+    return SeveralReaders([FabricReader(one.device, one.device_port) for one in fabric.subnets])
+
+
+def ufm(fabric: Fabric) -> UfmClient:
+    """The UFM of the configuration; FabricError when that names none."""
+    return UfmClient(
+        fabric.ufm_url, Path(fabric.ufm_token_file), fabric.ufm_ca, float(fabric.ufm_request_timeout_s)
+    )
+
+
+def _ufm_rest(
+    fabric: Fabric, policy: KeyPolicy, readback: Readback, knows: Callable[[int, str], bool]
+) -> UfmRest:
+    return UfmRest(
         policy,
-        opensm,
-        readback,
+        ufm(fabric),
+        readback if fabric.ufm_proof == "fabric" else None,
         knows,
-        site=site,
+        mark_pkey=fabric.ufm_mark_pkey,
         ipoib=fabric.ipoib,
+        timeout_s=fabric.apply_timeout_s,
         max_lost_percent=fabric.max_lost_percent,
     )
 
@@ -61,6 +156,49 @@ def static_pool(fabric: Fabric) -> tuple[Partition, ...]:
         vfs=fabric.vfs,
         ipoib=fabric.ipoib,
     )
+
+
+def port_map(fabric: Fabric) -> PortMap | None:
+    """The ports with fixed GUIDs; None where nodes set GUIDs.
+
+    Raises:
+        FabricError: the file cannot be read or understood, or the backend could do nothing with it.
+    """
+    if not fabric.port_map:
+        if fabric.in_guests:
+            raise FabricError(
+                "fabric.in_guests needs fabric.port_map", "virtual functions are expected in guests anyway"
+            )
+        return None
+    if fabric.backend != "opensm-file":
+        raise FabricError(
+            f"fabric.port_map is nothing for {fabric.backend}", "it knows ports by the GUIDs that nodes set"
+        )
+    try:
+        text = Path(fabric.port_map).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise FabricError(f"cannot read {fabric.port_map}", str(err)) from err
+    return portmap.parse(text, fabric.port_map)
+
+
+def ipoib_network(fabric: Fabric) -> IPv4Network | None:
+    """Where guests' addresses come from; None: they have none.
+
+    Raises:
+        FabricError: it is no network, too small for two guests, or there is no IPoIB.
+    """
+    if not fabric.ipoib_network:
+        return None
+    what = f"fabric.ipoib_network = {fabric.ipoib_network[:40]!r}"
+    if not fabric.ipoib:
+        raise FabricError(f"{what} needs fabric.ipoib")
+    try:
+        network = IPv4Network(fabric.ipoib_network)
+    except ValueError as err:
+        raise FabricError(f"{what} is no network", str(err), "such as 10.128.0.0/12") from err
+    if not 1 <= network.prefixlen <= SMALLEST_NETWORK:
+        raise FabricError(f"{what} is no network for guests", "", "such as 10.128.0.0/12")
+    return network
 
 
 def key_pool(fabric: Fabric) -> KeyPool:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes
 from vhpc_slurm.fabric.keys import Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
@@ -39,7 +39,9 @@ class StaticPool:
 
     def validate(self, book: Book) -> None:
         """Whether the file declares the pool that the configuration describes."""
-        del book
+        strangers = keys.strangers(keys.PKEYS, book)
+        if strangers is not None:
+            raise strangers
         for what in self._file_findings():
             raise FabricError("the static pool is not declared", what, "install: vhpc fabric render --pool")
 

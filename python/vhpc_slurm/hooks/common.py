@@ -80,6 +80,11 @@ def main(name: str, hook: Callable[[Config], int]) -> int:
 
 def scontrol(*args: str) -> bool:
     """Best effort call of scontrol, for the rare failure path; False when it did not work."""
+    return scontrol_says(*args) is not None
+
+
+def scontrol_says(*args: str) -> str | None:
+    """What such a call printed; None when it did not work."""
     try:
         done = subprocess.run(
             [SCONTROL, *args],
@@ -91,10 +96,11 @@ def scontrol(*args: str) -> bool:
         )
     except (OSError, subprocess.TimeoutExpired) as err:
         log.warning("scontrol %s: %s", args[0], err)
-        return False
+        return None
     if done.returncode != 0:
         log.warning("scontrol %s: %s", " ".join(args), done.stderr.strip())
-    return done.returncode == 0
+        return None
+    return done.stdout
 
 
 def drain(node: str, error: VhpcError) -> None:

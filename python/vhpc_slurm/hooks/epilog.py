@@ -10,9 +10,19 @@ import sys
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common
+from vhpc_slurm.hooks import common, doubt
 from vhpc_slurm.model import Generation, Lease
-from vhpc_slurm.node import accounts, console, joblock, journal, outbox, statefile, teardown, timeline
+from vhpc_slurm.node import (
+    accounts,
+    console,
+    joblock,
+    journal,
+    outbox,
+    quarantine,
+    statefile,
+    teardown,
+    timeline,
+)
 from vhpc_slurm.node.layout import Layout
 
 LOCK_TIMEOUT_S = 60.0
@@ -48,6 +58,13 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
     """Tear one generation down and queue what became of it."""
     try:
         teardown.clear(layout, generation, env.node)
+    except quarantine.QuarantinedError as err:
+        _queue(layout, env, generation, clean=True, note=err.line())
+        if not doubt.must_drain(layout, env.node, err.records):
+            common.log.warning("%s; others are left", err.line())
+            return
+        common.drain(env.node, err)
+        raise
     except VhpcError as err:
         _queue(layout, env, generation, clean=False, note=err.line())
         common.drain(env.node, err)

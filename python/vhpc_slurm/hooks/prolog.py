@@ -15,11 +15,13 @@ from vhpc_slurm.node import (
     accounts,
     claims,
     console,
+    devices,
     guest,
     inventory,
     joblock,
     journal,
     outbox,
+    quarantine,
     resources,
     stages,
     statefile,
@@ -27,6 +29,7 @@ from vhpc_slurm.node import (
     timeline,
 )
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.preflight import GPU
 from vhpc_slurm.placement.plan import plan_node
 from vhpc_slurm.placement.usage import fold
 
@@ -42,7 +45,8 @@ def run(config: Config) -> int:
             cleared = _clear_stale(layout, env)
             return _prepare(config, layout, env, cleared)
         except FabricError as err:
-            return _no_lease(config, env, err)
+            _requeue(config, env, err)
+            return 0
         except (NodeError, TeardownError) as err:
             common.drain(env.node, err)
             raise
@@ -80,7 +84,15 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             common.log.info("the job was ended during its boot")
             teardown.tear_down(layout, book, recorder)
             return 0
-        except (NodeError, FabricError):
+        except FabricError as err:
+            if _requeue(config, env, err):
+                teardown.tear_down(layout, book, recorder)
+            else:
+                cure = "; ".join(filter(None, (err.cure, "the job may not be requeued: submit it again")))
+                last = UserError(err.what, err.why, cure)
+                _user_failure(layout, env, lease, book, recorder, last)
+            return 0
+        except (NodeError, TeardownError):
             teardown.tear_down(layout, book, recorder)
             raise
         # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it
@@ -118,8 +130,15 @@ def _boot(
         "batch": lease.request.batch.value,
         "socket": str(layout.guest(env.job_id, 0) / "run.sock"),
         "commands": ":".join(config.host.commands),
+        "gpus": ":".join(map(str, _gpu_indexes(layout, plan))),
     }
     statefile.write(layout.state_file(env.job_id), fields)
+
+
+def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[int]:
+    """Slurm's numbers of the first guest's GPUs, in the order in which the guest counts them."""
+    indexes = {address: index for index, address in enumerate(devices.handed_out(layout).gpus)}
+    return [indexes[device.address] for device in plan.guests[0].devices if device.role == GPU]
 
 
 def _book(
@@ -136,6 +155,7 @@ def _book(
             lease.image.manifest,
             config,
             fold(claims.live(layout, but=lease.generation)),
+            devices.handed_out(layout),
         )
         claims.announce(book, plan)
     return plan
@@ -182,13 +202,13 @@ def _user_failure(
     teardown.release_guests(layout, book, recorder)
 
 
-def _no_lease(config: Config, env: common.HookEnv, error: FabricError) -> int:
-    """Nothing can be prepared, and the node is not at fault.
+def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
+    """Nothing can be prepared, and the node is not at fault: the job tries again.
 
     The job may be over already (this Prolog was late).  Else vhpcd went away
-    between the controller's hook and ours, and the job tries again; one that
-    cannot be requeued (an interactive one) finds no state file at task start,
-    and the plugin refuses its tasks.
+    between the controller's hook and ours, or what the job was given is still
+    held.  False: the job may not be requeued (``--no-requeue``, an interactive
+    one); where no state file says why, the plugin refuses its tasks by itself.
     """
     try:
         known = ControllerClient(config).lease(env.job_id, None, env.node, 0)
@@ -196,10 +216,9 @@ def _no_lease(config: Config, env: common.HookEnv, error: FabricError) -> int:
         known = None
     if known is not None and known.state in (LeaseState.ENDING, LeaseState.RELEASED):
         common.log.info("nothing to prepare: %s", error.line())
-        return 0
+        return True
     common.log.warning("%s; requeueing", error.line())
-    common.scontrol("requeue", str(env.job_id))
-    return 0
+    return common.scontrol("requeue", str(env.job_id))
 
 
 def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
@@ -207,7 +226,11 @@ def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
     stale = [old for old in journal.generations(layout.journals) if old.job_id == env.job_id]
     for old in stale:
         common.log.warning("clearing generation %s, left by a crash", old)
-        teardown.clear(layout, old, env.node)
+        try:
+            teardown.clear(layout, old, env.node)
+        except quarantine.QuarantinedError as err:
+            outbox.put(layout.outbox, outbox.Acknowledgement(old, env.node, clean=True, note=err.line()))
+            raise
     return stale
 
 

@@ -14,6 +14,7 @@ import sys
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.fabric.keys import MAX_VFS
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import BatchPlace, ImageRef, JobRequest
 from vhpc_slurm.slurm import connect
@@ -58,6 +59,9 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
     batch = common.spank("BATCH") or BatchPlace.GUEST.value
     if batch not in set(BatchPlace):
         raise UserError(f"--vhpc-batch={batch[:40]!r}", "guest or host is expected")
+    vfs = _number("VFS")
+    if vfs is not None and vfs > MAX_VFS:
+        raise UserError(f"--vhpc-vfs={vfs}", f"a whole number from 0 to {MAX_VFS} is expected")
     return JobRequest(
         job_id=env.job_id,
         restart=env.restart,
@@ -72,6 +76,7 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         console=common.spank("CONSOLE"),
         job_name=job.name,
         partition=job.partition,
+        vfs=vfs,
     )
 
 

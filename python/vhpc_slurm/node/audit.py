@@ -18,6 +18,7 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import guest, images, joblock, journal, outbox, process, steps, teardown, uids
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.quarantine import QuarantinedError
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,17 @@ class Finding:
     mend: Callable[[], object]
 
 
-def audit(layout: Layout, node: str, live: Mapping[int, Generation] | None) -> list[Finding]:
+def _never(job_id: int) -> bool:
+    del job_id
+    return False
+
+
+def audit(
+    layout: Layout,
+    node: str,
+    live: Mapping[int, Generation] | None,
+    forgotten: Callable[[int], bool] = _never,
+) -> list[Finding]:
     """Compare the views.
 
     Args:
@@ -42,9 +53,11 @@ def audit(layout: Layout, node: str, live: Mapping[int, Generation] | None) -> l
         live: generations that the controller holds for this node and that are
             not ending, by job; None when the controller could not be asked,
             then no generation that has a journal is called stale.
+        forgotten: whether slurmctld is sure to know nothing of a job; asked only
+            about jobs that have ended and whose steps still run here.
     """
     return [
-        *_stale_generations(layout, node, live),
+        *_stale_generations(layout, node, live, forgotten),
         *_orphan_domains(layout),
         *_orphan_processes(layout),
         *_orphan_uids(layout),
@@ -78,7 +91,9 @@ def waiting(layout: Layout) -> int:
     return len(outbox.pending(layout.outbox))
 
 
-def _stale_generations(layout: Layout, node: str, live: Mapping[int, Generation] | None) -> Iterator[Finding]:
+def _stale_generations(
+    layout: Layout, node: str, live: Mapping[int, Generation] | None, forgotten: Callable[[int], bool]
+) -> Iterator[Finding]:
     if live is None:
         return
     running = steps.running()
@@ -86,8 +101,10 @@ def _stale_generations(layout: Layout, node: str, live: Mapping[int, Generation]
         if live.get(generation.job_id) == generation or joblock.busy(layout, generation.job_id):
             continue
         # The lease ends with the job, when Slurm has only begun to end its processes: they have KillWait
-        # to say their last words in, and then the Epilog comes.
-        if generation.job_id in running and generation.job_id not in live:
+        # to say their last words in, and then the Epilog comes. None comes for a job that a killed slurmctld
+        # has forgotten, while the step of its allocation may sleep on for hours.
+        over = generation.job_id in running and generation.job_id not in live
+        if over and not forgotten(generation.job_id):
             continue
         yield Finding(
             "stale-generation",
@@ -99,10 +116,15 @@ def _stale_generations(layout: Layout, node: str, live: Mapping[int, Generation]
 def _bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
     joblock.bury(layout, generation)
     with joblock.held(layout, generation.job_id, timeout_s=30.0):
-        teardown.clear(layout, generation, node)
-    outbox.put(
-        layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note="cleared by reconcile")
-    )
+        doubt: QuarantinedError | None = None
+        try:
+            teardown.clear(layout, generation, node)
+        except QuarantinedError as err:
+            doubt = err
+    note = doubt.line() if doubt else "cleared by reconcile"
+    outbox.put(layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note=note))
+    if doubt:
+        raise doubt
 
 
 def _orphan_domains(layout: Layout) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.wire import (
@@ -28,16 +28,18 @@ from vhpc_slurm.node.wire import (
     Tag,
     fields_of,
     number,
+    printable,
     put,
     text,
 )
 
-__all__ = ["ChannelError", "ChannelRefusedError", "GuestChannel", "GuestHello", "GuestInfo"]
+__all__ = ["ChannelError", "ChannelRefusedError", "GuestChannel", "GuestHello", "GuestInfo", "GuestPorts"]
 
 VERSION_MIN = 1
 VERSION_MAX = 1
 
 _CONNECT_RETRY_S = 0.02
+PORT_INDEX_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,18 @@ class GuestInfo:
     memory_kib: int
     sessions: int
     uptime_s: float
+
+
+class GuestPorts(NamedTuple):
+    """What a guest has of the job's fabric.
+
+    Attributes:
+        ports: name and port number of each (``mlx5_0:1``), and the place of the job's key in its table.
+        interface: that has the address; empty where none was asked for.
+    """
+
+    ports: tuple[tuple[str, int], ...]
+    interface: str = ""
 
 
 class GuestChannel:
@@ -214,6 +228,43 @@ class GuestChannel:
         body = put(Tag.MOUNT_TAG, tag) + put(Tag.MOUNT_PATH, path) + put(Tag.READ_ONLY, int(read_only))
         self._call(Op.MOUNT, body, timeout_s)
 
+    def fabric(
+        self,
+        keys: Sequence[int],
+        port_guids: Sequence[int],
+        wait_s: float,
+        address: str = "",
+        timeout_s: float | None = None,
+    ) -> GuestPorts:
+        """Wait until the guest's InfiniBand ports are these, active, with exactly these keys.
+
+        Args:
+            keys: entries of each port's table, 16 bits with the membership; the job's own comes first.
+            port_guids: of the guest's ports, in the order in which programs shall use them.
+            wait_s: how long the guest may wait.
+            address: ``A.B.C.D/N`` for the first port's interface with the job's key (IPoIB); empty: none.
+            timeout_s: what the answer may take beyond that; default is connect()'s.
+
+        Raises:
+            ChannelRefusedError: they are not so; the text is what the guest sees.
+            ChannelError: silence, or the channel was closed.
+        """
+        body = [put(Tag.KEY, key) for key in keys]
+        body += [put(Tag.PORT_GUID, struct.pack("<Q", guid)) for guid in port_guids]
+        body.append(put(Tag.WAIT_MS, int(wait_s * 1000)))
+        if address:
+            body.append(put(Tag.ADDRESS, address))
+        limit_s = wait_s + (self._timeout_s if timeout_s is None else timeout_s)
+        payload = self._ask(Op.FABRIC, b"".join(body), limit_s)
+        ports = [value for tag, value in fields_of(payload) if tag == Tag.PORT]
+        if any(len(value) < PORT_INDEX_BYTES for value in ports):
+            raise ChannelError("the guest sent a malformed message", "PORT is too short")
+        named = tuple(
+            (printable(value[PORT_INDEX_BYTES:]), int.from_bytes(value[:PORT_INDEX_BYTES], "little"))
+            for value in ports
+        )
+        return GuestPorts(named, text(dict(fields_of(payload)), Tag.INTERFACE))
+
     def ready(self, timeout_s: float | None = None) -> GuestInfo:
         """Ask whether everything asked before is done; errors as identity()."""
         return self._info(self._call(Op.READY, b"", timeout_s))
@@ -246,19 +297,23 @@ class GuestChannel:
         return deadline
 
     def _call(self, op: Op, body: bytes, timeout_s: float | None) -> dict[int, bytes]:
+        return dict(fields_of(self._ask(op, body, timeout_s)))
+
+    def _ask(self, op: Op, body: bytes, timeout_s: float | None) -> bytes:
         what = f"guest operation {op.name.lower()}"
         deadline = self._greet(timeout_s)
         self._request += 1
         head = put(Tag.OP, op) + put(Tag.REQUEST_ID, self._request)
         self._stream.send(FrameType.REQUEST, head + body, deadline)
         while True:
-            fields = dict(fields_of(self._stream.receive(FrameType.REPLY, deadline, f"{what} got no answer")))
+            payload = self._stream.receive(FrameType.REPLY, deadline, f"{what} got no answer")
+            fields = dict(fields_of(payload))
             if number(fields, Tag.REQUEST_ID) == self._request:
                 break  # an older one answers a call whose deadline has passed
         errno = number(fields, Tag.ERRNO)
         if errno != 0:
             raise ChannelRefusedError(f"{what} failed", errno, text(fields, Tag.TEXT))
-        return fields
+        return payload
 
     @staticmethod
     def _info(fields: dict[int, bytes]) -> GuestInfo:

@@ -65,7 +65,7 @@ class Journal:
             raise self._unwritable(err) from err
         try:
             self._replay()
-            _sync_folder(folder)
+            sync_folder(folder)
         except OSError as err:
             self.close()
             raise self._unwritable(err) from err
@@ -106,6 +106,10 @@ class Journal:
         """What is not crossed out, newest first: the order in which to release."""
         return list(reversed(self._held.values()))
 
+    def entry(self, key: str) -> Entry:
+        """What is known of a held resource; KeyError when it is not held."""
+        return self._held[key]
+
     def close(self) -> None:
         """Close the file; the journal stays."""
         if self._fd >= 0:
@@ -119,7 +123,7 @@ class Journal:
         self.close()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
     def _append(self, record: dict[str, Any]) -> None:
         line = json.dumps({"t": round(time.time(), 3), **record}, separators=(",", ":")) + "\n"
@@ -194,7 +198,7 @@ def generations(folder: Path) -> Iterator[Generation]:
                     yield Generation.parse(path.name.removesuffix(".jsonl"))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a file's creation or removal durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -46,6 +46,11 @@ class Layout:
         return self.state / "outbox"
 
     @property
+    def quarantine(self) -> Path:
+        """Devices that could not be proven clean, a file each."""
+        return self.state / "quarantine"
+
+    @property
     def uids(self) -> Path:
         """Claims on uids of the range for QEMU."""
         return self.run / "uids"

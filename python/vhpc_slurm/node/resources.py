@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
-from vhpc_slurm.node import guest, images, process, uids
+from vhpc_slurm.node import devices, guest, images, process, uids
 from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.quarantine import QuarantinedError
 
 RUN_DIR = "rundir"
 CLAIM = "claim"
@@ -22,6 +23,7 @@ IMAGE = "image"
 UID = "uid"
 PROCESS = "process"
 DOMAIN = "domain"
+DEVICE = devices.KIND
 
 
 def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) -> list[VhpcError]:
@@ -33,6 +35,9 @@ def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) ->
     for entry in (e for e in journal.held() if e.kind not in keep):
         try:
             _RELEASES[entry.kind](layout, str(journal.generation), entry)
+        except QuarantinedError as err:
+            failures.append(err)
+            journal.released(entry.key)  # what is in quarantine is nobody's any more
         except VhpcError as err:
             failures.append(err)
         except OSError as err:
@@ -92,6 +97,10 @@ def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
             process.end(ref)
 
 
+def _release_device(layout: Layout, generation: str, entry: Entry) -> None:
+    devices.release(layout, generation, entry)
+
+
 _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     RUN_DIR: _release_run_dir,
     CLAIM: _release_claim,
@@ -99,4 +108,5 @@ _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     UID: _release_uid,
     PROCESS: _release_process,
     DOMAIN: _release_domain,
+    DEVICE: _release_device,
 }

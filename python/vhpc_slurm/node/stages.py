@@ -14,13 +14,29 @@ from pathlib import Path
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
-from vhpc_slurm.node import accounts, console, images, process, resources, shares, uids
+from vhpc_slurm.node import (
+    accounts,
+    claims,
+    console,
+    deadlines,
+    devices,
+    guestports,
+    identities,
+    images,
+    process,
+    qemulog,
+    resources,
+    shares,
+    uids,
+)
 from vhpc_slurm.node.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.placement.usage import fold
 
 NOBODY_GID = 65534
 
@@ -54,12 +70,17 @@ def boot(work: Boot) -> None:
     Raises:
         UserError: the image will not boot, or is broken.
         NodeError: this node cannot do it.
+        QuarantinedError: a device got stuck; it is in quarantine.
         Stopped: the job was ended meanwhile.
     """
     with work.recorder.stage("image", work.image.digest):
         _stage_image(work)
     with work.recorder.stage("shares"):
         _choose_shares(work)
+    taken = [device for guest in work.plan.guests for device in guest.devices]
+    if taken:
+        with work.recorder.stage("devices", " ".join(device.address for device in taken)):
+            _take_devices(work, taken)
     started = []
     for guest in work.plan.guests:
         with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
@@ -90,6 +111,13 @@ def _choose_shares(work: Boot) -> None:
     work.shares = [share for share in asked if shares.reachable(share, work.account, timeout)]
 
 
+def _take_devices(work: Boot, taken: list[PassthroughDevice]) -> None:
+    """Bind the job's devices; libvirt takes them as they are (``managed="no"``)."""
+    wanted = identities.of_plan(work.lease, work.plan, work.inventory)
+    held = fold(claims.live(work.layout, but=work.lease.generation)).devices
+    devices.acquire(work.layout, work.journal, taken, wanted, devices.Host(held))
+
+
 def _start_guest(work: Boot, guest: GuestPlan) -> int:
     """Start one guest with its share daemons; returns QEMU's uid."""
     layout, generation = work.layout, str(work.lease.generation)
@@ -115,7 +143,7 @@ def _start_guest(work: Boot, guest: GuestPlan) -> int:
     boot_files = images.private_copies(work.staged, run_dir)
     xml = render(_spec(work, guest, uid, boot_files))
     work.journal.acquire(resources.DOMAIN, f"domain:{name}", name=name, uid=uid)
-    work.hypervisor.create(xml, layout.config.guests.stage_timeout_s)
+    work.hypervisor.create(xml, deadlines.start_s(layout.config.guests, guest))
     for path in boot_files:
         path.unlink()  # QEMU has read them
     return uid
@@ -204,8 +232,8 @@ def _ended(work: Boot, guest: GuestPlan) -> bool:
 
 def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
     """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows."""
-    config, run_dir = work.layout.config, work.run_dir(guest)
-    until = time.monotonic() + (work.lease.request.timeout_s or config.guests.boot_timeout_s)
+    run_dir = work.run_dir(guest)
+    until = time.monotonic() + _boot_limit(work, guest)
     try:
         _start_shim(work, guest, uid)
     except NodeError as err:
@@ -221,24 +249,45 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
     return channel
 
 
+def _boot_limit(work: Boot, guest: GuestPlan) -> int:
+    return deadlines.boot_s(work.layout.config.guests, work.lease.request.timeout_s, guest)
+
+
 def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
-    """Why a guest did not come up: silent until the deadline, or dead before it; the image's doing."""
+    """Why a guest did not come up: silent until the deadline, or dead before it.
+
+    Mostly it is the image's doing.  A crash of QEMU may be the guest's as well,
+    so it costs the job and not the node.
+    """
     words = console.last_words(work.run_dir(guest) / "console.log")
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
     if late:
-        limit = work.lease.request.timeout_s or work.layout.config.guests.boot_timeout_s
         return UserError(
-            f"image {image} did not get ready within {limit} s on {node}",
+            f"image {image} did not get ready within {_boot_limit(work, guest)} s on {node}",
             said,
             "--vhpc-timeout gives it longer",
+        )
+    crash = qemulog.crash(domain_name(work.lease.generation, guest.index)) if _ended(work, guest) else None
+    if crash:
+        return UserError(
+            f"QEMU crashed on {node} while image {image} booted",
+            crash,
+            "submit the job again; if it ends like this again, tell the site's support",
+        )
+    if crash is not None and not words:
+        return UserError(
+            f"the guest ended on {node} while image {image} booted",
+            "QEMU crashed or was killed, or the kernel panicked without a word",
+            "submit the job again; if it ends like this again, see to the image",
         )
     return UserError(f"image {image} did not boot on {node}", said)
 
 
 def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
     account, timeout = work.account, float(work.layout.config.guests.stage_timeout_s)
-    hosts = _hosts(guest.hostname, work.lease.network.addresses)
+    guids = guestports.expected(work.lease, work.plan, guest, work.inventory)
+    hosts = _hosts(guest.hostname, work.lease.network.addresses if guids else ())
     try:
         channel.identity(
             hostname=guest.hostname,
@@ -255,6 +304,9 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         )
         for share in work.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
+        if guids:
+            wait_s = work.layout.config.fabric.guest_timeout_s
+            guestports.find(work.lease, work.plan.node, guids, channel, wait_s=wait_s, timeout_s=timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(

@@ -12,6 +12,7 @@ from vhpc_slurm.node import process, resources
 from vhpc_slurm.node.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.quarantine import QuarantinedError, Record
 from vhpc_slurm.node.timeline import Recorder
 
 
@@ -21,6 +22,7 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     Idempotent: an empty journal is simply removed.
 
     Raises:
+        QuarantinedError: nothing is left but devices that are in quarantine now.
         TeardownError: something is left; its line names all of it.
     """
     guests = {
@@ -31,13 +33,17 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     if guests and layout.config.guests.poweroff_timeout_s > 0:
         with recorder.stage("power off"):
             _power_off(layout, guests)
-    _release(layout, journal, recorder, keep=())
+    doubts = _release(layout, journal, recorder, keep=())
     journal.remove()
+    if doubts:
+        raise QuarantinedError(doubts)
 
 
 def release_guests(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     """Release all but the run folder, whose state file the SPANK plugin still has to read."""
-    _release(layout, journal, recorder, keep=(resources.RUN_DIR,))
+    doubts = _release(layout, journal, recorder, keep=(resources.RUN_DIR,))
+    if doubts:
+        raise QuarantinedError(doubts)
 
 
 def clear(layout: Layout, generation: Generation, node: str) -> None:
@@ -49,15 +55,20 @@ def clear(layout: Layout, generation: Generation, node: str) -> None:
         journal.close()
 
 
-def _release(layout: Layout, journal: Journal, recorder: Recorder, keep: tuple[str, ...]) -> None:
+def _release(
+    layout: Layout, journal: Journal, recorder: Recorder, keep: tuple[str, ...]
+) -> tuple[Record, ...]:
+    """Release; returns what was put into quarantine."""
     with recorder.stage("release"):
         failures = resources.release_all(layout, journal, keep)
-        if failures:
+        doubts = [failure for failure in failures if isinstance(failure, QuarantinedError)]
+        if len(doubts) < len(failures):
             raise TeardownError(
                 f"job {journal.generation.job_id} left {len(failures)} things behind",
                 "; ".join(failure.line() for failure in failures),
                 "mend the cause, then: vhpc reconcile",
             )
+    return tuple(record for doubt in doubts for record in doubt.records)
 
 
 def _power_off(layout: Layout, guests: dict[Path, int]) -> None:

@@ -58,6 +58,7 @@ class Op(IntEnum):
     READY = 3
     POWEROFF = 4
     INFO = 5
+    FABRIC = 6
 
 
 class Tag(IntEnum):
@@ -91,6 +92,12 @@ class Tag(IntEnum):
     CPUS = 65
     MEMORY_KIB = 66
     SESSIONS = 67
+    KEY = 68
+    PORT_GUID = 69
+    WAIT_MS = 70
+    PORT = 71
+    ADDRESS = 72
+    INTERFACE = 73
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:
@@ -128,8 +135,12 @@ def number(fields: dict[int, bytes], tag: Tag) -> int:
 
 def text(fields: dict[int, bytes], tag: Tag) -> str:
     """A string for people: one printable line, since a guest may have made it up."""
-    raw = fields.get(tag, b"").decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "?" for c in raw)[:1000]
+    return printable(fields.get(tag, b""))
+
+
+def printable(raw: bytes) -> str:
+    """Bytes of a guest as one printable line of bounded length."""
+    return "".join(c if c.isprintable() else "?" for c in raw.decode("utf-8", "replace"))[:1000]
 
 
 class FrameStream:

@@ -71,20 +71,12 @@ def resolve(
             continue
         errors += _unusable(function, host, devices, usage)
         gpus.append(function)
-    pool = _pool(host, devices)
-    count, more = _vf_count(allocation, request, len(pool), config, host)
+    there = pool(host, devices)
+    count, more = _vf_count(allocation, request, len(there), config, host)
     errors += more
-    free = tuple(vf for vf in pool if not _unusable(vf, host, devices, usage))
+    free = tuple(vf for vf in there if not _unusable(vf, host, devices, usage))
     if not more and count > len(free):
-        held = sum(vf.address in usage.devices for vf in pool)
-        why = f"of {len(pool)} {held} are held by other jobs, {len(pool) - held - len(free)} cannot be used"
-        errors.append(
-            NodeError(
-                f"the job needs {count} virtual functions on {host.node}, {len(free)} are free",
-                why,
-                "make Slurm's count of them the true one; see: vhpc inventory",
-            )
-        )
+        errors.append(_too_few(count, there, free, host, usage, counted=_counted(allocation, config) > 0))
     return Wanted(tuple(gpus), free, count), errors
 
 
@@ -147,7 +139,7 @@ def _unusable(
     return []
 
 
-def _pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
+def pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
     """Virtual functions that may be handed out at all."""
     found = (function for function in host.pci if function.physfn)
     if devices.vfs is not None:
@@ -159,12 +151,39 @@ def _pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
     )
 
 
+def _counted(allocation: NodeAllocation, config: Config) -> int:
+    """How many virtual functions Slurm has counted for the job here; 0 where it counts none."""
+    return sum(gres.count for gres in allocation.gres if gres.name == config.placement.vf_gres)
+
+
+def _too_few(
+    count: int,
+    there: tuple[PciFunction, ...],
+    free: tuple[PciFunction, ...],
+    host: HostInventory,
+    usage: Usage,
+    *,
+    counted: bool,
+) -> VhpcError:
+    """Whose fault it is that there are too few: the node's, if Slurm has counted them.
+
+    Else nobody has: they may come free, or there are not as many good ones.
+    """
+    held = sum(vf.address in usage.devices for vf in there)
+    what = f"the job needs {count} virtual functions on {host.node}, {len(free)} are free"
+    why = f"of {len(there)} {held} are held by other jobs, {len(there) - held - len(free)} cannot be used"
+    if counted:
+        return NodeError(what, why, "make Slurm's count of them the true one; see: vhpc inventory")
+    kind = FabricError if count <= len(free) + held else UserError
+    return kind(what, why, "Slurm does not count them here")
+
+
 def _vf_count(
     allocation: NodeAllocation, request: JobRequest, there: int, config: Config, host: HostInventory
 ) -> tuple[int, list[VhpcError]]:
     """How many: what Slurm allocated, or what the user asked for where Slurm does not count them."""
     name = config.placement.vf_gres
-    allocated = sum(gres.count for gres in allocation.gres if gres.name == name)
+    allocated = _counted(allocation, config)
     asked = request.vfs
     if asked is None:
         return allocated, []

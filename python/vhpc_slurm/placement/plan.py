@@ -21,7 +21,7 @@ from vhpc_slurm.model import (
     NodePlan,
     VcpuPin,
 )
-from vhpc_slurm.placement import pci
+from vhpc_slurm.placement import overhead, pci
 from vhpc_slurm.placement.cpu import (
     CpuPlacement,
     EmulatorPlacement,
@@ -126,7 +126,15 @@ def fit(
         reasons += errors
         cpus, errors = _place_cpus(parts, host, config)
         reasons += errors
+    wanted, errors = Wanted(), list[VhpcError]()
+    if devices is not None:
+        wanted, errors = resolve(allocation, request, host, devices, config, usage)
+    reasons += errors
     size, errors = size_memory(allocation, request, host, config.guests.memory_reserve_mib)
+    if size is not None:
+        needed = overhead.outside_mib(size.guests_mib, len(chosen), wanted, request, config)
+        size, more, errors = overhead.cover(size, needed, allocation, request, wanted, host)
+        notes += more
     reasons += errors
     backing: Backing | None = None
     if size is not None:
@@ -134,10 +142,6 @@ def fit(
         shapes = [guest.vcpus for guest in cpus] or [host.cpus[:1]]
         backing, errors = back(shapes, size, allocation, request, manifest, host, config, usage)
         reasons += errors
-    wanted, errors = Wanted(), list[VhpcError]()
-    if devices is not None:
-        wanted, errors = resolve(allocation, request, host, devices, config, usage)
-    reasons += errors
     if reasons or not cpus or size is None or backing is None:
         return Refusal(tuple(reasons))
     strict = config.placement.devices == "strict"

@@ -13,6 +13,8 @@ KILLED = "killed"  # its script ended by SIGKILL
 CANCELLED = "cancelled"  # Slurm's state
 NODE_FAIL = "node-fail"  # Slurm's state
 FORGOTTEN = "forgotten"  # slurmctld was killed before it saved the job
+UNSAVED = "unsaved"  # slurmctld was killed before it saved that the job had ended
+HELD = "held"  # our line: what it was given is still held by the job that was hit
 ID_REUSED = "id-reused"  # the id of a forgotten job, whose Prolog slurmd believes to have run
 
 JOB, NODE, CLUSTER = "job", "node", "cluster"
@@ -62,7 +64,7 @@ _ALL = (
           long=True),
     Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM), delay_s=4, weight=3,
           drains="Prolog error"),
-    Fault("epilog-kill", JOB, "KILL", "epilog", delay_s=0.5, weight=3, drains="Epilog error"),
+    Fault("epilog-kill", JOB, "KILL", "epilog", ends=(HELD,), delay_s=0.5, weight=3, drains="Epilog error"),
     Fault("ctld-hook-kill", JOB, "KILL", "slurmctld-hook", ctl=True, ends=(LINE,), weight=2),
     # what users and operators do at the wrong moment
     Fault("scancel", JOB, "scancel", ends=(CANCELLED,), weight=4),
@@ -81,7 +83,7 @@ _ALL = (
     Fault("vhpcd-kill", CLUSTER, "kill", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5, weight=2),
     Fault("vhpcd-stop", CLUSTER, "stop", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5),
     Fault("slurmctld-kill", CLUSTER, "kill", unit="slurmctld", ctl=True, hold_s=5, weight=2, long=True,
-          ends=(FORGOTTEN, ID_REUSED, *ANY, LOST_START), drains=r"Duplicate jobid|Prolog error"),
+          ends=(FORGOTTEN, UNSAVED, ID_REUSED, *ANY, LOST_START), drains=r"Duplicate jobid|Prolog error"),
     Fault("slurmctld-restart", CLUSTER, "restart", unit="slurmctld", ctl=True, weight=2, long=True,
           ends=(*ANY, LOST_START), drains=r"Duplicate jobid|Prolog error"),
     Fault("slurmdbd-kill", CLUSTER, "kill", unit="slurmdbd", ctl=True, hold_s=5),

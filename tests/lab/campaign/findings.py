@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cluster import NODES, Lab
 
-from campaign.judge import End, Verdict, differs, drained_by, judge, touches
+from campaign.judge import HOLDER, End, Verdict, differs, drained_by, judge, touches
 from campaign.kinds import FOLDER
 from campaign.plan import USERS, Plan
 from campaign.run import Campaign, Injected, Record, Submitted
@@ -80,7 +80,9 @@ def find(campaign: Campaign, duration_s: float) -> Findings:
     for job in record.submitted:
         for key in job.keys:
             end = _end(job, key, campaign, outputs, rows)
-            touched = touches(end, job, record.injected, reused)
+            held = HOLDER.search(end.output)
+            holder = campaign.watch.of_job(int(held[1])) if held else None
+            touched = touches(end, job, record.injected, reused, holder)
             verdicts.append(judge(end, touched, reused))
     drains = [(trouble, drained_by(trouble, record.injected)) for trouble in campaign.watch.troubles]
     states = {node: lab.node_state(node)[0] for node in NODES}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from campaign.faults import (
     CANCELLED,
     CLUSTER,
     COMMENT,
     FORGOTTEN,
+    HELD,
     ID_REUSED,
     JOB,
     KILLED,
@@ -19,16 +21,20 @@ from campaign.faults import (
     NODE,
     NODE_FAIL,
     SLURM,
+    UNSAVED,
 )
 from campaign.kinds import Kind
 from campaign.run import Injected, Submitted
-from campaign.watch import Track, Trouble
+from campaign.watch import ENDED, Track, Trouble
 
 GRACE_S = 8.0
 """A fault still touches what is there so long after it was undone: daemons register, clients try again."""
 DRAIN_S = 90.0
 """A Prolog that a fault broke may run into its own timeouts before it drains the node."""
 OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
+HOLDER = re.compile(r"^vhpc: .* held by (?:a guest|guests) of (\d+)\.", re.MULTILINE)
+QEMU_BUG = re.compile(r"^vhpc: QEMU crashed on \S+ while .*: .*Assertion .* failed.*", re.MULTILINE)
+"""QEMU's own complaint: nobody killed it."""
 SLURMS = re.compile(
     r"^(slurmstepd|srun|salloc)(-\w+)?: (error: .+|Force Terminated .+|Job allocation .* revoked.*)",
     re.MULTILINE,
@@ -92,14 +98,18 @@ def escaped(end: End) -> bool:
 
 
 def touches(
-    end: End, job: Submitted, faults: Sequence[Injected], reused: frozenset[int]
+    end: End,
+    job: Submitted,
+    faults: Sequence[Injected],
+    reused: frozenset[int],
+    holder: tuple[str, int] | None = None,
 ) -> tuple[Injected, ...]:
-    """Faults that can have changed the end of a job."""
+    """Faults that can have changed the end of a job; ``holder`` is the job that it says was in its way."""
     found = []
     for fault in faults:
         reach = fault.fault.reach
         if reach == JOB:
-            hit = fault.target == (job.plan.name, _index(end))
+            hit = fault.target in {(job.plan.name, _index(end)), holder} - {None}
         elif end.track is None:
             hit = reach == CLUSTER and fault.begin < job.at + 60 and fault.end > job.at
         else:
@@ -132,7 +142,8 @@ def judge(end: End, touched: tuple[Injected, ...], reused: frozenset[int]) -> Ve
             line = evidence(way, end, reused)
             if line:
                 return Verdict(end, touched, f"{fault.fault.name}: {line}", own=False)
-    return Verdict(end, touched, "", own=False)
+    bug = QEMU_BUG.search(end.output) if end.state == "FAILED" else None
+    return Verdict(end, touched, f"by itself: {bug[0]}" if bug else "", own=False)
 
 
 def evidence(way: str, end: End, reused: frozenset[int]) -> str:
@@ -141,6 +152,9 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
     code = end.track.now.code if end.track is not None else ""
     failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
     timed_out = end.kind.name == "time-limit" and end.state == "TIMEOUT" and not end.output
+    states = [seen.state in ENDED for seen in end.track.seen] if end.track is not None else []
+    undone = any(ended and not after for ended, after in pairwise(states))
+    held = HOLDER.search(end.output)
     ours, slurms = OURS.search(end.output), SLURMS.search(end.output)
     shown = {
         LINE: ours[0] if failed and ours else "",
@@ -150,6 +164,8 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
         LOST_START: "its start was lost, and its time limit was over" if timed_out else "",
         KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
+        UNSAVED: "slurmctld was killed before it saved that the job had ended" if undone else "",
+        HELD: held[0] if failed and held else "",
         NODE_FAIL: "Slurm: NODE_FAIL" if end.state == "NODE_FAIL" else "",
         FORGOTTEN: "slurmctld was killed before it saved the job" if end.state == "FORGOTTEN" else "",
     }

@@ -1,0 +1,250 @@
+#include "fabric.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent.h"
+#include "tlv.h"
+
+enum { LOOK_MS = 200 };
+
+/* Says what of the environment is an agent's work: words NAME=VALUE. */
+#define MARK "VHPC_FABRIC"
+
+enum variable { PKEY, UCX_PKEY, OMPI_PKEY, UCX_DEVICES, NCCL_DEVICES, NCCL_PKEY };
+
+static const char *const names[FABRIC_VARIABLES] = {
+    [PKEY] = "VHPC_PKEY",
+    [UCX_PKEY] = "UCX_IB_PKEY",
+    [OMPI_PKEY] = "OMPI_MCA_btl_openib_pkey",
+    [UCX_DEVICES] = "UCX_NET_DEVICES",
+    [NCCL_DEVICES] = "NCCL_IB_HCA",
+    [NCCL_PKEY] = "NCCL_IB_PKEY",
+};
+
+/* mlx5_0:1,mlx5_1:1 behind prefix, to be freed. */
+static char *device_list(const struct ib_found *found, const char *prefix)
+{
+    size_t size = strlen(prefix) + found->count * (IB_DEVICE_MAX + 12) + 1, used;
+    char *list = malloc(size);
+    if (list == NULL)
+        return NULL;
+    used = (size_t)snprintf(list, size, "%s", prefix);
+    for (size_t i = 0; i < found->count; i++)
+        used += (size_t)snprintf(list + used, size - used, "%s%s:%u", i > 0 ? "," : "",
+                                 found->port[i].device, found->port[i].number);
+    return list;
+}
+
+static char *key_text(uint16_t entry)
+{
+    char text[16];
+    (void)snprintf(text, sizeof text, "0x%04x", entry & ~(unsigned)IB_PKEY_FULL);
+    return strdup(text);
+}
+
+static char *index_text(unsigned index)
+{
+    char text[16];
+    (void)snprintf(text, sizeof text, "%u", index);
+    return strdup(text);
+}
+
+int fabric_name(struct fabric *f)
+{
+    bool same = f->found.count > 0;
+    for (size_t i = 0; i < FABRIC_VARIABLES; i++)
+        free(f->value[i]);
+    for (size_t i = 1; i < f->found.count; i++)
+        same = same && f->found.port[i].index == f->found.port[0].index;
+    f->value[PKEY] = key_text(f->want.key[0]);
+    f->value[UCX_PKEY] = key_text(f->want.key[0]);
+    f->value[OMPI_PKEY] = key_text(f->want.key[0]);
+    f->value[UCX_DEVICES] = device_list(&f->found, "");
+    f->value[NCCL_DEVICES] = device_list(&f->found, "="); /* '=': these names, not prefixes */
+    /* An index, one for all ports: where they differ NCCL cannot be told. */
+    f->value[NCCL_PKEY] = same ? index_text(f->found.port[0].index) : NULL;
+    for (size_t i = 0; i < NCCL_PKEY; i++)
+        if (f->value[i] == NULL)
+            return -ENOMEM;
+    return same && f->value[NCCL_PKEY] == NULL ? -ENOMEM : 0;
+}
+
+void fabric_free(struct fabric *f)
+{
+    if (f == NULL)
+        return;
+    for (size_t i = 0; i < FABRIC_VARIABLES; i++)
+        free(f->value[i]);
+    free(f);
+}
+
+/* The value that a mark gives a name, and its length; NULL when it is not in it. */
+static const char *marked(const char *mark, const char *name, size_t *len)
+{
+    size_t name_len = strlen(name);
+    for (const char *p = mark; p != NULL && *p != '\0'; p += strspn(p, " ")) {
+        size_t word = strcspn(p, " ");
+        if (word > name_len && strncmp(p, name, name_len) == 0 && p[name_len] == '=') {
+            *len = word - name_len - 1;
+            return p + name_len + 1;
+        }
+        p += word;
+    }
+    return NULL;
+}
+
+static int set_env(struct execspec *spec, const char *name, const char *value)
+{
+    size_t size = strlen(name) + strlen(value) + 2;
+    char *entry = malloc(size);
+    if (entry == NULL)
+        return -ENOMEM;
+    (void)snprintf(entry, size, "%s=", name);
+    execspec_drop_env(spec, entry);
+    (void)snprintf(entry, size, "%s=%s", name, value);
+    int rc = execspec_add_env(spec, entry);
+    free(entry);
+    return rc;
+}
+
+/* Whether a variable is the user's: not as an agent left it, or taken away since. */
+static bool is_users(const struct execspec *spec, const char *mark, const char *name)
+{
+    size_t len = 0;
+    const char *now = execspec_getenv(spec, name), *was = marked(mark, name, &len);
+    if (now == NULL || was == NULL)
+        return now != was;
+    return strlen(now) != len || strncmp(now, was, len) != 0;
+}
+
+static int put_mark(struct buf *b, const char *name, const char *value)
+{
+    int rc = b->len == 0 ? 0 : buf_append(b, " ", 1);
+    rc = rc < 0 ? rc : buf_append(b, name, strlen(name));
+    rc = rc < 0 ? rc : buf_append(b, "=", 1);
+    return rc < 0 ? rc : buf_append(b, value, strlen(value));
+}
+
+int fabric_environment(const struct fabric *f, struct execspec *spec)
+{
+    const char *old = execspec_getenv(spec, MARK);
+    struct buf b = {0};
+    int rc = 0;
+    char *mark = strdup(old != NULL ? old : "");
+    if (mark == NULL)
+        return -ENOMEM;
+    for (size_t i = 0; i < FABRIC_VARIABLES && rc == 0; i++) {
+        const char *name = names[i], *value = f->value[i];
+        bool users = i != PKEY && is_users(spec, mark, name);
+        if (value == NULL)
+            continue;
+        if (!users)
+            rc = set_env(spec, name, value);
+        /* What was taken away stays in the mark: steps of this one will not bring it back. */
+        if (rc == 0 && (!users || execspec_getenv(spec, name) == NULL))
+            rc = put_mark(&b, name, value);
+    }
+    rc = rc < 0 ? rc : buf_append(&b, "", 1);
+    rc = rc < 0 ? rc : set_env(spec, MARK, (const char *)buf_head(&b));
+    buf_free(&b);
+    free(mark);
+    return rc;
+}
+
+int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, uint32_t wait_ms,
+               char *text, size_t size)
+{
+    struct agent *a = s->agent;
+    uint32_t address, mask;
+    if (want->guid_count == 0 || want->key_count == 0 || wait_ms > FABRIC_WAIT_MAX_MS) {
+        (void)snprintf(text, size, "the request lacks a port or a key, or would wait too long");
+        return -EINVAL;
+    }
+    if (want->address[0] != '\0' && ipoib_parse(want->address, &address, &mask) < 0) {
+        (void)snprintf(text, size, "not an address with its prefix");
+        return -EINVAL;
+    }
+    if (a->fabric != NULL && a->fabric->waiting) {
+        (void)snprintf(text, size, "another request waits for the ports already");
+        return -EBUSY;
+    }
+    fabric_free(a->fabric);
+    a->fabric = calloc(1, sizeof *a->fabric);
+    if (a->fabric == NULL)
+        return -ENOMEM;
+    a->fabric->want = *want;
+    a->fabric->waiting = true;
+    a->fabric->session = s->id;
+    a->fabric->request = request;
+    a->fabric->until = now_ms() + wait_ms;
+    return 0;
+}
+
+static void give_up(struct agent *a)
+{
+    fabric_free(a->fabric);
+    a->fabric = NULL;
+}
+
+void fabric_forget(struct agent *a, const struct session *s)
+{
+    if (a->fabric != NULL && a->fabric->waiting && a->fabric->session == s->id)
+        give_up(a);
+}
+
+static int put_ports(const struct fabric *f, struct buf *b)
+{
+    uint8_t raw[4 + IB_DEVICE_MAX + 12];
+    int rc = 0;
+    for (size_t i = 0; i < f->found.count && rc == 0; i++) {
+        const struct ib_port *p = &f->found.port[i];
+        put_le32(raw, p->index);
+        int n = snprintf((char *)raw + 4, sizeof raw - 4, "%s:%u", p->device, p->number);
+        rc = tlv_put(b, TAG_PORT, raw, 4 + (size_t)n);
+    }
+    if (rc == 0 && f->interface[0] != '\0')
+        rc = tlv_put_str(b, TAG_INTERFACE, f->interface);
+    return rc;
+}
+
+/* Whether all is there; what is not says text. */
+static bool look(const struct agent *a, struct fabric *f, char *text, size_t size)
+{
+    uint32_t address, mask;
+    if (!ib_check(a->sysfs, &f->want, &f->found, text, size))
+        return false;
+    if (f->want.address[0] == '\0')
+        return true;
+    if (ipoib_parse(f->want.address, &address, &mask) < 0 ||
+        ipoib_interface(a->sysfs, &f->found.port[0], f->want.key[0], f->interface, text, size) == 0)
+        return false;
+    return !a->system || ipoib_bring_up(f->interface, address, mask, text, size) == 0;
+}
+
+int fabric_tick(struct agent *a, long long now, bool *work)
+{
+    struct fabric *f = a->fabric;
+    struct buf b = {0};
+    char text[1024];
+    if (f == NULL || !f->waiting)
+        return 0;
+    *work = true;
+    if (now < f->next)
+        return 0;
+    f->next = now + LOOK_MS;
+    bool good = look(a, f, text, sizeof text);
+    if (!good && now < f->until)
+        return 0;
+    f->waiting = false;
+    int result = good ? fabric_name(f) : -ENODEV;
+    int rc = result == 0 ? put_ports(f, &b) : 0;
+    if (rc == 0)
+        rc = control_reply(a, f->session, f->request, result, text, &b);
+    buf_free(&b);
+    if (result < 0)
+        give_up(a);
+    return rc;
+}

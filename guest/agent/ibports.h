@@ -1,0 +1,50 @@
+/*
+ * The InfiniBand ports of this guest, as its kernel's sysfs shows them, held
+ * against what the job shall have.
+ *
+ * Files and their forms: Documentation/ABI/stable/sysfs-class-infiniband of Linux.
+ */
+#ifndef VHPC_IBPORTS_H
+#define VHPC_IBPORTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    IB_PORTS_MAX = 256,    /* ports of a guest */
+    IB_KEYS_MAX = 32,      /* keys that its ports shall have */
+    IB_TABLE_MAX = 4096,   /* entries of a port's table */
+    IB_DEVICE_MAX = 64,    /* bytes of a device's name with its NUL, as in the kernel */
+    IB_PKEY_FULL = 0x8000, /* membership bit of an entry */
+};
+
+struct ib_want {
+    uint64_t guid[IB_PORTS_MAX]; /* of its ports, in the order of rails */
+    size_t guid_count;
+    uint16_t key[IB_KEYS_MAX]; /* entries of each port's table; the first is the job's own */
+    size_t key_count;
+    char address[32]; /* of the first port's interface with the job's key: A.B.C.D/N; "" = none */
+};
+
+struct ib_port {
+    char device[IB_DEVICE_MAX];
+    unsigned number;
+    unsigned index; /* of the job's key in its table */
+};
+
+struct ib_found {
+    struct ib_port port[IB_PORTS_MAX]; /* in the order of the wanted GUIDs */
+    size_t count;
+};
+
+/*
+ * True when there are exactly the wanted InfiniBand ports, active, each with
+ * exactly the wanted keys; *found says where. Else text is one line with what
+ * was seen. sysfs is where sysfs is mounted. Ports of Ethernet are nobody's
+ * business here.
+ */
+bool ib_check(const char *sysfs, const struct ib_want *want, struct ib_found *found, char *text,
+              size_t size);
+
+#endif

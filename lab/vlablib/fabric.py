@@ -1,0 +1,84 @@
+"""The simulated InfiniBand fabric of `vlab up --fabric`: ibsim and OpenSM on ctl.
+
+Two adapters stand for each compute node, so that two jobs can share it.  Their
+GUIDs are theirs for good, as whole adapters' are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+RUN = "/run/opensm"
+NET = "/etc/vlab/fabric.net"
+PARTITIONS = "/etc/opensm/partitions.conf"
+PORT_MAP = "/etc/vhpc/ports.map"
+# of each node's own: where tests lay out what a guest's sysfs would show of its adapters
+HCA = "/hca"
+ADAPTERS = 2
+_PRELOAD = "/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so"
+# the subnet manager's own adapter is where its host, and whoever reads the fabric there, looks from
+CLIENT = {"LD_PRELOAD": _PRELOAD, "SIM_HOST": "SM"}
+_SM_NODE_GUID = 0x0002_C903_0100_0000
+_SWITCH_GUID = 0x0002_C903_0200_0000
+
+OPENSM_CONF = "force_log_flush TRUE\n"
+FIRST_PARTITIONS = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
+READER = "vlab_simulated_fabric"
+READER_CODE = f'''"""Lets the child of vhpc that reads an InfiniBand fabric read the lab's simulated one."""
+
+import os
+import sys
+
+if "vhpc_slurm.fabric.smp" in sys.orig_argv and "LD_PRELOAD" not in os.environ:
+    os.environ.update({CLIENT!r})
+    os.chdir("{RUN}/readers")
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+'''
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter that stands for a compute node; its port has the node GUID plus one."""
+
+    host: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """What ibsim calls it."""
+        return f"{self.host}-{self.number}"
+
+    @property
+    def node_guid(self) -> int:
+        """As adapters' GUIDs are: an organisation's 24 bits, and a number of theirs."""
+        return 0x0002_C903_0000_0000 | int(self.host[1:]) << 8 | self.number << 4
+
+
+def adapters(nodes: tuple[str, ...]) -> Iterator[Adapter]:
+    """All of them, in the order of their ports on the one switch."""
+    return (Adapter(host, number) for host in nodes for number in range(ADAPTERS))
+
+
+def net(nodes: tuple[str, ...]) -> str:
+    """The fabric in ibsim's language."""
+    names = [adapter.name for adapter in adapters(nodes)]
+    sm = len(names) + 1
+    parts = [
+        f'caguid={adapter.node_guid:#x}\nCa 1 "{adapter.name}"\n[1] "SW"[{port}]\n'
+        for port, adapter in enumerate(adapters(nodes), 1)
+    ]
+    links = "".join(f'[{port}] "{name}"[1]\n' for port, name in enumerate(names, 1))
+    return "\n".join(
+        [
+            f'caguid={_SM_NODE_GUID:#x}\nCa 1 "SM"\n[1] "SW"[{sm}]\n',
+            *parts,
+            f'switchguid={_SWITCH_GUID:#x}\nSwitch {sm} "SW"\n{links}[{sm}] "SM"[1]\n',
+        ]
+    )
+
+
+def port_map(nodes: tuple[str, ...]) -> str:
+    """The same for vhpcd: which node has which ports."""
+    lines = [f"{adapter.host} 0 {adapter.node_guid + 1:#018x}" for adapter in adapters(nodes)]
+    return "\n".join(["# NODE RAIL PORT-GUID", *lines]) + "\n"

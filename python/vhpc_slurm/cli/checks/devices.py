@@ -1,0 +1,151 @@
+"""GPUs and virtual functions of a compute node: does Slurm's view agree with the node's own?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.hardware import NodeDevices, PciFunction
+from vhpc_slurm.hooks.doubt import counted
+from vhpc_slurm.node import gpumap, inventory, quarantine, scrub, setup, sysfs
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.preflight import NVIDIA, VFIO
+from vhpc_slurm.placement.devices import GPU_CLASSES, pool
+
+DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
+
+
+def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Finding]:
+    """Findings; none on a node without GPUs, virtual functions, and words of Slurm or the site about them.
+
+    Args:
+        config: the site's.
+        node: this node.
+        slurm: its line of ``scontrol -o show node``; empty when Slurm was not asked.
+        root: whether the quarantine can be read.
+    """
+    path = Path(config.placement.gpu_map)
+    try:
+        gpus = gpumap.read(path)
+        host = inventory.read(node, config)
+        records = quarantine.read(Layout(config)) if root else ()
+    except VhpcError as err:
+        yield error("devices.map", err.line(), "see vhpc.toml(5)")
+        return
+    functions = {function.address: function for function in host.pci}
+    slurm_gpus = counted(slurm, config.placement.gpu_gres)
+    yield from gpu_map(path, gpus, functions, slurm_gpus)
+    vfs = pool(host, NodeDevices(gpus))
+    slurm_vfs = counted(slurm, config.placement.vf_gres)
+    if vfs or slurm_vfs:
+        good = len([vf for vf in vfs if vf.address not in {record.address for record in records}])
+        yield functions_of(good, slurm_vfs, config.placement.vf_gres)
+    handed_out = [functions[address] for address in gpus if address in functions] + list(vfs)
+    if handed_out:
+        yield iommu(handed_out)
+        yield vfio(config.host.sysfs_root)
+    if any(function.vendor == NVIDIA for function in handed_out):
+        yield clearing(config)
+    if gpus:
+        yield nodes(gpus, setup.GPU_NODES)
+    if records:
+        names = ", ".join(f"{record.address} ({record.reason})" for record in records)
+        yield warn("devices.quarantine", f"in quarantine: {names}", "vhpc devices clear ADDRESS")
+
+
+def gpu_map(
+    path: Path, gpus: Sequence[str], functions: dict[str, PciFunction], slurm: int | None
+) -> Iterator[Finding]:
+    """The map names GPUs that are there, each once, as many as Slurm counts."""
+    there = [
+        function.address
+        for function in functions.values()
+        if function.class_code >> 16 in GPU_CLASSES
+        and function.vendor not in DISPLAY_OF_SERVERS
+        and not function.physfn
+    ]
+    if not gpus:
+        if slurm:
+            yield error(
+                "devices.map",
+                f"Slurm gives out {slurm} GPUs here, and {path} names none",
+                "write a line INDEX ADDRESS for each, in the order of gres.conf",
+            )
+        return
+    wrong = [address for address in gpus if address not in there]
+    twice = sorted({address for address in gpus if gpus.count(address) > 1})
+    if wrong or twice:
+        what = "; ".join(
+            [
+                *(f"{address} is no GPU of this node" for address in wrong),
+                *(f"{address} is there twice" for address in twice),
+            ]
+        )
+        yield error("devices.map", f"{path}: {what}", "compare it with lspci -D")
+    elif slurm is not None and slurm != len(gpus):
+        yield error(
+            "devices.map",
+            f"{path} names {len(gpus)} GPUs, Slurm counts {slurm}",
+            "make gres.conf and the map agree, line by line",
+        )
+    else:
+        left = [address for address in there if address not in gpus]
+        more = f"; not in it: {', '.join(left)}" if left else ""
+        yield ok("devices.map", f"{path} names {len(gpus)} GPUs" + more)
+
+
+def functions_of(good: int, slurm: int | None, gres: str) -> Finding:
+    """There are as many virtual functions as Slurm counts."""
+    if slurm is not None and good < slurm:
+        return error(
+            "devices.vfs",
+            f"Slurm counts {slurm} of {gres}, {good} virtual functions are good",
+            "see devices.virtual_functions and vhpc node-setup; vhpc devices shows what is in quarantine",
+        )
+    return ok("devices.vfs", f"{good} virtual functions, Slurm counts {'none' if slurm is None else slurm}")
+
+
+def iommu(devices: Sequence[PciFunction]) -> Finding:
+    """Every device is behind an IOMMU."""
+    off = [function.address for function in devices if function.iommu_group is None]
+    if off:
+        return error(
+            "devices.iommu",
+            f"no IOMMU group: {', '.join(off)}",
+            "boot with intel_iommu=on or amd_iommu=on, and enable it in the firmware",
+        )
+    return ok("devices.iommu", f"{len(devices)} devices in {len({d.iommu_group for d in devices})} groups")
+
+
+def vfio(sysfs_root: str) -> Finding:
+    """The driver is there."""
+    if sysfs.listing(f"{sysfs_root}/bus/pci/drivers/{VFIO}"):
+        return ok("devices.vfio", f"{VFIO} is loaded")
+    cure = f"modprobe {VFIO}, and name it in /etc/modules-load.d"
+    return error("devices.vfio", f"the kernel has no driver {VFIO}", cure)
+
+
+def clearing(config: Config) -> Finding:
+    """Something clears the memory of NVIDIA's GPUs between guests."""
+    argv = scrub.command(config.devices, "ADDRESS", NVIDIA)
+    if not argv:
+        return warn(
+            "devices.clearing",
+            "nothing but a reset clears GPUs between jobs",
+            "install NVIDIA's gpu-admin-tools, or set devices.gpu_scrub",
+        )
+    if not Path(argv[0]).is_file():
+        return error("devices.clearing", f"there is no {argv[0]}", "see devices.gpu_scrub in vhpc.toml(5)")
+    return ok("devices.clearing", " ".join(argv))
+
+
+def nodes(gpus: Sequence[str], folder: Path) -> Finding:
+    """What gres.conf names is there."""
+    missing = [f"gpu{index}" for index in range(len(gpus)) if not (folder / f"gpu{index}").is_char_device()]
+    if missing:
+        cure = "vhpc node-setup; systemctl enable vhpc-node-setup.service"
+        return warn("devices.nodes", f"{folder} lacks {', '.join(missing)}", cure)
+    return ok("devices.nodes", f"{folder} has a node for each GPU")

@@ -1,0 +1,38 @@
+"""vhpc node-setup: what a node needs at each boot before slurmd starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from vhpc_slurm.cli import here, output
+from vhpc_slurm.config import Config
+from vhpc_slurm.node import claims, setup
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.placement.usage import fold
+
+EXIT_NODE = 3
+
+
+def node_setup(config: Config, *, dry_run: bool, as_json: bool) -> int:
+    """Do what is missing, with ``dry_run`` only say it.
+
+    Returns 3 when a step failed, with ``dry_run`` 1 when one is missing.
+
+    Raises:
+        NodeError: what guests hold now cannot be read.
+    """
+    here.need_root("node-setup")
+    layout = Layout(config)
+    with claims.booking(layout, config.guests.stage_timeout_s):
+        done = list(setup.steps(layout, fold(claims.live(layout)).devices, dry_run=dry_run))
+    if as_json:
+        output.write_json([asdict(step) for step in done])
+    elif not done:
+        print("nothing to set up: no GPU map, devices.virtual_functions and host.hugepages are empty")
+    else:
+        output.write_table(
+            ("KIND", "WHAT", "STATE", "ERROR"), [(s.kind, s.what, s.state, s.error) for s in done]
+        )
+    if any(step.state is setup.State.FAILED for step in done):
+        return EXIT_NODE
+    return 1 if any(step.state is setup.State.MISSING for step in done) else 0

@@ -1,0 +1,226 @@
+"""Several OpenSM that are told the same: those of several subnets, and those that stand by.
+
+A standby that becomes master reads its own file, so each has the new one before
+any is told to read it.  One that cannot be given the file stops the change: it
+may be alive, and open the fabric with its old file one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.child import LineChild
+from vhpc_slurm.fabric.opensm import COMPLAINTS, SWEPT, ComplaintError, Mark, Opensm, SubnetManager, sweep
+from vhpc_slurm.fabric.smp import FabricReader, Scan
+
+MAX_SAID = 1000
+"""Lines of a log that a remote host hands over at once."""
+
+
+class Managers:
+    """All OpenSM that a change concerns; in ``subnets`` those of one subnet are together."""
+
+    def __init__(self, subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
+        self._subnets = subnets
+        self._all = [manager for managers in subnets for manager in managers]
+        self._timeout_s = timeout_s
+        self.partitions: Path | str = self._all[0].partitions
+
+    def check(self) -> None:
+        """FabricError unless each subnet has one that runs, and all can be given a file."""
+        for managers in self._subnets:
+            refused = []
+            for manager in managers:
+                manager.read()
+                try:
+                    manager.check()
+                except FabricError as err:
+                    refused.append(err)
+            if len(refused) == len(managers):
+                raise refused[0]
+
+    def read(self) -> bytes | None:
+        """The first one's file."""
+        return self._all[0].read()
+
+    def differing(self) -> list[str]:
+        """Whose file is not the first one's."""
+        first = self.read()
+        return [
+            f"{one.partitions} is not the same file as {self.partitions}"
+            for one in self._all[1:]
+            if one.read() != first
+        ]
+
+    def replace(self, data: bytes) -> None:
+        """Give all of them the new file; the first one last, since it says what all were given."""
+        for manager in reversed(self._all):
+            manager.replace(data)
+
+    def hang_up(self) -> None:
+        """Signal all of them; those that stand by are not expected to do anything."""
+        for manager in self._all:
+            manager.hang_up()
+
+    def sweep(self) -> None:
+        """Have all read their files, and wait until each subnet is up."""
+        sweep(self._subnets, self._timeout_s)
+
+    def mark(self) -> tuple[Mark, ...]:
+        """Where all logs end now."""
+        return tuple(mark for manager in self._all for mark in manager.mark())
+
+    def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
+        """What each has logged."""
+        pairs = zip(self._all, marks, strict=True)
+        return tuple(said for manager, mark in pairs for said in manager.since((mark,)))
+
+
+class SeveralReaders:
+    """Reads several subnets as if they were one: no two ports have one GUID."""
+
+    def __init__(self, readers: Sequence[FabricReader]) -> None:
+        self._readers = readers
+
+    def scan(self, timeout_s: float) -> Scan:
+        """Read them one after the other; FabricError when one cannot be read."""
+        scans = [reader.scan(timeout_s) for reader in self._readers]
+        ports = tuple(port for scan in scans for port in scan.ports)
+        switches = tuple(switch for scan in scans for switch in scan.switches)
+        return Scan(ports, sum(scan.silent for scan in scans), switches)
+
+    def close(self) -> None:
+        """End all of them."""
+        for reader in self._readers:
+            reader.close()
+
+
+# --- one on another host ---------------------------------------------------------------
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line to ``vhpc fabric manager``: what to do, and for ``replace`` and ``since`` with what."""
+
+    do: Literal["check", "read", "replace", "hang-up", "mark", "since"]
+    file: bytes | None = None
+    mark: Mark | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line from ``vhpc fabric manager``."""
+
+    file: bytes | None = None
+    mark: Mark | None = None
+    said: bytes = b""
+    error: tuple[str, str, str] | None = None
+    complaint: bool = False
+
+
+class RemoteOpensm:
+    """An OpenSM on another host, through a command that runs ``vhpc fabric manager`` there.
+
+    The command is started without a shell and kept; requests go to its stdin,
+    one line of JSON each.
+    """
+
+    def __init__(self, command: tuple[str, ...], timeout_s: float) -> None:
+        self._child = LineChild(command)
+        self._timeout_s = timeout_s
+        self.partitions: Path | str = f"the file behind `{' '.join(command)}`"
+
+    def check(self) -> None:
+        """Whether the host answers, and OpenSM runs there."""
+        self._ask(Request("check"))
+
+    def read(self) -> bytes | None:
+        """Its file."""
+        return self._ask(Request("read")).file
+
+    def differing(self) -> list[str]:
+        """Nothing: there is one file."""
+        return []
+
+    def replace(self, data: bytes) -> None:
+        """Send a new file, which the host looks at before it takes it."""
+        self._ask(Request("replace", file=data))
+
+    def hang_up(self) -> None:
+        """SIGHUP."""
+        self._ask(Request("hang-up"))
+
+    def sweep(self) -> None:
+        """Have the file read, and wait until the subnet is up."""
+        sweep([(self,)], self._timeout_s)
+
+    def mark(self) -> tuple[Mark, ...]:
+        """Where its log ends now."""
+        mark = self._ask(Request("mark")).mark
+        if mark is None:
+            raise self._lost("it names no place in its log")
+        return (mark,)
+
+    def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
+        """Of its log what matters to vhpcd."""
+        (mark,) = marks
+        return (self._ask(Request("since", mark=mark)).said,)
+
+    def close(self) -> None:
+        """End the command."""
+        self._child.close()
+
+    def _ask(self, request: Request) -> Answer:
+        try:
+            answer = msgspec.json.decode(
+                self._child.ask(msgspec.json.encode(request), self._timeout_s), type=Answer
+            )
+        except (OSError, EOFError, *UNDECODABLE) as err:
+            self.close()
+            raise self._lost(str(err)) from err
+        if answer.error is not None:
+            kind = ComplaintError if answer.complaint else FabricError
+            raise kind(*answer.error)
+        return answer
+
+    def _lost(self, why: str) -> FabricError:
+        return FabricError(
+            f"cannot reach {self.partitions}", why, "does the command run `vhpc fabric manager` there?"
+        )
+
+
+def serve(opensm: Opensm, line: bytes) -> Answer:
+    """Answer one line: do one thing with this host's OpenSM."""
+    try:
+        return _serve(opensm, msgspec.json.decode(line, type=Request))
+    except UNDECODABLE as err:
+        return Answer(error=("that is no request", str(err), "see vhpc fabric manager in vhpc(1)"))
+    except FabricError as err:
+        return Answer(error=(err.what, err.why, err.cure), complaint=isinstance(err, ComplaintError))
+
+
+def _serve(opensm: Opensm, request: Request) -> Answer:
+    answer = Answer()
+    match request:
+        case Request("read"):
+            answer = Answer(file=opensm.read())
+        case Request("replace", file=bytes(data)):
+            partitions.parse(data, "what was sent")
+            opensm.replace(data)
+        case Request("hang-up"):
+            opensm.hang_up()
+        case Request("mark"):
+            answer = Answer(mark=opensm.mark()[0])
+        case Request("since", mark=Mark() as mark):
+            (said,) = opensm.since((mark,))
+            lines = (line for line in said.split(b"\n") if any(word in line for word in (SWEPT, *COMPLAINTS)))
+            answer = Answer(said=b"\n".join(list(lines)[:MAX_SAID]))
+        case Request("check"):
+            opensm.check()
+        case _:
+            raise FabricError(f"there is nothing to {request.do} with", "the request lacks its file or mark")
+    return answer

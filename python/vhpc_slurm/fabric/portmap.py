@@ -1,0 +1,86 @@
+"""Ports whose GUIDs no node sets: of whole adapters, or of virtual functions that have theirs for good.
+
+A subnet manager that knows nothing of virtual functions (the one of Linux
+distributions) sees only such ports.  The site writes down which node has which;
+a job gets free ones of its nodes, and its partition names their GUIDs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric.keys import MAX_RAILS
+from vhpc_slurm.model import NODE_NAME
+
+_GUID = re.compile(r"^0x[0-9a-fA-F]{16}\Z", re.ASCII)
+_RAIL = re.compile(r"^[0-9]{1,3}\Z", re.ASCII)
+
+
+@dataclass(frozen=True)
+class PortMap:
+    """The port GUIDs of each (node, rail), in the order in which jobs get them."""
+
+    file: str
+    ports: Mapping[tuple[str, int], tuple[int, ...]]
+
+    def choose(
+        self, nodes: Sequence[str], *, rails: int, vfs: int, taken: Collection[int]
+    ) -> tuple[int, ...]:
+        """``vfs`` ports on each rail of each node, none of them ``taken``: node by node, rail by rail.
+
+        Raises:
+            FabricError: a node has too few, or too few of them are free.
+        """
+        chosen: list[int] = []
+        for node in nodes:
+            for rail in range(rails):
+                has = self.ports.get((node, rail), ())
+                free = [guid for guid in has if guid not in taken]
+                if len(has) < vfs:
+                    raise FabricError(
+                        f"{self.file} has {len(has)} ports of node {node} on rail {rail}",
+                        f"each guest has {vfs}",
+                        "see fabric.port_map in vhpc.toml(5)",
+                    )
+                if len(free) < vfs:
+                    raise FabricError(
+                        f"no port of node {node} on rail {rail} is free",
+                        f"other jobs have {len(has) - len(free)} of its {len(has)}",
+                        "count them as a generic resource of the node, and jobs wait instead",
+                    )
+                chosen += free[:vfs]
+        return tuple(chosen)
+
+
+def parse(text: str, file: str) -> PortMap:
+    """Read lines ``NODE RAIL GUID``; what follows a ``#`` is a comment.
+
+    Raises:
+        FabricError: a line is none of these, or a GUID comes twice; names the line.
+    """
+    ports: dict[tuple[str, int], list[int]] = {}
+    seen: dict[int, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{file} is refused, line {number}"
+        cure = "lines are NODE RAIL 0xGUID, with the 16 digits of the GUID"
+        if len(words) != 3 or not NODE_NAME.match(words[0]):
+            raise FabricError(where, f"{line.strip()[:80]!r}", cure)
+        node, rail, guid = words
+        if not _RAIL.match(rail) or int(rail) >= MAX_RAILS:
+            raise FabricError(where, f"{rail[:20]!r} is no rail: 0 to {MAX_RAILS - 1}", cure)
+        value = int(guid, 16) if _GUID.match(guid) else 0
+        if not value:
+            raise FabricError(where, f"{guid[:40]!r} is no port GUID", cure)
+        if value in seen:
+            raise FabricError(where, f"{guid} is in line {seen[value]} already")
+        seen[value] = number
+        ports.setdefault((node, int(rail)), []).append(value)
+    if not ports:
+        raise FabricError(f"{file} names no port", cure="see fabric.port_map in vhpc.toml(5)")
+    return PortMap(file, {place: tuple(guids) for place, guids in ports.items()})

@@ -1,0 +1,288 @@
+"""NVIDIA UFM's REST interface: the few calls that partitions need, over verified HTTPS.
+
+Endpoints and bodies are those of the UFM Enterprise REST API Guide, chapters
+"PKey GUIDs Rest API" and "Access Tokens API": under ``/ufmRestV3`` a request
+carries ``Authorization: Basic TOKEN``.  A key that UFM does not have is answered
+by 404 or by an empty object, and an answer of 200 means that UFM has accepted a
+change, not that a port has it.
+
+Every request has a connection and a deadline of its own, follows no redirect,
+and is safe to repeat.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import re
+import socket
+import ssl
+import stat
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.fabric.backend import RefusedError
+from vhpc_slurm.fabric.keys import DEFAULT_PKEY
+
+MAX_ANSWER = 256 << 20
+"""Bytes of the longest answer; a thousand keys with a thousand ports each take about 80 MB."""
+GUIDS_A_REQUEST = 100
+"""GUIDs of one change; those to remove stand in the request line, which servers cut at 8 KiB."""
+_T = TypeVar("_T")
+_PREFIX = "/ufmRestV3"
+_TOKEN = re.compile(rb"[!-~]{1,4096}")
+_GUID = re.compile(r"(0x)?[0-9a-fA-F]{16}\Z", re.ASCII)
+_PKEY = re.compile(r"0x[0-9a-fA-F]{1,4}\Z", re.ASCII)
+
+
+class UfmBusyError(FabricError):
+    """UFM did not do it now, and may do it when it is asked again."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One port of a key, as UFM says it."""
+
+    guid: str
+    membership: str | None = None
+
+
+class _Partition(msgspec.Struct, frozen=True):
+    guids: tuple[Member, ...] | None = None
+    membership: str | None = None
+
+
+class _Version(msgspec.Struct, frozen=True):
+    ufm_release_version: str
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """UFM's subnet manager settings, as far as they say who may speak to it; keys are hexadecimal."""
+
+    m_key: str = "0x0"
+    sa_key: str = "0x1"
+    sm_key: str = "0x1"
+    m_key_per_port: bool = False
+
+
+class UfmClient:
+    """One UFM, or the address that its high-availability pair shares."""
+
+    def __init__(self, url: str, token_file: Path, ca: str, timeout_s: float) -> None:
+        """``ca`` is a file of certificates to trust in the place of the system's.
+
+        Raises:
+            FabricError: the address is none, or the certificates cannot be read.
+        """
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if (
+            parts.scheme != "https"
+            or not parts.hostname
+            or parts.path.strip("/")
+            or parts.query
+            or port == -1
+        ):
+            raise FabricError(f"{url!r} is no address of a UFM", cure="fabric.ufm_url is https://HOST[:PORT]")
+        self._host, self._port = parts.hostname, port or 443
+        self._token_file = token_file
+        self._timeout_s = timeout_s
+        try:
+            self._tls = ssl.create_default_context(cafile=ca or None)
+        except OSError as err:
+            raise FabricError(f"cannot read the certificates in {ca}", str(err), "see fabric.ufm_ca") from err
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def version(self) -> str:
+        """UFM's own version: the cheapest question that needs the token."""
+        return self._decode(self._ask("GET", "/app/ufm_version"), _Version).ufm_release_version
+
+    def partitions(self) -> dict[int, dict[int, bool]]:
+        """By key, by port GUID: whether it is a full member."""
+        found = self._decode(self._ask("GET", "/resources/pkeys?guids_data=true"), dict[str, _Partition])
+        return {_pkey(key): _members(one) for key, one in found.items()}
+
+    def settings(self) -> Settings:
+        """What its subnet manager was told."""
+        return self._decode(self._ask("GET", "/app/smconf"), Settings)
+
+    def default_membership(self) -> str:
+        """What ports are in the default partition: full, limited, or empty where UFM does not say."""
+        found = self._ask("GET", f"/resources/pkeys/{DEFAULT_PKEY:#x}?guids_data=true")
+        return self._decode(found, _Partition).membership or ""
+
+    def add(self, pkey: int, guids: list[int], *, ipoib: bool) -> None:
+        """Make ports full members of a key, which comes into being where it is not there."""
+        for some in _portions(guids):
+            body = {
+                "pkey": f"{pkey:#x}",
+                "guids": [f"{guid:016x}" for guid in some],
+                "membership": "full",
+                "index0": True,
+                "ip_over_ib": ipoib,
+            }
+            self._ask("POST", "/resources/pkeys/", body)
+
+    def remove(self, pkey: int, guids: list[int]) -> None:
+        """Take ports out of a key; one that is no member is no error."""
+        for some in _portions(guids):
+            names = ",".join(f"{guid:016x}" for guid in some)
+            self._ask("DELETE", f"/resources/pkeys/{pkey:#x}/guids/{names}", absent_ok=True)
+
+    def delete(self, pkey: int) -> None:
+        """Take away a key that has no ports; one that is not there is no error."""
+        self._ask("DELETE", f"/resources/pkeys/{pkey:#x}", absent_ok=True)
+
+    # --- one request ---------------------------------------------------------------
+
+    def _ask(self, method: str, path: str, body: Any = None, *, absent_ok: bool = False) -> bytes:
+        """Send a request and return what UFM answers.
+
+        Raises:
+            UfmBusyError: UFM cannot be reached, has cut the connection, is busy or broken.
+            RefusedError: UFM does not take this request.
+            FabricError: it is not the UFM that is meant, or it lets nobody in.
+        """
+        what = f"UFM at {self._host}:{self._port}"
+        headers = {
+            "Authorization": f"Basic {self._token()}",
+            "Accept": "application/json",
+            "Connection": "close",
+        }
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = msgspec.json.encode(body)
+        deadline = time.monotonic() + self._timeout_s
+        connection = http.client.HTTPSConnection(
+            self._host, self._port, timeout=self._timeout_s, context=self._tls
+        )
+        connection.response_class = _bounded(deadline)
+        try:
+            connection.request(method, _PREFIX + path, data, headers)
+            with connection.getresponse() as answer:
+                said = answer.read(MAX_ANSWER + 1)
+                status = answer.status
+        except ssl.SSLCertVerificationError as err:
+            raise FabricError(
+                f"{what} cannot be trusted",
+                err.verify_message or str(err),
+                "its certificate must be of fabric.ufm_ca (or of a CA of the system) and name its host",
+            ) from err
+        except (OSError, http.client.HTTPException, ValueError) as err:
+            raise UfmBusyError(f"{what} does not answer", str(err) or type(err).__name__) from err
+        finally:
+            connection.close()
+        if len(said) > MAX_ANSWER:
+            raise FabricError(f"{what} answers without end")
+        if status in (200, 201, 202, 204):
+            return said
+        if status == 404 and absent_ok:
+            return b""
+        raise _refusal(what, f"{method} {path.partition('?')[0][:80]}", status, said)
+
+    def _decode(self, data: bytes, kind: type[_T]) -> _T:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except UNDECODABLE as err:
+            raise FabricError(
+                f"UFM at {self._host}:{self._port} gives an answer that makes no sense",
+                str(err),
+                "is it a UFM, and the token valid? UFM may send its login page instead of an error",
+            ) from err
+
+    def _token(self) -> str:
+        """The token, read anew each time: the site may change it while vhpcd runs."""
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            with os.fdopen(os.open(self._token_file, flags), "rb") as opened:
+                found = os.fstat(opened.fileno())
+                token = opened.read(8192).strip()
+        except OSError as err:
+            raise FabricError(
+                f"cannot read UFM's token in {self._token_file}",
+                err.strerror or str(err),
+                "see fabric.ufm_token_file",
+            ) from err
+        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+            raise FabricError(
+                f"{self._token_file} is no secret", "others may read it", f"chmod 600 {self._token_file}"
+            )
+        if not _TOKEN.fullmatch(token):
+            raise FabricError(f"{self._token_file} has no token", "one word is expected, and nothing else")
+        return token.decode()
+
+
+def _refusal(what: str, request: str, status: int, said: bytes) -> FabricError:
+    text = " ".join(said[:300].decode("utf-8", "replace").split())
+    why = f"{request}: HTTP {status} {''.join(char if char.isprintable() else '?' for char in text)}".strip()
+    if status == 401:
+        return FabricError(
+            f"{what} refuses the token", why, "make a new one and put it into fabric.ufm_token_file"
+        )
+    if status == 403:
+        return FabricError(f"{what} does not let us", why, "the token's user needs the role System_Admin")
+    if status in (408, 409, 423, 425, 429) or status >= 500:
+        return UfmBusyError(f"{what} could not do it", why)
+    return RefusedError(f"{what} refuses", why)
+
+
+def _pkey(text: str) -> int:
+    if not _PKEY.match(text):
+        raise FabricError("UFM names a key that is none", repr(text[:40]))
+    return int(text, 16) & 0x7FFF
+
+
+def _members(one: _Partition) -> dict[int, bool]:
+    found = {}
+    for member in one.guids or ():
+        if not _GUID.match(member.guid):
+            raise FabricError("UFM names a port GUID that is none", repr(member.guid[:40]))
+        found[int(member.guid, 16)] = member.membership == "full"
+    return found
+
+
+def _portions(guids: list[int]) -> list[list[int]]:
+    return [guids[first : first + GUIDS_A_REQUEST] for first in range(0, len(guids), GUIDS_A_REQUEST)]
+
+
+def _bounded(deadline: float) -> type[http.client.HTTPResponse]:
+    """A response that is read until the deadline.
+
+    A socket's own timeout begins anew with each byte, so that a server could
+    hold us for ever with one byte a second.
+    """
+
+    class Raw(io.RawIOBase):
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any, /) -> int:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no whole answer in time")
+            self._sock.settimeout(left)
+            return self._sock.recv_into(buffer)
+
+    class Response(http.client.HTTPResponse):
+        def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+            super().__init__(sock, *args, **kwargs)
+            self._counted = self.fp  # while it is open, so is the socket
+            self.fp = io.BufferedReader(Raw(sock))
+
+        def close(self) -> None:
+            super().close()
+            self._counted.close()
+
+    return Response

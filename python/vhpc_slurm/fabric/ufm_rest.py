@@ -1,0 +1,358 @@
+"""The backend ``ufm-rest``: UFM's partitions follow the book of claims.
+
+UFM belongs to the site, so only ports of our own naming (``02cc``, then the key)
+on keys of the pool are ever added or taken away.  Others on such a key are left
+alone, and no job begins on a key that has one.
+
+A *mark* says which database of vhpcd has changed UFM last: a member of a key of
+its own whose GUID is made of epoch and tag.  A database that does not know the
+mark was copied back from the past or is another's, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys, partitions
+from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof, RefusedError
+from vhpc_slurm.fabric.keys import PORT_PREFIX, Book, Claim
+from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
+from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+
+log = logging.getLogger("vhpcd")
+
+MARK_PREFIX = 0x02CE
+"""Upper 16 bits of a mark; no port has such a GUID."""
+POLL_S = 0.2
+AGAIN_S = 2.0
+"""After so long without effect a change that UFM has accepted is asked for once more."""
+SHOWN = 3
+
+Members = dict[int, dict[int, bool]]
+"""By key, by port GUID: whether it is a full member."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What UFM has to do to one key."""
+
+    pkey: int
+    add: tuple[int, ...] = ()
+    remove: tuple[int, ...] = ()
+    delete: bool = False
+
+    def line(self) -> str:
+        """What is still to be done, in words."""
+        words = [
+            f"lacks {len(self.add)} ports" if self.add else "",
+            f"has {len(self.remove)} too many" if self.remove else "",
+            "is there without ports" if self.delete else "",
+        ]
+        return f"{self.pkey:#06x} {' and '.join(word for word in words if word)}"
+
+
+class UfmRest:
+    """Tells UFM, polls it, and reads the fabric where that can be read."""
+
+    def __init__(
+        self,
+        policy: KeyPolicy,
+        ufm: UfmClient,
+        readback: Readback | None,
+        knows: Callable[[int, str], bool],
+        *,
+        mark_pkey: int,
+        ipoib: bool = True,
+        timeout_s: float = 10.0,
+        max_lost_percent: int = 0,
+    ) -> None:
+        """``knows`` says whether an epoch was this database's; without ``readback`` UFM's word is all.
+
+        Raises:
+            FabricError: the mark's key is one of the pool, or none.
+        """
+        self._policy = policy
+        self._ufm = ufm
+        self._readback = readback
+        self._knows = knows
+        self._mark_pkey = mark_pkey
+        self._ipoib = ipoib
+        self._timeout_s = timeout_s
+        self._max_lost_percent = max_lost_percent
+        self._pool = frozenset(policy.pool.numbers())
+        self._late: dict[int, str] = {}  # by key: why UFM did not do what it was asked for last
+        if mark_pkey in self._pool:
+            raise FabricError(
+                f"fabric.ufm_mark_pkey {mark_pkey:#06x} is a key for jobs", "it has to be outside of the pool"
+            )
+
+    def validate(self, book: Book) -> None:
+        """Whether UFM lets us in, and was changed last by this database."""
+        strangers = keys.strangers(keys.PKEYS, book)
+        if strangers is not None:
+            raise strangers
+        self._ufm.version()
+        self._guard(self._ufm.partitions(), book)
+
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim | None]:
+        """Choose a key."""
+        return self._policy.plan(generation, request, allocation, book)
+
+    def apply(self, book: Book, *, force: bool = False) -> None:
+        """Have UFM carry what the book carries, and wait until it says so.
+
+        A key that UFM does not show in time is for ``verify`` and ``strip`` to
+        report: the others have theirs.  ``force`` also takes away keys that the
+        book seems to have lost.
+
+        Raises:
+            FabricError: UFM cannot be asked, lets nobody in, or is another database's.
+        """
+        late: dict[int, str] = {}
+        asked: dict[int, float] = {}
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            have = self._look(deadline)
+            if not force:
+                self._guard(have, book)
+            todo = self._todo(have, book)
+            if not todo:
+                self._tidy(have, book)
+                return
+            if time.monotonic() >= deadline:
+                break
+            late = {one.pkey: late.get(one.pkey, "") for one in todo}
+            marked = self._marked(have, book, late)
+            for one in todo:
+                if marked and time.monotonic() - asked.get(one.pkey, -AGAIN_S) >= AGAIN_S:
+                    asked[one.pkey] = time.monotonic()
+                    late[one.pkey] = self._change(one)
+                    if late[one.pkey]:
+                        asked[one.pkey] -= AGAIN_S - POLL_S
+            time.sleep(POLL_S)
+        self._late = {pkey: why or "UFM has accepted it" for pkey, why in late.items()}
+        log.error("UFM did not do within %g s: %s", self._timeout_s, _some(todo))
+
+    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back that the generations' ports have their keys in UFM and on the fabric, and nobody else."""
+        have = self._look(time.monotonic() + self._timeout_s)
+        todo = {one.pkey: one for one in self._todo(have, book)}
+        outcomes: Outcomes = {}
+        good = []
+        for claim in map(book.must, generations):
+            pkey = claim.pkey
+            if not keys.PKEYS.has(pkey):
+                outcomes[claim.generation] = keys.another_s(claim)
+                continue
+            foreign = sorted(guid for guid in have.get(pkey, {}) if not _ours(pkey, guid))
+            if foreign:
+                outcomes[claim.generation] = FabricError(
+                    f"key {pkey:#06x} of {claim.generation} has a port in UFM that is none of vhpcd's",
+                    f"the first is {foreign[0]:#018x}",
+                    "take it out, or name the key in fabric.pkey_reserved",
+                )
+            elif pkey in todo:
+                outcomes[claim.generation] = self._undone(claim, todo[pkey])
+            else:
+                good.append(claim)
+                unseen = sum(1 for _ in claim.port_guids())
+                outcomes[claim.generation] = Proof(book.epoch, absent=unseen)
+        if self._readback is not None and good:
+            outcomes |= self._readback.carried(good, self._partitions(have, book), book)
+        return outcomes
+
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        """Read back that no port has the generations' keys any more, in UFM and on the fabric."""
+        have = self._look(time.monotonic() + self._timeout_s)
+        todo = {one.pkey: one for one in self._todo(have, book)}
+        outcomes: Outcomes = {}
+        good = []
+        for claim in map(book.must, generations):
+            if not keys.PKEYS.has(claim.pkey):
+                outcomes[claim.generation] = keys.another_s(claim)
+            elif have.get(claim.pkey, {}).keys() & frozenset(claim.port_guids()):
+                outcomes[claim.generation] = self._undone(claim, todo[claim.pkey])
+            else:
+                good.append(claim)
+                outcomes[claim.generation] = Proof(book.epoch)
+        if self._readback is not None and good:
+            outcomes |= self._readback.gone(good, self._partitions(have, book), book)
+        return outcomes
+
+    def audit(self, book: Book) -> tuple[Finding, ...]:
+        """Compare UFM and the fabric with the book."""
+        have = self._look(time.monotonic() + self._timeout_s)
+        carried = {claim.pkey for claim in book.carried()}
+        found = [Finding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, book)]
+        found += [
+            Finding(
+                guid,
+                f"UFM: port {guid:#018x}, which is none of vhpcd's, is on key {pkey:#06x} of the pool",
+                open=pkey in carried,
+            )
+            for pkey in sorted(self._pool & have.keys())
+            for guid in sorted(have[pkey])
+            if not _ours(pkey, guid)
+        ]
+        if self._readback is not None:
+            found += self._readback.findings(self._partitions(have, book))
+        return tuple(found)
+
+    def cure(self, book: Book) -> None:
+        """Tell UFM once more."""
+        self.apply(book)
+
+    # --- what there is to do --------------------------------------------------------
+
+    def _look(self, deadline: float) -> Members:
+        """What UFM shows; asked for again while it is busy and there is time."""
+        while True:
+            try:
+                return self._ufm.partitions()
+            except UfmBusyError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(POLL_S)
+
+    def _undone(self, claim: Claim, change: Change) -> FabricError:
+        return FabricError(
+            f"UFM did not do within {self._timeout_s:g} s what {claim.generation} needs",
+            f"{change.line()}: {self._late.get(claim.pkey, 'it was there, and is no more')}",
+            "see UFM's log; fabric.apply_timeout_s is how long it may take",
+        )
+
+    def _todo(self, have: Members, book: Book) -> list[Change]:
+        meant = _meant(book)
+        found = []
+        for pkey in sorted((self._pool & have.keys()) | meant.keys()):
+            wanted, members = meant.get(pkey, frozenset()), have.get(pkey, {})
+            one = Change(
+                pkey,
+                tuple(sorted(guid for guid in wanted if not members.get(guid, False))),
+                tuple(sorted(guid for guid in members if guid not in wanted and _ours(pkey, guid))),
+                delete=pkey in have and not members and not wanted,
+            )
+            if one.add or one.remove or one.delete:
+                found.append(one)
+        return found
+
+    def _change(self, one: Change) -> str:
+        """Ask for it; why UFM did not accept it, if it did not.
+
+        Whatever broke off, here or in an earlier life of vhpcd, shows in what UFM
+        has afterwards, and only the rest is asked for again.
+        """
+        try:
+            if one.remove:
+                self._ufm.remove(one.pkey, list(one.remove))
+            if one.add:
+                self._ufm.add(one.pkey, list(one.add), ipoib=self._ipoib)
+            if one.delete:
+                self._ufm.delete(one.pkey)
+        except (UfmBusyError, RefusedError) as err:
+            return err.line()
+        return ""
+
+    def _marked(self, have: Members, book: Book, late: dict[int, str]) -> bool:
+        """Leave our mark before anything is changed; whether UFM has accepted it."""
+        if _mark(book) in self._marks(have):
+            return True
+        why = self._change(Change(self._mark_pkey, add=(_mark(book),)))
+        if why:
+            late.update(dict.fromkeys(late, why))
+        return not why
+
+    def _partitions(self, have: Members, book: Book) -> tuple[Partition, ...]:
+        """What ports should have: our claims, and all else that UFM has."""
+        ours = partitions.of_book(book, ipoib=self._ipoib)
+        known = {one.pkey for one in ours}
+        others = (
+            Partition(
+                f"ufm_{pkey:04x}", pkey, tuple((f"{guid:#018x}", full) for guid, full in members.items())
+            )
+            for pkey, members in have.items()
+            if pkey not in known and pkey not in self._pool
+        )
+        return (*ours, *others)
+
+    # --- whose UFM it is -------------------------------------------------------------
+
+    def _guard(self, have: Members, book: Book) -> None:
+        """FabricError when this book may not be the one that the keys in UFM came from."""
+        ours = {pkey for pkey in self._pool & have.keys() if any(_ours(pkey, guid) for guid in have[pkey])}
+        marks = self._marks(have)
+        if not marks:
+            if ours:
+                raise FabricError(
+                    f"UFM has {len(ours)} keys of jobs, and no mark of a database of vhpcd",
+                    f"the first is {min(ours):#06x}; the mark belongs on key {self._mark_pkey:#06x}",
+                    "when no job with guests is left, delete these keys in UFM",
+                )
+            return
+        origins = [self._origin(mark, book) for mark in marks]
+        if None in origins:
+            raise FabricError(
+                "UFM was not changed last by this database of vhpcd",
+                f"it has the mark {marks[origins.index(None)]:#018x} on key {self._mark_pkey:#06x}",
+                "was the database restored from a copy? when no job with guests is left, "
+                "delete that key and those of jobs in UFM",
+            )
+        since = min(origin for origin in origins if origin is not None)
+        known = {one.pkey for one in book.claims}
+        known |= {pkey for pkey, freed in book.freed.items() if freed > since}
+        lost = ours - known
+        if lost and (len(lost) * 100 > self._max_lost_percent * len(ours) or not book.claims):
+            raise FabricError(
+                f"vhpcd does not know {len(lost)} keys of jobs in UFM",
+                f"the first is {min(lost):#06x}; to take them away would take them from their jobs",
+                "is the database damaged? see fabric.max_lost_percent in vhpc.toml(5)",
+            )
+
+    def _marks(self, have: Members) -> list[int]:
+        return sorted(guid for guid in have.get(self._mark_pkey, {}) if guid >> 48 == MARK_PREFIX)
+
+    def _origin(self, mark: int, book: Book) -> int | None:
+        """The epoch of a mark, which has only its lower 16 bits; None when it was another database's."""
+        low, tag = mark >> 32 & 0xFFFF, f"{mark & 0xFFFFFFFF:08x}"
+        newest = book.epoch - (book.epoch - low) % (1 << 16)
+        for epoch in (newest, newest - (1 << 16)):
+            if epoch >= 0 and self._knows(epoch, tag):
+                return epoch
+        return None
+
+    def _tidy(self, have: Members, book: Book) -> None:
+        """Take away older marks, once UFM shows ours: whatever breaks off, one is left, and it is ours."""
+        marks = self._marks(have)
+        stale = tuple(one for one in marks if one != _mark(book))
+        if stale and len(stale) < len(marks):
+            self._change(Change(self._mark_pkey, remove=stale))
+
+
+def _some(todo: list[Change]) -> str:
+    more = f"; and {len(todo) - SHOWN} more" if len(todo) > SHOWN else ""
+    return "; ".join(one.line() for one in todo[:SHOWN]) + more
+
+
+def _mark(book: Book) -> int:
+    return MARK_PREFIX << 48 | (book.epoch & 0xFFFF) << 32 | int(book.tag or "0", 16) & 0xFFFFFFFF
+
+
+def _meant(book: Book) -> dict[int, frozenset[int]]:
+    found: dict[int, frozenset[int]] = {}
+    for claim in book.carried():
+        if keys.PKEYS.has(claim.pkey):
+            found[claim.pkey] = found.get(claim.pkey, frozenset()) | frozenset(claim.port_guids())
+    return found
+
+
+def _ours(pkey: int, guid: int) -> bool:
+    """Whether a port's GUID is one that we would give to a port of that key."""
+    return guid >> 32 == PORT_PREFIX << 16 | pkey

@@ -1,0 +1,230 @@
+"""Devices of guests: taken with a journal, given back clean or not at all.
+
+A device that anything at all speaks against is put into quarantine instead of
+being given back: it stays with vfio-pci, where no driver of the host touches
+it, and no plan names it, until ``vhpc devices clear`` has checked it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
+from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
+from vhpc_slurm.node import attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_ways, vfio
+from vhpc_slurm.node.journal import Entry, Journal
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.preflight import GPU, VF, VFIO, DeviceError
+from vhpc_slurm.node.vf import Identity
+
+KIND = "device"
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where the node's files are, and who holds what; tests put others in place."""
+
+    held: Mapping[str, str] = field(default_factory=dict)
+    proc: Path = Path("/proc")
+    dev: str = "/dev"
+
+
+def handed_out(layout: Layout) -> NodeDevices:
+    """What of this node may go to guests, as far as the site and the quarantine say.
+
+    Raises:
+        NodeError: the GPU map or a record of the quarantine cannot be read.
+    """
+    gpus = gpumap.read(Path(layout.config.placement.gpu_map))
+    return NodeDevices(gpus, None, tuple(record.address for record in quarantine.read(layout)))
+
+
+def acquire(
+    layout: Layout,
+    book: Journal,
+    devices: Sequence[PassthroughDevice],
+    identities: Mapping[str, Identity],
+    host: Host,
+) -> None:
+    """Bind a job's devices to vfio-pci, and make its virtual functions what they are to be.
+
+    Args:
+        layout: of this node.
+        book: the job's journal.
+        devices: of all guests of the job.
+        identities: of each virtual function, by address.
+        host: who holds what.
+
+    Raises:
+        DeviceError: one cannot be handed out; nothing was changed on it.
+        QuarantinedError: one got stuck half way.
+        NodeError: the kernel refused one.
+        Stopped: the job was ended meanwhile.
+    """
+    config = layout.config.devices
+    case = preflight.Case(
+        root=layout.config.host.sysfs_root,
+        config=config,
+        mine=frozenset(device.address for device in devices),
+        held=host.held,
+        quarantined=frozenset(record.address for record in quarantine.read(layout)),
+        proc=host.proc,
+        dev=host.dev,
+    )
+    for device in devices:
+        before = preflight.check(case, device.address, device.role)
+        book.acquire(
+            KIND,
+            f"{KIND}:{device.address}",
+            address=device.address,
+            role=device.role,
+            driver=before.driver,
+            override=before.override,
+            methods=before.methods,
+            group=before.group,
+        )
+        try:
+            vfio.bind(case.root, device.address, before, config.timeout_s)
+            if device.role == VF:
+                # after its driver is gone, which would keep what it had; before the guest's reads it
+                way = vf_ways.find(case.root, device.address, config.timeout_s)
+                vf.give(way, device.address, identities[device.address])
+        except attribute.StuckError as err:
+            raise _doubt(
+                layout, str(book.generation), book.entry(f"{KIND}:{device.address}"), err.line()
+            ) from err
+
+
+def release(layout: Layout, generation: str, entry: Entry, host: Host | None = None) -> None:
+    """Give a device back: reset, verified, cleared, and with the driver that it had.
+
+    Idempotent, also for a device that was announced and never touched.
+
+    Raises:
+        QuarantinedError: something speaks against it; it is in quarantine now.
+        TeardownError: a process still has it.
+    """
+    address, data = str(entry.data["address"]), entry.data
+    root, config = layout.config.host.sysfs_root, layout.config.devices
+    path = preflight.device_path(root, address)
+    there = bool(sysfs.listing(path))
+    if data["role"] == VF and there:
+        _take_back(layout, generation, entry)
+    if any(record.address == address for record in quarantine.read(layout)):
+        return
+    if not there:
+        raise _doubt(layout, generation, entry, "it is not there any more")
+    try:
+        driver, now = preflight.bound_to(root, address), preflight.override(root, address, config.timeout_s)
+        if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
+            return  # nothing was done to it yet, or all was undone
+        _see_unused(root, layout, entry, driver, host or Host())
+        if driver in ("", VFIO):
+            vfio.reset(root, address, config.timeout_s)
+            if data["role"] == GPU:
+                scrub.scrub(config, address, int(sysfs.hint(f"{path}/vendor"), 16))
+        methods = data["methods"]
+        vfio.give_back(
+            root,
+            address,
+            data["driver"],
+            data["override"],
+            None if methods is None else tuple(methods),
+            config.timeout_s,
+        )
+    except (vfio.DoubtError, attribute.StuckError) as err:
+        raise _doubt(layout, generation, entry, err.line()) from err
+    except OSError as err:
+        raise _doubt(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
+
+
+def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
+    """Take a virtual function off its network.
+
+    One that may still be in the job's partition is in quarantine, and held by
+    the job as well: its partition key must not be another's yet.
+
+    Raises:
+        TeardownError: it may still be there.
+    """
+    address = str(entry.data["address"])
+    try:
+        _park(layout, address)
+    except (VhpcError, OSError) as err:
+        line = err.line() if isinstance(err, VhpcError) else str(err)
+        _doubt(layout, generation, entry, line)
+        raise TeardownError(f"virtual function {address} may still be on its network", line) from err
+
+
+def _park(layout: Layout, address: str) -> None:
+    timeout_s = layout.config.devices.timeout_s
+    vf.take_back(vf_ways.find(layout.config.host.sysfs_root, address, timeout_s), address)
+
+
+def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host) -> None:
+    address = str(entry.data["address"])
+    case = preflight.Case(
+        root, layout.config.devices, frozenset((address,)), {}, frozenset(), host.proc, host.dev
+    )
+    try:
+        preflight.check_holders(case, address, int(entry.data["group"]), driver)
+    except DeviceError as err:
+        raise TeardownError(f"device {address} cannot be given back", err.line()) from err
+
+
+def _doubt(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
+    """Put a device into quarantine, on disk before anybody hears of it."""
+    data = entry.data
+    record = quarantine.record(
+        data["address"],
+        data["role"],
+        reason,
+        generation=generation,
+        driver=data["driver"],
+        override=data["override"],
+    )
+    quarantine.put(layout, record)
+    return quarantine.QuarantinedError([record])
+
+
+def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | None = None) -> None:
+    """Check a device in quarantine as after a guest; if nothing speaks against it, give it back.
+
+    Raises:
+        UserError: it is in no quarantine.
+        TeardownError: the check did not pass; it stays where it is.
+    """
+    records = {record.address: record for record in quarantine.read(layout)}
+    if address not in records:
+        raise UserError(f"device {address} is not in quarantine", "", "see: vhpc devices")
+    if address in held:
+        raise TeardownError(
+            f"device {address} is held by a guest of {held[address]}", "", "end that job first"
+        )
+    record = records[address]
+    root, config = layout.config.host.sysfs_root, layout.config.devices
+    path = preflight.device_path(root, address)
+    if not sysfs.listing(path):
+        raise TeardownError(f"device {address} is not there", "", "compare with lspci -D")
+    case = preflight.Case(
+        root, config, frozenset((address,)), held, frozenset(), (host or Host()).proc, (host or Host()).dev
+    )
+    driver = preflight.bound_to(root, address)
+    try:
+        before = preflight.check(case, address, record.role)
+        if record.role == VF:
+            _park(layout, address)
+        if driver in ("", VFIO):
+            vfio.reset(root, address, config.timeout_s)
+            if record.role == GPU:
+                scrub.scrub(config, address, int(sysfs.hint(f"{path}/vendor"), 16))
+        vfio.give_back(root, address, record.driver, record.override, before.methods, config.timeout_s)
+    except OSError as err:
+        raise TeardownError(
+            f"device {address} stays in quarantine", f"{err.filename}: {err.strerror}"
+        ) from err
+    except (NodeError, TeardownError) as err:
+        raise TeardownError(f"device {address} stays in quarantine", err.line()) from err
+    quarantine.remove(layout, address)

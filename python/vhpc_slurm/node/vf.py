@@ -1,0 +1,116 @@
+"""What a virtual function is on its network: set before a guest has it, taken back after.
+
+Always in this order: it is switched off, set, read back, and only then
+switched on; and back the same way, to values that are nobody's.  What is read
+back must be what was written: a driver that takes a setting and drops it would
+have a guest in a foreign partition.
+
+There are as many ways as there are drivers (``vf_ways``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from vhpc_slurm.errors import NodeError, TeardownError
+
+PARKED_GUID = (1 << 64) - 1
+"""Nobody's GUID; zero would let the firmware choose one."""
+
+
+class VfError(NodeError):
+    """A virtual function does not take what it is given."""
+
+
+class NoWayError(VfError):
+    """The driver of the physical function offers no way to set its virtual ones."""
+
+
+class ParkError(TeardownError):
+    """A virtual function may still carry what its last guest had."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a function is on its network.
+
+    Attributes:
+        node_guid, port_guid: of InfiniBand.
+        pkey: partition key of InfiniBand, without membership.
+        mac: of Ethernet: six bytes.
+        vlan: of Ethernet; 0 for none.
+    """
+
+    node_guid: int = 0
+    port_guid: int = 0
+    pkey: int = 0
+    mac: bytes = b""
+    vlan: int = 0
+
+
+class Way(Protocol):
+    """One driver's way; methods raise OSError for what the kernel refuses."""
+
+    infiniband: bool
+
+    def switch_off(self) -> None:
+        """Take the function off its network."""
+
+    def set(self, identity: Identity) -> None:
+        """Make it this."""
+
+    def difference(self, identity: Identity) -> str:
+        """Read it back: in which way it is not this; empty when it is."""
+
+    def park(self) -> None:
+        """Make it nobody's."""
+
+    def parked(self) -> str:
+        """Read it back: in which way it is still somebody's; empty when it is nobody's."""
+
+    def switch_on(self) -> None:
+        """Let it onto its network."""
+
+
+def give(way: Way, address: str, identity: Identity) -> None:
+    """Make a function what a guest shall have, and let it onto its network.
+
+    Raises:
+        VfError: the kernel refused, or something else was read back.
+    """
+    try:
+        way.switch_off()
+        way.set(identity)
+        wrong = way.difference(identity)
+        if not wrong:
+            way.switch_on()
+    except OSError as err:
+        raise VfError(f"virtual function {address} cannot be set", _text(err), "see dmesg") from err
+    if wrong:
+        raise VfError(f"virtual function {address} does not take what it is given", wrong, "see dmesg")
+
+
+def take_back(way: Way, address: str) -> None:
+    """Take a function off its network, and make it nobody's.
+
+    Raises:
+        ParkError: the kernel refused, or something else was read back.
+    """
+    try:
+        way.switch_off()
+        way.park()
+        wrong = way.parked()
+    except OSError as err:
+        raise ParkError(f"virtual function {address} cannot be parked", _text(err), "see dmesg") from err
+    if wrong:
+        raise ParkError(f"virtual function {address} is not parked", wrong, "see dmesg")
+
+
+def colons(guid: int) -> str:
+    """A GUID as Mellanox's drivers write it."""
+    return guid.to_bytes(8, "big").hex(":")
+
+
+def _text(err: OSError) -> str:
+    return f"{err.filename}: {err.strerror}" if err.filename else str(err.strerror or err)

@@ -1,0 +1,84 @@
+#include "gpus.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text.h"
+
+/* No node has more. */
+#define GPU_MAX UINT64_C(65535)
+
+/* The next number of a list; at moves behind its separator.  False at its end and for what is none.
+ */
+static bool next(const char **at, char separator, uint64_t *number)
+{
+    size_t length = strcspn(*at, separator == ',' ? "," : ":");
+
+    if (!vhpc_text_number(*at, length, GPU_MAX, number))
+        return false;
+    *at += length;
+    if (**at == separator)
+        (*at)++;
+    return true;
+}
+
+/* Place of a number of the node among the guest's; -1 when the guest has no such GPU. */
+static int place_of(const char *gpus, uint64_t wanted)
+{
+    uint64_t number;
+
+    for (int place = 0; next(&gpus, ':', &number); place++)
+        if (number == wanted)
+            return place;
+    return -1;
+}
+
+static uint64_t count_of(const char *gpus)
+{
+    uint64_t number;
+    uint64_t count = 0;
+
+    while (next(&gpus, ':', &number))
+        count++;
+    return count;
+}
+
+bool vhpc_gpus_renumber(const char *gpus, const char *list, char *out, size_t size)
+{
+    size_t used = 0;
+    uint64_t number;
+
+    while (next(&list, ',', &number)) {
+        int place = place_of(gpus, number);
+        int written;
+
+        if (place < 0)
+            return false;
+        written = snprintf(out + used, size - used, "%s%d", used == 0 ? "" : ",", place);
+        if (written < 0 || (size_t)written >= size - used)
+            return false;
+        used += (size_t)written;
+    }
+    return used > 0 && *list == '\0';
+}
+
+/* Whether all numbers of a list could be the guest's own. */
+static bool is_of_guest(const char *gpus, const char *list)
+{
+    uint64_t count = count_of(gpus);
+    uint64_t number;
+
+    while (next(&list, ',', &number))
+        if (number >= count)
+            return false;
+    return *list == '\0';
+}
+
+bool vhpc_gpus_renumber_visible(const char *gpus, const char *host, const char *list, char *out,
+                                size_t size)
+{
+    if (strcmp(list, host) != 0 && is_of_guest(gpus, list))
+        return false;
+    return vhpc_gpus_renumber(gpus, list, out, size);
+}

@@ -1,0 +1,328 @@
+"""Jobs on a fabric: ibsim and Debian's OpenSM on ctl, two adapters of it for each node.
+
+What adapters hold is asked of them by smpquery, along known paths.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cluster import NODES, VLAB, Job, Lab
+from injection import WAITING, let_go, one_line, runs, said, until
+
+from hca_tree import HcaTree
+
+pytestmark = pytest.mark.lab
+
+# as /etc/vhpc/ports.map says: port GUIDs of each node's adapters
+ADAPTERS = {
+    "n1": (0x0002C90300000101, 0x0002C90300000111),
+    "n2": (0x0002C90300000201, 0x0002C90300000211),
+}
+LIMITED, FULL = 0x7FFF, 0x8000
+NOBODY = {guid: {LIMITED} for guids in ADAPTERS.values() for guid in guids}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fabric(lab: Lab) -> Iterator[None]:
+    """The lab with a fabric, which it has only for these tests unless somebody wanted it."""
+    del lab
+    status = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
+    had = "opensm" in json.loads(status.stdout)["hosts"]["ctl"]["units"]
+    subprocess.run([VLAB, "up", "--fabric"], check=True, capture_output=True, timeout=120)
+    yield
+    if not had:
+        subprocess.run([VLAB, "up", "--no-fabric"], check=True, capture_output=True, timeout=120)
+
+
+def rows(lab: Lab) -> dict[int, tuple[int, ...]]:
+    """The tables of every adapter but the subnet manager's own, by the GUID that it says it has."""
+    script = (
+        "cd /run/opensm/readers; export SIM_HOST=SM"
+        " LD_PRELOAD=/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so\n"
+        "for at in 0,1,1 0,1,2 0,1,3 0,1,4; do\n"
+        "  smpquery -D nodeinfo $at && smpquery -D pkeys $at 1 || exit\n"
+        "done\n"
+    )
+    found: dict[int, tuple[int, ...]] = {}
+    for line in lab.run("ctl", "sh", "-c", script).out.splitlines():
+        if guid := re.match(r"PortGuid:\.*(0x[0-9a-f]{16})$", line):
+            mine = int(guid[1], 16)
+            found[mine] = ()
+        if row := re.match(r" *\d+: ((?:0x[0-9a-f]{4} ?)+)$", line):
+            found[mine] += tuple(int(word, 16) for word in row[1].split())
+    return found
+
+
+def tables(lab: Lab) -> dict[int, set[int]]:
+    """The same without order and empty entries."""
+    return {guid: set(row) - {0} for guid, row in rows(lab).items()}
+
+
+def keys_of(lab: Lab, job: Job) -> set[int]:
+    """The key of a job, as vhpcd says."""
+    claims = lab.vhpc("ctl", "fabric", "ls")["claims"]
+    return {int(one["pkey"], 16) for one in claims if one["generation"].startswith(f"{job.id}.")}
+
+
+def holding(*jobs: tuple[Job, int, tuple[str, ...]]) -> dict[int, set[int]]:
+    """Tables where each job has the key on one adapter of each of its nodes."""
+    meant = {guid: set(keys) for guid, keys in NOBODY.items()}
+    for _, pkey, nodes in jobs:
+        for node in nodes:
+            meant[next(guid for guid in ADAPTERS[node] if meant[guid] == {LIMITED})].add(pkey | FULL)
+    return meant
+
+
+def by_node(found: dict[int, set[int]]) -> dict[str, list[list[int]]]:
+    """The tables of each node, whichever of its adapters has which."""
+    return {node: sorted(sorted(found[guid]) for guid in guids) for node, guids in ADAPTERS.items()}
+
+
+def admin_comment(lab: Lab, job: Job) -> str:
+    shown = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
+    found = re.search(r"^ *AdminComment=(.*?)\s*$", shown, re.M)
+    return found[1] if found else ""
+
+
+def start_now(lab: Lab, job: Job) -> None:
+    """Slurm lets a requeued job wait two minutes."""
+    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now")
+
+
+def nobody_has_a_key(lab: Lab) -> None:
+    until(lambda: not lab.leases(), "all leases to be released", 90)
+    assert tables(lab) == NOBODY
+
+
+def no_node_is_drained(lab: Lab) -> None:
+    assert not [node for node in NODES if "DRAIN" in lab.node_state(node)[0]]
+
+
+def test_while_two_users_jobs_run_their_adapters_hold_exactly_their_own_keys(lab: Lab) -> None:
+    assert tables(lab) == NOBODY
+    alices = lab.submit(WAITING, "-N2")
+    bobs = lab.submit(WAITING, "-N2", user="bob")
+    runs(lab, alices)
+    runs(lab, bobs)
+    (first,), (second,) = keys_of(lab, alices), keys_of(lab, bobs)
+    assert first != second
+    both = tables(lab)
+    assert by_node(both) == by_node(holding((alices, first, NODES), (bobs, second, NODES)))
+    assert lab.vhpc("ctl", "fabric", "audit")["findings"] == []
+    let_go(lab, bobs)
+    assert bobs.wait() == "COMPLETED"
+    # alice's adapters are as they were
+    until(
+        lambda: (
+            tables(lab) == {guid: keys if first | FULL in keys else {LIMITED} for guid, keys in both.items()}
+        ),
+        "bob's key to be taken off the fabric",
+        30,
+    )
+    let_go(lab, alices)
+    assert alices.wait() == "COMPLETED"
+    nobody_has_a_key(lab)
+
+
+def cannot_be_applied(lab: Lab) -> Job:
+    """A job that was requeued because OpenSM did not run."""
+    lab.service("ctl", "stop", "opensm")
+    try:
+        job = lab.submit("echo up", "-N2")
+        until(lambda: int(job.show()["Restarts"]) == 1, "the job to be requeued", 60)
+        assert job.show()["JobState"] == "PENDING"
+        line = admin_comment(lab, job)
+        assert line.startswith("vhpc: OpenSM does not run: "), line
+        assert tables(lab) == NOBODY
+        no_node_is_drained(lab)
+    finally:
+        lab.service("ctl", "start", "opensm")
+    return job
+
+
+def test_a_job_whose_key_cannot_be_applied_is_requeued_with_one_line(lab: Lab) -> None:
+    job = cannot_be_applied(lab)
+    lab.run("login", "scancel", str(job.id), user="alice")
+    assert job.wait() == "CANCELLED"
+    lab.service("ctl", "restart", "vhpcd")  # which would look again within the minute
+    nobody_has_a_key(lab)
+
+
+@pytest.mark.slow
+def test_a_job_whose_key_could_not_be_applied_runs_when_it_can(lab: Lab) -> None:
+    job = cannot_be_applied(lab)
+    start_now(lab, job)
+    assert job.wait() == "COMPLETED"
+    assert said(lab, job) == "up\n"
+    nobody_has_a_key(lab)
+
+
+@contextmanager
+def opensm_hangs(lab: Lab) -> Iterator[None]:
+    """OpenSM does not answer for a while, which a start of a job waits for."""
+    lab.run("ctl", "pkill", "-STOP", "-x", "opensm")
+    try:
+        yield
+    finally:
+        lab.run("ctl", "pkill", "-CONT", "-x", "opensm")
+
+
+def applying(lab: Lab, job: Job) -> None:
+    """Wait until the job's key is in the file, and OpenSM has yet to read it."""
+    until(lambda: f"{job.id}." in str(lab.leases()), f"a lease of job {job.id}", 30)
+    (key,) = keys_of(lab, job)
+    file = ("grep", "-q", f"key_{key:04x}", "/etc/opensm/partitions.conf")
+    until(lambda: lab.run("ctl", *file, check=False).code == 0, "the key to be in the file", 20)
+
+
+@pytest.mark.slow
+def test_a_job_starts_though_vhpcd_is_killed_while_its_key_is_applied(lab: Lab) -> None:
+    with opensm_hangs(lab):
+        job = lab.submit("echo up", "-N2")
+        applying(lab, job)
+        lab.service("ctl", "kill", "vhpcd")
+        assert tables(lab) == NOBODY
+    lab.service("ctl", "start", "vhpcd")
+    until(lambda: job.show()["JobState"] != "CONFIGURING", "PrologSlurmctld to end", 60)
+    if job.show()["JobState"] == "PENDING":
+        start_now(lab, job)
+    assert job.wait() == "COMPLETED"
+    assert said(lab, job) == "up\n"
+    nobody_has_a_key(lab)
+    no_node_is_drained(lab)
+
+
+@pytest.mark.slow
+def test_a_job_that_is_cancelled_while_its_key_is_applied_leaves_none(lab: Lab) -> None:
+    with opensm_hangs(lab):
+        job = lab.submit("echo up", "-N2")
+        applying(lab, job)
+        lab.run("login", "scancel", str(job.id), user="alice")
+    assert job.wait() == "CANCELLED"
+    nobody_has_a_key(lab)
+    no_node_is_drained(lab)
+
+
+# --- guests that have ports --------------------------------------------------------------------
+
+HCA_IMAGE = "has-hca"
+OPTION = "vhpc.agent.sysfs=/hca/sys"
+
+
+@pytest.fixture(scope="module")
+def _ports_in_guests(lab: Lab) -> Iterator[None]:
+    """Leases say that guests have the ports; an image that looks for them where each node lays out a tree."""
+    publish = (
+        "import hashlib, json, pathlib\n"
+        "catalog = pathlib.Path('/shared/vhpc/catalog')\n"
+        "digest = (catalog / 'names/debian-minimal/latest').read_text().strip()\n"
+        "manifests = catalog / 'manifests/sha256'\n"
+        "manifest = json.loads((manifests / (digest.partition(':')[2] + '.json')).read_text())\n"
+        f"manifest['name'], manifest['cmdline'] = '{HCA_IMAGE}', manifest['cmdline'] + ' {OPTION}'\n"
+        "raw = json.dumps(manifest).encode()\n"
+        "digest = hashlib.sha256(raw).hexdigest()\n"
+        "(manifests / (digest + '.json')).write_bytes(raw)\n"
+        f"name = catalog / 'names/{HCA_IMAGE}'\n"
+        "name.mkdir(exist_ok=True)\n"
+        "(name / 'latest').write_text('sha256:' + digest + '\\n')\n"
+    )
+    lab.run("ctl", "python3", "-", stdin=publish)
+    more = 'in_guests = true\\nipoib_network = "10.128.0.0/12"\\n'
+    lab.run("ctl", "sh", "-c", f"printf '{more}' >> /etc/vhpc/vhpc.toml")
+    lab.service("ctl", "restart", "vhpcd")
+    yield
+    lab.run("ctl", "rm", "-r", f"/shared/vhpc/catalog/names/{HCA_IMAGE}")
+    subprocess.run([VLAB, "up"], check=True, capture_output=True, timeout=120)
+
+
+def hca_tree(node: str) -> HcaTree:
+    """What a guest on that node will take for its sysfs; empty."""
+    status = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
+    tree = HcaTree(Path(f"/proc/{json.loads(status.stdout)['hosts'][node]['pid']}/root/hca/sys"))
+    tree.clear()
+    return tree
+
+
+def play(lab: Lab, adapters: dict[tuple[HcaTree, str], int], stop: threading.Event) -> None:
+    """Show in the trees what OpenSM writes into the tables of the simulated adapters."""
+    while not stop.wait(0.2):
+        now = rows(lab)
+        for (tree, device), guid in adapters.items():
+            tree.set_keys(device, now[guid])
+            # no guest here has an IPoIB interface that could get an address; its loopback plays one
+            tree.set_interface_key("lo", now[guid][0])
+            keyed = any(entry & FULL for entry in now[guid])
+            tree.set_state(device, "4: ACTIVE" if keyed else "2: INIT")
+
+
+@contextmanager
+def played(lab: Lab, adapters: dict[tuple[HcaTree, str], int]) -> Iterator[None]:
+    for (tree, device), guid in adapters.items():
+        tree.add(device, guid, (), "1: DOWN")
+        tree.add_interface(device, "lo", 0)
+    stop = threading.Event()
+    player = threading.Thread(target=play, args=(lab, adapters, stop))
+    player.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        player.join(60)
+        for tree, _ in adapters:
+            tree.clear()
+
+
+@pytest.mark.usefixtures("_ports_in_guests")
+def test_a_guest_waits_for_its_key_and_tells_programs_which_ports_are_theirs(lab: Lab) -> None:
+    trees = {(hca_tree("n1"), "mlx5_0"): ADAPTERS["n1"][0], (hca_tree("n2"), "ibp5s0"): ADAPTERS["n2"][0]}
+    show = "echo $(hostname) $VHPC_PKEY $UCX_IB_PKEY $OMPI_MCA_btl_openib_pkey $NCCL_IB_PKEY $NCCL_IB_HCA"
+    with played(lab, trees):
+        job = lab.submit(
+            f"{show}\nexport UCX_NET_DEVICES=all\nsrun -l sh -c '{show} $UCX_NET_DEVICES'\n"
+            f"srun -l ip -o -4 address show dev lo\ngetent hosts n1 n2\n{WAITING}",
+            "-N2",
+            image=HCA_IMAGE,
+        )
+        runs(lab, job)
+        (key,) = keys_of(lab, job)
+        let_go(lab, job)
+        assert job.wait() == "COMPLETED"
+    lines = job.output().splitlines()
+    words = f"0x{key:04x} 0x{key:04x} 0x{key:04x} 0"
+    assert lines[0] == f"n1 {words} =mlx5_0:1"
+    assert sorted(lines[1:3]) == [f"0: n1 {words} =mlx5_0:1 all", f"1: n2 {words} =ibp5s0:1 all"]
+    assert sorted(re.findall(r"^(\d): .* inet (\S+) ", job.output(), re.M)) == [
+        ("0", "10.128.0.1/12"),
+        ("1", "10.128.0.2/12"),
+    ]
+    assert [line.split() for line in lines if line.startswith("10.")] == [
+        ["10.128.0.1", "n1"],
+        ["10.128.0.2", "n2"],
+    ]
+    nobody_has_a_key(lab)
+
+
+@pytest.mark.usefixtures("_ports_in_guests")
+def test_a_job_fails_with_one_line_when_its_guest_sees_a_stranger_s_key(lab: Lab) -> None:
+    tree = hca_tree("n1")
+    tree.add("mlx5_0", ADAPTERS["n1"][0], (0x7FFF, 0xA001))
+    job = lab.finish("echo up", "-N1", "-w", "n1", image=HCA_IMAGE)
+    tree.clear()
+    assert job.show()["JobState"] == "FAILED"
+    assert "up\n" not in job.output()
+    one_line(
+        job,
+        r"the job's InfiniBand is not isolated on n1: its guest sees: "
+        r"mlx5_0 port 1 has the keys 0x7fff 0xa001, and should have 0x9[0-9a-f]{3} 0x7fff "
+        r"\(nothing was started; tell your operator\)",
+    )
+    no_node_is_drained(lab)
+    nobody_has_a_key(lab)

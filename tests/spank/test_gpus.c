@@ -1,0 +1,87 @@
+/* Numbers of GPUs, from the node's to the guest's. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "gpus.h"
+
+static char out[VHPC_GPUS_SIZE];
+
+static void becomes(const char *gpus, const char *list, const char *expected)
+{
+    assert_true(vhpc_gpus_renumber(gpus, list, out, sizeof out));
+    assert_string_equal(out, expected);
+}
+
+static void a_list_counts_the_guests_gpus(void **unused)
+{
+    (void)unused;
+    becomes("2:5", "2,5", "0,1");
+    becomes("2:5", "5", "1");
+    becomes("2:5", "5,2", "1,0");
+    becomes("0", "0", "0");
+    becomes("10:1", "1,10", "1,0");
+}
+
+static void what_the_guest_lacks_is_left_alone(void **unused)
+{
+    static const char *const lists[] = {"",
+                                        "3",
+                                        "2,3",
+                                        "all",
+                                        "2;5",
+                                        ",2",
+                                        "2,,5",
+                                        "-1",
+                                        "GPU-8b1f2c",
+                                        "0x2",
+                                        "99999999999999999999"};
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        assert_false(vhpc_gpus_renumber("2:5", lists[i], out, sizeof out));
+    assert_false(vhpc_gpus_renumber("", "0", out, sizeof out));
+}
+
+static void a_list_that_does_not_fit_is_left_alone(void **unused)
+{
+    char two[4];
+
+    (void)unused;
+    assert_true(vhpc_gpus_renumber("2:5", "2,5", two, sizeof two));
+    assert_string_equal(two, "0,1");
+    assert_false(vhpc_gpus_renumber("2:5", "2,5", two, 3));
+}
+
+static void what_counts_as_the_guest_does_stays(void **unused)
+{
+    (void)unused;
+    /* by the node's numbers */
+    assert_true(vhpc_gpus_renumber_visible("2:5", "2,5", "2,5", out, sizeof out));
+    assert_string_equal(out, "0,1");
+    assert_true(vhpc_gpus_renumber_visible("2:5", "2,5", "5", out, sizeof out));
+    assert_string_equal(out, "1");
+    /* as with ConstrainDevices */
+    assert_false(vhpc_gpus_renumber_visible("2:5", "2,5", "0,1", out, sizeof out));
+    assert_false(vhpc_gpus_renumber_visible("1:2", "1,2", "0,1", out, sizeof out));
+    assert_false(vhpc_gpus_renumber_visible("1:2", "1,2", "1", out, sizeof out));
+    /* Slurm's own list is by the node's numbers, whatever else it could be */
+    assert_true(vhpc_gpus_renumber_visible("1:2", "1", "1", out, sizeof out));
+    assert_string_equal(out, "0");
+    assert_false(vhpc_gpus_renumber_visible("2:5", "2,5", "GPU-8b1f2c", out, sizeof out));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_list_counts_the_guests_gpus),
+        cmocka_unit_test(what_the_guest_lacks_is_left_alone),
+        cmocka_unit_test(a_list_that_does_not_fit_is_left_alone),
+        cmocka_unit_test(what_counts_as_the_guest_does_stays),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,98 @@
+"""vhpc devices, and whether a node with something in quarantine goes on working."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from device_rig import GENERATION, Rig, machine
+from fake_pci import Device, fail
+
+from vhpc_slurm.cli import here
+from vhpc_slurm.cli.main import main
+from vhpc_slurm.hooks import common, doubt
+from vhpc_slurm.node import quarantine
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    with machine(tmp_path) as found:
+        (tmp_path / "vhpc.toml").write_text(
+            f'[paths]\nstate = "{tmp_path}/state"\nrun = "{tmp_path}/run"\n'
+            f'[host]\nsysfs_root = "{tmp_path}/sys"\n[placement]\ngpu_map = "{tmp_path}/gpu.map"\n'
+        )
+        monkeypatch.setenv("VHPC_CONFIG", str(tmp_path / "vhpc.toml"))
+        monkeypatch.setattr(here, "is_root", lambda: True)
+        yield found
+
+
+def hold(rig: Rig, *addresses: str) -> None:
+    book = rig.journal()
+    book.acquire(
+        "claim", "claim:g0", generation=str(GENERATION), guest=0, cpus=[], cells=[], devices=addresses
+    )
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
+    assert main(["devices", "--json", "--node", "n1"]) == 0
+    return {row["address"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_devices_are_listed_with_who_has_them_and_why_not(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = rig.gpus
+    hold(rig, one.address)
+    quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
+    rows = listed(capsys)
+    assert set(rows) == {d.address for d in [*rig.gpus, *rig.vfs]}
+    assert (rows[one.address]["index"], rows[one.address]["state"]) == (0, "held")
+    assert rows[one.address]["holder"] == str(GENERATION)
+    assert (rows[other.address]["index"], rows[other.address]["state"]) == (1, "free")
+    assert rows[rig.vfs[0].address]["state"] == "quarantined"
+    assert main(["devices", "--node", "n1"]) == 0
+    assert "still has a GUID, 0s ago" in capsys.readouterr().out
+
+
+def test_a_quarantine_is_cleared_by_a_check_alone(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = rig.gpus[0]
+    quarantine.put(rig.layout, quarantine.record(gpu.address, "gpu", "it smells", driver="vfio-pci"))
+
+    def refuse(device: Device) -> None:
+        raise fail(25)
+
+    gpu.on_reset = refuse
+    assert main(["devices", "clear", gpu.address]) == 3
+    assert "stays in quarantine: device" in capsys.readouterr().err
+    assert listed(capsys)[gpu.address]["state"] == "quarantined"
+    gpu.on_reset = lambda device: None
+    assert main(["devices", "clear", gpu.address]) == 0
+    assert capsys.readouterr().out == f"{gpu.address} is clean, and may be handed out again\n"
+    assert listed(capsys)[gpu.address]["state"] == "free"
+    assert main(["devices", "clear", gpu.address]) == 1
+    assert main(["devices", "clear", "../../etc"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "drained"),
+    [
+        ("NodeName=n1 Gres=gpu:h200:2(S:0-1),ibvf:4 State=IDLE", True),
+        ("NodeName=n1 Gres=gpu:h200:2,ibvf:hdr:3(S:0) State=IDLE", False),
+        ("NodeName=n1 Gres=ibvf:1,ibvf:2,nic:9 State=IDLE", False),
+        ("NodeName=n1 Gres=(null) State=IDLE", True),
+        (None, True),
+    ],
+)
+def test_a_bad_vf_costs_the_node_only_when_slurm_counts_on_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, said: str | None, drained: bool
+) -> None:
+    bad = quarantine.record(rig.vfs[0].address, "vf", "trusted")
+    quarantine.put(rig.layout, bad)
+    monkeypatch.setattr(common, "scontrol_says", lambda *args: said)
+    assert doubt.must_drain(rig.layout, "n1", [bad]) is drained
+
+
+def test_a_bad_gpu_always_costs_the_node(rig: Rig) -> None:
+    assert doubt.must_drain(rig.layout, "n1", [quarantine.record(rig.gpus[0].address, "gpu", "hot")])

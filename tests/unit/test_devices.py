@@ -1,0 +1,516 @@
+"""Devices are taken and given back, whatever happens between; what is in doubt goes to nobody."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from attribute_fs import Stuck, fixed
+from device_rig import GENERATION, Rig, identity, machine, passthrough
+from fake_pci import BUS_MASTER, COMMAND, Device, fail
+
+from vhpc_slurm.errors import NodeError, TeardownError, UserError
+from vhpc_slurm.node import attribute, devices, journal, preflight, quarantine, resources, teardown, vfio
+from vhpc_slurm.node.quarantine import QuarantinedError
+from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node.vf import PARKED_GUID
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with machine(tmp_path) as found:
+        yield found
+
+
+def take(rig: Rig, *found: Device, role: str = "gpu") -> journal.Journal:
+    book = rig.journal()
+    devices.acquire(
+        rig.layout, book, passthrough(*found, role=role), {d.address: identity(d) for d in found}, rig.host
+    )
+    return book
+
+
+def clear(rig: Rig, book: journal.Journal | None = None) -> None:
+    """What the Epilog does."""
+    if book is not None:
+        book.close()
+    teardown.clear(rig.layout, GENERATION, "n1")
+
+
+def state(device: Device) -> tuple[str, str, tuple[str, ...]]:
+    return device.driver, device.override, device.methods
+
+
+def quarantined(rig: Rig) -> list[str]:
+    return [record.address for record in quarantine.read(rig.layout)]
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", ""])
+def test_a_gpu_comes_back_to_the_driver_it_had(rig: Rig, driver: str) -> None:
+    gpu = rig.gpus[0]
+    rig.give_to_host(gpu, "nvidia")
+    rig.give_to_host(gpu, "")
+    if driver == "vfio-pci":
+        gpu.override = "vfio-pci"  # as driverctl leaves it
+    if driver:
+        rig.pci._attach(rig.pci.drivers[driver], gpu)
+    before = state(gpu)
+    book = take(rig, gpu)
+    assert state(gpu)[:2] == ("vfio-pci", "vfio-pci")
+    assert not gpu.d3cold
+    clear(rig, book)
+    assert state(gpu) == before
+    assert gpu.was_reset == 1
+    assert not rig.layout.journals.joinpath(f"{GENERATION}.jsonl").exists()
+
+
+def test_the_override_is_written_before_the_driver_is_taken_away_and_cleared_after_it_may_come_back(
+    rig: Rig,
+) -> None:
+    rig.give_to_host(gpu := rig.gpus[0])
+    clear(rig, take(rig, gpu))
+    steps = [(path.rpartition("/")[2], text) for path, text in rig.pci.log if "power" not in path]
+    assert steps == [
+        ("driver_override", "vfio-pci"),
+        ("d3cold_allowed", "0"),
+        ("unbind", gpu.address),
+        ("bind", gpu.address),
+        ("reset", "1"),
+        ("unbind", gpu.address),
+        ("driver_override", ""),
+        ("drivers_probe", gpu.address),
+    ]
+
+
+def test_only_trusted_reset_methods_stay_enabled_while_a_guest_has_the_device(rig: Rig) -> None:
+    gpu = rig.gpus[0]
+    rig.with_devices(reset_methods=("bus",))
+    book = take(rig, gpu)
+    assert state(gpu)[2] == ("bus",)
+    clear(rig, book)
+    assert state(gpu)[2] == ("flr", "bus")
+
+
+# --- before anything is changed ---------------------------------------------------------
+
+
+def _iommu_off(rig: Rig, gpu: Device) -> None:
+    rig.pci.regroup(gpu.address, None)
+
+
+def _sibling_of_the_host(rig: Rig, gpu: Device) -> None:
+    other = rig.gpus[1]
+    rig.give_to_host(other)
+    rig.pci.regroup(other.address, gpu.group)
+
+
+def _sibling_of_another(rig: Rig, gpu: Device) -> None:
+    rig.pci.regroup(rig.gpus[1].address, gpu.group)
+
+
+def _no_reset(rig: Rig, gpu: Device) -> None:
+    gpu.methods = ()
+
+
+def _reset_not_trusted(rig: Rig, gpu: Device) -> None:
+    rig.with_devices(reset_methods=("device_specific",))
+
+
+def _asleep(rig: Rig, gpu: Device) -> None:
+    gpu.power, gpu.locked = "D3cold", True
+
+
+def _silent(rig: Rig, gpu: Device) -> None:
+    gpu.config[:] = b"\xff" * 64
+
+
+def _opened(rig: Rig, gpu: Device) -> None:
+    fds = rig.root / "proc/4711/fd"
+    fds.mkdir(parents=True)
+    (rig.root / "proc/4711/comm").write_text("qemu-system-x86\n")
+    (fds / "9").symlink_to(f"{rig.host.dev}/vfio/{gpu.group}")
+
+
+def _pinned(rig: Rig, gpu: Device) -> None:
+    gpu.override = "pci-stub"
+
+
+def _no_vfio(rig: Rig, gpu: Device) -> None:
+    rig.pci.unload("vfio-pci")
+
+
+def _not_allowed(rig: Rig, gpu: Device) -> None:
+    rig.with_devices(allow=("10de:2331",))
+
+
+def _in_quarantine(rig: Rig, gpu: Device) -> None:
+    quarantine.put(rig.layout, quarantine.record(gpu.address, "gpu", "it smells"))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "kind", "words"),
+    [
+        (_iommu_off, preflight.IommuOffError, "has no IOMMU group: the IOMMU is off"),
+        (_sibling_of_the_host, preflight.NotViableError, "shares IOMMU group .* which nvidia has"),
+        (_sibling_of_another, preflight.SharedGroupError, "shares IOMMU group .* which vfio-pci has"),
+        (_no_reset, preflight.NoResetError, "cannot be reset"),
+        (_reset_not_trusted, preflight.NoResetError, "can only be reset by flr bus"),
+        (_asleep, preflight.AsleepError, "is in D3cold"),
+        (_silent, preflight.SilentError, "does not answer"),
+        (_opened, preflight.InUseError, r"process 4711 \(qemu-system-x86\) has .*/vfio/\d+ open"),
+        (_pinned, preflight.PinnedError, "is pinned to driver pci-stub"),
+        (_no_vfio, preflight.NoVfioError, "the kernel has no such driver"),
+        (_not_allowed, preflight.NotAllowedError, "10de:2330: devices.allow does not have it"),
+        (_in_quarantine, preflight.QuarantinedDeviceError, "is quarantined"),
+    ],
+)
+def test_each_check_has_its_error_and_changes_nothing(
+    rig: Rig, break_it: Callable[[Rig, Device], None], kind: type[NodeError], words: str
+) -> None:
+    gpu = rig.gpus[0]
+    rig.with_devices(timeout_s=1)
+    break_it(rig, gpu)
+    before = state(gpu)
+    with pytest.raises(kind, match=words) as caught:
+        take(rig, gpu)
+    assert type(caught.value) is kind
+    assert state(gpu) == before
+    assert [path for path, _ in rig.pci.log if not path.endswith("power/control")] == []
+    assert journal.read(rig.layout.journals, GENERATION) == []
+
+
+def test_a_function_that_is_gone_and_one_that_is_whole_are_refused(rig: Rig) -> None:
+    pf = rig.pfs[0]
+    with pytest.raises(preflight.NotAllowedError, match="is no virtual function"):
+        take(rig, pf, role="vf")
+    with pytest.raises(preflight.VfsInUseError, match="has virtual functions"):
+        take(rig, pf)
+    vf = rig.vfs[0]
+    rig.pci._numvfs(pf, "0")
+    with pytest.raises(preflight.AbsentError, match="is not there"):
+        take(rig, vf, role="vf")
+    rig.pci.tree.put(f"{pf.path}/net/ib0/flags", fixed("0x1003\n"))
+    with pytest.raises(preflight.HostNetworkError, match="network interface ib0, which is up"):
+        take(rig, pf)
+
+
+def test_devices_of_one_job_may_share_a_group(rig: Rig) -> None:
+    one, other = rig.gpus
+    rig.pci.regroup(other.address, one.group)
+    clear(rig, take(rig, one, other))
+    assert one.was_reset == other.was_reset == 1
+
+
+def test_what_the_kernel_refuses_is_said_with_its_words_and_given_back(rig: Rig) -> None:
+    rig.give_to_host(gpu := rig.gpus[0])
+
+    def refuse(device: Device) -> None:
+        raise fail(errno.EBUSY)
+
+    rig.pci.drivers["vfio-pci"].probe = refuse
+    with pytest.raises(NodeError, match=r"cannot be bound to vfio-pci: .*/bind: Device or resource busy"):
+        take(rig, gpu)
+    clear(rig)
+    assert gpu.driver == "nvidia"
+    assert quarantined(rig) == []
+
+
+# --- a driver that hangs ----------------------------------------------------------------
+
+
+def test_a_driver_that_does_not_let_go_stops_nobody_and_its_device_is_quarantined(rig: Rig) -> None:
+    rig.give_to_host(gpu := rig.gpus[0])
+    rig.with_devices(timeout_s=1)
+
+    def hang(device: Device) -> None:
+        raise Stuck
+
+    rig.pci.drivers["nvidia"].remove = hang
+    book = rig.journal()
+    with pytest.raises(QuarantinedError, match=f"quarantined: {gpu.address}.*the kernel does not come back"):
+        devices.acquire(rig.layout, book, passthrough(gpu), {}, rig.host)
+    assert quarantined(rig) == [gpu.address]
+    clear(rig, book)  # does not touch what would never answer
+    with pytest.raises(TeardownError, match="stays in quarantine"):
+        devices.clear(rig.layout, gpu.address, {}, rig.host)
+    assert quarantined(rig) == [gpu.address]
+
+
+def test_a_locked_device_cannot_hang_the_epilog(rig: Rig) -> None:
+    gpu = rig.gpus[0]
+    rig.with_devices(timeout_s=1)
+    book = take(rig, gpu)
+    gpu.locked = True
+    with pytest.raises(QuarantinedError, match="does not come back"):
+        clear(rig, book)
+    assert quarantined(rig) == [gpu.address]
+
+
+def test_a_write_that_the_kernel_refuses_is_an_error_of_its_number(rig: Rig) -> None:
+    path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/reset"
+    with pytest.raises(OSError, match="Invalid argument") as caught:
+        attribute.write(path, "2", 5)
+    assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, path)
+
+
+# --- doubts -----------------------------------------------------------------------------
+
+
+def _reset_fails(rig: Rig, gpu: Device) -> None:
+    def refuse(device: Device) -> None:
+        raise fail(errno.ENOTTY)
+
+    gpu.on_reset = refuse
+
+
+def _drives_the_bus(rig: Rig, gpu: Device) -> None:
+    def master(device: Device) -> None:
+        device.config[COMMAND] |= BUS_MASTER
+
+    gpu.on_reset = master
+
+
+def _falls_off_the_bus(rig: Rig, gpu: Device) -> None:
+    def fall(device: Device) -> None:
+        device.config[:] = b"\xff" * 64
+
+    gpu.on_reset = fall
+
+
+def _comes_back_late(rig: Rig, gpu: Device) -> None:
+    log = rig.root / "kmsg"
+    line = f"4,1,1,-;vfio-pci {gpu.address}: not ready 65535ms after FLR; giving up\n"
+    log.write_text(line)  # of an earlier job
+
+    def late(device: Device) -> None:
+        with log.open("a") as out:
+            out.write(line.replace("4,1,1", "4,2,2"))
+
+    gpu.on_reset = late
+
+
+def _scrub_fails(rig: Rig, gpu: Device) -> None:
+    rig.with_devices(gpu_scrub=("/bin/sh", "-c", "echo cannot clear $0; exit 3", "{address}"))
+
+
+def _scrub_hangs(rig: Rig, gpu: Device) -> None:
+    rig.with_devices(gpu_scrub=("/bin/sleep", "60"), scrub_timeout_s=1)
+
+
+def _driver_refuses(rig: Rig, gpu: Device) -> None:
+    def refuse(device: Device) -> None:
+        raise fail(errno.EIO)
+
+    rig.pci.drivers["nvidia"].probe = refuse
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (_reset_fails, "cannot be reset: Inappropriate ioctl"),
+        (_drives_the_bus, "is a bus master after its reset"),
+        (_falls_off_the_bus, "does not answer after its reset"),
+        (_comes_back_late, "did not come back from its reset in time: .*giving up"),
+        (_scrub_fails, r"was not cleared: /bin/sh: status 3: cannot clear 0000:"),
+        (_scrub_hangs, "was not cleared within 1 s"),
+        (_driver_refuses, "has no driver: nvidia had it before the job"),
+    ],
+)
+def test_a_device_in_doubt_is_quarantined_and_nothing_else_is_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Rig, Device], None], words: str
+) -> None:
+    gpu, other = rig.gpus
+    monkeypatch.setattr(vfio, "KMSG", rig.root / "kmsg")
+    for device in (gpu, other):
+        rig.give_to_host(device)
+    book = take(rig, gpu)
+    break_it(rig, gpu)
+    with pytest.raises(QuarantinedError, match=words) as caught:
+        clear(rig, book)
+    assert [record.address for record in caught.value.records] == [gpu.address]
+    assert journal.read(rig.layout.journals, GENERATION) == []
+    assert not rig.layout.journals.joinpath(f"{GENERATION}.jsonl").exists()
+    assert gpu.driver != "nvidia"  # no driver of the host touches it
+    (record,) = quarantine.read(rig.layout)
+    assert (record.address, record.role, record.generation) == (gpu.address, "gpu", str(GENERATION))
+    assert devices.handed_out(rig.layout).quarantined == (gpu.address,)
+
+
+def test_a_device_that_is_gone_after_the_job_is_quarantined_for_when_it_comes_back(rig: Rig) -> None:
+    gpu = rig.gpus[0]
+    book = take(rig, gpu)
+    rig.pci.tree.drop(f"bus/pci/devices/{gpu.address}")
+    with pytest.raises(QuarantinedError, match="is not there any more"):
+        clear(rig, book)
+    assert quarantined(rig) == [gpu.address]
+
+
+def test_a_device_that_a_process_still_has_is_not_reset_under_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = rig.gpus[0]
+    book = take(rig, gpu)
+    _opened(rig, gpu)
+    entry = book.entry(f"device:{gpu.address}")
+    with pytest.raises(TeardownError, match=r"process 4711 .* has .* open"):
+        devices.release(rig.layout, str(GENERATION), entry, rig.host)
+    assert gpu.was_reset == 0
+    assert quarantined(rig) == []  # the entry stays: it is tried again
+
+
+# --- out of quarantine ------------------------------------------------------------------
+
+
+def test_a_quarantine_ends_with_a_check_that_passes_and_no_other_way(rig: Rig) -> None:
+    gpu = rig.gpus[0]
+    rig.give_to_host(gpu)
+    book = take(rig, gpu)
+    _reset_fails(rig, gpu)
+    with pytest.raises(QuarantinedError):
+        clear(rig, book)
+    with pytest.raises(preflight.QuarantinedDeviceError):
+        take(rig, gpu)
+    with pytest.raises(TeardownError, match=r"stays in quarantine: .*cannot be reset"):
+        devices.clear(rig.layout, gpu.address, {}, rig.host)
+    with pytest.raises(TeardownError, match=r"held by a guest of 9\.0\.00000000"):
+        devices.clear(rig.layout, gpu.address, {gpu.address: "9.0.00000000"}, rig.host)
+    assert quarantined(rig) == [gpu.address]
+    gpu.on_reset = lambda device: None
+    devices.clear(rig.layout, gpu.address, {}, rig.host)
+    assert quarantined(rig) == []
+    assert (gpu.driver, gpu.override) == ("nvidia", "")
+    with pytest.raises(UserError, match="is not in quarantine"):
+        devices.clear(rig.layout, gpu.address, {}, rig.host)
+
+
+def test_the_scrub_command_gets_the_address_and_runs_after_the_reset(rig: Rig) -> None:
+    gpu = rig.gpus[0]
+    seen = rig.root / "seen"
+    rig.with_devices(gpu_scrub=("/bin/sh", "-c", f'echo "$0" > {seen}', "{address}"))
+    clear(rig, take(rig, gpu))
+    assert seen.read_text() == f"{gpu.address}\n"
+
+
+# --- kill -9 ----------------------------------------------------------------------------
+
+
+class _Killing:
+    """An ``os`` whose N-th write does not come to be: the process is gone instead."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def write(self, fd: int, data: bytes) -> int:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.write(fd, data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+
+def _in_child(action: Callable[[], object]) -> int:
+    """Run something in a process of its own; returns its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.01)
+    raise AssertionError("the child does not end")
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"])
+def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str) -> None:
+    found = [*rig.gpus, rig.vfs[0]]
+    for gpu in rig.gpus:
+        rig.give_to_host(gpu, "nvidia")
+        if driver == "vfio-pci":
+            rig.give_to_host(gpu, "")
+            gpu.override = driver
+            rig.pci._attach(rig.pci.drivers[driver], gpu)
+    before = [state(device) for device in found]
+
+    def whole_job(at: int) -> None:
+        journal.os = _Killing(at)  # type: ignore[assignment, attr-defined]
+        book = rig.journal()
+        vf = rig.vfs[0]
+        taken = [*passthrough(*rig.gpus), *passthrough(vf, role="vf")]
+        devices.acquire(rig.layout, book, taken, {vf.address: identity(vf)}, rig.host)
+        resources.release_all(rig.layout, book)
+
+    killed, at = True, 0
+    while killed:
+        at += 1
+        status = _in_child(partial(whole_job, at))
+        killed = os.WIFSIGNALED(status)
+        clear(rig)
+        assert [state(device) for device in found] == before, f"killed at write {at}"
+        assert rig.kernel.interfaces[1].ports[0].port_guid in (0, PARKED_GUID)
+        assert quarantined(rig) == []
+    assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
+    assert at == 2 * len(found) + 1
+
+
+def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
+    rig.give_to_host(gpu := rig.gpus[0])
+    rig.with_devices(reset_methods=("bus",))
+    before = state(gpu)
+    real = attribute.write
+
+    def whole_job(at: int, *, after: bool) -> None:
+        left = at
+
+        def write(path: str, text: str, timeout_s: float) -> None:
+            nonlocal left
+            left -= 1
+            if left or after:
+                real(path, text, timeout_s)
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        attribute.write = write
+        book = rig.journal()
+        devices.acquire(rig.layout, book, passthrough(gpu), {}, rig.host)
+        resources.release_all(rig.layout, book)
+
+    for after in (False, True):
+        killed, at = True, 0
+        while killed:
+            at += 1
+            status = _in_child(partial(whole_job, at, after=after))
+            killed = os.WIFSIGNALED(status)
+            clear(rig)
+            assert state(gpu) == before, f"killed at write {at}"
+            assert quarantined(rig) == []
+        assert at == 12
+
+
+def test_release_may_be_repeated_at_any_time(rig: Rig) -> None:
+    rig.give_to_host(gpu := rig.gpus[0])
+    before = state(gpu)
+    book = take(rig, gpu)
+    entry = book.entry(f"device:{gpu.address}")
+    for _ in range(3):
+        devices.release(rig.layout, str(GENERATION), entry)
+        assert state(gpu) == before
+    assert gpu.was_reset == 1
+
+
+def test_teardown_takes_the_time_of_a_stage(rig: Rig) -> None:
+    clear(rig, take(rig, rig.gpus[0]))
+    stages = Recorder(rig.layout.timeline(GENERATION), GENERATION, "n1").timeline().stages
+    assert "release" in [stage.name for stage in stages]

@@ -1,0 +1,86 @@
+"""vhpc doctor on GPUs and virtual functions: Slurm's word against the node's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from device_rig import Rig, machine
+
+from vhpc_slurm.cli.checks import Finding, Level, devices
+from vhpc_slurm.node import quarantine, setup
+
+AGREES = "NodeName=n1 Arch=x86_64 Gres=gpu:h200:2(S:0),ibvf:4 State=IDLE"
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(setup, "GPU_NODES", tmp_path / "nodes")
+    with machine(tmp_path) as found:
+        yield found
+
+
+def findings(rig: Rig, slurm: str = AGREES) -> dict[str, Finding]:
+    return {found.check: found for found in devices.check(rig.layout.config, "n1", slurm, root=True)}
+
+
+def test_a_node_whose_map_agrees_with_slurm_is_ok(rig: Rig) -> None:
+    (rig.root / "proc/devices").write_text("Character devices:\n\nBlock devices:\n")
+    list(setup._gpu_nodes(rig.layout, setup.Place(rig.root / "proc", rig.root / "nodes"), dry_run=False))
+    found = findings(rig)
+    assert {name: one.level for name, one in found.items()} == {
+        "devices.map": Level.OK,
+        "devices.vfs": Level.OK,
+        "devices.iommu": Level.OK,
+        "devices.vfio": Level.OK,
+        "devices.clearing": Level.WARN,
+        "devices.nodes": Level.OK,
+    }
+    assert found["devices.iommu"].what == "6 devices in 6 groups"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0 {gpu0}\n", "names 1 GPUs, Slurm counts 2"),
+        ("0 {gpu0}\n1 {gpu0}\n", "{gpu0} is there twice"),
+        ("0 {gpu0}\n1 0000:ff:00.0\n", "0000:ff:00.0 is no GPU of this node"),
+        ("0 {gpu0}\n1 {pf}\n", "{pf} is no GPU of this node"),
+        ("", "Slurm gives out 2 GPUs here, and"),
+        ("1 {gpu0}\n", "line 1 of"),
+    ],
+)
+def test_a_map_that_disagrees_is_an_error(rig: Rig, text: str, says: str) -> None:
+    names = {"gpu0": rig.gpus[0].address, "pf": rig.pfs[0].address}
+    (rig.root / "gpu.map").write_text(text.format(**names))
+    found = findings(rig)["devices.map"]
+    assert found.level is Level.ERROR
+    assert says.format(**names) in found.what
+
+
+def test_too_few_good_functions_are_an_error_and_a_quarantine_is_told(rig: Rig) -> None:
+    quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
+    found = findings(rig)
+    assert found["devices.vfs"].what == "Slurm counts 4 of ibvf, 3 virtual functions are good"
+    assert found["devices.vfs"].level is Level.ERROR
+    assert "still has a GUID" in found["devices.quarantine"].what
+    assert findings(rig, AGREES.replace("ibvf:4", "ibvf:3"))["devices.vfs"].level is Level.OK
+
+
+def test_without_iommu_or_driver_nothing_can_be_passed_through(rig: Rig) -> None:
+    rig.pci.regroup(rig.gpus[1].address, None)
+    rig.pci.unload("vfio-pci")
+    found = findings(rig)
+    assert found["devices.iommu"].what == f"no IOMMU group: {rig.gpus[1].address}"
+    assert found["devices.vfio"].level is Level.ERROR
+
+
+def test_a_command_that_is_not_there_is_an_error(rig: Rig) -> None:
+    rig.with_devices(gpu_scrub=("/nowhere/scrub", "{address}"))
+    assert findings(rig)["devices.clearing"].what == "there is no /nowhere/scrub"
+
+
+def test_a_node_without_devices_has_no_findings_of_them(tmp_path: Path) -> None:
+    with machine(tmp_path, gpus=0, vfs=0) as rig:
+        assert findings(rig, "NodeName=n1 Gres=(null)") == {}

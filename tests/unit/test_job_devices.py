@@ -1,0 +1,196 @@
+"""From an allocation with generic resources to bound devices: what Prolog does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from attribute_fs import fixed
+from device_rig import GENERATION, Rig, machine
+from fake_hca import ETHERNET, network
+from test_placement import MANIFEST, REQUEST
+
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.hooks import prolog, slurmctld
+from vhpc_slurm.hooks.common import HookEnv
+from vhpc_slurm.model import (
+    Allocation,
+    GresAllocation,
+    HostInventory,
+    ImageIdentity,
+    Lease,
+    LeaseState,
+    NetworkIdentity,
+    NodeAllocation,
+    NodePlan,
+)
+from vhpc_slurm.node import accounts, guestports, identities, inventory, quarantine, stages, teardown
+from vhpc_slurm.node.guest import Hypervisor
+from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node.vf import PARKED_GUID
+from vhpc_slurm.slurm.job import SlurmJob
+
+IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with machine(tmp_path) as found:
+        yield found
+
+
+def lease(*gres: GresAllocation, net: NetworkIdentity = IB, nodes: tuple[str, ...] = ("n0", "n1")) -> Lease:
+    image = ImageIdentity(REQUEST.image, "sha256:" + "0" * 64, MANIFEST)
+    parts = tuple(NodeAllocation(node, (0, 1), 4096, gres) for node in nodes)
+    return Lease(GENERATION, LeaseState.READY, REQUEST, Allocation(parts), image, net)
+
+
+def gpus(*indexes: int) -> GresAllocation:
+    return GresAllocation("gpu", "h200", len(indexes), indexes)
+
+
+def vfs(count: int) -> GresAllocation:
+    return GresAllocation("ibvf", "", count)
+
+
+def host(rig: Rig) -> HostInventory:
+    return inventory.read("n1", rig.layout.config, proc_root=rig.root / "written/proc")
+
+
+def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
+    """What Prolog does until the first guest starts."""
+    book = Journal(rig.layout.journals, what.generation)
+    recorder = Recorder(rig.layout.timeline(what.generation), what.generation, "n1")
+    node = host(rig)
+    plan = prolog._book(rig.layout.config, rig.layout, node, what, book)
+    assert what.image is not None
+    work = stages.Boot(
+        rig.layout, what, what.image, plan, node, book, recorder,
+        cast(accounts.Account, None), cast(Hypervisor, None),
+    )  # fmt: skip
+    taken = [device for guest in plan.guests for device in guest.devices]
+    stages._take_devices(work, taken)
+    return plan, book
+
+
+def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> None:
+    for gpu in rig.gpus:
+        rig.give_to_host(gpu)
+    plan, book = prepare(rig, lease(gpus(1), vfs(2)))
+    got = {device.address: device.role for device in plan.guests[0].devices}
+    assert got == {rig.gpus[1].address: "gpu", rig.vfs[0].address: "vf", rig.vfs[1].address: "vf"}
+    assert [gpu.driver for gpu in rig.gpus] == ["nvidia", "vfio-pci"]
+    ports = rig.kernel.interfaces[1].ports
+    # 02cc PPPP SS RRRR VV: partition 1234, rail 0, the second node's rank is 3 + 1
+    assert [f"{ports[n].port_guid:016x}" for n in (0, 1)] == ["02cc123400000400", "02cc123400000401"]
+    assert [f"{ports[n].node_guid:016x}" for n in (0, 1)] == ["02cd123400000400", "02cd123400000401"]
+    assert ports[2].port_guid == 0
+    book.close()
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert [gpu.driver for gpu in rig.gpus] == ["nvidia", "nvidia"]
+    assert [ports[n].port_guid for n in (0, 1)] == [PARKED_GUID, PARKED_GUID]
+    assert [ports[n].state for n in (0, 1)] == [2, 2]
+
+
+def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(rig: Rig) -> None:
+    quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
+    quarantine.put(rig.layout, quarantine.record(rig.gpus[0].address, "gpu", "hot"))
+    plan, book = prepare(rig, lease(vfs(1)))
+    assert [device.address for device in plan.guests[0].devices] == [rig.vfs[1].address]
+    book.close()
+    teardown.clear(rig.layout, GENERATION, "n1")
+    with pytest.raises(NodeError, match=f"device {rig.gpus[0].address} of n1 is quarantined"):
+        prepare(rig, lease(gpus(0)))
+
+
+@pytest.mark.parametrize(
+    ("gres", "net", "words"),
+    [
+        (vfs(1), NetworkIdentity(), "this site gives jobs no partition of the fabric"),
+        (vfs(1), replace(IB, port_guids=(("0x1",), ("0x2",))), "ports with GUIDs of their own"),
+        (vfs(3), IB, "its guests have 2 on each of 1 rails in the fabric"),
+        (
+            vfs(1),
+            replace(IB, port_guids=(("0x0002c90300000101",),) * 2),
+            "have ports with GUIDs of their own",
+        ),
+    ],
+)
+def test_what_the_fabric_has_no_ports_for_is_the_users_and_touches_no_device(
+    rig: Rig, gres: GresAllocation, net: NetworkIdentity, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        prepare(rig, lease(gres, net=net))
+    assert rig.pci.log == []
+
+
+def test_an_index_that_the_map_lacks_and_a_map_that_names_no_gpu_are_the_nodes(rig: Rig) -> None:
+    with pytest.raises(NodeError, match=r"Slurm gave GPU 2 on n1: the GPU map has 2 entries"):
+        prepare(rig, lease(gpus(2)))
+    (rig.root / "gpu.map").write_text(f"0 {rig.pfs[0].address}\n1 0000:ff:00.0\n")
+    with pytest.raises(NodeError, match=r"names .* of class 020700, no GPU") as caught:
+        prepare(rig, lease(gpus(0, 1)))
+    assert "no PCI function" in caught.value.line()
+    with pytest.raises(NodeError, match="the job needs 5 virtual functions on n1, 4 are free"):
+        prepare(rig, lease(vfs(5)))
+
+
+def test_each_rail_counts_its_own_functions(tmp_path: Path) -> None:
+    with machine(tmp_path, complexes=2, gpus=1, vfs=2) as rig:
+        what = lease(vfs(4), net=replace(IB, rails=2))
+        plan, _ = prepare(rig, what)
+        found = identities.of_plan(what, plan, host(rig))
+        got = {address: f"{one.port_guid:016x}" for address, one in found.items()}
+        assert [got[vf.address] for vf in rig.vfs] == [
+            "02cc123400000400",
+            "02cc123400000401",
+            "02cc123401000400",
+            "02cc123401000401",
+        ]
+        # and this is what the guest has to show
+        guids = guestports.expected(what, plan, plan.guests[0], host(rig))
+        assert [f"{guid:016x}" for guid in guids] == sorted(got.values())
+        # the second adapter is the second rail, also for who has none on the first
+        second = replace(plan.guests[0], devices=plan.guests[0].devices[2:])
+        assert {device.address for device in second.devices} == set(rig.pfs[1].virtfns)
+        alone = identities.of_plan(what, replace(plan, guests=(second,)), host(rig))
+        assert sorted(f"{one.port_guid:016x}" for one in alone.values()) == [
+            "02cc123401000400",
+            "02cc123401000401",
+        ]
+
+
+def test_an_ethernet_vf_is_in_the_jobs_vlan(rig: Rig) -> None:
+    interface = network(rig.pci, rig.kernel, rig.pfs[0], ETHERNET, 1)
+    for vf in rig.vfs:
+        vf.folder.entries["class"] = fixed("0x020000\n")
+    net = NetworkIdentity("ethernet", vlan=77, first_rank=3, rails=1, vfs=2)
+    with pytest.raises(UserError, match="1 Ethernet functions on n1: this site gives jobs no VLAN"):
+        prepare(rig, lease(vfs(1)))
+    teardown.clear(rig.layout, GENERATION, "n1")
+    prepare(rig, lease(vfs(1), net=net))
+    port = interface.ports[0]
+    # 02, VLAN 77 in 12 bits, rail 0, rank 3 + 1, VF 0
+    assert (port.vlan, port.mac.hex(":"), port.spoofchk) == (77, "02:04:d0:00:04:00", 1)
+    assert interface.ports[1].vlan == 0
+
+
+def test_the_number_of_functions_is_checked_again_by_the_controller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = cast(SlurmJob, SimpleNamespace(uid=1, gid=1, user="a", work_dir="/", name="", partition=""))
+    env = HookEnv(7, 0, "")
+    monkeypatch.setenv("SPANK_VHPC_IMAGE", "tiny:1")
+    assert slurmctld._request(env, job).vfs is None
+    for text, number in (("0", 0), ("256", 256)):
+        monkeypatch.setenv("SPANK_VHPC_VFS", text)
+        assert slurmctld._request(env, job).vfs == number
+    for text in ("257", "-1", "2;reboot", "٣"):
+        monkeypatch.setenv("SPANK_VHPC_VFS", text)
+        with pytest.raises(UserError, match=r"--vhpc-vfs=.*whole number"):
+            slurmctld._request(env, job)

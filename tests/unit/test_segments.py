@@ -1,0 +1,187 @@
+"""VLANs and VNIs: what is allocated, and what the backends ethernet and vxlan say of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_lab import Alone, allocation, identity, request
+from test_fabric_backends import verify
+from test_keys import a_claim
+
+from vhpc_slurm.config import Fabric
+from vhpc_slurm.controller import schema
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys, partitions
+from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
+from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.select import backend
+from vhpc_slurm.model import NetworkIdentity
+
+
+class Site:
+    """vhpcd's own parts on a network without a subnet manager."""
+
+    def __init__(self, database: Path, **options: Any) -> None:
+        self.store = SqliteStore(database)
+        self.backend = backend(Fabric(**options), self.store.keys.knows)
+        self.service = Alone(self.store, self.backend, reserve_mib=0, quarantine_s=30.0)
+
+    @property
+    def book(self) -> Book:
+        return self.store.keys.book()
+
+    def open(self, job_id: int, *nodes: str, uid: int = 2001) -> NetworkIdentity:
+        return self.service.open(request(job_id, uid=uid), allocation(*nodes), identity(0)).lease.network
+
+
+ETHERNET = {"backend": "ethernet", "vlan_first": 100, "vlan_last": 102, "rails": 2, "vfs": 2}
+VXLAN = {"backend": "vxlan", "vni_first": 5000, "vni_last": 5001}
+
+
+def test_each_job_has_a_vlan_and_after_it_nobody_for_a_while(tmp_path: Path) -> None:
+    site = Site(tmp_path / "db", **ETHERNET)
+    site.backend.validate(site.book)
+    assert site.open(1, "n1", "n2") == NetworkIdentity("ethernet", vlan=100, rails=2, vfs=2)
+    assert site.open(2, "n1").vlan == 101
+    site.service.end(1, 0)
+    assert {claim.generation.job_id: claim.state.value for claim in site.book.claims} == {
+        1: "quarantine",
+        2: "active",
+    }
+    assert site.open(3, "n1").vlan == 102
+    with pytest.raises(FabricError, match=r"no VLAN is free: 2 are in use, 1 in quarantine"):
+        site.open(4, "n1")
+
+
+def test_a_vlan_is_not_another_s_before_all_nodes_have_acknowledged(tmp_path: Path) -> None:
+    site = Site(tmp_path / "db", **ETHERNET)
+    site.open(1, "n1", "n2")
+    generation = site.book.claims[0].generation
+    for node in ("n1", "n2"):
+        site.service.take(1, 0, node)
+    site.service.end(1, 0)
+    site.service.acknowledge(generation, "n1", clean=True, note="", timeline=None)
+    assert site.book.must(generation).state is KeyState.DRAINING
+    site.service.acknowledge(generation, "n2", clean=True, note="", timeline=None)
+    assert site.book.must(generation).state is KeyState.QUARANTINE
+
+
+def test_a_user_s_jobs_share_a_vni_and_no_address(tmp_path: Path) -> None:
+    site = Site(tmp_path / "db", **VXLAN, key_owner="user")
+    assert site.open(1, "n1", "n2") == NetworkIdentity("vxlan", vni=5000, rails=1, vfs=1)
+    assert site.open(2, "n1") == NetworkIdentity("vxlan", vni=5000, first_rank=2, rails=1, vfs=1)
+    assert site.open(3, "n1", uid=2002).vni == 5001
+
+
+def test_no_port_counts_as_seen_where_none_can_be_read(tmp_path: Path) -> None:
+    site = Site(tmp_path / "db", **ETHERNET)
+    site.open(1, "n1", "n2")
+    proof = verify(site.backend, site.book.claims[0].generation, site.book)
+    assert (proof.scanned, proof.seen, proof.absent) == (0, 0, 8)
+
+
+def test_numbers_that_left_the_pool_are_found(tmp_path: Path) -> None:
+    site = Site(tmp_path / "db", **ETHERNET)
+    site.open(1, "n1")
+    assert site.backend.audit(site.book) == ()
+    smaller = Site(tmp_path / "db", **ETHERNET | {"vlan_first": 101})
+    (found,) = smaller.backend.audit(smaller.book)
+    assert found.what == f"VLAN 100 of {site.book.claims[0].generation} is not of the pool"
+    assert smaller.open(2, "n1").vlan == 101
+
+
+@pytest.mark.parametrize(
+    "options",
+    [VXLAN, {"backend": "none"}, {"backend": "static-pool"}, {"backend": "opensm-file"}],
+)
+def test_no_other_backend_serves_while_vlans_are_in_use(tmp_path: Path, options: dict[str, Any]) -> None:
+    site = Site(tmp_path / "db", **ETHERNET)
+    site.open(1, "n1")
+    other = Site(tmp_path / "db", **options)
+    with pytest.raises(FabricError, match=r"VLAN 100 of 1\.0\."):
+        other.backend.validate(other.book)
+    site.service.end(1, 0)
+    if options in (VXLAN, {"backend": "none"}):
+        other = Site(tmp_path / "db", **options)
+        other.backend.validate(other.book)  # what only rests is in nobody's way
+
+
+@pytest.mark.parametrize("options", [VXLAN, {"backend": "none"}])
+def test_a_vlan_stays_its_job_s_under_a_backend_that_knows_nothing_of_it(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    Site(tmp_path / "db", **ETHERNET).open(1, "n1")
+    other = Site(tmp_path / "db", **options)
+    other.service.end(1, 0)
+    assert [claim.state for claim in other.book.claims] == [KeyState.DRAINING]
+    back = Site(tmp_path / "db", **ETHERNET)
+    back.service.settle()
+    assert [claim.state for claim in back.book.claims] == [KeyState.QUARANTINE]
+
+
+def test_a_partitions_file_and_its_proofs_leave_vlans_out() -> None:
+    vlan = a_claim(2, pkey=(1 << 16) + 100)
+    book = Book(1, (a_claim(1), vlan))
+    assert [one.pkey for one in partitions.of_book(book)] == [0x7FFF, 0x1000]
+    nobody: Any = None  # no port is read
+    for prove in (Readback(nobody, 1.0).carried, Readback(nobody, 1.0).gone):
+        (outcome,) = prove([vlan], (), book).values()
+        assert isinstance(outcome, FabricError)
+        assert "VLAN 100" in outcome.line()
+
+
+def test_keys_of_infiniband_and_vlans_never_meet() -> None:
+    assert [keys.label(number) for number in (0x64, (1 << 16) + 0x64, (1 << 24) + 0x64)] == [
+        "0x0064",
+        "VLAN 100",
+        "VNI 100",
+    ]
+    with pytest.raises(FabricError, match="the first is 0x1000"):
+        NoNetwork().validate(Book(1, (a_claim(),)))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "space"),
+    [
+        (1, 5, keys.VLANS),
+        (4000, 4095, keys.VLANS),
+        (9, 8, keys.VLANS),
+        (0, 5, keys.VNIS),
+        (1, 1 << 24, keys.VNIS),
+        (1, 1 << 17, keys.VNIS),
+    ],
+)
+def test_ranges_that_are_none_are_refused(first: int, last: int, space: keys.Space) -> None:
+    with pytest.raises(FabricError, match=f"(no range of|too many) {space.name}s"):
+        KeyPool(first, last, space=space)
+
+
+def test_claims_of_an_older_database_are_kept_and_vlans_find_room(tmp_path: Path) -> None:
+    claims = (a_claim(1, ports=(0xA1, 0xA2)), a_claim(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=9.0))
+    now = SqliteStore(tmp_path / "now")
+    with now.transaction():
+        for claim in claims:
+            now.keys.claim(claim)
+    now.close()
+    with closing(sqlite3.connect(tmp_path / "db")) as old:
+        old.executescript("".join(schema.STEPS[:3]))
+        old.execute(f"PRAGMA application_id = {schema.APPLICATION}")
+        old.execute("PRAGMA user_version = 3")
+        old.execute("ATTACH ? AS new", (str(tmp_path / "now"),))
+        for table in ("key_owner", "key_claim"):
+            old.execute(f"INSERT INTO main.{table} SELECT * FROM new.{table}")
+        old.commit()
+    store = SqliteStore(tmp_path / "db")
+    assert store.keys.book().claims == claims
+    vni = (1 << 24) + 0xFFFFFF
+    with store.transaction():
+        store.keys.claim(a_claim(3, pkey=vni))
+    for pkey in (0x1000, vni):
+        with pytest.raises(FabricError, match="it is another's"), store.transaction():
+            store.keys.claim(a_claim(4, pkey=pkey, first_rank=9, owner="another"))

@@ -1,0 +1,479 @@
+"""The backend ufm-rest against a stand-in for UFM (see fake_ufm); ports are read by smpquery."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from controller_lab import Alone, allocation, identity, request
+from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, SM_GUID, SimulatedFabric, simulated_fabric
+from fake_ufm import TOKEN, FakeUfm, fake_ufm
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_fabric_backends import verify
+
+from vhpc_slurm.config import Fabric
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric.backend import KeyPolicy
+from vhpc_slurm.fabric.keys import Book, KeyPool
+from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.select import backend
+from vhpc_slurm.fabric.smp import FabricReader
+from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
+from vhpc_slurm.fabric.ufm_rest import UfmRest
+from vhpc_slurm.model import LeaseRecord, LeaseState
+
+MARK = 0x0FFF
+ALICE = {GUIDS[0], GUIDS[1]}
+
+
+class Site:
+    """vhpcd's own parts, with UFM in the place of the subnet manager."""
+
+    def __init__(
+        self,
+        ufm: FakeUfm,
+        folder: Path,
+        readback: Readback | None = None,
+        *,
+        database: str = "db",
+        timeout_s: float = 5.0,
+        request_timeout_s: float = 5.0,
+    ) -> None:
+        token = folder / "token"
+        token.write_text(TOKEN)
+        token.chmod(0o600)
+        self.store = SqliteStore(folder / database)
+        self.client = UfmClient(ufm.url, token, str(ufm.ca), request_timeout_s)
+        self.backend = UfmRest(
+            KeyPolicy(KeyPool(0x1000, 0x1003)),
+            self.client,
+            readback,
+            self.store.keys.knows,
+            mark_pkey=MARK,
+            timeout_s=timeout_s,
+        )
+        self.service = Alone(self.store, self.backend, reserve_mib=0, quarantine_s=30.0)
+
+    @property
+    def book(self) -> Book:
+        return self.store.keys.book()
+
+    def open(self, job_id: int, *nodes: str) -> LeaseRecord:
+        return self.service.open(request(job_id), allocation(*nodes), identity(0))
+
+    def states(self) -> dict[int, str]:
+        return {claim.generation.job_id: claim.state.value for claim in self.book.claims}
+
+
+@pytest.fixture
+def ufm(tmp_path: Path) -> Iterator[FakeUfm]:
+    with fake_ufm(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def site(ufm: FakeUfm, tmp_path: Path) -> Site:
+    return Site(ufm, tmp_path)
+
+
+# --- with a fabric ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
+    if not HAVE_SIMULATOR:
+        pytest.skip(NEEDED)
+    with simulated_fabric(tmp_path_factory.mktemp("ufm")) as started:
+        yield started
+
+
+@pytest.fixture
+def managed(
+    lasting: SimulatedFabric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[SimulatedFabric, FakeUfm, Readback]]:
+    monkeypatch.chdir(lasting.folder)
+    lasting.replace(DEFAULT)
+    lasting.sweep()
+    with fake_ufm(tmp_path, lasting) as ufm, closing(FabricReader(environment=lasting.environment)) as reader:
+        reader.scan(60.0)
+        yield lasting, ufm, Readback(reader, 2.0)
+
+
+def tables(fabric: SimulatedFabric, *holders: tuple[int, int]) -> bool:
+    """Whether exactly these ports have these keys, and the default one as all others."""
+    wanted = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
+    for guid, pkey in holders:
+        wanted[guid] = {0x7FFF, 0x8000 | pkey}
+    return {guid: set(has) for guid, has in fabric.tables().items()} == wanted
+
+
+def test_ports_have_their_job_s_key_while_it_runs_and_none_after_it(
+    managed: tuple[SimulatedFabric, FakeUfm, Readback], tmp_path: Path
+) -> None:
+    fabric, ufm, readback = managed
+    site = Site(ufm, tmp_path, readback)
+    site.backend.validate(site.book)
+    assert site.open(1, "n1", "n2").lease.state is LeaseState.READY
+    assert site.open(2, "n1").lease.network.pkey == 0x1001
+    assert tables(fabric, (GUIDS[0], 0x1000), (GUIDS[1], 0x1000), (GUIDS[4], 0x1001))
+    assert fabric.tables(GUIDS[0])[GUIDS[0]][0] == 0x9000, "at index 0, as NCCL and IPoIB expect it"
+    assert site.backend.audit(site.book) == ()
+    site.service.end(1, 0)
+    assert tables(fabric, (GUIDS[4], 0x1001))
+    assert site.states() == {1: "quarantine", 2: "active"}
+    site.service.end(2, 0)
+    assert tables(fabric)
+    assert set(ufm.keys) == {MARK}
+
+
+def test_what_ufm_shows_and_no_port_has_is_no_proof(
+    managed: tuple[SimulatedFabric, FakeUfm, Readback], tmp_path: Path
+) -> None:
+    fabric, ufm, readback = managed
+    site = Site(ufm, tmp_path, readback)
+    ufm.reaches_fabric = False
+    with pytest.raises(FabricError, match="the fabric does not carry key 0x1000"):
+        site.open(1, "n1")
+    assert ufm.members(0x1000) == {GUIDS[0]}
+    assert site.states() == {1: "applied"}
+    ufm.reaches_fabric = True
+    ufm.keys[0x1000].ports.clear()  # an operator makes UFM do it again
+    assert site.open(1, "n1").lease.state is LeaseState.READY
+    assert tables(fabric, (GUIDS[0], 0x1000))
+    ufm.reaches_fabric = False
+    site.service.end(1, 0)
+    assert site.states() == {1: "draining"}, "the port still has the key"
+    assert {finding.port_guid for finding in site.backend.audit(site.book)} >= {0}
+
+
+def test_the_auditor_sees_ports_that_ufm_says_nothing_of(
+    managed: tuple[SimulatedFabric, FakeUfm, Readback], tmp_path: Path
+) -> None:
+    fabric, ufm, readback = managed
+    site = Site(ufm, tmp_path, readback)
+    site.open(1, "n1", "n2")
+    fabric.replace(b"")  # OpenSM fails open
+    fabric.sweep()
+    assert {finding.port_guid for finding in site.backend.audit(site.book)} == set(GUIDS)
+
+
+# --- without: what UFM itself does ----------------------------------------------------------------
+
+
+def test_without_a_fabric_to_read_the_proof_counts_no_port_as_seen(site: Site, ufm: FakeUfm) -> None:
+    record = site.open(1, "n1", "n2")
+    assert ufm.members(0x1000) == ALICE
+    assert ufm.keys[0x1000].ports["02cc100000000000"] == ("full", True)
+    proof = verify(site.backend, record.lease.generation, site.book)
+    assert (proof.scanned, proof.seen, proof.absent) == (0, 0, 2)
+    site.service.end(1, 0)
+    assert ufm.members(0x1000) == set()
+    assert site.states() == {1: "quarantine"}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("GET", 500),
+        ("GET", 503),
+        ("GET", "cut"),
+        ("POST", 409),
+        ("POST", 429),
+        ("POST", 502),
+        ("POST", "cut"),
+        ("POST", "cut-after"),
+        ("POST", "half"),
+        ("POST", "accept"),
+    ],
+)
+def test_a_start_survives_what_passes(site: Site, ufm: FakeUfm, method: str, kind: int | str) -> None:
+    ufm.fail(method, kind, times=2, pkey=None if method == "GET" else 0x1000)
+    assert site.open(1, "n1", "n2").lease.state is LeaseState.READY
+    assert ufm.members(0x1000) == ALICE
+
+
+@pytest.mark.parametrize("kind", [409, 500, "cut", "cut-after", "half", "accept"])
+def test_an_end_survives_what_passes(site: Site, ufm: FakeUfm, kind: int | str) -> None:
+    site.open(1, "n1", "n2")
+    ufm.fail("DELETE", kind)
+    site.service.end(1, 0)
+    assert ufm.members(0x1000) == set()
+    assert site.states() == {1: "quarantine"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (400, r"0x1000 lacks 2 ports: .* refuses: POST /resources/pkeys/: HTTP 400"),
+        (403, "does not let us.*System_Admin"),
+        (404, r"refuses: POST /resources/pkeys/: HTTP 404"),
+        (302, "HTTP 302"),
+        (500, r"did not do within 1 s what .* needs: .*HTTP 500"),
+        ("accept", "0x1000 lacks 2 ports: UFM has accepted it"),
+        ("half", "0x1000 lacks 1 ports: UFM has accepted it"),
+        ("cut", r"lacks 2 ports: UFM at .* does not answer"),
+    ],
+)
+def test_what_does_not_pass_keeps_the_job_from_starting_and_says_why(
+    ufm: FakeUfm, tmp_path: Path, kind: int | str, message: str
+) -> None:
+    site = Site(ufm, tmp_path, timeout_s=1.0)
+    ufm.fail("POST", kind, times=99, pkey=0x1000)
+    with pytest.raises(FabricError, match=message):
+        site.open(1, "n1", "n2")
+    stays = "reserved" if kind == 403 else "applied"
+    assert site.states() == {1: stays}
+    ufm.faults.clear()
+    assert site.open(1, "n1", "n2").lease.state is LeaseState.READY, "and it can be tried again"
+
+
+def test_one_job_s_trouble_is_not_the_other_s(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path, timeout_s=1.0)
+    ufm.fail("POST", 500, times=99, pkey=0x1000)
+    first, second = (
+        site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
+        for job_id in (1, 2)
+    )
+    results = site.service.work.round([first, second])
+    assert isinstance(results[first], FabricError)
+    assert site.states() == {1: "applied", 2: "active"}
+
+
+def test_a_key_that_does_not_go_stays_the_job_s(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path, timeout_s=1.0)
+    site.open(1, "n1")
+    ufm.fail("DELETE", "accept", times=99)
+    site.service.end(1, 0)
+    assert site.states() == {1: "draining"}
+    ufm.faults.clear()
+    site.service.settle()
+    assert site.states() == {1: "quarantine"}
+
+
+def test_an_answer_without_end_is_not_waited_for(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path, timeout_s=1.0, request_timeout_s=1.0)
+    ufm.fail("GET", "slow", times=99)
+    with pytest.raises(UfmBusyError, match=r"timed out|no whole answer in time"):
+        site.backend.validate(site.book)
+
+
+def test_a_login_page_is_no_answer(site: Site, ufm: FakeUfm) -> None:
+    ufm.fail("GET", "html", times=99)
+    with pytest.raises(FabricError, match=r"makes no sense.*login page"):
+        site.backend.validate(site.book)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["0x1000", "0x8001", "guids", "guid", "membership", ""]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(data=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
+@example(data=b'{"0x1000": {"guids": [{"guid": "02cc100000000000", "membership": "limited"}]}}')
+@example(data=b'{"0x1000": {"guids": [{"guid": "0x2cc"}]}}')
+@example(data=b'{"x": {}}')
+@example(data=b'{"0x1000": {"guids": null}}')
+@settings(max_examples=300, deadline=None)
+def test_whatever_ufm_answers_is_understood_or_refused(data: bytes) -> None:
+    client = UfmClient("https://ufm.example", Path("/none"), "", 1.0)
+    client._ask = lambda *_, **__: data  # type: ignore[method-assign]
+    try:
+        found = client.partitions()
+    except FabricError:
+        return
+    for pkey, members in found.items():
+        assert 0 <= pkey <= 0x7FFF
+        assert all(0 <= guid < 1 << 64 and full in (True, False) for guid, full in members.items())
+
+
+def test_a_ufm_that_is_not_there_is_said_to_be_so(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path, timeout_s=0.5)
+    ufm.stop()
+    with pytest.raises(FabricError, match=r"does not answer: .*refused"):
+        site.open(1, "n1")
+    assert site.states() == {1: "reserved"}
+
+
+# --- who speaks to whom ---------------------------------------------------------------------------
+
+
+def test_a_wrong_token_is_refused_and_never_shown(site: Site, ufm: FakeUfm, tmp_path: Path) -> None:
+    ufm.token = "another"
+    with pytest.raises(FabricError, match=r"refuses the token.*HTTP 401") as caught:
+        site.backend.validate(site.book)
+    assert TOKEN not in caught.value.line()
+    (tmp_path / "token").write_text("another\n")
+    site.backend.validate(site.book)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda token: token.chmod(0o640), "no secret: others may read it"),
+        (lambda token: token.write_text(""), "has no token"),
+        (lambda token: token.write_text("a\r\nX-Evil: b"), "has no token"),
+        (lambda token: token.unlink(), "cannot read UFM's token"),
+        (lambda token: (token.rename(token.parent / "t"), token.symlink_to("t")), "cannot read UFM's token"),
+    ],
+)
+def test_a_token_that_is_none_is_not_sent(
+    site: Site, ufm: FakeUfm, tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    spoil(tmp_path / "token")
+    with pytest.raises(FabricError, match=message):
+        site.backend.validate(site.book)
+    assert ufm.asked == []
+
+
+def test_a_certificate_of_another_ca_is_refused(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path)
+    client = UfmClient(ufm.url, tmp_path / "token", "", 5.0)  # the system's CAs
+    with pytest.raises(FabricError, match=r"cannot be trusted.*fabric.ufm_ca"):
+        client.version()
+    assert site.client.version() == "6.22.1-3"
+
+
+def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
+    with fake_ufm(tmp_path, host="ufm.example") as ufm:
+        site = Site(ufm, tmp_path, timeout_s=1.0)
+        with pytest.raises(FabricError, match=r"cannot be trusted.*127.0.0.1"):
+            site.open(1, "n1")
+        assert ufm.asked == []
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://ufm.example", "https://", "https://u.example/ufmRest", "https://u.example:x", "ufm"]
+)
+def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(FabricError, match="is no address of a UFM"):
+        UfmClient(url, tmp_path / "token", "", 5.0)
+
+
+def test_certificates_that_are_none_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text("none")
+    for path in (tmp_path / "ca", tmp_path / "absent"):
+        with pytest.raises(FabricError, match="cannot read the certificates"):
+            UfmClient("https://ufm.example", tmp_path / "token", str(path), 5.0)
+
+
+def test_a_mark_within_the_pool_is_refused() -> None:
+    with pytest.raises(FabricError, match="ufm_mark_pkey 0x1002 is a key for jobs"):
+        backend(
+            Fabric(backend="ufm-rest", ufm_url="https://ufm.example", ufm_mark_pkey=0x1002),
+            lambda _epoch, _tag: False,
+        )
+
+
+# --- crashes, and databases that are not the one ----------------------------------------------------
+
+
+def test_a_vhpcd_that_died_between_two_steps_goes_on_where_it_was(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path)
+    record = site.service.reserve(request(1), allocation("n1", "n2"), identity(0))
+    site.backend.apply(site.book)  # and dies before this is written down
+    again = Site(ufm, tmp_path)
+    again.backend.validate(again.book)
+    before = len(ufm.writes())
+    assert again.open(1, "n1", "n2").lease == replace(record.lease, state=LeaseState.READY)
+    assert len(ufm.writes()) == before, "nothing is left to be done"
+    again.service.end(1, 0)
+    assert ufm.members(0x1000) == set()
+
+
+def test_a_change_that_is_there_costs_no_write(site: Site, ufm: FakeUfm) -> None:
+    site.open(1, "n1")
+    before = len(ufm.writes())
+    for _ in range(3):
+        site.backend.apply(site.book)
+    assert len(ufm.writes()) == before
+
+
+def test_a_database_from_yesterday_changes_nothing(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path)
+    site.open(1, "n1")
+    with closing(sqlite3.connect(tmp_path / "db")) as now, closing(sqlite3.connect(tmp_path / "old")) as old:
+        now.backup(old)
+    site.open(2, "n1", "n2")
+    keys = {pkey: ufm.members(pkey) for pkey in ufm.keys}
+    restored = Site(ufm, tmp_path, database="old")
+    with pytest.raises(FabricError, match="not changed last by this database"):
+        restored.backend.validate(restored.book)
+    with pytest.raises(FabricError, match="not changed last by this database"):
+        restored.open(3, "n1")
+    restored.service.end(1, 0)
+    assert restored.states() == {1: "draining", 3: "reserved"}
+    assert {pkey: ufm.members(pkey) for pkey in ufm.keys} == keys
+    site.backend.validate(site.book)
+
+
+def test_an_empty_database_takes_no_key_from_a_job(ufm: FakeUfm, tmp_path: Path) -> None:
+    Site(ufm, tmp_path).open(1, "n1")
+    new = Site(ufm, tmp_path, database="new")
+    with pytest.raises(FabricError, match="was not changed last by this database"):
+        new.backend.apply(new.book)
+    del ufm.keys[MARK]
+    with pytest.raises(FabricError, match="no mark of a database"):
+        new.backend.apply(new.book)
+    assert ufm.members(0x1000) == {GUIDS[0]}
+
+
+def test_marks_do_not_pile_up(site: Site, ufm: FakeUfm) -> None:
+    for job_id in (1, 2, 3):
+        site.open(job_id, "n1")
+    assert 1 <= len(ufm.members(MARK)) <= 2
+    site.backend.validate(site.book)
+
+
+def test_a_stranger_on_a_job_s_key_is_left_alone_and_keeps_the_job_from_starting(
+    site: Site, ufm: FakeUfm
+) -> None:
+    stranger = "0002c90300000001"
+    ufm.do("POST", "/resources/pkeys/", {"pkey": "0x1000", "guids": [stranger]})
+    with pytest.raises(FabricError, match=r"none of vhpcd's: the first is 0x0002c90300000001"):
+        site.open(1, "n1")
+    assert [one.port_guid for one in site.backend.audit(site.book)] == [int(stranger, 16)]
+    site.backend.cure(site.book)
+    assert stranger in ufm.keys[0x1000].ports
+    assert site.open(2, "n1").lease.network.pkey == 0x1001
+
+
+def test_keys_of_the_site_s_own_are_left_alone(site: Site, ufm: FakeUfm) -> None:
+    ufm.do("POST", "/resources/pkeys/", {"pkey": "0x20", "guids": ["0002c90300000001"]})
+    site.open(1, "n1")
+    site.service.end(1, 0)
+    assert ufm.members(0x20) == {0x0002C90300000001}
+    assert site.backend.audit(site.book) == ()
+
+
+def test_what_is_lost_or_left_in_ufm_is_found_and_cured(site: Site, ufm: FakeUfm) -> None:
+    site.open(1, "n1", "n2")
+    del ufm.keys[0x1000].ports["02cc100000000100"]
+    ufm.keys[0x1000].ports["02cc100000000700"] = ("full", True)
+    assert [one.what for one in site.backend.audit(site.book)] == [
+        "UFM: key 0x1000 lacks 1 ports and has 1 too many"
+    ]
+    site.backend.cure(site.book)
+    assert ufm.members(0x1000) == ALICE
+    assert site.backend.audit(site.book) == ()
+
+
+def test_a_thousand_ports_go_in_portions_that_servers_take(ufm: FakeUfm, tmp_path: Path) -> None:
+    site = Site(ufm, tmp_path)
+    nodes = [f"n{number}" for number in range(1000)]
+    assert site.open(1, *nodes).lease.state is LeaseState.READY
+    assert len(ufm.members(0x1000)) == 1000
+    site.service.end(1, 0)
+    assert ufm.members(0x1000) == set()
+    assert max(len(path) for _, path in ufm.asked) < 8000

@@ -1,0 +1,239 @@
+"""Virtual functions of every kind of driver: off, set, read back, on; and back to nobody's."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from device_rig import GENERATION, Rig, identity, machine, passthrough
+from fake_hca import ETHERNET, Interface, Mlx4Port, network, ofed
+from fake_pci import Device
+
+from vhpc_slurm.errors import TeardownError
+from vhpc_slurm.node import devices, journal, quarantine, teardown, vf, vf_ways
+from vhpc_slurm.node.vf import PARKED_GUID, Identity, ParkError, VfError
+
+ONE = Identity(0x02CD101200000100, 0x02CC101200000100, 0x1012, bytes.fromhex("02aabbccdd01"), 100)
+MAC, VLAN, SPOOFCHK, STATE, RATE, TRUST, NODE, PORT = 1, 2, 4, 5, 6, 9, 10, 11  # if_link.h
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with machine(tmp_path) as found:
+        yield found
+
+
+def way(rig: Rig, number: int) -> vf.Way:
+    return vf_ways.find(f"{rig.root}/sys", rig.pfs[0].virtfns[number], 5)
+
+
+def ethernet(rig: Rig) -> Interface:
+    return network(rig.pci, rig.kernel, rig.pfs[0], ETHERNET, 1)
+
+
+# --- mlx5 by netlink --------------------------------------------------------------------
+
+
+def test_an_infiniband_vf_is_set_while_it_is_off(rig: Rig) -> None:
+    interface = rig.kernel.interfaces[1]
+    vf.give(way(rig, 2), "a VF", ONE)
+    port = interface.ports[2]
+    assert (port.node_guid, port.port_guid, port.state) == (ONE.node_guid, ONE.port_guid, 0)
+    assert interface.log == [STATE, NODE, PORT, STATE]
+    assert [interface.ports[n].port_guid for n in (0, 1, 3)] == [0, 0, 0]
+    vf.take_back(way(rig, 2), "a VF")
+    assert (port.node_guid, port.port_guid, port.state) == (PARKED_GUID, PARKED_GUID, 2)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (NODE, "its node GUID is 00:00:00:00:00:00:00:00, not 02:cd:10:12:00:00:01:00"),
+        (PORT, "its port GUID is 00:00:00:00:00:00:00:00, not 02:cc:10:12:00:00:01:00"),
+        (STATE, "its link state is 0, not 2"),
+    ],
+)
+def test_a_driver_that_forgets_what_it_took_is_found_out_before_the_port_is_up(
+    rig: Rig, what: int, words: str
+) -> None:
+    interface = rig.kernel.interfaces[1]
+    interface.deaf.add(what)
+    with pytest.raises(VfError, match=words):
+        vf.give(way(rig, 0), "a VF", ONE)
+    assert interface.log == [STATE, NODE, PORT]
+    with pytest.raises(ParkError, match="is not parked"):
+        vf.take_back(way(rig, 0), "a VF")
+
+
+def test_what_the_kernel_refuses_is_said(rig: Rig) -> None:
+    rig.kernel.interfaces[1].refuse[PORT] = errno.EPERM
+    with pytest.raises(VfError, match="cannot be set: Operation not permitted"):
+        vf.give(way(rig, 0), "a VF", ONE)
+    with pytest.raises(ParkError, match="cannot be parked: Operation not permitted"):
+        vf.take_back(way(rig, 0), "a VF")
+
+
+def test_an_adapter_without_an_interface_has_no_way(rig: Rig) -> None:
+    del rig.pfs[0].folder.entries["net"]
+    with pytest.raises(vf.NoWayError, match=r"with driver mlx5_core has no network interface .*ib_ipoib"):
+        way(rig, 0)
+
+
+# --- mlx5 of MLNX_OFED ------------------------------------------------------------------
+
+
+def test_files_of_mlnx_ofed_come_before_netlink(rig: Rig) -> None:
+    firmware = ofed(rig.pfs[0])
+    vf.give(way(rig, 1), "a VF", ONE)
+    assert firmware[1] == {
+        "node": "02:cd:10:12:00:00:01:00",
+        "port": "02:cc:10:12:00:00:01:00",
+        "policy": "Follow",
+    }
+    vf.take_back(way(rig, 1), "a VF")
+    assert firmware[1] == {"node": ":".join(["ff"] * 8), "port": ":".join(["ff"] * 8), "policy": "Down"}
+    assert rig.kernel.interfaces[1].log == []
+
+
+# --- mlx4 -------------------------------------------------------------------------------
+
+
+def test_a_connectx_3_vf_sees_the_jobs_key_and_the_default_one(rig: Rig) -> None:
+    pf = rig.pfs[0]
+    port = Mlx4Port(pf)
+    port.pkeys[0], port.pkeys[5] = "0x7fff", "0x9012"
+    vf.give(way(rig, 1), "a VF", ONE)
+    assert port.mapped[pf.virtfns[1]] == [5, 0]
+    assert port.guids[2] == ONE.port_guid
+    vf.take_back(way(rig, 1), "a VF")
+    assert port.mapped[pf.virtfns[1]] == [port.LENGTH, port.LENGTH]
+    assert port.guids[2] == PARKED_GUID
+    assert port.mapped[pf.virtfns[0]] == [41, port.LENGTH]  # not ours to touch
+
+
+def test_a_key_that_the_subnet_manager_never_gives_ends_the_wait_with_nothing_mapped(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = Mlx4Port(rig.pfs[0])
+    port.pkeys[0] = "0xffff"
+    monkeypatch.setattr(vf_ways.Mlx4, "wait_s", 0.1)
+    with pytest.raises(VfError, match=r"has no partition key 0x1012 after 0\.1 s"):
+        vf.give(way(rig, 0), "a VF", ONE)
+    assert port.mapped[rig.pfs[0].virtfns[0]] == [port.LENGTH, port.LENGTH]
+
+
+# --- Ethernet ---------------------------------------------------------------------------
+
+
+def test_an_ethernet_vf_may_forge_nothing_and_is_trusted_with_nothing(rig: Rig) -> None:
+    interface = ethernet(rig)
+    port = interface.ports[3]
+    port.trust, port.rate = 1, (10, 1000)
+    vf.give(way(rig, 3), "a VF", ONE)
+    assert (port.mac, port.vlan, port.spoofchk, port.trust, port.rate) == (ONE.mac, 100, 1, 0, (0, 0))
+    vf.take_back(way(rig, 3), "a VF")
+    assert (port.mac, port.vlan, port.spoofchk, port.trust, port.rate) == (bytes(6), 0, 1, 0, (0, 0))
+
+
+def test_a_rate_that_is_not_there_is_not_taken_back(rig: Rig) -> None:
+    interface = ethernet(rig)
+    interface.link_up = False  # igb takes no rate then, not even none: seen on Linux 6.12
+    vf.give(way(rig, 0), "a VF", ONE)
+    interface.ports[0].rate = (10, 1000)
+    with pytest.raises(ParkError, match="Invalid argument"):
+        vf.take_back(way(rig, 0), "a VF")
+
+
+def test_a_link_that_should_be_down_and_is_not_is_found_out(rig: Rig) -> None:
+    interface = ethernet(rig)
+    interface.operations |= {STATE}
+    vf.give(way(rig, 0), "a VF", ONE)
+    interface.deaf.add(STATE)
+    with pytest.raises(VfError, match="its link state is 0, not 2"):
+        vf.give(way(rig, 0), "a VF", ONE)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        (MAC, "its MAC address is 00:00:00:00:00:00, not 02:aa:bb:cc:dd:01"),
+        (VLAN, "its VLAN is 0, not 100"),
+        (SPOOFCHK, "its spoof check is False, not True"),
+        (TRUST, "its trust is True, not False"),
+        (RATE, r"its rate is \(10, 1000\), not \(0, 0\)"),
+    ],
+)
+def test_each_setting_of_an_ethernet_vf_is_read_back(rig: Rig, what: int, words: str) -> None:
+    interface = ethernet(rig)
+    interface.ports[0].trust, interface.ports[0].rate = 1, (10, 1000)
+    interface.deaf.add(what)
+    with pytest.raises(VfError, match=words):
+        vf.give(way(rig, 0), "a VF", ONE)
+
+
+def test_a_driver_without_a_check_of_forged_addresses_will_not_do(rig: Rig) -> None:
+    interface = ethernet(rig)
+    interface.operations = frozenset((MAC, VLAN))
+    with pytest.raises(VfError, match="Operation not supported"):
+        vf.give(way(rig, 0), "a VF", ONE)
+
+
+def test_what_a_driver_cannot_grant_need_not_be_taken_back(rig: Rig) -> None:
+    interface = ethernet(rig)
+    interface.operations = frozenset((MAC, VLAN, SPOOFCHK))
+    vf.give(way(rig, 0), "a VF", ONE)
+    vf.take_back(way(rig, 0), "a VF")
+
+
+# --- in a job ---------------------------------------------------------------------------
+
+
+def take(rig: Rig, *found: Device) -> journal.Journal:
+    book = journal.Journal(rig.layout.journals, GENERATION)
+    wanted = {device.address: identity(device) for device in found}
+    devices.acquire(rig.layout, book, passthrough(*found, role="vf"), wanted, rig.host)
+    return book
+
+
+def test_a_vf_has_its_guids_after_vfio_has_it_and_loses_them_before_its_reset(rig: Rig) -> None:
+    function = rig.vfs[1]
+    take(rig, function).close()
+    port = rig.kernel.interfaces[1].ports[1]
+    assert (port.port_guid, port.state, function.driver) == (identity(function).port_guid, 0, "vfio-pci")
+    seen: list[int] = []
+    function.on_reset = lambda device: seen.append(port.port_guid)
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert seen == [PARKED_GUID]
+    assert port.state == 2
+
+
+def test_a_vf_that_keeps_its_guid_is_quarantined_and_stays_the_jobs(rig: Rig) -> None:
+    function = rig.vfs[0]
+    take(rig, function).close()
+    interface = rig.kernel.interfaces[1]
+    interface.deaf.add(PORT)
+    for _ in range(2):  # a second try does not forget it either
+        with pytest.raises(TeardownError, match="may still be on its network"):
+            teardown.clear(rig.layout, GENERATION, "n1")
+        assert [entry.kind for entry in journal.read(rig.layout.journals, GENERATION)] == ["device"]
+        assert [record.address for record in quarantine.read(rig.layout)] == [function.address]
+    interface.deaf.clear()
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert journal.read(rig.layout.journals, GENERATION) == []
+    assert interface.ports[0].port_guid == PARKED_GUID
+    assert [record.address for record in quarantine.read(rig.layout)] == [function.address]
+    devices.clear(rig.layout, function.address, {}, rig.host)
+    assert quarantine.read(rig.layout) == ()
+
+
+def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig: Rig) -> None:
+    function = rig.vfs[0]
+    rig.kernel.interfaces[1].deaf.add(NODE)
+    with pytest.raises(VfError, match="does not take what it is given"):
+        take(rig, function)
+    rig.kernel.interfaces[1].deaf.clear()
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
+    assert quarantine.read(rig.layout) == ()
