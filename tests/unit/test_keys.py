@@ -303,11 +303,11 @@ class Fabric:
                 raise Killed
 
     def names(self, claim: Claim) -> Iterable[int]:
-        """What tells its ports from all others: GUIDs, or the number with the guest's rank."""
+        """What tells its ports from all others: GUIDs, or MAC addresses."""
         if keys.PKEYS.has(claim.pkey):
             return claim.port_guids()
         ranks = range(claim.first_rank, claim.first_rank + claim.ranks)
-        return ((claim.pkey & 0xFFFF) << 16 | rank for rank in ranks)
+        return (int(keys.mac(claim.pkey, 0, rank, 0).replace(":", ""), 16) for rank in ranks)
 
     def validate(self, book: Book) -> None:
         pass
@@ -535,7 +535,7 @@ class AnyOrderOfVlans(AnyOrder):
             return None
         assert (network.kind, network.pkey, network.vni) == ("ethernet", None, None)
         ranks = range(network.first_rank, network.first_rank + len(record.lease.allocation.nodes))
-        return network.vlan, frozenset(network.vlan << 16 | rank for rank in ranks)
+        return network.vlan, frozenset(0x02 << 40 | network.vlan << 28 | rank << 8 for rank in ranks)
 
 
 class AnyOrderOfVnis(AnyOrder):
@@ -546,7 +546,7 @@ class AnyOrderOfVnis(AnyOrder):
             return None
         assert (network.kind, network.pkey, network.vlan) == ("vxlan", None, None)
         ranks = range(network.first_rank, network.first_rank + len(record.lease.allocation.nodes))
-        return network.vni, frozenset(network.vni << 16 | rank for rank in ranks)
+        return network.vni, frozenset(0x06 << 40 | network.vni << 16 | rank for rank in ranks)
 
 
 AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -162,6 +162,25 @@ def test_ranges_that_are_none_are_refused(first: int, last: int, space: keys.Spa
         KeyPool(first, last, space=space)
 
 
+def test_a_mac_address_is_made_of_the_number_rail_rank_and_vf() -> None:
+    vlan, vni = (1 << 16) + 0xABC, (1 << 24) + 0xABCDEF
+    assert keys.mac(vlan, 0xD, 0x1234, 0x56) == "02:ab:cd:12:34:56"
+    assert keys.mac(vni, 0, 0x1234, 0) == "06:ab:cd:ef:12:34"
+    for number, rail, rank, vf in (
+        (0x1000, 0, 0, 0),
+        (vlan, 16, 0, 0),
+        (vlan, 0, 1 << 16, 0),
+        (vni, 0, 0, 1),
+    ):
+        with pytest.raises(ValueError, match="no MAC address has"):
+            keys.mac(number, rail, rank, vf)
+
+
+def test_more_rails_than_have_room_in_an_address_are_refused() -> None:
+    with pytest.raises(FabricError, match="17 rails are too many"):
+        backend(Fabric(backend="ethernet", rails=17), lambda _epoch, _tag: False)
+
+
 def test_claims_of_an_older_database_are_kept_and_vlans_find_room(tmp_path: Path) -> None:
     claims = (a_claim(1, ports=(0xA1, 0xA2)), a_claim(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=9.0))
     now = SqliteStore(tmp_path / "now")

@@ -41,6 +41,8 @@ FIRST_PKEY, LAST_PKEY = 0x0001, 0x7FFE
 PORT_PREFIX, NODE_PREFIX = 0x02CC, 0x02CD
 """Upper 16 bits of our GUIDs; 0x02 is the locally administered bit of an EUI-64."""
 MAX_RAILS, MAX_RANKS, MAX_VFS = 1 << 8, 1 << 16, 1 << 8
+MAX_ETHERNET_RAILS = 1 << 4
+"""So many have room in a MAC address."""
 
 
 class KeyState(StrEnum):
@@ -254,6 +256,24 @@ def port_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
 def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
     """The node GUID beside ``port_guid``: ``02cd PPPP SS RRRR VV``."""
     return _guid(NODE_PREFIX, pkey, rail, rank, vf)
+
+
+def mac(number: int, rail: int, rank: int, vf: int) -> str:
+    """The MAC address of a guest's interface on a claim's VLAN or VNI; locally administered, unicast.
+
+    On a VLAN ``02`` and then its number in 12 bits, the rail in 4, the rank in 16
+    and the VF in 8; on a VNI ``06``, its number in 24 bits and the rank in 16.
+
+    Raises:
+        ValueError: the number is of neither, or the place has no room in an address.
+    """
+    if VLANS.has(number) and 0 <= rail < MAX_ETHERNET_RAILS and 0 <= rank < MAX_RANKS and 0 <= vf < MAX_VFS:
+        value = 0x02 << 40 | (number - VLANS.base) << 28 | rail << 24 | rank << 8 | vf
+    elif VNIS.has(number) and rail == vf == 0 and 0 <= rank < MAX_RANKS:
+        value = 0x06 << 40 | (number - VNIS.base) << 16 | rank
+    else:
+        raise ValueError(f"no MAC address has {label(number)}, rail {rail}, rank {rank}, VF {vf}")
+    return value.to_bytes(6, "big").hex(":")
 
 
 def _guid(prefix: int, pkey: int, rail: int, rank: int, vf: int) -> int:

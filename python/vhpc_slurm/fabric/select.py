@@ -10,7 +10,7 @@ from vhpc_slurm.config import Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
-from vhpc_slurm.fabric.keys import MAX_RANKS, VLANS, VNIS, KeyPool
+from vhpc_slurm.fabric.keys import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, VNIS, KeyPool
 from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
@@ -74,6 +74,10 @@ def _segments(fabric: Fabric) -> Segments:
         pool = KeyPool(fabric.vni_first, fabric.vni_last, frozenset(fabric.vni_reserved), VNIS)
         return Segments(KeyPolicy(pool, fabric.key_owner))
     pool = KeyPool(fabric.vlan_first, fabric.vlan_last, frozenset(fabric.vlan_reserved), VLANS)
+    if fabric.rails > MAX_ETHERNET_RAILS:
+        raise FabricError(
+            f"{fabric.rails} rails are too many", f"{MAX_ETHERNET_RAILS} have room in a MAC address"
+        )
     return Segments(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
 
 
