@@ -47,7 +47,14 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = "slurm"
     database: Annotated[str, _doc("SQLite file of the leases")] = "/var/lib/vhpc/vhpcd/leases.sqlite"
     munge_socket: Annotated[str, _doc("munged's socket; empty means munge's own default")] = ""
-    request_timeout_s: Annotated[int, _doc("longest wait for an answer of vhpcd", ge=1, le=600)] = 10
+    request_timeout_s: Annotated[
+        int,
+        _doc(
+            "longest wait for an answer of vhpcd; a job's key has to be on the fabric a second sooner",
+            ge=1,
+            le=600,
+        ),
+    ] = 10
     lease_wait_s: Annotated[int, _doc("longest wait of a node for a lease to become READY", ge=1, le=600)] = (
         60
     )

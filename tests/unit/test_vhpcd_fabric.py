@@ -306,3 +306,17 @@ def test_a_database_that_lost_keys_writes_the_file_only_by_force(
     assert "has the fabric told anew, by force" in vhpcd.log
     assert sets(fabric) == NOBODY
     assert opened(vhpcd, 2, "n1", "n2").state is LeaseState.READY
+
+
+def test_a_start_hears_of_a_fabric_that_hangs_before_it_gives_up(
+    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
+) -> None:
+    with a_vhpcd(tmp_path, daemon, fabric, apply_timeout_s=60) as vhpcd:
+        opened(vhpcd, 1)
+        os.kill(fabric.opensm.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(FabricError, match=r"the fabric did not carry 2\.0\.[0-9a-f]{8} within 7 s"):
+                opened(vhpcd, 2)
+        finally:
+            os.kill(fabric.opensm.pid, signal.SIGCONT)
+        assert opened(vhpcd, 2).state is LeaseState.READY

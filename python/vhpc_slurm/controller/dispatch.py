@@ -24,7 +24,7 @@ from vhpc_slurm.controller import leases, reconcile
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.fabricwork import FabricWork
 from vhpc_slurm.controller.service import LeaseService, look_up
-from vhpc_slurm.controller.worker import GATHER_S, FabricWorker
+from vhpc_slurm.controller.worker import FabricWorker
 from vhpc_slurm.controller.writer import Writer
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
@@ -65,7 +65,8 @@ class Dispatcher:
         self._fabric = FabricWorker(
             self._work,
             interval_s=fabric.sweep_interval_s,
-            deadline_s=fabric.sweep_interval_s + 4.0 * fabric.apply_timeout_s + GATHER_S,
+            # Sooner than the client gives up, or he would not hear why.
+            deadline_s=max(1.0, config.controller.request_timeout_s - 1.0),
         )
 
     async def answer(self, request: wire.Request, uid: int = 0) -> wire.Answer:
