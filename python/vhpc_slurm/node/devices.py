@@ -170,7 +170,7 @@ def park(layout: Layout, address: str) -> None:
 
 
 def stray(layout: Layout, address: str) -> str:
-    """In which way a function that nobody has is still somebody's; empty when it is not, or cannot be asked."""
+    """In which way a function that nobody has is still somebody's; empty when in none, or when not told."""
     timeout_s = layout.config.devices.timeout_s
     try:
         return vf_ways.find(layout.config.host.sysfs_root, address, timeout_s).parked()
