@@ -55,6 +55,26 @@ class HcaTree:
         self.set_state(device, state)
         self.set_keys(device, keys)
 
+    def add_interface(self, device: str, name: str, pkey: int, *, parent: bool = True) -> None:
+        """IPoIB's interface of the port: what drivers/infiniband/ulp/ipoib/ipoib_main.c shows of it."""
+        # devices/pci0000:00/0000:00:05.0/infiniband/mlx5_0; not resolved, the root may be another process's
+        device_place = (self.root / f"class/infiniband/{device}").readlink().relative_to("../..")
+        place = device_place.parents[1] / "net" / name
+        (self.root / place).mkdir(parents=True)
+        values = {"type": "32", "dev_port": "0", "dev_id": "0x0", "pkey": f"0x{pkey:04x}", "mode": "datagram"}
+        for file, value in values.items():
+            (self.root / place / file).write_text(f"{value}\n")
+        if parent:  # children have none
+            (self.root / place / "create_child").write_text("")
+        (self.root / "class/net").mkdir(exist_ok=True)
+        (self.root / f"class/net/{name}").symlink_to(f"../../{place}")
+        link = self.root / device_place / "device"
+        if not link.is_symlink():
+            link.symlink_to("../..")
+
+    def set_interface_key(self, name: str, pkey: int) -> None:
+        (self.root / f"class/net/{name}/pkey").write_text(f"0x{pkey:04x}\n")
+
     def set_state(self, device: str, state: str) -> None:
         (self.port(device) / "state").write_text(f"{state}\n")
 

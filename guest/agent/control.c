@@ -86,6 +86,13 @@ static int add_fabric(struct ib_want **want, const struct tlv *t)
     return 0;
 }
 
+static int set_address(struct ib_want **want, const struct tlv *t)
+{
+    if (*want == NULL)
+        *want = calloc(1, sizeof **want);
+    return *want == NULL ? -ENOMEM : tlv_str_into(t, (*want)->address, sizeof(*want)->address);
+}
+
 static int parse_field(const struct tlv *t, struct request *r)
 {
     switch (t->tag) {
@@ -124,6 +131,8 @@ static int parse_field(const struct tlv *t, struct request *r)
     case TAG_KEY:
     case TAG_PORT_GUID:
         return add_fabric(&r->fabric, t);
+    case TAG_ADDRESS:
+        return set_address(&r->fabric, t);
     case TAG_WAIT_MS:
         return tlv_u32(t, &r->wait_ms);
     default:

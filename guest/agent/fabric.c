@@ -158,8 +158,13 @@ int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, 
                char *text, size_t size)
 {
     struct agent *a = s->agent;
+    uint32_t address, mask;
     if (want->guid_count == 0 || want->key_count == 0 || wait_ms > FABRIC_WAIT_MAX_MS) {
         (void)snprintf(text, size, "the request lacks a port or a key, or would wait too long");
+        return -EINVAL;
+    }
+    if (want->address[0] != '\0' && ipoib_parse(want->address, &address, &mask) < 0) {
+        (void)snprintf(text, size, "not an address with its prefix");
         return -EINVAL;
     }
     if (a->fabric != NULL && a->fabric->waiting) {
@@ -200,7 +205,23 @@ static int put_ports(const struct fabric *f, struct buf *b)
         int n = snprintf((char *)raw + 4, sizeof raw - 4, "%s:%u", p->device, p->number);
         rc = tlv_put(b, TAG_PORT, raw, 4 + (size_t)n);
     }
+    if (rc == 0 && f->interface[0] != '\0')
+        rc = tlv_put_str(b, TAG_INTERFACE, f->interface);
     return rc;
+}
+
+/* Whether all is there; what is not says text. */
+static bool look(const struct agent *a, struct fabric *f, char *text, size_t size)
+{
+    uint32_t address, mask;
+    if (!ib_check(a->sysfs, &f->want, &f->found, text, size))
+        return false;
+    if (f->want.address[0] == '\0')
+        return true;
+    if (ipoib_parse(f->want.address, &address, &mask) < 0 ||
+        ipoib_interface(a->sysfs, &f->found.port[0], f->want.key[0], f->interface, text, size) == 0)
+        return false;
+    return !a->system || ipoib_bring_up(f->interface, address, mask, text, size) == 0;
 }
 
 int fabric_tick(struct agent *a, long long now, bool *work)
@@ -214,7 +235,7 @@ int fabric_tick(struct agent *a, long long now, bool *work)
     if (now < f->next)
         return 0;
     f->next = now + LOOK_MS;
-    bool good = ib_check(a->sysfs, &f->want, &f->found, text, sizeof text);
+    bool good = look(a, f, text, sizeof text);
     if (!good && now < f->until)
         return 0;
     f->waiting = false;

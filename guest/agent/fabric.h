@@ -12,6 +12,7 @@
 
 #include "execspec.h"
 #include "ibports.h"
+#include "ipoib.h"
 
 enum {
     FABRIC_VARIABLES = 6,
@@ -21,7 +22,8 @@ enum {
 struct fabric {
     struct ib_want want;
     struct ib_found found;
-    bool waiting; /* for the ports, on behalf of: */
+    char interface[IPOIB_NAME_MAX]; /* with the job's key; "" = none */
+    bool waiting;                   /* for the ports, on behalf of: */
     uint32_t session;
     uint32_t request;
     long long until;               /* ms */

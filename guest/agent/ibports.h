@@ -24,6 +24,7 @@ struct ib_want {
     size_t guid_count;
     uint16_t key[IB_KEYS_MAX]; /* entries of each port's table; the first is the job's own */
     size_t key_count;
+    char address[32]; /* of the first port's interface with the job's key: A.B.C.D/N; "" = none */
 };
 
 struct ib_port {

@@ -105,6 +105,10 @@ FROM_HOST = {
         + field(69, struct.pack("<Q", 0x02CC100000000000))
         + field(70, 1000),
     ),
+    "fabric-address": frame(
+        REQUEST,
+        field(48, 6) + field(68, 0x9000) + field(69, bytes(range(1, 9))) + field(72, b"10.128.0.1/12"),
+    ),
     "exec-fabric": frame(
         EXEC,
         exec_fields(

@@ -110,6 +110,8 @@ enum vhpc_tag {
     TAG_PORT_GUID = 69,
     TAG_WAIT_MS = 70,
     TAG_PORT = 71,
+    TAG_ADDRESS = 72,
+    TAG_INTERFACE = 73,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */

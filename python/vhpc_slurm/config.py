@@ -269,8 +269,8 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         _doc(
             "who applies partition keys: none (guests have no fabric), opensm-file (vhpcd writes OpenSM's "
             "partitions file for each job), static-pool (all keys are declared once, by vhpc fabric render "
-            "--pool), ufm-rest (vhpcd asks NVIDIA UFM for each job); ethernet and vxlan allocate a VLAN or a "
-            "VNI for each job, which nodes do not apply yet"
+            "--pool), ufm-rest (vhpcd asks NVIDIA UFM for each job), ethernet (a VLAN for each job, which "
+            "nodes set on its Ethernet functions), vxlan (a VNI for each job, which nodes do not apply yet)"
         ),
     ] = "none"
     key_owner: Annotated[Literal["job", "user"], _doc("who has a key: each job, or each user")] = "job"
@@ -373,6 +373,13 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "its guests shows them active with exactly its keys, as it does for virtual functions in any case"
         ),
     ] = False
+    ipoib_network: Annotated[
+        str,
+        _doc(
+            "IPv4 network such as 10.128.0.0/12, of which each guest with InfiniBand ports gets an address "
+            "on its job's key; the names of the job's nodes then lead there in its guests; empty: none"
+        ),
+    ] = ""
     guest_timeout_s: Annotated[
         int, _doc("how long a guest may wait for its ports to be active with its keys", ge=1, le=600)
     ] = 30

@@ -334,9 +334,12 @@ class NetworkIdentity:
     reach the guests.  ``site_keys`` are entries that all ports of the job have
     beside its own key and the default one, from partitions of the site's.
 
-    With ``ethernet`` the same ports are VFs on ``vlan``, with ``vxlan`` each
-    guest has one virtio interface on ``vni``; their addresses follow from these
-    numbers as well (``fabric.keys.mac``).
+    ``addresses`` are (node, IPv4 address) of guests on IP over InfiniBand, in a
+    network of ``prefix`` bits.
+
+    With ``ethernet`` the Ethernet functions of the guests are on ``vlan``, with
+    ``vxlan`` each guest has one virtio interface on ``vni``; their addresses
+    follow from these numbers as well (``fabric.keys.mac``).
     """
 
     kind: str = "none"
@@ -350,6 +353,7 @@ class NetworkIdentity:
     port_guids: tuple[tuple[str, ...], ...] = ()
     in_guests: bool = False
     site_keys: tuple[int, ...] = ()
+    prefix: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
 /* What programs are told of the job's ports, and whose word counts. */
+#include <arpa/inet.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,6 +124,26 @@ static void a_mark_that_is_none_counts_for_nothing(void **state)
     expect("NCCL_IB_PKEY", "1");
 }
 
+static void an_address_has_a_prefix(void **state)
+{
+    uint32_t address = 0, mask = 0;
+    (void)state;
+    assert_int_equal(ipoib_parse("10.128.1.2/12", &address, &mask), 0);
+    assert_int_equal(address, htonl(0x0a800102));
+    assert_int_equal(mask, htonl(0xfff00000));
+    assert_int_equal(ipoib_parse("192.168.0.9/1", &address, &mask), 0);
+    assert_int_equal(mask, htonl(0x80000000));
+    assert_int_equal(ipoib_parse("192.168.100.199/31", &address, &mask), 0);
+    assert_int_equal(mask, htonl(0xfffffffe));
+    static const char *const none[] = {"",           "/",           "10.0.0.1",     "10.0.0.1/0",
+                                       "/8",         "10.0.0.1/33", "10.0.0.1/-1",  "10.0.0.1/ 8",
+                                       "1.2.3/8",    "1.2.3.4.5/8", "10.0.0.1/008", "fd00::1/8",
+                                       "10.0.0.1//8"};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++)
+        if (ipoib_parse(none[i], &address, &mask) != -EINVAL)
+            fail_msg("%s was taken", none[i]);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -132,6 +154,7 @@ int main(void)
         TEST(what_another_guest_s_agent_has_put_there_is_replaced),
         TEST(what_the_script_has_changed_or_taken_away_is_its_will),
         TEST(a_mark_that_is_none_counts_for_nothing),
+        cmocka_unit_test(an_address_has_a_prefix),
     };
     return cmocka_run_group_tests_name("the job's ports", tests, NULL, NULL);
 }

@@ -137,6 +137,27 @@ def test_up_restarts_a_dead_daemon_and_nothing_else() -> None:
     assert after == before
 
 
+def test_a_fabric_comes_and_goes_and_leaves_what_has_no_part_in_it() -> None:
+    before = status()["hosts"]
+    if "opensm" in before["ctl"]["units"]:
+        pytest.skip("this lab was brought up with a fabric; `vlab up --no-fabric` lets this test run")
+    assert vlab("up", "--fabric").returncode == 0
+    try:
+        during = status()["hosts"]
+        assert {during["ctl"]["units"][name]["state"] for name in ("ibsim", "opensm")} == {"ready"}
+        assert vlab("exec", "ctl", "--", "vhpc", "fabric", "audit").returncode == 0
+        # vhpcd reads another configuration; a plain `up` keeps the fabric
+        assert before["ctl"]["units"].pop("vhpcd") != during["ctl"]["units"].pop("vhpcd")
+        assert vlab("up").returncode == 0
+        assert "opensm" in status()["hosts"]["ctl"]["units"]
+    finally:
+        assert vlab("up", "--no-fabric").returncode == 0
+    after = status()["hosts"]
+    after["ctl"]["units"].pop("vhpcd")
+    assert after == before
+    assert vlab("exec", "ctl", "--", "pgrep", "-x", "ibsim|opensm").returncode == 1
+
+
 def test_a_two_node_job_runs_and_is_accounted() -> None:
     script = "#!/bin/sh\nsrun -N2 -n2 hostname | sort\nexit 7\n"
     submit = "sbatch --parsable --wait -N2 -o lab-test.%j"

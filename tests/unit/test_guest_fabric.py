@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from ipaddress import IPv4Network
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -14,9 +15,9 @@ from controller_lab import allocation, identity, request
 from hca_tree import HcaTree
 from vhpc_slurm.config import Fabric
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric import partitions, select
+from vhpc_slurm.fabric import backend, partitions, select
 from vhpc_slurm.fabric.backend import KeyPolicy
-from vhpc_slurm.fabric.keys import Book, KeyPool
+from vhpc_slurm.fabric.keys import Book, Claim, KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import (
     Generation,
@@ -50,7 +51,7 @@ def test_ports_that_are_right_are_named_with_the_place_of_the_key(guest: Guest, 
     tree.add("mlx5_0", GUID, (0x7FFF, 0x9000))
     tree.add("mlx5_1", OTHER, KEYS)
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
-        assert channel.fabric(KEYS, (OTHER, GUID), WAIT_S) == (("mlx5_1:1", 0), ("mlx5_0:1", 1))
+        assert channel.fabric(KEYS, (OTHER, GUID), WAIT_S).ports == (("mlx5_1:1", 0), ("mlx5_0:1", 1))
         assert channel.ping() < WAIT_S
 
 
@@ -59,7 +60,7 @@ def test_the_agent_waits_for_the_port_and_does_other_things_meanwhile(guest: Gue
 
     def ask() -> None:
         with GuestChannel.connect(guest.socket, WAIT_S) as channel:
-            found.append(channel.fabric(KEYS, (GUID,), WAIT_S))
+            found.append(channel.fabric(KEYS, (GUID,), WAIT_S).ports)
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -100,7 +101,7 @@ def test_who_asks_and_goes_away_is_forgotten(guest: Guest, tree: HcaTree) -> Non
     while True:  # the agent hears of the end a little later
         try:
             with GuestChannel.connect(guest.socket, WAIT_S) as channel:
-                assert channel.fabric(KEYS, (GUID,), WAIT_S) == (("mlx5_0:1", 0),)
+                assert channel.fabric(KEYS, (GUID,), WAIT_S).ports == (("mlx5_0:1", 0),)
                 return
         except ChannelRefusedError:
             assert time.monotonic() < until
@@ -146,6 +147,31 @@ def test_programs_are_told_and_the_user_s_own_values_stay(guest: Guest, tree: Hc
     assert "UCX_IB_PKEY=0x1000" in mine
 
 
+def test_the_interface_with_the_key_is_taken_or_asked_for(guest: Guest, tree: HcaTree) -> None:
+    tree.add("mlx5_0", GUID, KEYS)
+    with GuestChannel.connect(guest.socket, WAIT_S) as channel:
+        with pytest.raises(ChannelRefusedError) as caught:
+            channel.fabric(KEYS, (GUID,), 0.0, "10.128.0.1/12")
+        assert caught.value.why == "mlx5_0 port 1 has no IPoIB interface (has the image ib_ipoib?)"
+        tree.add_interface("mlx5_0", "ib0", 0xFFFF)
+        with pytest.raises(ChannelRefusedError, match="ib0 has no interface with the key 0x9000"):
+            channel.fabric(KEYS, (GUID,), 0.0, "10.128.0.1/12")
+        assert (tree.root / "class/net/ib0/create_child").read_text() == "0x9000"
+        tree.add_interface("mlx5_0", "ib0.9000", 0x9000, parent=False)
+        found = channel.fabric(KEYS, (GUID,), WAIT_S, "10.128.0.1/12")
+        assert found == ((("mlx5_0:1", 0),), "ib0.9000")
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "10.0.0.1/", "10.0.0.1/32", "10.0.0/8", "x/8", "10.0.0.1/8 "]
+)
+def test_what_is_no_address_is_refused(guest: Guest, tree: HcaTree, address: str) -> None:
+    with GuestChannel.connect(guest.socket, WAIT_S) as channel:
+        with pytest.raises(ChannelRefusedError, match="not an address"):
+            channel.fabric(KEYS, (GUID,), 0.0, address)
+        assert channel.ping() < WAIT_S
+
+
 # --- from the lease to the question ------------------------------------------------------------
 
 
@@ -189,6 +215,31 @@ def test_keys_of_the_site_s_partitions_are_expected_where_all_ports_of_the_job_h
     policy = replace(POLICY, site=SITE)
     assert a_lease(policy, "n2").network.site_keys == (0x0010,)
     assert a_lease(policy, "n1", "n2").network.site_keys == ()
+
+
+def test_guests_have_addresses_by_their_ranks() -> None:
+    policy = replace(POLICY, ports=None, in_guests=False, network=IPv4Network("10.128.0.0/29"))
+    lease = a_lease(policy, "n1", "n2")
+    assert lease.network.addresses == (("n1", "10.128.0.1"), ("n2", "10.128.0.2"))
+    assert guestports.address_of(lease, "n2") == "10.128.0.2/29"
+    assert guestports.address_of(a_lease(POLICY, "n1"), "n1") == ""
+    # another job of the same user, on the same key
+    claim = Claim(Generation(1, 0, "0" * 8), 0x1000, "user 2001", 4, 2, 1, 1)
+    assert backend.addresses_of(IPv4Network("10.128.0.0/29"), claim, ("n1", "n3")) == (
+        ("n1", "10.128.0.5"),
+        ("n3", "10.128.0.6"),
+    )
+    with pytest.raises(FabricError, match="has no address for guest 7"):
+        backend.addresses_of(IPv4Network("10.128.0.0/29"), replace(claim, first_rank=5), ("n1", "n3"))
+
+
+@pytest.mark.parametrize("text", ["10.128.0.0", "10.128.0.1/8", "10.0.0.0/31", "0.0.0.0/0", "fd00::/8", "x"])
+def test_what_is_no_network_is_refused_when_vhpcd_starts(text: str) -> None:
+    with pytest.raises(FabricError, match=r"fabric\.ipoib_network"):
+        select.ipoib_network(Fabric(ipoib_network=text))
+    assert select.ipoib_network(Fabric(ipoib_network="10.128.0.0/12")) == IPv4Network("10.128.0.0/12")
+    with pytest.raises(FabricError, match=r"needs fabric\.ipoib"):
+        select.ipoib_network(Fabric(ipoib_network="10.128.0.0/12", ipoib=False))
 
 
 def test_a_job_whose_ports_are_not_isolated_fails_with_what_was_seen(guest: Guest, tree: HcaTree) -> None:

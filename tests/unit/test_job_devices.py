@@ -112,8 +112,13 @@ def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(r
     ("gres", "net", "words"),
     [
         (vfs(1), NetworkIdentity(), "this site gives jobs no partition of the fabric"),
-        (vfs(1), replace(IB, port_guids=(("0x1",), ("0x2",))), "with GUIDs of its own"),
+        (vfs(1), replace(IB, port_guids=(("0x1",), ("0x2",))), "ports with GUIDs of their own"),
         (vfs(3), IB, "its guests have 2 on each of 1 rails in the fabric"),
+        (
+            vfs(1),
+            replace(IB, port_guids=(("0x0002c90300000101",),) * 2),
+            "have ports with GUIDs of their own",
+        ),
     ],
 )
 def test_what_the_fabric_has_no_ports_for_is_the_users_and_touches_no_device(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from controller_lab import Alone, allocation, identity, request, wait_for
 from fabric_lab import (
@@ -24,6 +26,8 @@ from fabric_lab import (
     sets,
     simulated_fabric,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from vhpc_slurm.config import Fabric, Manager, Subnet
 from vhpc_slurm.controller.store import SqliteStore
@@ -31,7 +35,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, RefusedError
 from vhpc_slurm.fabric.keys import KeyPool
-from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders, serve
+from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, Request, SeveralReaders, serve
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.readback import Readback
@@ -218,48 +222,67 @@ def here(tmp_path: Path) -> Opensm:
 
 def test_of_a_log_only_what_matters_is_sent(here: Opensm) -> None:
     inode = here.mark()[0].inode
-    assert serve(here, ["since", str(inode), "0"], b"").said == b"SUBNET UP\nPARSE ERROR line 3"
+    asked = f'{{"do": "since", "mark": {{"inode": {inode}, "size": 0}}}}'
+    assert serve(here, asked.encode()).said == b"SUBNET UP\nPARSE ERROR line 3"
 
 
 @pytest.mark.parametrize(
-    "words",
-    [[], ["sweep"], ["read", "x"], ["since"], ["since", "1"], ["since", "-1", "0"], ["since", "1", "0x1"]],
+    "line",
+    [
+        b"",
+        b"read",
+        b"{}",
+        b'{"do": "sweep"}',
+        b'{"do": "read", "else": 1}',
+        b'{"do": "since"}',
+        b'{"do": "since", "mark": {"inode": -1, "size": "x"}}',
+        b'{"do": "replace"}',
+        b'{"do": "replace", "file": "???"}',
+        b"[" * 100_000,
+    ],
 )
-def test_what_is_nothing_to_do_is_refused(here: Opensm, words: list[str]) -> None:
-    error = serve(here, words, b"").error
-    assert error is not None
-    assert "is nothing to do" in error[0]
+def test_what_is_no_request_is_refused(here: Opensm, tmp_path: Path, line: bytes) -> None:
+    assert serve(here, line).error is not None
+    assert (tmp_path / "partitions.conf").read_bytes() == DEFAULT
+
+
+@given(line=st.binary(max_size=60))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_comes_there_is_an_answer(here: Opensm, line: bytes) -> None:
+    assert serve(here, line).error is not None
 
 
 @pytest.mark.parametrize("data", [b"", b"# none\n", b"Default=0x7fff : ALL=full ;\n", DEFAULT[:-3]])
 def test_no_host_takes_a_file_that_opens_its_fabric(here: Opensm, tmp_path: Path, data: bytes) -> None:
-    assert serve(here, ["replace"], data).error is not None
+    request = msgspec.json.encode(Request("replace", file=data))
+    assert serve(here, request).error is not None
     assert (tmp_path / "partitions.conf").read_bytes() == DEFAULT
 
 
-def test_the_words_of_ssh_are_taken_where_sshd_allows_one_command_only(here: Opensm, tmp_path: Path) -> None:
+def test_the_command_answers_line_by_line_until_its_input_ends(here: Opensm, tmp_path: Path) -> None:
     (tmp_path / "vhpc.toml").write_text(f'[fabric]\npartitions = "{tmp_path}/partitions.conf"\n')
-    command = [sys.executable, "-m", "vhpc_slurm.cli.main", "fabric", "manager", "--from-ssh"]
-    environment = os.environ | {"VHPC_CONFIG": str(tmp_path / "vhpc.toml")}
-    for asked, status in (("read", 0), ("read; reboot", 1)):
-        done = subprocess.run(
-            command,
-            env=environment | {"SSH_ORIGINAL_COMMAND": asked},
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == status
-        assert (json.loads(done.stdout)["file"] is not None) == (status == 0)
+    done = subprocess.run(
+        [sys.executable, "-m", "vhpc_slurm.cli.main", "fabric", "manager"],
+        env=os.environ | {"VHPC_CONFIG": str(tmp_path / "vhpc.toml")},
+        input=b'{"do": "read"}\nread; reboot\n{"do": "read"}\n',
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
+    assert base64.b64decode(first["file"]) == DEFAULT
+    assert second["error"][0] == "that is no request"
+    assert third == first
 
 
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo hello", "exit status 0: "),
-        ("echo no route >&2; exit 255", "exit status 255: no route"),
-        ("sleep 60", "timed out after 1"),
-        ("echo '{\"unknown\": 1}'", "exit status 0: "),
+        ("cat >/dev/null", "no answer in time"),
+        ("read line; echo hello", "JSON is malformed"),
+        ("echo no route >&2; exit 255", "it has ended: status 255, no route"),
+        ("sleep 60", "no answer in time"),
+        ("read line; echo '{\"unknown\": 1}'", "unknown"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_no_answer(script: str, message: str) -> None:
@@ -267,10 +290,29 @@ def test_a_command_that_makes_no_sense_is_no_answer(script: str, message: str) -
         RemoteOpensm(("sh", "-c", script), 1.0).read()
 
 
+def test_a_command_that_does_not_listen_is_not_waited_for() -> None:
+    with pytest.raises(FabricError, match="it does not listen"):
+        RemoteOpensm(("sleep", "60"), 1.0).replace(bytes(1 << 20))
+
+
+def test_a_connection_that_broke_is_made_anew(tmp_path: Path) -> None:
+    script = f"test -e {tmp_path}/once || {{ touch {tmp_path}/once; exit 255; }}; read line; echo '{{}}'"
+    remote = RemoteOpensm(("sh", "-c", script), 5.0)
+    with pytest.raises(FabricError, match="it has ended: status 255"):
+        remote.check()
+    remote.check()
+    remote.close()
+
+
+def test_a_command_that_is_not_there_is_no_answer() -> None:
+    with pytest.raises(FabricError, match="No such file"):
+        RemoteOpensm(("/none",), 1.0).read()
+
+
 def test_a_complaint_elsewhere_is_a_complaint_here() -> None:
     answer = '{"error": ["OpenSM does not like it", "PARSE ERROR", ""], "complaint": true}'
     with pytest.raises(RefusedError, match="PARSE ERROR"):
-        RemoteOpensm(("sh", "-c", f"echo '{answer}'"), 5.0).hang_up()
+        RemoteOpensm(("sh", "-c", f"read line; echo '{answer}'"), 5.0).hang_up()
 
 
 @pytest.mark.parametrize("manager", [Manager(), Manager(partitions="/p"), Manager(command=("x",), log="/l")])

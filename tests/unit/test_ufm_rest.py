@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,6 +13,8 @@ import pytest
 from controller_lab import Alone, allocation, identity, request
 from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, SM_GUID, SimulatedFabric, simulated_fabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from test_fabric_backends import verify
 
 from vhpc_slurm.config import Fabric
@@ -265,6 +268,34 @@ def test_a_login_page_is_no_answer(site: Site, ufm: FakeUfm) -> None:
     ufm.fail("GET", "html", times=99)
     with pytest.raises(FabricError, match=r"makes no sense.*login page"):
         site.backend.validate(site.book)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["0x1000", "0x8001", "guids", "guid", "membership", ""]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(data=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
+@example(data=b'{"0x1000": {"guids": [{"guid": "02cc100000000000", "membership": "limited"}]}}')
+@example(data=b'{"0x1000": {"guids": [{"guid": "0x2cc"}]}}')
+@example(data=b'{"x": {}}')
+@example(data=b'{"0x1000": {"guids": null}}')
+@settings(max_examples=300, deadline=None)
+def test_whatever_ufm_answers_is_understood_or_refused(data: bytes) -> None:
+    client = UfmClient("https://ufm.example", Path("/none"), "", 1.0)
+    client._ask = lambda *_, **__: data  # type: ignore[method-assign]
+    try:
+        found = client.partitions()
+    except FabricError:
+        return
+    for pkey, members in found.items():
+        assert 0 <= pkey <= 0x7FFF
+        assert all(0 <= guid < 1 << 64 and full in (True, False) for guid, full in members.items())
 
 
 def test_a_ufm_that_is_not_there_is_said_to_be_so(ufm: FakeUfm, tmp_path: Path) -> None:

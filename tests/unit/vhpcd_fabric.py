@@ -22,8 +22,14 @@ NEEDED = f"needs munged (apt install munge), and {NEEDED_HERE}"
 
 
 @contextmanager
-def a_vhpcd(folder: Path, daemon: Munged, fabric: SimulatedFabric | None, **other: Any) -> Iterator[Vhpcd]:
+def a_vhpcd(
+    folder: Path,
+    daemon: Munged,
+    fabric: SimulatedFabric | None,
+    **other: Any,
+) -> Iterator[Vhpcd]:
     """It runs; without a fabric it has no backend."""
+    reconcile_s = other.pop("reconcile_s", 0.5)
     settings: dict[str, Any] = {"sweep_interval_s": 0.0, "audit_interval_s": 0.3}
     library: dict[str, str] = {}
     if fabric is not None:
@@ -36,7 +42,7 @@ def a_vhpcd(folder: Path, daemon: Munged, fabric: SimulatedFabric | None, **othe
             "apply_timeout_s": 5,
         }
         library = {name: value for name, value in fabric.environment.items() if name not in os.environ}
-    found = make(folder, daemon, Fabric(**settings | other), reconcile_interval_s=0.5, **library)
+    found = make(folder, daemon, Fabric(**settings | other), reconcile_interval_s=reconcile_s, **library)
     publish(folder / "catalog", manifest(min_memory_mib=1))
     try:
         yield found.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
 import socket
@@ -24,6 +23,7 @@ from controller_lab import (
     wait_for,
 )
 
+from vhpc_slurm.cli.settings import toml
 from vhpc_slurm.config import Config, Controller, Fabric, Images, load
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.client import ControllerClient
@@ -141,8 +141,8 @@ def make(
     )
     lines = []
     for name in ("controller", "images", "fabric"):
-        settings = msgspec.to_builtins(getattr(config, name))
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
+        settings = msgspec.structs.asdict(getattr(config, name))
+        lines += [f"[{name}]", *(f"{key} = {toml(value)}" for key, value in settings.items())]
     (folder / "vhpc.toml").write_text("\n".join(lines))
     assert load(folder / "vhpc.toml") == config
     return Vhpcd(folder, config, environment=environment)

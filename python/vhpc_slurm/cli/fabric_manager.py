@@ -7,20 +7,18 @@ import sys
 import msgspec
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import UserError
-from vhpc_slurm.fabric.managers import serve, words_of_ssh
+from vhpc_slurm.fabric.managers import serve
 from vhpc_slurm.fabric.opensm import MAX_FILE
 from vhpc_slurm.fabric.select import local_opensm
 
+MAX_LINE = 2 * MAX_FILE
+"""Bytes of a request: a file takes a third more than it has."""
 
-def manager(config: Config, words: list[str], *, from_ssh: bool) -> int:
-    """Do it, print the answer; 1 when it could not be done."""
-    if from_ssh and words:
-        raise UserError("with --from-ssh the words come from SSH", f"{' '.join(words)!r} is given as well")
-    if from_ssh:
-        words = words_of_ssh()
-    given = sys.stdin.buffer.read(MAX_FILE + 1) if words == ["replace"] else b""
-    answer = serve(local_opensm(config.fabric), words, given)
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-    sys.stdout.buffer.flush()
-    return 1 if answer.error else 0
+
+def manager(config: Config) -> int:
+    """Answer each line on stdin with one on stdout, until there is no more."""
+    opensm = local_opensm(config.fabric)
+    while line := sys.stdin.buffer.readline(MAX_LINE):
+        sys.stdout.buffer.write(msgspec.json.encode(serve(opensm, line)) + b"\n")
+        sys.stdout.buffer.flush()
+    return 0

@@ -458,21 +458,11 @@ def fabric_render(
 
 
 @fabric_app.command("manager")
-def fabric_manager(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="One of: read, replace (the file on stdin), hang-up, mark, since INODE SIZE, check."
-        ),
-    ] = None,
-    from_ssh: Annotated[
-        bool, typer.Option("--from-ssh", help="Take the words from SSH_ORIGINAL_COMMAND.")
-    ] = False,
-) -> int:
-    """Do one thing with this host's OpenSM for a vhpcd on another; always answers in JSON."""
+def fabric_manager() -> int:
+    """Let a vhpcd on another host speak to this host's OpenSM: lines of JSON on stdin and stdout."""
     from vhpc_slurm.cli import fabric_manager as manager
 
-    return manager.manager(_config(), words or [], from_ssh=from_ssh)
+    return manager.manager(_config())
 
 
 @fabric_app.command("lint")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys
 from vhpc_slurm.fabric.keys import KeyState
-from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+from vhpc_slurm.model import Generation, LeaseRecord
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store import LeaseStore
@@ -134,11 +134,11 @@ class ClaimKeeper:
 
     def bury_orphans(self) -> None:
         """A claim whose lease is not there cannot be judged by anybody: a tombstone."""
+        live = self._store.states()
         for claim in self._store.keys.book().claims:
             if claim.state in (KeyState.QUARANTINE, KeyState.TOMBSTONE):
                 continue
-            record = self._store.get(claim.generation)
-            if record is None or record.lease.state is LeaseState.RELEASED:
+            if claim.generation not in live:
                 with self._store.transaction():
                     self._store.keys.update(
                         [keys.move(claim, KeyState.TOMBSTONE, note="it has no lease any more")]

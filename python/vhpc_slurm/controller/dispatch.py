@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -25,9 +25,10 @@ from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.fabricwork import FabricWork
 from vhpc_slurm.controller.service import LeaseService, look_up
 from vhpc_slurm.controller.worker import GATHER_S, FabricWorker
+from vhpc_slurm.controller.writer import Writer
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
-from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, Timeline
+from vhpc_slurm.model import Generation, Lease, LeaseRecord, LeaseState, Timeline
 from vhpc_slurm.slurm.job import RUNNING, Slurm, start_again
 
 log = logging.getLogger("vhpcd")
@@ -45,13 +46,13 @@ class Dispatcher:
         service: LeaseService,
         network: NetworkBackend,
         slurm: Slurm,
-        writer: ThreadPoolExecutor | None = None,
+        writer: Writer | None = None,
     ) -> None:
         """Nothing runs yet; ``close`` ends the threads, also ``writer``: the one that has the database."""
         self._config = config
         self._service = service
         self._slurm = slurm
-        self._writer = writer or ThreadPoolExecutor(1, "leases")
+        self._writer = writer or Writer(service.store)
         self._slow = ThreadPoolExecutor(8, "slow")
         self._began = time.monotonic()
         self._opening: dict[int, tuple[asyncio.Lock, int]] = {}
@@ -59,7 +60,7 @@ class Dispatcher:
         self.connections = 0
         fabric = config.fabric
         self._work = FabricWork(
-            service.rounds, network, self._wait_for_write, open_deadline_s=fabric.open_deadline_s
+            service.rounds, network, self._writer.submit, open_deadline_s=fabric.open_deadline_s
         )
         self._fabric = FabricWorker(
             self._work,
@@ -110,14 +111,14 @@ class Dispatcher:
         await self._write(self._service.rounds.settle)
         self._fabric.poke()
 
-    async def told(self, seconds: float) -> None:
-        """Wait so long, or until the fabric was changed."""
-        await self._fabric.changed(seconds)
+    async def told(self, seconds: float) -> bool:
+        """Wait so long, or until the fabric was changed; whether it was."""
+        return await self._fabric.changed(seconds)
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""
         self._fabric.close()
-        self._writer.shutdown(wait=True)
+        self._writer.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, request: wire.Request, uid: int) -> wire.Answer:
@@ -162,7 +163,11 @@ class Dispatcher:
             return wire.Done()
         generations = tuple(map(Generation.parse, request.generations))
         await self._write(rounds.clear, generations, uid)
-        results = await self._fabric.run(self._work.round)
+        try:
+            results = await self._fabric.run(self._work.round)
+        finally:
+            # What was not cleared now is not cleared behind the operator's back later.
+            await self._write(rounds.leaving.difference_update, generations)
         for generation in generations:
             if isinstance(why := results.get(generation), FabricError):
                 raise why
@@ -258,14 +263,10 @@ class Dispatcher:
     ) -> Result:
         run = functools.partial(call, *args, **kwargs)
         # A change that has begun is finished, even when its client has gone away.
-        done = await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._writer, run))
+        done = await asyncio.shield(asyncio.wrap_future(self._writer.submit(run)))
         if self._service.rounds.leaving:
             self._fabric.poke()
         return done
-
-    def _wait_for_write(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """The same, from the fabric's thread."""
-        return self._writer.submit(call, *arguments).result()
 
     async def _aside(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -303,8 +304,26 @@ class Dispatcher:
                 change.set_result(None)
 
 
+class _SameLease:
+    """A lease that is equal to itself only: to compare thousands of nodes would cost what is to be saved."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameLease) and self.lease is other.lease
+
+    def __hash__(self) -> int:
+        return id(self.lease)
+
+
+@functools.lru_cache(maxsize=64)
+def _packed(same: _SameLease) -> wire.LeaseAnswer:
+    return wire.LeaseAnswer(lease=wire.LeaseWire.pack(same.lease))
+
+
 def _lease(record: LeaseRecord) -> wire.LeaseAnswer:
-    return wire.LeaseAnswer(lease=wire.LeaseWire.pack(record.lease))
+    return _packed(_SameLease(record.lease))
 
 
 Item = TypeVar("Item")

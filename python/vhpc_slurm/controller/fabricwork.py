@@ -8,7 +8,7 @@ one change::
 
 Each step is durable before the next begins.  Whoever is killed in between finds
 claims that are behind the fabric, never before it, and does the step again.
-The database belongs to another thread: what touches it goes through ``write``.
+The database belongs to another thread: what touches it goes through ``submit``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -35,16 +36,18 @@ Result = TypeVar("Result")
 Results = dict[Generation, LeaseRecord | FabricError]
 
 
-class Write(Protocol):
-    """Runs something where the database may be changed, and waits for it."""
+class Submit(Protocol):
+    """Has something run where the database may be changed."""
 
-    def __call__(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """What the call returns, or raises."""
+    def __call__(self, call: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """What the call returns, or raises, when that is durable."""
 
 
-def here(call: Callable[..., Result], *arguments: Any) -> Result:
-    """The ``write`` of whoever has the database to himself."""
-    return call(*arguments)
+def here(call: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """The ``submit`` of whoever has the database to himself."""
+    future: Future[Result] = Future()
+    future.set_result(call(*arguments))
+    return future
 
 
 class FabricWork:
@@ -54,7 +57,7 @@ class FabricWork:
         self,
         rounds: Rounds,
         network: NetworkBackend,
-        write: Write = here,
+        submit: Submit = here,
         *,
         open_deadline_s: float = 60.0,
         steady: Callable[[], float] = time.monotonic,
@@ -63,7 +66,9 @@ class FabricWork:
         self.watch = Watch(open_deadline_s, steady)
         self._rounds = rounds
         self._network = network
-        self._write = write
+        self._submit = submit
+        self.changes = 0
+        """How often the fabric was told something."""
         self._told: Book | None = None
         """What the fabric was told last, and took; None when that is not certain."""
 
@@ -85,6 +90,7 @@ class FabricWork:
         if told and not begun.coming and not begun.leaving:
             return results
         self._told = None
+        self.changes += 1
         try:
             if anew and not force:
                 self._network.cure(book)
@@ -96,13 +102,19 @@ class FabricWork:
             # One of them is the reason, and the others must not suffer for it.
             log.warning("a round of %d jobs is taken apart: %s", len(begun.coming), err.line())
             return results | self._apart(begun.coming)
-        self._write(self._rounds.applied, begun.coming)
+        # The disk may write this while the fabric is read; what is proven comes after it.
+        applied = self._submit(self._rounds.applied, begun.coming)
         self._told = book
         if begun.coming:
-            results |= self._write(self._rounds.proven, self._network.verify(begun.coming, book))
+            found = self._network.verify(begun.coming, book)
+            results |= self._write(self._rounds.proven, found)
+        applied.result()
         if begun.leaving:
             results |= self._write(self._rounds.stripped, self._strip(begun.leaving, book))
         return results
+
+    def _write(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        return self._submit(call, *arguments).result()
 
     def _apart(self, coming: tuple[Generation, ...]) -> Results:
         results: Results = {}

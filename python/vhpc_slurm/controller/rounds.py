@@ -67,15 +67,15 @@ class Rounds:
 
     def settle(self) -> None:
         """Release what a crash kept from being released, and doubt what waits for a lost node."""
-        live = self.store.live()
-        for record in live:
+        ending = self.store.ending()
+        for record in ending:
             if leases.releasable(record):
                 self.release(record.lease.generation)
-        self._doubt_lost([record for record in live if record.lease.state is LeaseState.ENDING])
+        self._doubt_lost(ending)
         self._claims.age()
         self._claims.bury_orphans()
 
-    def _doubt_lost(self, ending: list[LeaseRecord]) -> None:
+    def _doubt_lost(self, ending: tuple[LeaseRecord, ...]) -> None:
         """Tombstones for keys that somebody may still use; time counts while vhpcd lives."""
         now = self._steady()
         self._ending = {
@@ -173,7 +173,6 @@ class Rounds:
             generation: one for generation, one in found.items() if isinstance(one, FabricError)
         }
         proven = [generation for generation in found if generation not in results]
-        self._claims.advance(proven, KeyState.VERIFIED)
         records = []
         for generation in proven:
             record = self.store.get(generation)
@@ -181,7 +180,10 @@ class Rounds:
                 results[generation] = _over(generation)  # ended while the fabric was read
             else:
                 records.append(record)
-        results |= {record.lease.generation: record for record in self.ready(records)}
+        with self.store.transaction():  # nothing happens outside between the two
+            self._claims.advance(proven, KeyState.VERIFIED)
+            ready = self.ready(records)
+        results |= {record.lease.generation: record for record in ready}
         for generation in (record.lease.generation for record in records):
             log.info("%s ready; %s", generation, found[generation])
         return results
@@ -200,8 +202,9 @@ class Rounds:
             if not isinstance(one, FabricError)
             and ((record := self.store.get(generation)) is None or self._nobody_holds(record))
         ]
-        self._claims.advance(gone, KeyState.STRIPPED)
-        self._free(gone)
+        with self.store.transaction():
+            self._claims.advance(gone, KeyState.STRIPPED)
+            self._free(gone)
         return {generation: why for generation, why in found.items() if isinstance(why, FabricError)}
 
     def ready(self, records: list[LeaseRecord]) -> list[LeaseRecord]:

@@ -28,6 +28,7 @@ from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import LeaseStore, SqliteStore
+from vhpc_slurm.controller.writer import Writer
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
 from vhpc_slurm.fabric.select import backend
@@ -48,6 +49,8 @@ MAX_PENDING_BYTES = 64 << 20
 """Held by all connections together before their peers are known."""
 RECEIVE_S = 10.0
 SEND_S = 10.0
+CALM_S = 1.0
+"""So long after a change the fabric is audited: what comes next need not wait for that."""
 MAX_NONCES = 200_000
 NONCE_LIFE_S = 3 * wire.TTL_S
 """Longer than a credential lives on either side of its encoding time, so none outlives its nonce."""
@@ -240,7 +243,7 @@ async def serve(config: Config) -> None:
     munge.decode(munge.encode(b"vhpcd begins"))
     with _only_one(Path(settings.database)):
         store = SqliteStore(settings.database)
-        writer = ThreadPoolExecutor(1, "leases")
+        writer = Writer(store)
         # A backend asks from the fabric's thread.
         network = backend(config.fabric, lambda *known: writer.submit(store.keys.knows, *known).result())
         _validate(network, store)
@@ -292,7 +295,8 @@ async def _audit_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:
                 log.error("the fabric is not proven (%d times by now): %s", failures, err.line())
         except Exception:
             log.exception("not audited")
-        await dispatcher.told(interval_s)
+        if await dispatcher.told(interval_s):
+            await asyncio.sleep(min(CALM_S, interval_s))
 
 
 async def _reconcile_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:

@@ -142,8 +142,7 @@ class LeaseService:
         Raises:
             FabricError: the lease is over, or the job has no part on that node.
         """
-        records = self.store.of_job(job_id)
-        record = records[0] if records else None
+        record = self.store.newest(job_id)
         if record is None or record.lease.state is LeaseState.RESERVED:
             return None
         generation = record.lease.generation
@@ -155,7 +154,7 @@ class LeaseService:
             raise FabricError(
                 f"lease {generation} is {record.lease.state}", "the job has ended or was requeued"
             )
-        if node not in {part.node for part in record.lease.allocation.nodes}:
+        if not any(part.node == node for part in record.lease.allocation.nodes):
             raise FabricError(f"lease {generation} has no part on node {node[:80]}")
         with self.store.transaction():
             self.store.take(generation, node, self._clock())

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +20,7 @@ from vhpc_slurm.controller import schema
 from vhpc_slurm.controller.keystore import KeyStore, SqliteKeys
 from vhpc_slurm.controller.protocol import LeaseWire, TimelineWire
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, Timeline
+from vhpc_slurm.model import Generation, Lease, LeaseRecord, LeaseState, Timeline
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,7 +34,7 @@ class LeaseStore(Protocol):
         """Claims of partition keys, in the same transactions."""
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All changes within are durable at its end, or none is."""
+        """All changes within are durable at its end, or none is; one within another goes with it."""
 
     def put(self, record: LeaseRecord) -> None:
         """Insert a lease, or replace its lease part; nodes and timelines stay."""
@@ -53,8 +54,17 @@ class LeaseStore(Protocol):
     def of_job(self, job_id: int) -> tuple[LeaseRecord, ...]:
         """All leases of a job, newest first, without timelines."""
 
+    def newest(self, job_id: int) -> LeaseRecord | None:
+        """The newest lease of a job, without what its nodes said: there may be thousands."""
+
     def live(self) -> tuple[LeaseRecord, ...]:
         """All leases that are not released, oldest first."""
+
+    def ending(self) -> tuple[LeaseRecord, ...]:
+        """All leases that are ending, oldest first."""
+
+    def states(self) -> dict[Generation, LeaseState]:
+        """The state of each lease that is not released."""
 
     def released(self, jobs: Iterable[int]) -> tuple[LeaseRecord, ...]:
         """All released leases of some jobs, oldest first."""
@@ -105,7 +115,11 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing."""
+        """All or nothing; within another it is a part of that, and durable with it."""
+        if self._db.in_transaction:
+            with self._part():
+                yield
+            return
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -120,6 +134,21 @@ class SqliteStore:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise FabricError("vhpcd cannot write its database", str(err), "is the disk full?") from err
+
+    @contextmanager
+    def _part(self) -> Iterator[None]:
+        self._db.execute("SAVEPOINT part")
+        try:
+            yield
+        except BaseException as err:
+            self._keys.forget()
+            with suppress(sqlite3.Error):  # a full disk may have ended the whole already
+                self._db.execute("ROLLBACK TO part")
+                self._db.execute("RELEASE part")
+            if isinstance(err, sqlite3.Error):
+                raise FabricError("vhpcd cannot write its database", str(err), "is the disk full?") from err
+            raise
+        self._db.execute("RELEASE part")
 
     def put(self, record: LeaseRecord) -> None:
         """Insert a lease, or replace its lease part."""
@@ -180,9 +209,26 @@ class SqliteStore:
         """All leases of a job, newest first."""
         return tuple(record for _, record in reversed(self._leases("job_id = ?", job_id)))
 
+    def newest(self, job_id: int) -> LeaseRecord | None:
+        """The newest lease of a job."""
+        row = self._db.execute(
+            "SELECT created, updated, body FROM lease WHERE job_id = ? ORDER BY id DESC LIMIT 1", (job_id,)
+        ).fetchone()
+        return None if row is None else LeaseRecord(_unpacked(row[2]), row[0], row[1], ())
+
     def live(self) -> tuple[LeaseRecord, ...]:
         """All leases that are not released."""
         return tuple(record for _, record in self._leases("state <> 'released'"))
+
+    def ending(self) -> tuple[LeaseRecord, ...]:
+        """All leases that are ending."""
+        # The index is of leases that are not released.
+        return tuple(record for _, record in self._leases("state <> 'released' AND state = 'ending'"))
+
+    def states(self) -> dict[Generation, LeaseState]:
+        """The state of each lease that is not released."""
+        rows = self._db.execute("SELECT generation, state FROM lease WHERE state <> 'released'").fetchall()
+        return {Generation.parse(name): LeaseState(state) for name, state in rows}
 
     def released(self, jobs: Iterable[int]) -> tuple[LeaseRecord, ...]:
         """All released leases of some jobs."""
@@ -244,10 +290,16 @@ class SqliteStore:
             "SELECT node, taken, clean, note FROM node WHERE lease = ? ORDER BY node", (serial,)
         ).fetchall()
         return LeaseRecord(
-            msgspec.json.decode(body, type=LeaseWire).unpack(),
+            _unpacked(body),
             created,
             updated,
             acknowledged=tuple(node for node, _, clean, _ in nodes if clean),
             taken=tuple(node for node, taken, _, _ in nodes if taken is not None),
             unclean=tuple((node, note) for node, _, clean, note in nodes if clean == 0),
         )
+
+
+@lru_cache(maxsize=64)
+def _unpacked(body: bytes) -> Lease:
+    """A lease as it is kept; all nodes of a job ask for the same."""
+    return msgspec.json.decode(body, type=LeaseWire).unpack()

@@ -95,10 +95,12 @@ class FabricWorker:
         # What has begun is finished, even when its client has gone away.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, call))
 
-    async def changed(self, seconds: float) -> None:
-        """Wait so long, or until a round has changed something."""
-        self._changed.clear()
+    async def changed(self, seconds: float) -> bool:
+        """Wait so long, or until a round has changed something since the last wait; whether one has."""
         await _within(seconds, self._changed)
+        changed = self._changed.is_set()
+        self._changed.clear()
+        return changed
 
     def close(self) -> None:
         """End after what runs; the rest is found again at the next start."""
@@ -113,6 +115,7 @@ class FabricWorker:
             self._wake.clear()
             self._starts.clear()
             coming, self._coming = self._coming, {}
+            before = self._work.changes
             try:
                 results: Results = await self.run(lambda some=tuple(coming): self._work.round(some))  # type: ignore[misc]
             except VhpcError as err:
@@ -121,7 +124,7 @@ class FabricWorker:
             except Exception:
                 log.exception("internal error")
                 results = {}
-            if results:
+            if self._work.changes != before:
                 self._last_round = asyncio.get_running_loop().time()
                 self._changed.set()
             for generation, future in coming.items():

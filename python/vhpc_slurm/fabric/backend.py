@@ -11,8 +11,9 @@ after the other in a thread of their own, which may wait for a fabric.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import IPv4Network
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
@@ -156,7 +157,8 @@ class KeyPolicy:
     ``owner`` is who shares a key: the generations of a job that are alive
     together (there is one), or of a user.  ``limit`` is how many guests one key
     can have at most, ``ports`` are those of the nodes where these set no GUIDs,
-    ``in_guests`` says whether these reach guests, ``site`` are partitions beside the jobs'.
+    ``in_guests`` says whether these reach guests, ``site`` are partitions beside the jobs', and
+    ``network`` is where addresses of guests come from.
     """
 
     pool: KeyPool
@@ -167,6 +169,7 @@ class KeyPolicy:
     ports: PortMap | None = None
     in_guests: bool = False
     site: tuple[Partition, ...] = ()
+    network: IPv4Network | None = None
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -190,14 +193,31 @@ class KeyPolicy:
             claim = replace(
                 claim, ports=self.ports.choose(nodes, rails=self.rails, vfs=self.vfs, taken=taken)
             )
-        return identity(claim, in_guests=self.in_guests, site=self.site), claim
+        found = identity(claim, in_guests=self.in_guests, site=self.site)
+        if self.network is not None:
+            addresses = addresses_of(self.network, claim, [part.node for part in allocation.nodes])
+            found = replace(found, addresses=addresses, prefix=self.network.prefixlen)
+        return found, claim
+
+
+def addresses_of(network: IPv4Network, claim: Claim, nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """(node, address) of a claim's guests, by their ranks: those who share a key have different ones.
+
+    Raises:
+        FabricError: the network is too small.
+    """
+    last = claim.first_rank + claim.ranks
+    if last > network.num_addresses - 2:
+        raise FabricError(
+            f"{network} has no address for guest {last} on key {claim.pkey:#06x}",
+            f"it has {network.num_addresses - 2}",
+            "see fabric.ipoib_network in vhpc.toml(5)",
+        )
+    return tuple((node, str(network[claim.first_rank + place])) for place, node in enumerate(nodes, 1))
 
 
 def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:
-    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it.
-
-    (MAC addresses on a VLAN or a VNI as well: ``keys.mac``.)
-    """
+    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it."""
     place = NetworkIdentity(first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs)
     if keys.VLANS.has(claim.pkey):
         return replace(place, kind="ethernet", vlan=claim.pkey - keys.VLANS.base)

@@ -107,7 +107,7 @@ VNIS = Space("VNI", "vni", 1 << 24, 1, (1 << 24) - 1)
 """RFC 7348: 24 bits."""
 SPACES = (PKEYS, VLANS, VNIS)
 MAX_POOL = 1 << 16
-"""Numbers that a pool can have; each choice looks at all of them."""
+"""Numbers that a pool can have; a choice may look at all of them."""
 
 
 def label(number: int) -> str:
@@ -156,15 +156,15 @@ class KeyPool:
                 f"no {space.name} is left", f"fabric.{space.option}_reserved names the whole range"
             )
 
+    def __contains__(self, number: int) -> bool:
+        """Whether a claim's number is one of the pool."""
+        shown = number - self.space.base
+        return self.first <= shown <= self.last and shown not in self.reserved
+
     def numbers(self) -> Iterator[int]:
         """All of the pool in order, as claims have them."""
         numbers = range(self.first, self.last + 1)
         return (self.space.base + number for number in numbers if number not in self.reserved)
-
-    def has(self, number: int) -> bool:
-        """Whether a claim's number is one of the pool."""
-        shown = number - self.space.base
-        return self.first <= shown <= self.last and shown not in self.reserved
 
 
 @dataclass(frozen=True)
@@ -322,13 +322,13 @@ def claim(
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
-            if first is not None and pool.has(pkey):
+            if first is not None and pkey in pool:
                 return Claim(generation, pkey, owner, first, ranks, rails, vfs)
     free = (pkey for pkey in pool.numbers() if pkey not in holders)
     unused = next((pkey for pkey in free if pkey not in book.freed), None)
     if unused is not None:
         return Claim(generation, unused, owner, 0, ranks, rails, vfs)
-    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pool.has(pkey)]
+    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pkey in pool]
     if not rested:
         raise _exhausted(pool, book)
     return Claim(generation, min(rested)[1], owner, 0, ranks, rails, vfs)
@@ -358,7 +358,8 @@ def age(claim: Claim, elapsed_s: float) -> Claim | None:
 
 def overlap(one: Claim, other: Claim) -> bool:
     """Whether the two could have a GUID in common, or have a port in common now."""
-    if one.state in HOLDING and other.state in HOLDING and not set(one.ports).isdisjoint(other.ports):
+    held = one.ports and other.ports and {one.state, other.state} <= HOLDING
+    if held and not set(one.ports).isdisjoint(other.ports):
         return True
     return (
         one.pkey == other.pkey

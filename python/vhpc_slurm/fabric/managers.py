@@ -7,16 +7,15 @@ may be alive, and open the fabric with its old file one day.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.fabric import partitions
+from vhpc_slurm.fabric.child import LineChild
 from vhpc_slurm.fabric.opensm import COMPLAINTS, SWEPT, ComplaintError, Mark, Opensm, SubnetManager, sweep
 from vhpc_slurm.fabric.smp import FabricReader, Scan
 
@@ -105,8 +104,16 @@ class SeveralReaders:
 # --- one on another host ---------------------------------------------------------------
 
 
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line to ``vhpc fabric manager``: what to do, and for ``replace`` and ``since`` with what."""
+
+    do: Literal["check", "read", "replace", "hang-up", "mark", "since"]
+    file: bytes | None = None
+    mark: Mark | None = None
+
+
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ``vhpc fabric manager`` prints: one JSON object."""
+    """One line from ``vhpc fabric manager``."""
 
     file: bytes | None = None
     mark: Mark | None = None
@@ -118,22 +125,22 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RemoteOpensm:
     """An OpenSM on another host, through a command that runs ``vhpc fabric manager`` there.
 
-    The command is started without a shell, with one of the words read, replace,
-    hang-up, mark, since and check at its end.
+    The command is started without a shell and kept; requests go to its stdin,
+    one line of JSON each.
     """
 
     def __init__(self, command: tuple[str, ...], timeout_s: float) -> None:
-        self._command = command
+        self._child = LineChild(command)
         self._timeout_s = timeout_s
         self.partitions: Path | str = f"the file behind `{' '.join(command)}`"
 
     def check(self) -> None:
         """Whether the host answers, and OpenSM runs there."""
-        self._ask("check")
+        self._ask(Request("check"))
 
     def read(self) -> bytes | None:
         """Its file."""
-        return self._ask("read").file
+        return self._ask(Request("read")).file
 
     def differing(self) -> list[str]:
         """Nothing: there is one file."""
@@ -141,11 +148,11 @@ class RemoteOpensm:
 
     def replace(self, data: bytes) -> None:
         """Send a new file, which the host looks at before it takes it."""
-        self._ask("replace", given=data)
+        self._ask(Request("replace", file=data))
 
     def hang_up(self) -> None:
         """SIGHUP."""
-        self._ask("hang-up")
+        self._ask(Request("hang-up"))
 
     def sweep(self) -> None:
         """Have the file read, and wait until the subnet is up."""
@@ -153,79 +160,67 @@ class RemoteOpensm:
 
     def mark(self) -> tuple[Mark, ...]:
         """Where its log ends now."""
-        mark = self._ask("mark").mark
+        mark = self._ask(Request("mark")).mark
         if mark is None:
-            raise self._nonsense("no mark")
+            raise self._lost("it names no place in its log")
         return (mark,)
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
         """Of its log what matters to vhpcd."""
         (mark,) = marks
-        return (self._ask("since", str(mark.inode), str(mark.size)).said,)
+        return (self._ask(Request("since", mark=mark)).said,)
 
-    def _ask(self, *words: str, given: bytes = b"") -> Answer:
+    def close(self) -> None:
+        """End the command."""
+        self._child.close()
+
+    def _ask(self, request: Request) -> Answer:
         try:
-            done = subprocess.run(
-                [*self._command, *words],
-                input=given,
-                capture_output=True,
-                check=False,
-                timeout=self._timeout_s,
-                cwd="/",
+            answer = msgspec.json.decode(
+                self._child.ask(msgspec.json.encode(request), self._timeout_s), type=Answer
             )
-            answer = msgspec.json.decode(done.stdout, type=Answer)
-        except (OSError, subprocess.TimeoutExpired) as err:
-            raise FabricError(
-                f"cannot reach {self.partitions}", str(err), "see fabric.subnets in vhpc.toml(5)"
-            ) from err
-        except UNDECODABLE as err:
-            said = done.stderr.decode(errors="replace").strip()[-300:]
-            raise self._nonsense(f"exit status {done.returncode}: {said or err}") from err
+        except (OSError, EOFError, *UNDECODABLE) as err:
+            self.close()
+            raise self._lost(str(err)) from err
         if answer.error is not None:
             kind = ComplaintError if answer.complaint else FabricError
             raise kind(*answer.error)
         return answer
 
-    def _nonsense(self, why: str) -> FabricError:
+    def _lost(self, why: str) -> FabricError:
         return FabricError(
             f"cannot reach {self.partitions}", why, "does the command run `vhpc fabric manager` there?"
         )
 
 
-def serve(opensm: Opensm, words: Sequence[str], given: bytes) -> Answer:
-    """What ``vhpc fabric manager`` does: one thing with this host's OpenSM."""
+def serve(opensm: Opensm, line: bytes) -> Answer:
+    """Answer one line: do one thing with this host's OpenSM."""
     try:
-        return _serve(opensm, words, given)
+        return _serve(opensm, msgspec.json.decode(line, type=Request))
+    except UNDECODABLE as err:
+        return Answer(error=("that is no request", str(err), "see vhpc fabric manager in vhpc(1)"))
     except FabricError as err:
         return Answer(error=(err.what, err.why, err.cure), complaint=isinstance(err, ComplaintError))
 
 
-def _serve(opensm: Opensm, words: Sequence[str], given: bytes) -> Answer:
+def _serve(opensm: Opensm, request: Request) -> Answer:
     answer = Answer()
-    match words:
-        case ["read"]:
+    match request:
+        case Request("read"):
             answer = Answer(file=opensm.read())
-        case ["replace"]:
-            partitions.parse(given, "what was sent")
-            opensm.replace(given)
-        case ["hang-up"]:
+        case Request("replace", file=bytes(data)):
+            partitions.parse(data, "what was sent")
+            opensm.replace(data)
+        case Request("hang-up"):
             opensm.hang_up()
-        case ["mark"]:
+        case Request("mark"):
             answer = Answer(mark=opensm.mark()[0])
-        case ["since", inode, size] if re.fullmatch(r"[0-9]{1,18} [0-9]{1,18}", f"{inode} {size}"):
-            (said,) = opensm.since((Mark(int(inode), int(size)),))
+        case Request("since", mark=Mark() as mark):
+            (said,) = opensm.since((mark,))
             lines = (line for line in said.split(b"\n") if any(word in line for word in (SWEPT, *COMPLAINTS)))
             answer = Answer(said=b"\n".join(list(lines)[:MAX_SAID]))
-        case ["check"]:
+        case Request("check"):
             opensm.check()
         case _:
-            raise FabricError(
-                f"{' '.join(words)[:80]!r} is nothing to do",
-                cure="one of: read, replace, hang-up, mark, since INODE SIZE, check",
-            )
+            raise FabricError(f"there is nothing to {request.do} with", "the request lacks its file or mark")
     return answer
-
-
-def words_of_ssh() -> list[str]:
-    """The words that an SSH client asked for, where sshd was told to run one command only."""
-    return os.environ.get("SSH_ORIGINAL_COMMAND", "").split()

@@ -20,7 +20,7 @@ from typing import Protocol
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import RefusedError
 
-POLL_S = 0.01
+POLL_S = 0.002
 MAX_FILE = 256 << 20
 MAX_LOG = 16 << 20
 """Bytes of the log's end that are looked at; what is longer came from something else than one sweep."""

@@ -19,7 +19,7 @@ from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL, Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import Port, Scan
 
-POLL_S = 0.02
+POLL_S = 0.01
 SCAN_S = 1.0
 """Seconds that a scan has at least, also when it begins at the deadline."""
 SHOWN = 3

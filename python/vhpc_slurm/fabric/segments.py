@@ -1,14 +1,13 @@
 """The backends ``ethernet`` and ``vxlan``: a VLAN, or a VXLAN network identifier, for each job.
 
 No subnet manager stands between hosts and wire here: a node's own network
-interface puts the number on every frame, and the guest cannot change it.  So
-there is nothing that the controller could apply or read.  What it can promise
-is that no two generations have a number at the same time, nor one soon after
-the other: a number is handed on when every node has acknowledged that nothing
-of its guests is left, and after a quarantine.
+interface puts the number on every frame (``node.vf_ways.Ethernet``), and the
+guest cannot change it.  So there is nothing that the controller could apply or
+read.  What it can promise is that no two generations have a number at the same
+time, nor one soon after the other: a number is handed on when every node has
+acknowledged that nothing of its guests is left, and after a quarantine.
 
-With ``ethernet`` that is ``ip link set PF vf N mac MAC vlan V``, with ``vxlan``
-a bridge with a VXLAN device for the guests' virtio interfaces.
+For a VNI nothing on the nodes does the like yet.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Segments:
         return tuple(
             Finding(0, f"{keys.label(claim.pkey)} of {claim.generation} is not of the pool")
             for claim in book.carried()
-            if not self._policy.pool.has(claim.pkey)
+            if claim.pkey not in self._policy.pool
         )
 
     def cure(self, book: Book) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import IPv4Network
 from pathlib import Path
 
 from vhpc_slurm.config import Fabric, Manager
@@ -21,6 +22,9 @@ from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
 from vhpc_slurm.fabric.ufm_client import UfmClient
 from vhpc_slurm.fabric.ufm_rest import UfmRest
+
+SMALLEST_NETWORK = 30
+"""Bits of a prefix that leaves room for two addresses."""
 
 
 def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend:
@@ -47,6 +51,7 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
         port_map(fabric),
         fabric.in_guests,
         site,
+        ipoib_network(fabric),
     )
     readback = Readback(reader(fabric), fabric.apply_timeout_s)
     if static:
@@ -103,7 +108,7 @@ def descriptions(fabric: Fabric) -> tuple[Manager, ...]:
     return (Manager(partitions=files[0], pidfile=files[1], log=files[2]),)
 
 
-def manager(one: Manager, timeout_s: float) -> SubnetManager:
+def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
     """The OpenSM behind a description; FabricError when it describes none."""
     files = (one.partitions, one.pidfile, one.log)
     if one.command and not any(files):
@@ -178,6 +183,26 @@ def port_map(fabric: Fabric) -> PortMap | None:
     except (OSError, UnicodeDecodeError) as err:
         raise FabricError(f"cannot read {fabric.port_map}", str(err)) from err
     return portmap.parse(text, fabric.port_map)
+
+
+def ipoib_network(fabric: Fabric) -> IPv4Network | None:
+    """Where guests' addresses come from; None: they have none.
+
+    Raises:
+        FabricError: it is no network, too small for two guests, or there is no IPoIB.
+    """
+    if not fabric.ipoib_network:
+        return None
+    what = f"fabric.ipoib_network = {fabric.ipoib_network[:40]!r}"
+    if not fabric.ipoib:
+        raise FabricError(f"{what} needs fabric.ipoib")
+    try:
+        network = IPv4Network(fabric.ipoib_network)
+    except ValueError as err:
+        raise FabricError(f"{what} is no network", str(err), "such as 10.128.0.0/12") from err
+    if not 1 <= network.prefixlen <= SMALLEST_NETWORK:
+        raise FabricError(f"{what} is no network for guests", "", "such as 10.128.0.0/12")
+    return network
 
 
 def key_pool(fabric: Fabric) -> KeyPool:

@@ -14,11 +14,8 @@ to ``/dev/infiniband/umadN``.
 from __future__ import annotations
 
 import ctypes
-import selectors
 import struct
-import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,13 +24,13 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
+from vhpc_slurm.fabric.child import LineChild
 
 NODE_INFO, SWITCH_INFO, PORT_INFO, PKEY_TABLE = 0x0011, 0x0012, 0x0015, 0x0016
 SWITCH = 2
 PORT_DOWN, PORT_ACTIVE = 1, 4
 KEYS_A_BLOCK = 32
 MAX_HOPS = 63
-MAX_ANSWER = 64 << 20
 _CLASSES = (0x81, 0x01)  # directed route, LID routed
 _TIMEOUT_MS, _RETRIES = 300, 2
 
@@ -82,9 +79,9 @@ class FabricReader:
 
     def __init__(self, device: str = "", port: int = 0, environment: Mapping[str, str] | None = None) -> None:
         """``device`` and ``port`` name the local port; the first one that is up where they do not."""
-        self._command = [sys.executable, "-m", "vhpc_slurm.fabric.smp", device, str(port)]
-        self._environment = environment
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child = LineChild(
+            [sys.executable, "-m", "vhpc_slurm.fabric.smp", device, str(port)], environment
+        )
 
     def scan(self, timeout_s: float) -> Scan:
         """Read everything once.
@@ -93,9 +90,8 @@ class FabricReader:
             FabricError: there is no answer in time, or none that makes sense.
         """
         try:
-            answer = self._ask(timeout_s)
-            found: _Answer = msgspec.json.decode(answer, type=_Answer)
-        except (OSError, *UNDECODABLE) as err:
+            found: _Answer = msgspec.json.decode(self._child.ask(b"scan", timeout_s), type=_Answer)
+        except (OSError, EOFError, *UNDECODABLE) as err:
             self.close()
             raise FabricError(
                 "cannot read the fabric", str(err), "see fabric.device in vhpc.toml; is the port up?"
@@ -107,46 +103,7 @@ class FabricReader:
 
     def close(self) -> None:
         """End the child."""
-        child, self._child = self._child, None
-        if child is None:
-            return
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.close()
-        try:
-            child.wait(1)  # it ends with its input, unless it hangs
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        child.stdout.close()
-
-    def _ask(self, timeout_s: float) -> bytes:
-        deadline = time.monotonic() + timeout_s
-        if self._child is None:
-            self._child = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=self._environment,
-                bufsize=0,
-            )
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.stdin.write(b"scan\n")
-        line = bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._child.stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(f"no answer within {timeout_s:g} s")
-                chunk = self._child.stdout.read(1 << 20)
-                if not chunk:
-                    raise EOFError(f"the reader ended with status {self._child.wait()}")
-                line += chunk
-                if len(line) > MAX_ANSWER:
-                    raise OSError("the answer has no end")
-        return bytes(line)
+        self._child.close()
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -49,13 +49,12 @@ class Member(msgspec.Struct, frozen=True):
     """One port of a key, as UFM says it."""
 
     guid: str
-    membership: str = "full"
-    index0: bool = False
+    membership: str | None = None
 
 
 class _Partition(msgspec.Struct, frozen=True):
-    guids: tuple[Member, ...] = ()
-    membership: str = ""
+    guids: tuple[Member, ...] | None = None
+    membership: str | None = None
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -118,7 +117,7 @@ class UfmClient:
     def default_membership(self) -> str:
         """What ports are in the default partition: full, limited, or empty where UFM does not say."""
         found = self._ask("GET", f"/resources/pkeys/{DEFAULT_PKEY:#x}?guids_data=true")
-        return self._decode(found, _Partition).membership
+        return self._decode(found, _Partition).membership or ""
 
     def add(self, pkey: int, guids: list[int], *, ipoib: bool) -> None:
         """Make ports full members of a key, which comes into being where it is not there."""
@@ -244,7 +243,7 @@ def _pkey(text: str) -> int:
 
 def _members(one: _Partition) -> dict[int, bool]:
     found = {}
-    for member in one.guids:
+    for member in one.guids or ():
         if not _GUID.match(member.guid):
             raise FabricError("UFM names a port GUID that is none", repr(member.guid[:40]))
         found[int(member.guid, 16)] = member.membership == "full"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.wire import (
@@ -33,7 +33,7 @@ from vhpc_slurm.node.wire import (
     text,
 )
 
-__all__ = ["ChannelError", "ChannelRefusedError", "GuestChannel", "GuestHello", "GuestInfo"]
+__all__ = ["ChannelError", "ChannelRefusedError", "GuestChannel", "GuestHello", "GuestInfo", "GuestPorts"]
 
 VERSION_MIN = 1
 VERSION_MAX = 1
@@ -63,6 +63,18 @@ class GuestInfo:
     memory_kib: int
     sessions: int
     uptime_s: float
+
+
+class GuestPorts(NamedTuple):
+    """What a guest has of the job's fabric.
+
+    Attributes:
+        ports: name and port number of each (``mlx5_0:1``), and the place of the job's key in its table.
+        interface: that has the address; empty where none was asked for.
+    """
+
+    ports: tuple[tuple[str, int], ...]
+    interface: str = ""
 
 
 class GuestChannel:
@@ -217,18 +229,21 @@ class GuestChannel:
         self._call(Op.MOUNT, body, timeout_s)
 
     def fabric(
-        self, keys: Sequence[int], port_guids: Sequence[int], wait_s: float, timeout_s: float | None = None
-    ) -> tuple[tuple[str, int], ...]:
+        self,
+        keys: Sequence[int],
+        port_guids: Sequence[int],
+        wait_s: float,
+        address: str = "",
+        timeout_s: float | None = None,
+    ) -> GuestPorts:
         """Wait until the guest's InfiniBand ports are these, active, with exactly these keys.
 
         Args:
             keys: entries of each port's table, 16 bits with the membership; the job's own comes first.
             port_guids: of the guest's ports, in the order in which programs shall use them.
             wait_s: how long the guest may wait.
+            address: ``A.B.C.D/N`` for the first port's interface with the job's key (IPoIB); empty: none.
             timeout_s: what the answer may take beyond that; default is connect()'s.
-
-        Returns:
-            Name and port number of each (``mlx5_0:1``), and the place of the job's key in its table.
 
         Raises:
             ChannelRefusedError: they are not so; the text is what the guest sees.
@@ -237,15 +252,18 @@ class GuestChannel:
         body = [put(Tag.KEY, key) for key in keys]
         body += [put(Tag.PORT_GUID, struct.pack("<Q", guid)) for guid in port_guids]
         body.append(put(Tag.WAIT_MS, int(wait_s * 1000)))
+        if address:
+            body.append(put(Tag.ADDRESS, address))
         limit_s = wait_s + (self._timeout_s if timeout_s is None else timeout_s)
         payload = self._ask(Op.FABRIC, b"".join(body), limit_s)
         ports = [value for tag, value in fields_of(payload) if tag == Tag.PORT]
         if any(len(value) < PORT_INDEX_BYTES for value in ports):
             raise ChannelError("the guest sent a malformed message", "PORT is too short")
-        return tuple(
+        named = tuple(
             (printable(value[PORT_INDEX_BYTES:]), int.from_bytes(value[:PORT_INDEX_BYTES], "little"))
             for value in ports
         )
+        return GuestPorts(named, text(dict(fields_of(payload)), Tag.INTERFACE))
 
     def ready(self, timeout_s: float | None = None) -> GuestInfo:
         """Ask whether everything asked before is done; errors as identity()."""

@@ -43,12 +43,18 @@ def find(
     assert network.pkey is not None
     keys = (network.pkey | FULL, DEFAULT_PKEY, *network.site_keys)
     try:
-        ports = channel.fabric(keys, guids, wait_s, timeout_s=timeout_s)
+        found = channel.fabric(keys, guids, wait_s, address_of(lease, node), timeout_s)
     except ChannelRefusedError as err:
         if err.errno == errno.ENOSYS:
             why, cure = "the image's agent is older than this check", "rebuild the image"
         else:
             why, cure = f"its guest sees: {err.why}", "nothing was started; tell your operator"
         raise UserError(f"the job's InfiniBand is not isolated on {node}", why, cure) from err
-    where = ", ".join(f"{name} index {index}" for name, index in ports)
-    log.info("key %#06x is on %s", network.pkey, where)
+    where = ", ".join(f"{name} index {index}" for name, index in found.ports)
+    log.info("key %#06x is on %s %s", network.pkey, where, found.interface)
+
+
+def address_of(lease: Lease, node: str) -> str:
+    """The address of a node's guest on the job's key, with its prefix; empty where it has none."""
+    address = dict(lease.network.addresses).get(node)
+    return f"{address}/{lease.network.prefix}" if address else ""

@@ -69,21 +69,25 @@ class _Ordered:
                 )
             yield function.address, rail, number
 
-    def none(self, kind: str, lack: str) -> dict[str, Identity]:
+    def none(self, kind: str, why: str, option: str = "backend") -> dict[str, Identity]:
         """No identities: an error if there are functions that would need some."""
         if not self.functions:
             return {}
         raise UserError(
             f"the job asks for {len(self.functions)} {kind} functions on {self.node}",
-            f"this site gives jobs {lack}, and without a guest could talk to all",
-            "ask for none, or the operators for fabric.backend",
+            why,
+            f"ask for none, or the operators for fabric.{option}",
         )
 
 
 def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, Identity]:
-    pkey = network.pkey if network.kind == "ib" and not network.port_guids else None
+    if network.kind == "ib" and network.port_guids:
+        why = "this site's jobs have ports with GUIDs of their own, and a function would be in no partition"
+        return functions.none("InfiniBand", why, "port_map")
+    pkey = network.pkey if network.kind == "ib" else None
     if pkey is None:
-        return functions.none("InfiniBand", "no partition of the fabric with GUIDs of its own")
+        why = "this site gives jobs no partition of the fabric, and without one a guest could talk to all"
+        return functions.none("InfiniBand", why)
     return {
         address: Identity(
             keys.node_guid(pkey, rail, rank, number), keys.port_guid(pkey, rail, rank, number), pkey
@@ -95,7 +99,8 @@ def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dic
 def _ethernet(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, Identity]:
     vlan = network.vlan if network.kind == "ethernet" else None
     if vlan is None:
-        return functions.none("Ethernet", "no VLAN")
+        why = "this site gives jobs no VLAN, and without one a guest could talk to all"
+        return functions.none("Ethernet", why)
     return {
         address: Identity(
             mac=bytes.fromhex(keys.mac(keys.VLANS.base + vlan, rail, rank, number).replace(":", "")),

@@ -286,7 +286,8 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
 
 def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
     account, timeout = work.account, float(work.layout.config.guests.stage_timeout_s)
-    hosts = _hosts(guest.hostname, work.lease.network.addresses)
+    guids = guestports.expected(work.lease, work.plan, guest, work.inventory)
+    hosts = _hosts(guest.hostname, work.lease.network.addresses if guids else ())
     try:
         channel.identity(
             hostname=guest.hostname,
@@ -303,7 +304,6 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         )
         for share in work.shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
-        guids = guestports.expected(work.lease, work.plan, guest, work.inventory)
         if guids:
             wait_s = work.layout.config.fabric.guest_timeout_s
             guestports.find(work.lease, work.plan.node, guids, channel, wait_s=wait_s, timeout_s=timeout)

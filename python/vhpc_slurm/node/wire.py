@@ -96,6 +96,8 @@ class Tag(IntEnum):
     PORT_GUID = 69
     WAIT_MS = 70
     PORT = 71
+    ADDRESS = 72
+    INTERFACE = 73
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:

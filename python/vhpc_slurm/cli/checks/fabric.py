@@ -13,7 +13,7 @@ from vhpc_slurm.config import Config, Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL
-from vhpc_slurm.fabric.opensm import Opensm
+from vhpc_slurm.fabric.managers import RemoteOpensm
 from vhpc_slurm.fabric.opensm_options import Options, of_process
 from vhpc_slurm.fabric.select import descriptions, key_pool, manager, reader, ufm
 from vhpc_slurm.fabric.smp import Scan
@@ -66,13 +66,8 @@ def _manager(config: Config, one: Manager) -> Iterator[Finding]:
         yield error("fabric.subnets", err.line(), "see fabric.subnets in vhpc.toml(5)")
         return
     yield _file(found.read, str(found.partitions))
-    if not isinstance(found, Opensm):
-        try:
-            found.check()
-        except FabricError as err:
-            yield error("fabric.opensm", err.line(), "vhpcd makes no change while it cannot reach it")
-        else:
-            yield ok("fabric.opensm", f"OpenSM runs behind `{' '.join(one.command)}`; see vhpc doctor there")
+    if isinstance(found, RemoteOpensm):
+        yield _remote(found)
         return
     try:
         pid = found.pid()
@@ -87,6 +82,15 @@ def _manager(config: Config, one: Manager) -> Iterator[Finding]:
         yield _writable(config.controller.user, Path(one.partitions), pid)
     yield from _paths(one, options)
     yield from _options(options)
+
+
+def _remote(found: RemoteOpensm) -> Finding:
+    try:
+        with closing(found):
+            found.check()
+    except FabricError as err:
+        return error("fabric.opensm", err.line(), "vhpcd makes no change while it cannot reach it")
+    return ok("fabric.opensm", f"OpenSM runs beside {found.partitions}; see vhpc doctor there")
 
 
 def _file(read: Callable[[], bytes | None], name: str) -> Finding:

@@ -1,0 +1,80 @@
+"""The one thread of the database.
+
+What waits at the same time shares a commit: a thousand nodes that take their
+lease cost the disk a few writes, not a thousand.  Nobody is told that
+something was done before it is durable.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from vhpc_slurm.controller.store import LeaseStore
+from vhpc_slurm.errors import FabricError
+
+MOST = 256
+"""So many calls share a commit."""
+
+Result = TypeVar("Result")
+_Call = tuple[Callable[..., Any], tuple[Any, ...], "Future[Any]"]
+
+
+class Writer:
+    """Runs calls one after the other; each is all or nothing, and durable when its future says so."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        self._store = store
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Have it done soon; the future has what the call returns or raises."""
+        future: Future[Result] = Future()
+        self._calls.put((call, arguments, future))
+        return future
+
+    def close(self) -> None:
+        """Do what waits, and end."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        ends = False
+        while not ends:
+            batch: list[_Call] = []
+            found = self._calls.get()
+            while found is not None:
+                batch.append(found)
+                if len(batch) >= MOST or self._calls.empty():
+                    break
+                found = self._calls.get()
+            ends = found is None
+            if batch:
+                self._do(batch)
+
+    def _do(self, batch: list[_Call]) -> None:
+        done: list[tuple[Future[Any], Any, BaseException | None]] = []
+        try:
+            with self._store.transaction():
+                for call, arguments, future in batch:
+                    if not future.set_running_or_notify_cancel():
+                        continue
+                    try:
+                        done.append((future, call(*arguments), None))
+                    except Exception as err:  # it is the caller's, wherever he waits
+                        done.append((future, None, err))
+        except FabricError as err:
+            # Nothing of it is durable, so nothing of it was done.
+            known = {id(future) for future, _, _ in done}
+            waiting = [one for _, _, one in batch if id(one) in known or one.set_running_or_notify_cancel()]
+            done = [(future, None, err) for future in waiting]
+        for future, result, error in done:
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)

@@ -1,0 +1,129 @@
+"""vhpcd as a process with the other backends: UFM, several OpenSM, VLANs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from controller_lab import Munged, munged, wait_for
+from fabric_lab import DEFAULT, GUIDS, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
+from fake_ufm import TOKEN, FakeUfm, fake_ufm
+from test_vhpcd import Ack
+from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
+
+from vhpc_slurm.config import Manager, Subnet
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import LeaseState, NetworkIdentity
+
+pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Munged]:
+    with munged() as found:
+        yield found
+
+
+@pytest.fixture
+def fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedFabric]:
+    folder = tmp_path / "fabric"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with simulated_fabric(folder) as started:
+        yield started
+
+
+def ufm_keys(ufm: FakeUfm, folder: Path) -> dict[str, object]:
+    (folder / "token").write_text(TOKEN)
+    (folder / "token").chmod(0o600)
+    return {
+        "backend": "ufm-rest",
+        "ufm_url": ufm.url,
+        "ufm_token_file": str(folder / "token"),
+        "ufm_ca": str(ufm.ca),
+    }
+
+
+def test_vhpcd_and_ufm_come_to_the_same_end_whatever_happens_to_either(
+    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
+) -> None:
+    with (
+        fake_ufm(tmp_path, fabric) as ufm,
+        a_vhpcd(tmp_path, daemon, fabric, **ufm_keys(ufm, tmp_path)) as vhpcd,
+    ):
+        first = opened(vhpcd, 1, "n1", "n2")
+        assert (first.state, first.network.pkey) == (LeaseState.READY, 0x1000)
+        assert sets(fabric) == holding((0x1000, 2))
+        vhpcd.client.lease(1, 0, "n1", 5.0)
+        vhpcd.kill()
+        ufm.fail("POST", 503, times=3)
+        vhpcd.start()
+        assert opened(vhpcd, 2).network.pkey == 0x1001
+        assert sets(fabric) == holding((0x1000, 2), (0x1001, 1))
+        # An operator takes a port away: the auditor sees it and has it put back.
+        ufm.do("DELETE", "/resources/pkeys/0x1000/guids/02cc100000000100", None)
+        carries(fabric, holding((0x1000, 2), (0x1001, 1)))
+        assert "UFM: key 0x1000 lacks 1 ports" in vhpcd.log
+        vhpcd.client.ending(1, 0)
+        vhpcd.client.ending(2, 0)
+        carries(fabric, holding((0x1000, 2)))
+        vhpcd.client.acknowledge(Ack(first.generation, "n1"))
+        carries(fabric, NOBODY)
+        wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not released")
+
+
+def test_a_ufm_that_refuses_the_token_keeps_jobs_from_starting_until_there_is_a_new_one(
+    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
+) -> None:
+    with (
+        fake_ufm(tmp_path, fabric) as ufm,
+        a_vhpcd(tmp_path, daemon, fabric, **ufm_keys(ufm, tmp_path)) as vhpcd,
+    ):
+        ufm.token = "a new one"
+        with pytest.raises(FabricError, match="refuses the token"):
+            opened(vhpcd, 1)
+        assert sets(fabric) == NOBODY
+        (tmp_path / "token").write_text("a new one\n")
+        with pytest.raises(FabricError, match="has no token"):
+            opened(vhpcd, 1)
+        ufm.token = "another"
+        (tmp_path / "token").write_text("another\n")
+        assert opened(vhpcd, 1).state is LeaseState.READY
+        assert TOKEN not in vhpcd.log
+
+
+def test_a_takeover_under_a_running_vhpcd_costs_no_job_its_key(
+    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
+) -> None:
+    standby = fabric.start_standby("H16", DEFAULT)
+    (tmp_path / "sm.toml").write_text(
+        f'[fabric]\npartitions = "{standby.partitions}"\n'
+        f'opensm_pidfile = "{standby.pidfile}"\nopensm_log = "{standby.log}"\n'
+    )
+    there = ("env", f"VHPC_CONFIG={tmp_path}/sm.toml", sys.executable, "-m", "vhpc_slurm.cli.main")
+    here = Manager(partitions=str(fabric.partitions), pidfile=str(fabric.pidfile), log=str(fabric.log))
+    subnet = Subnet(managers=(here, Manager(command=(*there, "fabric", "manager"))))
+    with a_vhpcd(tmp_path, daemon, fabric, subnets=(subnet,), apply_timeout_s=10) as vhpcd:
+        assert opened(vhpcd, 1, "n1", "n2").state is LeaseState.READY
+        fabric.opensm.kill()
+        fabric.opensm.wait()
+        wait_for(lambda: standby.says(b"SUBNET UP"), "the standby does not take over", 20.0)
+        assert opened(vhpcd, 2).state is LeaseState.READY
+        expected = {
+            guid: has for guid, has in holding((0x1000, 2), (0x1001, 1)).items() if guid in GUIDS[:15]
+        }
+        assert sets(fabric, *GUIDS[:15]) == expected
+        vhpcd.client.ending(1, 0)
+        vhpcd.client.ending(2, 0)
+        wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not released", 20.0)
+        assert all(has == {0x7FFF} for has in sets(fabric, *GUIDS[:15]).values())
+
+
+def test_a_lease_has_its_vlan_and_the_next_another(tmp_path: Path, daemon: Munged) -> None:
+    with a_vhpcd(tmp_path, daemon, None, backend="ethernet", vlan_first=100) as vhpcd:
+        assert opened(vhpcd, 1).network == NetworkIdentity("ethernet", vlan=100, rails=1, vfs=1)
+        vhpcd.client.ending(1, 0)
+        wait_for(lambda: states(vhpcd) == {1: "quarantine"}, "not released")
+        assert opened(vhpcd, 2).network.vlan == 101
