@@ -606,6 +606,35 @@ def test_time_before_a_quarantine_does_not_count_for_it(tmp_path: Path) -> None:
         service.open(request(2), allocation("n1"), identity(0))
 
 
+def test_a_clock_that_is_set_frees_no_key_and_buries_none(tmp_path: Path) -> None:
+    steady, wall = [0.0], [1e9]
+    service = Alone(
+        SqliteStore(tmp_path / "db"),
+        Fabric(KeyPolicy(KeyPool(0x1000, 0x1001))),
+        reserve_mib=0,
+        quarantine_s=5.0,
+        lost_after_s=5.0,
+        clock=lambda: wall[0],
+        steady=lambda: steady[0],
+    )
+
+    def states() -> list[str]:
+        return sorted(claim.state.value for claim in service.store.keys.book().claims)
+
+    service.open(request(1), allocation("n1"), identity(0))
+    service.open(request(2), allocation("n1"), identity(0))
+    service.take(2, 0, "n1")
+    for job_id in (1, 2):
+        service.end(job_id, 0)
+    for step in (1e8, -2e8, 1e9):
+        wall[0] += step
+        service.settle()
+        assert states() == ["draining", "quarantine"]
+    steady[0] += 5
+    service.settle()
+    assert states() == ["tombstone"]
+
+
 def test_a_claim_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:
     service = Alone(store, Fabric(KeyPolicy(POOL)), reserve_mib=0)
     with store.transaction():

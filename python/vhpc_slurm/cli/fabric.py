@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from vhpc_slurm.model import Generation, LeaseRecord
 
 MAX_FILE = 256 << 20
 """Bytes of the largest partitions file that is looked at; a pool of a million GUIDs has 26 MB."""
+
+
+AGAIN_S = 1.0
+"""Between two looks at the fabric: so long a change may be under way."""
 
 
 def ls(config: Config, *, as_json: bool) -> int:
@@ -184,10 +189,20 @@ def _patience(config: Config) -> float:
 def audit(config: Config, *, as_json: bool) -> int:
     """Compare."""
     # Nothing is written here, so nobody has to know whose the file is.
-    found = backend(config.fabric, lambda _epoch, _tag: False).audit(read_book(config.controller.database))
+    network = backend(config.fabric, lambda _epoch, _tag: False)
+    found = network.audit(read_book(config.controller.database))
+    if found:
+        # vhpcd may be about to tell the fabric what the database has already: such findings do not stay.
+        time.sleep(config.fabric.sweep_interval_s + AGAIN_S)
+        again = network.audit(read_book(config.controller.database))
+        found = tuple(one for one in again if one in found)
     if as_json:
         findings = [
-            {"port_guid": f"{one.port_guid:#018x}" if one.port_guid else None, "what": one.what}
+            {
+                "port_guid": f"{one.port_guid:#018x}" if one.port_guid else None,
+                "what": one.what,
+                "open": one.open,
+            }
             for one in found
         ]
         output.write_json({"findings": findings})

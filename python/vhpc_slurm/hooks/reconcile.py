@@ -13,8 +13,9 @@ from functools import partial
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, forgotten, starts
+from vhpc_slurm.hooks import common, exposed, forgotten, starts
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node import audit, outbox
 from vhpc_slurm.node.layout import Layout
@@ -39,13 +40,17 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
     outcomes: list[Outcome] = []
     live: dict[int, Generation] | None = None
     records: list[LeaseRecord] = []
+    fabric = FabricState()
     try:
         records = _live(client, node)
+        if any(record.lease.network.kind != "none" for record in records):
+            fabric = client.status().fabric
         live = {record.lease.generation.job_id: record.lease.generation for record in records}
     except FabricError as err:
         outcomes.append(
             Outcome("controller", err.line(), mended=False, error="the controller's view is missing")
         )
+    outcomes.extend(_mend(finding, check=check) for finding in exposed.exposed(layout, node, records, fabric))
     unknown = partial(forgotten.is_forgotten, config)
     outcomes.extend(_mend(finding, check=check) for finding in audit.audit(layout, node, live, unknown))
     outcomes.extend(_mend(finding, check=check) for finding in starts.lost(config, node, records))
