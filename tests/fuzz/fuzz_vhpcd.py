@@ -1,11 +1,12 @@
 """Fuzz vhpcd: what an unknown peer's bytes and an authorised peer's requests can do to it.
 
-An input is lines.  ``R`` and bytes: a connection of a peer that nobody has
-vouched for yet.  ``P`` and bytes: the content of root's credential, whole.  Any
-other line: the body of a request of root's, put into a proper envelope, so that
-a sequence of requests can make its way through the life of a lease; ``@`` in
-it is the generation of the last lease that was answered.  munged, which stands
-between the two, is not ours to fuzz.
+An input is lines.  ``K`` as the first: there is a fabric, and leases have keys.
+``R`` and bytes: a connection of a peer that nobody has vouched for yet.  ``P``
+and bytes: the content of root's credential, whole.  Any other line: the body of
+a request of root's, put into a proper envelope, so that a sequence of requests
+can make its way through the life of a lease; ``@`` in it is the generation of
+the last lease that was answered.  munged, which stands between the two, is not
+ours to fuzz.
 
 After each input vhpcd must still be able to list everything: no request may
 leave behind what cannot be read.
@@ -17,19 +18,22 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 from controller_lab import manifest, publish
 from rig import InternalError, fuzz
 
-from vhpc_slurm.config import Config, Images
+from vhpc_slurm.config import Config, Fabric, Images
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.server import Server
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
-from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes
+from vhpc_slurm.fabric.keys import Book, KeyPool
+from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Credential, Munge
 from vhpc_slurm.slurm import connect
 
@@ -44,7 +48,16 @@ _loop = asyncio.new_event_loop()
 
 
 publish(Path(_folder.name), manifest())  # so that leases become ready and not only refused
-_CONFIG = Config(images=Images(catalog=_folder.name))
+_CONFIG = Config(images=Images(catalog=_folder.name), fabric=Fabric(sweep_interval_s=0.0))
+
+
+class Keys(NoNetwork):
+    """A fabric that takes whatever it is told."""
+
+    plan = KeyPolicy(KeyPool(0x1000, 0x1001)).plan
+
+    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+        return self.verify(generations, book)
 
 
 def one_input(data: bytes) -> None:
@@ -54,7 +67,7 @@ def one_input(data: bytes) -> None:
 
 async def _live(lines: list[bytes]) -> None:
     store = SqliteStore(":memory:")
-    network = NoNetwork()
+    network = Keys() if lines[0] == b"K" else NoNetwork()
     service = LeaseService(store, network, reserve_mib=_CONFIG.guests.memory_reserve_mib)
     dispatcher = Dispatcher(_CONFIG, service, network, connect(_CONFIG))
     server = Server(dispatcher, Munge(), frozenset({ROOT}))

@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 from controller_lab import Alone, allocation, identity, request
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -549,7 +549,9 @@ class AnyOrderOfVnis(AnyOrder):
         return network.vni, frozenset(0x06 << 40 | network.vni << 16 | rank for rank in ranks)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfVlans.TestCase.settings = AnyOrder.TestCase.settings
@@ -604,6 +606,35 @@ def test_time_before_a_quarantine_does_not_count_for_it(tmp_path: Path) -> None:
     now[0] += 4.0
     with pytest.raises(FabricError, match="the next for 1 s"):
         service.open(request(2), allocation("n1"), identity(0))
+
+
+def test_a_clock_that_is_set_frees_no_key_and_buries_none(tmp_path: Path) -> None:
+    steady, wall = [0.0], [1e9]
+    service = Alone(
+        SqliteStore(tmp_path / "db"),
+        Fabric(KeyPolicy(KeyPool(0x1000, 0x1001))),
+        reserve_mib=0,
+        quarantine_s=5.0,
+        lost_after_s=5.0,
+        clock=lambda: wall[0],
+        steady=lambda: steady[0],
+    )
+
+    def states() -> list[str]:
+        return sorted(claim.state.value for claim in service.store.keys.book().claims)
+
+    service.open(request(1), allocation("n1"), identity(0))
+    service.open(request(2), allocation("n1"), identity(0))
+    service.take(2, 0, "n1")
+    for job_id in (1, 2):
+        service.end(job_id, 0)
+    for step in (1e8, -2e8, 1e9):
+        wall[0] += step
+        service.settle()
+        assert states() == ["draining", "quarantine"]
+    steady[0] += 5
+    service.settle()
+    assert states() == ["tombstone"]
 
 
 def test_a_claim_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from vhpc_slurm.model import Generation, LeaseRecord
 
 MAX_FILE = 256 << 20
 """Bytes of the largest partitions file that is looked at; a pool of a million GUIDs has 26 MB."""
+
+
+AGAIN_S = 1.0
+"""Between two looks at the fabric: so long a change may be under way."""
 
 
 def ls(config: Config, *, as_json: bool) -> int:
@@ -84,10 +89,16 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
 
 
 def _chosen(config: Config, what: str) -> list[keys.Claim]:
-    """The claims that a key (0x1000), a job id or a generation names; UserError when there is none."""
+    """The claims that a key (0x1000, vlan100, vni5000), a job id or a generation names; UserError if none."""
     book = read_book(config.controller.database)
+    segment = re.fullmatch(r"(vlan|vni) ?([0-9]{1,8})", what.lower(), re.ASCII)
     if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", what, re.ASCII):
         found = [one for one in book.claims if one.pkey == int(what, 16) & ~keys.FULL]
+    elif segment is not None:
+        space = keys.VLANS if segment[1] == "vlan" else keys.VNIS
+        found = [
+            one for one in book.claims if one.pkey == space.base + int(segment[2]) and space.has(one.pkey)
+        ]
     elif re.fullmatch(r"[0-9]{1,10}", what, re.ASCII):
         found = [one for one in book.claims if one.generation.job_id == int(what)]
     else:
@@ -97,7 +108,7 @@ def _chosen(config: Config, what: str) -> list[keys.Claim]:
             raise UserError(
                 f"{what[:60]!r} names no key",
                 "",
-                "a key is written 0x1000, a job 42, a generation 42.0.1a2b3c4d",
+                "a key is written 0x1000, vlan100 or vni5000, a job 42, a generation 42.0.1a2b3c4d",
             ) from None
         found = [one for one in book.claims if one.generation == generation]
     if not found:
@@ -184,10 +195,20 @@ def _patience(config: Config) -> float:
 def audit(config: Config, *, as_json: bool) -> int:
     """Compare."""
     # Nothing is written here, so nobody has to know whose the file is.
-    found = backend(config.fabric, lambda _epoch, _tag: False).audit(read_book(config.controller.database))
+    network = backend(config.fabric, lambda _epoch, _tag: False)
+    found = network.audit(read_book(config.controller.database))
+    if found:
+        # vhpcd may be about to tell the fabric what the database has already: such findings do not stay.
+        time.sleep(config.fabric.sweep_interval_s + AGAIN_S)
+        again = network.audit(read_book(config.controller.database))
+        found = tuple(one for one in again if one in found)
     if as_json:
         findings = [
-            {"port_guid": f"{one.port_guid:#018x}" if one.port_guid else None, "what": one.what}
+            {
+                "port_guid": f"{one.port_guid:#018x}" if one.port_guid else None,
+                "what": one.what,
+                "open": one.open,
+            }
             for one in found
         ]
         output.write_json({"findings": findings})

@@ -13,13 +13,12 @@ from functools import partial
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, starts
+from vhpc_slurm.hooks import common, exposed, forgotten, starts
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node import audit, outbox
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.slurm.job import NoSuchJobError
-from vhpc_slurm.slurm.scontrol import Scontrol
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
 
@@ -41,15 +40,19 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
     outcomes: list[Outcome] = []
     live: dict[int, Generation] | None = None
     records: list[LeaseRecord] = []
+    fabric = FabricState()
     try:
         records = _live(client, node)
+        if any(record.lease.network.kind != "none" for record in records):
+            fabric = client.status().fabric
         live = {record.lease.generation.job_id: record.lease.generation for record in records}
     except FabricError as err:
         outcomes.append(
             Outcome("controller", err.line(), mended=False, error="the controller's view is missing")
         )
-    forgotten = partial(_forgotten, config)
-    outcomes.extend(_mend(finding, check=check) for finding in audit.audit(layout, node, live, forgotten))
+    outcomes.extend(_mend(finding, check=check) for finding in exposed.exposed(layout, node, records, fabric))
+    unknown = partial(forgotten.is_forgotten, config)
+    outcomes.extend(_mend(finding, check=check) for finding in audit.audit(layout, node, live, unknown))
     outcomes.extend(_mend(finding, check=check) for finding in starts.lost(config, node, records))
     outcomes.extend(_acknowledgements(layout, client, check=check))
     return outcomes
@@ -63,17 +66,6 @@ def _live(client: ControllerClient, node: str) -> list[LeaseRecord]:
         if record.lease.state not in ENDED
         and any(part.node == node for part in record.lease.allocation.nodes)
     ]
-
-
-def _forgotten(config: Config, job_id: int) -> bool:
-    """Whether slurmctld says that there is no such job; no answer is none."""
-    try:
-        Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf).load(job_id)
-    except NoSuchJobError:
-        return True
-    except FabricError as err:
-        common.log.info("job %d: %s", job_id, err.line())
-    return False
 
 
 def _mend(finding: audit.Finding, *, check: bool) -> Outcome:

@@ -125,11 +125,16 @@ def _stale_generations(
         yield Finding(
             "stale-generation",
             f"generation {generation} is still here, and the controller has it no more",
-            partial(_bury_and_clear, layout, generation, node),
+            partial(bury_and_clear, layout, generation, node),
         )
 
 
-def _bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
+def bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
+    """Remove all of a generation that nobody else will remove, and leave word of it for the controller.
+
+    Raises:
+        TeardownError: not all of it could be removed.
+    """
     joblock.bury(layout, generation)
     with joblock.held(layout, generation.job_id, timeout_s=30.0):
         doubt: QuarantinedError | None = None

@@ -1,0 +1,67 @@
+"""Guests with a key on a fabric that does not keep jobs apart: they end.
+
+vhpcd says whether the fabric is safe; a node that cannot ask it does not know,
+and leaves its guests alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from vhpc_slurm.controller.protocol import FabricState
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.hooks import common
+from vhpc_slurm.model import LeaseRecord
+from vhpc_slurm.node import audit, joblock, journal, resources, statefile, teardown
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.timeline import Recorder
+
+KIND = "open-fabric"
+LOCK_TIMEOUT_S = 30.0
+
+
+def exposed(
+    layout: Layout, node: str, records: Sequence[LeaseRecord], fabric: FabricState
+) -> Iterator[audit.Finding]:
+    """Generations of this node that others can reach, each with the end of its guests as the cure.
+
+    Args:
+        layout: where the node keeps what it has.
+        node: its name.
+        records: live leases with a part on it.
+        fabric: what vhpcd says of the fabric.
+    """
+    if fabric.safe:
+        return
+    known = set(journal.generations(layout.journals))
+    for record in records:
+        generation = record.lease.generation
+        if record.lease.network.kind == "none" or generation not in known:
+            continue
+        if any(entry.kind != resources.RUN_DIR for entry in journal.read(layout.journals, generation)):
+            error = FabricError(
+                f"the guests of job {generation.job_id} were ended on {node}",
+                f"the fabric does not keep jobs apart: {fabric.what}",
+                "submit the job again when it does",
+            )
+            what = f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
+            yield audit.Finding(KIND, what, partial(_end, layout, node, record, error))
+
+
+def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> None:
+    """End guests and give back what they had; the run folder stays for the Epilog, and says why."""
+    generation = record.lease.generation
+    with joblock.held(layout, generation.job_id, timeout_s=LOCK_TIMEOUT_S):
+        book = journal.Journal(layout.journals, generation)
+        try:
+            path = layout.state_file(generation.job_id)
+            if path.parent.exists():
+                fields = statefile.header(generation, str(record.lease.request.image))
+                failed = {"status": "failed", "kind": error.kind, "message": error.line()}
+                statefile.write(path, fields | failed)
+            recorder = Recorder(layout.timeline(generation), generation, node)
+            teardown.release_guests(layout, book, recorder)
+        finally:
+            book.close()
+    common.log.error("%s", error.line())

@@ -1,0 +1,84 @@
+"""What a node does with guests on a fabric that vhpcd says is not safe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from controller_lab import allocation, identity, request
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller import leases
+from vhpc_slurm.controller.protocol import FabricState
+from vhpc_slurm.hooks import exposed
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
+from vhpc_slurm.node import journal, resources, statefile
+from vhpc_slurm.node.layout import Layout
+
+KEY = NetworkIdentity("ib", pkey=0x1000, rails=1, vfs=1)
+OPEN = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    paths = {key: str(tmp_path / key) for key in ("state", "run", "log")}
+    return Layout(msgspec.convert({"paths": paths}, Config))
+
+
+def a_record(job_id: int, network: NetworkIdentity = KEY) -> LeaseRecord:
+    generation = Generation(job_id, 0, "0123abcd")
+    record = leases.reserve(generation, request(job_id), allocation("n1"), identity(), network, 1.0)
+    return replace(record, lease=replace(record.lease, state=LeaseState.READY))
+
+
+def prepared(layout: Layout, record: LeaseRecord) -> None:
+    """A run folder, and the uid that a guest runs as."""
+    generation = record.lease.generation
+    book = journal.Journal(layout.journals, generation)
+    folder = layout.job(generation.job_id)
+    book.acquire(resources.RUN_DIR, f"rundir:{folder}", path=str(folder))
+    folder.mkdir(parents=True)
+    book.acquire(resources.UID, "uid:712345", uid=712345)
+    book.close()
+
+
+def kinds(layout: Layout, record: LeaseRecord) -> list[str]:
+    return [entry.kind for entry in journal.read(layout.journals, record.lease.generation)]
+
+
+def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> None:
+    record = a_record(1)
+    prepared(layout, record)
+    (finding,) = exposed.exposed(layout, "n1", [record], OPEN)
+    assert (finding.kind, finding.what) == (
+        "open-fabric",
+        "job 1 has a key of a fabric that does not keep jobs apart",
+    )
+    assert kinds(layout, record) == ["rundir", "uid"], "looking changes nothing"
+    finding.mend()
+    assert kinds(layout, record) == ["rundir"], "the run folder is for the plugin and the Epilog"
+    state = statefile.read(layout.state_file(1))
+    assert (state["status"], state["kind"], state["generation"]) == ("failed", "fabric", "1.0.0123abcd")
+    assert "port 0x1 has the keys 0xffff" in state["message"]
+    assert list(exposed.exposed(layout, "n1", [record], OPEN)) == [], "once"
+
+
+@pytest.mark.parametrize(
+    ("network", "fabric"),
+    [
+        (NetworkIdentity(), OPEN),
+        (KEY, FabricState()),
+        (KEY, FabricState(open_since=1.0, what="for a moment")),
+    ],
+    ids=["no key", "safe", "open, and being cured"],
+)
+def test_other_guests_are_left_alone(layout: Layout, network: NetworkIdentity, fabric: FabricState) -> None:
+    record = a_record(1, network)
+    prepared(layout, record)
+    assert list(exposed.exposed(layout, "n1", [record], fabric)) == []
+
+
+def test_a_job_that_has_nothing_on_this_node_is_none_of_its(layout: Layout) -> None:
+    assert list(exposed.exposed(layout, "n1", [a_record(1)], OPEN)) == []
