@@ -194,7 +194,10 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = False
     gpu_gres: Annotated[str, _doc("Slurm's name of the generic resource that stands for GPUs")] = "gpu"
     gpu_map: Annotated[
-        str, _doc("file with the PCI address of each GPU: lines INDEX ADDRESS, in the order of gres.conf")
+        str,
+        _doc(
+            "file with the PCI address of each GPU: lines INDEX ADDRESS [MODULE], in the order of gres.conf"
+        ),
     ] = "/etc/vhpc/gpu.map"
     vf_gres: Annotated[str, _doc("Slurm's name of the count-only one that stands for virtual functions")] = (
         "ibvf"
@@ -237,6 +240,14 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _doc(
             "how many virtual functions vhpc node-setup makes at boot: PF=COUNT, with the PCI address of the "
             'physical function, like "0000:3b:00.0=8"'
+        ),
+    ] = ()
+    fmpm: Annotated[
+        tuple[str, ...],
+        _doc(
+            "command that has the partitions of the node's NVSwitches, with its options: fmpm of NVIDIA's "
+            "Fabric-Manager-Client, with an absolute path; empty: there are none to activate. The GPU map "
+            "then needs each GPU's module"
         ),
     ] = ()
     scrub_timeout_s: Annotated[int, _doc("deadline of that command", ge=1, le=3600)] = 120

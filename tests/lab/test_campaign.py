@@ -119,10 +119,13 @@ def test_a_job_in_the_way_was_in_the_way_for_a_reason() -> None:
 
 
 @pytest.mark.vlab_itself
-def test_a_cancel_that_slurmctld_forgot_was_seen_before() -> None:
+def test_an_end_that_slurmctld_forgot_was_seen_before() -> None:
     kill = injected("slurmctld-kill", 105, 105, "")
-    states = ("PENDING", "CANCELLED", "PENDING", "RUNNING", "TIMEOUT")
-    for seen_states, explained in ((states, True), (("PENDING", "RUNNING", "TIMEOUT"), False)):
+    for seen_states, explained in (
+        (("PENDING", "CANCELLED", "PENDING", "RUNNING", "TIMEOUT"), True),
+        (("RUNNING", "COMPLETING", "RUNNING", "TIMEOUT"), True),
+        (("PENDING", "RUNNING", "COMPLETING", "TIMEOUT"), False),
+    ):
         track = Track([seen(state, at=100.0 + i) for i, state in enumerate(seen_states)], 110.0)
         end = End("c000-cancelled.0", KINDS["cancelled"], track, "up in a guest\n", "", ("", ""), "TIMEOUT")
         assert bool(judge(end, (kill,), NOBODY).why) is explained

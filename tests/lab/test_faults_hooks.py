@@ -81,14 +81,28 @@ def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
         job.clean()
 
 
-def test_a_job_that_may_not_be_requeued_says_who_holds_its_cpus(lab: Lab, by_hand: list[ByHand]) -> None:
+def test_guests_of_a_job_that_slurm_has_forgotten_make_room(lab: Lab, by_hand: list[ByHand]) -> None:
     other = ByHand(lab)
     by_hand.append(other)
     other.hook("prolog")
+    job = lab.submit("echo up", "-w", "n1", "--exclusive")
+    assert job.wait() == "COMPLETED"
+    assert job.output() == "up\n"
+    assert job.show()["Restarts"] == "0"
+    settled(lab)
+
+
+def test_a_job_that_may_not_be_requeued_says_who_holds_its_cpus(lab: Lab) -> None:
+    """Slurm gives the CPUs of a suspended job to others; its guest keeps them."""
+    other = lab.submit(WAITING, "-w", "n1", "--exclusive")
+    runs(lab, other)
+    lab.run("ctl", "scontrol", "suspend", str(other.id))
     job = lab.submit("echo up", "-w", "n1", "--exclusive", "--no-requeue")
     assert job.wait() == "FAILED"
-    one_line(job, rf"are held by guests of {other.generation}: .*the job may not be requeued")
-    other.hook("epilog")
+    one_line(job, rf"are held by guests of {other.id}\.0\..*the job may not be requeued")
+    lab.run("ctl", "scontrol", "resume", str(other.id))
+    let_go(lab, other)
+    assert other.wait() == "COMPLETED"
     settled(lab)
 
 

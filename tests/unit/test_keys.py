@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 from controller_lab import Alone, allocation, identity, request
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -549,7 +549,9 @@ class AnyOrderOfVnis(AnyOrder):
         return network.vni, frozenset(0x06 << 40 | network.vni << 16 | rank for rank in ranks)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfVlans.TestCase.settings = AnyOrder.TestCase.settings

@@ -276,6 +276,9 @@ def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
         if running:
             process = step.enter_context(subprocess.Popen([title, "60"], executable="/bin/sleep"))
             step.callback(process.kill)
+            line = Path(f"/proc/{process.pid}/cmdline")
+            while not line.read_bytes():  # exec(2) is seen to be over before the title is there
+                time.sleep(0.001)
         found = [f for f in audit.audit(layout, "n1", {}, unknown) if f.kind == "stale-generation"]
     assert bool(found) is stale
     assert asked == ([generation.job_id] if running else [])

@@ -12,10 +12,11 @@ from controller_lab import Alone, allocation, identity, request
 from test_fabric_backends import verify
 from test_keys import a_claim
 
-from vhpc_slurm.config import Fabric
+from vhpc_slurm.cli import fabric as cli
+from vhpc_slurm.config import Config, Controller, Fabric
 from vhpc_slurm.controller import schema
 from vhpc_slurm.controller.store import SqliteStore
-from vhpc_slurm.errors import FabricError
+from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
@@ -144,6 +145,19 @@ def test_keys_of_infiniband_and_vlans_never_meet() -> None:
     ]
     with pytest.raises(FabricError, match="the first is 0x1000"):
         NoNetwork().validate(Book(1, (a_claim(),)))
+
+
+def test_a_vlan_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = Site(tmp_path / "db", **ETHERNET)
+    site.open(7, "n1")
+    config = Config(controller=Controller(database=str(tmp_path / "db")))
+    cli.ls(config, as_json=False)
+    assert "VLAN 100  active" in capsys.readouterr().out
+    for name in ("vlan100", "VLAN 100", "7"):
+        assert [claim.generation.job_id for claim in cli._chosen(config, name)] == [7]
+    for name in ("vlan101", "vni100", "0x0064", "vlan0"):
+        with pytest.raises(UserError, match="is free, or has no key"):
+            cli._chosen(config, name)
 
 
 @pytest.mark.parametrize(

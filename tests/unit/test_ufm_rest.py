@@ -20,6 +20,7 @@ from test_fabric_backends import verify
 from vhpc_slurm.config import Fabric
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import ufm_rest
 from vhpc_slurm.fabric.backend import KeyPolicy
 from vhpc_slurm.fabric.keys import Book, KeyPool
 from vhpc_slurm.fabric.readback import Readback
@@ -70,6 +71,12 @@ class Site:
 
     def states(self) -> dict[int, str]:
         return {claim.generation.job_id: claim.state.value for claim in self.book.claims}
+
+
+@pytest.fixture(autouse=True)
+def _soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What UFM has accepted and not done is asked for again sooner than on a site."""
+    monkeypatch.setattr(ufm_rest, "AGAIN_S", 0.4)
 
 
 @pytest.fixture

@@ -6,13 +6,15 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from device_rig import GENERATION, Rig, identity, machine, passthrough
 from fake_hca import ETHERNET, Interface, Mlx4Port, network, ofed
 from fake_pci import Device
 
 from vhpc_slurm.errors import TeardownError
-from vhpc_slurm.node import devices, journal, quarantine, teardown, vf, vf_ways
+from vhpc_slurm.node import audit, devices, journal, quarantine, teardown, vf, vf_ways
+from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.vf import PARKED_GUID, Identity, ParkError, VfError
 
 ONE = Identity(0x02CD101200000100, 0x02CC101200000100, 0x1012, bytes.fromhex("02aabbccdd01"), 100)
@@ -237,3 +239,59 @@ def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig:
     teardown.clear(rig.layout, GENERATION, "n1")
     assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
     assert quarantine.read(rig.layout) == ()
+
+
+# --- reconcile --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def audited(rig: Rig) -> Rig:
+    config = rig.layout.config
+    made = msgspec.structs.replace(config.devices, virtual_functions=(f"{rig.pfs[0].address}=4",))
+    rig.layout = Layout(msgspec.structs.replace(config, devices=made))
+    for number in range(4):
+        vf.take_back(way(rig, number), "a VF")
+    return rig
+
+
+def strays(rig: Rig) -> list[audit.Finding]:
+    return list(audit._stray_functions(rig.layout))
+
+
+def test_a_vf_on_a_network_that_nobody_has_is_called_in(audited: Rig) -> None:
+    assert strays(audited) == []
+    port = audited.kernel.interfaces[1].ports[2]
+    port.port_guid, port.state = 0x02CC123400000400, 0
+    (found,) = strays(audited)
+    assert found.what == (
+        f"virtual function {audited.pfs[0].virtfns[2]} is nobody's: "
+        "its port GUID is 02:cc:12:34:00:00:04:00, not ff:ff:ff:ff:ff:ff:ff:ff"
+    )
+    found.mend()
+    assert (port.port_guid, port.state) == (PARKED_GUID, 2)
+    assert strays(audited) == []
+
+
+def test_a_jobs_vf_is_no_stray_from_its_claim_on(audited: Rig) -> None:
+    port = audited.kernel.interfaces[1].ports[2]
+    port.port_guid = 1
+    (found,) = strays(audited)
+    book = audited.journal()
+    book.acquire("claim", "claim:g0", devices=[audited.pfs[0].virtfns[2]])
+    found.mend()  # found before the job came
+    assert port.port_guid == 1
+    assert strays(audited) == []
+    book.released("claim:g0")
+    book.acquire("device", "device:x", address=audited.pfs[0].virtfns[2])
+    assert strays(audited) == []
+
+
+def test_a_stray_that_cannot_be_called_in_is_quarantined(audited: Rig) -> None:
+    interface = audited.kernel.interfaces[1]
+    interface.ports[0].port_guid = 1
+    interface.deaf.add(PORT)
+    (found,) = strays(audited)
+    with pytest.raises(TeardownError, match="may still be on its network"):
+        found.mend()
+    assert [record.address for record in quarantine.read(audited.layout)] == [audited.pfs[0].virtfns[0]]
+    assert strays(audited) == []

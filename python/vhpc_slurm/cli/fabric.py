@@ -89,10 +89,16 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
 
 
 def _chosen(config: Config, what: str) -> list[keys.Claim]:
-    """The claims that a key (0x1000), a job id or a generation names; UserError when there is none."""
+    """The claims that a key (0x1000, vlan100, vni5000), a job id or a generation names; UserError if none."""
     book = read_book(config.controller.database)
+    segment = re.fullmatch(r"(vlan|vni) ?([0-9]{1,8})", what.lower(), re.ASCII)
     if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", what, re.ASCII):
         found = [one for one in book.claims if one.pkey == int(what, 16) & ~keys.FULL]
+    elif segment is not None:
+        space = keys.VLANS if segment[1] == "vlan" else keys.VNIS
+        found = [
+            one for one in book.claims if one.pkey == space.base + int(segment[2]) and space.has(one.pkey)
+        ]
     elif re.fullmatch(r"[0-9]{1,10}", what, re.ASCII):
         found = [one for one in book.claims if one.generation.job_id == int(what)]
     else:
@@ -102,7 +108,7 @@ def _chosen(config: Config, what: str) -> list[keys.Claim]:
             raise UserError(
                 f"{what[:60]!r} names no key",
                 "",
-                "a key is written 0x1000, a job 42, a generation 42.0.1a2b3c4d",
+                "a key is written 0x1000, vlan100 or vni5000, a job 42, a generation 42.0.1a2b3c4d",
             ) from None
         found = [one for one in book.claims if one.generation == generation]
     if not found:

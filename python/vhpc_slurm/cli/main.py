@@ -389,7 +389,11 @@ def fabric_ls(as_json: Json = False) -> int:
 
 What = Annotated[
     str,
-    typer.Argument(metavar="KEY|JOB", help="A key (0x1000), a job id, or a generation.", show_default=False),
+    typer.Argument(
+        metavar="KEY|JOB",
+        help="A key (0x1000, vlan100, vni5000), a job id, or a generation.",
+        show_default=False,
+    ),
 ]
 
 

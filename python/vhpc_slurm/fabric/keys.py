@@ -25,7 +25,7 @@ against the wall clock: a clock that jumps frees nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -242,6 +242,18 @@ class Book:
         """What the subnet manager is told, by key and rank."""
         found = (one for one in self.claims if one.state in CARRIED and one.generation not in self.off)
         return tuple(sorted(found, key=lambda claim: (claim.pkey, claim.first_rank)))
+
+    def missing(self, had: Collection[int], since: int, max_percent: int) -> frozenset[int]:
+        """Keys that the fabric has, told at the epoch ``since``, and that this book knows nothing of.
+
+        None where they are at most ``max_percent`` of a hundred: but a book
+        without claims cannot be the one that they came from.
+        """
+        known = {claim.pkey for claim in self.claims}
+        known |= {pkey for pkey, freed in self.freed.items() if freed > since}
+        found = frozenset(had) - known
+        few = len(found) * 100 <= max_percent * len(had)
+        return frozenset() if few and self.claims else found
 
     def but(self, generations: Iterable[Generation]) -> Book:
         """The same, with nothing of these generations on the fabric."""

@@ -58,7 +58,7 @@ class OpensmFile:
         if strangers is not None:
             raise strangers
         self._opensm.check()
-        self._guard(self._opensm.read(), self._meant(book), book)
+        self._guard(self._opensm.read(), book)
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
@@ -139,7 +139,7 @@ class OpensmFile:
         meant = self._meant(book)
         old = self._opensm.read()
         if not force:
-            self._guard(old, meant, book)
+            self._guard(old, book)
         same = old is not None and not partitions.lint(old) and partitions.parse(old) == meant
         same = same and not self._opensm.differing()
         if same and self._swept == meant:
@@ -172,7 +172,7 @@ class OpensmFile:
             return False
         return True
 
-    def _guard(self, old: bytes | None, meant: tuple[Partition, ...], book: Book) -> None:
+    def _guard(self, old: bytes | None, book: Book) -> None:
         """FabricError when this book may not be the one that the keys on the fabric came from.
 
         What was written last says so: before the first time, that is the file.
@@ -186,11 +186,9 @@ class OpensmFile:
         else:
             had = () if partitions.lint(old) else partitions.parse(old)
             since = self._origin(old, had)
-        kept = {one.pkey for one in (*meant, *self._site)}
-        known = {one.pkey for one in book.claims}
-        known |= {pkey for pkey, freed in book.freed.items() if freed > since}
-        lost = {one.pkey for one in had} - kept - known
-        if lost and (len(lost) * 100 > self._max_lost_percent * len(had) or not book.claims):
+        kept = {one.pkey for one in (partitions.DEFAULT, *self._site)}
+        lost = book.missing({one.pkey for one in had} - kept, since, self._max_lost_percent)
+        if lost:
             raise FabricError(
                 f"vhpcd does not know {len(lost)} keys of {self._opensm.partitions}",
                 f"the first is {min(lost):#06x}; to write the file would take them from their jobs",

@@ -306,10 +306,8 @@ class UfmRest:
                 "delete that key and those of jobs in UFM",
             )
         since = min(origin for origin in origins if origin is not None)
-        known = {one.pkey for one in book.claims}
-        known |= {pkey for pkey, freed in book.freed.items() if freed > since}
-        lost = ours - known
-        if lost and (len(lost) * 100 > self._max_lost_percent * len(ours) or not book.claims):
+        lost = book.missing(ours, since, self._max_lost_percent)
+        if lost:
             raise FabricError(
                 f"vhpcd does not know {len(lost)} keys of jobs in UFM",
                 f"the first is {min(lost):#06x}; to take them away would take them from their jobs",

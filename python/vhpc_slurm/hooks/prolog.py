@@ -9,7 +9,7 @@ import time
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.hooks import common
+from vhpc_slurm.hooks import common, forgotten
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan
 from vhpc_slurm.node import (
     accounts,
@@ -117,7 +117,12 @@ def _boot(
     account = accounts.account(lease.request.uid)
     with recorder.stage("plan"):
         host: HostInventory = inventory.read(env.node, config)
-        plan = _book(config, layout, host, lease, book)
+        try:
+            plan = _book(config, layout, host, lease, book)
+        except FabricError:
+            if not forgotten.clear(config, env.node, but=lease.generation):
+                raise
+            plan = _book(config, layout, host, lease, book)
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
     with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:

@@ -15,12 +15,10 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, exposed, starts
+from vhpc_slurm.hooks import common, exposed, forgotten, starts
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node import audit, outbox
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.slurm.job import NoSuchJobError
-from vhpc_slurm.slurm.scontrol import Scontrol
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
 
@@ -53,8 +51,8 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
             Outcome("controller", err.line(), mended=False, error="the controller's view is missing")
         )
     outcomes.extend(_mend(finding, check=check) for finding in exposed.exposed(layout, node, records, fabric))
-    forgotten = partial(_forgotten, config)
-    outcomes.extend(_mend(finding, check=check) for finding in audit.audit(layout, node, live, forgotten))
+    unknown = partial(forgotten.is_forgotten, config)
+    outcomes.extend(_mend(finding, check=check) for finding in audit.audit(layout, node, live, unknown))
     outcomes.extend(_mend(finding, check=check) for finding in starts.lost(config, node, records))
     outcomes.extend(_acknowledgements(layout, client, check=check))
     return outcomes
@@ -68,17 +66,6 @@ def _live(client: ControllerClient, node: str) -> list[LeaseRecord]:
         if record.lease.state not in ENDED
         and any(part.node == node for part in record.lease.allocation.nodes)
     ]
-
-
-def _forgotten(config: Config, job_id: int) -> bool:
-    """Whether slurmctld says that there is no such job; no answer is none."""
-    try:
-        Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf).load(job_id)
-    except NoSuchJobError:
-        return True
-    except FabricError as err:
-        common.log.info("job %d: %s", job_id, err.line())
-    return False
 
 
 def _mend(finding: audit.Finding, *, check: bool) -> Outcome:

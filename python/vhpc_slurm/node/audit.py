@@ -16,7 +16,22 @@ from functools import partial
 
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import guest, images, joblock, journal, outbox, process, steps, teardown, uids
+from vhpc_slurm.node import (
+    claims,
+    devices,
+    guest,
+    images,
+    joblock,
+    journal,
+    outbox,
+    process,
+    quarantine,
+    resources,
+    setup,
+    steps,
+    teardown,
+    uids,
+)
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.quarantine import QuarantinedError
 
@@ -63,6 +78,7 @@ def audit(
         *_orphan_uids(layout),
         *_orphan_folders(layout),
         *_orphan_pins(layout),
+        *_stray_functions(layout),
     ]
 
 
@@ -109,11 +125,16 @@ def _stale_generations(
         yield Finding(
             "stale-generation",
             f"generation {generation} is still here, and the controller has it no more",
-            partial(_bury_and_clear, layout, generation, node),
+            partial(bury_and_clear, layout, generation, node),
         )
 
 
-def _bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
+def bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
+    """Remove all of a generation that nobody else will remove, and leave word of it for the controller.
+
+    Raises:
+        TeardownError: not all of it could be removed.
+    """
     joblock.bury(layout, generation)
     with joblock.held(layout, generation.job_id, timeout_s=30.0):
         doubt: QuarantinedError | None = None
@@ -198,6 +219,38 @@ def _orphan_pins(layout: Layout) -> Iterator[Finding]:
             mend = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
             what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}"
             yield Finding("orphan-pin", what, mend)
+
+
+def _stray_functions(layout: Layout) -> Iterator[Finding]:
+    """Virtual functions that are on a network, and no guest has them."""
+    try:
+        known = {record.address for record in quarantine.read(layout)}
+        free = [one for one in setup.made(layout) if one not in known and not _has(layout, one)]
+    except VhpcError as err:  # a journal or a record is damaged: who has what is not known
+        yield Finding("stray-function", err.line(), partial(_raise, err))
+        return
+    for address in free:
+        wrong = devices.stray(layout, address)
+        if wrong:
+            what = f"virtual function {address} is nobody's: {wrong}"
+            yield Finding("stray-function", what, partial(_call_in, layout, address))
+
+
+def _has(layout: Layout, address: str) -> bool:
+    """Whether a generation has planned for a device, or not given it back yet."""
+    return any(
+        address == entry.data.get("address") or address in entry.data.get("devices", ())
+        for generation in _known(layout)
+        for entry in journal.read(layout.journals, generation)
+        if entry.kind in (resources.DEVICE, resources.CLAIM)
+    )
+
+
+def _call_in(layout: Layout, address: str) -> None:
+    # under the lock that plans are made under: whoever comes first has it
+    with claims.booking(layout, layout.config.guests.stage_timeout_s):
+        if not _has(layout, address):
+            devices.call_in(layout, address)
 
 
 def _raise(err: VhpcError) -> None:

@@ -151,16 +151,45 @@ def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
     """
     address = str(entry.data["address"])
     try:
-        _park(layout, address)
+        park(layout, address)
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
         _doubt(layout, generation, entry, line)
         raise TeardownError(f"virtual function {address} may still be on its network", line) from err
 
 
-def _park(layout: Layout, address: str) -> None:
+def park(layout: Layout, address: str) -> None:
+    """Take a virtual function off its network, and make it nobody's.
+
+    Raises:
+        ParkError: it may still be somebody's.
+        NoWayError: its driver offers no way to.
+    """
     timeout_s = layout.config.devices.timeout_s
     vf.take_back(vf_ways.find(layout.config.host.sysfs_root, address, timeout_s), address)
+
+
+def stray(layout: Layout, address: str) -> str:
+    """In which way a function that nobody has is still somebody's; empty when in none, or when not told."""
+    timeout_s = layout.config.devices.timeout_s
+    try:
+        return vf_ways.find(layout.config.host.sysfs_root, address, timeout_s).parked()
+    except (VhpcError, OSError):
+        return ""
+
+
+def call_in(layout: Layout, address: str) -> None:
+    """Park a virtual function that nobody has; one that will not be is quarantined.
+
+    Raises:
+        TeardownError: it will not be.
+    """
+    try:
+        park(layout, address)
+    except (VhpcError, OSError) as err:
+        line = err.line() if isinstance(err, VhpcError) else str(err)
+        quarantine.put(layout, quarantine.record(address, VF, line))
+        raise TeardownError(f"virtual function {address} may still be on its network", line) from err
 
 
 def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host) -> None:
@@ -215,7 +244,7 @@ def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | No
     try:
         before = preflight.check(case, address, record.role)
         if record.role == VF:
-            _park(layout, address)
+            park(layout, address)
         if driver in ("", VFIO):
             vfio.reset(root, address, config.timeout_s)
             if record.role == GPU:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
-from vhpc_slurm.node import devices, guest, images, process, uids
+from vhpc_slurm.node import devices, guest, images, nvswitch, process, uids
 from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.quarantine import QuarantinedError
@@ -24,6 +24,7 @@ UID = "uid"
 PROCESS = "process"
 DOMAIN = "domain"
 DEVICE = devices.KIND
+NVSWITCH = nvswitch.KIND
 
 
 def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) -> list[VhpcError]:
@@ -101,6 +102,10 @@ def _release_device(layout: Layout, generation: str, entry: Entry) -> None:
     devices.release(layout, generation, entry)
 
 
+def _release_nvswitch(layout: Layout, _generation: str, entry: Entry) -> None:
+    nvswitch.release(nvswitch.Fmpm(layout.config.devices), entry)
+
+
 _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     RUN_DIR: _release_run_dir,
     CLAIM: _release_claim,
@@ -109,4 +114,5 @@ _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     PROCESS: _release_process,
     DOMAIN: _release_domain,
     DEVICE: _release_device,
+    NVSWITCH: _release_nvswitch,
 }

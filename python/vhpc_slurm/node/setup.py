@@ -130,6 +130,16 @@ def _virtual_functions(
             yield _park(layout, address, dry_run=dry_run)
 
 
+def made(layout: Layout) -> list[str]:
+    """Virtual functions that are there of those adapters that node-setup makes some of."""
+    found = []
+    for wish in layout.config.devices.virtual_functions:
+        pf = wish.partition("=")[0]
+        if ADDRESS.fullmatch(pf):
+            found += _functions(device_path(layout.config.host.sysfs_root, pf))
+    return found
+
+
 def _functions(path: str) -> list[str]:
     """Addresses of a physical function's virtual ones, by number."""
     return [sysfs.link(link).rpartition("/")[2] for _, link in sysfs.numbered(path, "virtfn")]

@@ -22,9 +22,11 @@ from vhpc_slurm.node import (
     console,
     deadlines,
     devices,
+    gpumap,
     guestports,
     identities,
     images,
+    nvswitch,
     process,
     qemulog,
     resources,
@@ -116,6 +118,10 @@ def _take_devices(work: Boot, taken: list[PassthroughDevice]) -> None:
     wanted = identities.of_plan(work.lease, work.plan, work.inventory)
     held = fold(claims.live(work.layout, but=work.lease.generation)).devices
     devices.acquire(work.layout, work.journal, taken, wanted, devices.Host(held))
+    config = work.layout.config
+    if config.devices.fmpm:
+        modules = gpumap.modules(Path(config.placement.gpu_map))
+        nvswitch.acquire(nvswitch.Fmpm(config.devices), work.journal, work.plan, modules)
 
 
 def _start_guest(work: Boot, guest: GuestPlan) -> int:

@@ -31,6 +31,7 @@ GRACE_S = 8.0
 """A fault still touches what is there so long after it was undone: daemons register, clients try again."""
 DRAIN_S = 90.0
 """A Prolog that a fault broke may run into its own timeouts before it drains the node."""
+OVER = ENDED | {"COMPLETING"}
 OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
 HOLDER = re.compile(r"^vhpc: .* held by (?:a guest|guests) of (\d+)\.", re.MULTILINE)
 QEMU_BUG = re.compile(r"^vhpc: QEMU crashed on \S+ while .*: .*Assertion .* failed.*", re.MULTILINE)
@@ -152,8 +153,10 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
     code = end.track.now.code if end.track is not None else ""
     failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
     timed_out = end.kind.name == "time-limit" and end.state == "TIMEOUT" and not end.output
-    states = [seen.state in ENDED for seen in end.track.seen] if end.track is not None else []
-    undone = any(ended and not after for ended, after in pairwise(states))
+    seen = end.track.seen if end.track is not None else []
+    undone = any(
+        a.state in OVER and b.state not in OVER and a.restarts == b.restarts for a, b in pairwise(seen)
+    )
     held = HOLDER.search(end.output)
     ours, slurms = OURS.search(end.output), SLURMS.search(end.output)
     shown = {

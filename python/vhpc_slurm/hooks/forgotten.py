@@ -1,0 +1,47 @@
+"""Jobs that a killed slurmctld has forgotten, and whose guests live on.
+
+Slurm gives what they had to the next job at once; their own end is told to
+nobody, and the step of their allocation may sleep on for hours.
+"""
+
+from __future__ import annotations
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.hooks import common
+from vhpc_slurm.model import Generation
+from vhpc_slurm.node import audit, claims, joblock
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.slurm.job import NoSuchJobError
+from vhpc_slurm.slurm.scontrol import Scontrol
+
+
+def is_forgotten(config: Config, job_id: int) -> bool:
+    """Whether slurmctld says that there is no such job; no answer is none."""
+    try:
+        Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf).load(job_id)
+    except NoSuchJobError:
+        return True
+    except FabricError as err:
+        common.log.info("job %d: %s", job_id, err.line())
+    return False
+
+
+def clear(config: Config, node: str, but: Generation) -> bool:
+    """End the guests of forgotten jobs on this node, when they are in the way of another's.
+
+    Returns whether there were any.
+
+    Raises:
+        TeardownError: they could not be ended.
+    """
+    layout = Layout(config)
+    holders = {Generation.parse(claim.generation) for claim in claims.live(layout, but=but)}
+    cleared = False
+    for generation in sorted(holders):
+        if joblock.busy(layout, generation.job_id) or not is_forgotten(config, generation.job_id):
+            continue
+        common.log.warning("clearing generation %s: Slurm has forgotten its job", generation)
+        audit.bury_and_clear(layout, generation, node)
+        cleared = True
+    return cleared

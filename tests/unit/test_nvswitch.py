@@ -1,0 +1,170 @@
+"""NVSwitch partitions, against a fake fmpm.
+
+It has the table of an HGX H100 with eight GPUs as NVIDIA's Fabric Manager User
+Guide lists it (one partition of eight, two of four, four of two, eight of
+one), prints the JSON that fmpm -l prints where the Fabric Manager has not the
+GPUs (no PCI addresses), and refuses as the guide says: a partition is not
+activated while one that shares a GPU with it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from device_rig import GENERATION, Rig, machine
+from test_job_devices import gpus, lease, prepare
+
+from vhpc_slurm.config import Devices
+from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
+from vhpc_slurm.node import journal, nvswitch, teardown
+
+TABLE = [
+    [1, 2, 3, 4, 5, 6, 7, 8],
+    [1, 2, 3, 4],
+    [5, 6, 7, 8],
+    [1, 3],
+    [2, 4],
+    [5, 7],
+    [6, 8],
+    *([number] for number in range(1, 9)),
+]
+SCRIPT = """#!{python} -IS
+import json, os, sys
+state = json.load(open({state!r}))
+flag, number = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
+if state.get("down"):
+    sys.exit("Error: cannot connect to the Fabric Manager")
+if flag == "-l":
+    gpu = lambda n: {{"physicalId": n, "pciBusId": "00000000:00:00.0", "uuid": "", "maxNumNvLinks": 18,
+                     "numNvLinksAvailable": 18, "nvlinkLineRateMBps": 26562}}
+    print(json.dumps({{"maxNumPartitions": 15, "numPartitions": len(state["table"]), "partitionInfo": [
+        {{"partitionId": i, "isActive": int(i in state["active"]), "numGpus": len(g),
+          "gpuInfo": [gpu(n) for n in g]}} for i, g in enumerate(state["table"])]}}, indent=3))
+    sys.exit(0)
+table, active = state["table"], set(state["active"])
+if flag == "-a":
+    if any(set(table[number]) & set(table[other]) for other in active):
+        sys.exit("Error: failed to activate: partition's GPUs are in use")
+    active |= {{number}} - set(state.get("deaf", []))
+elif flag == "-d":
+    if number not in active:
+        sys.exit("Error: failed to deactivate: partition is not active")
+    active -= {{number}} - set(state.get("stuck", []))
+json.dump(state | {{"active": sorted(active)}}, open({state!r}, "w"))
+"""
+
+
+@dataclass
+class Fmpm:
+    script: Path
+    state: Path
+
+    def set(self, **changes: object) -> None:
+        self.state.write_text(json.dumps(json.loads(self.state.read_text()) | changes))
+
+    @property
+    def active(self) -> list[int]:
+        return list(json.loads(self.state.read_text())["active"])
+
+
+@pytest.fixture
+def fmpm(tmp_path: Path) -> Fmpm:
+    found = Fmpm(tmp_path / "fmpm", tmp_path / "fmpm.json")
+    found.state.write_text(json.dumps({"table": TABLE, "active": []}))
+    found.script.write_text(SCRIPT.format(python=os.path.realpath(sys.executable), state=str(found.state)))
+    found.script.chmod(0o755)
+    return found
+
+
+@pytest.fixture
+def rig(tmp_path: Path, fmpm: Fmpm) -> Iterator[Rig]:
+    with machine(tmp_path, gpus=4, gpu_bar=1 << 34) as found:
+        lines = (f"{index} {gpu.address} {index + 1}\n" for index, gpu in enumerate(found.gpus))
+        (tmp_path / "gpu.map").write_text("".join(lines))
+        found.with_devices(fmpm=(str(fmpm.script),))
+        yield found
+
+
+def test_a_partition_of_the_guests_gpus_is_active_while_they_are_its(rig: Rig, fmpm: Fmpm) -> None:
+    _, book = prepare(rig, lease(gpus(1, 3)))
+    assert fmpm.active == [4]
+    assert book.held()[0].kind == "nvswitch"  # goes before the GPUs do
+    book.close()
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert fmpm.active == []
+
+
+def test_gpus_that_make_no_partition_are_refused_by_their_number_or_wait_for_others(
+    rig: Rig, fmpm: Fmpm
+) -> None:
+    with pytest.raises(UserError, match="would have 3 GPUs: the NVSwitch there joins 1 or 2 or 4 or 8 of"):
+        prepare(rig, lease(gpus(0, 1, 2)))
+    teardown.clear(rig.layout, GENERATION, "n1")
+    with pytest.raises(FabricError, match="no partition of the GPUs with modules 1, 2: Slurm chose them"):
+        prepare(rig, lease(gpus(0, 1)))
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert fmpm.active == []
+
+
+def test_a_partition_that_somebody_else_has_is_not_taken(rig: Rig, fmpm: Fmpm) -> None:
+    fmpm.set(active=[4])
+    with pytest.raises(NodeError, match="partition 4 of n1 is active already"):
+        prepare(rig, lease(gpus(1, 3)))
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert fmpm.active == [4]
+    fmpm.set(active=[0])
+    with pytest.raises(NodeError, match="partition's GPUs are in use"):
+        prepare(rig, lease(gpus(1, 3)))
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert fmpm.active == [0]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"down": True}, "cannot connect to the Fabric Manager"),
+        ({"deaf": [4]}, "partition 4 of n1 does not become active"),
+    ],
+)
+def test_a_fabric_manager_that_does_not_do_it_is_the_nodes_fault(
+    rig: Rig, fmpm: Fmpm, state: dict[str, object], words: str
+) -> None:
+    fmpm.set(**state)
+    with pytest.raises(NodeError, match=words):
+        prepare(rig, lease(gpus(1, 3)))
+
+
+def test_a_partition_that_stays_active_keeps_its_entry(rig: Rig, fmpm: Fmpm) -> None:
+    prepare(rig, lease(gpus(1, 3)))[1].close()
+    for state in ({"stuck": [4]}, {"stuck": [], "down": True}):
+        fmpm.set(**state)
+        with pytest.raises(TeardownError, match=r"NVSwitch partition 4 (is still|may still be) active"):
+            teardown.clear(rig.layout, GENERATION, "n1")
+        assert [entry.kind for entry in journal.read(rig.layout.journals, GENERATION)] == ["nvswitch"]
+    fmpm.set(down=False)
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert fmpm.active == []
+
+
+def test_a_map_without_modules_is_said(rig: Rig) -> None:
+    (rig.root / "gpu.map").write_text(f"0 {rig.gpus[0].address}\n")
+    with pytest.raises(
+        NodeError, match=r"has no module for .*: the Fabric Manager knows GPUs by these alone"
+    ):
+        prepare(rig, lease(gpus(0)))
+
+
+def test_what_is_no_list_of_partitions_is_said(tmp_path: Path) -> None:
+    (tmp_path / "lies").write_text('#!/bin/sh\necho \'{"partitionInfo": [{"isActive": 1}]}\'\n')
+    (tmp_path / "lies").chmod(0o755)
+    for argv in ((str(tmp_path / "lies"),), ("/bin/echo",)):
+        with pytest.raises(NodeError, match="the list of NVSwitch partitions is none"):
+            nvswitch.Fmpm(Devices(fmpm=argv)).partitions()
+    with pytest.raises(NodeError, match="/nowhere/fmpm -l failed"):
+        nvswitch.Fmpm(Devices(fmpm=("/nowhere/fmpm",))).partitions()
