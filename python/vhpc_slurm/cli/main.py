@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from vhpc_slurm import __version__
+from vhpc_slurm.cli import words
+from vhpc_slurm.cli.groups import GROUPS
+from vhpc_slurm.cli.words import JobId, Json, ThisNode
 from vhpc_slurm.errors import VhpcError
-
-if TYPE_CHECKING:
-    from vhpc_slurm.config import Config
 
 EXIT_BY_KIND = {"user": 1, "node": 3, "teardown": 3, "fabric": 4}
 EXIT_USAGE = 2
@@ -38,21 +38,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
-app.add_typer(image_app, name="image")
-fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
-app.add_typer(fabric_app, name="fabric")
-devices_app = typer.Typer(
-    help="GPUs and virtual functions of this node that go to guests.", rich_markup_mode=None
-)
-app.add_typer(devices_app, name="devices")
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-JobId = Annotated[int, typer.Argument(metavar="JOBID", min=1, help="Slurm's job id.", show_default=False)]
-ThisNode = Annotated[
-    str | None,
-    typer.Option("--node", metavar="NODE", help="Slurm's name of this node, where it is not the host name."),
-]
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name)
 
 
 @app.callback(invoke_without_command=True)
@@ -63,14 +50,6 @@ def _vhpc(
     if version:
         print(f"vhpc {__version__}")
         raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit
-
-
-@fabric_app.callback(invoke_without_command=True)
-@image_app.callback(invoke_without_command=True)
-def _image(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit
@@ -88,8 +67,8 @@ def ps(
     from vhpc_slurm.cli import jobs
 
     if local:
-        return jobs.ps_local(_config(), as_json=as_json)
-    return jobs.ps(_config(), everything=everything, as_json=as_json)
+        return jobs.ps_local(words.config(), as_json=as_json)
+    return jobs.ps(words.config(), everything=everything, as_json=as_json)
 
 
 @app.command(short_help="Show what Prolog would do on this node.")
@@ -161,7 +140,7 @@ def plan(
     from vhpc_slurm.cli import here
     from vhpc_slurm.cli import plan as planning
 
-    config, name = _config(), here.node_name(node)
+    config, name = words.config(), here.node_name(node)
     if job_id is not None:
         case = planning.of_job(config, job_id, name)
     else:
@@ -205,7 +184,7 @@ def inventory(
     from vhpc_slurm.cli import inventory as inventories
 
     return inventories.inventory(
-        _config(), here.node_name(node), sysfs_root=sysfs_root, svg=svg, as_json=as_json
+        words.config(), here.node_name(node), sysfs_root=sysfs_root, svg=svg, as_json=as_json
     )
 
 
@@ -224,7 +203,7 @@ def timeline(
     """
     from vhpc_slurm.cli import timeline as waterfall
 
-    return waterfall.timeline(_config(), job_id, node, as_json=as_json)
+    return waterfall.timeline(words.config(), job_id, node, as_json=as_json)
 
 
 @app.command(short_help="Print what a guest wrote to its console.")
@@ -252,7 +231,7 @@ def console(
     from vhpc_slurm.cli import here
 
     return consoles.console(
-        _config(),
+        words.config(),
         job_id,
         node=node,
         this_node=here.node_name(),
@@ -276,7 +255,7 @@ def doctor(
     from vhpc_slurm.cli import doctor as doctors
     from vhpc_slurm.cli import here
 
-    return doctors.doctor(_config(), here.node_name(node), as_json=as_json, quiet=quiet)
+    return doctors.doctor(words.config(), here.node_name(node), as_json=as_json, quiet=quiet)
 
 
 @app.command(short_help="Finish what a crash left on this node.")
@@ -292,7 +271,7 @@ def reconcile(
     """
     from vhpc_slurm.cli import here, reconciling
 
-    return reconciling.reconcile(_config(), here.node_name(node), check=check, as_json=as_json)
+    return reconciling.reconcile(words.config(), here.node_name(node), check=check, as_json=as_json)
 
 
 @app.command("node-setup", short_help="Make what this node needs before slurmd starts.")
@@ -309,7 +288,7 @@ def node_setup(
     """
     from vhpc_slurm.cli import nodesetup
 
-    return nodesetup.node_setup(_config(), dry_run=dry_run, as_json=as_json)
+    return nodesetup.node_setup(words.config(), dry_run=dry_run, as_json=as_json)
 
 
 @app.command(short_help="Show the configuration in force.")
@@ -328,162 +307,7 @@ def config(
         return 0
     if describe:
         return settings.reference(as_json=as_json)
-    return settings.values(_config(), as_json=as_json)
-
-
-@devices_app.callback(invoke_without_command=True)
-def devices(context: typer.Context, node: ThisNode = None, as_json: Json = False) -> int | None:
-    """List GPUs and virtual functions of this node that go to guests (root).
-
-    Shown are who holds each, and why one is in quarantine.
-    """
-    if context.invoked_subcommand is not None:
-        return None
-    from vhpc_slurm.cli import devices as device_list
-    from vhpc_slurm.cli import here
-
-    return device_list.ls(_config(), here.node_name(node), as_json=as_json)
-
-
-@devices_app.command("clear")
-def devices_clear(
-    address: Annotated[str, typer.Argument(metavar="ADDRESS", show_default=False)], as_json: Json = False
-) -> int:
-    """Reset, clear and check a device in quarantine; if that passes, it may be handed out again (root)."""
-    from vhpc_slurm.cli import devices as device_list
-
-    return device_list.clear(_config(), address, as_json=as_json)
-
-
-@image_app.command("ls")
-def image_ls(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Only the tags of this name."),
-    ] = None,
-    as_json: Json = False,
-) -> int:
-    """List images."""
-    from vhpc_slurm.cli import images
-
-    return images.ls(_config(), name, as_json=as_json)
-
-
-@image_app.command("show")
-def image_show(
-    name: Annotated[str, typer.Argument(metavar="NAME[:TAG]", show_default=False)], as_json: Json = False
-) -> int:
-    """Show one image: its digest, blobs, and what it needs."""
-    from vhpc_slurm.cli import images
-
-    return images.show(_config(), name, as_json=as_json)
-
-
-@fabric_app.command("ls")
-def fabric_ls(as_json: Json = False) -> int:
-    """List the partition keys that are not free: whose, and in which state (root, on vhpcd's host)."""
-    from vhpc_slurm.cli import fabric
-
-    return fabric.ls(_config(), as_json=as_json)
-
-
-What = Annotated[
-    str,
-    typer.Argument(
-        metavar="KEY|JOB",
-        help="A key (0x1000, vlan100, vni5000), a job id, or a generation.",
-        show_default=False,
-    ),
-]
-
-
-@fabric_app.command("show")
-def fabric_show(what: What, as_json: Json = False) -> int:
-    """Show who has a key: lease, nodes and what they said last, ports (root, on vhpcd's host)."""
-    from vhpc_slurm.cli import fabric
-
-    return fabric.show(_config(), what, as_json=as_json)
-
-
-@fabric_app.command("fence")
-def fabric_fence(
-    node: Annotated[str, typer.Argument(metavar="NODE", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="The node is off: do not ask.")] = False,
-    as_json: Json = False,
-) -> int:
-    """Say that a node is OFF, so that keys of ended jobs wait for it no more (root or SlurmUser)."""
-    from vhpc_slurm.cli import fabric
-
-    return fabric.fence(_config(), node, yes=yes, as_json=as_json)
-
-
-@fabric_app.command("clear")
-def fabric_clear(what: What, as_json: Json = False) -> int:
-    """Lift a tombstone, when no port of the fabric has its key any more (root, on vhpcd's host)."""
-    from vhpc_slurm.cli import fabric
-
-    return fabric.clear(_config(), what, as_json=as_json)
-
-
-@fabric_app.command("audit")
-def fabric_audit(as_json: Json = False) -> int:
-    """Compare partitions file and port tables with the keys in use; exit 1 if anything differs (root)."""
-    from vhpc_slurm.cli import fabric
-
-    return fabric.audit(_config(), as_json=as_json)
-
-
-@fabric_app.command("render")
-def fabric_render(
-    pool: Annotated[
-        bool, typer.Option("--pool", help="The file of the static pool: all keys, from the configuration.")
-    ] = False,
-    install: Annotated[
-        bool,
-        typer.Option("--install", help="Print nothing: have vhpcd write the file, and the fabric read it."),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="With --install: also where that takes keys away which the database does not know.",
-        ),
-    ] = False,
-    as_json: Json = False,
-) -> int:
-    """Print the partitions file that the keys in use make (root, on vhpcd's host)."""
-    if (install and pool) or (force and not install):
-        raise typer.BadParameter("--force goes with --install, and --pool with neither")
-    from vhpc_slurm.cli import fabric
-
-    if install:
-        return fabric.install(_config(), force=force, as_json=as_json)
-    return fabric.render(_config(), pool=pool, as_json=as_json)
-
-
-@fabric_app.command("manager")
-def fabric_manager() -> int:
-    """Let a vhpcd on another host speak to this host's OpenSM: lines of JSON on stdin and stdout."""
-    from vhpc_slurm.cli import fabric_manager as manager
-
-    return manager.manager(_config())
-
-
-@fabric_app.command("lint")
-def fabric_lint(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A partitions file.", show_default=False)],
-    as_json: Json = False,
-) -> int:
-    """Check a partitions file for all that OpenSM would take amiss, line by line; exit 1 if there is any."""
-    from vhpc_slurm.cli import fabric
-
-    return fabric.lint(file, as_json=as_json)
-
-
-def _config() -> Config:
-    from vhpc_slurm.config import load
-
-    return load()
+    return settings.values(words.config(), as_json=as_json)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
