@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from captured import Trees, unpack
+from controller_lab import Munged, munged
+from fabric_lab import DEFAULT, HAVE_SIMULATOR, NEEDED, SimulatedFabric, simulated_fabric
 from vhpc_command import Vhpc, publish, two_sockets
+
+from vhpc_slurm.fabric.smp import FabricReader
 
 
 @pytest.fixture
@@ -45,3 +50,37 @@ sysfs_root = "{tmp_path}/sys"
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Trees:
     """Captured machines, each unpacked once."""
     return functools.cache(lambda name: unpack(name, tmp_path_factory.mktemp("tree")))
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Munged]:
+    """A munged of the module's own."""
+    with munged() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
+    """A simulated fabric with its OpenSM, for all tests of a module."""
+    if not HAVE_SIMULATOR:
+        pytest.skip(NEEDED)
+    with simulated_fabric(tmp_path_factory.mktemp("fabric")) as started:
+        yield started
+
+
+@pytest.fixture
+def fabric(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> SimulatedFabric:
+    """The module's fabric as it was at first."""
+    monkeypatch.chdir(lasting.folder)  # the simulator's library makes folders where it runs
+    lasting.replace(DEFAULT)
+    lasting.sweep()
+    return lasting
+
+
+@pytest.fixture
+def reader(fabric: SimulatedFabric) -> Iterator[FabricReader]:
+    """Reads the fabric; its child is there already, so that deadlines in tests are the fabric's."""
+    one = FabricReader(environment=fabric.environment)
+    one.scan(60.0)
+    yield one
+    one.close()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, PATH, SimulatedFabric, simulated_fabric
+from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, PATH, SimulatedFabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 
 from vhpc_slurm.cli.checks import Finding, Level, fabric
@@ -53,12 +53,6 @@ GOOD_LEVELS = {
     "fabric.room": "ok",
     "fabric.switches": "ok",
 }
-
-
-@pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
-    with simulated_fabric(tmp_path_factory.mktemp("doctor")) as started:
-        yield started
 
 
 @pytest.fixture

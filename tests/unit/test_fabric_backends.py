@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -51,28 +50,6 @@ from vhpc_slurm.slurm import connect
 pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
 
 FOUR = ("n1", "n2", "n3", "n4")
-
-
-@pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
-    with simulated_fabric(tmp_path_factory.mktemp("backends")) as started:
-        yield started
-
-
-@pytest.fixture
-def fabric(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> SimulatedFabric:
-    monkeypatch.chdir(lasting.folder)  # the simulator's library makes folders where it runs
-    lasting.replace(DEFAULT)
-    lasting.sweep()
-    return lasting
-
-
-@pytest.fixture
-def reader(fabric: SimulatedFabric) -> Iterator[FabricReader]:
-    one = FabricReader(environment=fabric.environment)
-    one.scan(60.0)  # its child is there from now on, so that deadlines in tests are the fabric's
-    yield one
-    one.close()
 
 
 class Site:

@@ -38,28 +38,6 @@ from vhpc_slurm.model import LeaseRecord, LeaseState
 pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
 
 
-@pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
-    with simulated_fabric(tmp_path_factory.mktemp("rounds")) as started:
-        yield started
-
-
-@pytest.fixture
-def fabric(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> SimulatedFabric:
-    monkeypatch.chdir(lasting.folder)  # the simulator's library makes folders where it runs
-    lasting.replace(DEFAULT)
-    lasting.sweep()
-    return lasting
-
-
-@pytest.fixture
-def reader(fabric: SimulatedFabric) -> Iterator[FabricReader]:
-    one = FabricReader(environment=fabric.environment)
-    one.scan(60.0)
-    yield one
-    one.close()
-
-
 # --- killed between any two steps ----------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ from vhpc_slurm.munge import (
 
 pytestmark = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Munged]:
-    with munged() as found:
-        yield found
 
 
 @pytest.fixture

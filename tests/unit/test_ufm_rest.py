@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from controller_lab import Alone, allocation, identity, request
-from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, SM_GUID, SimulatedFabric, simulated_fabric
+from fabric_lab import DEFAULT, GUIDS, SM_GUID, SimulatedFabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -91,14 +91,6 @@ def site(ufm: FakeUfm, tmp_path: Path) -> Site:
 
 
 # --- with a fabric ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
-    if not HAVE_SIMULATOR:
-        pytest.skip(NEEDED)
-    with simulated_fabric(tmp_path_factory.mktemp("ufm")) as started:
-        yield started
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from controller_lab import (
     allocation,
     identity,
     manifest,
-    munged,
     publish,
     request,
     stop,
@@ -43,12 +42,6 @@ from vhpc_slurm.slurm import connect
 
 pytestmark = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
 root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Munged]:
-    with munged() as found:
-        yield found
 
 
 @pytest.fixture

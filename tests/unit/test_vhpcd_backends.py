@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from controller_lab import Munged, munged, wait_for
+from controller_lab import Munged, wait_for
 from fabric_lab import DEFAULT, GUIDS, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 from test_vhpcd import Ack
@@ -18,12 +18,6 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState, NetworkIdentity
 
 pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Munged]:
-    with munged() as found:
-        yield found
 
 
 @pytest.fixture

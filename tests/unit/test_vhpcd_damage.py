@@ -6,8 +6,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from controller_lab import Munged, munged, wait_for
-from fabric_lab import DEFAULT, GUIDS, SimulatedFabric, sets, simulated_fabric
+from controller_lab import Munged, wait_for
+from fabric_lab import DEFAULT, GUIDS, SimulatedFabric, sets
 from test_partitions import BAD
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, opened
 from vhpcd_process import Vhpcd
@@ -16,18 +16,6 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 
 pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Munged]:
-    with munged() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
-    with simulated_fabric(tmp_path_factory.mktemp("vhpcd-fabric")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

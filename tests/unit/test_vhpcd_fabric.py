@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from controller_lab import Munged, allocation, munged, request, wait_for
-from fabric_lab import DEFAULT, GUIDS, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
+from controller_lab import Munged, allocation, request, wait_for
+from fabric_lab import DEFAULT, GUIDS, NOBODY, SimulatedFabric, holding, sets
 from test_vhpcd import Ack
 from vhpc_command import Vhpc
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
@@ -23,26 +23,6 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState
 
 pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Munged]:
-    with munged() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
-    with simulated_fabric(tmp_path_factory.mktemp("vhpcd-fabric")) as started:
-        yield started
-
-
-@pytest.fixture
-def fabric(lasting: SimulatedFabric, monkeypatch: pytest.MonkeyPatch) -> SimulatedFabric:
-    monkeypatch.chdir(lasting.folder)  # the simulator's library makes folders where it runs
-    lasting.replace(DEFAULT)
-    lasting.sweep()
-    return lasting
 
 
 @pytest.fixture

@@ -39,12 +39,6 @@ pytestmark = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt insta
 root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Munged]:
-    with munged() as found:
-        yield found
-
-
 @pytest.fixture
 def stopped(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
     found = make(tmp_path, daemon)
