@@ -20,6 +20,7 @@ from test_partitions import BAD, OPEN
 
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.opensm import complaint_of
 from vhpc_slurm.model import Generation
 
 pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
@@ -73,3 +74,25 @@ def test_opensm_fails_open_where_the_linter_says_so(fabric: SimulatedFabric, tex
     fabric.sweep()
     assert set(fabric.tables(GUIDS[0])[GUIDS[0]]) == {0xFFFF}
     assert partitions.lint(text.encode())
+
+
+FULL = b"Nov 21 17:40:11 930111 [A] 0x01 -> pkey_mgr_process_physical_port: ERR 0512: no room left"
+UP = b"Nov 21 17:40:11 940222 [A] 0x02 -> SUBNET UP"
+MORE = b"Nov 21 17:40:11 935000 [A] 0x01 -> pkey_mgr_process_physical_port: ERR 0512: again"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ((UP,), None),
+        ((FULL,), (FULL, False)),
+        ((UP, FULL), (FULL, False)),
+        ((FULL, MORE, UP), (FULL, True)),
+        ((), None),
+    ],
+)
+def test_a_complaint_is_over_when_its_own_sweep_is(
+    lines: tuple[bytes, ...], found: tuple[bytes, bool] | None
+) -> None:
+    said = complaint_of(b"\n".join(lines))
+    assert said == (None if found is None else (found[0].decode(), found[1]))

@@ -25,6 +25,9 @@ MAX_FILE = 256 << 20
 MAX_LOG = 16 << 20
 """Bytes of the log's end that are looked at; what is longer came from something else than one sweep."""
 
+SETTLE_S = 2.0
+"""How long the end of a sweep is awaited that has met with a complaint."""
+
 SWEPT = b"SUBNET UP"
 COMPLAINTS = (b"PARSE ERROR", b"retrying with default config", b"ERR 0512", b"ERR 0507")
 """The file was not understood (fail open); a port's table is full; a switch's enforcement was turned off."""
@@ -230,12 +233,18 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
         if len(refused) == len(managers):
             raise refused[0]
     deadline = time.monotonic() + timeout_s
+    heard = 0.0
     left = list(subnets)
     while True:
         said = {manager: b"\n".join(manager.since(mark)) for manager, mark in before.items()}
-        complaint = next(filter(None, map(complaints, said.values())), "")
+        complaint, over = next(filter(None, map(complaint_of, said.values())), ("", False))
         if complaint:
-            raise ComplaintError("OpenSM does not like its configuration", complaint)
+            heard = heard or time.monotonic()
+            # the same sweep may complain of more, and that would be taken for the next file's
+            if over or time.monotonic() >= min(deadline, heard + SETTLE_S):
+                raise ComplaintError("OpenSM does not like its configuration", complaint)
+            time.sleep(POLL_S)
+            continue
         left = [some for some in left if not any(SWEPT in said.get(one, b"") for one in some)]
         if not left:
             return
@@ -249,9 +258,10 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def complaints(said: bytes) -> str:
-    """The first line of a log with a complaint; empty when there is none."""
-    for line in said.split(b"\n"):
+def complaint_of(said: bytes) -> tuple[str, bool] | None:
+    """The first line of a log with a complaint, and whether its sweep is over; None when there is none."""
+    lines = said.split(b"\n")
+    for number, line in enumerate(lines):
         if any(word in line for word in COMPLAINTS):
-            return line.decode(errors="replace")[-300:]
-    return ""
+            return line.decode(errors="replace")[-300:], any(SWEPT in later for later in lines[number + 1 :])
+    return None

@@ -15,7 +15,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, partitions
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim
-from vhpc_slurm.fabric.opensm import ComplaintError, Mark, SubnetManager, complaints
+from vhpc_slurm.fabric.opensm import ComplaintError, Mark, SubnetManager, complaint_of
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
@@ -215,9 +215,9 @@ class OpensmFile:
         if self._heard is None:
             self._heard = self._opensm.mark()
         end = self._opensm.mark()
-        complaint = complaints(b"\n".join(self._opensm.since(self._heard)))
-        if complaint:
-            raise ComplaintError("OpenSM has complained", complaint)
+        found = complaint_of(b"\n".join(self._opensm.since(self._heard)))
+        if found:
+            raise ComplaintError("OpenSM has complained", found[0])
         self._heard = end
 
     def _meant(self, book: Book) -> tuple[Partition, ...]:
