@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import pytest
 from controller_lab import Alone, allocation, identity, request
@@ -374,6 +376,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = 0.0
         self.had: dict[Generation, tuple[int, frozenset[int], int]] = {}  # key, GUIDs, uid
         self.released: dict[Generation, float] = {}
+        # the same steps give the same generations, in the same order: else no example could be run again
+        numbers = itertools.count(1)
+        self.urandom = mock.patch("os.urandom", lambda size: next(numbers).to_bytes(size, "big"))
+        self.urandom.start()
         self.start()
 
     def start(self) -> None:
@@ -390,6 +396,7 @@ class AnyOrder(RuleBasedStateMachine):
         )
 
     def teardown(self) -> None:
+        self.urandom.stop()
         self.store.close()
         self.folder.cleanup()
 
