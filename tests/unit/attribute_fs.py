@@ -90,7 +90,7 @@ def load(root: Path) -> Folder:
     tree = Folder()
     for path in sorted(root.iterdir()):
         if path.is_symlink():
-            tree.entries[path.name] = Link(os.readlink(path))  # noqa: PTH115
+            tree.entries[path.name] = Link(str(path.readlink()))
         elif path.is_dir():
             tree.entries[path.name] = load(path)
         else:

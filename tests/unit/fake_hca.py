@@ -236,7 +236,7 @@ def ofed(pf: Device) -> dict[int, dict[str, str]]:
             return policy if name == "policy" else guid
 
         for name in ("node", "port", "policy"):
-            show = lambda name=name, held=held: f"{held[name]}\n"  # noqa: E731
+            show = lambda name=name, held=held: f"{held[name]}\n"  # noqa: E731 - its value of now
             pf.folder.put(f"sriov/{number}/{name}", Attribute(show, store(name)))
     return firmware
 
@@ -252,7 +252,7 @@ class Mlx4Port:
         self.mapped: dict[str, list[int]] = {}
         iov = f"infiniband/{name}/iov"
         for number in range(self.LENGTH):
-            show = lambda number=number: f"{self.pkeys[number]}\n"  # noqa: E731
+            show = lambda number=number: f"{self.pkeys[number]}\n"  # noqa: E731 - its value of now
             pf.folder.put(f"{iov}/ports/1/pkeys/{number}", Attribute(show))
         for number, address in enumerate(pf.virtfns, 1):
             self.guids[number] = 0

@@ -239,7 +239,7 @@ def test_a_port_with_a_guid_of_its_own_has_one_owner_until_it_is_released(store:
 
 
 def test_a_claim_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> None:
-    with pytest.raises(RuntimeError), store.transaction():  # noqa: PT012
+    with pytest.raises(RuntimeError), store.transaction():  # noqa: PT012 - what was done before it
         store.keys.claim(a_claim())
         raise RuntimeError
     assert store.keys.book() == Book(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from fabric_lab import (
@@ -14,7 +13,6 @@ from fabric_lab import (
     NEEDED,
     SM_GUID,
     SimulatedFabric,
-    simulated_fabric,
 )
 from test_partitions import BAD, OPEN
 
@@ -26,12 +24,6 @@ from vhpc_slurm.model import Generation
 pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
 
 GOOD = DEFAULT + f"key_1000=0x1000, indx0 : {GUIDS[0]:#018x}=full, {GUIDS[1]:#018x}=full ;\n".encode()
-
-
-@pytest.fixture(scope="module")
-def fabric(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedFabric]:
-    with simulated_fabric(tmp_path_factory.mktemp("fabric")) as started:
-        yield started
 
 
 @pytest.mark.parametrize("seed", range(4))

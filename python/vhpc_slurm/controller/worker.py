@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from vhpc_slurm.controller.fabricwork import FabricWork, Results
@@ -117,7 +118,7 @@ class FabricWorker:
             coming, self._coming = self._coming, {}
             before = self._work.changes
             try:
-                results: Results = await self.run(lambda some=tuple(coming): self._work.round(some))  # type: ignore[misc]
+                results: Results = await self.run(partial(self._work.round, tuple(coming)))
             except VhpcError as err:
                 log.error("the fabric was not changed: %s", err.line())
                 results = {generation: _as_fabric(err) for generation in coming}

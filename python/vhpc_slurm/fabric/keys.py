@@ -389,16 +389,15 @@ def another_s(claim: Claim) -> FabricError:
     )
 
 
-def strangers(space: Space, book: Book) -> FabricError | None:
-    """Why a backend cannot serve: claims of other kinds are in use, and it could not take them off."""
+def refuse_strangers(space: Space, book: Book) -> None:
+    """FabricError when claims of other kinds are in use: a backend could not take them off."""
     held = [one for one in book.claims if one.state is not KeyState.QUARANTINE and not space.has(one.pkey)]
-    if not held:
-        return None
-    return FabricError(
-        f"{len(held)} claims are in use that are no {space.name}s",
-        f"the first is {label(held[0].pkey)} of {held[0].generation}",
-        "let these jobs end under the backend that they began with",
-    )
+    if held:
+        raise FabricError(
+            f"{len(held)} claims are in use that are no {space.name}s",
+            f"the first is {label(held[0].pkey)} of {held[0].generation}",
+            "let these jobs end under the backend that they began with",
+        )
 
 
 def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:

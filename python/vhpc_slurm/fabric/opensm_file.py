@@ -54,9 +54,7 @@ class OpensmFile:
 
     def validate(self, book: Book) -> None:
         """Whether OpenSM is there, and its file one that this book may replace."""
-        strangers = keys.strangers(keys.PKEYS, book)
-        if strangers is not None:
-            raise strangers
+        keys.refuse_strangers(keys.PKEYS, book)
         self._opensm.check()
         self._guard(self._opensm.read(), book)
 

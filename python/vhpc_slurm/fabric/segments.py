@@ -28,9 +28,7 @@ class Segments:
 
     def validate(self, book: Book) -> None:
         """Refuse to serve while numbers of another kind are in use: nobody would take them off."""
-        strangers = keys.strangers(self._policy.pool.space, book)
-        if strangers is not None:
-            raise strangers
+        keys.refuse_strangers(self._policy.pool.space, book)
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book

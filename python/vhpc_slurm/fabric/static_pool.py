@@ -39,9 +39,7 @@ class StaticPool:
 
     def validate(self, book: Book) -> None:
         """Whether the file declares the pool that the configuration describes."""
-        strangers = keys.strangers(keys.PKEYS, book)
-        if strangers is not None:
-            raise strangers
+        keys.refuse_strangers(keys.PKEYS, book)
         for what in self._file_findings():
             raise FabricError("the static pool is not declared", what, "install: vhpc fabric render --pool")
 

@@ -94,9 +94,7 @@ class UfmRest:
 
     def validate(self, book: Book) -> None:
         """Whether UFM lets us in, and was changed last by this database."""
-        strangers = keys.strangers(keys.PKEYS, book)
-        if strangers is not None:
-            raise strangers
+        keys.refuse_strangers(keys.PKEYS, book)
         self._ufm.version()
         self._guard(self._ufm.partitions(), book)
 
