@@ -193,7 +193,7 @@ def test_a_function_that_is_gone_and_one_that_is_whole_are_refused(rig: Rig) -> 
         take(rig, pf)
     vf = rig.vfs[0]
     rig.pci._numvfs(pf, "0")
-    with pytest.raises(preflight.AbsentError, match="is not there"):
+    with pytest.raises(devices.UnfitError, match="is not there"):
         take(rig, vf, role="vf")
     rig.pci.tree.put(f"{pf.path}/net/ib0/flags", fixed("0x1003\n"))
     with pytest.raises(preflight.HostNetworkError, match="network interface ib0, which is up"):

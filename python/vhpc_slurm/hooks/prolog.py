@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from functools import partial
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
@@ -126,16 +127,18 @@ def _boot(
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
     with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
-        stages.boot(
-            stages.Boot(layout, lease, lease.image, plan, host, book, recorder, account, hypervisor),
-        )
+        work = stages.Boot(
+            layout, lease, lease.image, plan, host, book, recorder, account, hypervisor,
+            replan=partial(_book, config, layout, host, lease, book),
+        )  # fmt: skip
+        stages.boot(work)
     fields = statefile.header(lease.generation, str(lease.request.image)) | {
         "status": "ready",
         "digest": lease.image.digest,
         "batch": lease.request.batch.value,
         "socket": str(layout.guest(env.job_id, 0) / "run.sock"),
         "commands": ":".join(config.host.commands),
-        "gpus": ":".join(map(str, _gpu_indexes(layout, plan))),
+        "gpus": ":".join(map(str, _gpu_indexes(layout, work.plan))),
     }
     statefile.write(layout.state_file(env.job_id), fields)
 

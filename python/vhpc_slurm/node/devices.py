@@ -22,6 +22,22 @@ from vhpc_slurm.node.vf import Identity
 KIND = "device"
 
 
+class UnfitError(DeviceError):
+    """Virtual functions cannot be handed out, and are in quarantine now; nothing was changed on them.
+
+    Attributes:
+        records: which.
+    """
+
+    def __init__(self, records: Sequence[quarantine.Record]) -> None:
+        super().__init__(
+            f"quarantined: {', '.join(record.address for record in records)}",
+            "; ".join(record.reason for record in records),
+            f"vhpc devices clear {records[0].address}",
+        )
+        self.records = tuple(records)
+
+
 @dataclass(frozen=True)
 class Host:
     """Where the node's files are, and who holds what; tests put others in place."""
@@ -57,8 +73,11 @@ def acquire(
         identities: of each virtual function, by address.
         host: who holds what.
 
+    All are looked at before the first one is changed.
+
     Raises:
-        DeviceError: one cannot be handed out; nothing was changed on it.
+        UnfitError: virtual functions cannot be handed out; they are in quarantine, and others may do.
+        DeviceError: one cannot be handed out; nothing was changed.
         QuarantinedError: one got stuck half way.
         NodeError: the kernel refused one.
         Stopped: the job was ended meanwhile.
@@ -73,8 +92,8 @@ def acquire(
         proc=host.proc,
         dev=host.dev,
     )
-    for device in devices:
-        before = preflight.check(case, device.address, device.role)
+    looked = _look(layout, case, devices)
+    for device, before in zip(devices, looked, strict=True):
         book.acquire(
             KIND,
             f"{KIND}:{device.address}",
@@ -95,6 +114,30 @@ def acquire(
             raise _doubt(
                 layout, str(book.generation), book.entry(f"{KIND}:{device.address}"), err.line()
             ) from err
+
+
+def _look(
+    layout: Layout, case: preflight.Case, devices: Sequence[PassthroughDevice]
+) -> list[preflight.Before]:
+    """The checks of all devices.
+
+    Slurm chose the GPUs: one that cannot be handed out is the node's fault.
+    Virtual functions it only counts, so a bad one is put away and another may
+    take its place; what would speak against all of them is no fault of one.
+    """
+    found, unfit = [], []
+    for device in devices:
+        try:
+            found.append(preflight.check(case, device.address, device.role))
+        except (DeviceError, attribute.StuckError) as err:
+            if device.role != VF or isinstance(err, preflight.NODE_WIDE):
+                raise
+            unfit.append(quarantine.record(device.address, VF, err.line()))
+    for record in unfit:
+        quarantine.put(layout, record)
+    if unfit:
+        raise UnfitError(unfit)
+    return found
 
 
 def release(layout: Layout, generation: str, entry: Entry, host: Host | None = None) -> None:

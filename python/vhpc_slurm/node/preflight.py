@@ -91,6 +91,10 @@ class NoVfioError(DeviceError):
     """The kernel has no vfio-pci."""
 
 
+NODE_WIDE = (NotAllowedError, IommuOffError, NoVfioError)
+"""What speaks against one function speaks against all of its kind here."""
+
+
 @dataclass(frozen=True)
 class Before:
     """What is put back after the guest.
