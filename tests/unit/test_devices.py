@@ -16,7 +16,16 @@ from device_rig import GENERATION, Rig, identity, machine, passthrough
 from fake_pci import BUS_MASTER, COMMAND, Device, fail
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError
-from vhpc_slurm.node import attribute, devices, journal, preflight, quarantine, resources, teardown, vfio
+from vhpc_slurm.node import (
+    attribute,
+    devices,
+    journal,
+    preflight,
+    quarantine,
+    resources,
+    teardown,
+    vfio,
+)
 from vhpc_slurm.node.quarantine import QuarantinedError
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
@@ -395,6 +404,57 @@ def test_the_scrub_command_gets_the_address_and_runs_after_the_reset(rig: Rig) -
     rig.with_devices(gpu_scrub=("/bin/sh", "-c", f'echo "$0" > {seen}', "{address}"))
     clear(rig, take(rig, gpu))
     assert seen.read_text() == f"{gpu.address}\n"
+
+
+# --- side by side -----------------------------------------------------------------------
+
+
+def test_gpus_are_cleared_side_by_side(rig: Rig) -> None:
+    """Each waits until all others have begun: one after another none would end."""
+    begun = rig.root / "begun"
+    begun.mkdir()
+    wait = f'touch {begun}/$0; until [ "$(ls {begun} | wc -l)" = {len(rig.gpus)} ]; do sleep 0.02; done'
+    rig.with_devices(gpu_scrub=("/bin/sh", "-c", wait, "{address}"), scrub_timeout_s=20)
+    book = take(rig, *rig.gpus)
+    clear(rig, book)
+    assert sorted(path.name for path in begun.iterdir()) == [gpu.address for gpu in rig.gpus]
+    assert quarantined(rig) == []
+    assert len(rig.gpus) > 1
+
+
+def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
+    found = ["0000:0b:00.0", "0000:0b:01.0", "0000:0c:00.0", "0001:0b:00.0"]
+    gpus = [journal.Entry(address, "device", {"address": address, "role": "gpu"}) for address in found]
+    vfs = [
+        journal.Entry(address, "device", {"address": address, "role": "vf"})
+        for address in ("0000:0d:00.1", "0000:0d:00.2")
+    ]
+    together = [[entry.key for entry in lane] for lane in devices.lanes([*gpus, *vfs])]
+    assert together == [
+        ["0000:0b:00.0", "0000:0b:01.0"],
+        ["0000:0c:00.0"],
+        ["0001:0b:00.0"],
+        ["0000:0d:00.1"],
+        ["0000:0d:00.2"],
+    ]
+
+
+def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
+    one, other = rig.gpus
+    rig.with_devices(timeout_s=2)
+    book = take(rig, one, other)
+    one.locked = True
+    with pytest.raises(QuarantinedError, match="does not come back"):
+        clear(rig, book)
+    assert quarantined(rig) == [one.address]
+    assert other.was_reset == 1
+
+
+def test_questions_to_one_device_share_their_deadline(rig: Rig) -> None:
+    path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/driver_override"
+    with pytest.raises(attribute.StuckError):
+        attribute.read(path, attribute.Until(0))
+    assert attribute.read(path, attribute.Until(20)) == "(null)"
 
 
 # --- kill -9 ----------------------------------------------------------------------------

@@ -7,7 +7,8 @@ it, and no plan names it, until ``vhpc devices clear`` has checked it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from vhpc_slurm.node.preflight import GPU, VF, VFIO, DeviceError
 from vhpc_slurm.node.vf import Identity
 
 KIND = "device"
+AT_ONCE = 32  # devices that are given back side by side; each waits, nothing computes
 
 
 class UnfitError(DeviceError):
@@ -143,7 +145,8 @@ def _look(
 def release(layout: Layout, generation: str, entry: Entry, host: Host | None = None) -> None:
     """Give a device back: reset, verified, cleared, and with the driver that it had.
 
-    Idempotent, also for a device that was announced and never touched.
+    Takes ``devices.timeout_s`` twice at most, before and after it is cleared, and
+    ``devices.scrub_timeout_s`` for that.  Idempotent, also for a device that was announced and never touched.
 
     Raises:
         QuarantinedError: something speaks against it; it is in quarantine now.
@@ -160,12 +163,13 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
     if not there:
         raise _doubt(layout, generation, entry, "it is not there any more")
     try:
-        driver, now = preflight.bound_to(root, address), preflight.override(root, address, config.timeout_s)
+        before = attribute.Until(config.timeout_s)
+        driver, now = preflight.bound_to(root, address), preflight.override(root, address, before)
         if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
             return  # nothing was done to it yet, or all was undone
         _see_unused(root, layout, entry, driver, host or Host())
         if driver in ("", VFIO):
-            vfio.reset(root, address, config.timeout_s)
+            vfio.reset(root, address, before)
             if data["role"] == GPU:
                 scrub.scrub(config, address, int(sysfs.hint(f"{path}/vendor"), 16))
         methods = data["methods"]
@@ -175,12 +179,47 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
             data["driver"],
             data["override"],
             None if methods is None else tuple(methods),
-            config.timeout_s,
+            attribute.Until(config.timeout_s),
         )
     except (vfio.DoubtError, attribute.StuckError) as err:
         raise _doubt(layout, generation, entry, err.line()) from err
     except OSError as err:
         raise _doubt(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
+
+
+def release_together(
+    layout: Layout, generation: str, entries: Sequence[Entry], host: Host | None = None
+) -> Iterator[tuple[Entry, Exception | None]]:
+    """Give devices back side by side; yields each with what came of it, as they end.
+
+    A GPU's memory takes long to clear, and those of a large node have to be clear
+    before Slurm loses patience with the Epilog.
+    """
+
+    def clear_lane(lane: list[Entry]) -> list[tuple[Entry, Exception | None]]:
+        found: list[tuple[Entry, Exception | None]] = []
+        for entry in lane:
+            try:
+                release(layout, generation, entry, host)
+            except (VhpcError, OSError) as err:
+                found.append((entry, err))
+            else:
+                found.append((entry, None))
+        return found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for ended in as_completed([pool.submit(clear_lane, lane) for lane in lanes(entries)]):
+            yield from ended.result()
+
+
+def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Devices that have to wait for each other: GPUs of one bus, whose reset would hit the neighbour."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        address = str(entry.data["address"])
+        bus = address.rpartition(":")[0]
+        found.setdefault(bus if entry.data["role"] == GPU else address, []).append(entry)
+    return list(found.values())
 
 
 def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
