@@ -534,7 +534,7 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
     def whole_job(at: int, *, after: bool) -> None:
         left = at
 
-        def write(path: str, text: str, timeout_s: float) -> None:
+        def write(path: str, text: str, timeout_s: float | attribute.Until) -> None:
             nonlocal left
             left -= 1
             if left or after:

@@ -14,7 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vhpc_slurm.catalog import resolve
+from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.claims import ClaimKeeper
 from vhpc_slurm.controller.rounds import Rounds
@@ -56,6 +59,7 @@ class LeaseService:
         network: NetworkBackend,
         *,
         reserve_mib: int,
+        config: Config | None = None,
         quarantine_s: float = 0.0,
         lost_after_s: float = 900.0,
         refuse_exhausted: bool = False,
@@ -64,6 +68,7 @@ class LeaseService:
     ) -> None:
         """``reserve_mib`` is the memory that stays outside guests where the user did not say.
 
+        It is more where the nodes' formula says so; ``config`` has what that depends on.
         A key that was stripped rests ``quarantine_s`` before it is another's.  Of
         a node that has not acknowledged for ``lost_after_s`` nobody knows what it does.
         A job without a key fails where ``refuse_exhausted``, else it may ask again.
@@ -72,7 +77,9 @@ class LeaseService:
         self._claims = ClaimKeeper(store, quarantine_s, steady)
         self.rounds = Rounds(store, self._claims, lost_after_s=lost_after_s, clock=clock, steady=steady)
         self._network = network
-        self._reserve_mib = reserve_mib
+        config = config or Config()
+        guests = msgspec.structs.replace(config.guests, memory_reserve_mib=reserve_mib)
+        self._config = msgspec.structs.replace(config, guests=guests)
         self._refuse_exhausted = refuse_exhausted
         self._clock = clock
 
@@ -217,7 +224,7 @@ class LeaseService:
         generation = Generation(request.job_id, request.restart, os.urandom(4).hex())
         reason = image.line() if isinstance(image, UserError) else ""
         if isinstance(image, ImageIdentity):
-            reason = leases.misfit(request, allocation, image, self._reserve_mib)
+            reason = leases.misfit(request, allocation, image, self._config)
         record: LeaseRecord | None = None
         if reason or isinstance(image, UserError):
             record = leases.refuse(generation, request, allocation, reason, now)

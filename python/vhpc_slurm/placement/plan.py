@@ -130,10 +130,12 @@ def fit(
     if devices is not None:
         wanted, errors = resolve(allocation, request, host, devices, config, usage)
     reasons += errors
-    size, errors = size_memory(allocation, request, host, config.guests.memory_reserve_mib)
+    size, errors = size_memory(allocation, request, config.guests.memory_reserve_mib)
     if size is not None:
         needed = overhead.outside_mib(size.guests_mib, len(chosen), wanted, request, config)
-        size, more, errors = overhead.cover(size, needed, allocation, request, wanted, host)
+        size, more, errors = overhead.cover(
+            size, needed, allocation, request, devices=bool(wanted.gpus or wanted.vfs)
+        )
         notes += more
     reasons += errors
     backing: Backing | None = None
