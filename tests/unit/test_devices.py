@@ -17,6 +17,7 @@ from fake_pci import BUS_MASTER, COMMAND, Device, fail
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError
 from vhpc_slurm.node import (
+    aer,
     attribute,
     devices,
     journal,
@@ -371,6 +372,52 @@ def test_a_device_that_a_process_still_has_is_not_reset_under_it(
         devices.release(rig.layout, str(GENERATION), entry, rig.host)
     assert gpu.was_reset == 0
     assert quarantined(rig) == []  # the entry stays: it is tried again
+
+
+# --- errors on PCI Express ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("fatal", "DLP", r"has reported PCI Express errors during the job: 1 fatal \(DLP 1\)"),
+        ("nonfatal", "CmpltTO", r"1 nonfatal \(CmpltTO 1\)"),
+    ],
+)
+def test_a_device_that_had_errors_under_a_guest_goes_to_nobody_until_it_is_cleared(
+    rig: Rig, kind: str, name: str, words: str
+) -> None:
+    gpu, other = rig.gpus
+    gpu.errors[kind][name] = other.errors[kind][name] = 4  # of earlier days
+    book = take(rig, gpu, other)
+    gpu.errors[kind][name] += 1
+    with pytest.raises(QuarantinedError, match=words):
+        clear(rig, book)
+    assert quarantined(rig) == [gpu.address]
+    assert other.was_reset == 1
+    devices.clear(rig.layout, gpu.address, {}, rig.host)
+    clear(rig, take(rig, gpu))  # what was counted before is no sign any more
+    assert quarantined(rig) == []
+
+
+def test_a_vf_that_had_errors_is_off_its_network_all_the_same(rig: Rig) -> None:
+    vf = rig.vfs[0]
+    book = take(rig, vf, role="vf")
+    vf.errors["fatal"]["TLP"] = 2
+    with pytest.raises(QuarantinedError, match=r"2 fatal \(TLP 2\)"):
+        clear(rig, book)
+    assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
+
+
+def test_errors_are_told_by_name_and_a_function_that_came_back_counts_anew(tmp_path: Path) -> None:
+    (tmp_path / "aer_dev_fatal").write_text("Undefined 0\nData Link Protocol 7\nTOTAL_ERR_FATAL 7\n")
+    before = aer.counts(str(tmp_path))
+    assert before == {"fatal": {"Undefined": 0, "Data Link Protocol": 7}}
+    assert aer.risen(before, before) == ""
+    assert aer.risen(before, {"fatal": {"Undefined": 0, "Data Link Protocol": 0}}) == ""
+    assert aer.risen(before, {"fatal": {"Data Link Protocol": 2}}) == "2 fatal (Data Link Protocol 2)"
+    assert aer.risen({}, {}) == ""
+    assert aer.counts(str(tmp_path / "none")) == {}
 
 
 # --- out of quarantine ------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
-from vhpc_slurm.node import attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_ways, vfio
+from vhpc_slurm.node import aer, attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_ways, vfio
 from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU, VF, VFIO, DeviceError
@@ -105,6 +105,7 @@ def acquire(
             override=before.override,
             methods=before.methods,
             group=before.group,
+            aer=aer.counts(preflight.device_path(case.root, device.address)),
         )
         try:
             vfio.bind(case.root, device.address, before, config.timeout_s)
@@ -168,6 +169,9 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
         if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
             return  # nothing was done to it yet, or all was undone
         _see_unused(root, layout, entry, driver, host or Host())
+        errors = aer.risen(data.get("aer", {}), aer.counts(path))  # before the reset, which may cause some
+        if errors:
+            raise vfio.DoubtError(f"device {address} has reported PCI Express errors during the job", errors)
         if driver in ("", VFIO):
             vfio.reset(root, address, before)
             if data["role"] == GPU:
