@@ -24,6 +24,7 @@ from vhpc_slurm.controller.rounds import Rounds
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError
 from vhpc_slurm.model import (
+    MAX_GUESTS_PER_NODE,
     NODE_NAME,
     Allocation,
     Generation,
@@ -277,6 +278,8 @@ def _check(request: JobRequest, allocation: Allocation) -> None:
     what = f"cannot make a lease for job {request.job_id}"
     if not (0 < request.job_id < 1 << 32 and 0 <= request.restart < 10**9):
         raise FabricError(what, "no such job id or restart count")
+    if not 1 <= request.guests_per_node <= MAX_GUESTS_PER_NODE:
+        raise FabricError(what, f"a node has 1 to {MAX_GUESTS_PER_NODE} guests")
     if not names:
         raise FabricError(what, "it has no nodes (yet)")
     if len(set(names)) != len(names) or not all(NODE_NAME.match(name) for name in names):

@@ -332,7 +332,7 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
         if guids:
             wait_s = work.layout.config.fabric.guest_timeout_s
-            guestports.find(work.lease, work.plan.node, guids, channel, wait_s=wait_s, timeout_s=timeout)
+            guestports.find(work.lease, guest.hostname, guids, channel, wait_s=wait_s, timeout_s=timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(

@@ -20,6 +20,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
     VcpuPin,
+    guest_hostname,
 )
 from vhpc_slurm.placement import overhead, pci
 from vhpc_slurm.placement.cpu import (
@@ -221,7 +222,7 @@ def _guest(
         return [], errors
     guest = GuestPlan(
         index=index,
-        hostname=node if guests == 1 else f"{node}-{index}",
+        hostname=guest_hostname(node, index, guests),
         pins=tuple(VcpuPin(pin.vcpu, pin.os_cpu, cell_of[pin.vcpu]) for pin in cpus.placement.pins),
         topology=cpus.placement.topology,
         cells=memory.cells,
