@@ -304,6 +304,7 @@ def _killed_helper(work: Boot, guest: GuestPlan) -> str:
     """Which of the guest's processes a signal has ended, not the guest's own end; empty when none."""
     helpers = [("the daemon of a shared folder", ref) for ref in work.daemons.get(guest.index, [])]
     if shim := work.shims.get(guest.index):
+        process.wait_gone(shim, 1.0)  # its sockets close before it has ended
         helpers.append(("vhpc-shim", shim))
     found = ((name, process.killed_by(ref)) for name, ref in helpers)
     return "; ".join(f"{name} had {signal.Signals(number).name}" for name, number in found if number)
