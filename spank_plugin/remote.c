@@ -184,6 +184,7 @@ static int check(spank_t spank, const struct task *task, const struct vhpc_state
 static bool set_environment(spank_t spank, const struct task *task, const struct vhpc_state *state,
                             bool runs_in_guest)
 {
+    char file[PATH_MAX]; /* it was read just now, so there is room for its name */
     const struct {
         const char *name;
         const char *value; /* NULL: must not be set */
@@ -192,10 +193,12 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
         {VHPC_ENV_JOB_IMAGE, state->image},
         {"VHPC_RUN_SOCKET", runs_in_guest ? state->socket : NULL},
         {"VHPC_RUN_COMMANDS", runs_in_guest ? state->commands : NULL},
+        {"VHPC_RUN_STATE", runs_in_guest ? file : NULL},
         {"VHPC_RUN_SCRIPT", runs_in_guest && task->step == SLURM_BATCH_SCRIPT ? "1" : NULL},
         {VHPC_ENV_RUN_ARGV0, NULL},
     };
 
+    snprintf(file, sizeof file, "%s/jobs/%u/state", vhpc_plugin.args.run_dir, task->job);
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         if (variables[i].value == NULL)
             (void)spank_unsetenv(spank, variables[i].name);
