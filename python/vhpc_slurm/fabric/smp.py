@@ -40,7 +40,7 @@ MAX_HOPS = 63
 _CLASSES = (0x81, 0x01)  # directed route, LID routed
 _TIMEOUT_MS, _RETRIES = 300, 2
 AHEAD_S = 2.0
-"""So long ports that were found are where they were: no cable is moved and its link up again in that time."""
+"""So long ports that were found are where they were: to move a cable takes longer."""
 
 
 @dataclass(frozen=True)
