@@ -206,6 +206,7 @@ def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path])
         guest=guest,
         hypervisor="kvm" if work.inventory.kvm else "qemu",
         cpu_vendor=work.inventory.cpu_vendor,
+        invariant_tsc=work.inventory.invariant_tsc,
         libvirt_version=libvirt_version,
         emulator=config.emulator,
         kernel=str(kernel),
