@@ -190,6 +190,7 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
     bool several = runs_in_guest && state->guests > 1;
     char guest[16];
     char guests[16];
+    char file[PATH_MAX]; /* it was read just now, so there is room for its name */
     const struct {
         const char *name;
         const char *value; /* NULL: must not be set */
@@ -200,12 +201,14 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
         {VHPC_ENV_GUEST, several ? guest : NULL},
         {"VHPC_RUN_SOCKET", runs_in_guest ? task->socket : NULL},
         {"VHPC_RUN_COMMANDS", runs_in_guest ? state->commands : NULL},
+        {"VHPC_RUN_STATE", runs_in_guest ? file : NULL},
         {"VHPC_RUN_SCRIPT", runs_in_guest && task->step == SLURM_BATCH_SCRIPT ? "1" : NULL},
         {VHPC_ENV_RUN_ARGV0, NULL},
     };
 
     snprintf(guest, sizeof guest, "%u", task->guest);
     snprintf(guests, sizeof guests, "%u", state->guests);
+    snprintf(file, sizeof file, "%s/jobs/%u/state", vhpc_plugin.args.run_dir, task->job);
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         if (variables[i].value == NULL)
             (void)spank_unsetenv(spank, variables[i].name);

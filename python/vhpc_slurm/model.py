@@ -178,7 +178,8 @@ class HostInventory:
 
     ``abstract`` lists OS CPU ids in Slurm's abstract order: entry *i* is the OS
     id of abstract CPU *i*.  ``address_bits`` is how wide the CPU's physical
-    addresses are, 0 where that is not known.
+    addresses are, 0 where that is not known.  ``invariant_tsc``: the CPU's time
+    stamp counter runs on in all power states; those of virtual machines seldom do.
     """
 
     node: str
@@ -192,6 +193,7 @@ class HostInventory:
     caches: tuple[HostCache, ...] = ()
     pci: tuple[PciFunction, ...] = ()
     address_bits: int = 0
+    invariant_tsc: bool = True
 
 
 # --- plan -------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from attribute_fs import fixed
@@ -15,8 +15,9 @@ from device_rig import GENERATION, Rig, machine
 from fake_hca import ETHERNET, network
 from test_placement import MANIFEST, REQUEST
 
+from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hooks import prolog, slurmctld
+from vhpc_slurm.hooks import exposed, prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import (
     Allocation,
@@ -24,6 +25,7 @@ from vhpc_slurm.model import (
     HostInventory,
     ImageIdentity,
     Lease,
+    LeaseRecord,
     LeaseState,
     NetworkIdentity,
     NodeAllocation,
@@ -35,6 +37,7 @@ from vhpc_slurm.node import (
     guestports,
     identities,
     inventory,
+    journal,
     quarantine,
     stages,
     teardown,
@@ -106,6 +109,30 @@ def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> 
     assert [gpu.driver for gpu in rig.gpus] == ["nvidia", "nvidia"]
     assert [ports[n].port_guid for n in (0, 1)] == [PARKED_GUID, PARKED_GUID]
     assert [ports[n].state for n in (0, 1)] == [2, 2]
+
+
+def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = lease(vfs(2))
+    _, book = prepare(rig, what)
+    book.close()
+    ports = rig.kernel.interfaces[1].ports
+    off = [(PARKED_GUID, 2)] * 2
+    assert [(ports[n].port_guid, ports[n].state) for n in (0, 1)] != off
+    release = teardown.release_guests
+
+    def looking(*arguments: Any) -> None:
+        assert [(ports[n].port_guid, ports[n].state) for n in (0, 1)] == off
+        release(*arguments)
+
+    monkeypatch.setattr(teardown, "release_guests", looking)
+    record = LeaseRecord(what, 1.0, 1.0, ())
+    fabric = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
+    (finding,) = exposed.exposed(rig.layout, "n1", [record], fabric)
+    finding.mend()
+    assert journal.read(rig.layout.journals, GENERATION) == []
+    teardown.clear(rig.layout, GENERATION, "n1")
 
 
 def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(rig: Rig) -> None:

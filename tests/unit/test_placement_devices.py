@@ -10,7 +10,7 @@ import pytest
 from machine_tree import gpu_node
 from test_placement import GENERATION, MANIFEST, REQUEST
 
-from vhpc_slurm.config import Config, Guests, Host, Placement
+from vhpc_slurm.config import Config, Devices, Guests, Host, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import Claim, NodeDevices, PciBar, PciFunction
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation, NodePlan
@@ -159,6 +159,14 @@ def test_a_gpu_that_cannot_be_given_is_the_nodes_fault(
     error = refused(host, SOCKET_0, gres(wanted), given=devices(host, **given)).error()
     assert isinstance(error, kind)
     assert says in error.line()
+
+
+def test_what_the_site_names_may_be_of_any_class(host: HostInventory) -> None:
+    (hca,) = (function for function in host.pci if function.address == "0000:0d:00.0")
+    config = Config(devices=Devices(allow=(f"{hca.vendor:04x}:{hca.device:04x}",)))
+    given = devices(host, gpus=(hca.address,))
+    (guest,) = planned(host, SOCKET_0, gres((0,)), given=given, config=config).guests
+    assert addresses(guest, "gpu") == [hca.address]
 
 
 def test_gpus_without_indexes_are_the_sites_fault(host: HostInventory) -> None:

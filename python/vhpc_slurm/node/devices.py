@@ -7,7 +7,8 @@ it, and no plan names it, until ``vhpc devices clear`` has checked it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,6 +254,17 @@ def park(layout: Layout, address: str) -> None:
     """
     timeout_s = layout.config.devices.timeout_s
     vf.take_back(vf_ways.find(layout.config.host.sysfs_root, address, timeout_s), address)
+
+
+def cut_off(layout: Layout, entries: Iterable[Entry]) -> None:
+    """Take a generation's virtual functions off their networks now, while a guest may have them.
+
+    The release does it once more, and doubts those that are not off then.
+    """
+    for entry in entries:
+        if entry.kind == KIND and entry.data["role"] == VF:
+            with contextlib.suppress(VhpcError, OSError):
+                park(layout, str(entry.data["address"]))
 
 
 def stray(layout: Layout, address: str) -> str:

@@ -7,6 +7,7 @@ failure leaves everything to the journal's releases; nothing is undone here.
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -66,6 +67,8 @@ class Boot:
     staged: images.StagedImage | None = None
     daemons: dict[int, list[process.ProcessRef]] = field(default_factory=dict)
     """Of the shared folders, by guest."""
+    shims: dict[int, process.ProcessRef] = field(default_factory=dict)
+    """By guest."""
 
     def run_dir(self, guest: GuestPlan) -> Path:
         """Run folder of one guest."""
@@ -204,6 +207,7 @@ def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path])
         guest=guest,
         hypervisor="kvm" if work.inventory.kvm else "qemu",
         cpu_vendor=work.inventory.cpu_vendor,
+        invariant_tsc=work.inventory.invariant_tsc,
         libvirt_version=libvirt_version,
         emulator=config.emulator,
         kernel=str(kernel),
@@ -244,6 +248,7 @@ def _start_shim(work: Boot, guest: GuestPlan, uid: int) -> None:
             pass_fds=(agent.fileno(), listener.fileno(), said.fileno(), *watched),
         )
     work.journal.update(key, pid=ref.pid, started=ref.started)
+    work.shims[guest.index] = ref
 
 
 def _ended(work: Boot, guest: GuestPlan) -> bool:
@@ -265,7 +270,7 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
         _start_shim(work, guest, uid)
     except NodeError as err:
         # a guest that ends at once takes its channel and its folders' daemons with it: not the node's fault
-        if _ended(work, guest):
+        if _killed_helper(work, guest) or _ended(work, guest):
             raise _boot_failure(work, guest, late=False) from err
         raise
     try:
@@ -289,6 +294,12 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     words = console.last_words(work.run_dir(guest) / "console.log")
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
+    if killed := _killed_helper(work, guest):
+        return UserError(
+            f"a process that the guest needs was killed on {node} while image {image} booted",
+            killed,
+            "submit the job again; if it ends like this again, tell the site's support",
+        )
     if late:
         return UserError(
             f"image {image} did not get ready within {_boot_limit(work, guest)} s on {node}",
@@ -309,6 +320,16 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
             "submit the job again; if it ends like this again, see to the image",
         )
     return UserError(f"image {image} did not boot on {node}", said)
+
+
+def _killed_helper(work: Boot, guest: GuestPlan) -> str:
+    """Which of the guest's processes a signal has ended, not the guest's own end; empty when none."""
+    helpers = [("the daemon of a shared folder", ref) for ref in work.daemons.get(guest.index, [])]
+    if shim := work.shims.get(guest.index):
+        process.wait_gone(shim, 1.0)  # its sockets close before it has ended
+        helpers.append(("vhpc-shim", shim))
+    found = ((name, process.killed_by(ref)) for name, ref in helpers)
+    return "; ".join(f"{name} had {signal.Signals(number).name}" for name, number in found if number)
 
 
 def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
