@@ -23,6 +23,7 @@ from fabric_lab import (
     NOBODY,
     SM_GUID,
     SimulatedFabric,
+    crowding,
     holding,
     sets,
     simulated_fabric,
@@ -429,12 +430,8 @@ def test_a_file_that_fills_a_port_s_table_is_taken_back(
     # A fabric of its own: opensm never finds back to the default key on a port that was full once.
     monkeypatch.chdir(tmp_path)
     with simulated_fabric(tmp_path) as fabric:
-        many = tuple(
-            Partition(f"site_{pkey:04x}", pkey, ((f"{GUIDS[0]:#018x}", False),))
-            for pkey in range(0x10, 0x10 + 64)
-        )
         reader = FabricReader(environment=fabric.environment)
-        site = Site(fabric, reader, tmp_path / "db", site=many)
+        site = Site(fabric, reader, tmp_path / "db", site=crowding(GUIDS[0], 64))
         before = fabric.partitions.read_bytes()
         with pytest.raises(FabricError, match=r"does not like its configuration.*ERR 0512"):
             site.open(1, "n1")
