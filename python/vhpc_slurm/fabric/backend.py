@@ -200,6 +200,19 @@ class KeyPolicy:
         return found, claim
 
 
+class ByPolicy:
+    """The part of a backend that chooses: all but ``NoNetwork`` leave it to their policy."""
+
+    def __init__(self, policy: KeyPolicy) -> None:
+        self._policy = policy
+
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim | None]:
+        """Choose a key."""
+        return self._policy.plan(generation, request, allocation, book)
+
+
 def addresses_of(network: IPv4Network, claim: Claim, nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """(node, address) of a claim's guests, by their ranks: those who share a key have different ones.
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, partitions
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof, RefusedError
+from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof, RefusedError
 from vhpc_slurm.fabric.keys import PORT_PREFIX, Book, Claim
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
-from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+from vhpc_slurm.model import Generation
 
 log = logging.getLogger("vhpcd")
 
@@ -57,7 +57,7 @@ class Change:
         return f"{self.pkey:#06x} {' and '.join(word for word in words if word)}"
 
 
-class UfmRest:
+class UfmRest(ByPolicy):
     """Tells UFM, polls it, and reads the fabric where that can be read."""
 
     def __init__(
@@ -77,7 +77,7 @@ class UfmRest:
         Raises:
             FabricError: the mark's key is one of the pool, or none.
         """
-        self._policy = policy
+        super().__init__(policy)
         self._ufm = ufm
         self._readback = readback
         self._knows = knows
@@ -97,12 +97,6 @@ class UfmRest:
         keys.refuse_strangers(keys.PKEYS, book)
         self._ufm.version()
         self._guard(self._ufm.partitions(), book)
-
-    def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
-        """Choose a key."""
-        return self._policy.plan(generation, request, allocation, book)
 
     def apply(self, book: Book, *, force: bool = False) -> None:
         """Have UFM carry what the book carries, and wait until it says so.
