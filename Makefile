@@ -58,7 +58,7 @@ types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
 	MYPYPATH=bench:python:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
-	for part in unit lab image fuzz; do \
+	for part in unit lab image fuzz hw; do \
 	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
 
@@ -68,7 +68,7 @@ unit: deps ## Python unit tests, some of them of the guest programs
 	@cmake -S . -B $(BUILD)/unit -G Ninja -DBUILD_TESTING=OFF -DVHPC_SPANK=OFF >$(BUILD)/unit.log || \
 	    { cat $(BUILD)/unit.log; exit 1; }
 	cmake --build $(BUILD)/unit
-	VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -m "not lab and not slow" tests
+	VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -m "not lab and not slow and not hw" tests
 
 .PHONY: ctest
 ctest: deps ## C tests with address and undefined-behaviour sanitizers, and a short fuzz run
@@ -86,6 +86,10 @@ lab-up: deps ## Bring the one-machine cluster up, with this checkout installed a
 .PHONY: lab-tests
 lab-tests: lab-up ## End-to-end tests with real jobs
 	$(PY) -m pytest -m "lab and not slow" tests
+
+.PHONY: check-hw
+check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machine with an IOMMU, SR-IOV and NUMA nodes
+	$(PY) -m pytest -m hw tests/hw
 
 .PHONY: clean
 clean: ## Take the lab down and remove what was built; caches in /var/cache stay

@@ -43,24 +43,9 @@ class _Part:
 
 def deploy(lab: Lab, record: Record) -> Deployment:
     """Build and install everything that the checkout has."""
-    programs = _hooks()
-    failures = []
-    for part in _parts(record):
-        try:
-            programs.update(_build(part))
-        except LabError as err:
-            failures.append(str(err))
-            kept = {name: lab.deployed / "libexec" / name for name in part.products}
-            programs.update({name: path for name, path in kept.items() if path.exists()})
+    programs, failures = collect(Path(record.rootfs), lab.deployed / "libexec")
     changed = _sync(programs, lab.deployed / "libexec")
-    package = CHECKOUT / "python/vhpc_slurm"
-    modules = {
-        str(path.relative_to(package)): path
-        for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    if not modules:
-        say(f"skipping the Python package: {package} does not exist yet")
+    modules = package()
     stale = set()
     if _sync(modules, lab.deployed / "python"):
         stale.add("vhpcd")
@@ -69,13 +54,45 @@ def deploy(lab: Lab, record: Record) -> Deployment:
     return Deployment(stale, failures)
 
 
-def _parts(record: Record) -> tuple[_Part, ...]:
+def collect(rootfs: Path, installed: Path | None = None) -> tuple[dict[str, Path], list[str]]:
+    """Build what belongs into /usr/libexec/vhpc; return it by name, and what failed.
+
+    Args:
+        rootfs: system tree whose Slurm the plugin is for.
+        installed: where the programs are that stay when theirs cannot be built.
+    """
+    programs = _hooks()
+    failures = []
+    for part in _parts(rootfs):
+        try:
+            programs.update(_build(part))
+        except LabError as err:
+            failures.append(str(err))
+            kept = {name: installed / name for name in part.products} if installed is not None else {}
+            programs.update({name: path for name, path in kept.items() if path.exists()})
+    return programs, failures
+
+
+def package() -> dict[str, Path]:
+    """Files of the Python package by their names in it."""
+    root = CHECKOUT / "python/vhpc_slurm"
+    modules = {
+        str(path.relative_to(root)): path
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    if not modules:
+        say(f"skipping the Python package: {root} does not exist yet")
+    return modules
+
+
+def _parts(rootfs: Path) -> tuple[_Part, ...]:
     guest = ("vhpc-run", "vhpc-shim")
-    headers = f"-DSLURM_INCLUDE_DIR={record.rootfs}/usr/include"
+    headers = f"-DSLURM_INCLUDE_DIR={rootfs}/usr/include"
     return (
         _Part("guest", "guest", guest, guest, ("-DVHPC_SPANK=OFF",)),
         # loads only in the Slurm whose headers it was built against: a build folder for each system tree
-        _Part("spank_plugin", Path(record.rootfs).name, ("vhpc_spank",), ("vhpc.so",), (headers,)),
+        _Part("spank_plugin", rootfs.name, ("vhpc_spank",), ("vhpc.so",), (headers,)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 CUSTOMIZE = Path(__file__).resolve().parents[1] / "rootfs" / "customize"
@@ -47,6 +47,10 @@ class Suite:
     name: str
     extra: tuple[str, ...]
     apt_options: tuple[str, ...] = ()
+    # what the archive calls it, where the tree has a name of its own
+    archive: str = field(default="", repr=False)
+    # what else is done to the fresh tree, of which a disk is made then
+    finish: Path | None = field(default=None, repr=False)
     # Debian 12 has only the C virtiofsd, which cannot run as a plain user
     virtiofsd: str = "/usr/libexec/virtiofsd"
     virtiofsd_from: str = ""
@@ -59,6 +63,8 @@ class Suite:
     def digest(self) -> str:
         """Name this recipe: a change of any input gives another tree."""
         content = repr((self, self.packages, PYTHON_PACKAGES)).encode() + CUSTOMIZE.read_bytes()
+        if self.finish is not None:
+            content += self.archive.encode() + self.finish.read_bytes()
         return hashlib.sha256(content).hexdigest()[:12]
 
 
@@ -78,3 +84,10 @@ SUITES = {
     )
 }
 DEFAULT_SUITE = "trixie"
+# the hardware lab's machine: the same system with an init and a kernel that has device drivers
+HARDWARE = Suite(
+    "hardware",
+    (*_MODERN, "busybox", "dbus", "linux-image-amd64", "pciutils", "systemd-sysv", "udev"),
+    archive="trixie",
+    finish=CUSTOMIZE.with_name("hardware"),
+)

@@ -15,6 +15,8 @@ from vlablib.report import LabError, say, step
 from vlablib.settings import USERS
 
 _LEFT_OUT = ("doc", "man", "info", "locale")
+# a sparse file; what a machine writes goes elsewhere
+_DISK_SIZE = "6G"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
@@ -48,6 +50,11 @@ def _ensure(cache: Path, suite: Suite) -> Path:
     return tree
 
 
+def disk(tree: Path) -> Path:
+    """Where the disk is that was made of a tree."""
+    return tree.with_name(tree.name + ".img")
+
+
 def slurm_version(tree: Path) -> tuple[int, int]:
     """Return (major, minor) of the tree's Slurm, such as (24, 11), from its headers."""
     header = tree / "usr/include/slurm/slurm_version.h"
@@ -73,6 +80,7 @@ def _bootstrap(tree: Path, suite: Suite) -> None:
     environment["VLAB_PYTHON_PACKAGES"] = " ".join(PYTHON_PACKAGES)
     environment["VLAB_USERS"] = " ".join(f"{user.name}:{user.uid}" for user in USERS)
     environment["LC_ALL"] = "C.UTF-8"
+    environment["INITRD"] = "No"  # the hook makes it, when it has said of what
     try:
         with step(f"bootstrapping Debian {suite.name} into {tree} (once; 1-2 minutes)"):
             if suite.virtiofsd_from:
@@ -80,9 +88,19 @@ def _bootstrap(tree: Path, suite: Suite) -> None:
                 # variant extract: virtiofsd and its libraries unpacked, nothing configured
                 _mmdebstrap(donor, SUITES[suite.virtiofsd_from], "extract", ("virtiofsd",), environment)
             _mmdebstrap(partial, suite, "minbase", suite.packages, environment)
+            if suite.finish is not None:
+                _make_disk(partial, disk(tree))
     finally:
         _remove(donor)
     partial.rename(tree)
+
+
+def _make_disk(tree: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    command = ["mke2fs", "-q", "-t", "ext4", "-d", str(tree), "-E", "root_owner=0:0", str(target), _DISK_SIZE]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise LabError(f"{shlex.join(command)}\nended with {ended.returncode}:\n{ended.stderr}")
 
 
 def _mmdebstrap(
@@ -97,9 +115,10 @@ def _mmdebstrap(
     command += [f"--aptopt={option}" for option in ('APT::Sandbox::User "root"', *suite.apt_options)]
     if variant == "minbase":
         command.append(f"--customize-hook={CUSTOMIZE}")
+        command += [f"--customize-hook={hook}" for hook in (suite.finish,) if hook is not None]
     if not _KEYRING.exists():
         raise LabError(f"{_KEYRING} is missing; run: apt-get install debian-archive-keyring")
-    command += [suite.name, str(target)]
+    command += [suite.archive or suite.name, str(target)]
     log = target.with_name(target.name + ".log")
     with log.open("wb") as output:
         ended = subprocess.run(
@@ -132,4 +151,5 @@ def _prune(cache: Path, suite: Suite, current: Path) -> None:
                 left = tree.with_name(tree.name + suffix)
                 _remove(left)
                 left.with_name(left.name + ".log").unlink(missing_ok=True)
+            disk(tree).unlink(missing_ok=True)
             lock_path.unlink()

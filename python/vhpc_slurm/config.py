@@ -211,7 +211,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         tuple[str, ...],
         _doc(
             'VENDOR:DEVICE ids that may be handed out, like "10de:2330"; empty: what the GPU map names, and '
-            "virtual functions of network adapters"
+            "virtual functions of network adapters. A GPU of the map that is named here may be of any class"
         ),
     ] = ()
     reset_methods: Annotated[

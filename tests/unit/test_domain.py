@@ -176,6 +176,12 @@ def test_nothing_that_needs_kvm_is_in_a_software_guest() -> None:
     assert "invtsc" not in {feature.get("name") for feature in domain.iterfind("cpu/feature")}
 
 
+def test_an_invariant_tsc_is_required_only_of_a_host_that_has_one() -> None:
+    nested = ET.fromstring(render(spec(FLAT, invariant_tsc=False)))
+    assert nested.get("type") == "kvm"
+    assert "invtsc" not in {feature.get("name") for feature in nested.iterfind("cpu/feature")}
+
+
 def test_amd_guests_alone_are_told_to_show_smt() -> None:
     def features(case: str) -> set[str | None]:
         return {feature.get("name") for feature in ET.fromstring(render(CASES[case])).iterfind("cpu/feature")}

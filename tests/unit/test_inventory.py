@@ -113,6 +113,12 @@ def test_vendor_and_hugepages_come_from_the_tree(trees: Trees) -> None:
     assert [size for size, _, _ in host.cells[0].hugepages] == [2048, 1048576]
 
 
+def test_an_invariant_tsc_is_what_the_kernel_calls_nonstop(trees: Trees) -> None:
+    # a Xeon Silver 4108, whose flags have nonstop_tsc, and one twelve years older, whose flags have not
+    assert read(trees("32intel64-2p8co2t+8ve")).invariant_tsc
+    assert not read(trees("16em64t-4s2c2t-offlines")).invariant_tsc
+
+
 def test_free_hugepages_are_read_beside_the_total(tmp_path: Path) -> None:
     tree = unpack("32intel64-2p8co2t+8ve", tmp_path)
     pool = tree / "sys/devices/system/node/node1/hugepages/hugepages-2048kB"

@@ -10,7 +10,7 @@ import pytest
 from machine_tree import gpu_node
 from test_placement import GENERATION, MANIFEST, REQUEST
 
-from vhpc_slurm.config import Config, Guests, Host, Placement
+from vhpc_slurm.config import Config, Devices, Guests, Host, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import Claim, NodeDevices, PciBar, PciFunction
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation, NodePlan
@@ -159,6 +159,14 @@ def test_a_gpu_that_cannot_be_given_is_the_nodes_fault(
     error = refused(host, SOCKET_0, gres(wanted), given=devices(host, **given)).error()
     assert isinstance(error, kind)
     assert says in error.line()
+
+
+def test_what_the_site_names_may_be_of_any_class(host: HostInventory) -> None:
+    (hca,) = (function for function in host.pci if function.address == "0000:0d:00.0")
+    config = Config(devices=Devices(allow=(f"{hca.vendor:04x}:{hca.device:04x}",)))
+    given = devices(host, gpus=(hca.address,))
+    (guest,) = planned(host, SOCKET_0, gres((0,)), given=given, config=config).guests
+    assert addresses(guest, "gpu") == [hca.address]
 
 
 def test_gpus_without_indexes_are_the_sites_fault(host: HostInventory) -> None:
@@ -398,7 +406,7 @@ def test_software_emulation_has_40_address_bits_whatever_the_host_has(host: Host
 
 def test_guests_on_a_node_share_gpus_and_vfs_by_nearness(host: HostInventory) -> None:
     result = planned(host, ALL, gres(tuple(range(8)), 4), guests_per_node=4)
-    assert [guest.hostname for guest in result.guests] == ["n1-0", "n1-1", "n1-2", "n1-3"]
+    assert [guest.hostname for guest in result.guests] == ["n1-g0", "n1-g1", "n1-g2", "n1-g3"]
     for guest in result.guests:
         (cell,) = {cell.host_cell for cell in guest.cells}
         assert {device.host_cell for device in guest.devices} == {cell}

@@ -249,6 +249,7 @@ def _xml(config: Config, case: Case, guest: GuestPlan) -> str:
             guest=guest,
             hypervisor="kvm" if case.host.kvm else "qemu",
             cpu_vendor=case.host.cpu_vendor,
+            invariant_tsc=case.host.invariant_tsc,
             libvirt_version=version,
             emulator=config.guests.emulator,
             kernel=str(run_dir / "kernel"),

@@ -48,7 +48,9 @@ def _features(spec: DomainSpec) -> tuple[Feature, ...]:
         return (*fast_strings, *no_nesting)
     # QEMU leaves topoext off for host-passthrough; an AMD guest then sees no siblings.
     siblings = (Feature("topoext", "require"),) if spec.cpu_vendor in AMD else ()
-    return (Feature("invtsc", "require"), *siblings, *no_nesting)
+    # libvirt starts no guest that requires what the host has not: a node that is itself a virtual machine
+    stable = (Feature("invtsc", "require"),) if spec.invariant_tsc else ()
+    return (*stable, *siblings, *no_nesting)
 
 
 def context(spec: DomainSpec) -> CpuContext:

@@ -57,6 +57,7 @@ class DomainSpec:
         agent_socket: socket that QEMU listens on for the agent's port.
         console_log: file that the guest's serial console is written to.
         shares: virtiofs devices.
+        invariant_tsc: the host's time stamp counter may be shown as one that never stops.
 
     Raises:
         UserError: a value that comes from the image is not acceptable.
@@ -80,6 +81,7 @@ class DomainSpec:
     console_log: str
     shares: tuple[ShareSpec, ...] = ()
     root_format: str = "erofs"
+    invariant_tsc: bool = True
 
     @property
     def kvm(self) -> bool:

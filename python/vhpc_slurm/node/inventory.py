@@ -67,6 +67,7 @@ def read(
         caches=found.caches,
         pci=functions,
         address_bits=int(bits[1]) if bits else 0,
+        invariant_tsc="nonstop_tsc" in _cpuinfo_field(cpuinfo, "flags").split(),
     )
 
 

@@ -6,9 +6,11 @@ failure leaves everything to the journal's releases; nothing is undone here.
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +44,7 @@ from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.placement.usage import fold
 
 NOBODY_GID = 65534
+log = logging.getLogger("vhpc")
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Boot:
     recorder: Recorder
     account: accounts.Account
     hypervisor: Hypervisor
+    replan: Callable[[], NodePlan] | None = None
+    """Makes and books another plan, without what is in quarantine by now."""
     shares: list[shares.Share] = field(default_factory=list)
     staged: images.StagedImage | None = None
     daemons: dict[int, list[process.ProcessRef]] = field(default_factory=dict)
@@ -82,10 +87,9 @@ def boot(work: Boot) -> None:
         _stage_image(work)
     with work.recorder.stage("shares"):
         _choose_shares(work)
-    taken = [device for guest in work.plan.guests for device in guest.devices]
-    if taken:
+    if taken := _devices(work.plan):
         with work.recorder.stage("devices", " ".join(device.address for device in taken)):
-            _take_devices(work, taken)
+            _take_devices(work)
     started = []
     for guest in work.plan.guests:
         with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
@@ -116,11 +120,27 @@ def _choose_shares(work: Boot) -> None:
     work.shares = [share for share in asked if shares.reachable(share, work.account, timeout)]
 
 
-def _take_devices(work: Boot, taken: list[PassthroughDevice]) -> None:
-    """Bind the job's devices; libvirt takes them as they are (``managed="no"``)."""
-    wanted = identities.of_plan(work.lease, work.plan, work.inventory)
-    held = fold(claims.live(work.layout, but=work.lease.generation)).devices
-    devices.acquire(work.layout, work.journal, taken, wanted, devices.Host(held))
+def _devices(plan: NodePlan) -> list[PassthroughDevice]:
+    return [device for guest in plan.guests for device in guest.devices]
+
+
+def _take_devices(work: Boot) -> None:
+    """Bind the job's devices; libvirt takes them as they are (``managed="no"``).
+
+    While virtual functions turn out to be unfit, and are put away for it, the
+    plan is made again without them: each time there are fewer to choose from.
+    """
+    while True:
+        wanted = identities.of_plan(work.lease, work.plan, work.inventory)
+        held = fold(claims.live(work.layout, but=work.lease.generation)).devices
+        try:
+            devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.Host(held))
+            break
+        except devices.UnfitError as err:
+            if work.replan is None:
+                raise
+            log.warning("%s; looking for others", err.line())
+            work.plan = work.replan()
     config = work.layout.config
     if config.devices.fmpm:
         modules = gpumap.modules(Path(config.placement.gpu_map))
@@ -186,6 +206,7 @@ def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path])
         guest=guest,
         hypervisor="kvm" if work.inventory.kvm else "qemu",
         cpu_vendor=work.inventory.cpu_vendor,
+        invariant_tsc=work.inventory.invariant_tsc,
         libvirt_version=libvirt_version,
         emulator=config.emulator,
         kernel=str(kernel),
@@ -304,6 +325,7 @@ def _killed_helper(work: Boot, guest: GuestPlan) -> str:
     """Which of the guest's processes a signal has ended, not the guest's own end; empty when none."""
     helpers = [("the daemon of a shared folder", ref) for ref in work.daemons.get(guest.index, [])]
     if shim := work.shims.get(guest.index):
+        process.wait_gone(shim, 1.0)  # its sockets close before it has ended
         helpers.append(("vhpc-shim", shim))
     found = ((name, process.killed_by(ref)) for name, ref in helpers)
     return "; ".join(f"{name} had {signal.Signals(number).name}" for name, number in found if number)
@@ -331,7 +353,7 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
         if guids:
             wait_s = work.layout.config.fabric.guest_timeout_s
-            guestports.find(work.lease, work.plan.node, guids, channel, wait_s=wait_s, timeout_s=timeout)
+            guestports.find(work.lease, guest.hostname, guids, channel, wait_s=wait_s, timeout_s=timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(

@@ -59,7 +59,7 @@ def resolve(
     gpus: list[PciFunction] = []
     for address in _gpu_addresses(allocation, host, devices, config, errors):
         function = functions.get(address)
-        if function is None or function.class_code >> 16 not in GPU_CLASSES:
+        if function is None or not (function.class_code >> 16 in GPU_CLASSES or named(function, config)):
             what = "no PCI function" if function is None else f"of class {function.class_code:06x}, no GPU"
             errors.append(
                 NodeError(
@@ -78,6 +78,11 @@ def resolve(
     if not more and count > len(free):
         errors.append(_too_few(count, there, free, host, usage, counted=_counted(allocation, config) > 0))
     return Wanted(tuple(gpus), free, count), errors
+
+
+def named(function: PciFunction, config: Config) -> bool:
+    """Whether the site names functions of this kind, whatever their class says."""
+    return f"{function.vendor:04x}:{function.device:04x}" in config.devices.allow
 
 
 def _gpu_addresses(

@@ -13,7 +13,7 @@ from vhpc_slurm.hooks.doubt import counted
 from vhpc_slurm.node import gpumap, inventory, quarantine, scrub, setup, sysfs
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import NVIDIA, VFIO
-from vhpc_slurm.placement.devices import GPU_CLASSES, pool
+from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
 
 DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 
@@ -37,7 +37,7 @@ def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Find
         return
     functions = {function.address: function for function in host.pci}
     slurm_gpus = counted(slurm, config.placement.gpu_gres)
-    yield from gpu_map(path, gpus, functions, slurm_gpus)
+    yield from gpu_map(path, gpus, functions, slurm_gpus, config)
     vfs = pool(host, NodeDevices(gpus))
     slurm_vfs = counted(slurm, config.placement.vf_gres)
     if vfs or slurm_vfs:
@@ -57,7 +57,11 @@ def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Find
 
 
 def gpu_map(
-    path: Path, gpus: Sequence[str], functions: dict[str, PciFunction], slurm: int | None
+    path: Path,
+    gpus: Sequence[str],
+    functions: dict[str, PciFunction],
+    slurm: int | None,
+    config: Config,
 ) -> Iterator[Finding]:
     """The map names GPUs that are there, each once, as many as Slurm counts."""
     there = [
@@ -75,7 +79,11 @@ def gpu_map(
                 "write a line INDEX ADDRESS for each, in the order of gres.conf",
             )
         return
-    wrong = [address for address in gpus if address not in there]
+    wrong = [
+        address
+        for address in gpus
+        if address not in there and not (address in functions and named(functions[address], config))
+    ]
     twice = sorted({address for address in gpus if gpus.count(address) > 1})
     if wrong or twice:
         what = "; ".join(

@@ -1,0 +1,188 @@
+"""The hardware lab's machine: an emulated PC with an IOMMU, two NUMA nodes, and devices to hand to guests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from vmimages.kernel import vmlinux
+
+from vlablib.hwfiles import archive, program_of
+from vlablib.recipe import HARDWARE
+from vlablib.report import LabError, step
+from vlablib.rootfs import acquire, disk
+from vlablib.settings import Lab, deadline
+
+MEMORY_MIB = 3072
+_CMDLINE = (
+    "root=/dev/vda rw console=ttyS0 quiet panic=-1 intel_iommu=on iommu=pt tsc=unstable"
+    " no_timer_check cryptomgr.notests mitigations=off systemd.show_status=0"
+)
+# In this order QEMU and its firmware number the buses: see lab/hardware/README of addresses in vhpc.toml.
+_DEVICES = (
+    # first: it is to serve all that come after it
+    "intel-iommu,intremap=on,caching-mode=on,device-iotlb=on,aw-bits=48",
+    "pxb-pcie,id=cell0,bus_nr=32,numa_node=0,bus=pcie.0",
+    "pxb-pcie,id=cell1,bus_nr=64,numa_node=1,bus=pcie.0",
+    "pcie-root-port,id=nic0_port,bus=cell0,chassis=1,slot=1",
+    "pcie-root-port,id=nic1_port,bus=cell1,addr=0,chassis=2,slot=2",
+    "pcie-root-port,id=gpu_port,bus=cell1,addr=1,chassis=3,slot=3,pref64-reserve=1G",
+    "pcie-root-port,id=old_port,bus=cell0,addr=1,chassis=4,slot=4",
+    "igb,id=nic0,netdev=net0,bus=nic0_port,mac=52:54:00:77:00:01",
+    "igb,id=nic1,netdev=net1,bus=nic1_port,mac=52:54:00:77:00:02",
+    "pci-testdev,id=gpu0,bus=gpu_port,membar=256M",
+    # two functions that share a group, one of them without any reset
+    "pcie-pci-bridge,id=old,bus=old_port",
+    "pci-testdev,id=gpu1,bus=old,addr=1,membar=1M",
+    "e1000,id=old1,bus=old,addr=2,netdev=net2",
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the files of the one machine are."""
+
+    lab: Lab
+    state: Path
+    data: Path
+
+    @classmethod
+    def of(cls, lab: Lab) -> Machine:
+        """Beside those of the ordinary lab of the same name."""
+        return cls(
+            lab, lab.state.with_name(lab.state.name + "-hw"), lab.data.with_name(lab.data.name + "-hw")
+        )
+
+    @property
+    def port(self) -> Path:
+        """Socket of the machine's agent."""
+        return self.state / "agent.sock"
+
+    @property
+    def monitor(self) -> Path:
+        """Socket of QEMU's monitor."""
+        return self.state / "qmp.sock"
+
+    @property
+    def console(self) -> Path:
+        """What the machine writes to its serial port."""
+        return self.state / "console.log"
+
+    @property
+    def catalog(self) -> Path:
+        """Image catalogue that the machine gets a copy of when it starts."""
+        return self.data / "catalog"
+
+    def pid(self) -> int | None:
+        """The running QEMU, None when there is none."""
+        try:
+            pid = int((self.state / "qemu.pid").read_text(encoding="ascii"))
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        return pid if str(self.port).encode() in b"\0".join(words) else None
+
+
+def start(machine: Machine) -> None:
+    """Start the machine with this checkout installed; it boots when this returns.
+
+    Raises:
+        LabError: its disk or its files cannot be made.
+    """
+    if machine.pid() is not None:
+        raise LabError("the machine runs already; run: hwlab down")
+    root, fd = acquire(machine.lab.cache, HARDWARE)
+    shutil.rmtree(machine.state, ignore_errors=True)
+    machine.state.mkdir(mode=0o700, parents=True)
+    (machine.state / "tree").write_text(str(root), encoding="utf-8")
+    kernel, initrd, images = (machine.state / name for name in ("vmlinux", "initrd", "catalog.img"))
+    with step("preparing the machine"):
+        kernel.write_bytes(vmlinux(_one(root, "boot/vmlinuz-*").read_bytes()))
+        leads_to_disk = _one(root, "boot/initrd.img-*").read_bytes()
+        # the kernel looks for the next archive at a multiple of four
+        initrd.write_bytes(leads_to_disk + bytes(-len(leads_to_disk) % 4) + archive(root))
+        _make_catalog_disk(machine, images)
+    command = [*_emulator(root), *_options(machine, disk(root), images)]
+    command += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", _CMDLINE]
+    with (machine.state / "qemu.log").open("wb") as log:
+        # the descriptor keeps the tree, and with it the disk, from being pruned
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(fd,)
+        )
+    os.close(fd)
+    for _ in deadline(20):
+        if machine.pid() is not None and machine.port.exists():
+            return
+    said = (machine.state / "qemu.log").read_text(encoding="utf-8", errors="replace")
+    raise LabError(f"QEMU did not start:\n{said}")
+
+
+def tree(machine: Machine) -> Path:
+    """System tree that the running machine's disk was made of."""
+    return Path((machine.state / "tree").read_text(encoding="utf-8"))
+
+
+def stop(machine: Machine) -> None:
+    """End the machine as a power cut would, and remove what it left but the catalogue."""
+    pid = machine.pid()
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+        for _ in deadline(20):
+            if machine.pid() is None:
+                break
+    shutil.rmtree(machine.state, ignore_errors=True)
+
+
+def _emulator(tree: Path) -> list[str]:
+    """QEMU of the tree: this machine's may be too old for an SR-IOV adapter."""
+    command = program_of(tree, "qemu-system-x86_64")
+    for folder in ("qemu", "seabios"):
+        command += ["-L", str(tree / "usr/share" / folder)]
+    return command
+
+
+def _options(machine: Machine, root: Path, images: Path) -> list[str]:
+    half = MEMORY_MIB // 2
+    options = ["-M", "q35,accel=tcg,kernel-irqchip=split", "-cpu", "max", "-m", str(MEMORY_MIB)]
+    options += ["-smp", "2,sockets=2,cores=1,threads=1", "-nodefaults", "-display", "none", "-no-reboot"]
+    for cell in range(2):
+        options += ["-object", f"memory-backend-ram,id=ram{cell},size={half}M"]
+        options += ["-numa", f"node,nodeid={cell},cpus={cell},memdev=ram{cell}"]
+    options += ["-numa", "dist,src=0,dst=1,val=20"]
+    for number in range(3):
+        options += ["-netdev", f"user,id=net{number},restrict=on"]
+    for device in _DEVICES:
+        options += ["-device", device]
+    options += ["-drive", f"file={root},if=none,id=root,format=raw,snapshot=on"]
+    options += ["-device", "virtio-blk-pci,bus=pcie.0,drive=root"]
+    options += ["-drive", f"file={images},if=none,id=images,format=raw,readonly=on"]
+    options += ["-device", "virtio-blk-pci,bus=pcie.0,drive=images"]
+    options += ["-chardev", f"file,id=console,path={machine.console}", "-serial", "chardev:console"]
+    options += ["-chardev", f"socket,id=agent,path={machine.port},server=on,wait=off"]
+    options += [
+        "-device",
+        "virtio-serial-pci,bus=pcie.0",
+        "-device",
+        "virtserialport,chardev=agent,name=vlab",
+    ]
+    options += ["-qmp", f"unix:{machine.monitor},server=on,wait=off"]
+    return [*options, "-pidfile", str(machine.state / "qemu.pid")]
+
+
+def _make_catalog_disk(machine: Machine, target: Path) -> None:
+    machine.catalog.mkdir(parents=True, exist_ok=True)
+    command = ["mke2fs", "-q", "-t", "ext4", "-L", "images", "-d", str(machine.catalog), str(target), "1G"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise LabError(f"cannot make a disk of {machine.catalog}: {ended.stderr}")
+
+
+def _one(tree: Path, pattern: str) -> Path:
+    found = sorted(tree.glob(pattern))
+    if len(found) != 1:
+        raise LabError(f"{tree} has {len(found)} files {pattern}; remove the tree")
+    return found[0]

@@ -1,0 +1,121 @@
+"""The command line of hwlab."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+
+from vlablib import hardware, hwchannel, hwfiles
+from vlablib.hardware import Machine
+from vlablib.report import LabError, say, step
+from vlablib.settings import CHECKOUT, Lab, deadline
+
+_DESCRIPTION = """\
+One emulated node with systemd, cgroup v2, Slurm, libvirt, an IOMMU, two NUMA
+nodes, two SR-IOV adapters and stand-ins for GPUs: what needs real kernel
+interfaces of devices is tried here. Needs root.
+"""
+_BOOT_S = 300.0
+
+
+def main() -> int:
+    """Run hwlab; return its exit status."""
+    arguments = _parser().parse_args()
+    try:
+        return int(arguments.run(Machine.of(Lab.from_environment()), arguments))
+    except LabError as err:
+        say(str(err))
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("hwlab", description=_DESCRIPTION, formatter_class=raw)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    command = commands.add_parser("up", help="boot the machine with this checkout installed")
+    command.set_defaults(run=_up)
+    command = commands.add_parser("exec", help="run a command in it; its output comes at its end")
+    command.add_argument("-u", "--user", default="root")
+    command.add_argument("-t", "--timeout", type=float, default=60, metavar="SECONDS")
+    command.add_argument("command", nargs=argparse.REMAINDER)
+    command.set_defaults(run=_exec)
+    command = commands.add_parser("qmp", help="give its QEMU a command; arguments are JSON")
+    command.add_argument("name")
+    command.add_argument("arguments", nargs="?", default="{}")
+    command.set_defaults(run=_qmp)
+    command = commands.add_parser("status", help="whether it runs")
+    command.set_defaults(run=_status)
+    command = commands.add_parser("console", help="what it wrote to its serial port")
+    command.set_defaults(run=_console)
+    command = commands.add_parser("deploy", help="install the checkout into the running machine")
+    command.set_defaults(run=_deploy)
+    command = commands.add_parser("down", help="switch it off")
+    command.set_defaults(run=_down)
+    return parser
+
+
+def _up(machine: Machine, _: argparse.Namespace) -> int:
+    environment = {**os.environ, "VHPC_CATALOG": str(machine.catalog)}
+    subprocess.run([CHECKOUT / "scripts/publish-image"], check=True, env=environment, stdout=2)
+    hardware.start(machine)
+    with step("booting the machine"):
+        hwchannel.execute(machine.port, ["true"], "root", "", _BOOT_S)
+    with step("waiting for Slurm"):
+        for _pause in deadline(_BOOT_S):
+            said = hwchannel.execute(machine.port, ["sinfo", "-h", "-o", "%T"], "root", "", 60)
+            if said.out.strip() == "idle":
+                return 0
+    raise LabError(f"slurmd did not register: {said.out}{said.err}")
+
+
+def _exec(machine: Machine, arguments: argparse.Namespace) -> int:
+    words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    stdin = "" if sys.stdin.isatty() else sys.stdin.read()
+    done = hwchannel.execute(machine.port, words, arguments.user, stdin, arguments.timeout)
+    sys.stdout.write(done.out)
+    sys.stderr.write(done.err)
+    return done.code & 0xFF
+
+
+def _qmp(machine: Machine, arguments: argparse.Namespace) -> int:
+    answer = hwchannel.monitor(machine.monitor, arguments.name, json.loads(arguments.arguments))
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    return 0
+
+
+def _status(machine: Machine, _: argparse.Namespace) -> int:
+    pid = machine.pid()
+    say(f"the hardware lab's machine runs: {pid}" if pid else "the hardware lab's machine is off")
+    return 0 if pid else 3
+
+
+def _console(machine: Machine, _: argparse.Namespace) -> int:
+    sys.stdout.write(machine.console.read_text(encoding="utf-8", errors="replace"))
+    return 0
+
+
+def _deploy(machine: Machine, _: argparse.Namespace) -> int:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for target, data, mode in hwfiles.installed(hardware.tree(machine)):
+            member = tarfile.TarInfo(target)
+            member.size, member.mode, member.mtime = len(data), mode, int(time.time())
+            tar.addfile(member, io.BytesIO(data))
+    unpack = "base64 -d | tar -xz --unlink-first -C / && systemctl restart vhpcd"
+    text = base64.b64encode(packed.getvalue()).decode()
+    done = hwchannel.execute(machine.port, ["sh", "-c", unpack], "root", text, 120)
+    if done.code:
+        raise LabError(f"cannot install into the machine: {done.err}")
+    return 0
+
+
+def _down(machine: Machine, _: argparse.Namespace) -> int:
+    hardware.stop(machine)
+    return 0

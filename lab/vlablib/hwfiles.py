@@ -1,0 +1,109 @@
+"""What the hardware lab's machine finds on its disk: this checkout, installed, and configuration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from vmimages.newc import Archive
+
+from vlablib.deploy import collect, package
+from vlablib.report import LabError
+from vlablib.settings import CHECKOUT
+
+_TEMPLATES = CHECKOUT / "lab/hardware"
+_LIBEXEC = "usr/libexec/vhpc"
+# its name on the machine, and the mode of what is secret or run
+_CONFIGURATION = {
+    "slurm.conf": ("etc/slurm/slurm.conf", 0o644),
+    "gres.conf": ("etc/slurm/gres.conf", 0o644),
+    "cgroup.conf": ("etc/slurm/cgroup.conf", 0o644),
+    "vhpc.toml": ("etc/vhpc/vhpc.toml", 0o644),
+    "gpu.map": ("etc/vhpc/gpu.map", 0o644),
+    "tmpfiles.conf": ("etc/tmpfiles.d/vlab.conf", 0o644),
+    "fstab": ("etc/fstab", 0o644),
+    "vlab-address.service": ("etc/systemd/system/vlab-address.service", 0o644),
+    "udev.rules": ("etc/udev/rules.d/90-vlab.rules", 0o644),
+    "vhpcd.service": ("etc/systemd/system/vhpcd.service", 0o644),
+    "vlab-agent.service": ("etc/systemd/system/vlab-agent.service", 0o644),
+    "agent": ("usr/local/sbin/vlab-agent", 0o755),
+}
+_FILES = {
+    "etc/hostname": "hw\n",
+    "etc/hosts": "127.0.0.1 localhost\n10.78.0.2 hw\n",
+    "etc/machine-id": "5b0b7a1a2c4d4b2b9d3f6a7081920a3b\n",
+    "etc/modules-load.d/vlab.conf": "vfio-pci\n",
+    "etc/slurm/plugstack.conf": "required vhpc.so\n",
+    "etc/systemd/system/multi-user.target.d/vlab.conf": (
+        "[Unit]\nWants=vlab-address.service vlab-agent.service vhpcd.service\n"
+    ),
+    # what `systemctl enable vhpc-node-setup.service` does
+    "etc/systemd/system/slurmd.service.d/vlab.conf": "[Unit]\nWants=vhpc-node-setup.service\n",
+}
+
+
+def _packages(tree: Path) -> Path:
+    return next(tree.glob("opt/vhpc/lib/python3.*/site-packages")).relative_to(tree)
+
+
+def installed(tree: Path) -> Iterator[tuple[str, bytes, int]]:
+    """What of the checkout is installed: path on the machine, content, mode.
+
+    Raises:
+        LabError: a part of the checkout cannot be built.
+    """
+    programs, failures = collect(tree)
+    if failures:
+        raise LabError("\n".join(failures))
+    packages = _packages(tree)
+    for name, path in programs.items():
+        yield f"{_LIBEXEC}/{name}", path.read_bytes(), 0o755
+    for name, path in package().items():
+        yield f"{packages}/vhpc_slurm/{name}", path.read_bytes(), 0o644
+
+
+def program_of(tree: Path, name: str) -> list[str]:
+    """How to run a program of a tree here: with the tree's own loader and libraries."""
+    libraries = tree / "usr/lib/x86_64-linux-gnu"
+    return [
+        str(tree / "usr/lib64/ld-linux-x86-64.so.2"),
+        "--library-path",
+        str(libraries),
+        str(tree / "usr/bin" / name),
+    ]
+
+
+def _bytecode(tree: Path) -> Iterator[tuple[str, bytes]]:
+    """The package compiled, by path in it: an emulated machine takes half a minute for that."""
+    compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in package().items():
+            target = Path(folder, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+        environment = {"PYTHONHOME": str(tree / "usr"), "PATH": os.environ["PATH"]}
+        subprocess.run([*program_of(tree, "python3"), *compile_all], cwd=folder, env=environment, check=True)
+        for compiled in Path(folder).rglob("*.pyc"):
+            yield str(compiled.relative_to(folder)), compiled.read_bytes()
+
+
+def archive(tree: Path) -> bytes:
+    """An initramfs archive whose folder /vlab is laid over the machine's root; errors as of ``installed``."""
+    out = Archive()
+    for name, data, mode in installed(tree):
+        out.file(f"vlab/{name}", data, mode)
+    packages = _packages(tree)
+    for name, data in _bytecode(tree):
+        out.file(f"vlab/{packages}/vhpc_slurm/{name}", data)
+    for name, (target, mode) in _CONFIGURATION.items():
+        out.file(f"vlab/{target}", (_TEMPLATES / name).read_bytes(), mode)
+    for target, text in _FILES.items():
+        out.file(f"vlab/{target}", text.encode())
+    unit = (CHECKOUT / "systemd/vhpc-node-setup.service.in").read_text(encoding="utf-8")
+    unit = unit.replace("@VHPC_COMMAND@", "/usr/bin/vhpc")
+    out.file("vlab/etc/systemd/system/vhpc-node-setup.service", unit.encode())
+    out.file("vlab/etc/munge/munge.key", os.urandom(64), 0o400)
+    return out.to_bytes()

@@ -1,0 +1,43 @@
+"""Fixtures of the tests in the hardware lab's machine, and the table of what took how long."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from machine import HWLAB, Machine
+
+_TABLE = pytest.StashKey[Machine]()
+
+
+@pytest.fixture(scope="session")
+def machine(pytestconfig: pytest.Config) -> Iterator[Machine]:
+    """The machine; one that runs already is used and left alone."""
+    found = Machine()
+    pytestconfig.stash[_TABLE] = found
+    runs = subprocess.run([HWLAB, "status"], check=False, timeout=30).returncode == 0
+    if not runs:
+        with found.stage("machine boots, node-setup, slurmd registers"):
+            subprocess.run([HWLAB, "up"], check=True, timeout=900)
+    yield found
+    if not runs:
+        subprocess.run([HWLAB, "down"], check=True, timeout=60)
+
+
+@pytest.fixture
+def quiet(machine: Machine) -> Iterator[Machine]:
+    """The machine, in which nothing is left of a test when it is over."""
+    before = machine.probe("node")
+    yield machine
+    machine.quiet()
+    machine.until(lambda: machine.probe("node") == before, f"all to be as before: {before}", 60)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the stages."""
+    found = config.stash.get(_TABLE, None)
+    if found is not None and found.stages:
+        terminalreporter.section("hardware lab: seconds by stage")
+        for name, seconds in found.stages:
+            terminalreporter.write_line(f"{seconds:7.1f}  {name}")

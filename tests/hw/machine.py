@@ -1,0 +1,166 @@
+"""The hardware lab's machine as tests see it: commands in it, jobs, and what was measured."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[2]
+HWLAB = str(ROOT / "lab/hwlab")
+IMAGE = "debian-minimal"
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+# as lab/vlablib/hardware.py places them
+GPU, VF, PF = "0000:42:00.0", "0000:41:10.0", "0000:41:00.0"
+BRIDGE, OLD_GPU, NEIGHBOUR = "0000:22:00.0", "0000:23:01.0", "0000:23:02.0"
+
+# says what the guest has, then waits to be let go
+SCRIPT = """#!/bin/sh
+for device in /sys/bus/pci/devices/*; do
+    echo "pci $(cat $device/vendor):$(cat $device/device) cell $(cat $device/numa_node)"
+done
+for cell in /sys/devices/system/node/node[0-9]*; do
+    echo "cell ${cell##*node} cpus $(cat $cell/cpulist)"
+done
+env | grep -E '^(SLURM_JOB_GPUS|VHPC_HOST_SLURM_JOB_GPUS)=' | sed 's/^/env /'
+echo up
+until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.5; done
+echo down
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Machine:
+    """The running machine, and how long what took in it."""
+
+    stages: list[tuple[str, float]] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure something for the table at the end."""
+        began = time.monotonic()
+        yield
+        self.stages.append((name, time.monotonic() - began))
+
+    def run(
+        self, *argv: str, user: str = "root", stdin: str = "", check: bool = True, timeout: float = 60
+    ) -> Done:
+        """Run a command in the machine as a user, in his home."""
+        command = [HWLAB, "exec", "-u", user, "-t", f"{timeout:g}", "--", *argv]
+        ended = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, timeout=timeout + 60, check=False
+        )
+        done = Done(ended.returncode, ended.stdout, ended.stderr)
+        assert not check or done.code == 0, f"{shlex.join(argv)}: {done}"
+        return done
+
+    def shell(self, script: str, *, check: bool = True) -> Done:
+        """Run a line of shell as root."""
+        return self.run("sh", "-c", script, check=check)
+
+    def monitor(self, command: str, **arguments: object) -> None:
+        """Give the machine's QEMU a command."""
+        subprocess.run([HWLAB, "qmp", command, json.dumps(arguments)], check=True, timeout=60)
+
+    def probe(self, *argv: str) -> Any:
+        """What tests/hw/probe.py finds in the machine."""
+        text = (Path(__file__).with_name("probe.py")).read_text(encoding="utf-8")
+        return json.loads(self.run("python3", "-", *argv, stdin=text).out)
+
+    def quarantined(self) -> list[str]:
+        """Addresses of devices that vhpc calls quarantined."""
+        rows = json.loads(self.run("vhpc", "devices", "--json").out)
+        return [row["address"] for row in rows if row["state"] == "quarantined"]
+
+    def submit(self, *options: str) -> Job:
+        """sbatch SCRIPT as alice, on both CPUs of the machine, in a guest with a GPU and a function."""
+        words = ["-n1", "-c2", "--mem=768", "--gres=gpu:1", "--vhpc-vfs=1", f"--vhpc-image={IMAGE}"]
+        done = self.run("sbatch", "--parsable", *words, *options, user="alice", stdin=SCRIPT)
+        return Job(self, int(done.out))
+
+    def node(self) -> tuple[str, str]:
+        """(state, reason) of the node in Slurm."""
+        out = self.run("sinfo", "-h", "-o", "%T|%E").out.strip()
+        state, _, reason = out.partition("|")
+        return state, reason
+
+    def until(self, condition: Callable[[], T], what: str, timeout: float = 120) -> T:
+        """Wait for a condition to be true; returns what it gave."""
+        end = time.monotonic() + timeout
+        while not (found := condition()):
+            assert time.monotonic() < end, f"waited {timeout:.0f} s in vain for {what}\n{self.story()}"
+            time.sleep(0.3)
+        return found
+
+    def story(self) -> str:
+        """What a person would look at first."""
+        script = (
+            "squeue; sinfo -R; tail -n 8 /var/log/vhpc/hooks.log; tail -n 5 /run/vhpc/jobs/*/*/console.log"
+        )
+        return self.shell(script, check=False).out
+
+    def quiet(self) -> None:
+        """Cancel what there is, use the node again, and wait until it is idle."""
+        self.run("scancel", "--user=alice")
+        self.until(lambda: not self.run("squeue", "-h").out, "an empty queue", 180)
+        if self.node()[0] != "idle":
+            self.run("scontrol", "update", "NodeName=hw", "State=RESUME", check=False)
+        self.until(lambda: self.node()[0] == "idle", "an idle node", 60)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of alice."""
+
+    machine: Machine
+    id: int
+
+    def show(self) -> dict[str, str]:
+        """Fields of ``scontrol show job``."""
+        out = self.machine.run("scontrol", "-o", "show", "job", str(self.id)).out
+        return dict(word.split("=", 1) for word in out.split() if "=" in word)
+
+    def wait(self, *states: str, timeout: float = 180) -> str:
+        """Wait for one of the states (default: ended)."""
+        wanted = states or ENDED
+
+        def reached() -> str:
+            state = self.show()["JobState"]
+            return state if state in wanted else ""
+
+        return self.machine.until(reached, f"job {self.id} to be {' or '.join(wanted)}", timeout)
+
+    def output(self) -> str:
+        """What it printed so far."""
+        return self.machine.run("cat", f"slurm-{self.id}.out", user="alice", check=False).out
+
+    def runs(self, timeout: float = 240) -> None:
+        """Wait until its script says that it runs in the guest."""
+        self.machine.until(lambda: "up\n" in self.output(), f"job {self.id} to run", timeout)
+
+    def let_go(self) -> None:
+        """Let the script end."""
+        self.machine.run("touch", f"go-{self.id}", user="alice")
+
+    def domain(self) -> str:
+        """Name of its guest's domain."""
+        names = self.machine.run("virsh", "-q", "list", "--name").out.split()
+        (found,) = (name for name in names if name.startswith(f"vhpc-{self.id}-"))
+        return found

@@ -1,0 +1,135 @@
+"""What goes wrong with devices on a real kernel: the promised line or quarantine, and all as before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from machine import BRIDGE, GPU, NEIGHBOUR, OLD_GPU, Job, Machine
+
+pytestmark = [pytest.mark.hw, pytest.mark.timeout(600)]
+
+SYSFS = "/sys/bus/pci"
+# the bridge of the two is in their group as well, and its hot-plug driver would be the first reason
+OLD_MAP = f"echo 0 {OLD_GPU} > /etc/vhpc/gpu.map; echo {BRIDGE} > {SYSFS}/drivers/shpchp/unbind"
+TO_VFIO = (
+    f"echo {NEIGHBOUR} > {SYSFS}/drivers/e1000/unbind; "
+    f"echo vfio-pci > {SYSFS}/devices/{NEIGHBOUR}/driver_override; echo {NEIGHBOUR} > {SYSFS}/drivers_probe"
+)
+TO_NOBODY = f"echo {NEIGHBOUR} > {SYSFS}/drivers/e1000/unbind"
+BACK = (
+    f"echo 0 {GPU} > /etc/vhpc/gpu.map; echo default > {SYSFS}/devices/{GPU}/reset_method; "
+    f"echo {NEIGHBOUR} > {SYSFS}/devices/{NEIGHBOUR}/driver/unbind; "
+    f"echo > {SYSFS}/devices/{NEIGHBOUR}/driver_override; echo {NEIGHBOUR} > {SYSFS}/drivers_probe; "
+    f"echo {BRIDGE} > {SYSFS}/drivers_probe; true"
+)
+
+
+@pytest.fixture
+def changed(quiet: Machine) -> Iterator[Machine]:
+    """The machine, whose devices are as they were after a test that changed them by hand."""
+    yield quiet
+    quiet.shell(BACK)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (OLD_MAP, rf"{OLD_GPU} shares IOMMU group \d+ with {NEIGHBOUR}, which e1000 has"),
+        (f"{OLD_MAP}; {TO_VFIO}", rf"{OLD_GPU} shares IOMMU group \d+ with {NEIGHBOUR}, which vfio-pci has"),
+        (f"{OLD_MAP}; {TO_NOBODY}", rf"{OLD_GPU} can only be reset by bus: .* others are on the same bus"),
+        (f"echo > {SYSFS}/devices/{GPU}/reset_method", rf"{GPU} cannot be reset"),
+    ],
+    ids=["group-not-viable", "group-shared", "others-on-its-bus", "no-reset"],
+)
+def test_a_gpu_that_must_not_go_drains_the_node_and_is_not_touched(
+    changed: Machine, change: str, says: str
+) -> None:
+    changed.shell(change)
+    before = changed.probe("node")
+    with changed.stage(f"refusal: {says[:40]}"):
+        job = changed.submit()
+        changed.until(lambda: changed.node()[0].startswith("drain"), "a drained node")
+    assert re.search(says, changed.node()[1])
+    job.wait("PENDING")
+    changed.until(lambda: changed.probe("node") == before, "nothing changed")
+
+
+def kill_when(machine: Machine, job: Job, condition: str, victim: str) -> None:
+    """As soon as a shell's condition holds, kill what a pattern names by SIGKILL."""
+    wait = f"for i in $(seq 900); do if {condition}; then break; fi; sleep 0.1; done"
+    pids = f"$(pgrep -f '{victim}' | grep -v -w $$)"
+    done = machine.run("sh", "-c", f"{wait}; kill -KILL {pids}", timeout=120, check=False)
+    assert done.code == 0, f"{victim} was not there to be killed: {done}\n{machine.story()}"
+
+
+def noted(job: Job, kind: str) -> str:
+    return f'grep -qs \'"kind":"{kind}"\' /var/lib/vhpc/journal/{job.id}.*'
+
+
+def booting(job: Job) -> str:
+    return f"virsh -q list --state-running --name | grep -q '^vhpc-{job.id}-'"
+
+
+QEMU, LIBVIRTD, PROLOG = "^[^ ]*qemu-system.* guest=vhpc-", "^/usr/sbin/libvirtd", "[v]hpc_slurm.hooks.prolog"
+
+
+def test_a_killed_qemu_ends_its_job_with_one_line_and_its_devices_are_clean(quiet: Machine) -> None:
+    with quiet.stage("kill -9 of QEMU under a running job"):
+        job = quiet.submit()
+        job.runs()
+        kill_when(quiet, job, "true", QEMU)
+        assert job.wait() == "FAILED"
+    (line,) = (line for line in job.output().splitlines() if line.startswith("vhpc"))
+    assert "ended" in line
+    assert not quiet.quarantined()
+
+
+def test_a_running_job_does_not_notice_that_libvirtd_was_killed(quiet: Machine) -> None:
+    with quiet.stage("kill -9 of libvirtd under a running job"):
+        job = quiet.submit()
+        job.runs()
+        kill_when(quiet, job, "true", LIBVIRTD)
+        job.let_go()
+        assert job.wait() == "COMPLETED"
+    assert "down\n" in job.output()
+
+
+@pytest.mark.parametrize(
+    ("victim", "stage"),
+    [
+        (PROLOG, "devices"),
+        (PROLOG, "start"),
+        (PROLOG, "agent"),
+        (QEMU, "agent"),
+        (LIBVIRTD, "start"),
+    ],
+    ids=["prolog-devices", "prolog-start", "prolog-agent", "qemu-agent", "libvirtd-start"],
+)
+def test_whoever_is_killed_while_a_guest_starts_its_devices_come_back(
+    quiet: Machine, victim: str, stage: str
+) -> None:
+    with quiet.stage(f"kill -9 in a start, stage {stage}: {victim[:30]}"):
+        job = quiet.submit()
+        moment = {"devices": noted(job, "device"), "start": noted(job, "domain"), "agent": booting(job)}
+        kill_when(quiet, job, moment[stage], victim)
+        quiet.until(lambda: quiet.node()[0].startswith("drain"), "a drained node")
+        job.wait("PENDING")
+    assert not quiet.quarantined()
+
+
+def test_a_gpu_that_is_pulled_from_under_a_guest_is_quarantined(quiet: Machine) -> None:
+    with quiet.stage("GPU pulled from under a running guest"):
+        job = quiet.submit()
+        job.runs()
+        quiet.monitor("device_del", id="gpu0")
+        quiet.until(lambda: quiet.shell(f"test ! -e {SYSFS}/devices/{GPU}", check=False).code == 0, "no GPU")
+        job.let_go()
+        job.wait()
+        quiet.until(lambda: quiet.node()[0].startswith("drain"), "a drained node")
+    assert quiet.quarantined() == [GPU]
+    quiet.monitor("device_add", driver="pci-testdev", id="gpu0", bus="gpu_port", membar="256M")
+    quiet.until(lambda: quiet.shell(f"test -e {SYSFS}/devices/{GPU}", check=False).code == 0, "the GPU")
+    quiet.run("vhpc", "devices", "clear", GPU)
+    assert not quiet.quarantined()
