@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import numbers
 from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book, Claim
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
@@ -32,10 +32,10 @@ class Fabric:
 
     def names(self, claim: Claim) -> Iterable[int]:
         """What tells its ports from all others: GUIDs, or MAC addresses."""
-        if keys.PKEYS.has(claim.pkey):
+        if numbers.PKEYS.has(claim.pkey):
             return claim.port_guids()
         ranks = range(claim.first_rank, claim.first_rank + claim.ranks)
-        return (int(keys.mac(claim.pkey, 0, rank, 0).replace(":", ""), 16) for rank in ranks)
+        return (int(numbers.mac(claim.pkey, 0, rank, 0).replace(":", ""), 16) for rank in ranks)
 
     def validate(self, book: Book) -> None:
         pass

@@ -37,7 +37,8 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, Proof
-from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
+from vhpc_slurm.fabric.keys import Book, KeyState
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition

@@ -14,9 +14,10 @@ from key_fabric import Fabric
 
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
-from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import Generation, LeaseState, NetworkIdentity
 
 DATA = Path(__file__).parents[1] / "data" / "vhpcd"
@@ -38,12 +39,12 @@ def a_claim(number: int = 1, **other: object) -> Claim:
 
 
 def test_a_guid_is_made_of_pkey_rail_rank_and_vf() -> None:
-    assert keys.port_guid(0x1012, 1, 0x0203, 4) == 0x02CC_1012_01_0203_04
-    assert keys.node_guid(0x1012, 1, 0x0203, 4) == 0x02CD_1012_01_0203_04
+    assert numbers.port_guid(0x1012, 1, 0x0203, 4) == 0x02CC_1012_01_0203_04
+    assert numbers.node_guid(0x1012, 1, 0x0203, 4) == 0x02CD_1012_01_0203_04
 
 
 def test_guids_are_locally_administered_and_not_multicast() -> None:
-    first_byte = keys.port_guid(1, 0, 0, 0) >> 56
+    first_byte = numbers.port_guid(1, 0, 0, 0) >> 56
     assert first_byte & 0b10
     assert not first_byte & 0b01
 
@@ -54,7 +55,7 @@ def test_guids_are_locally_administered_and_not_multicast() -> None:
 )
 def test_what_has_no_room_in_a_guid_is_refused(place: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="no GUID"):
-        keys.port_guid(*place)
+        numbers.port_guid(*place)
 
 
 @given(
@@ -65,7 +66,7 @@ def test_what_has_no_room_in_a_guid_is_refused(place: tuple[int, int, int, int])
     )
 )
 def test_no_two_places_have_one_guid(places: list[tuple[int, int, int, int]]) -> None:
-    guids = [guid(*place) for place in places for guid in (keys.port_guid, keys.node_guid)]
+    guids = [guid(*place) for place in places for guid in (numbers.port_guid, numbers.node_guid)]
     assert len(set(guids)) == len(guids)
 
 

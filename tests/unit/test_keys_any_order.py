@@ -18,9 +18,10 @@ from key_fabric import Fabric, Killed
 
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import numbers
 from vhpc_slurm.fabric.backend import KeyPolicy
-from vhpc_slurm.fabric.keys import KeyPool, KeyState
+from vhpc_slurm.fabric.keys import KeyState
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
 
@@ -216,7 +217,7 @@ class AnyOrderOfPorts(AnyOrder):
 
 class AnyOrderOfVlans(AnyOrder):
     OWNER = "user"
-    POOL = KeyPool(100, 102, space=keys.VLANS)
+    POOL = KeyPool(100, 102, space=numbers.VLANS)
 
     def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
         if network.vlan is None:
@@ -227,7 +228,7 @@ class AnyOrderOfVlans(AnyOrder):
 
 
 class AnyOrderOfVnis(AnyOrder):
-    POOL = KeyPool(5000, 5002, space=keys.VNIS)
+    POOL = KeyPool(5000, 5002, space=numbers.VNIS)
 
     def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
         if network.vni is None:

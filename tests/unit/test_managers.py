@@ -34,8 +34,8 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, RefusedError
-from vhpc_slurm.fabric.keys import KeyPool
 from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, Request, SeveralReaders, serve
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.readback import Readback

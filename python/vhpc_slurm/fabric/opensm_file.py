@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, partitions
+from vhpc_slurm.fabric import keys, numbers, partitions
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.fabric.opensm import ComplaintError, Mark, SubnetManager, complaint_of
@@ -54,7 +54,7 @@ class OpensmFile(ByPolicy):
 
     def validate(self, book: Book) -> None:
         """Whether OpenSM is there, and its file one that this book may replace."""
-        keys.refuse_strangers(keys.PKEYS, book)
+        keys.refuse_strangers(numbers.PKEYS, book)
         self._opensm.check()
         self._guard(self._opensm.read(), book)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, Outcomes, Proof
 from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.model import Generation
@@ -50,7 +50,7 @@ class Segments(ByPolicy):
     def audit(self, book: Book) -> tuple[Finding, ...]:
         """Numbers in use that the configuration does not hand out any more."""
         return tuple(
-            Finding(0, f"{keys.label(claim.pkey)} of {claim.generation} is not of the pool")
+            Finding(0, f"{numbers.label(claim.pkey)} of {claim.generation} is not of the pool")
             for claim in book.carried()
             if claim.pkey not in self._policy.pool
         )

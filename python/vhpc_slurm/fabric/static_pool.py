@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, partitions
+from vhpc_slurm.fabric import keys, numbers, partitions
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes
 from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.fabric.partitions import Partition
@@ -39,7 +39,7 @@ class StaticPool(ByPolicy):
 
     def validate(self, book: Book) -> None:
         """Whether the file declares the pool that the configuration describes."""
-        keys.refuse_strangers(keys.PKEYS, book)
+        keys.refuse_strangers(numbers.PKEYS, book)
         for what in self._file_findings():
             raise FabricError("the static pool is not declared", what, "install: vhpc fabric render --pool")
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, partitions
+from vhpc_slurm.fabric import keys, numbers, partitions
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof, RefusedError
-from vhpc_slurm.fabric.keys import PORT_PREFIX, Book, Claim
+from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.numbers import PORT_PREFIX
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
@@ -94,7 +95,7 @@ class UfmRest(ByPolicy):
 
     def validate(self, book: Book) -> None:
         """Whether UFM lets us in, and was changed last by this database."""
-        keys.refuse_strangers(keys.PKEYS, book)
+        keys.refuse_strangers(numbers.PKEYS, book)
         self._ufm.version()
         self._guard(self._ufm.partitions(), book)
 
@@ -141,7 +142,7 @@ class UfmRest(ByPolicy):
         good = []
         for claim in map(book.must, generations):
             pkey = claim.pkey
-            if not keys.PKEYS.has(pkey):
+            if not numbers.PKEYS.has(pkey):
                 outcomes[claim.generation] = keys.another_s(claim)
                 continue
             foreign = sorted(guid for guid in have.get(pkey, {}) if not _ours(pkey, guid))
@@ -168,7 +169,7 @@ class UfmRest(ByPolicy):
         outcomes: Outcomes = {}
         good = []
         for claim in map(book.must, generations):
-            if not keys.PKEYS.has(claim.pkey):
+            if not numbers.PKEYS.has(claim.pkey):
                 outcomes[claim.generation] = keys.another_s(claim)
             elif have.get(claim.pkey, {}).keys() & frozenset(claim.port_guids()):
                 outcomes[claim.generation] = self._undone(claim, todo[claim.pkey])
@@ -338,7 +339,7 @@ def _mark(book: Book) -> int:
 def _meant(book: Book) -> dict[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
     for claim in book.carried():
-        if keys.PKEYS.has(claim.pkey):
+        if numbers.PKEYS.has(claim.pkey):
             found[claim.pkey] = found.get(claim.pkey, frozenset()) | frozenset(claim.port_guids())
     return found
 
