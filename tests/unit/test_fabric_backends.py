@@ -31,6 +31,7 @@ from fabric_lab import (
 from test_keys import a_claim
 
 from vhpc_slurm.config import Config, Images
+from vhpc_slurm.controller import forms
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.store import SqliteStore
@@ -393,7 +394,7 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     site = Site(fabric, reader, tmp_path / "db", last=0x1063, timeout_s=30.0)
     config = Config(images=Images(catalog=str(tmp_path / "catalog")))
     asked = [
-        wire.OpenGeneration(request=request(job_id), layouts=wire.pack_allocation(allocation("n1")))
+        wire.OpenGeneration(request=request(job_id), layouts=forms.pack_allocation(allocation("n1")))
         for job_id in range(1, 101)
     ]
 

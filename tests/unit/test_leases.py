@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.protocol import (
+from vhpc_slurm.controller.forms import (
     LeaseWire,
     pack_allocation,
     unpack_allocation,
