@@ -37,7 +37,8 @@ from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.fabric.keys import Claim, KeyPool, KeyState
+from vhpc_slurm.fabric.keys import Claim, KeyState
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import FIRST_POLL_S
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import FabricReader

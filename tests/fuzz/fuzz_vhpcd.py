@@ -32,7 +32,8 @@ from vhpc_slurm.controller.server import Server
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes
-from vhpc_slurm.fabric.keys import Book, KeyPool
+from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Credential, Munge
 from vhpc_slurm.slurm import connect

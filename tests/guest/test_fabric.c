@@ -1,9 +1,13 @@
 /* What programs are told of the job's ports, and whose word counts. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "fabric.h"
@@ -144,6 +148,39 @@ static void an_address_has_a_prefix(void **state)
             fail_msg("%s was taken", none[i]);
 }
 
+/* A kernel's own interface that is down; one of InfiniBand only ib_ipoib makes, over an adapter. */
+static void an_interface_gets_the_address_and_comes_up(void **state)
+{
+    char text[256] = "";
+    struct ifaddrs *all, *one;
+    (void)state;
+    if (unshare(CLONE_NEWNET) < 0) {
+        print_message("interfaces are root's to make: run it as root\n");
+        skip();
+    }
+    assert_int_equal(system("PATH=/usr/sbin:/usr/bin:/sbin:/bin; "
+                            "ip link add ib0.9000 type veth peer name other"),
+                     0);
+    assert_int_equal(
+        ipoib_bring_up("ib0.9000", htonl(0x0a800102), htonl(0xfff00000), text, sizeof text), 0);
+    assert_int_equal(getifaddrs(&all), 0);
+    for (one = all; one != NULL; one = one->ifa_next)
+        if (one->ifa_addr != NULL && one->ifa_addr->sa_family == AF_INET &&
+            strcmp(one->ifa_name, "ib0.9000") == 0)
+            break;
+    assert_non_null(one);
+    struct sockaddr_in address, mask;
+    memcpy(&address, one->ifa_addr, sizeof address);
+    memcpy(&mask, one->ifa_netmask, sizeof mask);
+    assert_int_equal(address.sin_addr.s_addr, htonl(0x0a800102));
+    assert_int_equal(mask.sin_addr.s_addr, htonl(0xfff00000));
+    assert_true((one->ifa_flags & IFF_UP) != 0);
+    freeifaddrs(all);
+    assert_int_equal(ipoib_bring_up("ib9", htonl(0x0a800103), htonl(0xfff00000), text, sizeof text),
+                     -ENODEV);
+    assert_string_equal(text, "cannot give ib9 its address: No such device");
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -155,6 +192,7 @@ int main(void)
         TEST(what_the_script_has_changed_or_taken_away_is_its_will),
         TEST(a_mark_that_is_none_counts_for_nothing),
         cmocka_unit_test(an_address_has_a_prefix),
+        cmocka_unit_test(an_interface_gets_the_address_and_comes_up),
     };
     return cmocka_run_group_tests_name("the job's ports", tests, NULL, NULL);
 }

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from controller_lab import wait_for
 
+from vhpc_slurm.fabric.partitions import Partition
+
 PRELOAD = Path("/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 HAVE_SIMULATOR = PRELOAD.exists() and all(
@@ -239,6 +241,12 @@ def simulated_fabric(folder: Path, shape: Shape = Shape()) -> Iterator[Simulated
         yield fabric
     finally:
         fabric.stop()
+
+
+def crowding(guid: int, keys: int) -> tuple[Partition, ...]:
+    """Partitions of a site that put so many keys into the 64 entries of a port's table."""
+    member = (f"{guid:#018x}", False)
+    return tuple(Partition(f"site_{pkey:04x}", pkey, (member,)) for pkey in range(0x10, 0x10 + keys))
 
 
 def sets(fabric: SimulatedFabric, *only: int) -> dict[int, set[int]]:

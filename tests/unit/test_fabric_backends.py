@@ -23,6 +23,7 @@ from fabric_lab import (
     NOBODY,
     SM_GUID,
     SimulatedFabric,
+    crowding,
     holding,
     sets,
     simulated_fabric,
@@ -30,13 +31,15 @@ from fabric_lab import (
 from test_keys import a_claim
 
 from vhpc_slurm.config import Config, Images
+from vhpc_slurm.controller import forms
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, Proof
-from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
+from vhpc_slurm.fabric.keys import Book, KeyState
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
@@ -391,7 +394,7 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     site = Site(fabric, reader, tmp_path / "db", last=0x1063, timeout_s=30.0)
     config = Config(images=Images(catalog=str(tmp_path / "catalog")))
     asked = [
-        wire.OpenGeneration(request=request(job_id), layouts=wire.pack_allocation(allocation("n1")))
+        wire.OpenGeneration(request=request(job_id), layouts=forms.pack_allocation(allocation("n1")))
         for job_id in range(1, 101)
     ]
 
@@ -429,12 +432,8 @@ def test_a_file_that_fills_a_port_s_table_is_taken_back(
     # A fabric of its own: opensm never finds back to the default key on a port that was full once.
     monkeypatch.chdir(tmp_path)
     with simulated_fabric(tmp_path) as fabric:
-        many = tuple(
-            Partition(f"site_{pkey:04x}", pkey, ((f"{GUIDS[0]:#018x}", False),))
-            for pkey in range(0x10, 0x10 + 64)
-        )
         reader = FabricReader(environment=fabric.environment)
-        site = Site(fabric, reader, tmp_path / "db", site=many)
+        site = Site(fabric, reader, tmp_path / "db", site=crowding(GUIDS[0], 64))
         before = fabric.partitions.read_bytes()
         with pytest.raises(FabricError, match=r"does not like its configuration.*ERR 0512"):
             site.open(1, "n1")

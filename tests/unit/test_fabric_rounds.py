@@ -18,6 +18,7 @@ from fabric_lab import (
     NEEDED,
     SM_GUID,
     SimulatedFabric,
+    crowding,
     holding,
     sets,
     simulated_fabric,
@@ -31,7 +32,6 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.fabric.opensm import Opensm
-from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.model import LeaseRecord, LeaseState
 
@@ -166,13 +166,9 @@ def test_a_job_whose_port_has_no_room_left_does_not_hold_up_the_others(
     # A fabric of its own: opensm never finds back to the default key on a port that was full once.
     monkeypatch.chdir(tmp_path)
     with simulated_fabric(tmp_path) as fabric:
-        many = tuple(
-            Partition(f"site_{pkey:04x}", pkey, ((f"{GUIDS[0]:#018x}", False),))
-            for pkey in range(0x10, 0x10 + 63)
-        )
         reader = FabricReader(environment=fabric.environment)
         reader.scan(60.0)
-        site = Site(fabric, reader, tmp_path / "db", site=many)
+        site = Site(fabric, reader, tmp_path / "db", site=crowding(GUIDS[0], 63))
         site.service.work.round()
         generations = [
             site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation

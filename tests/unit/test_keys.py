@@ -1,33 +1,26 @@
-"""Partition keys: whose they are, in any order of events, and what the database remembers."""
+"""Partition keys: whose they are, and what the database remembers."""
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
-import tempfile
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-from unittest import mock
 
 import pytest
 from controller_lab import Alone, allocation, identity, request
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from key_fabric import Fabric
 
 from vhpc_slurm.controller.store import SqliteStore
-from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric import keys
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, NoNetwork, Outcomes, Proof
-from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
-from vhpc_slurm.fabric.portmap import PortMap
-from vhpc_slurm.model import Allocation, Generation, JobRequest, LeaseRecord, LeaseState, NetworkIdentity
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import keys, numbers
+from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
+from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.numbers import KeyPool
+from vhpc_slurm.model import Generation, LeaseState, NetworkIdentity
 
 DATA = Path(__file__).parents[1] / "data" / "vhpcd"
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # commits are synchronous, disks slow
 POOL = KeyPool(0x1000, 0x1003)
 
 
@@ -46,12 +39,12 @@ def a_claim(number: int = 1, **other: object) -> Claim:
 
 
 def test_a_guid_is_made_of_pkey_rail_rank_and_vf() -> None:
-    assert keys.port_guid(0x1012, 1, 0x0203, 4) == 0x02CC_1012_01_0203_04
-    assert keys.node_guid(0x1012, 1, 0x0203, 4) == 0x02CD_1012_01_0203_04
+    assert numbers.port_guid(0x1012, 1, 0x0203, 4) == 0x02CC_1012_01_0203_04
+    assert numbers.node_guid(0x1012, 1, 0x0203, 4) == 0x02CD_1012_01_0203_04
 
 
 def test_guids_are_locally_administered_and_not_multicast() -> None:
-    first_byte = keys.port_guid(1, 0, 0, 0) >> 56
+    first_byte = numbers.port_guid(1, 0, 0, 0) >> 56
     assert first_byte & 0b10
     assert not first_byte & 0b01
 
@@ -62,7 +55,7 @@ def test_guids_are_locally_administered_and_not_multicast() -> None:
 )
 def test_what_has_no_room_in_a_guid_is_refused(place: tuple[int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="no GUID"):
-        keys.port_guid(*place)
+        numbers.port_guid(*place)
 
 
 @given(
@@ -73,7 +66,7 @@ def test_what_has_no_room_in_a_guid_is_refused(place: tuple[int, int, int, int])
     )
 )
 def test_no_two_places_have_one_guid(places: list[tuple[int, int, int, int]]) -> None:
-    guids = [guid(*place) for place in places for guid in (keys.port_guid, keys.node_guid)]
+    guids = [guid(*place) for place in places for guid in (numbers.port_guid, numbers.node_guid)]
     assert len(set(guids)) == len(guids)
 
 
@@ -280,296 +273,6 @@ def test_a_migration_that_fails_leaves_the_old_database_whole(tmp_path: Path) ->
     assert db.execute("PRAGMA user_version").fetchone() == (1,)
     assert db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'key_owner'").fetchone() == (0,)
     assert db.execute("SELECT count(*) FROM lease").fetchone() == (3,)
-
-
-# --- any order of events ---------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """vhpcd dies here."""
-
-
-class Fabric:
-    """Hardware: port tables by GUID.  It can fail, and vhpcd can die before or after any of its works."""
-
-    def __init__(self, policy: KeyPolicy) -> None:
-        self.policy = policy
-        self.tables: dict[int, int] = {}
-        self.fails = False
-        self.kill_in = 0
-
-    def step(self) -> None:
-        if self.kill_in:
-            self.kill_in -= 1
-            if not self.kill_in:
-                raise Killed
-
-    def names(self, claim: Claim) -> Iterable[int]:
-        """What tells its ports from all others: GUIDs, or MAC addresses."""
-        if keys.PKEYS.has(claim.pkey):
-            return claim.port_guids()
-        ranks = range(claim.first_rank, claim.first_rank + claim.ranks)
-        return (int(keys.mac(claim.pkey, 0, rank, 0).replace(":", ""), 16) for rank in ranks)
-
-    def validate(self, book: Book) -> None:
-        pass
-
-    def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim]:
-        return self.policy.plan(generation, request, allocation, book)
-
-    def apply(self, book: Book, *, force: bool = False) -> None:
-        self.step()
-        if self.fails:
-            raise FabricError("the fabric will not")
-        self.tables = {name: claim.pkey for claim in book.carried() for name in self.names(claim)}
-        self.step()
-
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
-        self.step()
-        for generation in generations:
-            claim = book.must(generation)
-            assert {self.tables[name] for name in self.names(claim)} == {claim.pkey}
-        return {generation: Proof(book.epoch) for generation in generations}
-
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
-        self.step()
-        for generation in generations:
-            # a port with a GUID of its own may be another job's by now: its node had said that it is free
-            others = {n for one in book.carried() if one.generation != generation for n in self.names(one)}
-            assert not self.tables.keys() & set(self.names(book.must(generation))) - others
-        return {generation: Proof(book.epoch) for generation in generations}
-
-    def audit(self, book: Book) -> tuple[Finding, ...]:
-        return ()
-
-    def cure(self, book: Book) -> None:
-        self.apply(book)
-
-
-class DyingStore(SqliteStore):
-    """vhpcd may die with a transaction not committed."""
-
-    fabric: Fabric
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with super().transaction():
-            yield
-            self.fabric.step()
-        self.fabric.step()
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Jobs, nodes, crashes and time in any order, against a model that knows only who holds what."""
-
-    OWNER: Literal["job", "user"] = "job"
-    PORTS: PortMap | None = None
-    POOL = KeyPool(0x1000, 0x1002)
-    NODES = ("n1", "n2")
-    QUARANTINE_S = 10.0
-    LOST_AFTER_S = 20.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = tempfile.TemporaryDirectory(dir=MEMORY)
-        self.fabric = Fabric(KeyPolicy(self.POOL, self.OWNER, ports=self.PORTS))
-        self.now = 0.0
-        self.had: dict[Generation, tuple[int, frozenset[int], int]] = {}  # key, GUIDs, uid
-        self.released: dict[Generation, float] = {}
-        # the same steps give the same generations, in the same order: else no example could be run again
-        numbers = itertools.count(1)
-        self.urandom = mock.patch("os.urandom", lambda size: next(numbers).to_bytes(size, "big"))
-        self.urandom.start()
-        self.start()
-
-    def start(self) -> None:
-        self.store = DyingStore(Path(self.folder.name) / "db")
-        self.store.fabric = self.fabric
-        self.service = Alone(
-            self.store,
-            self.fabric,
-            reserve_mib=0,
-            quarantine_s=self.QUARANTINE_S,
-            lost_after_s=self.LOST_AFTER_S,
-            clock=lambda: 1.0,
-            steady=lambda: self.now,
-        )
-
-    def teardown(self) -> None:
-        self.urandom.stop()
-        self.store.close()
-        self.folder.cleanup()
-
-    @contextmanager
-    def alive(self) -> Iterator[None]:
-        """Do something that vhpcd may die in, or that the fabric may refuse."""
-        try:
-            yield
-        except FabricError:
-            pass
-        except Killed:
-            self.fabric.kill_in = 0
-            self.store.close()
-            self.start()
-
-    jobs = st.integers(1, 4)
-    restarts = st.integers(0, 1)
-    nodes = st.sampled_from(NODES)
-
-    @rule(job=jobs, restart=restarts, count=st.integers(1, 2))
-    def open(self, job: int, restart: int, count: int) -> None:
-        with self.alive():
-            nodes = allocation(*self.NODES[:count])
-            self.service.open(request(job, restart, uid=2001 + job % 2), nodes, identity(0))
-
-    @rule(job=jobs, node=nodes)
-    def take(self, job: int, node: str) -> None:
-        with self.alive():
-            self.service.take(job, None, node)
-
-    @rule(job=jobs, restart=restarts)
-    def end(self, job: int, restart: int) -> None:
-        with self.alive():
-            self.service.end(job, restart)
-
-    @precondition(lambda self: self.had)
-    @rule(data=st.data(), node=nodes, clean=st.booleans())
-    def acknowledge(self, data: st.DataObject, node: str, clean: bool) -> None:
-        generation = data.draw(st.sampled_from(sorted(self.had)))
-        with self.alive():
-            self.service.acknowledge(generation, node, clean=clean, note="", timeline=None)
-
-    @rule(node=nodes)
-    def fence(self, node: str) -> None:
-        with self.alive(), suppress(UserError):
-            self.service.rounds.fence(node, 0)
-
-    @rule()
-    def clear(self) -> None:
-        with self.alive(), suppress(UserError):
-            claims = self.store.keys.book().claims
-            buried = [one.generation for one in claims if one.state is KeyState.TOMBSTONE]
-            self.service.rounds.clear(buried, 0)
-            self.service.settle()
-
-    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, 21.0, -1e6]))
-    def live_on(self, seconds: float) -> None:
-        self.now += max(0.0, seconds)
-        with self.alive():
-            self.service.settle()
-
-    @rule(fails=st.booleans())
-    def fabric_fails(self, fails: bool) -> None:
-        self.fabric.fails = fails
-
-    @rule(steps=st.integers(1, 8))
-    def kill_soon(self, steps: int) -> None:
-        self.fabric.kill_in = steps
-
-    @rule(seconds=st.sampled_from([0.0, 100.0]))
-    def restart(self, seconds: float) -> None:
-        self.store.close()
-        self.start()
-
-    def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
-        """The number that a lease has, and the names of its ports."""
-        ranks = len(record.lease.allocation.nodes)
-        if network.pkey is None:
-            return None
-        if self.PORTS is not None:
-            guids = frozenset(int(word, 16) for row in network.port_guids for word in row)
-            assert len(guids) == ranks
-            return network.pkey, guids
-        return network.pkey, frozenset(
-            0x02CC << 48 | network.pkey << 32 | (network.first_rank + rank) << 8 for rank in range(ranks)
-        )
-
-    @invariant()
-    def nobody_has_what_another_may_still_use(self) -> None:
-        found = {record.lease.generation: record for _, record in self.store.page(0)}
-        for mine, record in found.items():
-            network, uid = record.lease.network, record.lease.request.uid
-            if mine in self.had or (found_there := self.named(network, record)) is None:
-                continue
-            number, guids = found_there
-            for other, (pkey, theirs, their_uid) in self.had.items():
-                shares = self.OWNER == "user" and uid == their_uid
-                if guids & theirs or (pkey == number and not shares):
-                    assert other in self.released, f"{mine} has what {other} holds"
-                # a port with a GUID of its own needs no rest, a key does
-                if (guids & theirs and self.PORTS is None) or (pkey == number and not shares):
-                    assert self.now - self.released[other] >= self.QUARANTINE_S
-            self.had[mine] = (number, guids, uid)
-        for mine in self.had:
-            record = found[mine]
-            if record.lease.state is LeaseState.RELEASED and mine not in self.released:
-                self.released[mine] = self.now
-                assert set(record.taken) <= set(record.acknowledged), "released while a node holds it"
-
-    @invariant()
-    def what_is_released_is_not_on_the_fabric(self) -> None:
-        live = {
-            guid for mine, (_, guids, _) in self.had.items() if mine not in self.released for guid in guids
-        }
-        assert set(self.fabric.tables) <= live
-
-    @invariant()
-    def a_usable_lease_that_is_ready_has_an_active_claim(self) -> None:
-        book = self.store.keys.book()
-        for record in self.store.live():
-            claim = book.of(record.lease.generation)
-            assert claim is not None
-            if record.lease.state is LeaseState.READY:
-                assert claim.state is KeyState.ACTIVE
-            if record.lease.state is LeaseState.ENDING:
-                assert claim.state in (KeyState.DRAINING, KeyState.STRIPPED, KeyState.TOMBSTONE)
-
-
-class AnyOrderOfUsers(AnyOrder):
-    OWNER = "user"
-
-
-class AnyOrderOfPorts(AnyOrder):
-    PORTS = PortMap("ports", {("n1", 0): (0xA1, 0xA2), ("n2", 0): (0xB1, 0xB2)})
-
-
-class AnyOrderOfVlans(AnyOrder):
-    OWNER = "user"
-    POOL = KeyPool(100, 102, space=keys.VLANS)
-
-    def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
-        if network.vlan is None:
-            return None
-        assert (network.kind, network.pkey, network.vni) == ("ethernet", None, None)
-        ranks = range(network.first_rank, network.first_rank + len(record.lease.allocation.nodes))
-        return network.vlan, frozenset(0x02 << 40 | network.vlan << 28 | rank << 8 for rank in ranks)
-
-
-class AnyOrderOfVnis(AnyOrder):
-    POOL = KeyPool(5000, 5002, space=keys.VNIS)
-
-    def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
-        if network.vni is None:
-            return None
-        assert (network.kind, network.pkey, network.vlan) == ("vxlan", None, None)
-        ranks = range(network.first_rank, network.first_rank + len(record.lease.allocation.nodes))
-        return network.vni, frozenset(0x06 << 40 | network.vni << 16 | rank for rank in ranks)
-
-
-AnyOrder.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
-AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
-AnyOrderOfVlans.TestCase.settings = AnyOrder.TestCase.settings
-AnyOrderOfVnis.TestCase.settings = AnyOrder.TestCase.settings
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrderOfPorts = AnyOrderOfPorts.TestCase
-TestAnyOrderOfUsers = AnyOrderOfUsers.TestCase
-TestAnyOrderOfVlans = AnyOrderOfVlans.TestCase
-TestAnyOrderOfVnis = AnyOrderOfVnis.TestCase
 
 
 # --- leases and their claims -----------------------------------------------------------------

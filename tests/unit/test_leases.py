@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.protocol import (
+from vhpc_slurm.controller.forms import (
     LeaseWire,
     pack_allocation,
     unpack_allocation,
@@ -22,7 +22,8 @@ from vhpc_slurm.controller.protocol import (
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes, Proof
-from vhpc_slurm.fabric.keys import Book, Claim, KeyPool
+from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import (
     Allocation,
     Generation,

@@ -17,9 +17,10 @@ from vhpc_slurm.config import Config, Controller, Fabric
 from vhpc_slurm.controller import schema
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric import keys, partitions
+from vhpc_slurm.fabric import numbers, partitions
 from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.fabric.keys import Book, KeyPool, KeyState
+from vhpc_slurm.fabric.keys import Book, KeyState
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.model import NetworkIdentity
@@ -138,7 +139,7 @@ def test_a_partitions_file_and_its_proofs_leave_vlans_out() -> None:
 
 
 def test_keys_of_infiniband_and_vlans_never_meet() -> None:
-    assert [keys.label(number) for number in (0x64, (1 << 16) + 0x64, (1 << 24) + 0x64)] == [
+    assert [numbers.label(number) for number in (0x64, (1 << 16) + 0x64, (1 << 24) + 0x64)] == [
         "0x0064",
         "VLAN 100",
         "VNI 100",
@@ -163,23 +164,23 @@ def test_a_vlan_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("first", "last", "space"),
     [
-        (1, 5, keys.VLANS),
-        (4000, 4095, keys.VLANS),
-        (9, 8, keys.VLANS),
-        (0, 5, keys.VNIS),
-        (1, 1 << 24, keys.VNIS),
-        (1, 1 << 17, keys.VNIS),
+        (1, 5, numbers.VLANS),
+        (4000, 4095, numbers.VLANS),
+        (9, 8, numbers.VLANS),
+        (0, 5, numbers.VNIS),
+        (1, 1 << 24, numbers.VNIS),
+        (1, 1 << 17, numbers.VNIS),
     ],
 )
-def test_ranges_that_are_none_are_refused(first: int, last: int, space: keys.Space) -> None:
+def test_ranges_that_are_none_are_refused(first: int, last: int, space: numbers.Space) -> None:
     with pytest.raises(FabricError, match=f"(no range of|too many) {space.name}s"):
         KeyPool(first, last, space=space)
 
 
 def test_a_mac_address_is_made_of_the_number_rail_rank_and_vf() -> None:
     vlan, vni = (1 << 16) + 0xABC, (1 << 24) + 0xABCDEF
-    assert keys.mac(vlan, 0xD, 0x1234, 0x56) == "02:ab:cd:12:34:56"
-    assert keys.mac(vni, 0, 0x1234, 0) == "06:ab:cd:ef:12:34"
+    assert numbers.mac(vlan, 0xD, 0x1234, 0x56) == "02:ab:cd:12:34:56"
+    assert numbers.mac(vni, 0, 0x1234, 0) == "06:ab:cd:ef:12:34"
     for number, rail, rank, vf in (
         (0x1000, 0, 0, 0),
         (vlan, 16, 0, 0),
@@ -187,7 +188,7 @@ def test_a_mac_address_is_made_of_the_number_rail_rank_and_vf() -> None:
         (vni, 0, 0, 1),
     ):
         with pytest.raises(ValueError, match="no MAC address has"):
-            keys.mac(number, rail, rank, vf)
+            numbers.mac(number, rail, rank, vf)
 
 
 def test_more_rails_than_have_room_in_an_address_are_refused() -> None:

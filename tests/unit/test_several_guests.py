@@ -16,9 +16,10 @@ from test_job_devices import IB, gpus, host, lease, prepare, vfs
 
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import numbers
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
-from vhpc_slurm.fabric.keys import Book, KeyPool
+from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.hooks import prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
@@ -80,11 +81,11 @@ def test_functions_of_two_guests_have_identities_of_two_ranks(rig: Rig) -> None:
     found = identities.of_plan(what, plan, host(rig))
     # first rank 3, n1 is the second node: its guests are number 2 and 3 of the job
     assert sorted(one.port_guid for one in found.values()) == [
-        keys.port_guid(0x1234, 0, 5, 0),
-        keys.port_guid(0x1234, 0, 6, 0),
+        numbers.port_guid(0x1234, 0, 5, 0),
+        numbers.port_guid(0x1234, 0, 6, 0),
     ]
     for guest, rank in zip(plan.guests, (5, 6), strict=True):
-        assert guestports.expected(what, plan, guest, host(rig)) == (keys.port_guid(0x1234, 0, rank, 0),)
+        assert guestports.expected(what, plan, guest, host(rig)) == (numbers.port_guid(0x1234, 0, rank, 0),)
     # a GPU and a function each, and Slurm's number of each guest's GPU
     assert [sorted(device.role for device in guest.devices) for guest in plan.guests] == [["gpu", "vf"]] * 2
     assert sorted(prolog._gpu_indexes(rig.layout, plan)) == [[0], [1]]

@@ -22,7 +22,8 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import ufm_rest
 from vhpc_slurm.fabric.backend import KeyPolicy
-from vhpc_slurm.fabric.keys import Book, KeyPool
+from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.fabric.smp import FabricReader

@@ -15,7 +15,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.keystore import read_book
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.fabric import keys, partitions
+from vhpc_slurm.fabric import keys, numbers, partitions
 from vhpc_slurm.fabric.select import backend, site_partitions, static_pool
 from vhpc_slurm.model import Generation, LeaseRecord
 
@@ -37,7 +37,7 @@ def ls(config: Config, *, as_json: bool) -> int:
     for one in book.claims:
         ports = str(one.ranks * one.rails * one.vfs)
         rows.append(
-            (keys.label(one.pkey), one.state.value, str(one.generation), one.owner, ports, _note(one))
+            (numbers.label(one.pkey), one.state.value, str(one.generation), one.owner, ports, _note(one))
         )
     output.write_table(("PKEY", "STATE", "GENERATION", "OWNER", "PORTS", "NOTE"), rows, right=("PORTS",))
     return 0
@@ -45,7 +45,7 @@ def ls(config: Config, *, as_json: bool) -> int:
 
 def _fields(claim: keys.Claim) -> dict[str, Any]:
     return {
-        "pkey": keys.label(claim.pkey),
+        "pkey": numbers.label(claim.pkey),
         "state": claim.state,
         "generation": str(claim.generation),
         "owner": claim.owner,
@@ -93,9 +93,9 @@ def _chosen(config: Config, what: str) -> list[keys.Claim]:
     book = read_book(config.controller.database)
     segment = re.fullmatch(r"(vlan|vni) ?([0-9]{1,8})", what.lower(), re.ASCII)
     if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", what, re.ASCII):
-        found = [one for one in book.claims if one.pkey == int(what, 16) & ~keys.FULL]
+        found = [one for one in book.claims if one.pkey == int(what, 16) & ~numbers.FULL]
     elif segment is not None:
-        space = keys.VLANS if segment[1] == "vlan" else keys.VNIS
+        space = numbers.VLANS if segment[1] == "vlan" else numbers.VNIS
         found = [
             one for one in book.claims if one.pkey == space.base + int(segment[2]) and space.has(one.pkey)
         ]

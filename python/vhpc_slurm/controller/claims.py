@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.model import Generation, LeaseRecord
 
@@ -87,7 +87,7 @@ class ClaimKeeper:
         claim = self._store.keys.book().of(generation)
         if claim is not None and claim.state in _DOUBTFUL:
             self._store.keys.update([keys.move(claim, KeyState.TOMBSTONE, note=why[:1000])])
-            log.error("%s leaves a tombstone on key %s: %s", generation, keys.label(claim.pkey), why)
+            log.error("%s leaves a tombstone on key %s: %s", generation, numbers.label(claim.pkey), why)
 
     def tombstone(self, generation: Generation) -> bool:
         """Whether a generation has left one."""
@@ -130,7 +130,7 @@ class ClaimKeeper:
             self._store.keys.update([one for one in older if one is not None])
             self._store.keys.free([claim.generation for claim in over])
         for claim in over:
-            log.info("key %s is free of %s", keys.label(claim.pkey), claim.generation)
+            log.info("key %s is free of %s", numbers.label(claim.pkey), claim.generation)
 
     def bury_orphans(self) -> None:
         """A claim whose lease is not there cannot be judged by anybody: a tombstone."""
@@ -144,5 +144,7 @@ class ClaimKeeper:
                         [keys.move(claim, KeyState.TOMBSTONE, note="it has no lease any more")]
                     )
                 log.error(
-                    "%s has no lease any more: tombstone on key %s", claim.generation, keys.label(claim.pkey)
+                    "%s has no lease any more: tombstone on key %s",
+                    claim.generation,
+                    numbers.label(claim.pkey),
                 )

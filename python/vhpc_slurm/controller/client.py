@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from vhpc_slurm import errors
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller import forms
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
@@ -67,7 +68,7 @@ class ControllerClient:
 
     def open_generation(self, request: JobRequest, allocation: Allocation) -> Lease:
         """Make the job's lease, or return the one it has: READY, or REFUSED with the line for the user."""
-        layouts = wire.pack_allocation(allocation)
+        layouts = forms.pack_allocation(allocation)
         body = wire.OpenGeneration(request=request, layouts=layouts)
         return self._ask(body, wire.LeaseAnswer).lease.unpack()
 
@@ -103,7 +104,7 @@ class ControllerClient:
 
     def report_timeline(self, timeline: Timeline) -> None:
         """Leave a node's timeline with vhpcd, instead of an earlier one of that node and generation."""
-        line = wire.TimelineWire(
+        line = forms.TimelineWire(
             generation=str(timeline.generation), node=timeline.node, stages=timeline.stages
         )
         self._ask(wire.ReportTimeline(timeline=line), wire.Done)
@@ -118,7 +119,7 @@ class ControllerClient:
             live: only those that are not released.
             timelines: with what nodes reported; costs as much again.
         """
-        records: list[wire.RecordWire] = []
+        records: list[forms.RecordWire] = []
         after: int | None = 0
         while after is not None:
             page = self._ask(wire.ListLeases(after=after, job_id=job_id, live=live), wire.LeasePage)

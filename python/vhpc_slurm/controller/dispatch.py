@@ -20,7 +20,7 @@ import msgspec
 
 from vhpc_slurm import __version__
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import leases, reconcile
+from vhpc_slurm.controller import forms, leases, reconcile
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.fabricwork import FabricWork
 from vhpc_slurm.controller.service import LeaseService, look_up
@@ -175,7 +175,7 @@ class Dispatcher:
         return wire.Done()
 
     async def _open(self, request: wire.OpenGeneration) -> LeaseRecord:
-        job, allocation = request.request, wire.unpack_allocation(request.layouts)
+        job, allocation = request.request, forms.unpack_allocation(request.layouts)
         async with self._one_at_a_time(job.job_id):
             record = await self._write(self._service.find, job, allocation)
             if record is None or record.lease.state not in leases.DECIDED:
@@ -232,7 +232,7 @@ class Dispatcher:
                 self._service.store.page, request.after, job_id=request.job_id, live=request.live
             )
         )
-        page, more = _fill([(serial, wire.RecordWire.pack(record)) for serial, record in rows], full=100)
+        page, more = _fill([(serial, forms.RecordWire.pack(record)) for serial, record in rows], full=100)
         return wire.LeasePage(records=page, more=more)
 
     async def _timelines(self, request: wire.ListTimelines) -> wire.TimelinePage:
@@ -240,7 +240,7 @@ class Dispatcher:
             functools.partial(self._service.store.timelines, request.after, job_id=request.job_id)
         )
         packed = [
-            (serial, wire.TimelineWire(generation=str(line.generation), node=line.node, stages=line.stages))
+            (serial, forms.TimelineWire(generation=str(line.generation), node=line.node, stages=line.stages))
             for serial, line in rows
         ]
         page, more = _fill(packed, full=100)
@@ -320,7 +320,7 @@ class _SameLease:
 
 @functools.lru_cache(maxsize=64)
 def _packed(same: _SameLease) -> wire.LeaseAnswer:
-    return wire.LeaseAnswer(lease=wire.LeaseWire.pack(same.lease))
+    return wire.LeaseAnswer(lease=forms.LeaseWire.pack(same.lease))
 
 
 def _lease(record: LeaseRecord) -> wire.LeaseAnswer:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.keys import Book, Claim, KeyState
 from vhpc_slurm.model import Generation
 
@@ -100,7 +100,8 @@ class SqliteKeys:
             )
         except sqlite3.IntegrityError as err:
             raise FabricError(
-                f"{claim.generation} cannot have the key {keys.label(claim.pkey)}", f"it is another's: {err}"
+                f"{claim.generation} cannot have the key {numbers.label(claim.pkey)}",
+                f"it is another's: {err}",
             ) from err
         self._tick()
         self._claims[claim.generation] = claim

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from vhpc_slurm.controller import schema
+from vhpc_slurm.controller.forms import LeaseWire, TimelineWire
 from vhpc_slurm.controller.keystore import KeyStore, SqliteKeys
-from vhpc_slurm.controller.protocol import LeaseWire, TimelineWire
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, Lease, LeaseRecord, LeaseState, Timeline
 

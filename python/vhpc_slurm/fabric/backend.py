@@ -17,8 +17,9 @@ from ipaddress import IPv4Network
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, partitions
-from vhpc_slurm.fabric.keys import Book, Claim, KeyPool, KeyState
+from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
@@ -110,7 +111,7 @@ class NoNetwork:
         if held:
             raise FabricError(
                 f"{len(held)} partition keys are in use, and fabric.backend is none",
-                f"the first is {keys.label(held[0].pkey)} of {held[0].generation}",
+                f"the first is {numbers.label(held[0].pkey)} of {held[0].generation}",
                 "let these jobs end under the backend that they began with",
             )
 
@@ -136,7 +137,7 @@ class NoNetwork:
             outcomes[generation] = Proof(book.epoch)
             if claim is not None:
                 outcomes[generation] = FabricError(
-                    f"nobody can take the key {keys.label(claim.pkey)} off the fabric",
+                    f"nobody can take the key {numbers.label(claim.pkey)} off the fabric",
                     "fabric.backend is none now",
                 )
         return outcomes
@@ -165,7 +166,7 @@ class KeyPolicy:
     owner: Literal["job", "user"] = "job"
     rails: int = 1
     vfs: int = 1
-    limit: int = keys.MAX_RANKS
+    limit: int = numbers.MAX_RANKS
     ports: PortMap | None = None
     in_guests: bool = False
     site: tuple[Partition, ...] = ()
@@ -200,6 +201,19 @@ class KeyPolicy:
         return found, claim
 
 
+class ByPolicy:
+    """The part of a backend that chooses: all but ``NoNetwork`` leave it to their policy."""
+
+    def __init__(self, policy: KeyPolicy) -> None:
+        self._policy = policy
+
+    def plan(
+        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
+    ) -> tuple[NetworkIdentity, Claim | None]:
+        """Choose a key."""
+        return self._policy.plan(generation, request, allocation, book)
+
+
 def addresses_of(network: IPv4Network, claim: Claim, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """(hostname, address) of a claim's guests, by their ranks: those who share a key have different ones.
 
@@ -219,10 +233,10 @@ def addresses_of(network: IPv4Network, claim: Claim, names: Sequence[str]) -> tu
 def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:
     """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it."""
     place = NetworkIdentity(first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs)
-    if keys.VLANS.has(claim.pkey):
-        return replace(place, kind="ethernet", vlan=claim.pkey - keys.VLANS.base)
-    if keys.VNIS.has(claim.pkey):
-        return replace(place, kind="vxlan", vni=claim.pkey - keys.VNIS.base)
+    if numbers.VLANS.has(claim.pkey):
+        return replace(place, kind="ethernet", vlan=claim.pkey - numbers.VLANS.base)
+    if numbers.VNIS.has(claim.pkey):
+        return replace(place, kind="vxlan", vni=claim.pkey - numbers.VNIS.base)
     words = [f"{guid:#018x}" for guid in claim.ports]
     each = claim.rails * claim.vfs
     return replace(

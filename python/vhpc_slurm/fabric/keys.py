@@ -1,4 +1,4 @@
-"""Partition keys and port GUIDs: who has which, and when it may be another's.  Pure.
+"""Partition keys, and segments of other kinds: who has which, and when it may be another's.  Pure.
 
 A *claim* is what one generation has of a key::
 
@@ -31,18 +31,8 @@ from enum import StrEnum
 from functools import cached_property
 
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric.numbers import MAX_RAILS, MAX_RANKS, MAX_VFS, PKEYS, KeyPool, Space, label, port_guid
 from vhpc_slurm.model import Generation
-
-DEFAULT_PKEY = 0x7FFF
-"""The default partition: every port is a limited member, for the sake of the subnet manager."""
-FULL = 0x8000
-"""Membership bit of an entry in a port's table."""
-FIRST_PKEY, LAST_PKEY = 0x0001, 0x7FFE
-PORT_PREFIX, NODE_PREFIX = 0x02CC, 0x02CD
-"""Upper 16 bits of our GUIDs; 0x02 is the locally administered bit of an EUI-64."""
-MAX_RAILS, MAX_RANKS, MAX_VFS = 1 << 8, 1 << 16, 1 << 8
-MAX_ETHERNET_RAILS = 1 << 4
-"""So many have room in a MAC address."""
 
 
 class KeyState(StrEnum):
@@ -76,95 +66,12 @@ HOLDING = CARRIED | {KeyState.STRIPPED, KeyState.TOMBSTONE}
 """States in which ports that have GUIDs of their own cannot be another's."""
 
 
-@dataclass(frozen=True)
-class Space:
-    """Numbers of one kind of segment; in claims they stand above ``base``, so that kinds never meet.
-
-    ``first`` to ``last`` are the numbers that a site may use, ``option`` is how the
-    keys of its configuration begin.
-    """
-
-    name: str
-    option: str
-    base: int
-    first: int
-    last: int
-    digits: str = "d"
-
-    def label(self, number: int) -> str:
-        """A number of the site as people write it."""
-        return f"{number:{self.digits}}"
-
-    def has(self, number: int) -> bool:
-        """Whether a claim's number is of this kind."""
-        return self.first <= number - self.base <= self.last
-
-
-PKEYS = Space("partition key", "pkey", 0, FIRST_PKEY, LAST_PKEY, "#06x")
-VLANS = Space("VLAN", "vlan", 1 << 16, 2, 4094)
-"""IEEE 802.1Q: 0 and 4095 are no VLANs, 1 is the default one of most switches."""
-VNIS = Space("VNI", "vni", 1 << 24, 1, (1 << 24) - 1)
-"""RFC 7348: 24 bits."""
-SPACES = (PKEYS, VLANS, VNIS)
-MAX_POOL = 1 << 16
-"""Numbers that a pool can have; a choice may look at all of them."""
-
-
-def label(number: int) -> str:
-    """A claim's number with what it is: ``VLAN 100``; a partition key needs no word."""
-    space = next((one for one in SPACES if one.has(number)), PKEYS)
-    shown = space.label(number - space.base)
-    return shown if space is PKEYS else f"{space.name} {shown}"
-
-
 class KeyTransitionError(Exception):
     """A step that the life of a claim does not have; a mistake of the caller."""
 
 
 class ExhaustedError(FabricError):
     """No key of the pool is free now."""
-
-
-@dataclass(frozen=True)
-class KeyPool:
-    """The numbers that may be handed out: ``first`` to ``last`` without ``reserved``.
-
-    Raises:
-        FabricError: the range is none, or touches numbers that have a meaning of their own.
-    """
-
-    first: int
-    last: int
-    reserved: frozenset[int] = frozenset()
-    space: Space = PKEYS
-
-    def __post_init__(self) -> None:
-        space = self.space
-        if not space.first <= self.first <= self.last <= space.last:
-            raise FabricError(
-                f"no range of {space.name}s: {space.label(self.first)}-{space.label(self.last)}",
-                f"they are {space.label(space.first)} to {space.label(space.last)}"
-                + ("; 0x7fff is the default partition" if space is PKEYS else ""),
-                f"see fabric.{space.option}_first and fabric.{space.option}_last in vhpc.toml",
-            )
-        if self.last - self.first >= MAX_POOL:
-            raise FabricError(
-                f"too many {space.name}s: {self.last - self.first + 1}", f"at most {MAX_POOL} are handed out"
-            )
-        if not any(True for _ in self.numbers()):
-            raise FabricError(
-                f"no {space.name} is left", f"fabric.{space.option}_reserved names the whole range"
-            )
-
-    def __contains__(self, number: int) -> bool:
-        """Whether a claim's number is one of the pool."""
-        shown = number - self.space.base
-        return self.first <= shown <= self.last and shown not in self.reserved
-
-    def numbers(self) -> Iterator[int]:
-        """All of the pool in order, as claims have them."""
-        numbers = range(self.first, self.last + 1)
-        return (self.space.base + number for number in numbers if number not in self.reserved)
 
 
 @dataclass(frozen=True)
@@ -258,45 +165,6 @@ class Book:
     def but(self, generations: Iterable[Generation]) -> Book:
         """The same, with nothing of these generations on the fabric."""
         return replace(self, off=self.off | frozenset(generations))
-
-
-def port_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
-    """The GUID of a port: ``02cc PPPP SS RRRR VV``, so that it can only ever have its own key."""
-    return _guid(PORT_PREFIX, pkey, rail, rank, vf)
-
-
-def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
-    """The node GUID beside ``port_guid``: ``02cd PPPP SS RRRR VV``."""
-    return _guid(NODE_PREFIX, pkey, rail, rank, vf)
-
-
-def mac(number: int, rail: int, rank: int, vf: int) -> str:
-    """The MAC address of a guest's interface on a claim's VLAN or VNI; locally administered, unicast.
-
-    On a VLAN ``02`` and then its number in 12 bits, the rail in 4, the rank in 16
-    and the VF in 8; on a VNI ``06``, its number in 24 bits and the rank in 16.
-
-    Raises:
-        ValueError: the number is of neither, or the place has no room in an address.
-    """
-    if VLANS.has(number) and 0 <= rail < MAX_ETHERNET_RAILS and 0 <= rank < MAX_RANKS and 0 <= vf < MAX_VFS:
-        value = 0x02 << 40 | (number - VLANS.base) << 28 | rail << 24 | rank << 8 | vf
-    elif VNIS.has(number) and rail == vf == 0 and 0 <= rank < MAX_RANKS:
-        value = 0x06 << 40 | (number - VNIS.base) << 16 | rank
-    else:
-        raise ValueError(f"no MAC address has {label(number)}, rail {rail}, rank {rank}, VF {vf}")
-    return value.to_bytes(6, "big").hex(":")
-
-
-def _guid(prefix: int, pkey: int, rail: int, rank: int, vf: int) -> int:
-    if not (
-        FIRST_PKEY <= pkey <= LAST_PKEY
-        and 0 <= rail < MAX_RAILS
-        and 0 <= rank < MAX_RANKS
-        and 0 <= vf < MAX_VFS
-    ):
-        raise ValueError(f"no GUID has pkey {pkey:#x}, rail {rail}, rank {rank}, VF {vf}")
-    return prefix << 48 | pkey << 32 | rail << 24 | rank << 8 | vf
 
 
 def claim(

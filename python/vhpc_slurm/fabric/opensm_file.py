@@ -12,18 +12,18 @@ import logging
 from collections.abc import Callable, Collection
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, partitions
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
-from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof
+from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.fabric.opensm import ComplaintError, Mark, SubnetManager, complaint_of
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
-from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+from vhpc_slurm.model import Generation
 
 log = logging.getLogger("vhpcd")
 
 
-class OpensmFile:
+class OpensmFile(ByPolicy):
     """Writes the file, has it read, and reads the fabric."""
 
     def __init__(
@@ -38,7 +38,7 @@ class OpensmFile:
         max_lost_percent: int = 0,
     ) -> None:
         """``knows`` says whether an epoch was this database's, ``site`` are partitions beside the jobs'."""
-        self._policy = policy
+        super().__init__(policy)
         self._opensm = opensm
         self._readback = readback
         self._knows = knows
@@ -54,15 +54,9 @@ class OpensmFile:
 
     def validate(self, book: Book) -> None:
         """Whether OpenSM is there, and its file one that this book may replace."""
-        keys.refuse_strangers(keys.PKEYS, book)
+        keys.refuse_strangers(numbers.PKEYS, book)
         self._opensm.check()
         self._guard(self._opensm.read(), book)
-
-    def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
-        """Choose a key."""
-        return self._policy.plan(generation, request, allocation, book)
 
     def apply(self, book: Book, *, force: bool = False) -> None:
         """Have OpenSM sweep with what the book carries; nothing where it has already.

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL, PKEYS, Book, KeyPool, port_guid
+from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL, PKEYS, KeyPool, port_guid
 
 MAX_LINE = 4000
 """Bytes of a line; opensm reads 4095 at a time."""

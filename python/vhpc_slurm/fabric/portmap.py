@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.keys import MAX_RAILS
+from vhpc_slurm.fabric.numbers import MAX_RAILS
 from vhpc_slurm.model import NODE_NAME
 
 _GUID = re.compile(r"^0x[0-9a-fA-F]{16}\Z", re.ASCII)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import Finding, Outcomes, Proof
-from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL, Book, Claim
+from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import Port, Scan
 
@@ -164,7 +165,7 @@ class Readback:
         left = list(claims)
         deadline = time.monotonic() + self._timeout_s
         for claim in tuple(left):
-            if not keys.PKEYS.has(claim.pkey):
+            if not numbers.PKEYS.has(claim.pkey):
                 outcomes[claim.generation] = keys.another_s(claim)
                 left.remove(claim)
         while left:

@@ -14,27 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vhpc_slurm.fabric import keys
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
-from vhpc_slurm.fabric.keys import Book, Claim
-from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+from vhpc_slurm.fabric import keys, numbers
+from vhpc_slurm.fabric.backend import ByPolicy, Finding, Outcomes, Proof
+from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.model import Generation
 
 
-class Segments:
+class Segments(ByPolicy):
     """Hands out numbers."""
-
-    def __init__(self, policy: KeyPolicy) -> None:
-        self._policy = policy
 
     def validate(self, book: Book) -> None:
         """Refuse to serve while numbers of another kind are in use: nobody would take them off."""
         keys.refuse_strangers(self._policy.pool.space, book)
-
-    def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
-        """Choose a number."""
-        return self._policy.plan(generation, request, allocation, book)
 
     def apply(self, book: Book, *, force: bool = False) -> None:
         """Nothing: nodes do it."""
@@ -59,7 +50,7 @@ class Segments:
     def audit(self, book: Book) -> tuple[Finding, ...]:
         """Numbers in use that the configuration does not hand out any more."""
         return tuple(
-            Finding(0, f"{keys.label(claim.pkey)} of {claim.generation} is not of the pool")
+            Finding(0, f"{numbers.label(claim.pkey)} of {claim.generation} is not of the pool")
             for claim in book.carried()
             if claim.pkey not in self._policy.pool
         )

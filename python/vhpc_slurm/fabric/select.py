@@ -10,8 +10,8 @@ from vhpc_slurm.config import Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
-from vhpc_slurm.fabric.keys import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, VNIS, KeyPool
 from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
+from vhpc_slurm.fabric.numbers import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, VNIS, KeyPool
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition

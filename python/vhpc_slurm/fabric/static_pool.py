@@ -11,15 +11,15 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, partitions
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes
-from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes
+from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
-from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+from vhpc_slurm.model import Generation
 
 
-class StaticPool:
+class StaticPool(ByPolicy):
     """Reads the fabric; the file is the site's to install."""
 
     def __init__(
@@ -31,7 +31,7 @@ class StaticPool:
         file: Path,
     ) -> None:
         """``pool`` and ``site`` are what ``file`` must say, where that is on this host."""
-        self._policy = policy
+        super().__init__(policy)
         self._readback = readback
         self._site = site
         self._declared = (*pool, *site)
@@ -39,15 +39,9 @@ class StaticPool:
 
     def validate(self, book: Book) -> None:
         """Whether the file declares the pool that the configuration describes."""
-        keys.refuse_strangers(keys.PKEYS, book)
+        keys.refuse_strangers(numbers.PKEYS, book)
         for what in self._file_findings():
             raise FabricError("the static pool is not declared", what, "install: vhpc fabric render --pool")
-
-    def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
-        """Choose a key, and ranks that are declared."""
-        return self._policy.plan(generation, request, allocation, book)
 
     def apply(self, book: Book, *, force: bool = False) -> None:
         """Nothing: it was declared before."""

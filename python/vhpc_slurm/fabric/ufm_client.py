@@ -28,7 +28,7 @@ import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.fabric.backend import RefusedError
-from vhpc_slurm.fabric.keys import DEFAULT_PKEY
+from vhpc_slurm.fabric.numbers import DEFAULT_PKEY
 
 MAX_ANSWER = 256 << 20
 """Bytes of the longest answer; a thousand keys with a thousand ports each take about 80 MB."""

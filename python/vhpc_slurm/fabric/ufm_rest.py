@@ -17,13 +17,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, partitions
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof, RefusedError
-from vhpc_slurm.fabric.keys import PORT_PREFIX, Book, Claim
+from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof, RefusedError
+from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.numbers import PORT_PREFIX
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
-from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
+from vhpc_slurm.model import Generation
 
 log = logging.getLogger("vhpcd")
 
@@ -57,7 +58,7 @@ class Change:
         return f"{self.pkey:#06x} {' and '.join(word for word in words if word)}"
 
 
-class UfmRest:
+class UfmRest(ByPolicy):
     """Tells UFM, polls it, and reads the fabric where that can be read."""
 
     def __init__(
@@ -77,7 +78,7 @@ class UfmRest:
         Raises:
             FabricError: the mark's key is one of the pool, or none.
         """
-        self._policy = policy
+        super().__init__(policy)
         self._ufm = ufm
         self._readback = readback
         self._knows = knows
@@ -94,15 +95,9 @@ class UfmRest:
 
     def validate(self, book: Book) -> None:
         """Whether UFM lets us in, and was changed last by this database."""
-        keys.refuse_strangers(keys.PKEYS, book)
+        keys.refuse_strangers(numbers.PKEYS, book)
         self._ufm.version()
         self._guard(self._ufm.partitions(), book)
-
-    def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
-        """Choose a key."""
-        return self._policy.plan(generation, request, allocation, book)
 
     def apply(self, book: Book, *, force: bool = False) -> None:
         """Have UFM carry what the book carries, and wait until it says so.
@@ -147,7 +142,7 @@ class UfmRest:
         good = []
         for claim in map(book.must, generations):
             pkey = claim.pkey
-            if not keys.PKEYS.has(pkey):
+            if not numbers.PKEYS.has(pkey):
                 outcomes[claim.generation] = keys.another_s(claim)
                 continue
             foreign = sorted(guid for guid in have.get(pkey, {}) if not _ours(pkey, guid))
@@ -174,7 +169,7 @@ class UfmRest:
         outcomes: Outcomes = {}
         good = []
         for claim in map(book.must, generations):
-            if not keys.PKEYS.has(claim.pkey):
+            if not numbers.PKEYS.has(claim.pkey):
                 outcomes[claim.generation] = keys.another_s(claim)
             elif have.get(claim.pkey, {}).keys() & frozenset(claim.port_guids()):
                 outcomes[claim.generation] = self._undone(claim, todo[claim.pkey])
@@ -344,7 +339,7 @@ def _mark(book: Book) -> int:
 def _meant(book: Book) -> dict[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
     for claim in book.carried():
-        if keys.PKEYS.has(claim.pkey):
+        if numbers.PKEYS.has(claim.pkey):
             found[claim.pkey] = found.get(claim.pkey, frozenset()) | frozenset(claim.port_guids())
     return found
 

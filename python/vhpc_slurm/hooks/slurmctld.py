@@ -14,7 +14,7 @@ import sys
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.keys import MAX_VFS
+from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef, JobRequest
 from vhpc_slurm.slurm import connect

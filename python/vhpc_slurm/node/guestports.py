@@ -6,7 +6,7 @@ import errno
 import logging
 
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.fabric.keys import DEFAULT_PKEY, FULL
+from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
 from vhpc_slurm.model import GuestPlan, HostInventory, Lease, NodePlan
 from vhpc_slurm.node import identities
 from vhpc_slurm.node.channel import ChannelRefusedError, GuestChannel

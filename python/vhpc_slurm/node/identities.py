@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.fabric import keys
+from vhpc_slurm.fabric import numbers
 from vhpc_slurm.hardware import PciFunction, address_key
 from vhpc_slurm.model import HostInventory, Lease, NetworkIdentity, NodePlan
 from vhpc_slurm.node.preflight import VF
@@ -90,7 +90,7 @@ def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dic
         return functions.none("InfiniBand", why)
     return {
         address: Identity(
-            keys.node_guid(pkey, rail, rank, number), keys.port_guid(pkey, rail, rank, number), pkey
+            numbers.node_guid(pkey, rail, rank, number), numbers.port_guid(pkey, rail, rank, number), pkey
         )
         for address, rail, number in functions.places(network)
     }
@@ -103,7 +103,7 @@ def _ethernet(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[
         return functions.none("Ethernet", why)
     return {
         address: Identity(
-            mac=bytes.fromhex(keys.mac(keys.VLANS.base + vlan, rail, rank, number).replace(":", "")),
+            mac=bytes.fromhex(numbers.mac(numbers.VLANS.base + vlan, rail, rank, number).replace(":", "")),
             vlan=vlan,
         )
         for address, rail, number in functions.places(network)

@@ -1,0 +1,151 @@
+"""Leases and what nodes report, as they travel and as the store keeps them.
+
+Nodes with the same layout are written once: a job of a thousand nodes is a few kilobytes.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import msgspec
+
+from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    GresAllocation,
+    ImageIdentity,
+    JobRequest,
+    Lease,
+    LeaseRecord,
+    LeaseState,
+    NetworkIdentity,
+    NodeAllocation,
+    Stage,
+    Timeline,
+)
+
+
+class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all that travels: unknown fields are errors, within one protocol version."""
+
+
+class Layout(Wire, frozen=True):
+    """Consecutive nodes of an allocation that have the same part of it."""
+
+    nodes: tuple[str, ...]
+    cpu_ids: str
+    memory_mib: int
+    gres: tuple[GresAllocation, ...] = ()
+
+
+class LeaseWire(Wire, frozen=True):
+    """A lease; also the form in which the store keeps it."""
+
+    generation: str
+    state: LeaseState
+    request: JobRequest
+    layouts: tuple[Layout, ...]
+    image: ImageIdentity | None
+    network: NetworkIdentity
+    refusal: str = ""
+
+    @classmethod
+    def pack(cls, lease: Lease) -> LeaseWire:
+        """From the model's form."""
+        return cls(
+            generation=str(lease.generation),
+            state=lease.state,
+            request=lease.request,
+            layouts=pack_allocation(lease.allocation),
+            image=lease.image,
+            network=lease.network,
+            refusal=lease.refusal,
+        )
+
+    def unpack(self) -> Lease:
+        """To the model's form; ValueError when a generation or a CPU list is none."""
+        return Lease(
+            Generation.parse(self.generation),
+            self.state,
+            self.request,
+            unpack_allocation(self.layouts),
+            self.image,
+            self.network,
+            self.refusal,
+        )
+
+
+class RecordWire(Wire, frozen=True):
+    """A lease with what became of it; timelines travel apart."""
+
+    lease: LeaseWire
+    created: float
+    updated: float
+    acknowledged: tuple[str, ...]
+    taken: tuple[str, ...]
+    unclean: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def pack(cls, record: LeaseRecord) -> RecordWire:
+        """From the model's form."""
+        return cls(
+            lease=LeaseWire.pack(record.lease),
+            created=record.created,
+            updated=record.updated,
+            acknowledged=record.acknowledged,
+            taken=record.taken,
+            unclean=record.unclean,
+        )
+
+    def unpack(self, timelines: tuple[Timeline, ...] = ()) -> LeaseRecord:
+        """To the model's form."""
+        return LeaseRecord(
+            self.lease.unpack(),
+            self.created,
+            self.updated,
+            self.acknowledged,
+            timelines,
+            self.taken,
+            self.unclean,
+        )
+
+
+class TimelineWire(Wire, frozen=True):
+    """The stages of a generation on one node."""
+
+    generation: str
+    node: str
+    stages: tuple[Stage, ...]
+
+    def unpack(self) -> Timeline:
+        """To the model's form."""
+        return Timeline(Generation.parse(self.generation), self.node, self.stages)
+
+
+def pack_allocation(allocation: Allocation) -> tuple[Layout, ...]:
+    """Merge consecutive nodes of one layout; the order of nodes is kept."""
+    lists = {ids: format_cpu_list(ids) for ids in {part.cpu_ids for part in allocation.nodes}}
+    return tuple(
+        Layout(
+            nodes=tuple(part.node for part in parts),
+            cpu_ids=lists[cpu_ids],
+            memory_mib=memory_mib,
+            gres=gres,
+        )
+        for (cpu_ids, memory_mib, gres), parts in groupby(
+            allocation.nodes, lambda part: (part.cpu_ids, part.memory_mib, part.gres)
+        )
+    )
+
+
+def unpack_allocation(layouts: tuple[Layout, ...]) -> Allocation:
+    """The inverse of pack_allocation; ValueError when a CPU list is none."""
+    ids = {text: parse_cpu_list(text) for text in {layout.cpu_ids for layout in layouts}}
+    return Allocation(
+        tuple(
+            NodeAllocation(node, ids[layout.cpu_ids], layout.memory_mib, layout.gres)
+            for layout in layouts
+            for node in layout.nodes
+        )
+    )
