@@ -21,6 +21,8 @@ void vhpc_allocator_init(void)
     vhpc_forget_handed_down();
     unsetenv(VHPC_ENV_JOB_GENERATION);
     unsetenv(VHPC_ENV_JOB_IMAGE);
+    unsetenv(VHPC_ENV_JOB_GUESTS);
+    unsetenv(VHPC_ENV_GUEST);
 }
 
 /* Options fill in from their variables; an empty variable is an absent one. */

@@ -82,3 +82,53 @@ bool vhpc_gpus_renumber_visible(const char *gpus, const char *host, const char *
         return false;
     return vhpc_gpus_renumber(gpus, list, out, size);
 }
+
+/* Number at a place of Slurm's list; false when that is shorter. */
+static bool at_place(const char *host, uint64_t place, uint64_t *number)
+{
+    for (uint64_t at = 0; next(&host, ',', number); at++)
+        if (at == place)
+            return true;
+    return false;
+}
+
+/* As vhpc_gpus_renumber_visible: Slurm's own list is of the node, one that could be places is. */
+static bool counts_places(const char *host, const char *list)
+{
+    uint64_t number;
+    uint64_t unused;
+
+    if (strcmp(list, host) == 0)
+        return false;
+    for (const char *at = list; next(&at, ',', &number);)
+        if (!at_place(host, number, &unused))
+            return false;
+    return true;
+}
+
+bool vhpc_gpus_share(const char *gpus, const char *host, const char *list, bool visible, char *out,
+                     size_t size)
+{
+    bool places = visible && host[0] != '\0' && counts_places(host, list);
+    size_t used = 0;
+    uint64_t number;
+
+    if (list[0] == '\0')
+        return false;
+    out[0] = '\0';
+    while (next(&list, ',', &number)) {
+        int place;
+        int written;
+
+        if (places && !at_place(host, number, &number))
+            return false;
+        place = place_of(gpus, number);
+        if (place < 0)
+            continue;
+        written = snprintf(out + used, size - used, "%s%d", used == 0 ? "" : ",", place);
+        if (written < 0 || (size_t)written >= size - used)
+            return false;
+        used += (size_t)written;
+    }
+    return *list == '\0';
+}

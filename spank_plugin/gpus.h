@@ -27,4 +27,13 @@ bool vhpc_gpus_renumber(const char *gpus, const char *list, char *out, size_t si
 bool vhpc_gpus_renumber_visible(const char *gpus, const char *host, const char *list, char *out,
                                 size_t size);
 
+/*
+ * For one of several guests of a node, of which each has a part of the job's
+ * GPUs: write those of a list that this guest has, as it counts them; there
+ * may be none.  visible says that the list may count by the places in host, as
+ * it does with ConstrainDevices.  False when it is no list of numbers.
+ */
+bool vhpc_gpus_share(const char *gpus, const char *host, const char *list, bool visible, char *out,
+                     size_t size);
+
 #endif

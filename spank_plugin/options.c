@@ -13,6 +13,8 @@
 #define TIMEOUT_MAX_S UINT64_C(3600)
 /* Most virtual functions on a node: what partition keys and GUIDs can tell apart on a rail. */
 #define VFS_MAX UINT64_C(256)
+/* Most guests on a node: each has cores of its own, and a set of processes. */
+#define GUESTS_MAX UINT64_C(64)
 /* Longest name and tag of an image, in bytes. */
 #define IMAGE_PART_MAX 64
 
@@ -128,6 +130,18 @@ static bool parse_vfs(const char *text, char value[VHPC_VALUE_SIZE], const char 
     return true;
 }
 
+static bool parse_guests_per_node(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    uint64_t number;
+
+    if (!vhpc_text_number(text, strlen(text), GUESTS_MAX, &number) || number == 0) {
+        *why = "a whole number from 1 to 64 is expected";
+        return false;
+    }
+    snprintf(value, VHPC_VALUE_SIZE, "%" PRIu64, number);
+    return true;
+}
+
 /* Any plain text may name a file; what a shell would do with it is no concern here. */
 static bool parse_console(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
@@ -226,6 +240,24 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "count them as a generic resource, --gres asks for them and this option can only "
                 "ask for fewer; 0 leaves all of them out.",
             .parse = parse_vfs,
+        },
+    [VHPC_GUESTS_PER_NODE] =
+        {
+            .name = "vhpc-guests-per-node",
+            .arginfo = "N",
+            .variable = "VHPC_GUESTS_PER_NODE",
+            .usage = "how many guests each node of the job has; its cores, memory and devices are "
+                     "divided",
+            .detail =
+                "Guests on each node, 1 to 64; the default is 1. The job's cores on a node are "
+                "divided among them as evenly as whole cores can be, each guest within a NUMA cell "
+                "where possible, and its memory, GPUs and virtual functions likewise. The batch "
+                "script runs in the first guest of the first node. Of the N tasks that a step has "
+                "on a node with K guests, the task with the local id I (SLURM_LOCALID) runs in "
+                "guest I*K/N, rounded down: tasks fill the guests in blocks, in their order. A "
+                "guest is called NODE-g0, NODE-g1 and so on, and a task sees those of its step's "
+                "GPUs that its own guest has. All guests of a job start, or none.",
+            .parse = parse_guests_per_node,
         },
 };
 

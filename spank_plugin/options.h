@@ -21,6 +21,7 @@ enum vhpc_option_id {
     VHPC_TIMEOUT,
     VHPC_CONSOLE,
     VHPC_VFS,
+    VHPC_GUESTS_PER_NODE,
     VHPC_OPTION_COUNT,
 };
 

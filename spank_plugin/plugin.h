@@ -18,6 +18,9 @@
  */
 #define VHPC_ENV_JOB_GENERATION "VHPC_JOB_GENERATION"
 #define VHPC_ENV_JOB_IMAGE "VHPC_JOB_IMAGE"
+/* Where nodes have several guests: how many, and which of them the task runs in. */
+#define VHPC_ENV_JOB_GUESTS "VHPC_JOB_GUESTS"
+#define VHPC_ENV_GUEST "VHPC_GUEST"
 
 /* No image name, so whoever reads it refuses the job: see vhpc_allocator_post_opt. */
 #define VHPC_IMAGE_REFUSED "-"

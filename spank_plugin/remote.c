@@ -32,6 +32,9 @@ struct task {
     bool asked;          /* the job or the step wants guests, whatever this node says */
     char generation[64]; /* what an earlier task of this job ran in, "" when unknown */
     char node[256];
+    uint32_t guest;            /* which of the node's guests it runs in */
+    char socket[PATH_MAX];     /* of that guest */
+    char gpus[VHPC_GPUS_SIZE]; /* of that guest */
 };
 
 /*
@@ -184,18 +187,28 @@ static int check(spank_t spank, const struct task *task, const struct vhpc_state
 static bool set_environment(spank_t spank, const struct task *task, const struct vhpc_state *state,
                             bool runs_in_guest)
 {
+    bool several = runs_in_guest && state->guests > 1;
+    char guest[16];
+    char guests[16];
+    char file[PATH_MAX]; /* it was read just now, so there is room for its name */
     const struct {
         const char *name;
         const char *value; /* NULL: must not be set */
     } variables[] = {
         {VHPC_ENV_JOB_GENERATION, state->generation},
         {VHPC_ENV_JOB_IMAGE, state->image},
-        {"VHPC_RUN_SOCKET", runs_in_guest ? state->socket : NULL},
+        {VHPC_ENV_JOB_GUESTS, several ? guests : NULL},
+        {VHPC_ENV_GUEST, several ? guest : NULL},
+        {"VHPC_RUN_SOCKET", runs_in_guest ? task->socket : NULL},
         {"VHPC_RUN_COMMANDS", runs_in_guest ? state->commands : NULL},
+        {"VHPC_RUN_STATE", runs_in_guest ? file : NULL},
         {"VHPC_RUN_SCRIPT", runs_in_guest && task->step == SLURM_BATCH_SCRIPT ? "1" : NULL},
         {VHPC_ENV_RUN_ARGV0, NULL},
     };
 
+    snprintf(guest, sizeof guest, "%u", task->guest);
+    snprintf(guests, sizeof guests, "%u", state->guests);
+    snprintf(file, sizeof file, "%s/jobs/%u/state", vhpc_plugin.args.run_dir, task->job);
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         if (variables[i].value == NULL)
             (void)spank_unsetenv(spank, variables[i].name);
@@ -219,22 +232,34 @@ static void read_host_gpus(spank_t spank, char *list, size_t size)
 
 /*
  * Steps inherit the environment of the script that started them: what was
- * renumbered for that one, and is not set anew by Slurm, must not be again.
+ * renumbered for that one, in its own guest, and is not set anew by Slurm, must
+ * not be again.  True with before as it was then.
  */
-static bool is_renumbered(spank_t spank, const char *kept, const char *gpus, const char *value)
+static bool is_renumbered(spank_t spank, const struct vhpc_state *state, const char *host,
+                          const char *kept, bool visible, const char *value, char *before)
 {
-    char before[VHPC_GPUS_SIZE];
+    char gpus[VHPC_GPUS_SIZE];
     char after[VHPC_GPUS_SIZE];
 
-    return spank_getenv(spank, kept, before, sizeof before) == ESPANK_SUCCESS &&
-           vhpc_gpus_renumber(gpus, before, after, sizeof after) && strcmp(after, value) == 0;
+    if (spank_getenv(spank, kept, before, VHPC_GPUS_SIZE) != ESPANK_SUCCESS)
+        return false;
+    for (uint32_t guest = 0; guest < state->guests; guest++) {
+        if (!vhpc_state_gpus(state, guest, gpus, sizeof gpus))
+            return false;
+        if ((state->guests == 1
+                 ? vhpc_gpus_renumber(gpus, before, after, sizeof after)
+                 : vhpc_gpus_share(gpus, host, before, visible, after, sizeof after)) &&
+            strcmp(after, value) == 0)
+            return true;
+    }
+    return false;
 }
 
 /*
  * GPUs in the guest are counted from 0; Slurm's numbers are those of the node,
  * and are kept in VHPC_HOST_*.  What cannot be told is left as it is.
  */
-static bool renumber_gpus(spank_t spank, const struct vhpc_state *state)
+static bool renumber_gpus(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
     static const struct {
         const char *name;
@@ -251,17 +276,24 @@ static bool renumber_gpus(spank_t spank, const struct vhpc_state *state)
     char host[VHPC_GPUS_SIZE];
     char value[VHPC_GPUS_SIZE];
     char ours[VHPC_GPUS_SIZE];
+    bool shared = state->guests > 1;
 
     if (state->gpus[0] == '\0')
         return true;
     read_host_gpus(spank, host, sizeof host);
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
-        if (spank_getenv(spank, variables[i].name, value, sizeof value) != ESPANK_SUCCESS ||
-            is_renumbered(spank, variables[i].kept, state->gpus, value))
+        bool visible = variables[i].visible;
+
+        if (spank_getenv(spank, variables[i].name, value, sizeof value) != ESPANK_SUCCESS)
             continue;
-        if (variables[i].visible
-                ? !vhpc_gpus_renumber_visible(state->gpus, host, value, ours, sizeof ours)
-                : !vhpc_gpus_renumber(state->gpus, value, ours, sizeof ours))
+        if (is_renumbered(spank, state, host, variables[i].kept, visible, value, ours)) {
+            if (!shared)
+                continue;
+            memcpy(value, ours, strlen(ours) + 1); /* perhaps for another guest than this task's */
+        }
+        if (shared    ? !vhpc_gpus_share(task->gpus, host, value, visible, ours, sizeof ours)
+            : visible ? !vhpc_gpus_renumber_visible(task->gpus, host, value, ours, sizeof ours)
+                      : !vhpc_gpus_renumber(task->gpus, value, ours, sizeof ours))
             continue;
         if (spank_setenv(spank, variables[i].kept, value, 1) != ESPANK_SUCCESS ||
             spank_setenv(spank, variables[i].name, ours, 1) != ESPANK_SUCCESS)
@@ -270,17 +302,38 @@ static bool renumber_gpus(spank_t spank, const struct vhpc_state *state)
     return true;
 }
 
-static int enter_guest(spank_t spank, const struct task *task, const struct vhpc_state *state)
+/* Which of the node's guests the task runs in, and what that one has. */
+static bool find_guest(spank_t spank, struct task *task, const struct vhpc_state *state)
+{
+    uint32_t tasks = 0;
+    int local_id = 0;
+
+    if (spank_get_item(spank, S_TASK_ID, &local_id) != ESPANK_SUCCESS || local_id < 0 ||
+        spank_get_item(spank, S_JOB_LOCAL_TASK_COUNT, &tasks) != ESPANK_SUCCESS) {
+        if (state->guests > 1)
+            return false;
+        local_id = 0;
+    }
+    task->guest = vhpc_state_guest_of(state, (uint32_t)local_id, tasks);
+    return vhpc_state_socket(state, task->guest, task->socket, sizeof task->socket) &&
+           vhpc_state_gpus(state, task->guest, task->gpus, sizeof task->gpus);
+}
+
+static int enter_guest(spank_t spank, struct task *task, const struct vhpc_state *state)
 {
     static char path[VHPC_DIR_SIZE + sizeof "/vhpc-run"]; /* lives until execve() */
     bool runs_in_guest = !(state->batch_on_host && is_script_like(task));
     const char *why = NULL;
 
+    if (runs_in_guest && !find_guest(spank, task, state))
+        return deny(spank,
+                    "%s: couldn't tell which guest this task runs in; tell the site's support",
+                    task->node);
     if (!set_environment(spank, task, state, runs_in_guest))
         return deny(spank, "couldn't set the environment of the task");
     if (!runs_in_guest)
         return 0;
-    if (!renumber_gpus(spank, state))
+    if (!renumber_gpus(spank, task, state))
         return deny(spank, "couldn't set the environment of the task");
     snprintf(path, sizeof path, "%s/vhpc-run", vhpc_plugin.args.libexec);
     if (access(path, X_OK) != 0)

@@ -15,6 +15,8 @@
 /* sun_path of a unix socket, with its NUL: unix(7). */
 #define SOCKET_PATH_SIZE 108
 #define NONCE_DIGITS 8
+#define FIRST_SOCKET "/g0/run.sock"
+#define GUESTS_MAX 64
 
 enum key {
     VERSION,
@@ -28,6 +30,7 @@ enum key {
     SOCKET,
     COMMANDS,
     GPUS,
+    GUESTS,
     KEYS
 };
 
@@ -35,7 +38,7 @@ static const char *const key_names[KEYS] = {
     [VERSION] = "version",       [JOB] = "job",       [RESTART] = "restart",
     [GENERATION] = "generation", [STATUS] = "status", [MESSAGE] = "message",
     [IMAGE] = "image",           [BATCH] = "batch",   [SOCKET] = "socket",
-    [COMMANDS] = "commands",     [GPUS] = "gpus",
+    [COMMANDS] = "commands",     [GPUS] = "gpus",     [GUESTS] = "guests",
 };
 
 __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size, const char *format,
@@ -118,6 +121,21 @@ static bool read_status(struct vhpc_state *state, const char *text)
     return false;
 }
 
+/* Sockets of further guests are beside the first one's: .../g0/run.sock, .../g1/run.sock. */
+static bool read_guests(struct vhpc_state *state, const char *text)
+{
+    size_t length = state->socket == NULL ? 0 : strlen(state->socket);
+    size_t end = sizeof FIRST_SOCKET - 1;
+
+    state->guests = 1;
+    if (text == NULL)
+        return true;
+    if (!read_u32(text, &state->guests) || state->guests == 0 || state->guests > GUESTS_MAX)
+        return false;
+    return state->guests == 1 || state->status != VHPC_READY ||
+           (length > end && strcmp(state->socket + length - end, FIRST_SOCKET) == 0);
+}
+
 static bool interpret(struct vhpc_state *state, const char *const values[KEYS], char *why,
                       size_t size)
 {
@@ -147,6 +165,8 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     state->socket = values[SOCKET];
     state->commands = values[COMMANDS] == NULL ? "" : values[COMMANDS];
     state->gpus = values[GPUS] == NULL ? "" : values[GPUS];
+    if (!read_guests(state, values[GUESTS]))
+        return refuse(why, size, "guests is no number of guests with their sockets");
     state->message = values[MESSAGE] == NULL || values[MESSAGE][0] == '\0'
                          ? "the guests of this job could not be started; ask the site's support"
                          : values[MESSAGE];
@@ -172,6 +192,44 @@ bool vhpc_state_parse(struct vhpc_state *state, const char *bytes, size_t length
         vhpc_state_free(state);
         return false;
     }
+    return true;
+}
+
+uint32_t vhpc_state_guest_of(const struct vhpc_state *state, uint32_t local_id, uint32_t tasks)
+{
+    if (tasks == 0 || local_id >= tasks)
+        return 0;
+    return (uint32_t)((uint64_t)local_id * state->guests / tasks);
+}
+
+bool vhpc_state_socket(const struct vhpc_state *state, uint32_t guest, char *path, size_t size)
+{
+    size_t stem = strlen(state->socket);
+    int length;
+
+    if (guest == 0)
+        length = snprintf(path, size, "%s", state->socket);
+    else
+        length = snprintf(path, size, "%.*s/g%u/run.sock", (int)(stem - sizeof FIRST_SOCKET + 1),
+                          state->socket, guest);
+    return length > 0 && (size_t)length < size && length < SOCKET_PATH_SIZE;
+}
+
+bool vhpc_state_gpus(const struct vhpc_state *state, uint32_t guest, char *gpus, size_t size)
+{
+    const char *at = state->gpus;
+    size_t length;
+
+    for (; guest > 0; guest--) {
+        at += strcspn(at, ",");
+        if (*at == ',')
+            at++;
+    }
+    length = strcspn(at, ",");
+    if (length >= size)
+        return false;
+    memcpy(gpus, at, length);
+    gpus[length] = '\0';
     return true;
 }
 

@@ -24,9 +24,10 @@ struct vhpc_state {
     const char *generation; /* JOB.RESTART.NONCE */
     const char *image;      /* NAME:TAG */
     const char *message;    /* of a failed job; never NULL then */
-    const char *socket;     /* absolute path of the shim's socket; never NULL when ready */
+    const char *socket;     /* absolute path of the first guest's socket; never NULL when ready */
     const char *commands;   /* colon separated host commands; "" when none */
-    const char *gpus; /* colon separated numbers of the node's GPUs, as the guest counts them */
+    uint32_t guests;        /* on this node; their sockets differ in the folder: g0, g1, ... */
+    const char *gpus; /* of each guest, by commas: colon separated numbers of the node's GPUs */
 };
 
 enum vhpc_state_found {
@@ -50,6 +51,15 @@ bool vhpc_state_parse(struct vhpc_state *state, const char *bytes, size_t length
  */
 enum vhpc_state_found vhpc_state_read(struct vhpc_state *state, const char *run_dir, uint32_t job,
                                       uid_t owner, char *why, size_t size);
+
+/* Which guest runs the task of this local id, of so many on the node: blocks in their order. */
+uint32_t vhpc_state_guest_of(const struct vhpc_state *state, uint32_t local_id, uint32_t tasks);
+
+/* Path of a guest's socket; false when it does not fit. */
+bool vhpc_state_socket(const struct vhpc_state *state, uint32_t guest, char *path, size_t size);
+
+/* A guest's part of gpus; false when it does not fit. */
+bool vhpc_state_gpus(const struct vhpc_state *state, uint32_t guest, char *gpus, size_t size);
 
 void vhpc_state_free(struct vhpc_state *state);
 

@@ -38,6 +38,7 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.fabric.keys import Claim, KeyPool, KeyState
+from vhpc_slurm.fabric.opensm import FIRST_POLL_S
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.munge import Munge
@@ -145,7 +146,7 @@ def _swap(fabric: SimulatedFabric, data: bytes) -> None:
     while fabric.sweeps() == before:
         if time.monotonic() > deadline:
             raise BenchError("OpenSM does not sweep")
-        time.sleep(0.002)
+        time.sleep(FIRST_POLL_S)  # as often as vhpcd looks
 
 
 @contextmanager

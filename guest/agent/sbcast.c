@@ -17,6 +17,7 @@
 
 #include "agent.h"
 
+enum { GUESTS_MAX = 64 };         /* on a node */
 enum { FUSE_MAGIC = 0x65735546 }; /* of virtiofs; FUSE_SUPER_MAGIC of newer headers */
 
 /* Arguments: destination, "f" to overwrite, mode, time of change or nothing. */
@@ -132,9 +133,17 @@ static void open_source(const struct request *r, struct stat *st)
         fail(r->source, strerror(errno));
 }
 
+/* Where nodes have several guests of the job, their number is in the environment. */
+static unsigned long guests_of_node(void)
+{
+    const char *text = getenv("VHPC_JOB_GUESTS");
+    unsigned long number = text != NULL ? strtoul(text, NULL, 10) : 1;
+    return number > 0 && number <= GUESTS_MAX ? number : 1;
+}
+
 char **sbcast_as_srun(int argc, char **argv)
 {
-    static char nodes[64], tasks[64], mode[16], changed[32];
+    static char nodes[64], tasks[64], each[64], mode[16], changed[32];
     static char *result[32];
     static struct request r;
     struct stat st;
@@ -147,7 +156,10 @@ char **sbcast_as_srun(int argc, char **argv)
                        "--send-libs");
     open_source(&r, &st);
     (void)snprintf(nodes, sizeof nodes, "--nodes=%s", count);
-    (void)snprintf(tasks, sizeof tasks, "--ntasks=%s", count);
+    /* a task for each guest: on a node they go to its guests in blocks of equal size */
+    unsigned long guests = guests_of_node();
+    (void)snprintf(each, sizeof each, "--ntasks-per-node=%lu", guests);
+    (void)snprintf(tasks, sizeof tasks, "--ntasks=%lu", strtoul(count, NULL, 10) * guests);
     (void)snprintf(mode, sizeof mode, "%o", (unsigned)st.st_mode & 0777U);
     (void)snprintf(changed, sizeof changed, "%lld", (long long)st.st_mtim.tv_sec);
     forget_step();
@@ -157,7 +169,7 @@ char **sbcast_as_srun(int argc, char **argv)
                        "--overlap",
                        "--mem=0",
                        "--cpu-bind=none",
-                       "--ntasks-per-node=1",
+                       each,
                        "--chdir=/",
                        nodes,
                        tasks,

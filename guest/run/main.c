@@ -7,13 +7,45 @@
 
 #include "run.h"
 
+/* A line of the node's state file; the SPANK plugin takes no longer ones either. */
+enum { STATE_LINE = 4097 };
+
+/*
+ * Why the node itself has ended this job's guest: its state file,
+ * $VHPC_RUN_STATE, says "failed" then, and why.
+ */
+static bool ended_by_node(char *why, size_t size)
+{
+    static char line[STATE_LINE];
+    const char *path = getenv("VHPC_RUN_STATE");
+    bool failed = false;
+    FILE *file = path != NULL ? fopen(path, "re") : NULL;
+    if (file == NULL)
+        return false;
+    why[0] = '\0';
+    while (fgets(line, sizeof line, file) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        if (strcmp(line, "status=failed") == 0)
+            failed = true;
+        else if (strncmp(line, "message=", strlen("message=")) == 0)
+            (void)snprintf(why, size, "%s", line + strlen("message="));
+    }
+    (void)fclose(file);
+    return failed && why[0] != '\0';
+}
+
 /* Which guest is gone, in the words a user knows: job and node. */
 static void report_lost(const struct front_result *r)
 {
+    static char why[STATE_LINE];
     char host[256] = "this node";
     const char *job = getenv("SLURM_JOB_ID");
     const char *node = getenv("SLURMD_NODENAME");
     const char *console = getenv("VHPC_RUN_CONSOLE");
+    if (ended_by_node(why, sizeof why)) {
+        (void)fprintf(stderr, "vhpc: %s\n", why);
+        return;
+    }
     (void)gethostname(host, sizeof host - 1);
     (void)fprintf(stderr, "vhpc: the guest of job %s on %s %s (%s)%s%s\n",
                   job != NULL ? job : "(none)", node != NULL ? node : host,

@@ -19,6 +19,7 @@ GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re
 IMAGE_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}\Z", re.ASCII)
 IMAGE_TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
 DIGEST = re.compile(r"^sha256:[0-9a-f]{64}\Z", re.ASCII)
+MAX_GUESTS_PER_NODE = 64
 NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
 
 
@@ -133,6 +134,17 @@ class Allocation:
             if part.node == node:
                 return part
         raise KeyError(node)
+
+    def guests(self, per_node: int) -> tuple[str, ...]:
+        """Hostnames of all guests, in the order of their ranks: node by node."""
+        return tuple(
+            guest_hostname(part.node, index, per_node) for part in self.nodes for index in range(per_node)
+        )
+
+
+def guest_hostname(node: str, index: int, per_node: int) -> str:
+    """A guest is called as its node is; where it is one of several it says which."""
+    return node if per_node == 1 else f"{node}-g{index}"
 
 
 # --- host -------------------------------------------------------------------
@@ -329,14 +341,14 @@ class LeaseState(StrEnum):
 class NetworkIdentity:
     """The job's own network partition; ``kind`` is ``none`` where there is none.
 
-    With ``ib`` the guest of the job's node number *i* has the rank ``first_rank``
+    With ``ib`` the job's guest number *i*, counted node by node, has the rank ``first_rank``
     + *i*, and ``vfs`` ports on each of ``rails`` rails, whose GUIDs follow from
     these numbers (``fabric.keys.port_guid``), or are in ``port_guids``, a row of
-    words for each node, where nodes do not set them; ``in_guests`` says that these
+    words for each guest, where nodes do not set them; ``in_guests`` says that these
     reach the guests.  ``site_keys`` are entries that all ports of the job have
     beside its own key and the default one, from partitions of the site's.
 
-    ``addresses`` are (node, IPv4 address) of guests on IP over InfiniBand, in a
+    ``addresses`` are (hostname, IPv4 address) of guests on IP over InfiniBand, in a
     network of ``prefix`` bits.
 
     With ``ethernet`` the Ethernet functions of the guests are on ``vlan``, with

@@ -40,6 +40,14 @@ class Job:
         done = self.lab.run("ctl", "scontrol", "-o", "show", "job", "-d", str(self.id))
         return dict(word.split("=", 1) for word in done.out.split() if "=" in word)
 
+    def told(self) -> str:
+        """What a failed test says of a job: its state, why, and when what happened."""
+        show = self.show()
+        fields = ("Reason", "Restarts", "NodeList", "SubmitTime", "StartTime", "EndTime")
+        return f"job {self.id} is {show['JobState']}: " + " ".join(
+            f"{name}={show.get(name)}" for name in fields
+        )
+
     def wait(self, *states: str, timeout: float = 180) -> str:
         """Wait for one of the states (default: ended); returns it."""
         until = time.monotonic() + timeout
@@ -47,7 +55,7 @@ class Job:
             state = self.show()["JobState"]
             if state in (states or ENDED):
                 return state
-            assert time.monotonic() < until, f"job {self.id} is {state}, waited for {states or 'its end'}"
+            assert time.monotonic() < until, f"{self.told()}, waited for {states or 'its end'}"
             time.sleep(0.3)
 
     def accounted(self, fields: str = "State,ExitCode", step: str = "") -> list[str]:

@@ -211,6 +211,89 @@ def test_a_job_that_is_cancelled_while_its_key_is_applied_leaves_none(lab: Lab) 
     no_node_is_drained(lab)
 
 
+# --- a fabric that nobody can close ---------------------------------------------------------------
+
+SWIFT = "open_deadline_s = 3\naudit_interval_s = 1\napply_timeout_s = 2\n"
+HEALTH_CHECK_S = 60  # HealthCheckInterval of the lab
+ROGUE = "/run/opensm/readers/rogue"
+
+
+@contextmanager
+def configured(lab: Lab, lines: str) -> Iterator[None]:
+    """vhpcd with more in its configuration, whose last section is the fabric's."""
+    lab.run("ctl", "sh", "-c", "cat >>/etc/vhpc/vhpc.toml", stdin=lines)
+    lab.service("ctl", "restart", "vhpcd")
+    try:
+        yield
+    finally:
+        subprocess.run([VLAB, "up"], check=True, capture_output=True, timeout=120)
+
+
+@contextmanager
+def rogue_opensm(lab: Lab) -> Iterator[None]:
+    """In the place of OpenSM another one, of which vhpcd knows nothing, opens the fabric."""
+    script = (
+        f"mkdir -p {ROGUE}; cd {ROGUE}; export OSM_CACHE_DIR=. OSM_TMP_DIR=. SIM_HOST=SM"
+        " LD_PRELOAD=/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so\n"
+        "echo 'Default=0x7fff, ipoib : ALL=full, SELF=full ;' >partitions.conf\n"
+        "setsid opensm -F /etc/opensm/opensm.conf -P partitions.conf -f log >out 2>&1 </dev/null &\n"
+        "echo $! >pid\n"
+    )
+    lab.service("ctl", "stop", "opensm")
+    try:
+        lab.run("ctl", "sh", "-c", script)
+        until(lambda: all(keys == {0xFFFF} for keys in tables(lab).values()), "an open fabric", 30)
+        yield
+    finally:
+        lab.run(
+            "ctl", "sh", "-c", f"read pid <{ROGUE}/pid; kill $pid; timeout 20 tail --pid=$pid -f /dev/null"
+        )
+        lab.service("ctl", "start", "opensm")
+
+
+def isolation(lab: Lab) -> list[str]:
+    """How bad isolation is, says `vhpc doctor` on a node."""
+    findings = lab.vhpc("n1", "doctor", check=False)
+    return [one["level"] for one in findings if one["check"] == "fabric.open"]
+
+
+@pytest.mark.slow
+def test_guests_with_a_key_end_when_nobody_closes_the_fabric_and_other_jobs_go_on(lab: Lab) -> None:
+    with configured(lab, SWIFT):
+        alices = lab.submit(WAITING, "-N2")
+        bobs = lab.submit(WAITING, "-N1", "-w", "n1", user="bob")
+        plain = lab.submit(WAITING, "-N1", "-w", "n2", user="bob", image=None)
+        for job in (alices, bobs, plain):
+            runs(lab, job)
+        assert isolation(lab) == []
+        with rogue_opensm(lab):
+            until(lambda: isolation(lab) == ["error"], "the deadline", 30)
+            late = lab.submit("echo up", "-N1", "-w", "n1", user="bob")
+            for job in (alices, bobs):
+                assert job.wait(timeout=HEALTH_CHECK_S + 30) == "FAILED", "within the stated time"
+                assert "done" not in job.output()
+                one_line(
+                    job,
+                    rf"^vhpc: the guests of job {job.id} were ended on n1: the fabric does not keep jobs "
+                    r"apart: port 0x[0-9a-f]{16} has the keys 0xffff, and should have ",
+                )
+            for node in NODES:
+                assert lab.run(node, "virsh", "-q", "list", "--all", "--name").out.strip() == ""
+            found = lab.vhpc("ctl", "fabric", "audit", check=False)["findings"]
+            assert {int(one["port_guid"], 16) for one in found if one["port_guid"]} == set(NOBODY)
+            until(lambda: admin_comment(lab, late), "the late job to be requeued", 60)
+            assert admin_comment(lab, late).startswith("vhpc: the fabric does not keep jobs apart: port 0x")
+            assert plain.show()["JobState"] == "RUNNING"
+        until(lambda: isolation(lab) == [], "the fabric to be closed again", 60)
+        start_now(lab, late)
+        assert late.wait() == "COMPLETED"
+        assert said(lab, late) == "up\n"
+        let_go(lab, plain)
+        assert plain.wait() == "COMPLETED"
+        nobody_has_a_key(lab)
+        no_node_is_drained(lab)
+
+
 # --- guests that have ports --------------------------------------------------------------------
 
 HCA_IMAGE = "has-hca"
@@ -235,12 +318,9 @@ def _ports_in_guests(lab: Lab) -> Iterator[None]:
         "(name / 'latest').write_text('sha256:' + digest + '\\n')\n"
     )
     lab.run("ctl", "python3", "-", stdin=publish)
-    more = 'in_guests = true\\nipoib_network = "10.128.0.0/12"\\n'
-    lab.run("ctl", "sh", "-c", f"printf '{more}' >> /etc/vhpc/vhpc.toml")
-    lab.service("ctl", "restart", "vhpcd")
-    yield
-    lab.run("ctl", "rm", "-r", f"/shared/vhpc/catalog/names/{HCA_IMAGE}")
-    subprocess.run([VLAB, "up"], check=True, capture_output=True, timeout=120)
+    with configured(lab, 'in_guests = true\nipoib_network = "10.128.0.0/12"\n'):
+        yield
+        lab.run("ctl", "rm", "-r", f"/shared/vhpc/catalog/names/{HCA_IMAGE}")
 
 
 def hca_tree(node: str) -> HcaTree:

@@ -37,6 +37,25 @@ def test_a_qemu_killed_in_a_boot_fails_the_job_and_spares_the_node(lab: Lab) -> 
     settled(lab)
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("virtiofsd .*--shared-dir=/home/alice( |$)", "the daemon of a shared folder"),
+        ("vhpc-shim ", "vhpc-shim"),
+    ],
+)
+def test_a_helper_killed_in_a_boot_is_named_and_the_image_is_not_blamed(
+    lab: Lab, program: str, said: str
+) -> None:
+    job = lab.submit("echo up", "-w", "n1")
+    booting = f"virsh -q list --name --state-running | grep -q '^vhpc-{job.id}-'"
+    script = f"{booting} && pkill -9 -f '^[^ ]*{program}'"
+    until(lambda: lab.run("n1", "sh", "-c", script, check=False).code == 0, "the process", 30)
+    assert job.wait() == "FAILED"
+    one_line(job, rf"^vhpc: a process that the guest needs was killed on n1 while .*: {said} had SIGKILL")
+    settled(lab)
+
+
 # gives the agent something to do, on which a broken one breaks
 NOISE = "for i in $(seq 500); do echo $i; sleep 0.2; done"
 

@@ -22,7 +22,7 @@ echo run $run up
 trap 'echo script got CONT' CONT
 trap 'echo script got TERM' TERM
 srun -Q -n1 -o step-%j python3 ~/same/catch.py & step=$!
-until grep -q ready step-$SLURM_JOB_ID; do sleep 0.1; done 2>/dev/null
+until grep -q ready step-$SLURM_JOB_ID; do kill -0 $step || exit; sleep 0.1; done 2>/dev/null
 echo step up
 while kill -0 $step 2>/dev/null; do wait $step; code=$?; done
 echo step ended with $code

@@ -88,11 +88,13 @@ def submit(lab: Lab, script: str, *options: str, before: str = "") -> Twins:
     return Twins(*jobs)
 
 
-def until(condition: Callable[[], object], what: str, timeout: float = 90) -> None:
-    """Wait for a condition."""
+def until(
+    condition: Callable[[], object], what: str, timeout: float = 90, instead: Callable[[], str] = lambda: ""
+) -> None:
+    """Wait for a condition; `instead` tells, when it does not come, what there is."""
     end = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < end, f"waited in vain for: {what}"
+        assert time.monotonic() < end, f"waited {timeout:g} s in vain for: {what} {instead()}"
         time.sleep(0.2)
 
 
@@ -103,4 +105,7 @@ def says(job: Job, line: str, name: str = "slurm-{id}.out", timeout: float = 90)
     def there() -> bool:
         return line in job.lab.run("login", "cat", path, check=False).out.splitlines()
 
-    until(there, f"{line!r} in {path} of job {job.id}", timeout)
+    def instead() -> str:
+        return f"({job.told()}; {name}: {job.lab.run('login', 'tail', '-n3', path, check=False)})"
+
+    until(there, f"{line!r} in {path} of job {job.id}", timeout, instead)

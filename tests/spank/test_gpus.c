@@ -75,6 +75,37 @@ static void what_counts_as_the_guest_does_stays(void **unused)
     assert_false(vhpc_gpus_renumber_visible("2:5", "2,5", "GPU-8b1f2c", out, sizeof out));
 }
 
+static void shares(const char *gpus, const char *host, const char *list, bool visible,
+                   const char *expected)
+{
+    assert_true(vhpc_gpus_share(gpus, host, list, visible, out, sizeof out));
+    assert_string_equal(out, expected);
+}
+
+static void one_of_several_guests_sees_its_own(void **unused)
+{
+    (void)unused;
+    shares("2:5", "2,3,5,7", "2,3,5,7", false, "0,1");
+    shares("3:7", "2,3,5,7", "2,3,5,7", false, "0,1");
+    shares("3:7", "2,3,5,7", "7,2", false, "1");
+    shares("3:7", "2,3,5,7", "2,5", false, "");
+    shares("", "2,3,5,7", "2,3,5,7", false, "");
+    /* of the whole job, in a step that has less */
+    shares("3:7", "2,3", "2,3,5,7", false, "0,1");
+    /* with ConstrainDevices: the second and the fourth of the job's */
+    shares("3:7", "2,3,5,7", "0,1,2,3", true, "0,1");
+    shares("3:7", "2,3,5,7", "3", true, "1");
+    shares("2:5", "2,3,5,7", "3", true, "");
+    /* by the node's numbers */
+    shares("3:7", "2,3,5,7", "2,3,5,7", true, "0,1");
+    shares("3:7", "2,3,5,7", "7", true, "1");
+    shares("3:7", "", "7,3", true, "1,0");
+    assert_false(vhpc_gpus_share("3:7", "2,3,5,7", "GPU-8b1f2c", true, out, sizeof out));
+    assert_false(vhpc_gpus_share("3:7", "2,3,5,7", "3,all", false, out, sizeof out));
+    assert_false(vhpc_gpus_share("3:7", "2,3,5,7", "", false, out, sizeof out));
+    assert_false(vhpc_gpus_share("3:7", "2,3,5,7", "3,7", false, out, 3));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -82,6 +113,7 @@ int main(void)
         cmocka_unit_test(what_the_guest_lacks_is_left_alone),
         cmocka_unit_test(a_list_that_does_not_fit_is_left_alone),
         cmocka_unit_test(what_counts_as_the_guest_does_stays),
+        cmocka_unit_test(one_of_several_guests_sees_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -146,6 +146,12 @@ static void virtual_functions_are_0_to_256(void **unused)
     is_refused(VHPC_VFS, "-1");
     is_refused(VHPC_VFS, "2 ");
     is_refused(VHPC_VFS, "all");
+    becomes(VHPC_GUESTS_PER_NODE, "1", "1");
+    becomes(VHPC_GUESTS_PER_NODE, "064", "64");
+    is_refused(VHPC_GUESTS_PER_NODE, "0");
+    is_refused(VHPC_GUESTS_PER_NODE, "65");
+    is_refused(VHPC_GUESTS_PER_NODE, "");
+    is_refused(VHPC_GUESTS_PER_NODE, "two");
 }
 
 static void a_console_path_is_plain_text(void **unused)

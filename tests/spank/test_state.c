@@ -19,6 +19,11 @@
     "image=debian-minimal:latest\ndigest=sha256:00\nbatch=guest\n"                                 \
     "socket=/run/vhpc/jobs/42/g0/run.sock\ncommands=srun:scontrol\ngpus=2:5\n"
 
+#define PLAIN                                                                                      \
+    "version=1\njob=42\nrestart=0\ngeneration=42.0.9f3ac1d2\nstatus=ready\n"                       \
+    "image=debian-minimal:latest\ndigest=sha256:00\nbatch=guest\n"
+#define SEVERAL PLAIN "socket=/run/vhpc/jobs/42/g0/run.sock\n"
+
 static struct vhpc_state state;
 static char why[VHPC_WHY_SIZE];
 
@@ -50,6 +55,77 @@ static void a_ready_job_is_understood(void **unused)
     assert_string_equal(state.commands, "srun:scontrol");
     assert_string_equal(state.gpus, "2:5");
     vhpc_state_free(&state);
+}
+
+static void has(uint32_t guest, const char *socket, const char *gpus)
+{
+    char text[VHPC_STATE_LINE_MAX + 1];
+
+    assert_true(vhpc_state_socket(&state, guest, text, sizeof text));
+    assert_string_equal(text, socket);
+    assert_true(vhpc_state_gpus(&state, guest, text, sizeof text));
+    assert_string_equal(text, gpus);
+}
+
+static void a_state_without_a_number_of_guests_has_one(void **unused)
+{
+    (void)unused;
+    assert_true(parse(READY));
+    assert_int_equal(state.guests, 1);
+    has(0, "/run/vhpc/jobs/42/g0/run.sock", "2:5");
+    for (uint32_t task = 0; task < 4; task++)
+        assert_int_equal(vhpc_state_guest_of(&state, task, 4), 0);
+    vhpc_state_free(&state);
+}
+
+static void each_of_several_guests_has_its_socket_and_gpus(void **unused)
+{
+    char small[8];
+
+    (void)unused;
+    assert_true(parse(SEVERAL "guests=3\ngpus=2:5,,7\n"));
+    assert_int_equal(state.guests, 3);
+    has(0, "/run/vhpc/jobs/42/g0/run.sock", "2:5");
+    has(1, "/run/vhpc/jobs/42/g1/run.sock", "");
+    has(2, "/run/vhpc/jobs/42/g2/run.sock", "7");
+    assert_false(vhpc_state_socket(&state, 1, small, sizeof small));
+    assert_false(vhpc_state_gpus(&state, 0, small, 3));
+    vhpc_state_free(&state);
+    assert_true(parse(SEVERAL "guests=12\n"));
+    has(11, "/run/vhpc/jobs/42/g11/run.sock", "");
+    vhpc_state_free(&state);
+}
+
+static void tasks_fill_guests_in_blocks(void **unused)
+{
+    static const struct {
+        uint32_t guests, tasks;
+        const char *expected;
+    } cases[] = {{2, 4, "0011"}, {2, 5, "00011"}, {3, 3, "012"}, {3, 7, "0001122"},
+                 {4, 2, "02"},   {4, 1, "0"},     {2, 1, "0"}};
+
+    (void)unused;
+    assert_true(parse(SEVERAL "guests=2\n"));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        state.guests = cases[i].guests;
+        for (uint32_t task = 0; task < cases[i].tasks; task++)
+            assert_int_equal(vhpc_state_guest_of(&state, task, cases[i].tasks),
+                             (uint32_t)(cases[i].expected[task] - '0'));
+    }
+    /* what Slurm would never say */
+    assert_int_equal(vhpc_state_guest_of(&state, 0, 0), 0);
+    assert_int_equal(vhpc_state_guest_of(&state, 5, 5), 0);
+    vhpc_state_free(&state);
+}
+
+static void a_number_of_guests_without_their_sockets_is_refused(void **unused)
+{
+    (void)unused;
+    is_refused(SEVERAL "guests=0\n", "guests is no number");
+    is_refused(SEVERAL "guests=65\n", "guests is no number");
+    is_refused(SEVERAL "guests=two\n", "guests is no number");
+    is_refused(PLAIN "socket=/run/elsewhere.sock\nguests=2\n", "guests is no number");
+    is_refused(PLAIN "socket=/g0/run.sock\nguests=2\n", "guests is no number");
 }
 
 static void a_failed_job_says_why(void **unused)
@@ -258,6 +334,10 @@ int main(void)
 {
     const struct CMUnitTest contents[] = {
         cmocka_unit_test(a_ready_job_is_understood),
+        cmocka_unit_test(a_state_without_a_number_of_guests_has_one),
+        cmocka_unit_test(each_of_several_guests_has_its_socket_and_gpus),
+        cmocka_unit_test(tasks_fill_guests_in_blocks),
+        cmocka_unit_test(a_number_of_guests_without_their_sockets_is_refused),
         cmocka_unit_test(a_failed_job_says_why),
         cmocka_unit_test(a_failed_job_without_message_still_says_something),
         cmocka_unit_test(keys_of_later_versions_are_left_alone),

@@ -15,6 +15,8 @@ match, VF autoprobe       drivers/pci/pci-driver.c (pci_match_device, pci_device
                           from or to 0)
 vfio-pci's probe          drivers/vfio/pci/vfio_pci_core.c (EBUSY for a PF with VFs, EINVAL without a
                           group), its remove drivers/vfio/vfio_main.c (waits for the user to close)
+``aer_dev_*``             drivers/pci/pcie/aer.c (aer_stats_dev_attr: counters of the kernel's own,
+                          untouched by resets; names of drivers/pci/pcie/aer.c's tables)
 ``power/control``         drivers/base/power/sysfs.c; ``d3cold_allowed``: drivers/pci/pci-sysfs.c
 ========================  ==================================================
 """
@@ -25,6 +27,7 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from attribute_fs import Attribute, Folder, Link, Stuck, fixed
 
@@ -78,6 +81,7 @@ class Device:
     on_reset: Callable[[Device], None] = lambda device: None
     was_reset: int = 0
     locked: bool = False
+    errors: dict[str, dict[str, int]] = field(default_factory=lambda: {"fatal": {}, "nonfatal": {}})
 
 
 class FakePci:
@@ -135,6 +139,13 @@ class FakePci:
             store(text)
 
         return Attribute(show, logged)
+
+    @staticmethod
+    def _aer(device: Device, kind: str) -> str:
+        names = ("Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt", "UnxCmplt", "UnsupReq")
+        counted = device.errors[kind]
+        lines = [f"{name} {counted.get(name, 0)}" for name in names]
+        return "\n".join([*lines, f"TOTAL_ERR_{kind.upper()} {sum(counted.values())}"]) + "\n"
 
     def _adopt(self, address: str, path: str) -> Device:
         folder = self.tree.folder(path)
@@ -221,6 +232,8 @@ class FakePci:
             folder, _, last = name.rpartition("/")
             device.folder.folder(folder).entries[last] = self._file(path, show, store)
         device.folder.entries["config"] = Attribute(lambda: bytes(device.config))
+        for kind in device.errors:
+            device.folder.entries[f"aer_dev_{kind}"] = Attribute(partial(self._aer, device, kind))
 
     # --- drivers ----------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vhpc_slurm.errors import NodeError
+from vhpc_slurm.node import statefile
 from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, GuestChannel
 
 if TYPE_CHECKING:
@@ -32,6 +33,28 @@ def test_a_lost_guest_is_one_line_and_125(guest: Guest) -> None:
     errors = run.communicate(timeout=WAIT_S)[1]
     assert run.returncode == 125
     assert errors == b"vhpc: the guest of job 42 on n1 is gone (channel closed); its console: /c.log\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        ("failed", b"vhpc: the guests of job 42 were ended on n1: somebody could listen\n"),
+        ("ready", b"vhpc: the guest of job 42 on n1 is gone (channel closed)\n"),
+    ],
+)
+def test_why_the_node_has_ended_a_guest_is_the_line_that_its_user_reads(
+    guest: Guest, tmp_path: Path, status: str, line: bytes
+) -> None:
+    state = tmp_path / "state"
+    fields = {"message": "the guests of job 42 were ended on n1: somebody could listen"}
+    statefile.write(state, fields | {"status": "ready"})
+    run = guest.popen("sleep", "1000", SLURM_JOB_ID="42", SLURMD_NODENAME="n1", VHPC_RUN_STATE=str(state))
+    time.sleep(0.3)
+    assert guest.agent is not None
+    statefile.write(state, fields | {"status": status})
+    guest.agent.terminate()
+    assert run.communicate(timeout=WAIT_S)[1] == line
+    assert run.returncode == 125
 
 
 def test_a_program_waits_for_a_guest_that_is_still_booting(late_guest: Guest) -> None:

@@ -268,7 +268,7 @@ def test_a_plan_of_several_guests_shows_each(vhpc: Vhpc) -> None:
     gpu_host(vhpc)
     wish = ("plan", "--image", "tiny:1", "--memory", "4096", "--guests-per-node", "2", "--vfs", "2")
     guests = vhpc.json(*wish)["guests"]
-    assert [guest["hostname"] for guest in guests] == ["n1-0", "n1-1"]
+    assert [guest["hostname"] for guest in guests] == ["n1-g0", "n1-g1"]
     assert [[device["address"] for device in guest["devices"]] for guest in guests] == [
         ["0000:0d:00.1"],
         ["0000:85:00.1"],

@@ -16,7 +16,17 @@ from device_rig import GENERATION, Rig, identity, machine, passthrough
 from fake_pci import BUS_MASTER, COMMAND, Device, fail
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError
-from vhpc_slurm.node import attribute, devices, journal, preflight, quarantine, resources, teardown, vfio
+from vhpc_slurm.node import (
+    aer,
+    attribute,
+    devices,
+    journal,
+    preflight,
+    quarantine,
+    resources,
+    teardown,
+    vfio,
+)
 from vhpc_slurm.node.quarantine import QuarantinedError
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
@@ -193,7 +203,7 @@ def test_a_function_that_is_gone_and_one_that_is_whole_are_refused(rig: Rig) -> 
         take(rig, pf)
     vf = rig.vfs[0]
     rig.pci._numvfs(pf, "0")
-    with pytest.raises(preflight.AbsentError, match="is not there"):
+    with pytest.raises(devices.UnfitError, match="is not there"):
         take(rig, vf, role="vf")
     rig.pci.tree.put(f"{pf.path}/net/ib0/flags", fixed("0x1003\n"))
     with pytest.raises(preflight.HostNetworkError, match="network interface ib0, which is up"):
@@ -364,6 +374,52 @@ def test_a_device_that_a_process_still_has_is_not_reset_under_it(
     assert quarantined(rig) == []  # the entry stays: it is tried again
 
 
+# --- errors on PCI Express ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("fatal", "DLP", r"has reported PCI Express errors during the job: 1 fatal \(DLP 1\)"),
+        ("nonfatal", "CmpltTO", r"1 nonfatal \(CmpltTO 1\)"),
+    ],
+)
+def test_a_device_that_had_errors_under_a_guest_goes_to_nobody_until_it_is_cleared(
+    rig: Rig, kind: str, name: str, words: str
+) -> None:
+    gpu, other = rig.gpus
+    gpu.errors[kind][name] = other.errors[kind][name] = 4  # of earlier days
+    book = take(rig, gpu, other)
+    gpu.errors[kind][name] += 1
+    with pytest.raises(QuarantinedError, match=words):
+        clear(rig, book)
+    assert quarantined(rig) == [gpu.address]
+    assert other.was_reset == 1
+    devices.clear(rig.layout, gpu.address, {}, rig.host)
+    clear(rig, take(rig, gpu))  # what was counted before is no sign any more
+    assert quarantined(rig) == []
+
+
+def test_a_vf_that_had_errors_is_off_its_network_all_the_same(rig: Rig) -> None:
+    vf = rig.vfs[0]
+    book = take(rig, vf, role="vf")
+    vf.errors["fatal"]["TLP"] = 2
+    with pytest.raises(QuarantinedError, match=r"2 fatal \(TLP 2\)"):
+        clear(rig, book)
+    assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
+
+
+def test_errors_are_told_by_name_and_a_function_that_came_back_counts_anew(tmp_path: Path) -> None:
+    (tmp_path / "aer_dev_fatal").write_text("Undefined 0\nData Link Protocol 7\nTOTAL_ERR_FATAL 7\n")
+    before = aer.counts(str(tmp_path))
+    assert before == {"fatal": {"Undefined": 0, "Data Link Protocol": 7}}
+    assert aer.risen(before, before) == ""
+    assert aer.risen(before, {"fatal": {"Undefined": 0, "Data Link Protocol": 0}}) == ""
+    assert aer.risen(before, {"fatal": {"Data Link Protocol": 2}}) == "2 fatal (Data Link Protocol 2)"
+    assert aer.risen({}, {}) == ""
+    assert aer.counts(str(tmp_path / "none")) == {}
+
+
 # --- out of quarantine ------------------------------------------------------------------
 
 
@@ -395,6 +451,57 @@ def test_the_scrub_command_gets_the_address_and_runs_after_the_reset(rig: Rig) -
     rig.with_devices(gpu_scrub=("/bin/sh", "-c", f'echo "$0" > {seen}', "{address}"))
     clear(rig, take(rig, gpu))
     assert seen.read_text() == f"{gpu.address}\n"
+
+
+# --- side by side -----------------------------------------------------------------------
+
+
+def test_gpus_are_cleared_side_by_side(rig: Rig) -> None:
+    """Each waits until all others have begun: one after another none would end."""
+    begun = rig.root / "begun"
+    begun.mkdir()
+    wait = f'touch {begun}/$0; until [ "$(ls {begun} | wc -l)" = {len(rig.gpus)} ]; do sleep 0.02; done'
+    rig.with_devices(gpu_scrub=("/bin/sh", "-c", wait, "{address}"), scrub_timeout_s=20)
+    book = take(rig, *rig.gpus)
+    clear(rig, book)
+    assert sorted(path.name for path in begun.iterdir()) == [gpu.address for gpu in rig.gpus]
+    assert quarantined(rig) == []
+    assert len(rig.gpus) > 1
+
+
+def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
+    found = ["0000:0b:00.0", "0000:0b:01.0", "0000:0c:00.0", "0001:0b:00.0"]
+    gpus = [journal.Entry(address, "device", {"address": address, "role": "gpu"}) for address in found]
+    vfs = [
+        journal.Entry(address, "device", {"address": address, "role": "vf"})
+        for address in ("0000:0d:00.1", "0000:0d:00.2")
+    ]
+    together = [[entry.key for entry in lane] for lane in devices.lanes([*gpus, *vfs])]
+    assert together == [
+        ["0000:0b:00.0", "0000:0b:01.0"],
+        ["0000:0c:00.0"],
+        ["0001:0b:00.0"],
+        ["0000:0d:00.1"],
+        ["0000:0d:00.2"],
+    ]
+
+
+def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
+    one, other = rig.gpus
+    rig.with_devices(timeout_s=2)
+    book = take(rig, one, other)
+    one.locked = True
+    with pytest.raises(QuarantinedError, match="does not come back"):
+        clear(rig, book)
+    assert quarantined(rig) == [one.address]
+    assert other.was_reset == 1
+
+
+def test_questions_to_one_device_share_their_deadline(rig: Rig) -> None:
+    path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/driver_override"
+    with pytest.raises(attribute.StuckError):
+        attribute.read(path, attribute.Until(0))
+    assert attribute.read(path, attribute.Until(20)) == "(null)"
 
 
 # --- kill -9 ----------------------------------------------------------------------------
@@ -474,7 +581,7 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
     def whole_job(at: int, *, after: bool) -> None:
         left = at
 
-        def write(path: str, text: str, timeout_s: float) -> None:
+        def write(path: str, text: str, timeout_s: float | attribute.Until) -> None:
             nonlocal left
             left -= 1
             if left or after:

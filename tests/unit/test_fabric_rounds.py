@@ -53,8 +53,13 @@ class Clockwork:
             os._exit(9)
 
 
-def dying_site(fabric: SimulatedFabric, reader: FabricReader, database: Path, clockwork: Clockwork) -> Site:
-    """vhpcd's own parts; before and after whatever is durable they may die."""
+def dying_site(
+    fabric: SimulatedFabric, reader: FabricReader, database: Path, clockwork: Clockwork, last: Path
+) -> Site:
+    """vhpcd's own parts; before and after whatever is durable they may die.
+
+    While a new partitions file could be lost in a power cut, ``last`` is the one that would be back.
+    """
 
     class DyingStore(SqliteStore):
         @contextmanager
@@ -67,8 +72,15 @@ def dying_site(fabric: SimulatedFabric, reader: FabricReader, database: Path, cl
     class DyingOpensm(Opensm):
         def replace(self, data: bytes) -> None:
             clockwork.step()
+            if not last.exists():
+                last.write_bytes(fabric.partitions.read_bytes())
             super().replace(data)
             clockwork.step()
+
+        def keep(self) -> None:
+            clockwork.step()
+            super().keep()
+            last.unlink(missing_ok=True)
 
         def sweep(self) -> None:
             super().sweep()
@@ -86,50 +98,63 @@ def life(site: Site) -> None:
     site.service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
 
 
+@pytest.mark.parametrize("cut", [False, True], ids=["kill -9", "power cut"])
 def test_killed_between_any_two_steps_the_next_vhpcd_comes_to_the_same_end(
-    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
+    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path, cut: bool
 ) -> None:
-    died = 0
+    died = lost = 0
     for steps in range(1, 100):
         fabric.replace(DEFAULT)
         fabric.sweep()
-        database = tmp_path / f"db-{steps}"
+        database, last = tmp_path / f"db-{steps}", tmp_path / f"last-{steps}"
         child = os.fork()
         if child == 0:
             try:
-                life(dying_site(fabric, reader, database, Clockwork(steps)))
+                life(dying_site(fabric, reader, database, Clockwork(steps), last))
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
-        site = Site(fabric, reader, database)
-        book = site.store.keys.book()
-        on_fabric = {
-            entry & 0x7FFF for entries in reader.scan(5.0).tables().values() for entry in entries
-        } - {0x7FFF}
-        assert on_fabric <= {claim.pkey for claim in book.claims}, "the database knows all that is there"
-        for record in site.store.live():
-            if record.lease.state is LeaseState.READY:
-                assert book.must(record.lease.generation).state is KeyState.ACTIVE
-        site.backend.validate(book)
-        site.service.settle()
-        site.service.work.audit()
-        known = {record.lease.request.job_id: record for _, record in site.store.page(0)}
-        if 1 not in known or known[1].lease.state in (LeaseState.RESERVED, LeaseState.READY):
-            first = site.open(1, "n1", "n2").lease
-            site.service.take(1, 0, "n1")
-            site.service.end(1, 0)
-        else:
-            first = known[1].lease
-        site.open(2, "n1")
-        site.service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
-        site.service.settle()
-        assert site.states() == {1: "quarantine", 2: "active"}, f"killed after {steps} steps"
-        assert sets(fabric) == holding((site.store.keys.book().claims[-1].pkey, 1))
-        site.store.close()
+        if not cut:
+            ends_well(Site(fabric, reader, database), fabric, reader, f"killed after {steps} steps")
+        elif last.exists():
+            lost += 1
+            fabric.replace(last.read_bytes())
+            fabric.sweep()  # as the OpenSM does that is started then
+            ends_well(Site(fabric, reader, database), fabric, reader, f"no power after {steps} steps")
         if os.waitstatus_to_exitcode(status) == 0:
             break
         died += 1
     assert died > 20, "it was killed at each step there is"
+    assert bool(lost) == cut
+
+
+def ends_well(site: Site, fabric: SimulatedFabric, reader: FabricReader, what: str) -> None:
+    """A vhpcd that was just started knows all that is on the fabric, and all goes on."""
+    book = site.store.keys.book()
+    tables = reader.scan(5.0).tables()
+    on_fabric = {entry & 0x7FFF for entries in tables.values() for entry in entries} - {0x7FFF}
+    assert on_fabric <= {claim.pkey for claim in book.claims}, "the database knows all that is there"
+    for record in site.store.live():
+        if record.lease.state is LeaseState.READY:
+            claim = book.must(record.lease.generation)
+            assert claim.state is KeyState.ACTIVE
+            assert claim.pkey in on_fabric, "what was told to be READY is on the fabric"
+    site.backend.validate(book)
+    site.service.settle()
+    site.service.work.audit()
+    known = {record.lease.request.job_id: record for _, record in site.store.page(0)}
+    if 1 not in known or known[1].lease.state in (LeaseState.RESERVED, LeaseState.READY):
+        first = site.open(1, "n1", "n2").lease
+        site.service.take(1, 0, "n1")
+        site.service.end(1, 0)
+    else:
+        first = known[1].lease
+    site.open(2, "n1")
+    site.service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
+    site.service.settle()
+    assert site.states() == {1: "quarantine", 2: "active"}, what
+    assert sets(fabric) == holding((site.store.keys.book().claims[-1].pkey, 1)), what
+    site.store.close()
 
 
 # --- what is refused, and what there is not enough of ------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from attribute_fs import fixed
@@ -14,8 +15,9 @@ from device_rig import GENERATION, Rig, machine
 from fake_hca import ETHERNET, network
 from test_placement import MANIFEST, REQUEST
 
+from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hooks import prolog, slurmctld
+from vhpc_slurm.hooks import exposed, prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import (
     Allocation,
@@ -23,14 +25,26 @@ from vhpc_slurm.model import (
     HostInventory,
     ImageIdentity,
     Lease,
+    LeaseRecord,
     LeaseState,
     NetworkIdentity,
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import accounts, guestports, identities, inventory, quarantine, stages, teardown
+from vhpc_slurm.node import (
+    accounts,
+    claims,
+    guestports,
+    identities,
+    inventory,
+    journal,
+    quarantine,
+    stages,
+    teardown,
+)
 from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.preflight import NoVfioError, SilentError
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
 from vhpc_slurm.slurm.job import SlurmJob
@@ -72,10 +86,10 @@ def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
     work = stages.Boot(
         rig.layout, what, what.image, plan, node, book, recorder,
         cast(accounts.Account, None), cast(Hypervisor, None),
+        replan=partial(prolog._book, rig.layout.config, rig.layout, node, what, book),
     )  # fmt: skip
-    taken = [device for guest in plan.guests for device in guest.devices]
-    stages._take_devices(work, taken)
-    return plan, book
+    stages._take_devices(work)
+    return work.plan, book
 
 
 def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> None:
@@ -97,6 +111,30 @@ def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> 
     assert [ports[n].state for n in (0, 1)] == [2, 2]
 
 
+def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = lease(vfs(2))
+    _, book = prepare(rig, what)
+    book.close()
+    ports = rig.kernel.interfaces[1].ports
+    off = [(PARKED_GUID, 2)] * 2
+    assert [(ports[n].port_guid, ports[n].state) for n in (0, 1)] != off
+    release = teardown.release_guests
+
+    def looking(*arguments: Any) -> None:
+        assert [(ports[n].port_guid, ports[n].state) for n in (0, 1)] == off
+        release(*arguments)
+
+    monkeypatch.setattr(teardown, "release_guests", looking)
+    record = LeaseRecord(what, 1.0, 1.0, ())
+    fabric = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
+    (finding,) = exposed.exposed(rig.layout, "n1", [record], fabric)
+    finding.mend()
+    assert journal.read(rig.layout.journals, GENERATION) == []
+    teardown.clear(rig.layout, GENERATION, "n1")
+
+
 def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(rig: Rig) -> None:
     quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
     quarantine.put(rig.layout, quarantine.record(rig.gpus[0].address, "gpu", "hot"))
@@ -106,6 +144,53 @@ def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(r
     teardown.clear(rig.layout, GENERATION, "n1")
     with pytest.raises(NodeError, match=f"device {rig.gpus[0].address} of n1 is quarantined"):
         prepare(rig, lease(gpus(0)))
+
+
+def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_its_place(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent, pinned, good = rig.vfs[:3]
+    silent.config[:] = b"\xff" * 64
+    pinned.override = "pci-stub"
+    plan, book = prepare(rig, lease(gpus(0), vfs(1)))
+    assert [device.address for device in plan.guests[0].devices] == [rig.gpus[0].address, good.address]
+    assert [path for path, _ in rig.pci.log if silent.address in path or pinned.address in path] == []
+    found = {record.address: record.reason for record in quarantine.read(rig.layout)}
+    assert found.keys() == {silent.address, pinned.address}
+    assert "does not answer" in found[silent.address]
+    assert "is pinned to driver pci-stub" in found[pinned.address]
+    assert all(f"quarantined: {address}" in caplog.text for address in found)
+    # what the job holds is what it got, and all of that comes back
+    (claim,) = claims.live(rig.layout)
+    assert set(claim.devices) == {rig.gpus[0].address, good.address}
+    book.close()
+    teardown.clear(rig.layout, GENERATION, "n1")
+    assert good.was_reset == 1
+    assert claims.live(rig.layout) == ()
+
+
+def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
+    for vf in rig.vfs[1:]:
+        vf.methods = ()
+    with pytest.raises(NodeError, match="the job needs 2 virtual functions on n1, 1 are free"):
+        prepare(rig, lease(vfs(2)))
+    # of those that were tried and found bad
+    assert {record.address for record in quarantine.read(rig.layout)} == {vf.address for vf in rig.vfs[1:]}
+    assert not any(path.endswith("driver_override") for path, _ in rig.pci.log)
+
+
+def test_a_bad_gpu_is_replaced_by_no_other_and_quarantines_no_vf(rig: Rig) -> None:
+    rig.gpus[0].config[:] = b"\xff" * 64
+    with pytest.raises(SilentError, match=f"device {rig.gpus[0].address} does not answer"):
+        prepare(rig, lease(gpus(0), vfs(1)))
+    assert quarantine.read(rig.layout) == ()
+
+
+def test_what_speaks_against_all_vfs_puts_none_away(rig: Rig) -> None:
+    rig.pci.unload("vfio-pci")
+    with pytest.raises(NoVfioError, match="the kernel has no such driver"):
+        prepare(rig, lease(vfs(1)))
+    assert quarantine.read(rig.layout) == ()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.protocol import (
     LeaseWire,
@@ -25,6 +26,7 @@ from vhpc_slurm.fabric.keys import Book, Claim, KeyPool
 from vhpc_slurm.model import (
     Allocation,
     Generation,
+    GresAllocation,
     ImageIdentity,
     JobRequest,
     LeaseRecord,
@@ -121,6 +123,10 @@ def _moves(record: LeaseRecord, to: LeaseState) -> bool:
         return False
 
 
+def large(memory_mib: int, *gres: GresAllocation) -> Allocation:
+    return Allocation((NodeAllocation("n1", (0, 1), memory_mib, gres),))
+
+
 @pytest.mark.parametrize(
     ("memory_mib", "reserve", "line"),
     [
@@ -136,16 +142,52 @@ def test_too_little_memory_is_refused_with_the_numbers(
     memory_mib: int, reserve: int | None, line: str
 ) -> None:
     job = request(mem_reserve_mib=reserve)
-    found = leases.misfit(job, allocation("n1", memory_mib=memory_mib), identity(512), 256)
+    found = leases.misfit(job, large(memory_mib), identity(512), Config())
     assert line in found
     assert bool(line) == bool(found)
+
+
+def test_the_reserve_of_a_large_job_is_what_its_node_would_leave_outside() -> None:
+    # docs/memory.md: 128 + 2 shares * 8 + 2 vCPUs * 2 + (262144 - 256) * 4 / 512 = 2194
+    config, job = Config(), request()
+    most = 262144 - 2194
+    assert leases.misfit(job, large(262144), identity(most), config) == ""
+    found = leases.misfit(job, large(262144), identity(most + 1), config)
+    assert "of which 2194 MiB stay outside the guest, leaving 259950" in found
+    # the tables of the IOMMU: one viewer more
+    gpu = GresAllocation("gpu", "", 1, (0,))
+    assert "of which 2705 MiB" in leases.misfit(job, large(262144, gpu), identity(most), config)
+    # huge pages need no tables to speak of
+    huge = Config(placement=Placement(hugepages="1G"))
+    assert leases.misfit(job, large(262144), identity(262144 - 256), huge) == ""
+    # and a site that wants nothing outside gets that
+    none = Config(guests=Guests(memory_reserve_mib=0))
+    assert leases.misfit(job, large(262144), identity(262144), none) == ""
+
+
+def test_too_small_a_reserve_of_the_users_own_is_refused_before_any_node_boots() -> None:
+    gpu = GresAllocation("gpu", "", 1, (0,))
+    job = request(mem_reserve_mib=100)
+    # 148 + (4096 - 100) * 5 / 512
+    line = leases.misfit(job, large(4096, gpu), identity(512), Config())
+    assert line.startswith("--vhpc-mem-reserve=100M is too little for a job with devices")
+    assert "187 MiB" in line
+    assert leases.misfit(job, large(4096), identity(512), Config()) == ""
+
+
+def test_each_of_several_guests_has_its_share() -> None:
+    two = replace(request(), guests_per_node=2)
+    # 2 * (128 + 16) + 2 * 2 + (4096 - 256) * 4 / 512 = 322
+    assert leases.misfit(two, large(4096), identity((4096 - 322) // 2), Config()) == ""
+    found = leases.misfit(two, large(4096), identity((4096 - 322) // 2 + 1), Config())
+    assert "322 MiB stay outside its 2 guests, leaving 1887 for each (ask for --mem=4098M or more)" in found
 
 
 def test_the_smallest_node_decides() -> None:
     nodes = Allocation(
         (NodeAllocation("n1", (0,), 4096), NodeAllocation("n2", (0,), 300), NodeAllocation("n3", (0,), 4096))
     )
-    assert " on n2," in leases.misfit(request(), nodes, identity(256), 256)
+    assert " on n2," in leases.misfit(request(), nodes, identity(256), Config())
 
 
 # --- service ---------------------------------------------------------------------

@@ -111,6 +111,20 @@ def test_a_reused_pid_is_not_ended() -> None:
         child.wait()
 
 
+@pytest.mark.parametrize(
+    ("script", "number"), [("kill -9 $$", 9), ("kill -SEGV $$", 11), ("exit 3", 0), ("exit 0", 0)]
+)
+def test_what_a_signal_ended_is_told_from_what_ended_by_itself(script: str, number: int) -> None:
+    with subprocess.Popen(["sh", "-c", f"read -r _; {script}"], stdin=subprocess.PIPE) as child:
+        ref = process.ProcessRef(child.pid, process.start_time(child.pid) or 0)
+        assert process.killed_by(ref) == 0
+        assert child.stdin is not None
+        child.stdin.close()
+        assert process.wait_gone(ref, 5)
+        assert [process.killed_by(ref), process.killed_by(ref)] == [number, number]
+    assert process.killed_by(ref) == 0, "somebody else's child by now"
+
+
 def test_ending_a_process_that_is_gone_is_done_already() -> None:
     child = subprocess.Popen(["true"])
     child.wait()

@@ -406,7 +406,7 @@ def test_software_emulation_has_40_address_bits_whatever_the_host_has(host: Host
 
 def test_guests_on_a_node_share_gpus_and_vfs_by_nearness(host: HostInventory) -> None:
     result = planned(host, ALL, gres(tuple(range(8)), 4), guests_per_node=4)
-    assert [guest.hostname for guest in result.guests] == ["n1-0", "n1-1", "n1-2", "n1-3"]
+    assert [guest.hostname for guest in result.guests] == ["n1-g0", "n1-g1", "n1-g2", "n1-g3"]
     for guest in result.guests:
         (cell,) = {cell.host_cell for cell in guest.cells}
         assert {device.host_cell for device in guest.devices} == {cell}

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = re.compile(r"`((?:unit|lab|guest|spank|image)/[\w/]+\.(?:py|c))(?:::(\w+))?`")
+REFERENCE = re.compile(r"`((?:unit|lab|hw|guest|spank|image)/[\w/]+\.(?:py|c))(?:::(\w+))?`")
 TARGET = re.compile(r"fuzz targets? `(fuzz_\w+)`")
 
 
-@pytest.mark.parametrize("name", ["guarantees.md", "threat-model.md", "differences.md"])
+@pytest.mark.parametrize(
+    "name", ["guarantees.md", "threat-model.md", "differences.md", "performance-settings.md"]
+)
 def test_every_test_that_is_named_exists(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
     found = REFERENCE.findall(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -19,6 +20,7 @@ from vhpc_command import Vhpc
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
 from vhpcd_process import Vhpcd
 
+from vhpc_slurm.cli.checks import Finding, Level, services
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState
 
@@ -91,6 +93,11 @@ def test_a_hundred_jobs_at_once_cost_three_sweeps_and_their_ends_three_more(
         assert 1 <= fabric.sweeps() - before <= 3
 
 
+def doctor_on_isolation(vhpcd: Vhpcd) -> list[Finding]:
+    """What `vhpc doctor` says of it on any host."""
+    return [one for one in services.vhpcd(vhpcd.config, listener=True) if one.check == "fabric.open"]
+
+
 def test_a_fabric_that_stays_open_is_not_safe_and_gives_no_key_to_anybody(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
@@ -110,9 +117,14 @@ def test_a_fabric_that_stays_open_is_not_safe_and_gives_no_key_to_anybody(
             with pytest.raises(FabricError, match=says):
                 vhpcd.client.lease(1, 0, "n1", 1.0)
             assert states(vhpcd) == {1: "active"}
+            (found,) = doctor_on_isolation(vhpcd)
+            assert found.level is Level.ERROR
+            assert re.match(r"the fabric has been open for \d+ s, so no job with a key starts", found.what)
+            assert found.what.endswith(vhpcd.client.status().fabric.what)
         finally:
             fabric.pidfile.write_text(f"{fabric.opensm.pid}\n")
         wait_for(lambda: vhpcd.client.status().fabric.what == "", "it is not cured", 20.0)
+        assert doctor_on_isolation(vhpcd) == []
         assert vhpcd.client.status().fabric.safe
         assert opened(vhpcd, 2).state is LeaseState.READY
         assert sets(fabric) == holding((0x1000, 1), (0x1001, 1))
@@ -133,6 +145,8 @@ def test_no_job_starts_without_opensm_and_those_that_run_keep_their_keys(
         assert sets(fabric) == holding((0x1000, 1))
         wait_for(lambda: "does not run" in vhpcd.client.status().fabric.what, "the auditor does not see it")
         assert vhpcd.client.status().fabric.safe, "it is closed as it is"
+        (found,) = doctor_on_isolation(vhpcd)
+        assert (found.level, "OpenSM does not run" in found.what) == (Level.WARN, True)
     finally:
         fabric.start_opensm()
     assert opened(vhpcd, 2).state is LeaseState.READY

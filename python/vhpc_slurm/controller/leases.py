@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vhpc_slurm.config import Config
 from vhpc_slurm.model import (
     Allocation,
     Generation,
@@ -28,6 +29,7 @@ from vhpc_slurm.model import (
     LeaseState,
     NetworkIdentity,
 )
+from vhpc_slurm.placement import overhead
 
 _NEXT: dict[LeaseState, frozenset[LeaseState]] = {
     LeaseState.RESERVED: frozenset({LeaseState.READY, LeaseState.REFUSED, LeaseState.ENDING}),
@@ -102,23 +104,30 @@ def releasable(record: LeaseRecord) -> bool:
     return record.lease.state is LeaseState.ENDING and not holders(record)
 
 
-def misfit(
-    request: JobRequest, allocation: Allocation, image: ImageIdentity, default_reserve_mib: int
-) -> str:
-    """Why the image cannot run in this allocation, as one line for the user; empty when it can."""
-    reserve_mib = default_reserve_mib if request.mem_reserve_mib is None else request.mem_reserve_mib
-    need_mib = image.manifest.min_memory_mib
+def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, config: Config) -> str:
+    """Why the image cannot run in this allocation, as one line for the user; empty when it can.
+
+    By the nodes' own formula, but for the BARs of their devices, which are not
+    known here: what is refused here no node would have taken.
+    """
+    need_mib, guests = image.manifest.min_memory_mib, request.guests_per_node
     for part in allocation.nodes:
         if part.memory_mib == 0:
             return (
                 f"Slurm accounts no memory for this job on {part.node}: guests cannot be sized "
                 "(SelectTypeParameters needs a _Memory choice; tell your administrator)"
             )
-        left_mib = part.memory_mib - reserve_mib
+        size, errors = overhead.at_least(part, request, config)
+        if size is None:
+            return errors[0].line()
+        left_mib = size.guests_mib // guests
         if left_mib < need_mib:
+            whose, left = "the guest", str(left_mib)
+            if guests > 1:
+                whose, left = f"its {guests} guests", f"{left_mib} for each"
             return (
                 f"image {image.ref} needs {need_mib} MiB of memory: the job has {part.memory_mib} MiB on "
-                f"{part.node}, of which {reserve_mib} MiB stay outside the guest, leaving {max(left_mib, 0)} "
-                f"(ask for --mem={need_mib + reserve_mib}M or more)"
+                f"{part.node}, of which {size.reserve_mib} MiB stay outside {whose}, leaving {left} "
+                f"(ask for --mem={need_mib * guests + size.reserve_mib}M or more)"
             )
     return ""

@@ -251,6 +251,7 @@ async def serve(config: Config) -> None:
             store,
             network,
             reserve_mib=config.guests.memory_reserve_mib,
+            config=config,
             quarantine_s=config.fabric.quarantine_s,
             lost_after_s=config.fabric.lost_after_s,
             refuse_exhausted=config.fabric.exhausted == "refuse",

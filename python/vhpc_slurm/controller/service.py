@@ -14,13 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vhpc_slurm.catalog import resolve
+from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.claims import ClaimKeeper
 from vhpc_slurm.controller.rounds import Rounds
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError
 from vhpc_slurm.model import (
+    MAX_GUESTS_PER_NODE,
     NODE_NAME,
     Allocation,
     Generation,
@@ -56,6 +60,7 @@ class LeaseService:
         network: NetworkBackend,
         *,
         reserve_mib: int,
+        config: Config | None = None,
         quarantine_s: float = 0.0,
         lost_after_s: float = 900.0,
         refuse_exhausted: bool = False,
@@ -64,6 +69,7 @@ class LeaseService:
     ) -> None:
         """``reserve_mib`` is the memory that stays outside guests where the user did not say.
 
+        It is more where the nodes' formula says so; ``config`` has what that depends on.
         A key that was stripped rests ``quarantine_s`` before it is another's.  Of
         a node that has not acknowledged for ``lost_after_s`` nobody knows what it does.
         A job without a key fails where ``refuse_exhausted``, else it may ask again.
@@ -72,7 +78,9 @@ class LeaseService:
         self._claims = ClaimKeeper(store, quarantine_s, steady)
         self.rounds = Rounds(store, self._claims, lost_after_s=lost_after_s, clock=clock, steady=steady)
         self._network = network
-        self._reserve_mib = reserve_mib
+        config = config or Config()
+        guests = msgspec.structs.replace(config.guests, memory_reserve_mib=reserve_mib)
+        self._config = msgspec.structs.replace(config, guests=guests)
         self._refuse_exhausted = refuse_exhausted
         self._clock = clock
 
@@ -217,7 +225,7 @@ class LeaseService:
         generation = Generation(request.job_id, request.restart, os.urandom(4).hex())
         reason = image.line() if isinstance(image, UserError) else ""
         if isinstance(image, ImageIdentity):
-            reason = leases.misfit(request, allocation, image, self._reserve_mib)
+            reason = leases.misfit(request, allocation, image, self._config)
         record: LeaseRecord | None = None
         if reason or isinstance(image, UserError):
             record = leases.refuse(generation, request, allocation, reason, now)
@@ -270,6 +278,8 @@ def _check(request: JobRequest, allocation: Allocation) -> None:
     what = f"cannot make a lease for job {request.job_id}"
     if not (0 < request.job_id < 1 << 32 and 0 <= request.restart < 10**9):
         raise FabricError(what, "no such job id or restart count")
+    if not 1 <= request.guests_per_node <= MAX_GUESTS_PER_NODE:
+        raise FabricError(what, f"a node has 1 to {MAX_GUESTS_PER_NODE} guests")
     if not names:
         raise FabricError(what, "it has no nodes (yet)")
     if len(set(names)) != len(names) or not all(NODE_NAME.match(name) for name in names):

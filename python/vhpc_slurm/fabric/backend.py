@@ -174,34 +174,34 @@ class KeyPolicy:
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
     ) -> tuple[NetworkIdentity, Claim]:
-        """One guest a node, ranked in the order of the allocation."""
+        """As many guests on each node as were asked for, ranked node by node."""
         owner = f"user {request.uid}" if self.owner == "user" else f"job {generation}"
-        ranks = len(allocation.nodes)
+        names, each = allocation.guests(request.guests_per_node), request.guests_per_node
         claim = keys.claim(
             self.pool,
             book,
             generation,
             owner,
-            ranks=ranks,
+            ranks=len(names),
             rails=self.rails,
             vfs=self.vfs,
             limit=self.limit,
         )
         if self.ports is not None:
-            nodes = [part.node for part in allocation.nodes]
+            nodes = [part.node for part in allocation.nodes for _ in range(each)]
             taken = book.ports_held()
             claim = replace(
                 claim, ports=self.ports.choose(nodes, rails=self.rails, vfs=self.vfs, taken=taken)
             )
         found = identity(claim, in_guests=self.in_guests, site=self.site)
         if self.network is not None:
-            addresses = addresses_of(self.network, claim, [part.node for part in allocation.nodes])
+            addresses = addresses_of(self.network, claim, names)
             found = replace(found, addresses=addresses, prefix=self.network.prefixlen)
         return found, claim
 
 
-def addresses_of(network: IPv4Network, claim: Claim, nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """(node, address) of a claim's guests, by their ranks: those who share a key have different ones.
+def addresses_of(network: IPv4Network, claim: Claim, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """(hostname, address) of a claim's guests, by their ranks: those who share a key have different ones.
 
     Raises:
         FabricError: the network is too small.
@@ -213,7 +213,7 @@ def addresses_of(network: IPv4Network, claim: Claim, nodes: Sequence[str]) -> tu
             f"it has {network.num_addresses - 2}",
             "see fabric.ipoib_network in vhpc.toml(5)",
         )
-    return tuple((node, str(network[claim.first_rank + place])) for place, node in enumerate(nodes, 1))
+    return tuple((name, str(network[claim.first_rank + place])) for place, name in enumerate(names, 1))
 
 
 def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:

@@ -33,6 +33,13 @@ class LineChild:
             OSError: it cannot be started, does not answer in time, or answers without end.
             EOFError: it has ended.
         """
+        return self._exchange(line, timeout_s, answers=True)
+
+    def say(self, line: bytes, timeout_s: float = 1.0) -> None:
+        """Send a line that has no answer; raises what ``ask`` does."""
+        self._exchange(line, timeout_s, answers=False)
+
+    def _exchange(self, line: bytes, timeout_s: float, *, answers: bool) -> bytes:
         deadline = time.monotonic() + timeout_s
         try:
             child = self._child or self._start()
@@ -40,7 +47,7 @@ class LineChild:
             assert child.stdout is not None
             with selectors.DefaultSelector() as selector:
                 self._send(selector, child.stdin.fileno(), line + b"\n", deadline)
-                return self._receive(selector, child.stdout.fileno(), deadline)
+                return self._receive(selector, child.stdout.fileno(), deadline) if answers else b""
         except BrokenPipeError:
             why = self._end()
             raise EOFError(f"it has ended: {why}") from None

@@ -68,6 +68,11 @@ class Managers:
         for manager in self._all:
             manager.hang_up()
 
+    def keep(self) -> None:
+        """Have all files outlast a power cut."""
+        for manager in self._all:
+            manager.keep()
+
     def sweep(self) -> None:
         """Have all read their files, and wait until each subnet is up."""
         sweep(self._subnets, self._timeout_s)
@@ -87,6 +92,11 @@ class SeveralReaders:
 
     def __init__(self, readers: Sequence[FabricReader]) -> None:
         self._readers = readers
+
+    def look_ahead(self) -> None:
+        """Have the ports of all found now."""
+        for reader in self._readers:
+            reader.look_ahead()
 
     def scan(self, timeout_s: float) -> Scan:
         """Read them one after the other; FabricError when one cannot be read."""
@@ -154,6 +164,9 @@ class RemoteOpensm:
         """SIGHUP."""
         self._ask(Request("hang-up"))
 
+    def keep(self) -> None:
+        """Nothing: the host has done so when it said that it has the file."""
+
     def sweep(self) -> None:
         """Have the file read, and wait until the subnet is up."""
         sweep([(self,)], self._timeout_s)
@@ -211,6 +224,7 @@ def _serve(opensm: Opensm, request: Request) -> Answer:
         case Request("replace", file=bytes(data)):
             partitions.parse(data, "what was sent")
             opensm.replace(data)
+            opensm.keep()
         case Request("hang-up"):
             opensm.hang_up()
         case Request("mark"):

@@ -149,6 +149,7 @@ class OpensmFile:
         if not same:
             self._opensm.replace(data)
         before, self._last = self._last, meant
+        self._readback.look_ahead()
         try:
             self._opensm.sweep()
         except ComplaintError:

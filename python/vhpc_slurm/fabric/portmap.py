@@ -8,6 +8,7 @@ a job gets free ones of its nodes, and its partition names their GUIDs.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,27 +32,31 @@ class PortMap:
     ) -> tuple[int, ...]:
         """``vfs`` ports on each rail of each node, none of them ``taken``: node by node, rail by rail.
 
+        A node that is named again gets others: it has several guests.
+
         Raises:
             FabricError: a node has too few, or too few of them are free.
         """
-        chosen: list[int] = []
+        chosen: dict[int, None] = {}
+        guests = Counter(nodes)
         for node in nodes:
             for rail in range(rails):
                 has = self.ports.get((node, rail), ())
-                free = [guid for guid in has if guid not in taken]
-                if len(has) < vfs:
+                free = [guid for guid in has if guid not in taken and guid not in chosen]
+                if len(has) < vfs * guests[node]:
+                    each = "each guest" if guests[node] == 1 else f"each of {guests[node]} guests"
                     raise FabricError(
                         f"{self.file} has {len(has)} ports of node {node} on rail {rail}",
-                        f"each guest has {vfs}",
+                        f"{each} has {vfs}",
                         "see fabric.port_map in vhpc.toml(5)",
                     )
                 if len(free) < vfs:
                     raise FabricError(
                         f"no port of node {node} on rail {rail} is free",
-                        f"other jobs have {len(has) - len(free)} of its {len(has)}",
+                        f"other jobs have {sum(guid in taken for guid in has)} of its {len(has)}",
                         "count them as a generic resource of the node, and jobs wait instead",
                     )
-                chosen += free[:vfs]
+                chosen |= dict.fromkeys(free[:vfs])
         return tuple(chosen)
 
 

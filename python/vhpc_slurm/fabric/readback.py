@@ -31,6 +31,9 @@ _Judge = Callable[[Claim], Proof | list[Finding]]
 class Reader(Protocol):
     """Whatever can read the tables of a fabric."""
 
+    def look_ahead(self) -> None:
+        """Tables are wanted soon: find the ports that have them, beside whatever else happens."""
+
     def scan(self, timeout_s: float) -> Scan:
         """Read everything once; FabricError when it cannot be read."""
 
@@ -89,6 +92,10 @@ class Readback:
     def __init__(self, reader: Reader, timeout_s: float) -> None:
         self._reader = reader
         self._timeout_s = timeout_s
+
+    def look_ahead(self) -> None:
+        """The fabric is being changed, and read after that: find its ports meanwhile."""
+        self._reader.look_ahead()
 
     def carried(self, claims: Iterable[Claim], partitions: Iterable[Partition], book: Book) -> Outcomes:
         """Prove that each claim's ports have exactly their keys and that no stranger has its key.

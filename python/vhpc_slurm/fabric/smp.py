@@ -6,19 +6,24 @@ routes from the local port (InfiniBand Architecture Specification 1, chapter 14)
 by way of libibmad.
 
 That library may crash or wait for minutes, so it lives in a child process
-(``python -m vhpc_slurm.fabric.smp``), which answers each line on its stdin with
-one line of JSON; ``FabricReader`` is the parent's side.  The user needs access
+(``python -m vhpc_slurm.fabric.smp``), which answers lines on its stdin with
+lines of JSON; ``FabricReader`` is the parent's side.  The user needs access
 to ``/dev/infiniband/umadN``.
+
+Reading has two parts: to find the ports, and to read the table of each.  The
+first may be done while the subnet manager sweeps, the second only after that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -30,9 +35,12 @@ NODE_INFO, SWITCH_INFO, PORT_INFO, PKEY_TABLE = 0x0011, 0x0012, 0x0015, 0x0016
 SWITCH = 2
 PORT_DOWN, PORT_ACTIVE = 1, 4
 KEYS_A_BLOCK = 32
+DEFAULT_FULL = 0xFFFF
 MAX_HOPS = 63
 _CLASSES = (0x81, 0x01)  # directed route, LID routed
 _TIMEOUT_MS, _RETRIES = 300, 2
+AHEAD_S = 2.0
+"""So long ports that were found are where they were: to move a cable takes longer."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,13 @@ class FabricReader:
         self._child = LineChild(
             [sys.executable, "-m", "vhpc_slurm.fabric.smp", device, str(port)], environment
         )
+        self._looked = float("-inf")
+
+    def look_ahead(self) -> None:
+        """Have the ports found now: a scan that follows soon reads no more than their tables."""
+        with contextlib.suppress(OSError, EOFError):  # the scan will say it
+            self._child.say(LOOK)
+            self._looked = time.monotonic()
 
     def scan(self, timeout_s: float) -> Scan:
         """Read everything once.
@@ -89,8 +104,10 @@ class FabricReader:
         Raises:
             FabricError: there is no answer in time, or none that makes sense.
         """
+        looked, self._looked = self._looked, float("-inf")
+        ask = TABLES if time.monotonic() - looked < AHEAD_S else SCAN
         try:
-            found: _Answer = msgspec.json.decode(self._child.ask(b"scan", timeout_s), type=_Answer)
+            found: _Answer = msgspec.json.decode(self._child.ask(ask, timeout_s), type=_Answer)
         except (OSError, EOFError, *UNDECODABLE) as err:
             self.close()
             raise FabricError(
@@ -104,6 +121,10 @@ class FabricReader:
     def close(self) -> None:
         """End the child."""
         self._child.close()
+
+
+SCAN, LOOK, TABLES = b"scan", b"look", b"tables"
+"""What the child is told: read all; find the ports (no answer); read the tables of those that were found."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -176,39 +197,67 @@ class _Mad:
         return answer.raw
 
 
-def _walk(mad: _Mad) -> Scan:
+@dataclass
+class _Found:
+    """Ports without their keys, the ways to them, their numbers on their nodes; and switches."""
+
+    ports: dict[int, tuple[tuple[int, ...], int, Port]] = field(default_factory=dict)
+    switches: dict[int, Switch] = field(default_factory=dict)
+    silent: int = 0
+
+
+def _look(mad: _Mad) -> _Found:
     """Every end port that can be reached, each once."""
-    ports: dict[int, Port] = {}
-    switches: dict[int, Switch] = {}
-    silent = 0
+    found = _Found()
     routes: deque[tuple[int, ...]] = deque([()])
     while routes:
         path = routes.popleft()
         node = mad.get(path, NODE_INFO)
         if node is None:
-            silent += 1
+            found.silent += 1
             continue
         kind, count, node_guid, port_guid, cap, number = struct.unpack_from(">2xBB8xQQH6xB", node)
         if kind == SWITCH:
-            if node_guid not in switches and len(path) < MAX_HOPS:
-                switches[node_guid] = _switch(mad, path, node_guid)
+            if node_guid not in found.switches and len(path) < MAX_HOPS:
+                found.switches[node_guid] = _switch(mad, path, node_guid)
                 routes.extend(
                     (*path, port) for port in range(1, count + 1) if _state(mad, path, port) > PORT_DOWN
                 )
             continue
-        if port_guid in ports:
+        if port_guid in found.ports:
             continue
         info = mad.get(path, PORT_INFO, number)
-        pkeys = _table(mad, path, cap)
-        if pkeys is None or info is None:
-            silent += 1
+        if info is None:
+            found.silent += 1
             continue
-        lid, master = struct.unpack_from(">16xHH", info)
-        active = info[32] & 0x0F == PORT_ACTIVE
-        ports[port_guid] = Port(port_guid, not path, active, pkeys, lid != 0 and lid == master, cap)
+        found.ports[port_guid] = (path, number, _port(port_guid, path, info, cap))
         if not path:
             routes.append((number,))
-    return Scan(tuple(ports[guid] for guid in sorted(ports)), silent, tuple(switches.values()))
+    return found
+
+
+def _read(mad: _Mad, found: _Found) -> Scan:
+    """The tables of these ports."""
+    ports = []
+    silent = found.silent
+    for guid in sorted(found.ports):
+        path, number, port = found.ports[guid]
+        pkeys = _table(mad, path, port.room)
+        if pkeys is not None and (port.master or DEFAULT_FULL in pkeys):
+            # A sweep meanwhile may have moved the master, and with it who may have this key.
+            info = mad.get(path, PORT_INFO, number)
+            pkeys = None if info is None else pkeys
+            port = port if info is None else _port(guid, path, info, port.room)
+        if pkeys is None:
+            silent += 1
+        else:
+            ports.append(replace(port, pkeys=pkeys))
+    return Scan(tuple(ports), silent, tuple(found.switches.values()))
+
+
+def _port(guid: int, path: tuple[int, ...], info: bytes, room: int) -> Port:
+    lid, master = struct.unpack_from(">16xHH", info)
+    return Port(guid, not path, info[32] & 0x0F == PORT_ACTIVE, (), lid != 0 and lid == master, room)
 
 
 def _switch(mad: _Mad, path: tuple[int, ...], guid: int) -> Switch:
@@ -234,19 +283,27 @@ def _table(mad: _Mad, path: tuple[int, ...], cap: int) -> tuple[int, ...] | None
 
 
 def main(arguments: list[str]) -> int:
-    """The child: device and port as arguments, one scan for each line on stdin."""
+    """The child: device and port as arguments, what to do in lines on stdin."""
     device, port = arguments[0], int(arguments[1])
     mad: _Mad | None = None
-    for _ in sys.stdin.buffer:
+    found: _Found | None = None
+    for line in sys.stdin.buffer:
+        told = line.strip()
         try:
             mad = mad or _Mad(device, port)
-            answer = _Answer(scan=_walk(mad))
+            if told != TABLES or found is None:
+                found = _look(mad)
+            if told == LOOK:
+                continue
+            answer = _Answer(scan=_read(mad, found))
             if answer.scan is not None and not answer.scan.ports:
                 answer = _Answer(error="the local port does not answer")
         except OSError as err:
             answer = _Answer(error=str(err))
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-        sys.stdout.buffer.flush()
+        found = None
+        if told != LOOK:
+            sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+            sys.stdout.buffer.flush()
     return 0
 
 

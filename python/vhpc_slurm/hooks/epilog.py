@@ -82,20 +82,21 @@ def _queue(
 
 def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env: common.HookEnv) -> None:
     """Give the user his guest's console when he asked for it (--vhpc-console)."""
-    path = layout.guest(env.job_id, 0) / "console.log"
     state = statefile.read(layout.state_file(env.job_id))
     if lease is None or lease.request.console is None or state.get("generation") != str(lease.generation):
         return
-    if state.get("status") == "failed" or not path.exists():
+    consoles = console.of_guests(layout.job(env.job_id))
+    if state.get("status") == "failed" or not consoles:
         return  # handed over when it failed
     try:
         account = accounts.account(lease.request.uid)
     except NodeError as err:
         common.log.warning("the console cannot be handed over: %s", err.line())
         return
-    target = console.user_path(lease.request, env.node)
-    if not console.hand_over(path, target, account, config.guests.console_limit_kib):
-        common.log.warning("the console could not be written to %s", target)
+    for index, path in consoles:
+        target = console.user_path(lease.request, env.node, index)
+        if not console.hand_over(path, target, account, config.guests.console_limit_kib):
+            common.log.warning("the console could not be written to %s", target)
 
 
 def _lease(client: ControllerClient, env: common.HookEnv) -> Lease | None:

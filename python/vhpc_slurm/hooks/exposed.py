@@ -1,4 +1,4 @@
-"""Guests with a key on a fabric that does not keep jobs apart: they end.
+"""Guests with a key on a fabric that does not keep jobs apart: their virtual functions go off, they end.
 
 vhpcd says whether the fabric is safe; a node that cannot ask it does not know,
 and leaves its guests alone.
@@ -13,7 +13,7 @@ from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import LeaseRecord
-from vhpc_slurm.node import audit, joblock, journal, resources, statefile, teardown
+from vhpc_slurm.node import audit, devices, joblock, journal, resources, statefile, teardown
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.timeline import Recorder
 
@@ -60,6 +60,8 @@ def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> 
                 fields = statefile.header(generation, str(record.lease.request.image))
                 failed = {"status": "failed", "kind": error.kind, "message": error.line()}
                 statefile.write(path, fields | failed)
+            # Before the guests: one may take its time to end.
+            devices.cut_off(layout, book.held())
             recorder = Recorder(layout.timeline(generation), generation, node)
             teardown.release_guests(layout, book, recorder)
         finally:

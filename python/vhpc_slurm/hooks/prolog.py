@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from functools import partial
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
@@ -126,24 +127,29 @@ def _boot(
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
     with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
-        stages.boot(
-            stages.Boot(layout, lease, lease.image, plan, host, book, recorder, account, hypervisor),
-        )
+        work = stages.Boot(
+            layout, lease, lease.image, plan, host, book, recorder, account, hypervisor,
+            replan=partial(_book, config, layout, host, lease, book),
+        )  # fmt: skip
+        stages.boot(work)
     fields = statefile.header(lease.generation, str(lease.request.image)) | {
         "status": "ready",
         "digest": lease.image.digest,
         "batch": lease.request.batch.value,
         "socket": str(layout.guest(env.job_id, 0) / "run.sock"),
         "commands": ":".join(config.host.commands),
-        "gpus": ":".join(map(str, _gpu_indexes(layout, plan))),
+        "guests": str(len(work.plan.guests)),
+        "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(layout, work.plan)),
     }
     statefile.write(layout.state_file(env.job_id), fields)
 
 
-def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[int]:
-    """Slurm's numbers of the first guest's GPUs, in the order in which the guest counts them."""
+def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
+    """Slurm's numbers of each guest's GPUs, in the order in which the guest counts them."""
     indexes = {address: index for index, address in enumerate(devices.handed_out(layout).gpus)}
-    return [indexes[device.address] for device in plan.guests[0].devices if device.role == GPU]
+    return [
+        [indexes[device.address] for device in guest.devices if device.role == GPU] for guest in plan.guests
+    ]
 
 
 def _book(
@@ -192,12 +198,14 @@ def _user_failure(
     """
     common.log.info("user error: %s", error.line())
     message = error.line()
-    log = layout.guest(env.job_id, 0) / "console.log"
-    if log.exists() and log.stat().st_size:
-        target = console.user_path(lease.request, env.node)
+    given = []
+    for index, log in console.of_guests(layout.job(env.job_id)):
+        target = console.user_path(lease.request, env.node, index)
         account = accounts.account(lease.request.uid)
         if console.hand_over(log, target, account, layout.config.guests.console_limit_kib):
-            message += f"; its console: {target}"
+            given.append(target)
+    if given:
+        message += f"; {'its console' if len(given) == 1 else 'consoles'}: {', '.join(given)}"
     fields = statefile.header(lease.generation, str(lease.request.image)) | {
         "status": "failed",
         "kind": error.kind,

@@ -16,7 +16,7 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import MAX_VFS
 from vhpc_slurm.hooks import common
-from vhpc_slurm.model import BatchPlace, ImageRef, JobRequest
+from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef, JobRequest
 from vhpc_slurm.slurm import connect
 from vhpc_slurm.slurm.job import SlurmJob
 
@@ -62,6 +62,11 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
     vfs = _number("VFS")
     if vfs is not None and vfs > MAX_VFS:
         raise UserError(f"--vhpc-vfs={vfs}", f"a whole number from 0 to {MAX_VFS} is expected")
+    guests = _number("GUESTS_PER_NODE")
+    if guests is not None and not 1 <= guests <= MAX_GUESTS_PER_NODE:
+        raise UserError(
+            f"--vhpc-guests-per-node={guests}", f"a whole number from 1 to {MAX_GUESTS_PER_NODE} is expected"
+        )
     return JobRequest(
         job_id=env.job_id,
         restart=env.restart,
@@ -77,6 +82,7 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         job_name=job.name,
         partition=job.partition,
         vfs=vfs,
+        guests_per_node=guests or 1,
     )
 
 

@@ -13,6 +13,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 
 from vhpc_slurm.errors import NodeError
 
@@ -32,26 +33,39 @@ os._exit(0)
 """
 
 
+class Until:
+    """A deadline that several questions share."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until it; 0 when it has passed."""
+        return max(0.0, self._at - time.monotonic())
+
+
 class StuckError(NodeError):
     """The kernel did not come back: the device is locked, most likely until the node is rebooted."""
 
 
-def write(path: str, text: str, timeout_s: float) -> None:
+def write(path: str, text: str, timeout_s: float | Until) -> None:
     """Write one attribute.
 
     Raises:
         OSError: the kernel refused it.
-        StuckError: it had not answered after ``timeout_s`` seconds.
+        StuckError: it had not answered after ``timeout_s`` seconds, or when the time was over.
     """
     _ask([path, text], timeout_s)
 
 
-def read(path: str, timeout_s: float) -> str:
+def read(path: str, timeout_s: float | Until) -> str:
     """Read one attribute, without blanks at its ends; errors as of ``write``."""
     return _ask([path], timeout_s).decode("ascii", errors="replace").strip()
 
 
-def _ask(args: list[str], timeout_s: float) -> bytes:
+def _ask(args: list[str], timeout_s: float | Until) -> bytes:
+    limit_s = timeout_s.left if isinstance(timeout_s, Until) else timeout_s
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _CHILD, *args],
         stdin=subprocess.DEVNULL,
@@ -65,7 +79,7 @@ def _ask(args: list[str], timeout_s: float) -> bytes:
     with child.stdout:
         pidfd = os.pidfd_open(child.pid)
         try:
-            ended = select.select([pidfd], [], [], timeout_s)[0]
+            ended = select.select([pidfd], [], [], limit_s)[0]
         finally:
             os.close(pidfd)
         if not ended:
@@ -73,7 +87,7 @@ def _ask(args: list[str], timeout_s: float) -> bytes:
             child.returncode = -9  # it ends when the kernel lets it: nobody will wait for it
             raise StuckError(
                 f"the kernel does not come back from {args[0]}",
-                f"not within {timeout_s:g} s: the device's driver is busy or hangs",
+                f"not within {limit_s:.3g} s: the device's driver is busy or hangs",
                 "see dmesg; only a reboot frees the device for certain",
             )
         status, said = child.wait(), child.stdout.read(LIMIT)

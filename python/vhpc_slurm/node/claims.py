@@ -55,12 +55,15 @@ def live(layout: Layout, but: Generation | None = None) -> tuple[Claim, ...]:
 
 
 def announce(book: Journal, plan: NodePlan) -> None:
-    """Write down what the guests of a plan will hold.
+    """Write down what the guests of a plan will hold, in place of an earlier plan of the same job.
 
     Raises:
         Stopped: the job has been ended meanwhile.
         NodeError: the journal cannot be written.
     """
+    for entry in book.held():
+        if entry.kind == resources.CLAIM:
+            book.released(entry.key)
     for claim in of_plan(plan):
         book.acquire(resources.CLAIM, f"claim:g{claim.guest}", **msgspec.to_builtins(claim))
 

@@ -37,13 +37,22 @@ def last_words(path: Path) -> str:
     return lines[-1].strip()[:300] if lines else ""
 
 
-def user_path(request: JobRequest, node: str) -> str:
-    """Where the user's copy goes: ``--vhpc-console`` (%j job, %N node), or the working directory."""
+def of_guests(folder: Path) -> list[tuple[int, Path]]:
+    """Consoles below a job's run folder that have something, by guest."""
+    found = ((int(path.parent.name[1:]), path) for path in folder.glob("g[0-9]*/console.log"))
+    return sorted((index, path) for index, path in found if path.stat().st_size)
+
+
+def user_path(request: JobRequest, node: str, guest: int = 0) -> str:
+    """Where the user's copy goes: ``--vhpc-console`` (%j job, %N node), or the working directory.
+
+    Those of further guests on a node have their number at the end.
+    """
     pattern = request.console or "vhpc-%j-%N.console"
     name = (
         pattern.replace("%%", "\0").replace("%j", str(request.job_id)).replace("%N", node).replace("\0", "%")
     )
-    return os.path.normpath(Path(request.work_dir) / name)
+    return os.path.normpath(Path(request.work_dir) / name) + (f".g{guest}" if guest else "")
 
 
 def hand_over(path: Path, target: str, account: Account, limit_kib: int) -> bool:

@@ -7,19 +7,38 @@ it, and no plan names it, until ``vhpc devices clear`` has checked it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
-from vhpc_slurm.node import attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_ways, vfio
+from vhpc_slurm.node import aer, attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_ways, vfio
 from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU, VF, VFIO, DeviceError
 from vhpc_slurm.node.vf import Identity
 
 KIND = "device"
+AT_ONCE = 32  # devices that are given back side by side; each waits, nothing computes
+
+
+class UnfitError(DeviceError):
+    """Virtual functions cannot be handed out, and are in quarantine now; nothing was changed on them.
+
+    Attributes:
+        records: which.
+    """
+
+    def __init__(self, records: Sequence[quarantine.Record]) -> None:
+        super().__init__(
+            f"quarantined: {', '.join(record.address for record in records)}",
+            "; ".join(record.reason for record in records),
+            f"vhpc devices clear {records[0].address}",
+        )
+        self.records = tuple(records)
 
 
 @dataclass(frozen=True)
@@ -57,8 +76,11 @@ def acquire(
         identities: of each virtual function, by address.
         host: who holds what.
 
+    All are looked at before the first one is changed.
+
     Raises:
-        DeviceError: one cannot be handed out; nothing was changed on it.
+        UnfitError: virtual functions cannot be handed out; they are in quarantine, and others may do.
+        DeviceError: one cannot be handed out; nothing was changed.
         QuarantinedError: one got stuck half way.
         NodeError: the kernel refused one.
         Stopped: the job was ended meanwhile.
@@ -73,8 +95,8 @@ def acquire(
         proc=host.proc,
         dev=host.dev,
     )
-    for device in devices:
-        before = preflight.check(case, device.address, device.role)
+    looked = _look(layout, case, devices)
+    for device, before in zip(devices, looked, strict=True):
         book.acquire(
             KIND,
             f"{KIND}:{device.address}",
@@ -84,6 +106,7 @@ def acquire(
             override=before.override,
             methods=before.methods,
             group=before.group,
+            aer=aer.counts(preflight.device_path(case.root, device.address)),
         )
         try:
             vfio.bind(case.root, device.address, before, config.timeout_s)
@@ -97,10 +120,35 @@ def acquire(
             ) from err
 
 
+def _look(
+    layout: Layout, case: preflight.Case, devices: Sequence[PassthroughDevice]
+) -> list[preflight.Before]:
+    """The checks of all devices.
+
+    Slurm chose the GPUs: one that cannot be handed out is the node's fault.
+    Virtual functions it only counts, so a bad one is put away and another may
+    take its place; what would speak against all of them is no fault of one.
+    """
+    found, unfit = [], []
+    for device in devices:
+        try:
+            found.append(preflight.check(case, device.address, device.role))
+        except (DeviceError, attribute.StuckError) as err:
+            if device.role != VF or isinstance(err, preflight.NODE_WIDE):
+                raise
+            unfit.append(quarantine.record(device.address, VF, err.line()))
+    for record in unfit:
+        quarantine.put(layout, record)
+    if unfit:
+        raise UnfitError(unfit)
+    return found
+
+
 def release(layout: Layout, generation: str, entry: Entry, host: Host | None = None) -> None:
     """Give a device back: reset, verified, cleared, and with the driver that it had.
 
-    Idempotent, also for a device that was announced and never touched.
+    Takes ``devices.timeout_s`` twice at most, before and after it is cleared, and
+    ``devices.scrub_timeout_s`` for that.  Idempotent, also for a device that was announced and never touched.
 
     Raises:
         QuarantinedError: something speaks against it; it is in quarantine now.
@@ -117,12 +165,16 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
     if not there:
         raise _doubt(layout, generation, entry, "it is not there any more")
     try:
-        driver, now = preflight.bound_to(root, address), preflight.override(root, address, config.timeout_s)
+        before = attribute.Until(config.timeout_s)
+        driver, now = preflight.bound_to(root, address), preflight.override(root, address, before)
         if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
             return  # nothing was done to it yet, or all was undone
         _see_unused(root, layout, entry, driver, host or Host())
+        errors = aer.risen(data.get("aer", {}), aer.counts(path))  # before the reset, which may cause some
+        if errors:
+            raise vfio.DoubtError(f"device {address} has reported PCI Express errors during the job", errors)
         if driver in ("", VFIO):
-            vfio.reset(root, address, config.timeout_s)
+            vfio.reset(root, address, before)
             if data["role"] == GPU:
                 scrub.scrub(config, address, int(sysfs.hint(f"{path}/vendor"), 16))
         methods = data["methods"]
@@ -132,12 +184,47 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
             data["driver"],
             data["override"],
             None if methods is None else tuple(methods),
-            config.timeout_s,
+            attribute.Until(config.timeout_s),
         )
     except (vfio.DoubtError, attribute.StuckError) as err:
         raise _doubt(layout, generation, entry, err.line()) from err
     except OSError as err:
         raise _doubt(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
+
+
+def release_together(
+    layout: Layout, generation: str, entries: Sequence[Entry], host: Host | None = None
+) -> Iterator[tuple[Entry, Exception | None]]:
+    """Give devices back side by side; yields each with what came of it, as they end.
+
+    A GPU's memory takes long to clear, and those of a large node have to be clear
+    before Slurm loses patience with the Epilog.
+    """
+
+    def clear_lane(lane: list[Entry]) -> list[tuple[Entry, Exception | None]]:
+        found: list[tuple[Entry, Exception | None]] = []
+        for entry in lane:
+            try:
+                release(layout, generation, entry, host)
+            except (VhpcError, OSError) as err:
+                found.append((entry, err))
+            else:
+                found.append((entry, None))
+        return found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for ended in as_completed([pool.submit(clear_lane, lane) for lane in lanes(entries)]):
+            yield from ended.result()
+
+
+def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Devices that have to wait for each other: GPUs of one bus, whose reset would hit the neighbour."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        address = str(entry.data["address"])
+        bus = address.rpartition(":")[0]
+        found.setdefault(bus if entry.data["role"] == GPU else address, []).append(entry)
+    return list(found.values())
 
 
 def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
@@ -167,6 +254,17 @@ def park(layout: Layout, address: str) -> None:
     """
     timeout_s = layout.config.devices.timeout_s
     vf.take_back(vf_ways.find(layout.config.host.sysfs_root, address, timeout_s), address)
+
+
+def cut_off(layout: Layout, entries: Iterable[Entry]) -> None:
+    """Take a generation's virtual functions off their networks now, while a guest may have them.
+
+    The release does it once more, and doubts those that are not off then.
+    """
+    for entry in entries:
+        if entry.kind == KIND and entry.data["role"] == VF:
+            with contextlib.suppress(VhpcError, OSError):
+                park(layout, str(entry.data["address"]))
 
 
 def stray(layout: Layout, address: str) -> str:

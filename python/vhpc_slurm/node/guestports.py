@@ -26,12 +26,12 @@ def expected(lease: Lease, plan: NodePlan, guest: GuestPlan, host: HostInventory
     guids = sorted(one.port_guid for address, one in found.items() if address in own and one.port_guid)
     if guids or not lease.network.in_guests:
         return tuple(guids)
-    place = [part.node for part in lease.allocation.nodes].index(plan.node)
+    place = lease.allocation.guests(len(plan.guests)).index(guest.hostname)
     return tuple(int(guid, 16) for guid in lease.network.port_guids[place])
 
 
 def find(
-    lease: Lease, node: str, guids: tuple[int, ...], channel: GuestChannel, *, wait_s: float, timeout_s: float
+    lease: Lease, name: str, guids: tuple[int, ...], channel: GuestChannel, *, wait_s: float, timeout_s: float
 ) -> None:
     """Have the guest wait until its ports are these, active, with exactly the job's keys.
 
@@ -43,18 +43,18 @@ def find(
     assert network.pkey is not None
     keys = (network.pkey | FULL, DEFAULT_PKEY, *network.site_keys)
     try:
-        found = channel.fabric(keys, guids, wait_s, address_of(lease, node), timeout_s)
+        found = channel.fabric(keys, guids, wait_s, address_of(lease, name), timeout_s)
     except ChannelRefusedError as err:
         if err.errno == errno.ENOSYS:
             why, cure = "the image's agent is older than this check", "rebuild the image"
         else:
             why, cure = f"its guest sees: {err.why}", "nothing was started; tell your operator"
-        raise UserError(f"the job's InfiniBand is not isolated on {node}", why, cure) from err
+        raise UserError(f"the job's InfiniBand is not isolated on {name}", why, cure) from err
     where = ", ".join(f"{name} index {index}" for name, index in found.ports)
     log.info("key %#06x is on %s %s", network.pkey, where, found.interface)
 
 
-def address_of(lease: Lease, node: str) -> str:
-    """The address of a node's guest on the job's key, with its prefix; empty where it has none."""
-    address = dict(lease.network.addresses).get(node)
+def address_of(lease: Lease, name: str) -> str:
+    """The address of a guest on the job's key, with its prefix; empty where it has none."""
+    address = dict(lease.network.addresses).get(name)
     return f"{address}/{lease.network.prefix}" if address else ""

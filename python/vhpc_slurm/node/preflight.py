@@ -91,6 +91,10 @@ class NoVfioError(DeviceError):
     """The kernel has no vfio-pci."""
 
 
+NODE_WIDE = (NotAllowedError, IommuOffError, NoVfioError)
+"""What speaks against one function speaks against all of its kind here."""
+
+
 @dataclass(frozen=True)
 class Before:
     """What is put back after the guest.
@@ -143,7 +147,7 @@ def bound_to(root: str, address: str) -> str:
     return sysfs.link(f"{device_path(root, address)}/driver").rpartition("/")[2]
 
 
-def override(root: str, address: str, timeout_s: float) -> str:
+def override(root: str, address: str, timeout_s: float | attribute.Until) -> str:
     """Its ``driver_override``; empty for none.
 
     Raises:

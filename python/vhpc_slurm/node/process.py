@@ -148,6 +148,15 @@ def alive(ref: ProcessRef) -> bool:
     return start_time(ref.pid) == ref.started
 
 
+def killed_by(ref: ProcessRef) -> int:
+    """The signal that ended a child of ours; 0 when it lives, has ended by itself, or is no child."""
+    try:
+        end = os.waitid(os.P_PID, ref.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 0
+    return end.si_status if end and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED) else 0
+
+
 def marked(generation: str | None = None) -> Iterator[tuple[ProcessRef, str]]:
     """Processes that carry a generation's marker (any generation's when None)."""
     prefix = f"{MARKER}=".encode()

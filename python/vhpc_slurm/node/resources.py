@@ -7,8 +7,9 @@ taken, and verifies: it returns only when the thing is gone, else it raises.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
@@ -30,22 +31,38 @@ NVSWITCH = nvswitch.KIND
 def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) -> list[VhpcError]:
     """Release everything a generation holds but the kinds in ``keep``, newest first; go on past failures.
 
+    Devices, which take long, are released side by side.
+
     Returns what could not be released; those entries stay in the journal.
     """
     failures: list[VhpcError] = []
-    for entry in (e for e in journal.held() if e.kind not in keep):
-        try:
-            _RELEASES[entry.kind](layout, str(journal.generation), entry)
-        except QuarantinedError as err:
-            failures.append(err)
+    for entry, err in _release_each(layout, str(journal.generation), journal.held(), keep):
+        if err is not None:
+            failures.append(
+                err
+                if isinstance(err, VhpcError)
+                else TeardownError(f"cannot release {entry.kind} {entry.key}", str(err))
+            )
+        if err is None or isinstance(err, QuarantinedError):
             journal.released(entry.key)  # what is in quarantine is nobody's any more
-        except VhpcError as err:
-            failures.append(err)
-        except OSError as err:
-            failures.append(TeardownError(f"cannot release {entry.kind} {entry.key}", str(err)))
-        else:
-            journal.released(entry.key)
     return failures
+
+
+def _release_each(
+    layout: Layout, generation: str, held: list[Entry], keep: tuple[str, ...]
+) -> Iterator[tuple[Entry, Exception | None]]:
+    """Release one after another, devices that were taken together together; yields what came of each."""
+    for kind, entries in itertools.groupby((e for e in held if e.kind not in keep), lambda e: e.kind):
+        if kind == DEVICE:
+            yield from devices.release_together(layout, generation, list(entries))
+            continue
+        for entry in entries:
+            try:
+                _RELEASES[kind](layout, generation, entry)
+            except (VhpcError, OSError) as err:
+                yield entry, err
+            else:
+                yield entry, None
 
 
 def _release_run_dir(_layout: Layout, _generation: str, entry: Entry) -> None:
@@ -98,10 +115,6 @@ def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
             process.end(ref)
 
 
-def _release_device(layout: Layout, generation: str, entry: Entry) -> None:
-    devices.release(layout, generation, entry)
-
-
 def _release_nvswitch(layout: Layout, _generation: str, entry: Entry) -> None:
     nvswitch.release(nvswitch.Fmpm(layout.config.devices), entry)
 
@@ -113,6 +126,5 @@ _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     UID: _release_uid,
     PROCESS: _release_process,
     DOMAIN: _release_domain,
-    DEVICE: _release_device,
     NVSWITCH: _release_nvswitch,
 }

@@ -6,8 +6,11 @@ failure leaves everything to the journal's releases; nothing is undone here.
 
 from __future__ import annotations
 
+import logging
+import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +44,7 @@ from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.placement.usage import fold
 
 NOBODY_GID = 65534
+log = logging.getLogger("vhpc")
 
 
 @dataclass
@@ -56,10 +60,14 @@ class Boot:
     recorder: Recorder
     account: accounts.Account
     hypervisor: Hypervisor
+    replan: Callable[[], NodePlan] | None = None
+    """Makes and books another plan, without what is in quarantine by now."""
     shares: list[shares.Share] = field(default_factory=list)
     staged: images.StagedImage | None = None
     daemons: dict[int, list[process.ProcessRef]] = field(default_factory=dict)
     """Of the shared folders, by guest."""
+    shims: dict[int, process.ProcessRef] = field(default_factory=dict)
+    """By guest."""
 
     def run_dir(self, guest: GuestPlan) -> Path:
         """Run folder of one guest."""
@@ -79,10 +87,9 @@ def boot(work: Boot) -> None:
         _stage_image(work)
     with work.recorder.stage("shares"):
         _choose_shares(work)
-    taken = [device for guest in work.plan.guests for device in guest.devices]
-    if taken:
+    if taken := _devices(work.plan):
         with work.recorder.stage("devices", " ".join(device.address for device in taken)):
-            _take_devices(work, taken)
+            _take_devices(work)
     started = []
     for guest in work.plan.guests:
         with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
@@ -113,11 +120,27 @@ def _choose_shares(work: Boot) -> None:
     work.shares = [share for share in asked if shares.reachable(share, work.account, timeout)]
 
 
-def _take_devices(work: Boot, taken: list[PassthroughDevice]) -> None:
-    """Bind the job's devices; libvirt takes them as they are (``managed="no"``)."""
-    wanted = identities.of_plan(work.lease, work.plan, work.inventory)
-    held = fold(claims.live(work.layout, but=work.lease.generation)).devices
-    devices.acquire(work.layout, work.journal, taken, wanted, devices.Host(held))
+def _devices(plan: NodePlan) -> list[PassthroughDevice]:
+    return [device for guest in plan.guests for device in guest.devices]
+
+
+def _take_devices(work: Boot) -> None:
+    """Bind the job's devices; libvirt takes them as they are (``managed="no"``).
+
+    While virtual functions turn out to be unfit, and are put away for it, the
+    plan is made again without them: each time there are fewer to choose from.
+    """
+    while True:
+        wanted = identities.of_plan(work.lease, work.plan, work.inventory)
+        held = fold(claims.live(work.layout, but=work.lease.generation)).devices
+        try:
+            devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.Host(held))
+            break
+        except devices.UnfitError as err:
+            if work.replan is None:
+                raise
+            log.warning("%s; looking for others", err.line())
+            work.plan = work.replan()
     config = work.layout.config
     if config.devices.fmpm:
         modules = gpumap.modules(Path(config.placement.gpu_map))
@@ -224,6 +247,7 @@ def _start_shim(work: Boot, guest: GuestPlan, uid: int) -> None:
             pass_fds=(agent.fileno(), listener.fileno(), said.fileno(), *watched),
         )
     work.journal.update(key, pid=ref.pid, started=ref.started)
+    work.shims[guest.index] = ref
 
 
 def _ended(work: Boot, guest: GuestPlan) -> bool:
@@ -245,7 +269,7 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
         _start_shim(work, guest, uid)
     except NodeError as err:
         # a guest that ends at once takes its channel and its folders' daemons with it: not the node's fault
-        if _ended(work, guest):
+        if _killed_helper(work, guest) or _ended(work, guest):
             raise _boot_failure(work, guest, late=False) from err
         raise
     try:
@@ -269,6 +293,12 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     words = console.last_words(work.run_dir(guest) / "console.log")
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
+    if killed := _killed_helper(work, guest):
+        return UserError(
+            f"a process that the guest needs was killed on {node} while image {image} booted",
+            killed,
+            "submit the job again; if it ends like this again, tell the site's support",
+        )
     if late:
         return UserError(
             f"image {image} did not get ready within {_boot_limit(work, guest)} s on {node}",
@@ -289,6 +319,16 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
             "submit the job again; if it ends like this again, see to the image",
         )
     return UserError(f"image {image} did not boot on {node}", said)
+
+
+def _killed_helper(work: Boot, guest: GuestPlan) -> str:
+    """Which of the guest's processes a signal has ended, not the guest's own end; empty when none."""
+    helpers = [("the daemon of a shared folder", ref) for ref in work.daemons.get(guest.index, [])]
+    if shim := work.shims.get(guest.index):
+        process.wait_gone(shim, 1.0)  # its sockets close before it has ended
+        helpers.append(("vhpc-shim", shim))
+    found = ((name, process.killed_by(ref)) for name, ref in helpers)
+    return "; ".join(f"{name} had {signal.Signals(number).name}" for name, number in found if number)
 
 
 def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
@@ -313,7 +353,7 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
         if guids:
             wait_s = work.layout.config.fabric.guest_timeout_s
-            guestports.find(work.lease, work.plan.node, guids, channel, wait_s=wait_s, timeout_s=timeout)
+            guestports.find(work.lease, guest.hostname, guids, channel, wait_s=wait_s, timeout_s=timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(

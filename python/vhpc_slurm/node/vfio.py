@@ -60,7 +60,12 @@ def bind(root: str, address: str, before: Before, timeout_s: float) -> None:
 
 
 def give_back(
-    root: str, address: str, driver: str, override: str, methods: tuple[str, ...] | None, timeout_s: float
+    root: str,
+    address: str,
+    driver: str,
+    override: str,
+    methods: tuple[str, ...] | None,
+    timeout_s: float | attribute.Until,
 ) -> None:
     """Let the driver have a function that had it before.
 
@@ -87,7 +92,7 @@ def give_back(
         )
 
 
-def _unbind(root: str, address: str, timeout_s: float, *, keep: str) -> None:
+def _unbind(root: str, address: str, timeout_s: float | attribute.Until, *, keep: str) -> None:
     now = bound_to(root, address)
     if now and now != keep:
         try:
@@ -97,7 +102,7 @@ def _unbind(root: str, address: str, timeout_s: float, *, keep: str) -> None:
                 raise
 
 
-def reset(root: str, address: str, timeout_s: float) -> None:
+def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
     """Reset a function, and see that it has come back from it.
 
     vfio-pci resets at the last close, too, and tells nobody how that went.

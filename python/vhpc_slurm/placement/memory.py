@@ -48,7 +48,6 @@ class MemoryPlacement:
 def size_memory(
     allocation: NodeAllocation,
     request: JobRequest,
-    host: HostInventory,
     default_reserve_mib: int,
 ) -> tuple[MemorySize | None, list[VhpcError]]:
     """Memory of the job on this node, less what stays outside.
@@ -63,7 +62,7 @@ def size_memory(
     if allocation.memory_mib <= 0:
         return None, [
             NodeError(
-                f"Slurm reports no memory for the job on {host.node}",
+                f"Slurm reports no memory for the job on {allocation.node}",
                 "guests are sized from the job's memory",
                 "set SelectTypeParameters=CR_Core_Memory in slurm.conf",
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.hardware import PciFunction
-from vhpc_slurm.model import HostInventory, JobRequest, NodeAllocation
+from vhpc_slurm.model import JobRequest, NodeAllocation
 from vhpc_slurm.placement.devices import Wanted
-from vhpc_slurm.placement.memory import MemorySize
+from vhpc_slurm.placement.memory import MemorySize, size_memory
 
 QEMU_MIB = 128
 VCPU_MIB = 2
@@ -26,26 +26,50 @@ def outside_mib(guests_mib: int, vcpus: int, wanted: Wanted, request: JobRequest
         request: how many guests.
         config: pages and shared folders.
     """
-    shares = config.shares.home + config.shares.work_dir + len(config.shares.site)
-    fixed = request.guests_per_node * (QEMU_MIB + SHARE_MIB * shares) + VCPU_MIB * vcpus
-    return fixed + _tables_mib(guests_mib, shares, wanted, config)
-
-
-def _tables_mib(guests_mib: int, shares: int, wanted: Wanted, config: Config) -> int:
-    """Page tables of QEMU, of KVM, of each share's daemon, and with devices those of the IOMMU.
-
-    BARs are mapped by QEMU and KVM, in ordinary pages whatever the guest's memory is in.
-    """
-    viewers = 2 + shares + bool(wanted.gpus or wanted.vfs)
-    huge = config.placement.hugepages in ("2M", "1G")
-    memory = 0 if huge else guests_mib * viewers // TABLE_SHARE
     largest_vfs = sorted(map(_bars, wanted.pool), reverse=True)[: wanted.vfs]
     bars = sum(map(_bars, wanted.gpus)) + sum(largest_vfs)
-    return memory + 2 * (bars >> 20) // TABLE_SHARE
+    devices = bool(wanted.gpus or wanted.vfs)
+    return _sum_mib(guests_mib, vcpus, request, config, devices=devices, bars=bars)
+
+
+def _sum_mib(
+    guests_mib: int, vcpus: int, request: JobRequest, config: Config, *, devices: bool, bars: int
+) -> int:
+    """The formula: QEMU and the shares' daemons, threads, page tables.
+
+    Tables are QEMU's, KVM's, those of each share's daemon, and with devices the
+    IOMMU's.  BARs are mapped by QEMU and KVM, in ordinary pages whatever the
+    guest's memory is in.
+    """
+    shares = config.shares.home + config.shares.work_dir + len(config.shares.site)
+    fixed = request.guests_per_node * (QEMU_MIB + SHARE_MIB * shares) + VCPU_MIB * vcpus
+    huge = config.placement.hugepages in ("2M", "1G")
+    tables = 0 if huge else guests_mib * (2 + shares + devices) // TABLE_SHARE
+    return fixed + tables + 2 * (bars >> 20) // TABLE_SHARE
 
 
 def _bars(function: PciFunction) -> int:
     return sum(bar.size for bar in function.bars if bar.memory)
+
+
+def at_least(
+    allocation: NodeAllocation, request: JobRequest, config: Config
+) -> tuple[MemorySize | None, list[VhpcError]]:
+    """As much of a node's reckoning as can be done without seeing the node: all but its BARs.
+
+    Returns:
+        The most that guests can have there and the least that stays outside, and
+        no errors, or None and the node's own errors.
+    """
+    size, errors = size_memory(allocation, request, config.guests.memory_reserve_mib)
+    if size is None:
+        return None, errors
+    counted = {gres.name for gres in allocation.gres if gres.count}
+    vfs = config.placement.vf_gres in counted if request.vfs is None else request.vfs > 0
+    devices = vfs or config.placement.gpu_gres in counted
+    needed = _sum_mib(size.guests_mib, len(allocation.cpu_ids), request, config, devices=devices, bars=0)
+    size, _, errors = cover(size, needed, allocation, request, devices=devices)
+    return size, errors
 
 
 def cover(
@@ -53,8 +77,8 @@ def cover(
     needed_mib: int,
     allocation: NodeAllocation,
     request: JobRequest,
-    wanted: Wanted,
-    host: HostInventory,
+    *,
+    devices: bool,
 ) -> tuple[MemorySize | None, list[str], list[VhpcError]]:
     """Leave as much outside as is needed.
 
@@ -68,11 +92,11 @@ def cover(
     if needed_mib <= size.reserve_mib:
         return size, [], []
     asked = request.mem_reserve_mib
-    what = f"QEMU, its page tables and shared folders on {host.node} may need {needed_mib} MiB"
+    what = f"QEMU, its page tables and shared folders on {allocation.node} may need {needed_mib} MiB"
     if asked is None and size.reserve_mib:
         left = max(0, allocation.memory_mib - needed_mib)
         return MemorySize(left, needed_mib), [f"{what}: so much of the job's memory stays outside"], []
-    if asked is not None and (wanted.gpus or wanted.vfs):
+    if asked is not None and devices:
         cure = f"ask for --vhpc-mem-reserve={needed_mib}M, or leave it out"
         return (
             None,

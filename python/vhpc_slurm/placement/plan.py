@@ -20,6 +20,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
     VcpuPin,
+    guest_hostname,
 )
 from vhpc_slurm.placement import overhead, pci
 from vhpc_slurm.placement.cpu import (
@@ -130,10 +131,12 @@ def fit(
     if devices is not None:
         wanted, errors = resolve(allocation, request, host, devices, config, usage)
     reasons += errors
-    size, errors = size_memory(allocation, request, host, config.guests.memory_reserve_mib)
+    size, errors = size_memory(allocation, request, config.guests.memory_reserve_mib)
     if size is not None:
         needed = overhead.outside_mib(size.guests_mib, len(chosen), wanted, request, config)
-        size, more, errors = overhead.cover(size, needed, allocation, request, wanted, host)
+        size, more, errors = overhead.cover(
+            size, needed, allocation, request, devices=bool(wanted.gpus or wanted.vfs)
+        )
         notes += more
     reasons += errors
     backing: Backing | None = None
@@ -219,7 +222,7 @@ def _guest(
         return [], errors
     guest = GuestPlan(
         index=index,
-        hostname=node if guests == 1 else f"{node}-{index}",
+        hostname=guest_hostname(node, index, guests),
         pins=tuple(VcpuPin(pin.vcpu, pin.os_cpu, cell_of[pin.vcpu]) for pin in cpus.placement.pins),
         topology=cpus.placement.topology,
         cells=memory.cells,

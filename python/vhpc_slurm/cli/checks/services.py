@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vhpc_slurm import __version__
 from vhpc_slurm.catalog import list_images
@@ -13,6 +14,9 @@ from vhpc_slurm.cli.checks import Finding, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import Munge
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.protocol import FabricState
 
 SKEW_S = 30
 """Clocks further apart than this soon make munge refuse credentials (they live 300 s)."""
@@ -61,6 +65,22 @@ def vhpcd(config: Config, *, listener: bool) -> Iterator[Finding]:
         )
     else:
         yield ok("clock", f"vhpcd's clock differs by {skew:+.1f} s")
+    yield from _isolation(status.fabric, status.time)
+
+
+def _isolation(fabric: FabricState, now: float) -> Iterator[Finding]:
+    """What vhpcd's auditor says of the fabric; nothing where it is as it should be."""
+    audit = "on vhpcd's host: vhpc fabric audit, and see the other findings of vhpc doctor there"
+    if not fabric.safe:
+        open_s = now - (fabric.open_since or now)
+        yield error(
+            "fabric.open",
+            f"the fabric has been open for {open_s:.0f} s, so no job with a key starts, and nodes end "
+            f"the guests that have one: {fabric.what}",
+            audit,
+        )
+    elif fabric.what:
+        yield warn("fabric.open", f"the fabric is not as vhpcd wants it: {fabric.what}", audit)
 
 
 def catalogue(config: Config) -> Finding:
