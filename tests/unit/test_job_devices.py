@@ -169,6 +169,32 @@ def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_
     assert claims.live(rig.layout) == ()
 
 
+def test_a_vf_whose_group_another_jobs_guest_has_is_passed_over_and_not_put_away(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their adapter sits behind a bridge that isolates nothing; when the other job ends all is well again."""
+    other, beside, good = rig.vfs[:3]
+    rig.pci.regroup(beside.address, other.group)
+    rig.give_to_host(beside, "")
+    first, second = (
+        replace(
+            lease(vfs(1)),
+            generation=replace(GENERATION, job_id=job),
+            allocation=Allocation(
+                tuple(NodeAllocation(node, (cpu,), 2048, (vfs(1),)) for node in ("n0", "n1"))
+            ),
+        )
+        for job, cpu in ((6, 0), (GENERATION.job_id, 1))
+    )
+    prepare(rig, first)
+    plan, _ = prepare(rig, second)
+    assert [device.address for device in plan.guests[0].devices] == [good.address]
+    assert f"in use: {beside.address}" in caplog.text
+    assert quarantine.read(rig.layout) == ()
+    claimed = {claim.generation: claim.devices for claim in claims.live(rig.layout)}
+    assert claimed == {str(first.generation): (other.address,), str(GENERATION): (good.address,)}
+
+
 def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
     for vf in rig.vfs[1:]:
         vf.methods = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 from vhpc_slurm.config import Config
@@ -153,11 +154,20 @@ def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
 
 
 def _book(
-    config: Config, layout: Layout, host: HostInventory, lease: Lease, book: journal.Journal
+    config: Config,
+    layout: Layout,
+    host: HostInventory,
+    lease: Lease,
+    book: journal.Journal,
+    avoid: frozenset[str] = frozenset(),
 ) -> NodePlan:
-    """Plan from what other jobs leave, and write down what this one takes, before any other may plan."""
+    """Plan from what other jobs leave, and write down what this one takes, before any other may plan.
+
+    ``avoid`` are devices that were found to be busy.
+    """
     assert lease.image is not None
     with claims.booking(layout, LOCK_TIMEOUT_S):
+        there = devices.handed_out(layout)
         plan = plan_node(
             lease.generation,
             lease.allocation.on(host.node),
@@ -166,7 +176,7 @@ def _book(
             lease.image.manifest,
             config,
             fold(claims.live(layout, but=lease.generation)),
-            devices.handed_out(layout),
+            replace(there, quarantined=(*there.quarantined, *avoid)),
         )
         claims.announce(book, plan)
     return plan

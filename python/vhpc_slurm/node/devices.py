@@ -26,19 +26,21 @@ AT_ONCE = 32  # devices that are given back side by side; each waits, nothing co
 
 
 class UnfitError(DeviceError):
-    """Virtual functions cannot be handed out, and are in quarantine now; nothing was changed on them.
+    """Virtual functions cannot be handed out now; nothing was changed on them.
 
     Attributes:
-        records: which.
+        records: those that are in quarantine for it.
+        busy: addresses of those that somebody else has, or has the group of.
     """
 
-    def __init__(self, records: Sequence[quarantine.Record]) -> None:
+    def __init__(self, records: Sequence[quarantine.Record], busy: Mapping[str, str]) -> None:
+        kinds = [("quarantined", [record.address for record in records]), ("in use", [*busy])]
         super().__init__(
-            f"quarantined: {', '.join(record.address for record in records)}",
-            "; ".join(record.reason for record in records),
-            f"vhpc devices clear {records[0].address}",
+            "; ".join(f"{kind}: {', '.join(addresses)}" for kind, addresses in kinds if addresses),
+            "; ".join([*(record.reason for record in records), *busy.values()]),
+            f"vhpc devices clear {records[0].address}" if records else "",
         )
-        self.records = tuple(records)
+        self.records, self.busy = tuple(records), frozenset(busy)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def acquire(
     All are looked at before the first one is changed.
 
     Raises:
-        UnfitError: virtual functions cannot be handed out; they are in quarantine, and others may do.
+        UnfitError: virtual functions cannot be handed out; others may do.
         DeviceError: one cannot be handed out; nothing was changed.
         QuarantinedError: one got stuck half way.
         NodeError: the kernel refused one.
@@ -126,21 +128,27 @@ def _look(
     """The checks of all devices.
 
     Slurm chose the GPUs: one that cannot be handed out is the node's fault.
-    Virtual functions it only counts, so a bad one is put away and another may
-    take its place; what would speak against all of them is no fault of one.
+    Virtual functions it only counts, so a bad one is put away, one that is busy
+    passed over, and another may take its place; what would speak against all of
+    them is no fault of one.
     """
-    found, unfit = [], []
+    found: list[preflight.Before] = []
+    unfit: list[quarantine.Record] = []
+    busy: dict[str, str] = {}
     for device in devices:
         try:
             found.append(preflight.check(case, device.address, device.role))
         except (DeviceError, attribute.StuckError) as err:
             if device.role != VF or isinstance(err, preflight.NODE_WIDE):
                 raise
-            unfit.append(quarantine.record(device.address, VF, err.line()))
+            if isinstance(err, preflight.PASSING):
+                busy[device.address] = err.line()
+            else:
+                unfit.append(quarantine.record(device.address, VF, err.line()))
     for record in unfit:
         quarantine.put(layout, record)
-    if unfit:
-        raise UnfitError(unfit)
+    if unfit or busy:
+        raise UnfitError(unfit, busy)
     return found
 
 

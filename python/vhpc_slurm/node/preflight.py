@@ -94,6 +94,9 @@ class NoVfioError(DeviceError):
 NODE_WIDE = (NotAllowedError, IommuOffError, NoVfioError)
 """What speaks against one function speaks against all of its kind here."""
 
+PASSING = (SharedGroupError, InUseError)
+"""Somebody else has it, or its group: nothing speaks against the function itself."""
+
 
 @dataclass(frozen=True)
 class Before:

@@ -61,8 +61,8 @@ class Boot:
     recorder: Recorder
     account: accounts.Account
     hypervisor: Hypervisor
-    replan: Callable[[], NodePlan] | None = None
-    """Makes and books another plan, without what is in quarantine by now."""
+    replan: Callable[[frozenset[str]], NodePlan] | None = None
+    """Makes and books another plan, without what is in quarantine by now and these addresses."""
     shares: list[shares.Share] = field(default_factory=list)
     staged: images.StagedImage | None = None
     daemons: dict[int, list[process.ProcessRef]] = field(default_factory=dict)
@@ -128,9 +128,10 @@ def _devices(plan: NodePlan) -> list[PassthroughDevice]:
 def _take_devices(work: Boot) -> None:
     """Bind the job's devices; libvirt takes them as they are (``managed="no"``).
 
-    While virtual functions turn out to be unfit, and are put away for it, the
-    plan is made again without them: each time there are fewer to choose from.
+    While virtual functions turn out to be unfit the plan is made again without
+    them: each time there are fewer to choose from.
     """
+    avoid: frozenset[str] = frozenset()
     while True:
         wanted = identities.of_plan(work.lease, work.plan, work.inventory)
         held = fold(claims.live(work.layout, but=work.lease.generation)).devices
@@ -141,7 +142,8 @@ def _take_devices(work: Boot) -> None:
             if work.replan is None:
                 raise
             log.warning("%s; looking for others", err.line())
-            work.plan = work.replan()
+            avoid |= err.busy
+            work.plan = work.replan(avoid)
     config = work.layout.config
     if config.devices.fmpm:
         modules = gpumap.modules(Path(config.placement.gpu_map))
