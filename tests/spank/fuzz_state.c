@@ -22,6 +22,17 @@ static void must_be_plain(const char *text)
     must(strlen(text) <= VHPC_STATE_LINE_MAX);
 }
 
+/* Wherever there are several guests each can be told its socket, and none another's GPUs. */
+static void must_have_its_own(const struct vhpc_state *state, uint32_t guest)
+{
+    char socket[108];
+    char gpus[VHPC_STATE_LINE_MAX + 1];
+
+    must(vhpc_state_gpus(state, guest, gpus, sizeof gpus) && strchr(gpus, ',') == NULL);
+    if (state->status == VHPC_READY && vhpc_state_socket(state, guest, socket, sizeof socket))
+        must(socket[0] == '/');
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct vhpc_state state;
@@ -38,6 +49,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     must_be_plain(state.commands);
     if (state.status == VHPC_READY)
         must(state.socket != NULL && state.socket[0] == '/' && strlen(state.socket) < 108);
+    must(state.guests >= 1 && state.guests <= 64);
+    for (uint32_t guest = 0; guest < state.guests; guest++)
+        must_have_its_own(&state, guest);
+    for (uint32_t tasks = 1; tasks < 200; tasks += 7)
+        must(vhpc_state_guest_of(&state, tasks - 1, tasks) < state.guests);
     vhpc_state_free(&state);
     return 0;
 }
