@@ -51,9 +51,11 @@ struct agent {
     struct source listener; /* call socket */
     const char *call_socket;
     struct caller *callers;
-    const char *sysfs;     /* where it is mounted */
-    struct fabric *fabric; /* the job's ports; NULL = none */
-    char *cgroup;          /* directory under which sessions get theirs; NULL = no cgroup v2 */
+    const char *sysfs;         /* where it is mounted */
+    struct fabric *fabric;     /* the job's ports; NULL = none */
+    const char *topology_file; /* for NCCL */
+    bool has_topology;         /* it was written */
+    char *cgroup;              /* directory under which sessions get theirs; NULL = no cgroup v2 */
 };
 
 /* host.c */

@@ -11,6 +11,7 @@
 #include "fabric.h"
 #include "identity.h"
 #include "tlv.h"
+#include "topology.h"
 
 enum { LIST_MAX = 65536 };
 
@@ -22,6 +23,7 @@ struct request {
     struct ib_want *fabric; /* NULL = no port or key was named */
     char *mount_tag;
     char *mount_path;
+    char *topology;
     struct identity who;
 };
 
@@ -135,6 +137,8 @@ static int parse_field(const struct tlv *t, struct request *r)
         return set_address(&r->fabric, t);
     case TAG_WAIT_MS:
         return tlv_u32(t, &r->wait_ms);
+    case TAG_TOPOLOGY:
+        return tlv_str(t, &r->topology);
     default:
         return 0;
     }
@@ -145,6 +149,7 @@ static void free_request(struct request *r)
     free(r->fabric);
     free(r->mount_tag);
     free(r->mount_path);
+    free(r->topology);
     free(r->who.hostname);
     free(r->who.timezone);
     free(r->who.user);
@@ -213,6 +218,10 @@ static int perform(struct session *s, const struct request *r, char *text, size_
         rc = fabric_ask(s, r->id, r->fabric, r->wait_ms, text, size);
         *later = rc == 0;
         return rc;
+    case VHPC_OP_TOPOLOGY:
+        if (r->topology == NULL)
+            break;
+        return topology_set(a, r->topology, text, size);
     default:
         (void)snprintf(text, size, "operation %u is unknown to this agent", r->op);
         return -ENOSYS;

@@ -76,7 +76,7 @@ static int check(const struct identity *id, char *text, size_t size)
     return 0;
 }
 
-static int write_file(const char *path, mode_t mode, const char *content)
+int write_file(const char *path, mode_t mode, const char *content)
 {
     (void)unlink(path); /* it may be a link into a read-only place */
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);

@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 struct identity_group {
     uint32_t gid;
@@ -27,6 +28,8 @@ struct identity {
     size_t command_count;
 };
 
+/* Make a file anew, whatever was there before. 0 or -errno. */
+int write_file(const char *path, mode_t mode, const char *content);
 /*
  * accounts.c: put an entry into /etc/passwd or /etc/group (by path): an entry
  * of the same name goes, one of the same id stays behind ours, so that lookups

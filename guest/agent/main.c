@@ -19,7 +19,8 @@
 enum { TICK_MS = 50, FAREWELL_MS = 1000 };
 
 static const char usage[] =
-    "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--sysfs PATH] [--no-system]\n"
+    "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--sysfs PATH]\n"
+    "                  [--topology-file PATH] [--no-system]\n"
     "       vhpc-agent --call NAME [ARG...]\n"
     "\n"
     "Runs the host's programs in this guest. As PID 1 it also mounts what a guest\n"
@@ -31,6 +32,7 @@ static const char usage[] =
     "                      (default: " VHPC_CALL_SOCKET ")\n"
     "  --sysfs PATH        where the InfiniBand ports are looked for (default: /sys;\n"
     "                      as PID 1: vhpc.agent.sysfs= of the kernel's command line)\n"
+    "  --topology-file PATH  what NCCL reads (default: " VHPC_TOPOLOGY_FILE ")\n"
     "  --no-system         change nothing of this machine: no mounts, accounts, power\n"
     "  --call NAME         run NAME on the host; so does this binary named NAME\n"
     "  --help, --version\n";
@@ -174,12 +176,20 @@ static int descriptor(const char *text)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"port", required_argument, NULL, 'p'},        {"fd", required_argument, NULL, 'f'},
-        {"call-socket", required_argument, NULL, 's'}, {"sysfs", required_argument, NULL, 'y'},
-        {"no-system", no_argument, NULL, 'n'},         {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},           {NULL, 0, NULL, 0},
+        {"port", required_argument, NULL, 'p'},
+        {"fd", required_argument, NULL, 'f'},
+        {"call-socket", required_argument, NULL, 's'},
+        {"sysfs", required_argument, NULL, 'y'},
+        {"topology-file", required_argument, NULL, 't'},
+        {"no-system", no_argument, NULL, 'n'},
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
     };
-    static struct agent agent = {.system = true, .call_socket = VHPC_CALL_SOCKET, .sysfs = "/sys"};
+    static struct agent agent = {.system = true,
+                                 .call_socket = VHPC_CALL_SOCKET,
+                                 .sysfs = "/sys",
+                                 .topology_file = VHPC_TOPOLOGY_FILE};
     const char *name = argc > 0 ? argv[0] : "vhpc-agent", *port = NULL;
     struct rlimit files;
     int fd = -1;
@@ -207,6 +217,9 @@ int main(int argc, char **argv)
             break;
         case 'y':
             agent.sysfs = optarg;
+            break;
+        case 't':
+            agent.topology_file = optarg;
             break;
         case 'n':
             agent.system = false;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "topology.h"
 #include "fabric.h"
 
 struct session *session_find(const struct agent *a, uint32_t id)
@@ -57,6 +58,8 @@ static int begin(struct session *s)
         return -ENOMEM;
     if (s->agent->fabric != NULL && !s->agent->fabric->waiting &&
         fabric_environment(s->agent->fabric, &s->spec) < 0)
+        return -ENOMEM;
+    if (topology_environment(s->agent, &s->spec) < 0)
         return -ENOMEM;
     rc = script_write(&s->spec, &s->script_written);
     if (rc < 0)

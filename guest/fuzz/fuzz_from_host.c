@@ -33,7 +33,8 @@ int __wrap_script_write(const struct execspec *spec, bool *written)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct agent a = {.system = false, .sysfs = "/nonexistent"};
+    struct agent a = {
+        .system = false, .sysfs = "/nonexistent", .topology_file = "/nonexistent/topology"};
     int pair[2];
     bool work = false;
     hello_init(&a.hello);

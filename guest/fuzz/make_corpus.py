@@ -109,6 +109,8 @@ FROM_HOST = {
         REQUEST,
         field(48, 6) + field(68, 0x9000) + field(69, bytes(range(1, 9))) + field(72, b"10.128.0.1/12"),
     ),
+    "topology": frame(REQUEST, field(48, 7) + field(49, 5) + field(74, b'<system version="1"/>')),
+    "exec-topology": frame(EXEC, exec_fields(field(21, b"NCCL_TOPO_FILE=/nonexistent/topology"))),
     "exec-fabric": frame(
         EXEC,
         exec_fields(

@@ -15,6 +15,8 @@
 
 #define VHPC_PORT_NAME "org.vhpc.agent.0"
 #define VHPC_CALL_SOCKET "/run/vhpc/call.sock"
+/* In the guest: what NCCL_TOPO_FILE names. */
+#define VHPC_TOPOLOGY_FILE "/run/vhpc/nccl-topology.xml"
 
 enum {
     VHPC_HEADER = 16,             /* bytes of a frame header */
@@ -112,6 +114,7 @@ enum vhpc_tag {
     TAG_PORT = 71,
     TAG_ADDRESS = 72,
     TAG_INTERFACE = 73,
+    TAG_TOPOLOGY = 74,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */
@@ -133,6 +136,7 @@ enum vhpc_op {
     VHPC_OP_POWEROFF = 4,
     VHPC_OP_INFO = 5,
     VHPC_OP_FABRIC = 6,
+    VHPC_OP_TOPOLOGY = 7,
 };
 
 /* Direction of a relayed fd, seen from the program: bits of TAG_FDS */

@@ -22,7 +22,7 @@ _CMDLINE = (
     "root=/dev/vda rw console=ttyS0 quiet panic=-1 intel_iommu=on iommu=pt tsc=unstable"
     " no_timer_check cryptomgr.notests mitigations=off systemd.show_status=0"
 )
-# In this order QEMU and its firmware number the buses: see lab/hardware/README of addresses in vhpc.toml.
+# Their order and ports are what the addresses in lab/hardware/ and tests/hw/ follow from.
 _DEVICES = (
     # first: it is to serve all that come after it
     "intel-iommu,intremap=on,caching-mode=on,device-iotlb=on,aw-bits=48",

@@ -1,6 +1,6 @@
 """Runs on a node, as root, in place of Slurm: a lease by hand, and the real Prolog, killed at a chosen write.
 
-    killed_prolog.py open          make the lease of the job in SLURM_JOB_ID
+    killed_prolog.py open [N]      make the lease of the job in SLURM_JOB_ID, with N guests on the node
     killed_prolog.py end           say that the job is over
     killed_prolog.py N [torn]      the Prolog; before its N-th journal write (from 1) it ends as by kill -9,
                                    with ``torn`` leaving half of that line behind
@@ -23,10 +23,11 @@ from vhpc_slurm.node import journal
 JOB = int(os.environ["SLURM_JOB_ID"])
 
 
-def open_lease() -> None:
+def open_lease(guests: int) -> None:
     image = ImageRef.parse(os.environ["SPANK_VHPC_IMAGE"])
-    request = JobRequest(JOB, 0, 2001, 2001, "alice", "/home/alice", image)
-    allocation = Allocation((NodeAllocation(os.environ["SLURMD_NODENAME"], (0,), 1024),))
+    request = JobRequest(JOB, 0, 2001, 2001, "alice", "/home/alice", image, guests_per_node=guests)
+    cpu_ids = tuple(range(guests))
+    allocation = Allocation((NodeAllocation(os.environ["SLURMD_NODENAME"], cpu_ids, 512 + 512 * guests),))
     print(ControllerClient(config.load()).open_generation(request, allocation).generation)
 
 
@@ -49,7 +50,7 @@ class KillingOs:
 
 
 if sys.argv[1] == "open":
-    open_lease()
+    open_lease(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
 elif sys.argv[1] == "end":
     ControllerClient(config.load()).ending(JOB, 0)
 else:

@@ -23,7 +23,7 @@ class ByHand:
 
     ids = itertools.count(int(time.time()) % 10**8 * 10 + 10**9)
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, guests: int = 1) -> None:
         self.lab, self.id = lab, next(self.ids)
         self.env = (
             "env",
@@ -32,7 +32,7 @@ class ByHand:
             "SLURMD_NODENAME=n1",
             f"SPANK_VHPC_IMAGE={IMAGE}",
         )
-        self.generation = self.drive("open").out.strip()
+        self.generation = self.drive("open", str(guests)).out.strip()
 
     def drive(self, *argv: str, check: bool = True) -> Done:
         return self.lab.run("n1", *self.env, *PYTHON, *argv, stdin=DRIVER, check=check)
@@ -79,6 +79,29 @@ def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
     for job in killed_at_every_write(lab, by_hand, torn):
         job.hook("epilog")
         job.clean()
+
+
+@pytest.mark.slow
+def test_both_guests_of_a_node_are_cleared_after_a_prolog_killed_at_any_third_write(
+    lab: Lab, by_hand: list[ByHand]
+) -> None:
+    """By the Epilog and by the health check in turn."""
+    for number in itertools.count(2, 3):
+        job = ByHand(lab, guests=2)
+        by_hand.append(job)
+        code = job.drive(str(number), check=False).code
+        domains = lab.run("n1", "virsh", "-q", "list", "--name").out.split()
+        if number % 2 and code == KILLED:
+            job.drive("end")
+            job.hook("healthcheck")
+        else:
+            job.hook("epilog")
+        job.clean()
+        if code == 0:
+            print(f"at most {number} journal writes in a boot")
+            assert len(domains) == 2
+            return
+        assert code == KILLED
 
 
 def test_guests_of_a_job_that_slurm_has_forgotten_make_room(lab: Lab, by_hand: list[ByHand]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = re.compile(r"`((?:unit|lab|guest|spank|image)/[\w/]+\.(?:py|c))(?:::(\w+))?`")
+REFERENCE = re.compile(r"`((?:unit|lab|hw|guest|spank|image)/[\w/]+\.(?:py|c))(?:::(\w+))?`")
 TARGET = re.compile(r"fuzz targets? `(fuzz_\w+)`")
 
 

@@ -228,6 +228,10 @@ class GuestChannel:
         body = put(Tag.MOUNT_TAG, tag) + put(Tag.MOUNT_PATH, path) + put(Tag.READ_ONLY, int(read_only))
         self._call(Op.MOUNT, body, timeout_s)
 
+    def topology(self, xml: str, timeout_s: float | None = None) -> None:
+        """Have programs find this file by NCCL_TOPO_FILE; errors as identity()."""
+        self._call(Op.TOPOLOGY, put(Tag.TOPOLOGY, xml), timeout_s)
+
     def fabric(
         self,
         keys: Sequence[int],

@@ -36,11 +36,12 @@ from vhpc_slurm.node import (
     shares,
     uids,
 )
-from vhpc_slurm.node.channel import ChannelError, GuestChannel
+from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.placement import nccl
 from vhpc_slurm.placement.usage import fold
 
 NOBODY_GID = 65534
@@ -354,6 +355,7 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         if guids:
             wait_s = work.layout.config.fabric.guest_timeout_s
             guestports.find(work.lease, guest.hostname, guids, channel, wait_s=wait_s, timeout_s=timeout)
+        _tell_nccl(work, guest, channel, timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:
         raise UserError(
@@ -361,6 +363,18 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             str(err),
             console.last_words(work.run_dir(guest) / "console.log"),
         ) from err
+
+
+def _tell_nccl(work: Boot, guest: GuestPlan, channel: GuestChannel, timeout: float) -> None:
+    """Where the guest does not see how near its devices are, it gets a file that says so."""
+    xml = nccl.topology(guest, work.inventory)
+    if not xml:
+        return
+    try:
+        channel.topology(xml, timeout)
+    except ChannelRefusedError as err:
+        # slower, perhaps, and nothing worse: an agent that is older than this, or a guest without room
+        log.warning("%s gets no topology for NCCL: %s", guest.hostname, err.why)
 
 
 def _hosts(hostname: str, addresses: tuple[tuple[str, str], ...]) -> list[str]:

@@ -59,6 +59,7 @@ class Op(IntEnum):
     POWEROFF = 4
     INFO = 5
     FABRIC = 6
+    TOPOLOGY = 7
 
 
 class Tag(IntEnum):
@@ -98,6 +99,7 @@ class Tag(IntEnum):
     PORT = 71
     ADDRESS = 72
     INTERFACE = 73
+    TOPOLOGY = 74
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:

@@ -22,7 +22,7 @@ from vhpc_slurm.model import (
     VcpuPin,
     guest_hostname,
 )
-from vhpc_slurm.placement import overhead, pci
+from vhpc_slurm.placement import nccl, overhead, pci
 from vhpc_slurm.placement.cpu import (
     CpuPlacement,
     EmulatorPlacement,
@@ -160,6 +160,11 @@ def fit(
         return Refusal(tuple(errors))
     notes += [note for guest in cpus for note in guest.placement.notes]
     notes += [*numbering_notes(host), *backing.notes, *(note for m in memory for note in m.notes), *more]
+    notes += [
+        f"guest {guest.index} of {host.node} does not see how near its devices are: a file tells NCCL"
+        for guest in guests
+        if nccl.topology(guest, host)
+    ]
     return NodePlan(
         generation=generation,
         node=host.node,
