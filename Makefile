@@ -94,5 +94,6 @@ check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machi
 .PHONY: clean
 clean: ## Take the lab down and remove what was built; caches in /var/cache stay
 	-lab/vlab down
+	-lab/hwlab down
 	rm -rf $(BUILD) .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -127,14 +127,15 @@ def tree(machine: Machine) -> Path:
 
 
 def stop(machine: Machine) -> None:
-    """End the machine as a power cut would, and remove what it left but the catalogue."""
+    """End the machine as a power cut would, and remove all of it but the cached disk."""
     pid = machine.pid()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
         for _ in deadline(20):
             if machine.pid() is None:
                 break
-    shutil.rmtree(machine.state, ignore_errors=True)
+    for folder in (machine.state, machine.data):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _emulator(tree: Path) -> list[str]:

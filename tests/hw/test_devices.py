@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -60,3 +61,10 @@ def test_a_job_has_its_gpu_and_its_function_and_gives_them_back(quiet: Machine) 
     assert during["cgroup"].startswith("0::/machine.slice/")
     assert during["status"]["CapEff"] == "0000000000000000"
     assert int(during["status"]["Uid"]) >= 700000
+
+
+def test_doctor_finds_the_node_set_up_as_the_manual_says(quiet: Machine) -> None:
+    with quiet.stage("vhpc doctor"):
+        findings = json.loads(quiet.run("vhpc", "doctor", "--json", check=False, timeout=120).out)
+    assert len(findings) > 30
+    assert [finding for finding in findings if finding["level"] == "error"] == []

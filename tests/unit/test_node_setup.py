@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,28 @@ def test_virtual_functions_are_made_without_drivers_and_parked(rig: Rig) -> None
     assert rig.pci.log[:2] == [(f"{at}/sriov_drivers_autoprobe", "0"), (f"{at}/sriov_numvfs", "4")]
     ports = rig.kernel.interfaces[1].ports.values()
     assert {(port.node_guid, port.port_guid, port.state) for port in ports} == {(PARKED_GUID, PARKED_GUID, 2)}
+
+
+def test_a_driver_that_is_loading_yet_is_waited_for(rig: Rig) -> None:
+    pf = none_yet(rig)
+    rig.pci._detach(pf)
+    configure(rig, f"{pf.address}=4")
+    loading = threading.Timer(0.5, rig.pci._attach, (rig.pci.drivers["mlx5_core"], pf))
+    loading.start()
+    assert states(run(rig), "vfs") == [State.DONE]
+    loading.join()
+
+
+def test_a_driver_that_never_comes_is_said(rig: Rig) -> None:
+    pf = none_yet(rig)
+    rig.pci._detach(pf)
+    configure(rig, f"{pf.address}=4")
+    config = rig.layout.config
+    soon = msgspec.structs.replace(config.devices, timeout_s=1)
+    rig.layout = Layout(msgspec.structs.replace(config, devices=soon))
+    (step,) = [step for step in run(rig) if step.kind == "vfs"]
+    assert step.state is State.FAILED
+    assert f"{pf.address} has no driver: none took it within 1 s" in step.error
 
 
 def test_what_is_there_is_left_alone(rig: Rig) -> None:

@@ -14,6 +14,7 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,6 +31,7 @@ GPU_NODES = Path("/dev/vhpc")
 LOCAL_MAJORS = range(240, 255)
 PAGE_KIB = {"2M": 2048, "1G": 1048576}
 _POOL = re.compile(r"(2M|1G):([0-9]{1,4})=([0-9]{1,9})", re.ASCII)
+_DRIVER_PAUSE_S = 0.1
 _GPU_NODE = re.compile(r"gpu[0-9]{1,4}", re.ASCII)
 
 
@@ -149,7 +151,7 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
     """Set the number of functions, which goes through zero.
 
     Raises:
-        NodeError: a guest has one, or the driver made another number of them.
+        NodeError: a guest has one, no driver makes them, or the driver made another number of them.
         OSError: the kernel refused.
     """
     there = _functions(path)
@@ -160,6 +162,7 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
             f"guests have {', '.join(busy)}",
             "when they have ended",
         )
+    _await_driver(pf, path, timeout_s)
     try:
         for number in ("0", str(count)) if there else (str(count),):
             attribute.write(f"{path}/sriov_numvfs", number, timeout_s)
@@ -170,6 +173,20 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
     made = len(_functions(path))
     if made != count:
         raise NodeError(f"{pf} made {made} virtual functions of {count}", "", "see dmesg")
+
+
+def _await_driver(pf: str, path: str, timeout_s: float) -> None:
+    """Wait for the driver of a physical function: early in a boot its module may be loading yet.
+
+    Raises:
+        NodeError: none took it in time.
+    """
+    until = time.monotonic() + timeout_s
+    while not sysfs.link(f"{path}/driver"):
+        if time.monotonic() >= until:
+            why = f"none took it within {timeout_s:g} s"
+            raise NodeError(f"{pf} has no driver", why, "is its module there, and not blacklisted? see dmesg")
+        time.sleep(_DRIVER_PAUSE_S)
 
 
 def _hint(err: OSError, path: str) -> str:
