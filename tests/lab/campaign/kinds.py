@@ -66,6 +66,13 @@ _ALL = (
         says=(UP, r"^task 0 on n1$", r"^task 1 on n2$", DONE),
         weight=3,
     ),
+    Kind(
+        "two-guests",
+        "srun -n2 sh -c 'echo task $SLURM_PROCID in guest $VHPC_GUEST' || exit 9; echo done",
+        ("-N1", "-n2", "--mem=1400", "--vhpc-guests-per-node=2"),
+        says=(UP, r"^task 0 in guest 0$", r"^task 1 in guest 1$", DONE),
+        weight=2,
+    ),
     Kind("array", "sleep 1; echo done", (*ONE, "--array=0-2"), says=(UP, DONE), weight=2, tasks=3),
     Kind(
         "exclusive", "nproc; echo done", ("-N1", "--exclusive"), says=(UP, r"^2$", DONE)
