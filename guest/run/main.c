@@ -41,16 +41,14 @@ static void report_lost(const struct front_result *r)
     char host[256] = "this node";
     const char *job = getenv("SLURM_JOB_ID");
     const char *node = getenv("SLURMD_NODENAME");
-    const char *console = getenv("VHPC_RUN_CONSOLE");
     if (ended_by_node(why, sizeof why)) {
         (void)fprintf(stderr, "vhpc: %s\n", why);
         return;
     }
     (void)gethostname(host, sizeof host - 1);
-    (void)fprintf(stderr, "vhpc: the guest of job %s on %s %s (%s)%s%s\n",
-                  job != NULL ? job : "(none)", node != NULL ? node : host,
-                  r->end == FRONT_TIMEOUT ? "does not answer" : "is gone", r->text,
-                  console != NULL ? "; its console: " : "", console != NULL ? console : "");
+    (void)fprintf(stderr, "vhpc: the guest of job %s on %s %s (%s)\n", job != NULL ? job : "(none)",
+                  node != NULL ? node : host,
+                  r->end == FRONT_TIMEOUT ? "does not answer" : "is gone", r->text);
 }
 
 int main(int argc, char **argv)

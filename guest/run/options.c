@@ -24,7 +24,6 @@ static const char usage[] =
     "                     and options come from the environment only\n"
     "$VHPC_RUN_COMMANDS   colon-separated commands the guest may have run on this host\n"
     "$VHPC_RUN_COMMAND_PATH  directories to look for them in, after the standard ones\n"
-    "$VHPC_RUN_CONSOLE    file that a message about a lost guest points at\n"
     "$VHPC_RUN_STATE      the node's state file of the job: why it has ended the guest\n"
     "\n"
     "Exit status: the program's; errno (2: not found) when it cannot be executed;\n"
