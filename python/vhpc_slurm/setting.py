@@ -1,0 +1,12 @@
+"""What is said of a key of vhpc.toml where the key is declared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+def documented(text: str, **limits: Any) -> msgspec.Meta:
+    """A key's meaning, for the manual, and the limits of its value (``ge``, ``le``, ``min_length`` ...)."""
+    return msgspec.Meta(description=text, **limits)
