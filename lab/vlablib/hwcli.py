@@ -23,6 +23,7 @@ nodes, two SR-IOV adapters and stand-ins for GPUs: what needs real kernel
 interfaces of devices is tried here. Needs root.
 """
 _BOOT_S = 300.0
+_NO_ANSWER = 125
 
 
 def main() -> int:
@@ -32,7 +33,8 @@ def main() -> int:
         return int(arguments.run(Machine.of(Lab.from_environment()), arguments))
     except LabError as err:
         say(str(err))
-        return 1
+        # apart from what a command in the machine may say
+        return _NO_ANSWER if arguments.run is _exec else 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -31,7 +32,16 @@ def quiet(machine: Machine) -> Iterator[Machine]:
     before = machine.probe("node")
     yield machine
     machine.quiet()
-    machine.until(lambda: machine.probe("node") == before, f"all to be as before: {before}", 60)
+    end = time.monotonic() + 60
+    while changes := differences(before, machine.probe("node")):
+        assert time.monotonic() < end, f"not as before:\n{changes}\n{machine.story()}"
+        time.sleep(1)
+
+
+def differences(before: dict[str, object], after: dict[str, object]) -> str:
+    """What is not the same, a line each."""
+    pairs = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    return "\n".join(f"{name}: {was}\n{' ' * len(name)}  {now}" for name, (was, now) in pairs.items())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -37,6 +37,18 @@ echo down
 """
 
 
+# exit status of `hwlab exec` when the machine did not answer
+NO_ANSWER = 125
+
+
+class MachineDiedError(Exception):
+    """The machine itself has ended or hangs; carries the end of its console.
+
+    A panic in a thread ``CPU n/KVM`` is the emulator's: its SVM is not without faults
+    (docs/hardware-lab.md). Run the test again.
+    """
+
+
 @dataclass(frozen=True)
 class Done:
     """What a command said."""
@@ -68,8 +80,15 @@ class Machine:
             command, input=stdin, capture_output=True, text=True, timeout=timeout + 60, check=False
         )
         done = Done(ended.returncode, ended.stdout, ended.stderr)
+        if done.code == NO_ANSWER:
+            raise MachineDiedError(f"{done.err}\n{self.console()}")
         assert not check or done.code == 0, f"{shlex.join(argv)}: {done}"
         return done
+
+    def console(self) -> str:
+        """The end of what the machine wrote to its serial port."""
+        ended = subprocess.run([HWLAB, "console"], capture_output=True, check=False, timeout=30)
+        return ended.stdout.decode(errors="replace")[-2000:]
 
     def shell(self, script: str, *, check: bool = True) -> Done:
         """Run a line of shell as root."""

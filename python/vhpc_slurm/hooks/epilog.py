@@ -42,13 +42,16 @@ def run(config: Config) -> int:
         ending.add(lease.generation)
     for generation in ending:
         joblock.bury(layout, generation)
-    with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S, end_holder=True):
-        _hand_over_console(config, lease, layout, env)
-        for generation in sorted(ending):
-            _clear(layout, env, generation)
-    left = outbox.flush(layout.outbox, client.acknowledge)
-    if left:
-        common.log.warning("%d acknowledgements wait for vhpcd", left)
+    try:
+        with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S, end_holder=True):
+            _hand_over_console(config, lease, layout, env)
+            for generation in sorted(ending):
+                _clear(layout, env, generation)
+    finally:
+        # also when the node is drained: for a device in quarantine nobody's key has to wait
+        left = outbox.flush(layout.outbox, client.acknowledge)
+        if left:
+            common.log.warning("%d acknowledgements wait for vhpcd", left)
     joblock.sweep(layout, older_than_s=86400.0)
     timeline.prune(layout.timelines, keep=500)
     return 0
