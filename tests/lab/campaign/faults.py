@@ -15,6 +15,7 @@ NODE_FAIL = "node-fail"  # Slurm's state
 FORGOTTEN = "forgotten"  # slurmctld was killed before it saved the job
 UNSAVED = "unsaved"  # slurmctld was killed before it saved that the job had ended
 HELD = "held"  # our line: what it was given is still held by the job that was hit
+UNHEARD = "unheard"  # its srun was not told that the task had ended, and waits for good
 ID_REUSED = "id-reused"  # the id of a forgotten job, whose Prolog slurmd believes to have run
 
 JOB, NODE, CLUSTER = "job", "node", "cluster"
@@ -76,7 +77,7 @@ _ALL = (
     Fault("slurmd-kill", NODE, "kill", unit="slurmd", ends=ANY, hold_s=5, weight=2, long=True, drains=HOOK),
     Fault("slurmd-restart", NODE, "restart", unit="slurmd", ends=ANY, long=True, drains=HOOK),
     Fault("munged-kill", NODE, "kill", unit="munged", ends=ANY, hold_s=5, drains=HOOK),
-    Fault("network-cut", NODE, "cut", ends=ANY, hold_s=8, weight=2, drains=HOOK),
+    Fault("network-cut", NODE, "cut", ends=(*ANY, UNHEARD), hold_s=8, weight=2, drains=HOOK),
     Fault("reboot", NODE, "reboot", ends=ANY, weight=2, long=True,
           drains=r"Node unexpectedly rebooted"),
     # daemons of the cluster

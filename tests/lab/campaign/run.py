@@ -23,6 +23,8 @@ IN_FLIGHT = 8
 TARGET_WAIT_S = 40.0
 RESUME_AFTER_S = 5.0
 TIME_LIMIT = "--time=5"
+SRUN_S = 900
+"""Longest wait for an srun: in the queue, and for its time limit."""
 
 
 @dataclass
@@ -196,9 +198,15 @@ class Campaign:
     def _interactive(self, job: Submitted) -> None:
         words = ["srun", *self._options(job), "sh"]
         self.log(f"{job.plan.name}: srun of {job.plan.user}")
-        job.answer = self.lab.run(
-            "login", *words, user=job.plan.user, stdin=self._script(job.kind), check=False, timeout=1200
-        )
+        script = self._script(job.kind)
+        try:
+            job.answer = self.lab.run(
+                "login", *words, user=job.plan.user, stdin=script, check=False, timeout=SRUN_S
+            )
+        except subprocess.TimeoutExpired as err:
+            self.log(f"{job.plan.name}: srun does not end")
+            out, said = ((text or b"").decode(errors="replace") for text in (err.stdout, err.stderr))
+            job.answer = Done(124, out, said)
 
     def _act(self, job: Submitted) -> None:
         """Cancel, at whatever moment; or requeue, once it runs."""
