@@ -18,7 +18,9 @@ demo: ## Build all, bring the lab up, run a two-node job in guests
 	@scripts/demo
 
 .PHONY: check
-check: lint types unit ctest lab-tests ## Everything from lint to end-to-end tests on the lab
+check: lint types ## Everything from lint to end-to-end tests on the lab
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line unit hw-case
+	@$(MAKE) --no-print-directory ctest lab-tests
 	@echo "make check: all passed"
 
 .PHONY: check-slow
@@ -90,6 +92,10 @@ lab-tests: lab-up ## End-to-end tests with real jobs
 .PHONY: check-hw
 check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machine with an IOMMU, SR-IOV and NUMA nodes
 	$(PY) -m pytest -m hw tests/hw
+
+.PHONY: hw-case
+hw-case: deps ## One job of these, with a GPU and a virtual function
+	$(PY) -m pytest -m hw tests/hw/test_hw_devices.py
 
 .PHONY: clean
 clean: ## Take the lab down and remove what was built; caches in /var/cache stay

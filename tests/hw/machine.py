@@ -45,7 +45,7 @@ class MachineDiedError(Exception):
     """The machine itself has ended or hangs; carries the end of its console.
 
     A panic in a thread ``CPU n/KVM`` is the emulator's: its SVM is not without faults
-    (docs/hardware-lab.md). Run the test again.
+    (docs/hardware-lab.md), so such a test is run again.
     """
 
 
@@ -84,6 +84,23 @@ class Machine:
             raise MachineDiedError(f"{done.err}\n{self.console()}")
         assert not check or done.code == 0, f"{shlex.join(argv)}: {done}"
         return done
+
+    def alive(self) -> bool:
+        """Whether its QEMU runs."""
+        return subprocess.run([HWLAB, "status"], check=False, timeout=30).returncode == 0
+
+    def boot(self) -> None:
+        """Switch it on."""
+        with self.stage("machine boots, node-setup, slurmd registers"):
+            subprocess.run([HWLAB, "up"], check=True, timeout=900)
+
+    def revive(self) -> None:
+        """Switch it on again where it has died, and where it hangs."""
+        try:
+            self.run("true")
+        except MachineDiedError:
+            subprocess.run([HWLAB, "down"], check=True, timeout=60)
+            self.boot()
 
     def console(self) -> str:
         """The end of what the machine wrote to its serial port."""
