@@ -26,6 +26,7 @@ from controller_lab import manifest, publish
 from rig import InternalError, fuzz
 
 from vhpc_slurm.config import Config, Images
+from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.server import Server
@@ -34,7 +35,6 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes
 from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.fabric.settings import Fabric
 from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Credential, Munge
 from vhpc_slurm.slurm import connect

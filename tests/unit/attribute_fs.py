@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import select
 import stat
 import struct
 import threading
@@ -120,12 +121,13 @@ class AttributeFs:
     def __enter__(self) -> AttributeFs:
         self.where.mkdir(exist_ok=True)
         try:
-            self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+            self._fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             options = f"fd={self._fd},rootmode=40000,user_id=0,group_id=0"
             if self._libc.mount(b"vhpc-test", os.fsencode(self.where), b"fuse", 0, options.encode()):
                 raise OSError(ctypes.get_errno(), "mount")
         except OSError as err:
             pytest.skip(f"no FUSE here ({err}): run as root, and modprobe fuse")
+        self._over = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         return self
@@ -135,7 +137,9 @@ class AttributeFs:
     ) -> None:
         self.let_go()
         self._libc.umount2(os.fsencode(self.where), DETACH)
-        self._thread.join(5)
+        os.eventfd_write(self._over, 1)  # who still has a file open keeps the file system
+        self._thread.join()
+        os.close(self._over)
         os.close(self._fd)
 
     def let_go(self, number: int = errno.EIO) -> None:
@@ -144,7 +148,12 @@ class AttributeFs:
             self._answer(self._stuck.pop(), -number)
 
     def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        poll.register(self._over, select.POLLIN)
         while True:
+            if self._over in dict(poll.poll()):
+                return
             try:
                 request = os.read(self._fd, 1 << 18)
             except OSError as err:

@@ -16,9 +16,9 @@ from fake_ufm import TOKEN, FakeUfm, fake_ufm
 
 from vhpc_slurm.cli.checks import Finding, Level, fabric
 from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.fabric import opensm_options
 from vhpc_slurm.fabric.opensm_options import Options
-from vhpc_slurm.fabric.settings import Fabric, Manager, Subnet
 from vhpc_slurm.fabric.smp import Port, Scan, Switch
 
 simulated = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)

@@ -13,13 +13,13 @@ import pytest
 from controller_lab import allocation, identity, request
 
 from hca_tree import HcaTree
+from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import backend, partitions, select
 from vhpc_slurm.fabric.backend import KeyPolicy
 from vhpc_slurm.fabric.keys import Book, Claim
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
-from vhpc_slurm.fabric.settings import Fabric
 from vhpc_slurm.model import (
     Generation,
     GuestPlan,

@@ -29,6 +29,7 @@ from fabric_lab import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
@@ -39,7 +40,6 @@ from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
-from vhpc_slurm.fabric.settings import Fabric, Manager, Subnet
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.model import LeaseRecord, LeaseState
 

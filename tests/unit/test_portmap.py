@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import portmap, select
-from vhpc_slurm.fabric.settings import Fabric
 
 TEXT = """\
 # whole adapters

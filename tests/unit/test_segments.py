@@ -14,6 +14,7 @@ from test_keys import a_claim
 
 from vhpc_slurm.cli import fabric as cli
 from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller import schema
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
@@ -23,7 +24,6 @@ from vhpc_slurm.fabric.keys import Book, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
-from vhpc_slurm.fabric.settings import Fabric
 from vhpc_slurm.model import NetworkIdentity
 
 

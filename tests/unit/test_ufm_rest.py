@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_fabric_backends import verify
 
+from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import ufm_rest
@@ -25,7 +26,6 @@ from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
-from vhpc_slurm.fabric.settings import Fabric
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
 from vhpc_slurm.fabric.ufm_rest import UfmRest

@@ -13,8 +13,8 @@ from fake_ufm import TOKEN, FakeUfm, fake_ufm
 from test_vhpcd import Ack
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
 
+from vhpc_slurm.config.fabric import Manager, Subnet
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.settings import Manager, Subnet
 from vhpc_slurm.model import LeaseState, NetworkIdentity
 
 pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)

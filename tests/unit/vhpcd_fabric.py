@@ -13,8 +13,8 @@ from fabric_lab import HAVE_SIMULATOR, SimulatedFabric, sets
 from fabric_lab import NEEDED as NEEDED_HERE
 from vhpcd_process import Vhpcd, make
 
+from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller.keystore import read_book
-from vhpc_slurm.fabric.settings import Fabric
 from vhpc_slurm.model import Lease
 
 HAVE_ALL = HAVE_MUNGED and HAVE_SIMULATOR

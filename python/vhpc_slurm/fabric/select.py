@@ -6,6 +6,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from vhpc_slurm.config.fabric import Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
@@ -17,7 +18,6 @@ from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.segments import Segments
-from vhpc_slurm.fabric.settings import Fabric, Manager
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
 from vhpc_slurm.fabric.ufm_client import UfmClient

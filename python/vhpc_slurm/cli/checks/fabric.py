@@ -10,13 +10,13 @@ from pathlib import Path
 
 from vhpc_slurm.cli.checks import Finding, error, ok, warn
 from vhpc_slurm.config import Config
+from vhpc_slurm.config.fabric import Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.managers import RemoteOpensm
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
 from vhpc_slurm.fabric.opensm_options import Options, of_process
 from vhpc_slurm.fabric.select import descriptions, key_pool, manager, reader, ufm
-from vhpc_slurm.fabric.settings import Fabric, Manager
 from vhpc_slurm.fabric.smp import Scan
 
 SHOWN = 3

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
+from vhpc_slurm.config.setting import documented
 from vhpc_slurm.errors import UNDECODABLE, NodeError
-from vhpc_slurm.fabric.settings import Fabric, Manager, Subnet
-from vhpc_slurm.setting import documented
 
 DEFAULT_PATH = Path("/etc/vhpc/vhpc.toml")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from vhpc_slurm.setting import documented
+from vhpc_slurm.config.setting import documented
 
 
 class Manager(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
