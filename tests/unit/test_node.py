@@ -298,6 +298,21 @@ def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
     assert asked == ([generation.job_id] if running else [])
 
 
+def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
+    """A hook can be killed between the end of a journal and its acknowledgement."""
+    first = os.getpid() + 1_000_000_000
+    told, queued, here = (Generation.parse(f"{first + n}.0.0123abcd") for n in range(3))
+    outbox.put(layout.outbox, outbox.Acknowledgement(queued, "n1", clean=True))
+    journal.Journal(layout.journals, here).close()
+    found = list(audit.unacknowledged(layout, "n1", [told, queued, here]))
+    assert [str(told) in finding.what for finding in found] == [True]
+    found[0].mend()
+    assert {path.stem for path in outbox.pending(layout.outbox)} == {str(told), str(queued)}
+    assert list(journal.generations(layout.journals)) == [here]
+    assert joblock.buried(layout, told), "a Prolog that is late must not start it"
+    assert list(audit.unacknowledged(layout, "n1", [told, queued, here])) == []
+
+
 # --- state file --------------------------------------------------------------
 
 

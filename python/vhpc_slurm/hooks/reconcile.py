@@ -39,10 +39,12 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
     client = ControllerClient(config)
     outcomes: list[Outcome] = []
     live: dict[int, Generation] | None = None
+    of_node: list[LeaseRecord] = []
     records: list[LeaseRecord] = []
     fabric = FabricState()
     try:
-        records = _live(client, node)
+        of_node = _of_node(client, node)
+        records = [record for record in of_node if record.lease.state not in ENDED]
         if any(record.lease.network.kind != "none" for record in records):
             fabric = client.status().fabric
         live = {record.lease.generation.job_id: record.lease.generation for record in records}
@@ -53,18 +55,31 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
     outcomes.extend(_mend(finding, check=check) for finding in exposed.exposed(layout, node, records, fabric))
     unknown = partial(forgotten.is_forgotten, config)
     outcomes.extend(_mend(finding, check=check) for finding in audit.audit(layout, node, live, unknown))
+    outcomes.extend(
+        _mend(finding, check=check) for finding in audit.unacknowledged(layout, node, _owed(of_node, node))
+    )
     outcomes.extend(_mend(finding, check=check) for finding in starts.lost(config, node, records))
     outcomes.extend(_acknowledgements(layout, client, check=check))
     return outcomes
 
 
-def _live(client: ControllerClient, node: str) -> list[LeaseRecord]:
-    """Leases that the controller keeps for this node."""
+def _of_node(client: ControllerClient, node: str) -> list[LeaseRecord]:
+    """Leases that the controller keeps for this node and that are not released."""
     return [
         record
         for record in client.leases(live=True, timelines=False)
-        if record.lease.state not in ENDED
-        and any(part.node == node for part in record.lease.allocation.nodes)
+        if any(part.node == node for part in record.lease.allocation.nodes)
+    ]
+
+
+def _owed(records: list[LeaseRecord], node: str) -> list[Generation]:
+    """Generations that have ended, and of which this node has yet to say that it holds nothing."""
+    return [
+        record.lease.generation
+        for record in records
+        if record.lease.state is LeaseState.ENDING
+        and node in record.taken
+        and node not in record.acknowledged
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -125,6 +125,30 @@ def _stale_generations(
         yield Finding(
             "stale-generation",
             f"generation {generation} is still here, and the controller has it no more",
+            partial(bury_and_clear, layout, generation, node),
+        )
+
+
+def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> Iterator[Finding]:
+    """Generations that are over and that the controller believes to be here, although nothing of them is.
+
+    A hook that is killed between the end of a journal and its word to the
+    controller leaves neither, and the generation's key would never be free.
+
+    Args:
+        layout: where to look.
+        node: this node's name.
+        ending: generations whose leases have ended and that this node has taken and not acknowledged.
+    """
+    running = steps.running()
+    known = {*_known(layout), *(Generation.parse(path.stem) for path in outbox.pending(layout.outbox))}
+    for generation in ending:
+        # An Epilog is to come, or at work: that one knows more.
+        if generation in known or generation.job_id in running or joblock.busy(layout, generation.job_id):
+            continue
+        yield Finding(
+            "unacknowledged",
+            f"nothing is left of generation {generation}, and the controller was not told",
             partial(bury_and_clear, layout, generation, node),
         )
 
