@@ -137,6 +137,7 @@ def test_an_end_that_slurmctld_forgot_was_seen_before() -> None:
     for seen_states, explained in (
         (("PENDING", "CANCELLED", "PENDING", "RUNNING", "TIMEOUT"), True),
         (("RUNNING", "COMPLETING", "RUNNING", "TIMEOUT"), True),
+        (("PENDING", "RUNNING", "PENDING", "TIMEOUT"), True),
         (("PENDING", "RUNNING", "COMPLETING", "TIMEOUT"), False),
     ):
         track = Track([seen(state, at=100.0 + i) for i, state in enumerate(seen_states)], 110.0)

@@ -157,8 +157,11 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
     failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
     timed_out = end.kind.name == "time-limit" and end.state == "TIMEOUT" and not end.output
     seen = end.track.seen if end.track is not None else []
+    # slurmctld has an older state of the job than was seen
     undone = any(
-        a.state in OVER and b.state not in OVER and a.restarts == b.restarts for a, b in pairwise(seen)
+        a.restarts == b.restarts
+        and ((a.state in OVER and b.state not in OVER) or (a.state, b.state) == ("RUNNING", "PENDING"))
+        for a, b in pairwise(seen)
     )
     unheard = WAITS.search(end.output) if end.kind.act == "interactive" else None
     held = HOLDER.search(end.output)
@@ -171,7 +174,7 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
         LOST_START: "its start was lost, and its time limit was over" if timed_out else "",
         KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
-        UNSAVED: "slurmctld was killed before it saved that the job had ended" if undone else "",
+        UNSAVED: "slurmctld was killed before it saved what had become of the job" if undone else "",
         UNHEARD: unheard[0] if end.state == "TIMEOUT" and unheard else "",
         HELD: held[0] if failed and held else "",
         NODE_FAIL: "Slurm: NODE_FAIL" if end.state == "NODE_FAIL" else "",
