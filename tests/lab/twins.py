@@ -98,7 +98,7 @@ def until(
         time.sleep(0.2)
 
 
-def says(job: Job, line: str, name: str = "slurm-{id}.out", timeout: float = 90) -> None:
+def says(job: Job, line: str, name: str = "slurm-{id}.out", timeout: float = 150) -> None:
     """Wait for a whole line in a file of the job's user."""
     path = f"/home/{job.user}/{name.format(id=job.id)}"
 
