@@ -136,7 +136,7 @@ def test_each_guest_has_a_console_of_its_own(tmp_path: Path) -> None:
         (tmp_path / name / "console.log").write_text(text)
     (tmp_path / "state").write_text("")
     assert console.of_guests(tmp_path) == [
-        (index, tmp_path / f"g{index}/console.log") for index in (0, 2, 10)
+        (index, tmp_path / f"g{index}/console.log") for index in (0, 1, 2, 10)
     ]
     asked: Any = replace(request(), console="%j-%N.log")
     assert console.user_path(asked, "n1") == "/home/alice/42-n1.log"

@@ -210,6 +210,8 @@ def _user_failure(
     message = error.line()
     given = []
     for index, log in console.of_guests(layout.job(env.job_id)):
+        if not log.stat().st_size:
+            continue
         target = console.user_path(lease.request, env.node, index)
         account = accounts.account(lease.request.uid)
         if console.hand_over(log, target, account, layout.config.guests.console_limit_kib):

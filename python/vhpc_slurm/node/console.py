@@ -38,9 +38,8 @@ def last_words(path: Path) -> str:
 
 
 def of_guests(folder: Path) -> list[tuple[int, Path]]:
-    """Consoles below a job's run folder that have something, by guest."""
-    found = ((int(path.parent.name[1:]), path) for path in folder.glob("g[0-9]*/console.log"))
-    return sorted((index, path) for index, path in found if path.stat().st_size)
+    """Consoles below a job's run folder, also those that nothing was written to, by guest."""
+    return sorted((int(path.parent.name[1:]), path) for path in folder.glob("g[0-9]*/console.log"))
 
 
 def user_path(request: JobRequest, node: str, guest: int = 0) -> str:
