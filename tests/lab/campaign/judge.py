@@ -35,8 +35,6 @@ DRAIN_S = 90.0
 OVER = ENDED | {"COMPLETING"}
 OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
 HOLDER = re.compile(r"^vhpc: .* held by (?:a guest|guests) of (\d+)\.", re.MULTILINE)
-WAITS = re.compile(r"^srun: forcing job termination", re.MULTILINE)
-"""What srun says when slurmctld ends an allocation whose step it believes to run; it may wait on after it."""
 QEMU_BUG = re.compile(r"^vhpc: QEMU crashed on \S+ while .*: .*Assertion .* failed.*", re.MULTILINE)
 """QEMU's own complaint: nobody killed it."""
 SLURMS = re.compile(
@@ -163,7 +161,7 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
         and ((a.state in OVER and b.state not in OVER) or (a.state, b.state) == ("RUNNING", "PENDING"))
         for a, b in pairwise(seen)
     )
-    unheard = WAITS.search(end.output) if end.kind.act == "interactive" else None
+    waited = end.kind.act == "interactive" and end.state == "TIMEOUT" and not _missing(end)
     held = HOLDER.search(end.output)
     ours, slurms = OURS.search(end.output), SLURMS.search(end.output)
     shown = {
@@ -175,7 +173,7 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
         KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
         UNSAVED: "slurmctld was killed before it saved what had become of the job" if undone else "",
-        UNHEARD: unheard[0] if end.state == "TIMEOUT" and unheard else "",
+        UNHEARD: "Slurm: TIMEOUT; its task had ended, and srun was not told" if waited else "",
         HELD: held[0] if failed and held else "",
         NODE_FAIL: "Slurm: NODE_FAIL" if end.state == "NODE_FAIL" else "",
         FORGOTTEN: "slurmctld was killed before it saved the job" if end.state == "FORGOTTEN" else "",
