@@ -82,25 +82,6 @@ def test_a_job_that_is_being_ended_has_its_guest_until_its_processes_are_gone(la
     assert ours(said(lab, job)) == []
 
 
-@pytest.mark.slow
-def test_a_node_tells_again_what_an_epilog_was_killed_before_it_could(lab: Lab) -> None:
-    """Slow: vhpcd asks Slurm once a minute which of its generations are over."""
-    job = lab.submit("sleep 2", "-n1", "-w", "n1")
-    job.wait("RUNNING")
-    lab.service("ctl", "stop", "vhpcd")
-    try:
-        word = f"ls /var/lib/vhpc/outbox/{job.id}.*.json"
-        until(lambda: lab.run("n1", "sh", "-c", word, check=False).code == 0, "the Epilog's word")
-        lab.run("n1", "sh", "-c", f"rm /var/lib/vhpc/outbox/{job.id}.*.json")
-    finally:
-        lab.service("ctl", "start", "vhpcd")
-    until(lambda: any(lease.endswith(" ending") for lease in lab.leases()), "the end of its lease", 180)
-    found = json.loads(lab.run("n1", "vhpc", "reconcile", "--check", "--json", check=False).out)
-    assert [(f["kind"], f["mended"]) for f in found] == [("unacknowledged", False)]
-    assert [f["kind"] for f in lab.vhpc("n1", "reconcile")] == ["unacknowledged", "outbox"]
-    assert lab.leases() == []
-
-
 def test_stray_files_and_processes_are_found_and_removed(lab: Lab) -> None:
     lab.run(
         "n1",
