@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attribute_fs import fixed
 from device_rig import Rig, machine
 
 from vhpc_slurm.cli.checks import Finding, Level, devices
@@ -32,6 +33,7 @@ def test_a_node_whose_map_agrees_with_slurm_is_ok(rig: Rig) -> None:
     assert {name: one.level for name, one in found.items()} == {
         "devices.map": Level.OK,
         "devices.vfs": Level.OK,
+        "devices.adapters": Level.OK,
         "devices.iommu": Level.OK,
         "devices.vfio": Level.OK,
         "devices.clearing": Level.WARN,
@@ -66,6 +68,24 @@ def test_too_few_good_functions_are_an_error_and_a_quarantine_is_told(rig: Rig) 
     assert found["devices.vfs"].level is Level.ERROR
     assert "still has a GUID" in found["devices.quarantine"].what
     assert findings(rig, AGREES.replace("ibvf:4", "ibvf:3"))["devices.vfs"].level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ({"net/ens1/type": "1", "net/ens1/flags": "0x1002"}, "ens1 of {pf} is off"),
+        ({"infiniband/mlx5_9/ports/1/state": "1: DOWN"}, "port 1 of mlx5_9 is DOWN"),
+        ({"net/ens1/type": "1", "net/ens1/flags": "0x1003"}, ""),
+        ({"net/ens1/type": "32", "net/ens1/flags": "0x1002"}, ""),
+        ({"infiniband/mlx5_9/ports/1/state": "4: ACTIVE"}, ""),
+    ],
+)
+def test_functions_of_an_adapter_that_is_off_reach_nobody(rig: Rig, state: dict[str, str], says: str) -> None:
+    for name, text in state.items():
+        rig.pfs[0].folder.put(name, fixed(f"{text}\n"))
+    found = findings(rig)["devices.adapters"]
+    assert found.level is (Level.WARN if says else Level.OK)
+    assert says.format(pf=rig.pfs[0].address) in found.what
 
 
 def test_without_iommu_or_driver_nothing_can_be_passed_through(rig: Rig) -> None:

@@ -15,6 +15,10 @@ from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import NVIDIA, VFIO
 from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
 
+ETHERNET = "1"
+"""ARPHRD_ETHER; an IPoIB interface may be down while its port works."""
+IFF_UP = 1
+PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
 DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 
 
@@ -43,6 +47,8 @@ def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Find
     if vfs or slurm_vfs:
         good = len([vf for vf in vfs if vf.address not in {record.address for record in records}])
         yield functions_of(good, slurm_vfs, config.placement.vf_gres)
+    if vfs:
+        yield adapters(sorted({vf.physfn for vf in vfs}), config.host.sysfs_root)
     handed_out = [functions[address] for address in gpus if address in functions] + list(vfs)
     if handed_out:
         yield iommu(handed_out)
@@ -114,6 +120,27 @@ def functions_of(good: int, slurm: int | None, gres: str) -> Finding:
             "see devices.virtual_functions and vhpc node-setup; vhpc devices shows what is in quarantine",
         )
     return ok("devices.vfs", f"{good} virtual functions, Slurm counts {'none' if slurm is None else slurm}")
+
+
+def adapters(addresses: Sequence[str], sysfs_root: str) -> Finding:
+    """The physical functions are on their networks: of one that is off, virtual functions reach nobody."""
+    off, cures = [], []
+    for address in addresses:
+        pf = f"{sysfs_root}/bus/pci/devices/{address}"
+        for name in sysfs.listing(f"{pf}/net"):
+            flags = sysfs.hint(f"{pf}/net/{name}/flags")
+            if sysfs.hint(f"{pf}/net/{name}/type") == ETHERNET and flags and not int(flags, 16) & IFF_UP:
+                off.append(f"{name} of {address} is off")
+                cures.append(f"ip link set dev {name} up, and at each boot")
+        for hca in sysfs.listing(f"{pf}/infiniband"):
+            for port in sysfs.listing(f"{pf}/infiniband/{hca}/ports"):
+                state = sysfs.hint(f"{pf}/infiniband/{hca}/ports/{port}/state")
+                if state and not state.startswith(PORT_ACTIVE):
+                    off.append(f"port {port} of {hca} is {state.partition(': ')[2] or state}")
+                    cures.append("see to its cable and to the subnet manager: ibstat")
+    if off:
+        return warn("devices.adapters", "; ".join(off), "; ".join(dict.fromkeys(cures)))
+    return ok("devices.adapters", f"{len(addresses)} adapters with virtual functions are on their networks")
 
 
 def iommu(devices: Sequence[PciFunction]) -> Finding:
