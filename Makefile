@@ -59,6 +59,7 @@ tidy: deps
 types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
+	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw; do \
 	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
@@ -87,7 +88,7 @@ lab-up: deps ## Bring the one-machine cluster up, with this checkout installed a
 
 .PHONY: lab-tests
 lab-tests: lab-up ## End-to-end tests with real jobs
-	$(PY) -m pytest -m "lab and not slow" tests
+	$(PY) -m pytest -m "lab and not slow" --durations=15 --durations-min=20 tests
 
 .PHONY: check-hw
 check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machine with an IOMMU, SR-IOV and NUMA nodes

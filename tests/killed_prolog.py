@@ -1,46 +1,62 @@
-"""Runs on a node, as root, in place of Slurm: a lease by hand, and the real Prolog, killed at a chosen write.
+"""Runs on a node, as root, in place of Slurm: a lease by hand, and the real Prolog with a kill at some write.
 
-    killed_prolog.py open [N]      make the lease of the job in SLURM_JOB_ID, with N guests on the node
+    killed_prolog.py open [--guests N] [--cpus N] [--memory MIB] [--gpu INDEX] [--vfs N]
+                                   make the lease of the job in SLURM_JOB_ID
     killed_prolog.py end           say that the job is over
     killed_prolog.py N [torn]      the Prolog; before its N-th journal write (from 1) it ends as by kill -9,
                                    with ``torn`` leaving half of that line behind
+    killed_prolog.py N libvirtd    the Prolog, and before its N-th journal write libvirtd is killed; says how
+                                   many writes there were
 
 The product knows nothing of this: only the ``os`` that its journal sees is another.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
+import subprocess
 import sys
 
 from vhpc_slurm import config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.hooks import prolog
-from vhpc_slurm.model import Allocation, ImageRef, JobRequest, NodeAllocation
+from vhpc_slurm.model import Allocation, GresAllocation, ImageRef, JobRequest, NodeAllocation
 from vhpc_slurm.node import journal
 
 JOB = int(os.environ["SLURM_JOB_ID"])
 
 
-def open_lease(guests: int) -> None:
+def open_lease(words: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--guests", "--cpus", "--memory", "--gpu", "--vfs"):
+        parser.add_argument(name, type=int)
+    said = parser.parse_args(words)
+    guests = said.guests or 1
     image = ImageRef.parse(os.environ["SPANK_VHPC_IMAGE"])
-    request = JobRequest(JOB, 0, 2001, 2001, "alice", "/home/alice", image, guests_per_node=guests)
-    cpu_ids = tuple(range(guests))
-    allocation = Allocation((NodeAllocation(os.environ["SLURMD_NODENAME"], cpu_ids, 512 + 512 * guests),))
-    print(ControllerClient(config.load()).open_generation(request, allocation).generation)
+    request = JobRequest(
+        JOB, 0, 2001, 2001, "alice", "/home/alice", image, vfs=said.vfs, guests_per_node=guests
+    )
+    gres = () if said.gpu is None else (GresAllocation("gpu", "", 1, (said.gpu,)),)
+    cpu_ids = tuple(range(said.cpus or guests))
+    part = NodeAllocation(os.environ["SLURMD_NODENAME"], cpu_ids, said.memory or 512 + 512 * guests, gres)
+    print(ControllerClient(config.load()).open_generation(request, Allocation((part,))).generation)
 
 
 class KillingOs:
-    """The journal's ``os``, whose N-th write does not come to be."""
+    """The journal's ``os``, at whose N-th write somebody is killed; one of the Prolog does not come to be."""
 
-    def __init__(self, at: int, torn: bool) -> None:
-        self.left, self.torn = at, torn
+    def __init__(self, at: int, how: str) -> None:
+        self.at, self.how, self.writes = at, how, 0
 
     def write(self, fd: int, data: bytes) -> int:
-        self.left -= 1
-        if self.left == 0:
-            if self.torn:
+        self.writes += 1
+        if self.writes == self.at:
+            if self.how == "libvirtd":
+                subprocess.run(["pkill", "-KILL", "-x", "libvirtd"], check=True)
+                return os.write(fd, data)
+            if self.how == "torn":
                 os.write(fd, data[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         return os.write(fd, data)
@@ -50,9 +66,12 @@ class KillingOs:
 
 
 if sys.argv[1] == "open":
-    open_lease(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    open_lease(sys.argv[2:])
 elif sys.argv[1] == "end":
     ControllerClient(config.load()).ending(JOB, 0)
 else:
-    journal.os = KillingOs(int(sys.argv[1]), "torn" in sys.argv)  # type: ignore[assignment, attr-defined]
-    sys.exit(prolog.entry())
+    killing = KillingOs(int(sys.argv[1]), "".join(sys.argv[2:]))
+    journal.os = killing  # type: ignore[assignment, attr-defined]
+    code = prolog.entry()
+    print(killing.writes)
+    sys.exit(code)

@@ -13,7 +13,7 @@ from injection import WAITING, ask_again, boots, let_go, one_line, ours, runs, s
 
 pytestmark = pytest.mark.lab
 
-DRIVER = Path(__file__).with_name("killed_prolog.py").read_text()
+DRIVER = (Path(__file__).parents[1] / "killed_prolog.py").read_text()
 PYTHON = ("/opt/vhpc/bin/python", "-I", "-")
 KILLED = 128 + 9
 
@@ -32,7 +32,7 @@ class ByHand:
             "SLURMD_NODENAME=n1",
             f"SPANK_VHPC_IMAGE={IMAGE}",
         )
-        self.generation = self.drive("open", str(guests)).out.strip()
+        self.generation = self.drive("open", "--guests", str(guests)).out.strip()
 
     def drive(self, *argv: str, check: bool = True) -> Done:
         return self.lab.run("n1", *self.env, *PYTHON, *argv, stdin=DRIVER, check=check)
