@@ -65,6 +65,7 @@ def failed_cleanly(lab: Lab, job: Job) -> None:
         ("test-panic", (), r"test-panic.*did not boot on n[12].*[Kk]ernel panic"),
         ("test-silent", ("--vhpc-timeout=20",), r"test-silent.*within 20 s on n[12].*--vhpc-timeout"),
         ("test-huge", (), r"100000 MiB.*--mem"),
+        (IMAGE, ("--vhpc-timeout=600",), r"--vhpc-timeout=600 is longer than a boot may take here: 180 s"),
     ],
 )
 def test_a_bad_image_fails_the_job_with_one_line_and_no_node(

@@ -83,7 +83,7 @@ def test_slurms_defaults_are_not(release: str) -> None:
         ("PrologFlags", "Alloc,Contain,DeferBatch,X11", "ok", ""),
         ("BatchStartTimeout", "600 sec", "warn", "loses the job"),
         ("BatchStartTimeout", "200 sec", "error", "loses the job"),
-        ("PrologEpilogTimeout", "100", "error", "a boot may take (240 s)"),
+        ("PrologEpilogTimeout", "100", "error", "a boot may take (300 s)"),
         ("PrologEpilogTimeout", "65534", "warn", "no limit"),
         ("SelectTypeParameters", "CR_CORE", "error", "memory is not allocated"),
         ("SelectTypeParameters", "CR_MEMORY", "ok", ""),
@@ -122,6 +122,15 @@ def test_a_longer_boot_timeout_needs_longer_limits_of_slurm() -> None:
         "BatchStartTimeout",
         "PrologEpilogTimeout",
     }
+
+
+def test_the_longest_boot_that_users_may_ask_for_counts_and_each_gpu_of_a_node() -> None:
+    recommended = settings("24.11.5-recommended")
+    patient = Config(guests=Guests(boot_timeout_max_s=181))
+    assert one(list(slurm.check(recommended, patient)), "slurm.PrologEpilogTimeout").level is Level.ERROR
+    found = one(list(slurm.check(recommended, Config(), gpus=8)), "slurm.PrologEpilogTimeout")
+    assert found.level is Level.ERROR
+    assert f"({60 + 180 + 8 * 60 + 60} s)" in found.what
 
 
 def test_a_site_script_in_place_of_a_hook_is_pointed_out_and_a_link_to_it_is_not(tmp_path: Path) -> None:

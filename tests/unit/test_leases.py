@@ -176,6 +176,23 @@ def test_too_small_a_reserve_of_the_users_own_is_refused_before_any_node_boots()
     assert leases.misfit(job, large(4096), identity(512), Config()) == ""
 
 
+def test_nobody_may_wait_longer_for_a_boot_than_the_site_says() -> None:
+    gpus = GresAllocation("gpu", "h200", 4, (0, 1, 2, 3))
+    site = Config(guests=Guests(boot_timeout_s=100, boot_timeout_max_s=200))
+    long = replace(request(), timeout_s=201)
+    line = leases.impatient(long, large(4096), site)
+    assert line.startswith("--vhpc-timeout=201 is longer than a boot may take here: 200 s (ask for less")
+    assert leases.impatient(replace(long, timeout_s=200), large(4096), site) == ""
+    assert leases.impatient(request(), large(4096), site) == ""
+    # the sizing of their BARs: docs/memory.md
+    four = replace(long, timeout_s=440)
+    assert leases.impatient(four, large(4096, gpus), site) == ""
+    assert "320 s" in leases.impatient(replace(four, guests_per_node=2), large(4096, gpus), site)
+    # whom the site gives more by itself may ask for as much
+    slow = Config(guests=Guests(boot_timeout_s=300, boot_timeout_max_s=200))
+    assert leases.impatient(replace(long, timeout_s=300), large(4096), slow) == ""
+
+
 def test_each_of_several_guests_has_its_share() -> None:
     two = replace(request(), guests_per_node=2)
     # 2 * (128 + 16) + 2 * 2 + (4096 - 256) * 4 / 512 = 322

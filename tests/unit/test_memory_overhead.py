@@ -116,3 +116,4 @@ def test_a_start_has_time_for_the_memory_that_is_touched_in_it() -> None:
     assert deadlines.boot_s(config, None, guest(4096)) == 120
     assert deadlines.boot_s(config, None, guest(4096, gpus=4)) == 360
     assert deadlines.boot_s(config, 30, guest(4096, gpus=4)) == 30
+    assert deadlines.boot_s(config, 3600, guest(4096, gpus=4)) == 180 + 240

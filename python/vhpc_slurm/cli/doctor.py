@@ -10,6 +10,7 @@ from vhpc_slurm.cli import here, output
 from vhpc_slurm.cli.checks import Finding, Level, error, fabric, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.hooks.doubt import counted
 
 STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
 
@@ -47,7 +48,8 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
                 f"slurmd runs here, but Slurm knows no node {node}",
                 "vhpc takes a node's name from the host name; make NodeName the same (or give --node)",
             )
-        yield from slurm.check(settings, config)
+        gpus = max((counted(line, config.placement.gpu_gres) or 0 for line in nodes.splitlines()), default=0)
+        yield from slurm.check(settings, config, gpus)
         yield from slurm.partitions(parts)
         yield slurm.plugstack(settings)
         if is_controller:

@@ -20,6 +20,8 @@ from vhpc_slurm.config.setting import documented
 from vhpc_slurm.errors import UNDECODABLE, NodeError
 
 DEFAULT_PATH = Path("/etc/vhpc/vhpc.toml")
+GPU_BOOT_S = 60
+"""What a boot may take longer for each GPU: docs/memory.md."""
 
 
 class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -114,6 +116,15 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     boot_timeout_s: Annotated[
         int, documented("deadline from start of a guest to its agent's ready", ge=1, le=3600)
     ] = 120
+    boot_timeout_max_s: Annotated[
+        int,
+        documented(
+            "most that users may ask for by --vhpc-timeout, where that is more than boot_timeout_s; "
+            "PrologEpilogTimeout of slurm.conf has to allow it",
+            ge=1,
+            le=3600,
+        ),
+    ] = 180
     stage_timeout_s: Annotated[int, documented("deadline of any other single stage", ge=1, le=3600)] = 60
     poweroff_timeout_s: Annotated[
         int, documented("how long a guest may take to power off before it is destroyed", ge=0)
@@ -126,6 +137,13 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             le=1 << 20,
         ),
     ] = 1024
+
+    def longest_boot_s(self, gpus: int) -> int:
+        """Most that a user may ask for, in seconds, with so many GPUs in a guest.
+
+        A Prolog that goes on for longer than Slurm allows is killed, and costs its node.
+        """
+        return max(self.boot_timeout_s, self.boot_timeout_max_s) + gpus * GPU_BOOT_S
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

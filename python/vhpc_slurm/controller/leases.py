@@ -104,6 +104,22 @@ def releasable(record: LeaseRecord) -> bool:
     return record.lease.state is LeaseState.ENDING and not holders(record)
 
 
+def impatient(request: JobRequest, allocation: Allocation, config: Config) -> str:
+    """Why a boot may not take as long as the user asks, as one line for him; empty when it may.
+
+    Slurm kills a Prolog that takes longer than the site allows, and drains its node.
+    """
+    gres = config.placement.gpu_gres
+    counts = [sum(one.count for one in part.gres if one.name == gres) for part in allocation.nodes]
+    most = config.guests.longest_boot_s(min(counts, default=0) // request.guests_per_node)
+    if request.timeout_s is None or request.timeout_s <= most:
+        return ""
+    return (
+        f"--vhpc-timeout={request.timeout_s} is longer than a boot may take here: {most} s "
+        "(ask for less; for more, ask your administrator to raise guests.boot_timeout_max_s)"
+    )
+
+
 def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, config: Config) -> str:
     """Why the image cannot run in this allocation, as one line for the user; empty when it can.
 

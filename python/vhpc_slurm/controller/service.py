@@ -225,7 +225,9 @@ class LeaseService:
         generation = Generation(request.job_id, request.restart, os.urandom(4).hex())
         reason = image.line() if isinstance(image, UserError) else ""
         if isinstance(image, ImageIdentity):
-            reason = leases.misfit(request, allocation, image, self._config)
+            reason = leases.impatient(request, allocation, self._config) or leases.misfit(
+                request, allocation, image, self._config
+            )
         record: LeaseRecord | None = None
         if reason or isinstance(image, UserError):
             record = leases.refuse(generation, request, allocation, reason, now)

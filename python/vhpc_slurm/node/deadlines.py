@@ -9,13 +9,12 @@ sizes the BARs of a GPU of 80 GB and more in some 30 s.
 
 from __future__ import annotations
 
-from vhpc_slurm.config import Guests
+from vhpc_slurm.config import GPU_BOOT_S, Guests
 from vhpc_slurm.model import GuestPlan
 from vhpc_slurm.node.preflight import GPU
 
 HUGE_S_PER_GIB = 0.25
 ORDINARY_S_PER_GIB = 0.7
-GPU_S = 60
 
 
 def start_s(config: Guests, guest: GuestPlan) -> int:
@@ -28,4 +27,6 @@ def start_s(config: Guests, guest: GuestPlan) -> int:
 def boot_s(config: Guests, asked_s: int | None, guest: GuestPlan) -> int:
     """Deadline from the start to the agent's hello in seconds; what the user asked for comes first."""
     gpus = sum(device.role == GPU for device in guest.devices)
-    return asked_s or config.boot_timeout_s + gpus * GPU_S
+    if asked_s:
+        return min(asked_s, config.longest_boot_s(gpus))
+    return config.boot_timeout_s + gpus * GPU_BOOT_S

@@ -94,10 +94,10 @@ def boot(work: Boot) -> None:
     started = []
     for guest in work.plan.guests:
         with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
-            started.append((guest, _start_guest(work, guest)))
-    for guest, uid in started:
+            started.append((guest, _start_guest(work, guest), time.monotonic()))
+    for guest, uid, since in started:
         with work.recorder.stage(f"agent g{guest.index}"):
-            channel = _reach_agent(work, guest, uid)
+            channel = _reach_agent(work, guest, uid, since)
         with channel, work.recorder.stage(f"setup g{guest.index}"):
             _set_up(work, guest, channel)
 
@@ -264,10 +264,13 @@ def _ended(work: Boot, guest: GuestPlan) -> bool:
     return True
 
 
-def _reach_agent(work: Boot, guest: GuestPlan, uid: int) -> GuestChannel:
-    """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows."""
+def _reach_agent(work: Boot, guest: GuestPlan, uid: int, since: float) -> GuestChannel:
+    """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows.
+
+    Each deadline counts from the guest's own start: several guests do not add theirs up.
+    """
     run_dir = work.run_dir(guest)
-    until = time.monotonic() + _boot_limit(work, guest)
+    until = since + _boot_limit(work, guest)
     try:
         _start_shim(work, guest, uid)
     except NodeError as err:

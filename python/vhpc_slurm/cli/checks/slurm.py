@@ -89,12 +89,13 @@ def ask(config: Config, *args: str, command: str = "scontrol") -> str:
     return done.stdout
 
 
-def check(settings: Settings, config: Config) -> Iterator[Finding]:
-    """Findings on settings that are the same for the whole cluster."""
+def check(settings: Settings, config: Config, gpus: int = 0) -> Iterator[Finding]:
+    """Findings on settings that are the same for the whole cluster, whose nodes have that many GPUs."""
+    budget = boot_budget_s(config, gpus)
     yield _version(settings)
     yield _prolog_flags(settings)
-    yield _batch_start(settings, config)
-    yield from _script_timeouts(settings, config)
+    yield _batch_start(settings, budget)
+    yield from _script_timeouts(settings, config, budget)
     yield _interactive_step(settings)
     yield _memory(settings)
     yield _preemption(settings)
@@ -104,9 +105,10 @@ def check(settings: Settings, config: Config) -> Iterator[Finding]:
     yield from _health_check(settings, config)
 
 
-def boot_budget_s(config: Config) -> int:
-    """Longest that a Prolog takes: the wait for the lease, the boot, and the stages before it."""
-    return config.controller.lease_wait_s + config.guests.boot_timeout_s + config.guests.stage_timeout_s
+def boot_budget_s(config: Config, gpus: int) -> int:
+    """Longest that a Prolog takes: the wait for the lease, the longest boot, and the stages before it."""
+    guests = config.guests
+    return config.controller.lease_wait_s + guests.longest_boot_s(gpus) + guests.stage_timeout_s
 
 
 def _version(settings: Settings) -> Finding:
@@ -137,8 +139,8 @@ def _prolog_flags(settings: Settings) -> Finding:
     return ok(name, f"PrologFlags={settings.first('PrologFlags')}")
 
 
-def _batch_start(settings: Settings, config: Config) -> Finding:
-    name, budget = "slurm.BatchStartTimeout", boot_budget_s(config)
+def _batch_start(settings: Settings, budget: int) -> Finding:
+    name = "slurm.BatchStartTimeout"
     seconds = settings.seconds("BatchStartTimeout")
     if seconds is None or seconds >= max(BATCH_START_S, budget):
         return ok(name, f"BatchStartTimeout={seconds or 'infinite'}")
@@ -147,9 +149,8 @@ def _batch_start(settings: Settings, config: Config) -> Finding:
     return error(name, what, cure) if seconds < budget else warn(name, what, cure)
 
 
-def _script_timeouts(settings: Settings, config: Config) -> Iterator[Finding]:
+def _script_timeouts(settings: Settings, config: Config, budget: int) -> Iterator[Finding]:
     """Slurm 25.05 and newer may have a timeout for each; before there is one for both."""
-    budget = boot_budget_s(config)
     for key, needed in (("PrologTimeout", budget), ("EpilogTimeout", config.guests.stage_timeout_s)):
         used = key if settings.first(key) else "PrologEpilogTimeout"
         if used != key and key == "EpilogTimeout":
@@ -165,7 +166,7 @@ def _script_timeouts(settings: Settings, config: Config) -> Iterator[Finding]:
             yield error(
                 name,
                 f"{used}={seconds} is shorter than a boot may take ({needed} s): Slurm would drain nodes",
-                f"{used}={max(300, needed)}, or lower guests.boot_timeout_s",
+                f"{used}={max(300, needed)}, or lower guests.boot_timeout_s and guests.boot_timeout_max_s",
             )
         else:
             yield ok(name, f"{used}={seconds}")
