@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import IMAGE, NODES, Job, Lab
+from injection import boots, settled
 
 pytestmark = pytest.mark.lab
 
@@ -82,6 +83,17 @@ def test_the_console_of_a_guest_that_failed_is_beside_the_output(lab: Lab) -> No
     assert "Kernel panic" in job.output("vhpc-{id}-n1.console")
     owner = lab.run("login", "stat", "-c", "%u %a", f"/home/alice/vhpc-{job.id}-n1.console").out
     assert owner == "2001 600\n"
+
+
+def test_a_job_cancelled_while_its_guest_stays_silent_does_not_hold_its_node_until_the_deadline(
+    lab: Lab,
+) -> None:
+    """slurmd runs no Epilog before the Prolog has ended, which here would be after 120 s."""
+    job = lab.submit("echo ran", "-w", "n1", image="test-silent")
+    boots(lab, job, "n1")
+    lab.run("login", "scancel", str(job.id), user="alice")
+    assert job.wait(timeout=60) == "CANCELLED"
+    settled(lab)
 
 
 def test_srun_says_the_line_on_the_users_terminal(lab: Lab) -> None:

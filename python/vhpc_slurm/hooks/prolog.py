@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -78,7 +79,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
     try:
         _open_run_dir(layout, lease, book)
         try:
-            _boot(config, layout, env, lease, book, recorder)
+            _boot(config, layout, env, lease, book, recorder, partial(_over, client, env, lease))
             common.log.info("ready in %.2f s", time.time() - began)
         except UserError as err:
             _user_failure(layout, env, lease, book, recorder, err)
@@ -112,6 +113,7 @@ def _boot(
     lease: Lease,
     book: journal.Journal,
     recorder: timeline.Recorder,
+    over: Callable[[], bool],
 ) -> None:
     if lease.state is LeaseState.REFUSED or lease.image is None:
         raise UserError(lease.refusal or "the job's lease was refused")
@@ -130,7 +132,7 @@ def _boot(
     with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
         work = stages.Boot(
             layout, lease, lease.image, plan, host, book, recorder, account, hypervisor,
-            replan=partial(_book, config, layout, host, lease, book),
+            replan=partial(_book, config, layout, host, lease, book), over=over,
         )  # fmt: skip
         stages.boot(work)
     fields = statefile.header(lease.generation, str(lease.request.image)) | {
@@ -143,6 +145,15 @@ def _boot(
         "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(layout, work.plan)),
     }
     statefile.write(layout.state_file(env.job_id), fields)
+
+
+def _over(client: ControllerClient, env: common.HookEnv, lease: Lease) -> bool:
+    """Whether vhpcd knows that the job has ended; where it does not answer, the boot goes on."""
+    try:
+        now = client.lease(env.job_id, env.restart, env.node, 0.0)
+    except FabricError:
+        return False
+    return now.generation != lease.generation or now.state is not lease.state
 
 
 def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:

@@ -22,6 +22,7 @@ from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node.wire import (
     ChannelError,
     ChannelRefusedError,
+    ChannelSilentError,
     FrameStream,
     FrameType,
     Op,
@@ -33,7 +34,15 @@ from vhpc_slurm.node.wire import (
     text,
 )
 
-__all__ = ["ChannelError", "ChannelRefusedError", "GuestChannel", "GuestHello", "GuestInfo", "GuestPorts"]
+__all__ = [
+    "ChannelError",
+    "ChannelRefusedError",
+    "ChannelSilentError",
+    "GuestChannel",
+    "GuestHello",
+    "GuestInfo",
+    "GuestPorts",
+]
 
 VERSION_MIN = 1
 VERSION_MAX = 1
@@ -81,7 +90,8 @@ class GuestChannel:
     """One control session with a guest's agent.
 
     Use as a context manager, or call close().  Not thread safe.  After a
-    ChannelError other than ChannelRefusedError the channel is of no more use.
+    ChannelError other than these two the channel is of no more use:
+    ChannelRefusedError, and ChannelSilentError of hello().
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
@@ -139,7 +149,8 @@ class GuestChannel:
         A call that ran into its deadline may be repeated.
 
         Raises:
-            ChannelError: silence until the deadline, or the channel was closed.
+            ChannelSilentError: silence until the deadline.
+            ChannelError: the channel was closed.
         """
         if self._hello is not None:
             return self._hello

@@ -36,15 +36,17 @@ from vhpc_slurm.node import (
     shares,
     uids,
 )
-from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, GuestChannel
+from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
-from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.journal import Journal, Stopped
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.placement import nccl
 from vhpc_slurm.placement.usage import fold
 
 NOBODY_GID = 65534
+ASK_S = 10.0
+"""How often a boot asks whether its job goes on: slurmd begins no Epilog before the Prolog has ended."""
 log = logging.getLogger("vhpc")
 
 
@@ -63,6 +65,8 @@ class Boot:
     hypervisor: Hypervisor
     replan: Callable[[frozenset[str]], NodePlan] | None = None
     """Makes and books another plan, without what is in quarantine by now and these addresses."""
+    over: Callable[[], bool] = lambda: False
+    """Whether the job has ended meanwhile."""
     shares: list[shares.Share] = field(default_factory=list)
     staged: images.StagedImage | None = None
     daemons: dict[int, list[process.ProcessRef]] = field(default_factory=dict)
@@ -280,10 +284,23 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int, since: float) -> GuestC
         raise
     try:
         channel = GuestChannel.connect(run_dir / "run.sock", max(1.0, until - time.monotonic()))
-        channel.hello(max(1.0, until - time.monotonic()))
+        _hear(work, channel, until)
     except ChannelError as err:
         raise _boot_failure(work, guest, late=time.monotonic() >= until - 1.0) from err
     return channel
+
+
+def _hear(work: Boot, channel: GuestChannel, until: float) -> None:
+    """Wait for the agent's hello; Stopped when the job has ended meanwhile."""
+    while True:
+        try:
+            channel.hello(max(1.0, min(ASK_S, until - time.monotonic())))
+            return
+        except ChannelSilentError:
+            if time.monotonic() >= until - 1.0:
+                raise
+        if work.over():
+            raise Stopped(f"generation {work.lease.generation} was ended")
 
 
 def _boot_limit(work: Boot, guest: GuestPlan) -> int:

@@ -27,6 +27,10 @@ class ChannelError(VhpcError):
     kind = "guest"
 
 
+class ChannelSilentError(ChannelError):
+    """Nothing came in time; who waits for a HELLO may go on waiting."""
+
+
 class ChannelRefusedError(ChannelError):
     """The agent answered: it cannot or will not do this.
 
@@ -219,12 +223,12 @@ class FrameStream:
         while len(self._buffer) < need:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ChannelError(silence, "deadline passed")
+                raise ChannelSilentError(silence, "deadline passed")
             self._sock.settimeout(left)
             try:
                 data = self._sock.recv(65536)
             except TimeoutError as err:
-                raise ChannelError(silence, "deadline passed") from err
+                raise ChannelSilentError(silence, "deadline passed") from err
             except OSError as err:
                 raise ChannelError("the guest's channel is closed", str(err)) from err
             if not data:
