@@ -1,0 +1,65 @@
+"""A boot waits for its guest as long as its deadline and its job allow."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vhpc_slurm.model import Generation
+from vhpc_slurm.node import stages
+from vhpc_slurm.node.channel import ChannelError, ChannelSilentError
+from vhpc_slurm.node.journal import Stopped
+
+
+class Guest:
+    """A channel whose agent says hello after so many waits, or never."""
+
+    def __init__(self, silent: float, error: type[ChannelError] = ChannelSilentError) -> None:
+        self.silent, self.error = silent, error
+        self.waits: list[float] = []
+
+    def hello(self, timeout_s: float) -> None:
+        self.waits.append(timeout_s)
+        if len(self.waits) <= self.silent:
+            raise self.error("the guest's agent does not answer", "deadline passed")
+
+
+def hear(guest: Guest, answers: list[bool], left_s: float = 100.0) -> None:
+    work: Any = SimpleNamespace(
+        over=lambda: answers.pop(0), lease=SimpleNamespace(generation=Generation(7, 0, "0" * 8))
+    )
+    stages._hear(work, guest, time.monotonic() + left_s)  # type: ignore[arg-type]
+
+
+def test_a_guest_that_answers_soon_costs_no_question() -> None:
+    guest = Guest(silent=0)
+    hear(guest, answers=[])
+    assert guest.waits == [stages.ASK_S]
+
+
+def test_it_is_asked_after_each_wait_and_waiting_goes_on_as_long_as_the_job_does() -> None:
+    guest, answers = Guest(silent=2), [False, False]
+    hear(guest, answers)
+    assert (len(guest.waits), answers) == (3, [])
+
+
+def test_when_the_job_has_ended_so_does_its_boot() -> None:
+    guest = Guest(silent=float("inf"))
+    with pytest.raises(Stopped):
+        hear(guest, [False, True])
+    assert len(guest.waits) == 2
+
+
+def test_the_deadline_ends_it_without_a_question() -> None:
+    with pytest.raises(ChannelSilentError):
+        hear(Guest(silent=float("inf")), answers=[], left_s=0.5)
+
+
+def test_a_guest_that_is_gone_is_not_waited_for() -> None:
+    guest = Guest(silent=float("inf"), error=ChannelError)
+    with pytest.raises(ChannelError):
+        hear(guest, answers=[])
+    assert len(guest.waits) == 1
