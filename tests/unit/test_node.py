@@ -143,20 +143,27 @@ def test_a_program_that_is_not_installed_leaves_its_error_in_the_log(tmp_path: P
 # --- locks and tombstones ----------------------------------------------------
 
 
-def test_an_epilog_ends_the_prolog_that_holds_the_lock(layout: Layout) -> None:
+def holder(layout: Layout, arguments: str, hold_s: float) -> subprocess.Popen[str]:
+    """A process that has the lock of job 42 for so long."""
     code = f"""
 import time, msgspec
 from vhpc_slurm.config import Config
 from vhpc_slurm.node import joblock
 from vhpc_slurm.node.layout import Layout
 layout = Layout(msgspec.json.decode({msgspec.json.encode(layout.config).decode()!r}, type=Config))
-with joblock.held(layout, 42, timeout_s=1):
+with joblock.held(layout, 42, timeout_s=1{arguments}):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep({hold_s})
+    print("done", flush=True)
 """
-    prolog = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert prolog.stdout is not None
-    assert prolog.stdout.readline() == "held\n"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_an_epilog_ends_the_prolog_that_holds_the_lock(layout: Layout) -> None:
+    prolog = holder(layout, "", 60)
     assert joblock.busy(layout, 42)
     with (
         pytest.raises(NodeError, match=f"held by process {prolog.pid}"),
@@ -167,6 +174,23 @@ with joblock.held(layout, 42, timeout_s=1):
         assert process.start_time(prolog.pid) is None
     prolog.wait(5)
     assert not joblock.busy(layout, 42)
+
+
+def test_an_epilog_lets_a_health_check_finish(layout: Layout) -> None:
+    check = holder(layout, ", brief=True", 0.5)
+    with joblock.held(layout, 42, timeout_s=10, end_holder=True):
+        assert check.stdout is not None
+        assert check.stdout.read() == "done\n"
+    check.wait(5)
+
+
+def test_an_epilog_ends_a_health_check_that_hangs(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joblock, "BRIEF_S", 0.3)
+    check = holder(layout, ", brief=True", 60)
+    with joblock.held(layout, 42, timeout_s=10, end_holder=True):
+        assert check.stdout is not None
+        assert check.stdout.read() == ""
+    check.wait(5)
 
 
 def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:

@@ -52,7 +52,7 @@ def exposed(
 def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> None:
     """End guests and give back what they had; the run folder stays for the Epilog, and says why."""
     generation = record.lease.generation
-    with joblock.held(layout, generation.job_id, timeout_s=LOCK_TIMEOUT_S):
+    with joblock.held(layout, generation.job_id, timeout_s=LOCK_TIMEOUT_S, brief=True):
         book = journal.Journal(layout.journals, generation)
         try:
             path = layout.state_file(generation.job_id)

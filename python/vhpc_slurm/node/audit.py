@@ -160,7 +160,7 @@ def bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
         TeardownError: not all of it could be removed.
     """
     joblock.bury(layout, generation)
-    with joblock.held(layout, generation.job_id, timeout_s=30.0):
+    with joblock.held(layout, generation.job_id, timeout_s=30.0, brief=True):
         doubt: QuarantinedError | None = None
         try:
             teardown.clear(layout, generation, node)

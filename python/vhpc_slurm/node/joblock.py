@@ -19,9 +19,15 @@ from vhpc_slurm.model import Generation
 from vhpc_slurm.node import process
 from vhpc_slurm.node.layout import Layout
 
+BRIEF_S = 10.0
+"""A holder that says it is brief has so long before an Epilog ends it, too."""
+_BRIEF = "brief"
+
 
 @contextlib.contextmanager
-def held(layout: Layout, job_id: int, *, timeout_s: float, end_holder: bool = False) -> Iterator[None]:
+def held(
+    layout: Layout, job_id: int, *, timeout_s: float, end_holder: bool = False, brief: bool = False
+) -> Iterator[None]:
     """Hold the lock of a job.
 
     Args:
@@ -29,6 +35,7 @@ def held(layout: Layout, job_id: int, *, timeout_s: float, end_holder: bool = Fa
         job_id: whose lock.
         timeout_s: how long to wait for another holder.
         end_holder: end the process that holds it (an Epilog ends an orphaned Prolog).
+        brief: held by a health check, which clears what is over and is done in moments.
 
     Raises:
         NodeError: another holder kept it for ``timeout_s``.
@@ -36,7 +43,8 @@ def held(layout: Layout, job_id: int, *, timeout_s: float, end_holder: bool = Fa
     """
     path = layout.lock(job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    until = time.monotonic() + timeout_s
+    began = time.monotonic()
+    until = began + timeout_s
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -45,7 +53,7 @@ def held(layout: Layout, job_id: int, *, timeout_s: float, end_holder: bool = Fa
                 break
         except BlockingIOError:
             if end_holder:
-                _end_holder(fd)
+                _end_holder(fd, time.monotonic() - began)
             if time.monotonic() >= until:
                 os.close(fd)
                 raise NodeError(f"job {job_id} is locked by another hook", _holder_text(path)) from None
@@ -54,7 +62,7 @@ def held(layout: Layout, job_id: int, *, timeout_s: float, end_holder: bool = Fa
     try:
         me = process.start_time(os.getpid())
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} {me}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {me} {_BRIEF if brief else ''}\n".encode(), 0)
         yield
     finally:
         os.close(fd)
@@ -107,15 +115,16 @@ def _same_file(fd: int, path: Path) -> bool:
         return False
 
 
-def _end_holder(fd: int) -> None:
+def _end_holder(fd: int, waited_s: float) -> None:
     try:
-        pid, started = os.pread(fd, 64, 0).split()
+        pid, started, *rest = os.pread(fd, 64, 0).decode("ascii", errors="replace").split()
         ref = process.ProcessRef(int(pid), int(started))
     except ValueError:
         return  # between taking the lock and writing it down; try again
     if ref.pid == os.getpid():
         raise TeardownError("the lock of the job is held by this very process")
-    process.end(ref)
+    if rest != [_BRIEF] or waited_s >= BRIEF_S:
+        process.end(ref)
 
 
 def _holder_text(path: Path) -> str:
