@@ -18,6 +18,7 @@ import os
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 from vhpc_slurm import config
 from vhpc_slurm.controller.client import ControllerClient
@@ -30,10 +31,10 @@ JOB = int(os.environ["SLURM_JOB_ID"])
 
 def open_lease(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--guests", "--cpus", "--memory", "--gpu", "--vfs"):
-        parser.add_argument(name, type=int)
+    for name, default in (("guests", 1), ("cpus", None), ("memory", None), ("gpu", None), ("vfs", None)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     said = parser.parse_args(words)
-    guests = said.guests or 1
+    guests = said.guests
     image = ImageRef.parse(os.environ["SPANK_VHPC_IMAGE"])
     request = JobRequest(
         JOB, 0, 2001, 2001, "alice", "/home/alice", image, vfs=said.vfs, guests_per_node=guests
@@ -71,7 +72,7 @@ elif sys.argv[1] == "end":
     ControllerClient(config.load()).ending(JOB, 0)
 else:
     killing = KillingOs(int(sys.argv[1]), "".join(sys.argv[2:]))
-    journal.os = killing  # type: ignore[assignment, attr-defined]
-    code = prolog.entry()
+    with mock.patch.object(journal, "os", killing):
+        code = prolog.entry()
     print(killing.writes)
     sys.exit(code)

@@ -5,40 +5,23 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
 import pytest
-from cluster import IMAGE, Done, Job, Lab
+from cluster import IMAGE, Job, Lab
 from injection import WAITING, ask_again, boots, let_go, one_line, ours, runs, said, settled, until
+
+from by_hand import KILLED, ByHand
 
 pytestmark = pytest.mark.lab
 
-DRIVER = (Path(__file__).parents[1] / "killed_prolog.py").read_text()
-PYTHON = ("/opt/vhpc/bin/python", "-I", "-")
-KILLED = 128 + 9
 
-
-class ByHand:
-    """A job that Slurm knows nothing of: its hooks are called on n1 with what Slurm would tell them."""
-
-    ids = itertools.count(int(time.time()) % 10**8 * 10 + 10**9)
+class LabJob(ByHand):
+    """A job by hand on n1."""
 
     def __init__(self, lab: Lab, guests: int = 1) -> None:
-        self.lab, self.id = lab, next(self.ids)
-        self.env = (
-            "env",
-            "-i",
-            f"SLURM_JOB_ID={self.id}",
-            "SLURMD_NODENAME=n1",
-            f"SPANK_VHPC_IMAGE={IMAGE}",
-        )
-        self.generation = self.drive("open", "--guests", str(guests)).out.strip()
-
-    def drive(self, *argv: str, check: bool = True) -> Done:
-        return self.lab.run("n1", *self.env, *PYTHON, *argv, stdin=DRIVER, check=check)
-
-    def hook(self, name: str, check: bool = True) -> Done:
-        return self.lab.run("n1", *self.env, f"/usr/libexec/vhpc/{name}", check=check)
+        self.lab = lab
+        super().__init__(partial(lab.run, "n1"), "n1", IMAGE, "--guests", str(guests))
 
     def clean(self) -> None:
         assert self.lab.leaks() == [], self.generation
@@ -46,9 +29,9 @@ class ByHand:
 
 
 @pytest.fixture
-def by_hand(lab: Lab) -> Iterator[list[ByHand]]:
-    """Jobs by hand: make them with ByHand(lab); their leases are ended here."""
-    made: list[ByHand] = []
+def by_hand(lab: Lab) -> Iterator[list[LabJob]]:
+    """Jobs by hand: make them with LabJob(lab); their leases are ended here."""
+    made: list[LabJob] = []
     yield made
     for job in made:
         job.drive("end")
@@ -57,10 +40,10 @@ def by_hand(lab: Lab) -> Iterator[list[ByHand]]:
     assert left == [], "a node that holds nothing has said so"
 
 
-def killed_at_every_write(lab: Lab, made: list[ByHand], torn: bool) -> Iterator[ByHand]:
+def killed_at_every_write(lab: Lab, made: list[LabJob], torn: bool) -> Iterator[LabJob]:
     """A Prolog killed at its first write, one at its second, and so on until one lives."""
     for number in itertools.count(1):
-        job = ByHand(lab)
+        job = LabJob(lab)
         made.append(job)
         code = job.drive(str(number), *(["torn"] if torn else []), check=False).code
         if code == 0:
@@ -74,7 +57,7 @@ def killed_at_every_write(lab: Lab, made: list[ByHand], torn: bool) -> Iterator[
 
 @pytest.mark.parametrize("torn", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
-    lab: Lab, by_hand: list[ByHand], torn: bool
+    lab: Lab, by_hand: list[LabJob], torn: bool
 ) -> None:
     for job in killed_at_every_write(lab, by_hand, torn):
         job.hook("epilog")
@@ -83,11 +66,11 @@ def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
 
 @pytest.mark.slow
 def test_both_guests_of_a_node_are_cleared_after_a_prolog_killed_at_any_third_write(
-    lab: Lab, by_hand: list[ByHand]
+    lab: Lab, by_hand: list[LabJob]
 ) -> None:
     """By the Epilog and by the health check in turn."""
     for number in itertools.count(2, 3):
-        job = ByHand(lab, guests=2)
+        job = LabJob(lab, guests=2)
         by_hand.append(job)
         code = job.drive(str(number), check=False).code
         domains = lab.run("n1", "virsh", "-q", "list", "--name").out.split()
@@ -104,8 +87,8 @@ def test_both_guests_of_a_node_are_cleared_after_a_prolog_killed_at_any_third_wr
         assert code == KILLED
 
 
-def test_guests_of_a_job_that_slurm_has_forgotten_make_room(lab: Lab, by_hand: list[ByHand]) -> None:
-    other = ByHand(lab)
+def test_guests_of_a_job_that_slurm_has_forgotten_make_room(lab: Lab, by_hand: list[LabJob]) -> None:
+    other = LabJob(lab)
     by_hand.append(other)
     other.hook("prolog")
     job = lab.submit("echo up", "-w", "n1", "--exclusive")
@@ -130,7 +113,7 @@ def test_a_job_that_may_not_be_requeued_says_who_holds_its_cpus(lab: Lab) -> Non
 
 
 @pytest.mark.slow
-def test_the_health_check_clears_after_a_prolog_killed_at_any_write(lab: Lab, by_hand: list[ByHand]) -> None:
+def test_the_health_check_clears_after_a_prolog_killed_at_any_write(lab: Lab, by_hand: list[LabJob]) -> None:
     for job in killed_at_every_write(lab, by_hand, torn=True):
         job.hook("healthcheck")
         state = lab.run("n1", "ls", f"/var/lib/vhpc/journal/{job.generation}.jsonl", check=False)
@@ -141,7 +124,7 @@ def test_the_health_check_clears_after_a_prolog_killed_at_any_write(lab: Lab, by
 
 
 @pytest.mark.slow
-def test_a_second_prolog_boots_after_one_killed_at_any_write(lab: Lab, by_hand: list[ByHand]) -> None:
+def test_a_second_prolog_boots_after_one_killed_at_any_write(lab: Lab, by_hand: list[LabJob]) -> None:
     for job in killed_at_every_write(lab, by_hand, torn=False):
         job.hook("prolog")
         out = lab.run("n1", "cat", f"/run/vhpc/jobs/{job.id}/state").out
@@ -150,23 +133,23 @@ def test_a_second_prolog_boots_after_one_killed_at_any_write(lab: Lab, by_hand: 
         job.clean()
 
 
-def test_epilogs_twice_without_prolog_and_before_it(lab: Lab, by_hand: list[ByHand]) -> None:
-    job = ByHand(lab)
+def test_epilogs_twice_without_prolog_and_before_it(lab: Lab, by_hand: list[LabJob]) -> None:
+    job = LabJob(lab)
     by_hand.append(job)
     for hook in ("prolog", "epilog", "epilog", "prolog", "epilog"):  # the second Prolog comes too late
         job.hook(hook)
         if hook == "epilog" or lab.leaks() == []:
             job.clean()
-    never = ByHand(lab)
+    never = LabJob(lab)
     by_hand.append(never)
     for hook in ("epilog", "epilog", "prolog"):
         never.hook(hook)
         never.clean()
 
 
-def beside(lab: Lab, made: list[ByHand], delay: float) -> None:
+def beside(lab: Lab, made: list[LabJob], delay: float) -> None:
     """An Epilog that starts ``delay`` seconds after the Prolog of the same job."""
-    job = ByHand(lab)
+    job = LabJob(lab)
     made.append(job)
     hooks = (
         f"/usr/libexec/vhpc/prolog & sleep {delay}; /usr/libexec/vhpc/epilog; echo epilog $?; wait; exit 0"
@@ -176,14 +159,14 @@ def beside(lab: Lab, made: list[ByHand], delay: float) -> None:
     job.clean()
 
 
-def test_an_epilog_beside_a_prolog_ends_it(lab: Lab, by_hand: list[ByHand]) -> None:
+def test_an_epilog_beside_a_prolog_ends_it(lab: Lab, by_hand: list[LabJob]) -> None:
     for delay in (0.1, 0.6, 0.9, 1.2, 2.0):
         beside(lab, by_hand, delay)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_epilog_at_any_moment_of_a_prolog(lab: Lab, by_hand: list[ByHand]) -> None:
+def test_an_epilog_at_any_moment_of_a_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
     for step in range(60):
         beside(lab, by_hand, step / 10)
 

@@ -109,10 +109,12 @@ def impatient(request: JobRequest, allocation: Allocation, config: Config) -> st
 
     Slurm kills a Prolog that takes longer than the site allows, and drains its node.
     """
+    if request.timeout_s is None:
+        return ""
     gres = config.placement.gpu_gres
     counts = [sum(one.count for one in part.gres if one.name == gres) for part in allocation.nodes]
     most = config.guests.longest_boot_s(min(counts, default=0) // request.guests_per_node)
-    if request.timeout_s is None or request.timeout_s <= most:
+    if request.timeout_s <= most:
         return ""
     return (
         f"--vhpc-timeout={request.timeout_s} is longer than a boot may take here: {most} s "

@@ -28,7 +28,6 @@ NVIDIA = 0x10DE
 AWAKE = frozenset(("", "unknown", "D0", "D1", "D2", "D3hot"))
 COMMAND = 4  # offset of the command register in configuration space
 HEADER_TYPE = 0x0E  # header type in configuration space; bit 7 says that the slot has more functions
-IFF_UP = 0x1
 
 
 class DeviceError(NodeError):
@@ -223,8 +222,7 @@ def _check_kind(case: Case, path: str, address: str, role: str) -> None:
 
 def _check_host(path: str, address: str) -> None:
     for name in sysfs.listing(f"{path}/net"):
-        flags = sysfs.hint(f"{path}/net/{name}/flags")
-        if flags and int(flags, 16) & IFF_UP:
+        if sysfs.interface_up(f"{path}/net/{name}"):
             raise HostNetworkError(
                 f"device {address} is the host's network interface {name}, which is up",
                 "the host would lose it",

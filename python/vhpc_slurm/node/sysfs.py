@@ -12,6 +12,8 @@ from vhpc_slurm.cpulist import parse_cpu_list
 LIMIT = 1 << 16
 """Bytes read of any file; a sysfs attribute has at most a page, 4096 CPUs make a mask of 1152."""
 
+IFF_UP = 0x1
+
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO)
 
 
@@ -42,6 +44,12 @@ def hint(path: str) -> str:
         return text(path) or ""
     except OSError:
         return ""
+
+
+def interface_up(path: str) -> bool | None:
+    """Whether a network interface (its folder) is switched on; None where the folder does not say."""
+    flags = hint(f"{path}/flags")
+    return bool(int(flags, 16) & IFF_UP) if flags else None
 
 
 def listing(path: str) -> list[str]:

@@ -13,11 +13,9 @@ from vhpc_slurm.hooks.doubt import counted
 from vhpc_slurm.node import gpumap, inventory, quarantine, scrub, setup, sysfs
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import NVIDIA, VFIO
+from vhpc_slurm.node.vf_ways import ARPHRD_ETHER
 from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
 
-ETHERNET = "1"
-"""ARPHRD_ETHER; an IPoIB interface may be down while its port works."""
-IFF_UP = 1
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
 DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 
@@ -128,8 +126,9 @@ def adapters(addresses: Sequence[str], sysfs_root: str) -> Finding:
     for address in addresses:
         pf = f"{sysfs_root}/bus/pci/devices/{address}"
         for name in sysfs.listing(f"{pf}/net"):
-            flags = sysfs.hint(f"{pf}/net/{name}/flags")
-            if sysfs.hint(f"{pf}/net/{name}/type") == ETHERNET and flags and not int(flags, 16) & IFF_UP:
+            # an IPoIB interface may be off while its port works
+            ethernet = sysfs.hint(f"{pf}/net/{name}/type") == ARPHRD_ETHER
+            if ethernet and sysfs.interface_up(f"{pf}/net/{name}") is False:
                 off.append(f"{name} of {address} is off")
                 cures.append(f"ip link set dev {name} up, and at each boot")
         for hca in sysfs.listing(f"{pf}/infiniband"):

@@ -1,0 +1,47 @@
+"""A job that Slurm knows nothing of: its hooks are called on a node with what Slurm would tell them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+DRIVER = Path(__file__).with_name("killed_prolog.py").read_text()
+PYTHON = ("/opt/vhpc/bin/python", "-I", "-")
+KILLED = 128 + 9
+
+
+class Said(Protocol):
+    """What a command on a node said."""
+
+    @property
+    def code(self) -> int: ...
+    @property
+    def out(self) -> str: ...
+
+
+class ByHand:
+    """Such a job; ``lease`` are the words of killed_prolog.py's open, ``run`` runs a command on the node."""
+
+    ids = itertools.count(int(time.time()) % 10**8 * 10 + 10**9)
+
+    def __init__(self, run: Callable[..., Said], node: str, image: str, *lease: str) -> None:
+        self.run, self.id = run, next(self.ids)
+        self.env = (
+            "env",
+            "-i",
+            f"SLURM_JOB_ID={self.id}",
+            f"SLURMD_NODENAME={node}",
+            f"SPANK_VHPC_IMAGE={image}",
+        )
+        self.generation = self.drive("open", *lease).out.strip()
+
+    def drive(self, *argv: str, check: bool = True) -> Said:
+        """Run killed_prolog.py with these words."""
+        return self.run(*self.env, *PYTHON, *argv, stdin=DRIVER, check=check)
+
+    def hook(self, name: str, check: bool = True) -> Said:
+        """Call a hook as Slurm would."""
+        return self.run(*self.env, f"/usr/libexec/vhpc/{name}", check=check)
