@@ -161,7 +161,7 @@ void shim_end(struct shim *s, int status, const char *text)
     s->status = status;
     if (status == SHIM_AGENT_BROKEN) {
         (void)snprintf(line, sizeof line, "guest broke the channel's protocol: %s", text);
-        (void)fprintf(stderr, "vhpc-shim: %s\n", line);
+        log_line("%s", line);
     } else {
         (void)snprintf(line, sizeof line, "%s", text != NULL ? text : "channel closed");
     }

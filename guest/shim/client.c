@@ -1,7 +1,6 @@
 /* The clients' side: who may connect, what they may say. */
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,6 +11,8 @@
 enum {
     CLIENT_OUT_LIMIT = 32 << 20, /* windows of all its lanes, with room to spare */
     SILENCE_MS = 1500,           /* a client that shows life does so every 200 ms */
+    /* What all clients together may have waiting: a stalled stdout each of 256 tasks. */
+    CLIENTS_LIMIT = 256 << 20,
 };
 
 struct client *client_find(const struct shim *s, uint32_t session)
@@ -42,7 +43,7 @@ static void close_session(struct client *c)
 void client_drop(struct client *c, const char *why)
 {
     if (why != NULL)
-        (void)fprintf(stderr, "vhpc-shim: client of uid %u dropped: %s\n", (unsigned)c->uid, why);
+        log_line("client of uid %u dropped: %s", (unsigned)c->uid, why);
     close_session(c);
     chan_close(&c->chan);
 }
@@ -278,8 +279,32 @@ void shim_accept(struct shim *s)
         refuse(c, ENOTCONN, "the guest is gone");
 }
 
+static size_t memory_of(const struct client *c)
+{
+    return c->chan.closed ? 0 : c->chan.in.cap + c->chan.out.cap;
+}
+
+/* Clients of one user share what there is: the one that holds most of it has to go. */
+static void limit_memory(struct shim *s)
+{
+    for (;;) {
+        size_t total = 0;
+        struct client *largest = s->clients;
+        for (struct client *c = s->clients; c != NULL; c = c->next) {
+            total += memory_of(c);
+            if (memory_of(c) > memory_of(largest))
+                largest = c;
+        }
+        if (total <= CLIENTS_LIMIT)
+            return;
+        client_drop(largest,
+                    "clients of this guest do not read what they asked for, this one least");
+    }
+}
+
 void shim_sweep(struct shim *s)
 {
+    limit_memory(s);
     for (struct client **p = &s->clients; *p != NULL;) {
         struct client *c = *p;
         if (!c->chan.closed) {

@@ -21,7 +21,7 @@ enum {
 
 static const char usage[] =
     "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID [--watch-fd N]...\n"
-    "                 [--console-fd N [--console-keep KIB]]\n"
+    "                 [--log-fd TAG:N]... [--console-fd N [--console-keep KIB]]\n"
     "\n"
     "Multiplexes one guest's channel among its clients, and keeps its console short.\n"
     "\n"
@@ -31,6 +31,7 @@ static const char usage[] =
     "  --console-fd N file that QEMU appends the guest's console to, open for reading and writing\n"
     "  --console-keep KIB  how much of its beginning and of its end is kept (default 1024)\n"
     "  --watch-fd N   pidfd of a process without which the guest hangs\n"
+    "  --log-fd TAG:N pipe that such a process writes its messages to; they go to stderr\n"
     "  --help, --version\n"
     "\n"
     "Ends with 0 when the guest closes its side, on SIGTERM, or when a watched\n"
@@ -86,6 +87,13 @@ static int watch(struct shim *s, int fd)
     return loop_add(&s->loop, source);
 }
 
+static int read_log(struct shim *s, const char *spec)
+{
+    if (s->log_count == SHIM_WATCHED_MAX)
+        return -E2BIG;
+    return log_pipe_open(&s->logs[s->log_count++], &s->loop, spec);
+}
+
 static int parse_number(const char *text, unsigned long max, unsigned long *out)
 {
     char *rest;
@@ -100,6 +108,7 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd)
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN); /* a log that is full is no reason to end */
     if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
         return -errno;
     s->signals = (struct source){.want = want_input, .ready = signals_ready, .owner = s};
@@ -121,7 +130,7 @@ static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
 {
     int rc = console_open(&s->console, &s->loop, fd, (off_t)keep_kib << 10);
     if (rc < 0)
-        (void)fprintf(stderr, "vhpc-shim: the console is not watched: %s\n", strerror(-rc));
+        log_line("the console is not watched: %s", strerror(-rc));
 }
 
 /*
@@ -158,7 +167,7 @@ static int serve(struct shim *s)
             break;
         int rc = loop_once(&s->loop, patience(s, watching));
         if (rc < 0) {
-            (void)fprintf(stderr, "vhpc-shim: poll failed: %s\n", strerror(-rc));
+            log_line("poll failed: %s", strerror(-rc));
             return 1;
         }
         /* What has come in the meantime is heard first: it may be us who were slow. */
@@ -177,6 +186,7 @@ int main(int argc, char **argv)
         {"console-fd", required_argument, NULL, 'c'},
         {"console-keep", required_argument, NULL, 'k'},
         {"watch-fd", required_argument, NULL, 'w'},
+        {"log-fd", required_argument, NULL, 'L'},
         {"help", no_argument, NULL, 'h'},
         {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0},
@@ -206,6 +216,9 @@ int main(int argc, char **argv)
         case 'w':
             if (parse_number(optarg, 1 << 20, &watch_fd) < 0 || watch(&shim, (int)watch_fd) < 0)
                 bad = 1;
+            break;
+        case 'L':
+            bad |= read_log(&shim, optarg) < 0;
             break;
         case 'h':
             return fputs(usage, stdout) < 0;

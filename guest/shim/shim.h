@@ -14,6 +14,7 @@
 #include "console.h"
 #include "flow.h"
 #include "hello.h"
+#include "log.h"
 
 struct shim;
 
@@ -53,6 +54,8 @@ struct shim {
     /* pidfds of processes that the guest cannot do without: the daemons of its shared folders */
     struct source watched[SHIM_WATCHED_MAX];
     size_t watched_count;
+    struct log_pipe logs[SHIM_WATCHED_MAX];
+    size_t log_count;
     long long crippled_ms; /* when one of them was seen to have ended; 0 = none has */
     uid_t uid;             /* the job's user */
     bool agent_up;

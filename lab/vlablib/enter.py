@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlablib import kernel
+from vlablib import cgroups, kernel
 from vlablib.report import LabError, say
 
 _FORWARDED = (
@@ -82,6 +82,7 @@ def execute(init: int, user: str, command: list[str], *, cwd: str = "", terminal
     # blocked from before the fork on, so that no signal falls between the processes
     watched = {*_FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    cgroups.join_host(init)
     fd = os.pidfd_open(init)
     kernel.setns(fd, kernel.HOST_NAMESPACES)
     os.close(fd)

@@ -13,9 +13,10 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from vlablib import kernel
+from vlablib import cgroups, kernel
 from vlablib.machine import INIT, Machine, become_host, become_lab_init
 from vlablib.report import LabError
 from vlablib.settings import Lab, address, deadline
@@ -73,6 +74,8 @@ def start_host(machine: Machine, lab_pid: int) -> int:
         os.close(fd)
 
         def inside() -> None:
+            if cgroups.usable(machine.lab):
+                cgroups.join(machine.lab, name)
             kernel.unshare(kernel.HOST_NAMESPACES)
             _fork_on(lambda: become_host(machine))
 
@@ -115,6 +118,13 @@ def remove_files(lab: Lab) -> None:
     for folder in (lab.data, lab.state):
         if folder.exists():
             shutil.rmtree(folder)
+    cgroups.remove(lab)
+
+
+def enter(pid: int) -> list[str]:
+    """Return the argv prefix that runs a command in a host's namespaces."""
+    spaces = ("--mount", "--cgroup", "--uts", "--ipc", "--net", "--pid")
+    return ["nsenter", f"--target={pid}", *spaces, "--"]
 
 
 def run(pid: int, command: list[str], *, text: str = "", timeout_s: float = 60) -> str:
@@ -124,7 +134,7 @@ def run(pid: int, command: list[str], *, text: str = "", timeout_s: float = 60) 
         LabError: it failed or took too long; carries its stderr.
     """
     # nsenter sees to it that the host's own PATH and root count
-    line = ["nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--", *command]
+    line = [*enter(pid), *command]
     try:
         ended = subprocess.run(
             line,
@@ -134,6 +144,7 @@ def run(pid: int, command: list[str], *, text: str = "", timeout_s: float = 60) 
             text=True,
             timeout=timeout_s,
             env=SYSTEM_ENVIRONMENT,
+            preexec_fn=partial(cgroups.join_host, pid),
         )
     except subprocess.TimeoutExpired as err:
         raise LabError(f"`{' '.join(command)}` did not end within {timeout_s} s") from err

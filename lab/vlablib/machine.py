@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlablib import kernel
+from vlablib import cgroups, kernel
 from vlablib.settings import Lab
 
 INIT = Path(__file__).with_name("hostinit.py")
@@ -45,7 +45,7 @@ def become_host(machine: Machine) -> None:
     # slave, not private: what the machine unmounts must not stay busy here
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_SLAVE)
     root = _mount_system(machine)
-    _mount_kernel_views(root)
+    _mount_kernel_views(root, with_cgroups=cgroups.usable(machine.lab))
     _make_devices(root / "dev")
     _mount_shared(machine, root)
     init = root / _INIT_IN_HOST.lstrip("/")
@@ -83,12 +83,14 @@ def _mount_system(machine: Machine) -> Path:
     return root
 
 
-def _mount_kernel_views(root: Path) -> None:
+def _mount_kernel_views(root: Path, *, with_cgroups: bool) -> None:
     no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", f"{root}/proc", "proc", no_programs)
     # read-only: the real machine's devices and limits are none of the lab's business
     kernel.mount("sysfs", f"{root}/sys", "sysfs", no_programs | kernel.MS_RDONLY)
     kernel.mount("tmpfs", f"{root}/run", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
+    if with_cgroups:
+        cgroups.mount_inside(root)
     (root / "run/lock").mkdir(mode=0o1777)
     (root / "run/lock").chmod(0o1777)
 

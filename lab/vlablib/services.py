@@ -10,10 +10,11 @@ import os
 import signal
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from vlablib import fabric
-from vlablib.hosts import SYSTEM_ENVIRONMENT
+from vlablib import cgroups, fabric
+from vlablib.hosts import SYSTEM_ENVIRONMENT, enter
 from vlablib.report import LabError
 from vlablib.settings import deadline
 
@@ -172,9 +173,14 @@ def start(init: int, unit: Unit, *, rebooted: bool = False) -> bool:
     if unit.pidfile:
         shell = f"echo $$ > {unit.pidfile} && {shell}"
     # setsid --fork: the daemon becomes a child of the host's PID 1
-    line = ["nsenter", f"--target={init}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
-    line += ["setsid", "--fork", "sh", "-c", shell, unit.console, *command]
-    ended = subprocess.run(line, check=False, env=SYSTEM_ENVIRONMENT, stdin=subprocess.DEVNULL)
+    line = [*enter(init), "setsid", "--fork", "sh", "-c", shell, unit.console, *command]
+    ended = subprocess.run(
+        line,
+        check=False,
+        env=SYSTEM_ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=partial(cgroups.join_host, init),
+    )
     if ended.returncode:
         raise LabError(f"cannot start {unit.name}: nsenter ended with {ended.returncode}")
     return True

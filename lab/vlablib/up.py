@@ -7,7 +7,7 @@ import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
-from vlablib import services
+from vlablib import cgroups, services
 from vlablib.cluster import configure, make_shared_folders
 from vlablib.deploy import Deployment, deploy
 from vlablib.hosts import end, find, remove_files, run, start_host, start_lab
@@ -128,6 +128,7 @@ def _drop_host(lab: Lab, name: str, pids: dict[str, int]) -> None:
     if name in pids:
         end(pids[name])
     shutil.rmtree(lab.host_disk(name), ignore_errors=True)
+    cgroups.remove(lab, name)
 
 
 def _start_hosts(lab: Lab, record: Record) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import stages
 from vhpc_slurm.node.channel import ChannelError, ChannelSilentError
@@ -27,12 +28,16 @@ class Guest:
             raise self.error("the guest's agent does not answer", "deadline passed")
 
 
-def hear(guest: Guest, answers: list[bool], left_s: float = 100.0) -> None:
+def hear(guest: Guest, answers: list[bool], left_s: float = 100.0, *, stopped: bool = False) -> None:
+    helpers = SimpleNamespace(disturbed=lambda: UserError("a helper was stopped") if stopped else None)
     work: Any = SimpleNamespace(
-        over=lambda: answers.pop(0), lease=SimpleNamespace(generation=Generation(7, 0, "0" * 8))
+        over=lambda: answers.pop(0),
+        lease=SimpleNamespace(generation=Generation(7, 0, "0" * 8)),
+        helpers={0: helpers},
     )
     channel: Any = guest  # of a GuestChannel only hello() is called
-    stages._hear(work, channel, time.monotonic() + left_s)
+    plan: Any = SimpleNamespace(index=0)
+    stages._hear(work, plan, channel, time.monotonic() + left_s)
 
 
 def test_a_guest_that_answers_soon_costs_no_question() -> None:
@@ -63,4 +68,11 @@ def test_a_guest_that_is_gone_is_not_waited_for() -> None:
     guest = Guest(silent=float("inf"), error=ChannelError)
     with pytest.raises(ChannelError):
         hear(guest, answers=[])
+    assert len(guest.waits) == 1
+
+
+def test_a_helper_that_its_user_has_stopped_ends_it_at_the_next_look() -> None:
+    guest = Guest(silent=float("inf"))
+    with pytest.raises(UserError):
+        hear(guest, answers=[], stopped=True)
     assert len(guest.waits) == 1

@@ -109,7 +109,7 @@ def test_config_marks_what_was_set(vhpc: Vhpc) -> None:
     assert lines["guests.qemu_group"] == ['"kvm"']
     assert vhpc.json("config")["controller"]["port"] == 1
     (entry,) = [key for key in vhpc.json("config", "--describe") if key["key"] == "uid_count"]
-    assert (entry["section"], entry["default"], entry["meaning"]) == ("guests", 1024, "size of that range")
+    assert (entry["section"], entry["default"], entry["meaning"]) == ("guests", 8192, "size of that range")
 
 
 # --- output ------------------------------------------------------------------

@@ -270,9 +270,9 @@ def test_uids_of_users_and_of_rootless_containers_are_not_free(tmp_path: Path) -
     (finding,) = node.uid_range(Config(), subuid)
     assert (finding.level, finding.what) == (
         Level.ERROR,
-        f"uids 700000-701023 overlap {subuid}: bob:700500:65536",
+        f"uids 700000-708191 overlap {subuid}: bob:700500:65536",
     )
-    (finding,) = node.uid_range(Config(guests=Guests(uid_base=701024, uid_count=10)), tmp_path / "absent")
+    (finding,) = node.uid_range(Config(guests=Guests(uid_base=708192, uid_count=10)), tmp_path / "absent")
     assert finding.level is Level.OK
     highest = max(entry.pw_uid for entry in pwd.getpwall())
     if highest >= 1000:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from controller_lab import identity, request
+from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
@@ -97,28 +96,27 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def extern() -> Iterator[None]:
-    with stepd("extern"):
+    with stepd(JOB, "extern"):
         yield
 
 
-@contextmanager
-def stepd(step: str) -> Iterator[None]:
-    """A process with the title of a slurmstepd, which is what is seen of one in Slurm 22.05 to 26.05."""
-    process = subprocess.Popen([f"slurmstepd: [{JOB}.{step}]", "60"], executable=shutil.which("sleep"))
-    try:
-        while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"slurmstepd"):
-            time.sleep(0.01)
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
+@needs_root
 def test_steps_are_told_by_their_slurmstepds_titles(tmp_path: Path) -> None:
-    titles = ["slurmstepd: [7.extern]", "slurmstepd: [7.batch]", "slurmstepd: [8+1.0]", "/usr/sbin/slurmd -D"]
-    for pid, title in enumerate([*titles, "sh -c slurmstepd: [9.batch]"], 100):
+    program = "/usr/sbin/slurmstepd"
+    processes = [
+        ("slurmstepd: [7.extern]", program, 0),
+        ("slurmstepd: [7.batch]", f"{program} (deleted)", 0),
+        ("slurmstepd: [8+1.0]", program, 0),
+        ("/usr/sbin/slurmd -D", "/usr/sbin/slurmd", 0),
+        ("sh -c slurmstepd: [9.batch]", "/bin/sh", 0),
+        ("slurmstepd: [10.extern]", "/usr/bin/sudo", 0),  # a user has named it so
+        ("slurmstepd: [11.extern]", program, 2001),
+    ]
+    for pid, (title, program, uid) in enumerate(processes, 100):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_text(f"{title}\0")
+        (tmp_path / str(pid) / "exe").symlink_to(program)
+        os.chown(tmp_path / str(pid), uid, uid)
     (tmp_path / "1").mkdir()  # a process that has just ended
     assert steps.running(tmp_path) == {7: {"extern", "batch"}, 8: {"0"}}
 
@@ -156,7 +154,7 @@ def test_without_the_step_of_its_allocation_nothing_is_known(node: Node) -> None
 @pytest.mark.usefixtures("extern")
 @pytest.mark.parametrize("step", ["batch", "0", "interactive"])
 def test_a_job_with_a_step_is_left_alone(node: Node, step: str) -> None:
-    with stepd(step):
+    with stepd(JOB, step):
         assert node.lost() == []
 
 
@@ -165,7 +163,7 @@ def test_a_script_that_is_on_its_way_at_the_first_look_is_left_alone(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as late:
-        monkeypatch.setattr(node, "pauses", lambda _: late.enter_context(stepd("batch")))
+        monkeypatch.setattr(node, "pauses", lambda _: late.enter_context(stepd(JOB, "batch")))
         assert node.lost() == []
 
 
@@ -208,7 +206,7 @@ def test_a_reboot_of_another_node_counts_while_the_job_boots(node: Node) -> None
 
 def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: Node) -> None:
     rebooted(node)
-    with stepd("extern"):
+    with stepd(JOB, "extern"):
         assert node.lost() == []
     layout = Layout(node.config)
     with joblock.held(layout, JOB, timeout_s=1.0):

@@ -210,13 +210,13 @@ def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[shares.Share
     """
     account = accounts.account(uid)
     found, notes = shares.wanted(config.shares, account, work_dir)
-    if here.is_root():
-        timeout = config.guests.stage_timeout_s
-        shut = [share for share in found if not shares.reachable(share, account, timeout)]
-        notes += [
-            f"{share.why} {share.path!r} cannot be entered by {account.name}: not shared" for share in shut
-        ]
-        found = [share for share in found if share not in shut]
+    program, timeout = f"{config.paths.libexec}/vhpc-confine", config.guests.stage_timeout_s
+    if here.is_root() and not os.access(program, os.X_OK):
+        notes.append(f"whether {account.name} can enter them was not checked: there is no {program}")
+    elif here.is_root():
+        closed = {share: shares.closed(share, program, account, timeout) for share in found}
+        notes += [f"{share.why} {share.path!r} is not shared: {why}" for share, why in closed.items() if why]
+        found = [share for share, why in closed.items() if not why]
     return tuple(found), tuple(notes)
 
 

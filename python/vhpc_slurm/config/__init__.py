@@ -108,7 +108,14 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     uid_base: Annotated[
         int, documented("first uid of the range that QEMU processes run under, one per guest", ge=1000)
     ] = 700000
-    uid_count: Annotated[int, documented("size of that range", ge=1, le=65536)] = 1024
+    uid_count: Annotated[int, documented("size of that range", ge=1, le=65536)] = 8192
+    uid_check_paths: Annotated[
+        tuple[str, ...],
+        documented(
+            "world-writable folders of the node: before a uid of the range is used again, no file in them "
+            "may be of it"
+        ),
+    ] = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - looked at, never opened
     qemu_group: Annotated[str, documented("group of QEMU processes: the one that may open /dev/kvm")] = "kvm"
     memory_reserve_mib: Annotated[
         int, documented("memory of a job's allocation on a node that stays outside its guests, in MiB", ge=0)
@@ -129,6 +136,28 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     poweroff_timeout_s: Annotated[
         int, documented("how long a guest may take to power off before it is destroyed", ge=0)
     ] = 5
+    cgroups: Annotated[
+        Literal["required", "off"],
+        documented(
+            "required: the guests of a job and their helper processes are in a control group of their own, "
+            "with limits, and end with it; off: for a node without cgroups, where Slurm's user can "
+            "escape these limits"
+        ),
+    ] = "required"
+    helper_memory_mib: Annotated[
+        int,
+        documented(
+            "memory that the helper processes of a guest (virtiofsd, vhpc-shim) may use, in MiB; the kernel "
+            "ends those that want more",
+            ge=64,
+        ),
+    ] = 1024
+    qemu_memory_slack_mib: Annotated[
+        int,
+        documented(
+            "memory that QEMU may use beside its guest's own, in MiB, before the kernel ends it", ge=256
+        ),
+    ] = 2048
     console_limit_kib: Annotated[
         int,
         documented(

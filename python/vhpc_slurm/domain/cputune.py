@@ -1,4 +1,4 @@
-"""Which host CPUs run which thread of QEMU."""
+"""Which host CPUs run which thread of QEMU, and the control group that it is in."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ class CputuneContext:
     pins: tuple[VcpuPin, ...]
     emulator_cpus: str
     iothreads: range
+    partition: str
 
 
 def context(spec: DomainSpec) -> CputuneContext:
     """vCPUs one to one; main loop and I/O threads on their stated set, else they could run anywhere."""
     guest = spec.guest
-    return CputuneContext(guest.pins, format_cpu_list(guest.emulator_cpus), range(1, IOTHREADS + 1))
+    return CputuneContext(
+        guest.pins, format_cpu_list(guest.emulator_cpus), range(1, IOTHREADS + 1), spec.partition
+    )

@@ -58,6 +58,7 @@ class DomainSpec:
         console_log: file that the guest's serial console is written to.
         shares: virtiofs devices.
         invariant_tsc: the host's time stamp counter may be shown as one that never stops.
+        partition: control group that libvirt puts the guest into; empty for libvirt's own.
 
     Raises:
         UserError: a value that comes from the image is not acceptable.
@@ -82,6 +83,7 @@ class DomainSpec:
     shares: tuple[ShareSpec, ...] = ()
     root_format: str = "erofs"
     invariant_tsc: bool = True
+    partition: str = ""
 
     @property
     def kvm(self) -> bool:
@@ -107,6 +109,7 @@ class DomainSpec:
             ("root", self.root),
             ("console log", self.console_log),
             *([("emulator", self.emulator)] if self.emulator else []),
+            *([("control group", self.partition)] if self.partition else []),
         ):
             check_path(what, path)
         check_socket("agent socket", self.agent_socket)

@@ -8,6 +8,7 @@ own, so each runs in a thread that is given up when its time is over.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from vhpc_slurm.errors import NodeError, TeardownError
 
 T = TypeVar("T")
 PREFIX = "vhpc-"
+WATCH_S = 0.25
 
 
 class Hypervisor:
@@ -58,13 +60,18 @@ class Hypervisor:
         """libvirt's capabilities XML."""
         return str(self._call("ask libvirt's capabilities", self._timeout_s, self._conn.getCapabilities))
 
-    def create(self, xml: str, timeout_s: float) -> None:
+    def create(self, xml: str, timeout_s: float, watch: Callable[[], None] = lambda: None) -> None:
         """Define and start a transient guest.
+
+        Args:
+            xml: the domain.
+            timeout_s: deadline.
+            watch: called while libvirt is at it; what it raises ends the wait.
 
         Raises:
             NodeError: libvirt or QEMU refuses, or does not answer in time.
         """
-        self._call("start the guest", timeout_s, lambda: self._conn.createXML(xml, 0))
+        self._call("start the guest", timeout_s, lambda: self._conn.createXML(xml, 0), watch)
 
     def names(self) -> list[str]:
         """Names of our running domains."""
@@ -111,7 +118,9 @@ class Hypervisor:
 
         return self._call(f"look up {name}", self._timeout_s, lookup)
 
-    def _call(self, what: str, timeout_s: float, action: Callable[[], T]) -> T:
+    def _call(
+        self, what: str, timeout_s: float, action: Callable[[], T], watch: Callable[[], None] | None = None
+    ) -> T:
         result: list[T] = []
         failure: list[BaseException] = []
 
@@ -123,7 +132,11 @@ class Hypervisor:
 
         thread = threading.Thread(target=work, name=what, daemon=True)
         thread.start()
-        thread.join(timeout_s)
+        until = time.monotonic() + timeout_s
+        while thread.is_alive() and (left := until - time.monotonic()) > 0:
+            thread.join(left if watch is None else min(left, WATCH_S))
+            if watch is not None:
+                watch()
         if thread.is_alive():
             raise NodeError(
                 f"cannot {what}", f"libvirt did not answer within {timeout_s:.0f} s", "restart libvirtd"

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError
 
 MARKER = "VHPC_GENERATION"
+_DEAD = "ZX"
+_SCAN_S = 5.0
 SETPRIV = "/usr/bin/setpriv"
 
 
@@ -64,11 +65,9 @@ def drop_to(who: Credentials) -> list[str]:
 def spawn(
     argv: Sequence[str],
     *,
-    who: Credentials,
     generation: str,
-    log: Path,
+    stderr: int,
     pass_fds: Sequence[int] = (),
-    open_files: int | None = None,
 ) -> ProcessRef:
     """Start a process that lives on when the hook ends.
 
@@ -77,50 +76,75 @@ def spawn(
 
     Args:
         argv: command with an absolute path.
-        who: credentials it runs with.
         generation: the marker that a scan finds it by.
-        log: file that its stdout and stderr are appended to.
+        stderr: descriptor that its stdout and stderr go to.
         pass_fds: descriptors that it inherits under their numbers.
-        open_files: RLIMIT_NOFILE that it should have, as far as we may give it.
 
     Raises:
         NodeError: it cannot be started.
     """
-    if open_files:
-        _raise_open_files(open_files)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        out = os.open(log, flags, 0o600)
-        try:
-            child = subprocess.Popen(
-                [*drop_to(who), *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                cwd="/",
-                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", MARKER: generation},
-                pass_fds=pass_fds,
-                start_new_session=True,
-            )
-        finally:
-            os.close(out)
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", MARKER: generation},
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
     except OSError as err:
         raise NodeError(f"cannot start {argv[0]}", str(err), "is it installed?") from err
     child.returncode = 0  # it is not ours to wait for: keep Popen's destructor from complaining
-    started = start_time(child.pid)
-    if started is None:
-        raise NodeError(f"{argv[0]} ended at once", tail(log))
-    return ProcessRef(child.pid, started)
+    # it may have ended already, but nobody has reaped it: its start time is still there
+    return ProcessRef(child.pid, _stat(child.pid)[1])
 
 
 def start_time(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when it is gone or a zombie."""
+    """Start time of a process in clock ticks since boot; None when no thread of it lives any more.
+
+    The kernel tells of the end of a process (pidfd, wait) when all of its
+    threads are reaped, and a traced thread is when its tracer asks for it, so
+    perhaps never.  A zombie runs no code, holds no memory and no descriptor.
+    """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        state, started = _stat(pid)
+        if state in _DEAD:
+            tasks = Path(f"/proc/{pid}/task").iterdir()
+            if all(_stat(pid, f"/task/{task.name}")[0] in _DEAD for task in tasks):
+                return None
     except (FileNotFoundError, ProcessLookupError):
         return None
+    return started
+
+
+def is_stopped(ref: ProcessRef) -> bool:
+    """Whether a signal (or a tracer) has stopped that process."""
+    try:
+        state, started = _stat(ref.pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return started == ref.started and state in "Tt"
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _stat(pid: int, task: str = "") -> tuple[str, int]:
+    """(state, start time in clock ticks since boot), from proc(5)'s stat."""
+    stat = Path(f"/proc/{pid}{task}/stat").read_bytes()
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return fields[0].decode("ascii"), int(fields[19])
+
+
+class EndedError(Exception):
+    """A process that was to be watched has ended."""
 
 
 @contextlib.contextmanager
@@ -128,7 +152,7 @@ def watched(refs: Sequence[ProcessRef]) -> Iterator[list[int]]:
     """Pidfds of processes, for somebody who has to know when one ends.
 
     Raises:
-        NodeError: one has ended already.
+        EndedError: one has ended already.
     """
     with contextlib.ExitStack() as opened:
         fds = []
@@ -137,9 +161,7 @@ def watched(refs: Sequence[ProcessRef]) -> Iterator[list[int]]:
                 fds.append(os.pidfd_open(ref.pid))
                 opened.callback(os.close, fds[-1])
             if not alive(ref):
-                raise NodeError(
-                    f"process {ref.pid} has ended", "a guest needs it", "see the log of the hooks"
-                )
+                raise EndedError(f"process {ref.pid} has ended")
         yield fds
 
 
@@ -158,19 +180,64 @@ def killed_by(ref: ProcessRef) -> int:
 
 
 def marked(generation: str | None = None) -> Iterator[tuple[ProcessRef, str]]:
-    """Processes that carry a generation's marker (any generation's when None)."""
+    """Processes that carry a generation's marker (any generation's when None).
+
+    A second witness beside control groups: a process may change what is in its
+    environment.
+    """
+    for pid, name in scan(_marker):
+        started = start_time(pid)
+        if started is not None and generation in (None, name):
+            yield ProcessRef(pid, started), name
+
+
+def scan(read: Callable[[int], str]) -> Iterator[tuple[int, str]]:
+    """What ``read`` says of each process on this node, where that is not empty; one line each.
+
+    To read a process's memory or its mappings is to wait for that process, and
+    it may lie on a file system that never answers.  So a child reads, and one
+    that gets stuck is given up together with the process that it was stuck at.
+    """
+    pids = [pid for pid in _pids() if pid != os.getpid()]
+    while pids:
+        found, looked_at = _scan_in_child(pids, read)
+        yield from found
+        pids = pids[looked_at + 1 :]
+
+
+def _scan_in_child(pids: Sequence[int], read: Callable[[int], str]) -> tuple[list[tuple[int, str]], int]:
+    """What was read, and of how many processes, before the child got stuck or was done."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            for pid in pids:
+                os.write(writer, f"{pid} {read(pid)}\n".encode(errors="replace"))
+        os._exit(0)
+    os.close(writer)
+    raw = b""
+    try:
+        while select.select([reader], [], [], _SCAN_S)[0]:
+            more = os.read(reader, 65536)
+            if not more:
+                break
+            raw += more
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    lines = [line.split(" ", 1) for line in raw.decode(errors="replace").splitlines()]
+    return [(int(pid), said) for pid, said in lines if said], len(lines)
+
+
+def _marker(pid: int) -> str:
     prefix = f"{MARKER}=".encode()
-    for pid in _pids():
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        for item in environ.split(b"\0"):
-            if item.startswith(prefix):
-                name = item[len(prefix) :].decode(errors="replace")
-                started = start_time(pid)
-                if started is not None and pid != os.getpid() and generation in (None, name):
-                    yield ProcessRef(pid, started), name
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ""
+    found = next((item[len(prefix) :] for item in environ.split(b"\0") if item.startswith(prefix)), b"")
+    return "".join(c if c.isprintable() else "?" for c in found.decode(errors="replace"))[:100]
 
 
 def of_uid(uid: int) -> Iterator[ProcessRef]:
@@ -220,7 +287,7 @@ def end(ref: ProcessRef, *, grace_s: float = 0.0, kill_s: float = 10.0) -> None:
         for signum, wait_s in [*steps, (signal.SIGKILL, kill_s)]:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signum)
-            if select.select([fd], [], [], wait_s)[0]:
+            if select.select([fd], [], [], wait_s)[0] or not alive(ref):
                 _reap(ref.pid)
                 return
     finally:
@@ -232,14 +299,10 @@ def end(ref: ProcessRef, *, grace_s: float = 0.0, kill_s: float = 10.0) -> None:
     )
 
 
-def tail(path: Path, limit: int = 400) -> str:
-    """The end of a log as one line, for an error message; empty when there is none."""
-    try:
-        data = path.read_bytes()[-limit:]
-    except OSError:
-        return ""
+def last_lines(data: bytes) -> str:
+    """The last three lines of what a program wrote, as one line for an error message."""
     lines = data.decode(errors="replace").strip().splitlines()
-    return " | ".join(line.strip() for line in lines[-3:] if line.strip())
+    return " | ".join(line.strip() for line in lines[-3:] if line.strip())[-400:]
 
 
 def wait_gone(ref: ProcessRef, timeout_s: float) -> bool:
@@ -250,15 +313,6 @@ def wait_gone(ref: ProcessRef, timeout_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def _raise_open_files(wanted: int) -> None:
-    """Raise our own limit, which children inherit; without CAP_SYS_RESOURCE only up to the hard limit."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    for limit in (wanted, hard):
-        with contextlib.suppress(ValueError, PermissionError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, max(limit, hard)))
-            return
 
 
 def _reap(pid: int) -> None:

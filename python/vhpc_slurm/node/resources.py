@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
-from vhpc_slurm.node import devices, guest, images, nvswitch, process, uids
+from vhpc_slurm.node import devices, guest, guestmemory, images, nvswitch, process, uids
+from vhpc_slurm.node.cgroup import Cgroup
 from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.quarantine import QuarantinedError
 
+log = logging.getLogger("vhpc")
 RUN_DIR = "rundir"
 CLAIM = "claim"
 IMAGE = "image"
 UID = "uid"
 PROCESS = "process"
 DOMAIN = "domain"
+CGROUP = "cgroup"
+MEMORY = "memory"
 DEVICE = devices.KIND
 NVSWITCH = nvswitch.KIND
 
@@ -115,6 +120,22 @@ def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
             process.end(ref)
 
 
+def _release_cgroup(_layout: Layout, generation: str, _entry: Entry) -> None:
+    """End what is left in the control group, whatever it calls itself, and remove the group."""
+    group = Cgroup.of(generation)
+    group.kill()
+    group.remove()
+
+
+def _release_memory(layout: Layout, generation: str, entry: Entry) -> None:
+    """See that the memory of a guest is nobody's; after QEMU and the daemons that share it have ended."""
+    inodes = [(int(device), int(inode)) for device, inode in entry.data.get("inodes", ())]
+    owners = [int(uid) for uid in entry.data["owners"]]
+    group = None if layout.config.guests.cgroups == "off" else Cgroup.of(generation)
+    for holder in guestmemory.release(inodes, group, owners):
+        log.warning("ended %s: it held memory of a guest of generation %s", holder, generation)
+
+
 def _release_nvswitch(layout: Layout, _generation: str, entry: Entry) -> None:
     nvswitch.release(nvswitch.Fmpm(layout.config.devices), entry)
 
@@ -126,5 +147,7 @@ _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     UID: _release_uid,
     PROCESS: _release_process,
     DOMAIN: _release_domain,
+    CGROUP: _release_cgroup,
+    MEMORY: _release_memory,
     NVSWITCH: _release_nvswitch,
 }

@@ -3,22 +3,23 @@
 The daemon's own credentials are the boundary: whatever guest root asks of it,
 the host kernel answers as it would answer the job user.  That holds only if
 the daemon is started by us; libvirt would start it as root (docs/decisions.md).
-The daemon opens the shared folder itself, after the drop, so root never walks
-a path that a user owns.
+The shared folder is opened with the user's rights (confine/share.c), so root
+never walks a path that a user owns, and what was really opened is all that the
+daemon sees of the host.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from vhpc_slurm.config import Shares
-from vhpc_slurm.errors import NodeError
-from vhpc_slurm.node import process
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.node import confine
 from vhpc_slurm.node.accounts import Account
+from vhpc_slurm.node.confine import Confinement, SharedDirectory, Started
 
 # Folders that belong to the guest's own system; mounting the host's over them
 # would replace the very operating system that the user asked for.
@@ -83,51 +84,50 @@ def wanted(config: Shares, account: Account, work_dir: str) -> tuple[list[Share]
     return sorted(shares, key=lambda s: len(PurePosixPath(s.path).parts)), notes
 
 
-def reachable(share: Share, account: Account, timeout_s: float) -> bool:
-    """Whether the user can enter the folder; asked with his own rights, within a deadline.
+def closed(share: Share, program: str, account: Account, timeout_s: float) -> str:
+    """Why a folder would not be shared; empty when it would.  Asked with the user's own rights.
+
+    Args:
+        share: the folder.
+        program: path of vhpc-confine.
+        account: the user.
+        timeout_s: how long the file system may take to answer.
 
     Raises:
         NodeError: the file system does not answer.
     """
-    command = [
-        *process.drop_to(account.credentials),
-        "/usr/bin/test",
-        "-d",
-        share.path,
-        "-a",
-        "-x",
-        share.path,
-    ]
+    own = Confinement(program, account.credentials, share=SharedDirectory(share.path, read_only=True))
+    with Path("/dev/null").open("w") as null:
+        trial = confine.start(["/usr/bin/true"], own, generation="", stderr=null.fileno())
     try:
-        return (
-            subprocess.run(command, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL).returncode == 0
-        )
-    except subprocess.TimeoutExpired:
-        raise NodeError(
-            f"{share.path} does not answer", f"waited {timeout_s:.0f} s", "check the file system"
-        ) from None
+        trial.finish(timeout_s)
+    except confine.AbsentError as err:
+        return f"{account.name} cannot enter it: {err}"
+    except UserError as err:
+        return err.why
+    return ""
 
 
 def serve(
     config: Shares,
     share: Share,
-    account: Account,
+    confinement: Confinement,
     *,
     socket_path: Path,
     qemu_uid: int,
     generation: str,
-    log: Path,
-) -> process.ProcessRef:
-    """Start the daemon of a share.
+    stderr: int,
+) -> Started:
+    """Start the daemon of a share; its caller waits for it (``Started.finish``).
 
     Args:
         config: names the daemon.
         share: what to serve.
-        account: whom to run as.
+        confinement: whom to run as, and in which bounds; what it shares is filled in.
         socket_path: where QEMU finds the daemon; made here, for QEMU's uid alone.
         qemu_uid: that uid.
         generation: marker for the scan.
-        log: where the daemon's messages go.
+        stderr: descriptor that the daemon's messages go to.
 
     Raises:
         NodeError: it does not start.
@@ -137,22 +137,22 @@ def serve(
         argv = [
             config.virtiofsd,
             f"--fd={listener.fileno()}",
-            f"--shared-dir={share.path}",
+            "--shared-dir=/share",
             "--sandbox=none",
             "--announce-submounts",
             "--cache=auto",
             "--log-level=error",
+            "--rlimit-nofile=0",  # leaves it as vhpc-confine has set it
         ]
         if share.read_only:
             argv.append("--readonly")
-        return process.spawn(
-            argv,
-            who=account.credentials,
-            generation=generation,
-            log=log,
-            pass_fds=(listener.fileno(),),
-            open_files=min(OPEN_FILES, int(NR_OPEN.read_text())),
+        open_files = min(OPEN_FILES, int(NR_OPEN.read_text()))
+        own = replace(
+            confinement,
+            share=SharedDirectory(share.path, share.read_only),
+            limits=(*confinement.limits, ("nofile", open_files)),
         )
+        return confine.start(argv, own, generation=generation, stderr=stderr, pass_fds=(listener.fileno(),))
     finally:
         listener.close()
 

@@ -7,7 +7,6 @@ failure leaves everything to the journal's releases; nothing is undone here.
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from vhpc_slurm.node import (
     deadlines,
     devices,
     gpumap,
+    guestmemory,
     guestports,
     identities,
     images,
@@ -36,15 +36,16 @@ from vhpc_slurm.node import (
     shares,
     uids,
 )
+from vhpc_slurm.node.cgroup import Cgroup, limits_of
 from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
+from vhpc_slurm.node.helpers import Helpers
 from vhpc_slurm.node.journal import Journal, Stopped
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.placement import nccl
 from vhpc_slurm.placement.usage import fold
 
-NOBODY_GID = 65534
 ASK_S = 10.0
 """How often a boot asks whether its job goes on: slurmd begins no Epilog before the Prolog has ended."""
 log = logging.getLogger("vhpc")
@@ -68,10 +69,10 @@ class Boot:
     over: Callable[[], bool] = lambda: False
     """Whether the job has ended meanwhile."""
     shares: list[shares.Share] = field(default_factory=list)
+    """Folders that the job's guests are to see."""
     staged: images.StagedImage | None = None
-    daemons: dict[int, list[process.ProcessRef]] = field(default_factory=dict)
-    """Of the shared folders, by guest."""
-    shims: dict[int, process.ProcessRef] = field(default_factory=dict)
+    cgroup: Cgroup | None = None
+    helpers: dict[int, Helpers] = field(default_factory=dict)
     """By guest."""
 
     def run_dir(self, guest: GuestPlan) -> Path:
@@ -90,20 +91,25 @@ def boot(work: Boot) -> None:
     """
     with work.recorder.stage("image", work.image.digest):
         _stage_image(work)
-    with work.recorder.stage("shares"):
-        _choose_shares(work)
+    _choose_shares(work)
+    _make_cgroup(work)
     if taken := _devices(work.plan):
         with work.recorder.stage("devices", " ".join(device.address for device in taken)):
             _take_devices(work)
-    started = []
-    for guest in work.plan.guests:
-        with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
-            started.append((guest, _start_guest(work, guest), time.monotonic()))
-    for guest, uid, since in started:
-        with work.recorder.stage(f"agent g{guest.index}"):
-            channel = _reach_agent(work, guest, uid, since)
-        with channel, work.recorder.stage(f"setup g{guest.index}"):
-            _set_up(work, guest, channel)
+    try:
+        started = []
+        for guest in work.plan.guests:
+            with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
+                _start_guest(work, guest)
+                started.append((guest, time.monotonic()))
+        for guest, since in started:
+            with work.recorder.stage(f"agent g{guest.index}"):
+                channel = _reach_agent(work, guest, since)
+            with channel, work.recorder.stage(f"setup g{guest.index}"):
+                _set_up(work, guest, channel)
+    finally:
+        for helpers in work.helpers.values():
+            helpers.close()
 
 
 def agent_socket(run_dir: Path) -> Path:
@@ -119,10 +125,18 @@ def _stage_image(work: Boot) -> None:
 
 
 def _choose_shares(work: Boot) -> None:
-    config = work.layout.config
-    asked, _ = shares.wanted(config.shares, work.account, work.lease.request.work_dir)
-    timeout = config.guests.stage_timeout_s
-    work.shares = [share for share in asked if shares.reachable(share, work.account, timeout)]
+    work.shares, _ = shares.wanted(work.layout.config.shares, work.account, work.lease.request.work_dir)
+
+
+def _make_cgroup(work: Boot) -> None:
+    """Where the guests and their helpers will be; made before the first of them."""
+    if work.layout.config.guests.cgroups == "off":
+        return
+    with work.recorder.stage("cgroup"):
+        generation = str(work.lease.generation)
+        work.journal.acquire(resources.CGROUP, f"cgroup:{generation}")
+        work.cgroup = Cgroup.of(generation)
+        work.cgroup.create(limits_of(work.plan, work.layout.config.guests))
 
 
 def _devices(plan: NodePlan) -> list[PassthroughDevice]:
@@ -154,13 +168,38 @@ def _take_devices(work: Boot) -> None:
         nvswitch.acquire(nvswitch.Fmpm(config.devices), work.journal, work.plan, modules)
 
 
-def _start_guest(work: Boot, guest: GuestPlan) -> int:
-    """Start one guest with its share daemons; returns QEMU's uid."""
-    layout, generation = work.layout, str(work.lease.generation)
+def _start_guest(work: Boot, guest: GuestPlan) -> None:
+    """Start one guest with its share daemons."""
+    layout = work.layout
     run_dir = work.run_dir(guest)
     run_dir.mkdir(mode=0o711)
     # libvirt makes the agent's socket writable for a whole group: nobody but root gets near it
     agent_socket(run_dir).parent.mkdir(mode=0o700)
+    uid = _claim_uid(work)
+    memory = f"memory:g{guest.index}"
+    work.journal.acquire(resources.MEMORY, memory, owners=[work.account.uid, uid])
+    limits = limits_of(work.plan, layout.config.guests)
+    helpers = Helpers(layout, work.journal, guest, work.account, uid, work.cgroup, limits)
+    work.helpers[guest.index] = helpers
+    helpers.start_daemons(work.shares)
+    console.prepare(run_dir / "console.log", uid)
+    name = domain_name(work.lease.generation, guest.index)
+    assert work.staged is not None
+    boot_files = images.private_copies(work.staged, run_dir)
+    xml = render(_spec(work, guest, uid, boot_files))
+    work.journal.acquire(resources.DOMAIN, f"domain:{name}", name=name, uid=uid)
+    _create(work, guest, xml, uid)
+    for path in boot_files:
+        path.unlink()  # QEMU has read them
+    inodes = set()
+    for ref in process.of_uid(uid):
+        inodes |= guestmemory.of_process(ref.pid)
+        if work.cgroup is not None:
+            work.cgroup.add(ref.pid)
+    work.journal.update(memory, inodes=sorted(inodes))
+
+
+def _claim_uid(work: Boot) -> int:
     claimed: list[str] = []
 
     def announce(uid: int) -> None:
@@ -170,40 +209,34 @@ def _start_guest(work: Boot, guest: GuestPlan) -> int:
         claimed.append(f"uid:{uid}")
         work.journal.acquire(resources.UID, claimed[0], uid=uid)
 
-    uid = uids.claim(layout, generation, announce)
-    for share in work.shares:
-        _start_share(work, guest, share, uid)
-    console.prepare(run_dir / "console.log", uid)
-    name = domain_name(work.lease.generation, guest.index)
-    assert work.staged is not None
-    boot_files = images.private_copies(work.staged, run_dir)
-    xml = render(_spec(work, guest, uid, boot_files))
-    work.journal.acquire(resources.DOMAIN, f"domain:{name}", name=name, uid=uid)
-    work.hypervisor.create(xml, deadlines.start_s(layout.config.guests, guest))
-    for path in boot_files:
-        path.unlink()  # QEMU has read them
-    return uid
+    return uids.claim(work.layout, str(work.lease.generation), announce)
 
 
-def _start_share(work: Boot, guest: GuestPlan, share: shares.Share, uid: int) -> None:
-    run_dir = work.run_dir(guest)
-    key = f"process:g{guest.index}:virtiofsd:{share.tag}"
-    work.journal.acquire(resources.PROCESS, key, role="virtiofsd", path=share.path)
-    ref = shares.serve(
-        work.layout.config.shares,
-        share,
-        work.account,
-        socket_path=run_dir / f"fs-{share.tag}.sock",
-        qemu_uid=uid,
-        generation=str(work.lease.generation),
-        log=run_dir / f"fs-{share.tag}.log",
-    )
-    work.journal.update(key, pid=ref.pid, started=ref.started)
-    work.daemons.setdefault(guest.index, []).append(ref)
+def _create(work: Boot, guest: GuestPlan, xml: str, uid: int) -> None:
+    """Have libvirt start QEMU.
+
+    QEMU waits for the daemons of its shares, and libvirt for QEMU: a daemon
+    that its user has stopped must not look like a libvirt that hangs.
+    """
+    helpers = work.helpers[guest.index]
+
+    def watch() -> None:
+        if error := helpers.disturbed():
+            raise error
+
+    try:
+        work.hypervisor.create(xml, deadlines.start_s(work.layout.config.guests, guest), watch)
+    except UserError:
+        for ref in process.of_uid(uid):
+            process.end(ref)  # libvirt waits for it
+        raise
+    except NodeError as err:
+        raise helpers.disturbed() or helpers.ended() or err from err
 
 
 def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path]) -> DomainSpec:
     config, run_dir = work.layout.config.guests, work.run_dir(guest)
+    helpers = work.helpers[guest.index]
     assert work.staged is not None
     kernel, initrd = boot_files
     libvirt_version, _ = work.hypervisor.version()
@@ -225,36 +258,9 @@ def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path])
         gid=accounts.group_id(config.qemu_group),
         agent_socket=str(agent_socket(run_dir)),
         console_log=str(run_dir / "console.log"),
-        shares=tuple(ShareSpec(s.tag, str(run_dir / f"fs-{s.tag}.sock")) for s in work.shares),
+        shares=tuple(ShareSpec(s.tag, str(helpers.socket_of(s))) for s in helpers.shares),
+        partition=work.cgroup.partition if work.cgroup else "",
     )
-
-
-def _start_shim(work: Boot, guest: GuestPlan, uid: int) -> None:
-    """Start the host's end of the guest's channel."""
-    config, run_dir = work.layout.config, work.run_dir(guest)
-    agent = _connect(agent_socket(run_dir))
-    listener = shares.listen(run_dir / "run.sock", work.account.uid)
-    key = f"process:g{guest.index}:shim"
-    work.journal.acquire(resources.PROCESS, key, role="shim")
-    said = (run_dir / "console.log").open("r+b", buffering=0)
-    with agent, listener, said, process.watched(work.daemons.get(guest.index, [])) as watched:
-        ref = process.spawn(
-            [
-                f"{config.paths.libexec}/vhpc-shim",
-                f"--agent-fd={agent.fileno()}",
-                f"--listen-fd={listener.fileno()}",
-                f"--uid={work.account.uid}",
-                f"--console-fd={said.fileno()}",
-                f"--console-keep={config.guests.console_limit_kib}",
-                *(f"--watch-fd={fd}" for fd in watched),
-            ],
-            who=process.Credentials(uid, NOBODY_GID),
-            generation=str(work.lease.generation),
-            log=run_dir / "shim.log",
-            pass_fds=(agent.fileno(), listener.fileno(), said.fileno(), *watched),
-        )
-    work.journal.update(key, pid=ref.pid, started=ref.started)
-    work.shims[guest.index] = ref
 
 
 def _ended(work: Boot, guest: GuestPlan) -> bool:
@@ -268,7 +274,7 @@ def _ended(work: Boot, guest: GuestPlan) -> bool:
     return True
 
 
-def _reach_agent(work: Boot, guest: GuestPlan, uid: int, since: float) -> GuestChannel:
+def _reach_agent(work: Boot, guest: GuestPlan, since: float) -> GuestChannel:
     """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows.
 
     Each deadline counts from the guest's own start: several guests do not add theirs up.
@@ -276,22 +282,28 @@ def _reach_agent(work: Boot, guest: GuestPlan, uid: int, since: float) -> GuestC
     run_dir = work.run_dir(guest)
     until = since + _boot_limit(work, guest)
     try:
-        _start_shim(work, guest, uid)
+        work.helpers[guest.index].start_shim(_connect(agent_socket(run_dir)))
     except NodeError as err:
         # a guest that ends at once takes its channel and its folders' daemons with it: not the node's fault
-        if _killed_helper(work, guest) or _ended(work, guest):
+        if work.helpers[guest.index].disturbed() or _ended(work, guest):
             raise _boot_failure(work, guest, late=False) from err
         raise
     try:
         channel = GuestChannel.connect(run_dir / "run.sock", max(1.0, until - time.monotonic()))
-        _hear(work, channel, until)
+        _hear(work, guest, channel, until)
     except ChannelError as err:
         raise _boot_failure(work, guest, late=time.monotonic() >= until - 1.0) from err
     return channel
 
 
-def _hear(work: Boot, channel: GuestChannel, until: float) -> None:
-    """Wait for the agent's hello; Stopped when the job has ended meanwhile."""
+def _hear(work: Boot, guest: GuestPlan, channel: GuestChannel, until: float) -> None:
+    """Wait for the agent's hello.
+
+    Raises:
+        Stopped: the job has ended meanwhile.
+        UserError: the user has stopped a helper.
+        ChannelError: the guest has ended, or stays silent.
+    """
     while True:
         try:
             channel.hello(max(1.0, min(ASK_S, until - time.monotonic())))
@@ -299,6 +311,8 @@ def _hear(work: Boot, channel: GuestChannel, until: float) -> None:
         except ChannelSilentError:
             if time.monotonic() >= until - 1.0:
                 raise
+        if error := work.helpers[guest.index].disturbed():
+            raise error
         if work.over():
             raise Stopped(f"generation {work.lease.generation} was ended")
 
@@ -316,12 +330,8 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     words = console.last_words(work.run_dir(guest) / "console.log")
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
-    if killed := _killed_helper(work, guest):
-        return UserError(
-            f"a process that the guest needs was killed on {node} while image {image} booted",
-            killed,
-            "submit the job again; if it ends like this again, tell the site's support",
-        )
+    if error := work.helpers[guest.index].disturbed():
+        return UserError(f"{error.what} on {node} while image {image} booted", error.why, error.cure)
     if late:
         return UserError(
             f"image {image} did not get ready within {_boot_limit(work, guest)} s on {node}",
@@ -344,16 +354,6 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     return UserError(f"image {image} did not boot on {node}", said)
 
 
-def _killed_helper(work: Boot, guest: GuestPlan) -> str:
-    """Which of the guest's processes a signal has ended, not the guest's own end; empty when none."""
-    helpers = [("the daemon of a shared folder", ref) for ref in work.daemons.get(guest.index, [])]
-    if shim := work.shims.get(guest.index):
-        process.wait_gone(shim, 1.0)  # its sockets close before it has ended
-        helpers.append(("vhpc-shim", shim))
-    found = ((name, process.killed_by(ref)) for name, ref in helpers)
-    return "; ".join(f"{name} had {signal.Signals(number).name}" for name, number in found if number)
-
-
 def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
     account, timeout = work.account, float(work.layout.config.guests.stage_timeout_s)
     guids = guestports.expected(work.lease, work.plan, guest, work.inventory)
@@ -372,7 +372,7 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             commands=work.layout.config.host.commands,
             timeout_s=timeout,
         )
-        for share in work.shares:
+        for share in work.helpers[guest.index].shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
         if guids:
             wait_s = work.layout.config.fabric.guest_timeout_s

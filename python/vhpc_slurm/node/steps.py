@@ -9,6 +9,11 @@ EXTERN, BATCH = "extern", "batch"
 _TITLE = re.compile(rb"slurmstepd: \[(\d+)(?:\+\d+)?\.(\w+)\]")
 
 
+def _is_stepd(entry: Path) -> bool:
+    """Whether a process runs slurmstepd's program; after an upgrade its file is "(deleted)"."""
+    return (entry / "exe").readlink().name.removesuffix(" (deleted)") == "slurmstepd"
+
+
 def running(proc: Path = Path("/proc")) -> dict[int, frozenset[str]]:
     """Steps by job: ``extern``, ``batch``, ``interactive`` or a number.
 
@@ -22,6 +27,9 @@ def running(proc: Path = Path("/proc")) -> dict[int, frozenset[str]]:
         if not entry.name.isdigit():
             continue
         try:
+            # anybody may call himself so; and memory of a user's process is not to be waited for
+            if entry.stat().st_uid != 0 or not _is_stepd(entry):
+                continue
             title = _TITLE.match((entry / "cmdline").read_bytes())
         except OSError:
             continue  # it has ended
