@@ -73,8 +73,11 @@ int confine_resources(const struct confine *c);
  */
 int confine_open_share(const struct confine *c, int *code);
 
-/* Whether the directory that was really opened may be shared; 0 or an exit code, reported. */
-int confine_check_share(const struct confine *c, int share);
+/*
+ * Whether the directory that was really opened may be shared: 0 or an exit code,
+ * reported.  With `say` the report has its path, too.
+ */
+int confine_check_share(const struct confine *c, int share, bool say);
 
 /*
  * Give this process a mount namespace whose root has the system's programs

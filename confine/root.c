@@ -193,7 +193,7 @@ static int show_share(const struct confine *c)
 
     if (share < 0)
         return code;
-    code = confine_check_share(c, share);
+    code = confine_check_share(c, share, false);
     if (code == 0) {
         (void)snprintf(link, sizeof link, "/proc/self/fd/%d", share);
         code = show(c, link, SHARE, c->read_only, MS_REC);
@@ -234,11 +234,10 @@ int confine_enter_root(const struct confine *c)
 
     if (share < 0)
         return code;
-    code = confine_check_share(c, share);
+    code = confine_check_share(c, share, true);
     (void)close(share);
     if (code != 0)
         return code;
-    (void)confine_report(c, 0, "opened", "%s", c->share);
     /* slave: what the host mounts later below the shared directory is seen, and nothing goes back
      */
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)

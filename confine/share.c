@@ -76,7 +76,7 @@ static bool is_of_the_kernel(const struct statfs *fs)
     return false;
 }
 
-int confine_check_share(const struct confine *c, int share)
+int confine_check_share(const struct confine *c, int share, bool say)
 {
     char link[64];
     char path[PATH_MAX];
@@ -84,10 +84,14 @@ int confine_check_share(const struct confine *c, int share)
 
     (void)snprintf(link, sizeof link, "/proc/self/fd/%d", share);
     ssize_t length = readlink(link, path, sizeof path - 1);
-    if (length < 0 || fstatfs(share, &fs) != 0)
+    if (length < 0)
         return confine_report(c, CONFINE_FAILED, "failed", "cannot tell where %s leads: %s",
                               c->share, strerror(errno));
     path[length] = '\0';
+    if (say)
+        (void)confine_report(c, 0, "opened", "%s", path);
+    if (fstatfs(share, &fs) != 0) /* such as a FUSE file system that has lost its daemon */
+        return confine_report(c, CONFINE_ABSENT, "absent", "%s", strerror(errno));
     if (strcmp(path, "/") == 0 || is_of_the_kernel(&fs))
         return confine_report(c, CONFINE_REFUSED, "refused", "%s", path);
     for (size_t i = 0; i < c->refused_count; i++)

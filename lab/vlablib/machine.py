@@ -21,7 +21,7 @@ from vlablib.settings import Lab
 
 INIT = Path(__file__).with_name("hostinit.py")
 _INIT_IN_HOST = "/usr/local/sbin/vlab-init"
-_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 _KVM_DEVICES = ("kvm", "vhost-net", "vhost-vsock")
 
 

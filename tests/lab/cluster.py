@@ -157,6 +157,8 @@ class Lab:
                 " sed 's/^/mount /';"
                 "find /run/vhpc/jobs /run/vhpc/uids /var/lib/vhpc/journal /var/lib/vhpc/outbox"
                 " /var/lib/vhpc/images/pins -mindepth 1 2>/dev/null | sed 's/^/file /';"
+                "find /sys/fs/cgroup/*/vhpc.partition -mindepth 1 -maxdepth 1 -type d 2>/dev/null |"
+                " sed 's/^/cgroup /';"
                 "ip -o link | grep -E 'tap|vnet|macvtap' | sed 's/^/link /'"
             )
             out = self.run(node, "sh", "-c", script, check=False).out

@@ -209,14 +209,16 @@ def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[shares.Share
     Whether he may enter a folder is asked with his own rights, which only root can take on.
     """
     account = accounts.account(uid)
-    found, notes = shares.wanted(config.shares, account, work_dir)
     program, timeout = f"{config.paths.libexec}/vhpc-confine", config.guests.stage_timeout_s
-    if here.is_root() and not os.access(program, os.X_OK):
-        notes.append(f"whether {account.name} can enter them was not checked: there is no {program}")
-    elif here.is_root():
-        closed = {share: shares.closed(share, program, account, timeout) for share in found}
-        notes += [f"{share.why} {share.path!r} is not shared: {why}" for share, why in closed.items() if why]
-        found = [share for share, why in closed.items() if not why]
+    if not here.is_root() or not os.access(program, os.X_OK):
+        found, notes = shares.wanted(config.shares, account, work_dir)
+        notes.append(f"whether {account.name} can enter them was not tried: root can, with {program}")
+        return tuple(found), tuple(notes)
+    real = shares.real_work_dir(work_dir, program, account, timeout)
+    found, notes = shares.wanted(config.shares, account, real)
+    why = {share: shares.attempt(share.path, program, account, timeout).why_not for share in found}
+    notes += [f"{share.why} {share.path!r} is not shared: {text}" for share, text in why.items() if text]
+    found = [share for share, text in why.items() if not text]
     return tuple(found), tuple(notes)
 
 

@@ -77,6 +77,10 @@ class AbsentError(Exception):
     """The user cannot enter the directory that was to be shared; the text says why."""
 
 
+class RefusedError(UserError):
+    """The directory that was to be shared leads to a place that no guest may see."""
+
+
 @dataclass
 class Started:
     """A helper that was started; ``finish`` waits until it runs its program."""
@@ -87,12 +91,19 @@ class Started:
     _report: int
     _said: bytes = b""
 
+    @property
+    def real_path(self) -> str:
+        """Where the shared directory leads; empty when it could not be opened, or before ``finish``."""
+        lines = self._said.decode(errors="replace").splitlines()
+        return next((line[7:] for line in lines if line.startswith("opened ")), "")
+
     def finish(self, timeout_s: float) -> process.ProcessRef:
         """Wait until the program is executed.
 
         Raises:
             AbsentError: the user cannot enter the shared directory.
-            UserError: it may not be shared, or the user has ended or stopped the helper.
+            RefusedError: it may not be shared.
+            UserError: the user has ended or stopped the helper, or serves a file system that hangs.
             NodeError: anything else.
         """
         until = time.monotonic() + timeout_s
@@ -118,7 +129,7 @@ class Started:
             raise AbsentError(text)
         if word == "refused":
             assert self.confinement.share is not None
-            raise UserError(
+            raise RefusedError(
                 f"{self.confinement.share.path} cannot be shared with the guest",
                 f"it leads to {text} of the node",
                 "submit the job from another directory",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from vhpc_slurm.config import Shares
-from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.errors import NodeError
 from vhpc_slurm.node import confine
 from vhpc_slurm.node.accounts import Account
 from vhpc_slurm.node.confine import Confinement, SharedDirectory, Started
@@ -84,28 +84,52 @@ def wanted(config: Shares, account: Account, work_dir: str) -> tuple[list[Share]
     return sorted(shares, key=lambda s: len(PurePosixPath(s.path).parts)), notes
 
 
-def closed(share: Share, program: str, account: Account, timeout_s: float) -> str:
-    """Why a folder would not be shared; empty when it would.  Asked with the user's own rights.
+@dataclass(frozen=True)
+class Trial:
+    """What came of an attempt to share a folder: where it leads, and why it would not be shared."""
+
+    real_path: str
+    why_not: str
+
+
+def attempt(path: str, program: str, account: Account, timeout_s: float) -> Trial:
+    """Try to share a folder, with the user's own rights.
 
     Args:
-        share: the folder.
+        path: the folder.
         program: path of vhpc-confine.
         account: the user.
         timeout_s: how long the file system may take to answer.
 
     Raises:
-        NodeError: the file system does not answer.
+        UserError: a file system of the user's does not answer.
+        NodeError: another file system does not answer.
     """
-    own = Confinement(program, account.credentials, share=SharedDirectory(share.path, read_only=True))
+    own = Confinement(program, account.credentials, share=SharedDirectory(path, read_only=True))
     with Path("/dev/null").open("w") as null:
         trial = confine.start(["/usr/bin/true"], own, generation="", stderr=null.fileno())
     try:
         trial.finish(timeout_s)
     except confine.AbsentError as err:
-        return f"{account.name} cannot enter it: {err}"
-    except UserError as err:
-        return err.why
-    return ""
+        return Trial(trial.real_path, f"{account.name} cannot enter it: {err}")
+    except confine.RefusedError as err:
+        return Trial(trial.real_path, err.why)
+    return Trial(trial.real_path, "")
+
+
+def real_work_dir(work_dir: str, program: str, account: Account, timeout_s: float) -> str:
+    """The folder that a working directory is, which may be a link: a task finds itself there.
+
+    Where it is, and not what it is called, decides what the guest gets.  A
+    place of the guest's own system, and what the user cannot enter, stays as
+    it is.
+
+    Raises:
+        UserError, NodeError: as ``attempt``.
+    """
+    if _is_system(PurePosixPath(os.path.normpath(work_dir))):
+        return work_dir
+    return attempt(work_dir, program, account, timeout_s).real_path or work_dir
 
 
 def serve(

@@ -91,7 +91,8 @@ def boot(work: Boot) -> None:
     """
     with work.recorder.stage("image", work.image.digest):
         _stage_image(work)
-    _choose_shares(work)
+    with work.recorder.stage("shares"):
+        _choose_shares(work)
     _make_cgroup(work)
     if taken := _devices(work.plan):
         with work.recorder.stage("devices", " ".join(device.address for device in taken)):
@@ -125,7 +126,11 @@ def _stage_image(work: Boot) -> None:
 
 
 def _choose_shares(work: Boot) -> None:
-    work.shares, _ = shares.wanted(work.layout.config.shares, work.account, work.lease.request.work_dir)
+    config = work.layout.config
+    program = f"{config.paths.libexec}/vhpc-confine"
+    timeout = config.guests.stage_timeout_s
+    real = shares.real_work_dir(work.lease.request.work_dir, program, work.account, timeout)
+    work.shares, _ = shares.wanted(config.shares, work.account, real)
 
 
 def _make_cgroup(work: Boot) -> None:
