@@ -27,6 +27,8 @@ FIRMWARES = frozenset({"bios", "uefi"})
 MANIFEST_LIMIT = 1 << 20
 CHUNK = 1 << 20
 NEAR_NAMES = 3
+BOOT_FILE_LIMIT = 512 << 20
+"""Bytes of a kernel or an initrd: each guest has copies of them, in the node's memory."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ def _check(manifest: ImageManifest) -> None:
             raise ValueError(f"{blob.file}: {blob.sha256!r} is no sha256")
         if blob.size <= 0:
             raise ValueError(f"{blob.file}: a size of {blob.size} bytes")
+        if blob is not manifest.root and blob.size > BOOT_FILE_LIMIT:
+            raise ValueError(f"{blob.file}: more than {BOOT_FILE_LIMIT >> 20} MiB")
         if PurePosixPath(blob.file).name != blob.file:
             raise ValueError(f"{blob.file!r} is no file name")
     # Whether a guest can mount it is for the planner to say; here it must be a word of a kernel command line.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
@@ -14,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from stepd import stepd
+from node_rig import GENERATION, node_layout, publish
+from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config, Shares, load
-from vhpc_slurm.errors import FabricError, NodeError, UserError
-from vhpc_slurm.model import Blob, Generation, ImageIdentity, ImageManifest, ImageRef
+from vhpc_slurm.errors import FabricError, NodeError
+from vhpc_slurm.model import Generation
 from vhpc_slurm.node import (
     audit,
     console,
@@ -36,19 +36,7 @@ from vhpc_slurm.node import (
 from vhpc_slurm.node.accounts import Account
 from vhpc_slurm.node.layout import Layout
 
-GENERATION = "42.0.0123abcd"
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="changes uids: run as root")
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    paths = {"state": str(tmp_path / "state"), "run": str(tmp_path / "run"), "log": str(tmp_path / "log")}
-    raw = {
-        "paths": paths,
-        "images": {"catalog": str(tmp_path / "catalog"), "store": str(tmp_path / "store")},
-        "guests": {"uid_base": 4_100_000, "uid_count": 3, "uid_check_paths": []},
-    }
-    return Layout(msgspec.convert(raw, Config))
+layout = node_layout
 
 
 def account(home: str = "/home/alice") -> Account:
@@ -314,7 +302,7 @@ def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
 def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     uid = uids.claim(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
-    images.pin(layout, "sha256:" + "0" * 64, GENERATION)
+    images.pin(layout, publish(layout), GENERATION)
     kinds = [
         "orphan-folder",
         "orphan-pin",
@@ -391,83 +379,6 @@ def test_a_very_long_message_is_cut_at_a_character(tmp_path: Path) -> None:
     path = tmp_path / "state"
     statefile.write(path, {"message": "ü" * 5000})
     assert statefile.read(path)["message"] == "ü" * 2000
-
-
-# --- images ------------------------------------------------------------------
-
-
-def publish(layout: Layout, *, damage: str = "") -> ImageIdentity:
-    folder = Path(layout.config.images.catalog) / "blobs" / "sha256"
-    folder.mkdir(parents=True)
-    blobs = []
-    for name in ("vmlinuz", "initrd", "root.erofs"):
-        data = name.encode() * 1000
-        digest = hashlib.sha256(data).hexdigest()
-        if damage != "absent:" + name:
-            flip = damage == "flip:" + name
-            (folder / digest).write_bytes(
-                data[:-1] + b"!" if flip else data + b"x" * (damage == "longer:" + name)
-            )
-        blobs.append(Blob(name, digest, len(data)))
-    first, second, third = blobs
-    manifest = ImageManifest(
-        1,
-        "tiny",
-        "1",
-        "x86_64",
-        first,
-        second,
-        third,
-        "erofs",
-        "agent",
-        "",
-        64,
-        "bios",
-        ("virtio_blk",),
-        "0.1.0",
-    )
-    return ImageIdentity(ImageRef("tiny", "1"), "sha256:" + "0" * 64, manifest)
-
-
-def test_a_staged_image_has_the_bytes_its_digests_say(layout: Layout) -> None:
-    image = publish(layout)
-    staged = images.stage(layout, image)
-    for path, blob in ((staged.kernel, image.manifest.kernel), (staged.root, image.manifest.root)):
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == blob.sha256
-        assert path.stat().st_mode & 0o777 == 0o644
-    inode = staged.root.stat().st_ino
-    assert images.stage(layout, image).root.stat().st_ino == inode, "a second staging copies nothing"
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        ("flip:root.erofs", "root.erofs has sha256"),
-        ("longer:initrd", "initrd has sha256"),
-        ("absent:vmlinuz", "vmlinuz is not in the catalogue"),
-    ],
-)
-def test_a_broken_image_is_the_users_error_and_leaves_nothing(layout: Layout, damage: str, said: str) -> None:
-    image = publish(layout, damage=damage)
-    with pytest.raises(UserError, match=said):
-        images.stage(layout, image)
-    store = Path(layout.config.images.store) / "blobs" / "sha256"
-    assert not list(store.glob("*.part"))
-    bad = {
-        "root.erofs": image.manifest.root,
-        "initrd": image.manifest.initrd,
-        "vmlinuz": image.manifest.kernel,
-    }
-    assert not (store / bad[damage.split(":")[1]].sha256).exists()
-
-
-def test_pins_come_and_go(layout: Layout) -> None:
-    digest = "sha256:" + "ab" * 32
-    images.pin(layout, digest, GENERATION)
-    assert list(images.pins(layout)) == [(digest, GENERATION)]
-    images.unpin(layout, digest, GENERATION)
-    images.unpin(layout, digest, GENERATION)
-    assert list(images.pins(layout)) == []
 
 
 # --- shares ------------------------------------------------------------------

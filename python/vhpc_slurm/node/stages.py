@@ -121,8 +121,13 @@ def agent_socket(run_dir: Path) -> Path:
 def _stage_image(work: Boot) -> None:
     digest = work.image.digest
     work.journal.acquire(resources.IMAGE, f"image:{digest}", digest=digest)
-    images.pin(work.layout, digest, str(work.lease.generation))
-    work.staged = images.stage(work.layout, work.image)
+    images.pin(work.layout, work.image, str(work.lease.generation))
+
+    def go_on() -> None:
+        if work.over():
+            raise Stopped(f"generation {work.lease.generation} was ended")
+
+    work.staged = images.stage(work.layout, work.image, go_on)
 
 
 def _choose_shares(work: Boot) -> None:

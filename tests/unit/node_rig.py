@@ -1,0 +1,59 @@
+"""A node's folders in a temporary one, and a small image in its catalogue."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.model import Blob, ImageIdentity, ImageManifest, ImageRef
+from vhpc_slurm.node.layout import Layout
+
+GENERATION = "42.0.0123abcd"
+
+
+@pytest.fixture(name="layout")
+def node_layout(tmp_path: Path) -> Layout:
+    paths = {"state": str(tmp_path / "state"), "run": str(tmp_path / "run"), "log": str(tmp_path / "log")}
+    raw = {
+        "paths": paths,
+        "images": {"catalog": str(tmp_path / "catalog"), "store": str(tmp_path / "store")},
+        "guests": {"uid_base": 4_100_000, "uid_count": 3, "uid_check_paths": []},
+    }
+    return Layout(msgspec.convert(raw, Config))
+
+
+def publish(layout: Layout, *, damage: str = "") -> ImageIdentity:
+    folder = Path(layout.config.images.catalog) / "blobs" / "sha256"
+    folder.mkdir(parents=True, exist_ok=True)
+    blobs = []
+    for name in ("vmlinuz", "initrd", "root.erofs"):
+        data = name.encode() * 1000
+        digest = hashlib.sha256(data).hexdigest()
+        if damage != "absent:" + name:
+            flip = damage == "flip:" + name
+            (folder / digest).write_bytes(
+                data[:-1] + b"!" if flip else data + b"x" * (damage == "longer:" + name)
+            )
+        blobs.append(Blob(name, digest, len(data)))
+    first, second, third = blobs
+    manifest = ImageManifest(
+        1,
+        "tiny",
+        "1",
+        "x86_64",
+        first,
+        second,
+        third,
+        "erofs",
+        "agent",
+        "",
+        64,
+        "bios",
+        ("virtio_blk",),
+        "0.1.0",
+    )
+    return ImageIdentity(ImageRef("tiny", "1"), "sha256:" + "0" * 64, manifest)

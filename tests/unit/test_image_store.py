@@ -1,0 +1,161 @@
+"""The node's store of images: what is in it is whole and right, and a bad image hurts nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from node_rig import GENERATION, node_layout, publish
+from stepd import needs_root
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import FabricError, NodeError, UserError
+from vhpc_slurm.model import Blob, ImageIdentity
+from vhpc_slurm.node import images, journal
+from vhpc_slurm.node.layout import Layout
+
+layout = node_layout
+
+
+def test_a_staged_image_has_the_bytes_its_digests_say(layout: Layout) -> None:
+    image = publish(layout)
+    staged = images.stage(layout, image)
+    for path, blob in ((staged.kernel, image.manifest.kernel), (staged.root, image.manifest.root)):
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == blob.sha256
+        assert path.stat().st_mode & 0o777 == 0o644
+    inode = staged.root.stat().st_ino
+    assert images.stage(layout, image).root.stat().st_ino == inode, "a second staging copies nothing"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("flip:root.erofs", "root.erofs: it has sha256"),
+        ("longer:initrd", "initrd: it has 6001 bytes, the manifest says 6000"),
+        ("absent:vmlinuz", "vmlinuz is not in the catalogue"),
+    ],
+)
+def test_a_broken_image_is_the_users_error_and_leaves_nothing(layout: Layout, damage: str, said: str) -> None:
+    image = publish(layout, damage=damage)
+    with pytest.raises(UserError, match=said):
+        images.stage(layout, image)
+    store = Path(layout.config.images.store) / "blobs" / "sha256"
+    assert not list(store.glob("*.part"))
+    bad = {
+        "root.erofs": image.manifest.root,
+        "initrd": image.manifest.initrd,
+        "vmlinuz": image.manifest.kernel,
+    }
+    assert not (store / bad[damage.split(":")[1]].sha256).exists()
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device"])
+def test_what_is_no_regular_file_in_the_catalogue_does_not_hold_up_a_hook(layout: Layout, what: str) -> None:
+    image = publish(layout)
+    blob = Path(layout.config.images.catalog) / "blobs/sha256" / image.manifest.root.sha256
+    blob.unlink()
+    {"fifo": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[what](blob)
+    with pytest.raises(UserError, match=r"root\.erofs: it is not a regular file"):
+        images.stage(layout, image)
+
+
+def huge(layout: Layout, size: int) -> ImageIdentity:
+    """An image whose root is a sparse file of so many bytes."""
+    image = publish(layout)
+    blob = Blob("root.erofs", "ab" * 32, size)
+    path = Path(layout.config.images.catalog) / "blobs/sha256" / blob.sha256
+    path.touch()
+    os.truncate(path, size)
+    return dataclasses.replace(image, manifest=dataclasses.replace(image.manifest, root=blob))
+
+
+def test_an_image_that_no_store_can_hold_is_refused_before_a_byte_is_read(layout: Layout) -> None:
+    with pytest.raises(UserError, match=r"too large for this node: its root\.erofs has 2097152 MiB"):
+        images.stage(layout, huge(layout, 2 << 40))
+    assert [name for name, _ in images.stored(layout)] != ["ab" * 32]
+
+
+@needs_root
+def test_a_full_store_makes_room_from_what_no_job_uses(layout: Layout) -> None:
+    """On a real file system of 100 MiB."""
+    store = Path(layout.config.images.store)
+    store.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "none", str(store)], check=True)
+    try:
+        image = publish(layout)
+        staged = images.stage(layout, image)
+        images.pin(layout, image, GENERATION)
+        old, older = (store / "blobs/sha256" / (letter * 64) for letter in "ab")
+        for path, age in ((old, 100), (older, 200)):
+            path.write_bytes(b"x" * (15 << 20))
+            os.utime(path, (time.time() - age,) * 2)
+        torn = store / "blobs/sha256" / f".{'c' * 64}.part"
+        torn.write_bytes(b"x" * (1 << 20))
+        # needs 64 MiB to stay free: the torn copy and the older blob have to go, the other one may stay
+        with pytest.raises(UserError, match="is damaged"):
+            images.stage(layout, huge(layout, 15 << 20))
+        assert (torn.exists(), older.exists(), old.exists()) == (False, False, True)
+        with pytest.raises(FabricError, match="no room"):
+            images.stage(layout, huge(layout, 36 << 20))
+        assert not old.exists()
+        assert staged.root.exists(), "in use"
+        assert not list(store.glob("blobs/sha256/.*.part"))
+    finally:
+        subprocess.run(["umount", str(store)], check=True)
+
+
+def test_a_copy_that_fails_leaves_nothing_and_a_killed_ones_rest_is_no_obstacle(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = publish(layout)
+    store = Path(layout.config.images.store) / "blobs" / "sha256"
+    store.mkdir(parents=True)
+    (store / f".{image.manifest.kernel.sha256}.part").write_bytes(b"torn")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(NodeError, match="No space left"):
+            images.stage(layout, image)
+    assert not list(store.glob(".*.part"))
+    assert images.stage(layout, image).kernel.exists()
+
+
+def test_a_copy_asks_whether_to_go_on_and_has_a_deadline(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "CHUNK", 1000)
+    monkeypatch.setattr(images, "CHECK_S", 0.0)
+
+    def ended() -> None:
+        raise journal.Stopped("the job has ended")
+
+    with pytest.raises(journal.Stopped):
+        images.stage(layout, publish(layout), ended)
+    raw = msgspec.to_builtins(layout.config)
+    raw["guests"]["stage_timeout_s"] = 1
+    slow = Layout(msgspec.convert(raw, Config))
+    with pytest.raises(FabricError, match="could not be copied within 1 s"):
+        images.stage(slow, publish(slow), lambda: time.sleep(0.4))
+    assert not list((Path(layout.config.images.store) / "blobs/sha256").glob(".*.part"))
+
+
+def test_pins_come_and_go_and_name_what_they_keep(layout: Layout) -> None:
+    image = publish(layout)
+    images.stage(layout, image)
+    assert len(images.unused(layout)) == 3
+    images.pin(layout, image, GENERATION)
+    assert list(images.pins(layout)) == [(image.digest, GENERATION)]
+    assert images.unused(layout) == []
+    images.unpin(layout, image.digest, GENERATION)
+    images.unpin(layout, image.digest, GENERATION)
+    assert list(images.pins(layout)) == []
+    assert len(images.unused(layout)) == 3
