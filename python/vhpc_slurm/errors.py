@@ -8,6 +8,8 @@ file that the SPANK plugin reads); nothing else may.
 
 from __future__ import annotations
 
+from vhpc_slurm.terminal import one_line
+
 UNDECODABLE = (ValueError, RecursionError)
 """What decoders of JSON and TOML raise for bytes that are none, not UTF-8, or nested without end."""
 
@@ -39,7 +41,7 @@ class VhpcError(Exception):
             text += f": {self.why}"
         if self.cure:
             text += f" ({self.cure})"
-        return " ".join(text.split())
+        return one_line(text)
 
 
 class UserError(VhpcError):

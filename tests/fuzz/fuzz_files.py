@@ -7,6 +7,7 @@ is a file that it has taken and reads differently the next time.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,9 +49,9 @@ def _state(raw: bytes) -> None:
     path = _HERE / "state"
     path.write_bytes(raw)
     fields = statefile.read(path)
-    statefile.write(path, fields)
+    statefile.write(path, fields, os.getuid())
     first = statefile.read(path)
-    statefile.write(path, first)
+    statefile.write(path, first, os.getuid())
     if statefile.read(path) != first:
         raise InternalError("what was written is not what is read")
 

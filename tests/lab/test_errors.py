@@ -32,6 +32,12 @@ publish("test-huge", min_memory_mib=100000)
 fake = b"not what the manifest says"
 wrong = "0" * 64
 (top / "blobs/sha256" / wrong).write_bytes(fake)
+import os
+for name, digest in (("test-fifo", "1" * 64), ("test-sparse", "2" * 64)):
+    blob = top / "blobs/sha256" / digest
+    blob.unlink(missing_ok=True)
+    os.mkfifo(blob) if name == "test-fifo" else (blob.touch(), os.truncate(blob, 2 << 40))
+    publish(name, root={**base["root"], "sha256": digest, "size": 2 << 40})
 publish("test-damaged", root={**base["root"], "sha256": wrong, "size": len(fake)})
 """.replace("IMAGE", IMAGE)
 
@@ -41,7 +47,7 @@ def _variants(lab: Lab) -> Iterator[None]:
     catalog = lab.vhpc("ctl", "config")["images"]["catalog"]
     lab.run("ctl", "python3", "-", catalog, stdin=VARIANTS)
     yield
-    names = "for n in panic silent huge damaged; do rm -rf names/test-$n; done; rm -f blobs/sha256/0000*"
+    names = "rm -rf names/test-*; rm -f blobs/sha256/0000* blobs/sha256/1111* blobs/sha256/2222*"
     lab.run("ctl", "sh", "-c", f"cd {catalog} && {names}")
 
 
@@ -62,7 +68,9 @@ def failed_cleanly(lab: Lab, job: Job) -> None:
     ("image", "options", "says"),
     [
         ("no-such-image", (), r"no-such-image.*vhpc image ls"),
-        ("test-damaged", (), r"test-damaged.*root\.\w+ has sha256"),
+        ("test-damaged", (), r"test-damaged.*root\.\w+: it has sha256"),
+        ("test-fifo", (), r"test-fifo.*root\.\w+: it is not a regular file"),
+        ("test-sparse", (), r"test-sparse.*too large for this node"),
         ("test-panic", (), r"test-panic.*did not boot on n[12].*[Kk]ernel panic"),
         ("test-silent", ("--vhpc-timeout=20",), r"test-silent.*within 20 s on n[12].*--vhpc-timeout"),
         ("test-huge", (), r"100000 MiB.*--mem"),

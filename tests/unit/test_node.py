@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config, Shares, load
 from vhpc_slurm.errors import FabricError, NodeError
+from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import (
     audit,
@@ -369,15 +371,31 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
 
 def test_control_characters_cannot_forge_a_line_of_the_state_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    statefile.write(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"})
+    statefile.write(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"}, 2001)
     assert path.read_text() == "version=1\nmessage=bad status=ready  [31m\nstatus=failed\n"
-    assert path.stat().st_mode & 0o777 == 0o644
     assert statefile.read(path)["status"] == "failed"
+
+
+@needs_root
+def test_a_state_file_is_for_root_and_for_the_jobs_user(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    path = tmp_path / "state"
+    statefile.write(path, {"status": "ready"}, 2001)
+    assert path.stat().st_mode & 0o037 == 0, "written by nobody else, read by no group and no other"
+    codes = {}
+    for uid in (2001, 2002):
+        for group in (2001, 0):
+            user = process.Credentials(uid, group)
+            read = subprocess.run([*process.drop_to(user), "cat", path], capture_output=True, check=False)
+            codes[uid, group] = read.returncode
+    assert codes == {(2001, 2001): 0, (2001, 0): 0, (2002, 2001): 1, (2002, 0): 1}
 
 
 def test_a_very_long_message_is_cut_at_a_character(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    statefile.write(path, {"message": "ü" * 5000})
+    statefile.write(path, {"message": "ü" * 5000}, 2001)
     assert statefile.read(path)["message"] == "ü" * 2000
 
 
@@ -531,3 +549,24 @@ def test_a_stage_that_ended_before_is_kept_as_it_was(layout: Layout) -> None:
     kept = timeline.read(path)
     assert kept is not None
     assert [(s.name, s.began, s.ended) for s in kept.stages] == [("python", 100.0, 100.5)]
+
+
+# --- lines -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("/home/a\nDRAIN n1", "/home/a DRAIN n1"),
+        ("x\x1b[2Jy", "x\\x1b[2Jy"),
+        ("not \udcff UTF-8", "not \\udcff UTF-8"),
+        ("\u202eright to left", "\\u202eright to left"),
+        ("Grüße 日本", "Grüße 日本"),
+    ],
+)
+def test_a_text_cannot_forge_a_line_or_drive_a_terminal(text: str, line: str) -> None:
+    assert UserError("no such folder", text).line() == f"no such folder: {line}"
+    record = logging.LogRecord("vhpc", logging.INFO, "", 0, "looked at %s", (text,), None)
+    logged = common._OneLine("%(levelname)s %(message)s").format(record)
+    assert logged == f"INFO looked at {line}"
+    logged.encode()

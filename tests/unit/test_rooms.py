@@ -17,9 +17,10 @@ FLOORS = (
     {"fabric", "slurm", "placement", "domain"},
     {"config", "catalog", "model", "hardware", "cpulist", "munge"},
     {"errors"},
+    {"terminal"},
 )
 # Modules of the ground floors that stand on one another, lowest last.
-GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors")
+GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors", "terminal")
 LIBVIRT_CALLER = "node/guest.py"
 PURE = {"placement", "domain"}
 IMPURE = {

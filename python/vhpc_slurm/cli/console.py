@@ -19,6 +19,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.node.console import LEFT_OUT, read_on
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.terminal import printable
 
 CHUNK = 1 << 16
 POLL_S = 0.2
@@ -40,7 +41,7 @@ class Cleaner:
         cut = len(text) if last else _whole(text)
         text, self._held = text[:cut], text[cut:]
         text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-        return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+        return printable(text, keep="\n\t")
 
 
 def _whole(text: str) -> int:

@@ -11,6 +11,7 @@ from vhpc_slurm.cli.checks import Finding, Level, error, fabric, ok, services, s
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hooks.doubt import counted
+from vhpc_slurm.terminal import printable
 
 STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
 
@@ -92,9 +93,9 @@ def _show(shown: list[Finding], found: list[Finding]) -> None:
 
     rows = []
     for finding in shown:
-        text = output.printable(finding.what)
+        text = printable(finding.what)
         if finding.cure:
-            text += f"\n-> {output.printable(finding.cure)}"
+            text += f"\n-> {printable(finding.cure)}"
         rows.append((Text(finding.level.value, style=STYLE[finding.level]), finding.check, Text(text)))
     output.write_table(("LEVEL", "CHECK", "FINDING"), rows)
     count = {level: sum(finding.level is level for finding in found) for level in Level}

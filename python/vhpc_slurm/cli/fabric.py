@@ -18,6 +18,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric import keys, numbers, partitions
 from vhpc_slurm.fabric.select import backend, site_partitions, static_pool
 from vhpc_slurm.model import Generation, LeaseRecord
+from vhpc_slurm.terminal import printable
 
 MAX_FILE = 256 << 20
 """Bytes of the largest partitions file that is looked at; a pool of a million GUIDs has 26 MB."""
@@ -79,9 +80,9 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
         print(f"{one['pkey']} {one['state']} {one['generation']} of {one['owner']}")
         print(f"  lease   {one['lease'] or 'none is left'}")
         if one["note"] or one["left_s"]:
-            print(f"  why     {output.printable(one['note']) or 'rests for ' + output.span(one['left_s'])}")
+            print(f"  why     {printable(one['note']) or 'rests for ' + output.span(one['left_s'])}")
         for node in one["nodes"]:
-            said = node["said"] + (f": {output.printable(node['note'])}" if node["note"] else "")
+            said = node["said"] + (f": {printable(node['note'])}" if node["note"] else "")
             print(f"  node    {node['node']}  {said}")
         for guid in one["port_guids"]:
             print(f"  port    {guid}")
@@ -147,8 +148,8 @@ def fence(config: Config, node: str, *, yes: bool, as_json: bool) -> int:
             raise UserError(
                 f"node {node} is not fenced", "nobody is there to confirm it", "--yes says that it is off"
             )
-        print(FENCE.format(node=output.printable(node)), file=sys.stderr, end="")
-        print(f"Is {output.printable(node)} off? Type its name: ", file=sys.stderr, end="", flush=True)
+        print(FENCE.format(node=printable(node)), file=sys.stderr, end="")
+        print(f"Is {printable(node)} off? Type its name: ", file=sys.stderr, end="", flush=True)
         if sys.stdin.readline().strip() != node:
             raise UserError(f"node {node} is not fenced", "that was not its name")
     done = ControllerClient(config).fence(node)
@@ -214,7 +215,7 @@ def audit(config: Config, *, as_json: bool) -> int:
         output.write_json({"findings": findings})
     else:
         for one in found:
-            print(output.printable(one.what))
+            print(printable(one.what))
     return 1 if found else 0
 
 
@@ -251,7 +252,7 @@ def lint(file: str, *, as_json: bool) -> int:
         output.write_json({"file": file, "defects": defects})
     else:
         for defect in defects:
-            print(f"{output.printable(file)}:{defect.line}: {output.printable(defect.reason)}")
+            print(f"{printable(file)}:{defect.line}: {printable(defect.reason)}")
     return 1 if defects else 0
 
 

@@ -17,6 +17,7 @@ from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import Claim, PciFunction
 from vhpc_slurm.model import HostInventory
+from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -183,7 +184,7 @@ def _show(found: Picture) -> None:
     if view.hidden:
         print(f"{view.hidden} PCI functions of the platform itself are not shown; --json has them")
     for remark in found.remarks:
-        print(f"note: {output.printable(remark)}")
+        print(f"note: {printable(remark)}")
 
 
 def headline(found: Picture) -> str:
@@ -292,7 +293,7 @@ def function_line(function: PciFunction, claim: Claim | None, *, virtual: bool =
         parts.append(trained)
     if claim is not None:
         parts.append(f"held by {holder(claim)}")
-    return parts[0] + " " + ", ".join(output.printable(part) for part in parts[1:])
+    return parts[0] + " " + ", ".join(printable(part) for part in parts[1:])
 
 
 def _write_svg(found: Picture, target: str) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vhpc_slurm.terminal import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -59,11 +61,6 @@ def write_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Se
     for row in rows:
         table.add_row(*(printable(cell) if isinstance(cell, str) else cell for cell in row))
     show(table)
-
-
-def printable(text: str) -> str:
-    """The text with every character replaced that a terminal would act on."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def span(seconds: float) -> str:

@@ -15,6 +15,7 @@ from vhpc_slurm.cli.hostview import CellView, Complex, Group, Port
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.hardware import Claim, PciFunction
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory
+from vhpc_slurm.terminal import printable
 
 PAD = 10
 LINE = 16  # height of a line of text
@@ -107,7 +108,7 @@ def draw(host: HostInventory, claims: Sequence[Claim], headline: str) -> str:
 
 
 def _clean(text: str) -> str:
-    return escape("".join(c if c.isprintable() else "?" for c in text))
+    return escape(printable(text))
 
 
 def _colour(number: int) -> str:

@@ -8,6 +8,7 @@ from vhpc_slurm.cli import output
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.model import GuestPlan, NodePlan
 from vhpc_slurm.placement.plan import Refusal
+from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
     from vhpc_slurm.cli.plan import Case
@@ -39,7 +40,7 @@ def show(case: Case, plan_: NodePlan, accelerated: tuple[str, str], libvirt_uri:
             [(s.tag, s.path, "read-only" if s.read_only else "read-write", s.why) for s in case.shares],
         )
     for note in (*plan_.notes, *case.notes):
-        print(f"note: {output.printable(note)}")
+        print(f"note: {printable(note)}")
 
 
 def _memory(case: Case, plan_: NodePlan) -> str:

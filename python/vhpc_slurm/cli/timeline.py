@@ -11,6 +11,7 @@ from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Generation, Stage, Timeline
 from vhpc_slurm.node import timeline as stored
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.terminal import printable
 
 BAR_WIDTH = 40
 TEARDOWN = ("power off", "release")
@@ -132,7 +133,7 @@ def _verdict(line: Timeline) -> str:
         return f"ready after {seconds:.3f} s"
     for stage in line.stages:
         if stage.detail.startswith(FAILED):
-            return output.printable(f"not ready, {stage.name} {stage.detail}")
+            return printable(f"not ready, {stage.name} {stage.detail}")
     return "not ready (yet)"
 
 

@@ -29,6 +29,7 @@ import msgspec
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.fabric.backend import RefusedError
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY
+from vhpc_slurm.terminal import printable
 
 MAX_ANSWER = 256 << 20
 """Bytes of the longest answer; a thousand keys with a thousand ports each take about 80 MB."""
@@ -223,7 +224,7 @@ class UfmClient:
 
 def _refusal(what: str, request: str, status: int, said: bytes) -> FabricError:
     text = " ".join(said[:300].decode("utf-8", "replace").split())
-    why = f"{request}: HTTP {status} {''.join(char if char.isprintable() else '?' for char in text)}".strip()
+    why = f"{request}: HTTP {status} {printable(text)}".strip()
     if status == 401:
         return FabricError(
             f"{what} refuses the token", why, "make a new one and put it into fabric.ufm_token_file"

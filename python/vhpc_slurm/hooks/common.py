@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpc")
 SCONTROL = "/usr/bin/scontrol"
@@ -108,18 +109,25 @@ def drain(node: str, error: VhpcError) -> None:
     scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason=vhpc: {error.line()[:200]}")
 
 
+class _OneLine(logging.Formatter):
+    """Messages as one line each: a directory's name must not forge another or drive a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        record.message = one_line(record.message)
+        return super().formatMessage(record)
+
+
 def _open_log(config: Config, name: str) -> None:
-    """Append to the node's log; a hook must work even when it cannot be written."""
+    """Append to the node's log, root's alone to read; a hook must work even when it cannot be written."""
     path = Path(config.paths.log) / "hooks.log"
     handler: logging.Handler
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        handler = logging.FileHandler(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        handler = logging.StreamHandler(os.fdopen(os.open(path, flags, 0o640), "a"))
     except OSError:
         handler = logging.StreamHandler()
     job = os.environ.get("SLURM_JOB_ID", "-")
-    handler.setFormatter(
-        logging.Formatter(f"%(asctime)s {name}[{os.getpid()}] job {job}: %(levelname)s %(message)s")
-    )
+    handler.setFormatter(_OneLine(f"%(asctime)s {name}[{os.getpid()}] job {job}: %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)

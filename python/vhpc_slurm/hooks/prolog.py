@@ -144,7 +144,7 @@ def _boot(
         "guests": str(len(work.plan.guests)),
         "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(layout, work.plan)),
     }
-    statefile.write(layout.state_file(env.job_id), fields)
+    statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
 
 
 def _over(client: ControllerClient, env: common.HookEnv, lease: Lease) -> bool:
@@ -201,6 +201,7 @@ def _open_run_dir(layout: Layout, lease: Lease, book: journal.Journal) -> None:
     statefile.write(
         layout.state_file(lease.generation.job_id),
         statefile.header(lease.generation, str(lease.request.image)) | {"status": "booting"},
+        lease.request.uid,
     )
 
 
@@ -234,7 +235,7 @@ def _user_failure(
         "kind": error.kind,
         "message": message,
     }
-    statefile.write(layout.state_file(env.job_id), fields)
+    statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
     teardown.release_guests(layout, book, recorder)
 
 

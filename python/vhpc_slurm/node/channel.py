@@ -28,8 +28,8 @@ from vhpc_slurm.node.wire import (
     Op,
     Tag,
     fields_of,
+    guest_text,
     number,
-    printable,
     put,
     text,
 )
@@ -275,7 +275,7 @@ class GuestChannel:
         if any(len(value) < PORT_INDEX_BYTES for value in ports):
             raise ChannelError("the guest sent a malformed message", "PORT is too short")
         named = tuple(
-            (printable(value[PORT_INDEX_BYTES:]), int.from_bytes(value[:PORT_INDEX_BYTES], "little"))
+            (guest_text(value[PORT_INDEX_BYTES:]), int.from_bytes(value[:PORT_INDEX_BYTES], "little"))
             for value in ports
         )
         return GuestPorts(named, text(dict(fields_of(payload)), Tag.INTERFACE))

@@ -10,6 +10,7 @@ from pathlib import Path
 from vhpc_slurm.model import JobRequest
 from vhpc_slurm.node import process
 from vhpc_slurm.node.accounts import Account
+from vhpc_slurm.terminal import printable
 
 COPY_TIMEOUT_S = 10.0
 LEFT_OUT = b"\n[%d bytes left out]\n"
@@ -107,4 +108,4 @@ def _text(path: Path, limit: int) -> str:
     except OSError:
         return ""
     text = raw.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+    return printable(text, keep="\n\t")

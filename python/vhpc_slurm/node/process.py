@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.terminal import printable
 
 MARKER = "VHPC_GENERATION"
 _DEAD = "ZX"
@@ -237,7 +238,7 @@ def _marker(pid: int) -> str:
     except OSError:
         return ""
     found = next((item[len(prefix) :] for item in environ.split(b"\0") if item.startswith(prefix)), b"")
-    return "".join(c if c.isprintable() else "?" for c in found.decode(errors="replace"))[:100]
+    return printable(found.decode(errors="replace"))[:100]
 
 
 def of_uid(uid: int) -> Iterator[ProcessRef]:

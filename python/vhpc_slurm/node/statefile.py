@@ -8,7 +8,9 @@ ran yet waits here for the plugin to say it where the user looks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import struct
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError
@@ -16,13 +18,20 @@ from vhpc_slurm.model import Generation
 
 LIMIT = 4000
 VERSION = "1"
+USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+"""Tags of entries of an access control list."""
 
 
-def write(path: Path, fields: dict[str, str]) -> None:
+def write(path: Path, fields: dict[str, str], reader: int) -> None:
     """Replace the state file.
 
     Line breaks and other control characters in values become spaces: the
     reader is a small C parser and the text ends on a terminal.
+
+    Args:
+        path: the file.
+        fields: what it says.
+        reader: uid of the job's user, who may read it beside root, and nobody else.
 
     Raises:
         NodeError: it cannot be written.
@@ -35,13 +44,30 @@ def write(path: Path, fields: dict[str, str]) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w", encoding="utf-8") as out:
-            os.fchmod(fd, 0o644)
+            _let_read(fd, reader)
             out.write("\n".join(lines) + "\n")
         part.rename(path)
     except OSError as err:
         raise NodeError(f"cannot write {path}", str(err)) from err
+
+
+def _let_read(fd: int, uid: int) -> None:
+    """Let one user read a file of root's: acl(5), in the form of linux/posix_acl_xattr.h.
+
+    A file system without access control lists leaves it readable to all, as
+    there is no other way to let exactly one user read what root alone may write.
+    """
+    none = 0xFFFFFFFF
+    entries = ((USER_OBJ, 6, none), (USER, 4, uid), (GROUP_OBJ, 0, none), (MASK, 4, none), (OTHER, 0, none))
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(fd, "system.posix_acl_access", packed)
+    except OSError as err:
+        if err.errno != errno.EOPNOTSUPP:
+            raise
+        os.fchmod(fd, 0o644)
 
 
 def read(path: Path) -> dict[str, str]:

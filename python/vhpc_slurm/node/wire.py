@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import NoReturn
 
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.terminal import printable
 
 PAYLOAD_MAX = 262144
 MESSAGE_MAX = 8 << 20
@@ -141,12 +142,12 @@ def number(fields: dict[int, bytes], tag: Tag) -> int:
 
 def text(fields: dict[int, bytes], tag: Tag) -> str:
     """A string for people: one printable line, since a guest may have made it up."""
-    return printable(fields.get(tag, b""))
+    return guest_text(fields.get(tag, b""))
 
 
-def printable(raw: bytes) -> str:
+def guest_text(raw: bytes) -> str:
     """Bytes of a guest as one printable line of bounded length."""
-    return "".join(c if c.isprintable() else "?" for c in raw.decode("utf-8", "replace"))[:1000]
+    return printable(raw.decode("utf-8", "replace"))[:1000]
 
 
 class FrameStream:

@@ -1,0 +1,22 @@
+"""Texts of users, guests and programs, made fit for a terminal, a log and a drain reason."""
+
+from __future__ import annotations
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text in which each character that is not printable is a question mark.
+
+    Args:
+        text: any text, also one with halves of characters (surrogates).
+        keep: characters that stay whatever they are, such as line feeds.
+    """
+    return "".join(c if c.isprintable() or c in keep else "?" for c in text)
+
+
+def one_line(text: str) -> str:
+    """A text as one line: white space becomes single spaces, what is not printable is written out.
+
+    An escape character becomes ``\\x1b``, a byte that is no UTF-8 ``\\udcff``.
+    """
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in words)
