@@ -18,7 +18,7 @@ from node_rig import GENERATION, node_layout, publish
 from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config, Shares, load
-from vhpc_slurm.errors import FabricError, NodeError
+from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import (
