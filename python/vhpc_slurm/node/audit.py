@@ -17,6 +17,7 @@ from functools import partial
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import (
+    cgroup,
     claims,
     devices,
     guest,
@@ -76,6 +77,7 @@ def audit(
         *_orphan_domains(layout),
         *_orphan_processes(layout),
         *_orphan_uids(layout),
+        *_orphan_cgroups(layout),
         *_orphan_folders(layout),
         *_orphan_pins(layout),
         *_stray_functions(layout),
@@ -223,6 +225,19 @@ def _orphan_uids(layout: Layout) -> Iterator[Finding]:
         if not _is_known(layout, name):
             mend = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
             yield Finding("orphan-uid", f"uid {uid} is claimed by generation {name[:40]!r}", mend)
+
+
+def _orphan_cgroups(layout: Layout) -> Iterator[Finding]:
+    for name in sorted(cgroup.generations()):
+        if not _is_known(layout, name):
+            mend = _unless(partial(_is_known, layout, name), partial(_end_cgroup, name))
+            yield Finding("orphan-cgroup", f"control group of generation {name[:40]!r} has no journal", mend)
+
+
+def _end_cgroup(name: str) -> None:
+    group = cgroup.Cgroup.of(name)
+    group.kill()
+    group.remove()
 
 
 def _orphan_folders(layout: Layout) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.cli.checks import Finding, confinement, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.domain.spec import LIBVIRT_OLDEST, format_version
 from vhpc_slurm.errors import VhpcError
@@ -18,7 +18,7 @@ from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node import accounts, guest, inventory
 
 TIMEOUT_S = 15
-PROGRAMS = ("/usr/bin/setpriv", "/usr/bin/prlimit", "/usr/bin/test")
+PROGRAMS = ("/usr/bin/setpriv", "/usr/bin/find")
 LIBVIRT_FOLDER = Path("/var/lib/libvirt/qemu")
 _VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -35,7 +35,8 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[Finding]:
     yield from libvirt_folder(config, LIBVIRT_FOLDER)
     yield virtiofsd(config.shares.virtiofsd)
     yield programs(PROGRAMS)
-    for name in ("vhpc-shim", "vhpc-run"):
+    yield from confinement.check(config)
+    for name in ("vhpc-shim", "vhpc-run", "vhpc-confine"):
         yield guest_program(Path(config.paths.libexec) / name)
     yield from uid_range(config, Path("/etc/subuid"))
     yield qemu_group(config)
