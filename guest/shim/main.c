@@ -73,7 +73,7 @@ static void watched_ready(struct source *source, short revents)
     struct shim *s = source->owner;
     (void)revents;
     loop_remove(&s->loop, source);
-    if (s->crippled_ms == 0)
+    if (s->crippled_ms == 0 && !s->ended)
         s->crippled_ms = now_ms();
 }
 
@@ -127,11 +127,13 @@ static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
 /*
  * A guest whose channel we have ended ourselves runs on until its job's Epilog,
  * and may write to its console: stay and keep that short. New clients learn why.
+ * A guest that has ended writes nothing, and the Epilog waits for all processes
+ * of its uid, of which we are one: that the daemons of its folders end with it
+ * must not keep us.
  */
 static bool must_stay(const struct shim *s)
 {
-    bool runs_on = s->status == SHIM_AGENT_BROKEN || s->crippled_ms != 0;
-    return runs_on && s->console.keep > 0 && !s->terminated;
+    return s->runs_on && s->console.keep > 0 && !s->terminated;
 }
 
 /* How long to wait for the next event; ends a guest that is crippled and has not ended by itself.
@@ -142,6 +144,7 @@ static int patience(struct shim *s, bool watching)
         long long left = s->crippled_ms + CRIPPLED_MS - now_ms();
         if (left > 0)
             return watching && left > TICK_MS ? TICK_MS : (int)left;
+        s->runs_on = true;
         shim_end(s, SHIM_AGENT_CLOSED, "the daemon of a shared folder has ended");
     }
     return watching || (s->ended && !must_stay(s)) ? TICK_MS : -1;

@@ -61,6 +61,7 @@ struct shim {
     size_t client_count;
     uint32_t next_session;
     bool ended;
+    bool runs_on;    /* the channel was ended by us, and not by the guest's end */
     bool terminated; /* by SIGTERM */
     int status;      /* exit status once ended */
 };

@@ -260,6 +260,38 @@ def test_a_guest_that_has_lost_the_daemon_of_a_folder_ends_its_sessions(
         guest.close()
 
 
+@pytest.mark.parametrize("order", [("daemon", "guest"), ("guest", "daemon")], ids=" then ".join)
+def test_a_shim_ends_with_its_guest_whose_folders_daemons_end_too(
+    programs: Path, tmp_path: Path, order: tuple[str, str]
+) -> None:
+    """The Epilog waits for all processes of the guest's uid: a shim that stayed would cost it seconds."""
+    from guest_rig import Guest
+
+    daemon = subprocess.Popen(["sleep", "1000"])
+    fd = os.pidfd_open(daemon.pid)
+    guest = Guest(programs, tmp_path, watched=(fd,))
+    try:
+        run = guest.popen("sh", "-c", "echo up; sleep 1000")
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"up\n"
+        assert guest.agent is not None
+        run.send_signal(signal.SIGSTOP)  # a client that takes its time: the shim sees both ends
+        ends = {"daemon": daemon.kill, "guest": guest.agent.kill}
+        for who in order:
+            ends[who]()
+            time.sleep(0.2)
+        run.send_signal(signal.SIGCONT)
+        _, err = run.communicate(timeout=WAIT_S)
+        assert run.returncode == 125
+        assert b"is gone" in err
+        assert guest.shim.wait(WAIT_S) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+        os.close(fd)
+        guest.close()
+
+
 def test_signals_reach_the_main_process(guest: Guest) -> None:
     run = guest.popen("sh", "-c", "trap 'echo usr1; exit 9' USR1; echo ready; while :; do sleep 0.05; done")
     assert run.stdout is not None
