@@ -10,6 +10,8 @@ from cluster import IMAGE, Lab
 
 pytestmark = pytest.mark.lab
 
+POWEROFF_TIMEOUT_S = 5.0  # the default, see vhpc.toml(5)
+
 
 def kernel(lab: Lab) -> str:
     return lab.run("n1", "uname", "-r").out.strip()
@@ -178,6 +180,23 @@ def test_scancel_ends_the_processes_in_the_guest_and_the_guest(lab: Lab) -> None
 
 
 @pytest.mark.timeout(240)
+def test_guests_power_off_and_no_epilog_waits_for_its_deadline(lab: Lab) -> None:
+    jobs = [lab.submit("srun true", "-N2") for _ in range(4)]
+    for job in jobs:
+        assert job.wait() == "COMPLETED"
+    lab.quiet()
+    for job in jobs:
+        nodes = lab.vhpc("ctl", "timeline", str(job.id))["nodes"]
+        took = {
+            node["node"]: stage["took_s"]
+            for node in nodes
+            for stage in node["stages"]
+            if stage["name"] == "power off"
+        }
+        assert took.keys() == {"n1", "n2"}
+        assert max(took.values()) < POWEROFF_TIMEOUT_S, took
+
+
 def test_the_time_limit_ends_the_job_and_its_guest(lab: Lab) -> None:
     job = lab.submit("trap 'echo got-term; exit 1' TERM; sleep 600 & wait", "--time=1")
     assert job.wait(timeout=200) == "TIMEOUT"

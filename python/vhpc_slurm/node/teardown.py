@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.quarantine import QuarantinedError, Record
 from vhpc_slurm.node.timeline import Recorder
 
+log = logging.getLogger("vhpc")
 CONNECT_S = 0.1
 """To reach a shim, which answers at once; also what a guest gets when the time for all of them is over."""
 
@@ -77,7 +79,8 @@ def _power_off(layout: Layout, guests: Sequence[Path]) -> None:
     A guest that still boots holds nothing. One that cannot be asked, refuses, or
     takes too long is destroyed by its release.
     """
-    until = time.monotonic() + layout.config.guests.poweroff_timeout_s
+    limit_s = layout.config.guests.poweroff_timeout_s
+    until = time.monotonic() + limit_s
     with contextlib.ExitStack() as opened:
         asked = []
         for folder in guests:
@@ -86,7 +89,9 @@ def _power_off(layout: Layout, guests: Sequence[Path]) -> None:
                 left = max(CONNECT_S, until - time.monotonic())
                 channel.hello(left, wait_for_boot=False)
                 channel.poweroff(left)
-                asked.append(channel)
-        for channel in asked:
-            with contextlib.suppress(ChannelError):
+                asked.append((folder.name, channel))
+        for guest, channel in asked:
+            try:
                 channel.wait_end(max(CONNECT_S, until - time.monotonic()))
+            except ChannelError as err:
+                log.warning("%s is destroyed, as it did not end within %d s: %s", guest, limit_s, err.line())
