@@ -92,6 +92,32 @@ static int on_exit_frame(struct front *f, const struct frame *frame)
     return 0;
 }
 
+/* An agent that says nothing of it does not know the field, and would let the program go wrong. */
+static bool guards_pmi(const struct frame *frame)
+{
+    struct tlv_reader r = {frame->payload, frame->length};
+    struct tlv t;
+    while (tlv_next(&r, &t) > 0)
+        if (t.tag == TAG_PMI_REFUSAL)
+            return true;
+    return false;
+}
+
+static int on_started(struct front *f, const struct frame *frame)
+{
+    if (f->spec->pmi_refusal != NULL && !guards_pmi(frame)) {
+        end(f, FRONT_REFUSED, ENOSYS,
+            "the image's agent is too old to notice that a program uses PMI; build the image "
+            "anew, or see VHPC_PMI in vhpc-spank(8)");
+        return 0;
+    }
+    f->state = FRONT_RUNNING;
+    f->exchange.live = true;
+    if (f->spec->tty)
+        (void)tty_raw(STDIN_FILENO);
+    return 0;
+}
+
 static int on_frame(struct chan *c, const struct frame *frame)
 {
     struct front *f = c->owner;
@@ -117,11 +143,7 @@ static int on_frame(struct chan *c, const struct frame *frame)
         return rc;
     switch (frame->type) {
     case VHPC_STARTED:
-        f->state = FRONT_RUNNING;
-        f->exchange.live = true;
-        if (f->spec->tty)
-            (void)tty_raw(STDIN_FILENO);
-        return 0;
+        return on_started(f, frame);
     case VHPC_EXIT:
         return on_exit_frame(f, frame);
     default:

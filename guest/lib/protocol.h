@@ -115,6 +115,7 @@ enum vhpc_tag {
     TAG_ADDRESS = 72,
     TAG_INTERFACE = 73,
     TAG_TOPOLOGY = 74,
+    TAG_PMI_REFUSAL = 75,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */

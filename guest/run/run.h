@@ -23,6 +23,16 @@ int run_parse(int argc, char **argv, struct run_options *o);
  */
 int run_describe(const struct run_options *o, struct execspec *spec);
 
+/*
+ * What the guest is told about PMI, which is not relayed into it: that a program of
+ * a step of several tasks may not use it; and that a single task, or one whose user
+ * has set VHPC_PMI=singleton, has none. 0, -errno, or an exit status above 0, with a
+ * line on stderr.
+ */
+int run_pmi(const struct run_options *o, struct execspec *spec);
+/* Was this the end because of PMI? Says so, unless another task of the step in that guest has. */
+bool run_pmi_refused(const struct execspec *spec, const struct front_result *r);
+
 /* Host calls: commands that the guest asks this job's user to run here. */
 struct host_calls {
     struct host_call *list;
