@@ -255,3 +255,25 @@ def test_the_console_goes_where_the_user_said(lab: Lab) -> None:
     job = lab.finish(talk, "--vhpc-console=con-%j-%N", "-w", "n2")
     lab.quiet()
     assert "hello-from-the-guest" in job.output("con-{id}-n2")
+
+
+def test_a_console_that_cannot_be_written_is_named_in_one_line_and_the_job_runs(lab: Lab) -> None:
+    """At once where it can be known, in the job's stderr; later in AdminComment."""
+    option = "--vhpc-console=/root/con-%j"
+    lines = r"^vhpc: --vhpc-console: /root/con-%d cannot be written on n\d: Permission denied; .*$"
+    batch = lab.submit("echo ran; srun -N2 true; srun true", option, "-N2", "-o", "out", "-e", "err")
+    alone = lab.run("login", "srun", f"--vhpc-image={IMAGE}", option, "-n2", "echo", "ran", user="alice")
+    assert batch.wait() == "COMPLETED"
+    assert batch.output("out") == "ran\n"
+    assert len(re.findall(lines % batch.id, batch.output("err"), re.M)) == 1
+    assert alone.out == "ran\nran\n"
+    assert len(re.findall(lines.replace("%d", r"\d+"), alone.err, re.M)) == 1, alone
+    late = lab.finish("rm sub; mkdir sub", "-w", "n1", "--vhpc-console=sub", "-o", "late")
+    try:
+        lab.quiet()
+        assert late.accounted() == ["COMPLETED", "0:0"]
+        assert lab.read("alice", "late") == ""
+        (comment,) = late.accounted("AdminComment")
+        assert comment == "vhpc: a console could not be written: /home/alice/sub on n1: Is a directory"
+    finally:
+        lab.run("login", "rm", "-rf", "/home/alice/sub", user="alice")
