@@ -92,6 +92,8 @@ int cgroup_open(const struct agent *a, uint32_t session);
 int cgroup_enter(const struct agent *a, uint32_t session);
 /* Stop or continue all of the session; 0 or -errno. */
 int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen);
+/* Signal the processes of a process group in the session, but not its leader. */
+void cgroup_signal(const struct agent *a, uint32_t session, pid_t leader, int number);
 /* Kill every process of the session, with or without cgroups. */
 void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader);
 /* 0 when the cgroup is gone, -EBUSY while it is not empty. */
@@ -105,6 +107,7 @@ extern const struct task_ops session_ops;
 /* signal.c: a signal from the host; then, a frame that shows that vhpc-run is not stopped (any
  * more) */
 void session_signal(struct task *t, int number);
+void session_signal_group(struct task *t, int number);
 void session_heard(struct session *s);
 
 /*

@@ -110,5 +110,6 @@ const struct task_ops session_ops = {
     .kill_rest = kill_rest,
     .open_cgroup = open_cgroup,
     .signal = session_signal,
+    .signal_group = session_signal_group,
     .abort_signal = SIGKILL,
 };

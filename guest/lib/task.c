@@ -99,6 +99,8 @@ static void report_ready(struct source *s, short revents)
         fail(t, VHPC_ERR_EXEC, report.number, report.text);
     } else {
         (void)tlv_put_u32(&b, TAG_PID, (uint32_t)t->pid);
+        if (t->ops->signal_group != NULL)
+            (void)tlv_put_u32(&b, TAG_SIGNAL_GROUP, 1);
         if (t->pmi_guarded)
             (void)tlv_put_u32(&b, TAG_PMI_REFUSAL, 1);
         (void)exchange_send_tlv(&t->exchange, VHPC_STARTED, &b);
@@ -274,7 +276,10 @@ int task_frame(struct task *t, const struct frame *f)
         int number = (int)get_le32(f->payload);
         if (t->pid <= 0 || t->reaped)
             return 0;
-        if (t->ops->signal != NULL)
+        if (f->fd == VHPC_TO_GROUP) {
+            if (t->ops->signal_group != NULL)
+                t->ops->signal_group(t, number);
+        } else if (t->ops->signal != NULL)
             t->ops->signal(t, number);
         else
             (void)kill(t->pid, number);

@@ -22,6 +22,8 @@ struct task_ops {
     void (*kill_rest)(struct task *);
     /* Give the main process a signal of the initiator; NULL = kill() will do. */
     void (*signal)(struct task *, int number);
+    /* The same for the others of its process group; NULL = it cannot be done. */
+    void (*signal_group)(struct task *, int number);
     /* Directory of the cgroup that the main process shall be born in; -1 or NULL: none. */
     int (*open_cgroup)(const struct task *);
     int abort_signal; /* how the main process is told that nobody wants it any more */

@@ -72,9 +72,11 @@ int main(int argc, char **argv)
                            .child_exited = host_calls_reap,
                            .tick = host_calls_tick,
                            .watched = true,
+                           .group_fd = o.script ? run_watch_group() : -1,
                            .owner = &calls};
     host_calls_init(&calls, &front);
     struct front_result result = front_run(&front, o.socket);
+    run_unwatch_group();
     if (result.end == FRONT_LOST || result.end == FRONT_TIMEOUT) {
         report_lost(&result);
         return 125;

@@ -33,6 +33,14 @@ int run_pmi(const struct run_options *o, struct execspec *spec);
 /* Was this the end because of PMI? Says so, unless another task of the step in that guest has. */
 bool run_pmi_refused(const struct execspec *spec, const struct front_result *r);
 
+/*
+ * A descriptor on which the numbers of signals to our whole process group are told, a
+ * byte each; -1: none can be had. Before anything is opened that must not be inherited.
+ */
+int run_watch_group(void);
+/* End who tells. */
+void run_unwatch_group(void);
+
 /* Host calls: commands that the guest asks this job's user to run here. */
 struct host_calls {
     struct host_call *list;

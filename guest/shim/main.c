@@ -136,36 +136,47 @@ static bool must_stay(const struct shim *s)
     return s->runs_on && s->console.keep > 0 && !s->terminated;
 }
 
-/* How long to wait for the next event; ends a guest that is crippled and has not ended by itself.
- */
-static int patience(struct shim *s, bool watching)
+static int sooner(int a, int b)
 {
+    return a < 0 || (b >= 0 && b < a) ? b : a;
+}
+
+/*
+ * How long to wait for the next event, at most look ms (-1: for ever); ends a guest
+ * that is crippled and has not ended by itself.
+ */
+static int patience(struct shim *s, bool watching, int look)
+{
+    if (watching)
+        look = sooner(look, TICK_MS);
     if (s->crippled_ms != 0 && !s->ended) {
         long long left = s->crippled_ms + CRIPPLED_MS - now_ms();
         if (left > 0)
-            return watching && left > TICK_MS ? TICK_MS : (int)left;
+            return sooner(look, (int)left);
         s->runs_on = true;
         shim_end(s, SHIM_AGENT_CLOSED, "the daemon of a shared folder has ended");
     }
-    return watching || (s->ended && !must_stay(s)) ? TICK_MS : -1;
+    return s->ended && !must_stay(s) ? TICK_MS : look;
 }
 
 static int serve(struct shim *s)
 {
     long long until = 0;
     bool watching = false;
+    int look = -1;
     while (!s->ended || s->clients != NULL || must_stay(s)) {
         if (s->ended && until == 0)
             until = now_ms() + FAREWELL_MS;
         if (s->ended && now_ms() >= until && !must_stay(s))
             break;
-        int rc = loop_once(&s->loop, patience(s, watching));
+        int rc = loop_once(&s->loop, patience(s, watching, look));
         if (rc < 0) {
             (void)fprintf(stderr, "vhpc-shim: poll failed: %s\n", strerror(-rc));
             return 1;
         }
         /* What has come in the meantime is heard first: it may be us who were slow. */
         watching = shim_watch(s, now_ms());
+        look = shim_look(s, now_ms());
         shim_sweep(s);
     }
     return s->status;

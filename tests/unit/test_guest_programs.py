@@ -302,6 +302,42 @@ def test_signals_reach_the_main_process(guest: Guest) -> None:
     assert run.returncode == 9
 
 
+GROUP = r"""#!/bin/bash
+sh -c 'trap "echo background" USR1; echo up; while :; do sleep 0.1; done' &
+setsid sh -c 'trap "echo session" USR1; echo up; while :; do sleep 0.1; done' &
+trap 'echo main' USR1
+trap 'exit 7' TERM
+while :; do sleep 0.1; done
+"""
+
+
+def test_a_signal_to_the_process_group_of_a_script_is_for_its_background_commands_too(
+    guest: Guest, tmp_path: Path
+) -> None:
+    """As `scancel --full`; what has left the group gets nothing, as without a guest."""
+    script = tmp_path / "slurm_script"
+    script.write_text(GROUP)
+    script.chmod(0o700)
+    with subprocess.Popen(
+        [guest.bin / "vhpc-run"],
+        env=guest.env(VHPC_RUN_SCRIPT="1", VHPC_RUN_ARGV0=str(script)),
+        stdout=subprocess.PIPE,
+        process_group=0,
+    ) as relay:
+        assert relay.stdout is not None
+        assert [relay.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+        os.killpg(relay.pid, signal.SIGUSR1)
+        assert {relay.stdout.readline() for _ in range(2)} == {b"main\n", b"background\n"}
+        relay.send_signal(signal.SIGUSR1)
+        assert relay.stdout.readline() == b"main\n"
+        time.sleep(0.5)
+        relay.send_signal(signal.SIGTERM)
+        assert relay.stdout.read() == b""
+        assert relay.wait(WAIT_S) == 7
+    with pytest.raises(ProcessLookupError):
+        os.killpg(relay.pid, 0)
+
+
 # --- PMI ----------------------------------------------------------------------
 
 
@@ -470,6 +506,25 @@ def test_a_program_that_catches_sigtstp_is_stopped_with_its_relay(
     assert _becomes(pid, stopped=True)
     relay.send_signal(signal.SIGCONT)
     assert _becomes(pid, stopped=False)
+
+
+def test_a_program_is_stopped_with_its_relay_and_goes_on_with_it(guest: Guest) -> None:
+    """SIGSTOP cannot be caught, so no relay can pass it on."""
+    script = "i=0; echo $$; while :; do i=$((i + 1)); echo $i >&2; sleep 0.1; done"
+    relay = guest.popen("bash", "-c", script)
+    assert relay.stdout is not None
+    pid = int(relay.stdout.readline())
+    try:
+        for _ in range(2):
+            relay.send_signal(signal.SIGSTOP)
+            assert _becomes(pid, stopped=True)
+            time.sleep(2.5)  # some looks later
+            assert _is_stopped(pid)
+            relay.send_signal(signal.SIGCONT)
+            assert _becomes(pid, stopped=False)
+    finally:
+        relay.kill()
+        relay.communicate(timeout=WAIT_S)
 
 
 def test_a_relay_that_is_not_stopped_after_sigtstp_shows_it(
