@@ -81,6 +81,7 @@ int main(int argc, char **argv)
         report_lost(&result);
         return 125;
     }
+    run_copy_and_retry(&o, &result, argv);
     if (run_pmi_refused(&spec, &result))
         return EXIT_REFUSED;
     front_exit_as(&result, "vhpc-run");

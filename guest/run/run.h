@@ -34,6 +34,12 @@ int run_pmi(const struct run_options *o, struct execspec *spec);
 bool run_pmi_refused(const struct execspec *spec, const struct front_result *r);
 
 /*
+ * Where the guest has no such program and the node has one that came during the job: copy
+ * it there and start anew with argv; returns when there is nothing of the kind.
+ */
+void run_copy_and_retry(const struct run_options *o, const struct front_result *r, char **argv);
+
+/*
  * A descriptor on which the numbers of signals to our whole process group are told, a
  * byte each; -1: none can be had. Before anything is opened that must not be inherited.
  */
