@@ -225,7 +225,9 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .detail =
                 "File that receives the console output of the guests when they end, written as the "
                 "user. A relative path is relative to the job's working directory. At most 1024 "
-                "bytes of UTF-8 without control characters.",
+                "bytes of UTF-8 without control characters. The file is made when the job starts; "
+                "where that fails, a line on the job's standard error says so and the job goes on. "
+                "What fails at the end is in the AdminComment that sacct shows.",
             .parse = parse_console,
         },
     [VHPC_VFS] =

@@ -319,6 +319,23 @@ static bool find_guest(spank_t spank, struct task *task, const struct vhpc_state
            vhpc_state_gpus(state, task->guest, task->gpus, sizeof task->gpus);
 }
 
+/*
+ * Once in a job: by the script, or by the first step of a job that has none.
+ * Steps of a script have inherited the generation.
+ */
+static void warn(spank_t spank, const struct task *task, const struct vhpc_state *state)
+{
+    uint32_t number = 0;
+
+    if (state->warning[0] == '\0')
+        return;
+    if (!is_script_like(task) &&
+        (task->step != 0 || task->generation[0] != '\0' ||
+         spank_get_item(spank, S_TASK_GLOBAL_ID, &number) != ESPANK_SUCCESS || number != 0))
+        return;
+    dprintf(STDERR_FILENO, "vhpc: %s\n", state->warning);
+}
+
 static int enter_guest(spank_t spank, struct task *task, const struct vhpc_state *state)
 {
     static char path[VHPC_DIR_SIZE + sizeof "/vhpc-run"]; /* lives until execve() */
@@ -331,6 +348,7 @@ static int enter_guest(spank_t spank, struct task *task, const struct vhpc_state
                     task->node);
     if (!set_environment(spank, task, state, runs_in_guest))
         return deny(spank, "couldn't set the environment of the task");
+    warn(spank, task, state);
     if (!runs_in_guest)
         return 0;
     if (!renumber_gpus(spank, task, state))

@@ -31,6 +31,7 @@ enum key {
     COMMANDS,
     GPUS,
     GUESTS,
+    WARNING,
     KEYS
 };
 
@@ -39,6 +40,7 @@ static const char *const key_names[KEYS] = {
     [GENERATION] = "generation", [STATUS] = "status", [MESSAGE] = "message",
     [IMAGE] = "image",           [BATCH] = "batch",   [SOCKET] = "socket",
     [COMMANDS] = "commands",     [GPUS] = "gpus",     [GUESTS] = "guests",
+    [WARNING] = "warning",
 };
 
 __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size, const char *format,
@@ -164,6 +166,7 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     state->image = values[IMAGE];
     state->socket = values[SOCKET];
     state->commands = values[COMMANDS] == NULL ? "" : values[COMMANDS];
+    state->warning = values[WARNING] == NULL ? "" : values[WARNING];
     state->gpus = values[GPUS] == NULL ? "" : values[GPUS];
     if (!read_guests(state, values[GUESTS]))
         return refuse(why, size, "guests is no number of guests with their sockets");

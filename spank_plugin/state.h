@@ -27,6 +27,7 @@ struct vhpc_state {
     const char *socket;     /* absolute path of the first guest's socket; never NULL when ready */
     const char *commands;   /* colon separated host commands; "" when none */
     uint32_t guests;        /* on this node; their sockets differ in the folder: g0, g1, ... */
+    const char *warning;    /* what the user shall know when the job starts; "" when nothing */
     const char *gpus; /* of each guest, by commas: colon separated numbers of the node's GPUs */
 };
 

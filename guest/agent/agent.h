@@ -14,6 +14,15 @@
 
 struct agent;
 
+enum { PMI_PORTS_MAX = 4 };
+
+/* pmi.c: where it is noticed that a session's program uses PMI. */
+struct pmi_guard {
+    struct source source;         /* our end of PMI_FD; fd -1: none */
+    int child;                    /* the program's end, until it is started; -1: none */
+    uint32_t port[PMI_PORTS_MAX]; /* of PMIx servers; 0: none */
+};
+
 struct session {
     struct session *next;
     struct agent *agent;
@@ -31,9 +40,11 @@ struct session {
     bool halted; /* by a SIGSTOP, until anything else is heard of the client */
     bool held;   /* the cgroup is frozen */
     uint32_t last_call;
+    struct pmi_guard pmi;
 };
 
-struct fabric; /* fabric.h */
+struct pmi_listener; /* pmi.c */
+struct fabric;       /* fabric.h */
 struct ib_want;
 struct caller; /* hostcall.c: a command client in this guest */
 
@@ -55,7 +66,9 @@ struct agent {
     struct fabric *fabric;     /* the job's ports; NULL = none */
     const char *topology_file; /* for NCCL */
     bool has_topology;         /* it was written */
-    char *cgroup;              /* directory under which sessions get theirs; NULL = no cgroup v2 */
+    struct pmi_listener *pmi_listeners;
+    char *pmi_said; /* the last refusal that was said: tasks of a step have the same */
+    char *cgroup;   /* directory under which sessions get theirs; NULL = no cgroup v2 */
 };
 
 /* host.c */
@@ -79,6 +92,8 @@ int cgroup_open(const struct agent *a, uint32_t session);
 int cgroup_enter(const struct agent *a, uint32_t session);
 /* Stop or continue all of the session; 0 or -errno. */
 int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen);
+/* Signal the processes of a process group in the session, but not its leader. */
+void cgroup_signal(const struct agent *a, uint32_t session, pid_t leader, int number);
 /* Kill every process of the session, with or without cgroups. */
 void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader);
 /* 0 when the cgroup is gone, -EBUSY while it is not empty. */
@@ -92,7 +107,18 @@ extern const struct task_ops session_ops;
 /* signal.c: a signal from the host; then, a frame that shows that vhpc-run is not stopped (any
  * more) */
 void session_signal(struct task *t, int number);
+void session_signal_group(struct task *t, int number);
 void session_heard(struct session *s);
+
+/*
+ * pmi.c: see to it that the program is ended with spec.pmi_refusal when it uses PMI;
+ * 0, or -errno when that cannot be noticed. The second is for the child, the third
+ * for after the fork.
+ */
+int pmi_guard(struct session *s);
+int pmi_place(const struct session *s);
+void pmi_started(struct session *s);
+void pmi_unguard(struct session *s);
 
 /* script.c: a batch script at the very path it has on the host */
 int script_write(const struct execspec *spec, bool *written);

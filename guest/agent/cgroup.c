@@ -166,6 +166,20 @@ uint32_t cgroup_session_of(const struct agent *a, pid_t pid)
     return environ_session(pid);
 }
 
+void cgroup_signal(const struct agent *a, uint32_t session, pid_t leader, int number)
+{
+    DIR *proc = opendir("/proc");
+    if (proc == NULL)
+        return;
+    for (struct dirent *e; (e = readdir(proc)) != NULL;) {
+        pid_t pid = isdigit((unsigned char)e->d_name[0]) ? (pid_t)strtol(e->d_name, NULL, 10) : 0;
+        if (pid > 1 && pid != leader && getpgid(pid) == leader &&
+            cgroup_session_of(a, pid) == session)
+            (void)kill(pid, number);
+    }
+    (void)closedir(proc);
+}
+
 static bool kill_by_search(uint32_t session, pid_t leader)
 {
     bool any = false;

@@ -27,7 +27,7 @@ _Noreturn void command_main(int argc, char **argv, const char *name)
         (void)fprintf(stderr, "%s: %s\n", name, strerror(-rc));
         exit(1);
     }
-    front = (struct front){.spec = &spec, .timeout_ms = TIMEOUT_MS};
+    front = (struct front){.spec = &spec, .timeout_ms = TIMEOUT_MS, .group_fd = -1};
     struct front_result result = front_run(&front, socket != NULL ? socket : VHPC_CALL_SOCKET);
     front_exit_as(&result, name);
 }

@@ -40,6 +40,12 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
                        strerror(rc));
         return rc;
     }
+    rc = -pmi_place(s);
+    if (rc != 0) {
+        (void)snprintf(report->text, sizeof report->text, "couldn't set up PMI_FD: %s",
+                       strerror(rc));
+        return rc;
+    }
     child_limits(spec);
     rc = set_identity(spec);
     if (rc != 0) {
@@ -104,5 +110,6 @@ const struct task_ops session_ops = {
     .kill_rest = kill_rest,
     .open_cgroup = open_cgroup,
     .signal = session_signal,
+    .signal_group = session_signal_group,
     .abort_signal = SIGKILL,
 };

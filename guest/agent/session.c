@@ -29,6 +29,7 @@ struct session *session_add(struct agent *a, uint32_t id)
         return NULL;
     s->agent = a;
     s->id = id;
+    s->pmi = (struct pmi_guard){.source.fd = -1, .child = -1};
     s->next = a->sessions;
     a->sessions = s;
     return s;
@@ -61,13 +62,19 @@ static int begin(struct session *s)
         return -ENOMEM;
     if (topology_environment(s->agent, &s->spec) < 0)
         return -ENOMEM;
+    rc = pmi_guard(s);
+    if (rc < 0)
+        return refuse(s, -rc, "couldn't watch for PMI, see VHPC_PMI in vhpc-spank(8)");
     rc = script_write(&s->spec, &s->script_written);
     if (rc < 0)
         return refuse(s, -rc, "couldn't write the batch script in the guest");
     s->cgroup_made = cgroup_make(s->agent, s->id) == 0;
     s->started = true;
-    return task_start(&s->task, &session_ops, s, &s->agent->loop, &s->agent->host, s->id, 0,
-                      &s->flow, &s->spec);
+    rc = task_start(&s->task, &session_ops, s, &s->agent->loop, &s->agent->host, s->id, 0, &s->flow,
+                    &s->spec);
+    pmi_started(s);
+    s->task.pmi_guarded = s->spec.pmi_refusal != NULL;
+    return rc;
 }
 
 int session_exec(struct session *s, const struct frame *f)
@@ -124,6 +131,7 @@ static bool tidy(struct session *s)
     if (s->script_written)
         script_remove(&s->spec);
     s->script_written = false;
+    pmi_unguard(s);
     if (!s->cgroup_made)
         return true;
     if (cgroup_remove(s->agent, s->id) < 0) {

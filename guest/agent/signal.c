@@ -77,3 +77,10 @@ void session_signal(struct task *t, int number)
     }
     (void)kill(t->pid, number);
 }
+
+/* A background command of a script gets what its host's process group gets: scancel --full. */
+void session_signal_group(struct task *t, int number)
+{
+    const struct session *s = t->arg;
+    cgroup_signal(s->agent, s->id, t->pid, number);
+}

@@ -161,6 +161,8 @@ int execspec_encode(const struct execspec *s, struct buf *out)
         if (rc == 0)
             rc = tlv_put(out, TAG_SCRIPT_DATA, s->script, s->script_len);
     }
+    if (rc == 0 && s->pmi_refusal != NULL)
+        rc = tlv_put_str(out, TAG_PMI_REFUSAL, s->pmi_refusal);
     if (rc == 0 && out->len > VHPC_MESSAGE_MAX)
         rc = -EMSGSIZE;
     return rc;
@@ -283,6 +285,8 @@ static int decode_field(const struct tlv *t, struct execspec *s)
         return tlv_str(t, &s->script_path);
     case TAG_SCRIPT_DATA:
         return decode_script(t, s);
+    case TAG_PMI_REFUSAL:
+        return s->pmi_refusal == NULL ? tlv_str(t, &s->pmi_refusal) : -EPROTO;
     default:
         return 0;
     }
@@ -335,5 +339,6 @@ void execspec_free(struct execspec *s)
     free(s->cwd);
     free(s->script_path);
     free(s->script);
+    free(s->pmi_refusal);
     *s = (struct execspec){0};
 }

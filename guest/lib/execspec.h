@@ -45,6 +45,7 @@ struct execspec {
     char *script_path; /* NULL = argv[0] is no carried script */
     uint8_t *script;
     size_t script_len;
+    char *pmi_refusal; /* what is said to a program that uses PMI; NULL = it may try */
 };
 
 /* Append a copy of text to argv or envp; 0 or -ENOMEM. */

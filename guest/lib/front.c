@@ -92,6 +92,33 @@ static int on_exit_frame(struct front *f, const struct frame *frame)
     return 0;
 }
 
+/* What an agent does not name in STARTED it does not know. */
+static bool names(const struct frame *frame, uint16_t tag)
+{
+    struct tlv_reader r = {frame->payload, frame->length};
+    struct tlv t;
+    while (tlv_next(&r, &t) > 0)
+        if (t.tag == tag)
+            return true;
+    return false;
+}
+
+static int on_started(struct front *f, const struct frame *frame)
+{
+    if (f->spec->pmi_refusal != NULL && !names(frame, TAG_PMI_REFUSAL)) {
+        end(f, FRONT_REFUSED, ENOSYS,
+            "the image's agent is too old to notice that a program uses PMI; build the image "
+            "anew, or see VHPC_PMI in vhpc-spank(8)");
+        return 0;
+    }
+    f->signals_group = names(frame, TAG_SIGNAL_GROUP);
+    f->state = FRONT_RUNNING;
+    f->exchange.live = true;
+    if (f->spec->tty)
+        (void)tty_raw(STDIN_FILENO);
+    return 0;
+}
+
 static int on_frame(struct chan *c, const struct frame *frame)
 {
     struct front *f = c->owner;
@@ -117,11 +144,7 @@ static int on_frame(struct chan *c, const struct frame *frame)
         return rc;
     switch (frame->type) {
     case VHPC_STARTED:
-        f->state = FRONT_RUNNING;
-        f->exchange.live = true;
-        if (f->spec->tty)
-            (void)tty_raw(STDIN_FILENO);
-        return 0;
+        return on_started(f, frame);
     case VHPC_EXIT:
         return on_exit_frame(f, frame);
     default:
@@ -209,6 +232,23 @@ static void signals_ready(struct source *s, short revents)
     }
 }
 
+/* As we cannot tell whether a signal came to us or to our group, somebody of the group tells us. */
+static void group_ready(struct source *s, short revents)
+{
+    struct front *f = s->owner;
+    uint8_t number[64], raw[4];
+    (void)revents;
+    ssize_t n = read(s->fd, number, sizeof number);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0)
+        loop_remove(&f->loop, s);
+    for (ssize_t i = 0; i < n && f->signals_group; i++) {
+        put_le32(raw, number[i]);
+        (void)exchange_send(&f->exchange, VHPC_SIGNAL, VHPC_TO_GROUP, 0, raw, sizeof raw);
+    }
+}
+
 static int open_signals(struct front *f)
 {
     sigset_t set, blocked;
@@ -226,7 +266,16 @@ static int open_signals(struct front *f)
         return -errno;
     f->signals = (struct source){.want = signals_want, .ready = signals_ready, .owner = f};
     f->signals.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    return f->signals.fd < 0 ? -errno : loop_add(&f->loop, &f->signals);
+    if (f->signals.fd < 0)
+        return -errno;
+    if (f->group_fd >= 0) {
+        f->group = (struct source){.want = signals_want, .ready = group_ready, .owner = f};
+        f->group.fd = f->group_fd;
+        int rc = loop_add(&f->loop, &f->group);
+        if (rc < 0)
+            return rc;
+    }
+    return loop_add(&f->loop, &f->signals);
 }
 
 /* --- the whole --------------------------------------------------------------- */

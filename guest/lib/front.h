@@ -34,6 +34,9 @@ struct front {
     int (*call_frame)(struct front *, const struct frame *);
     void (*child_exited)(struct front *);        /* SIGCHLD; NULL = there are no children */
     void (*tick)(struct front *, long long now); /* after every turn of the loop; NULL = none */
+    /* A descriptor with numbers of signals that came to our process group, a byte each; -1 = none.
+     */
+    int group_fd;
     bool ticking; /* tick() has deadlines to watch: turn at least every 200 ms */
     bool watched; /* when we are stopped the other side stops the program: show that we are not */
     void *owner;
@@ -43,6 +46,8 @@ struct front {
     struct chan chan;
     struct exchange exchange;
     struct source signals;
+    struct source group;
+    bool signals_group; /* the other side can signal a process group */
     struct front_result result;
     long long deadline;
     long long watched_until; /* PINGs are sent until then */

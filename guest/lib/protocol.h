@@ -115,6 +115,8 @@ enum vhpc_tag {
     TAG_ADDRESS = 72,
     TAG_INTERFACE = 73,
     TAG_TOPOLOGY = 74,
+    TAG_PMI_REFUSAL = 75,
+    TAG_SIGNAL_GROUP = 76,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */
@@ -138,6 +140,9 @@ enum vhpc_op {
     VHPC_OP_FABRIC = 6,
     VHPC_OP_TOPOLOGY = 7,
 };
+
+/* fd of a SIGNAL frame: to the main process, or to the others of its process group */
+enum vhpc_signal_to { VHPC_TO_MAIN = 0, VHPC_TO_GROUP = 1 };
 
 /* Direction of a relayed fd, seen from the program: bits of TAG_FDS */
 enum { VHPC_FD_IN = 1, VHPC_FD_OUT = 2, VHPC_FD_BOTH = 3 };

@@ -31,6 +31,14 @@ static void send_exit(struct task *t)
     (void)exchange_send_tlv(&t->exchange, VHPC_EXIT, &b);
 }
 
+static void send_error(struct task *t, uint32_t kind, int number, const char *text)
+{
+    struct frame f = {.type = VHPC_ERROR};
+    if (flow_check(&t->exchange.flow, FLOW_EXECUTOR, &f) == FLOW_PASS)
+        (void)error_send(t->exchange.chan, t->exchange.session, t->exchange.call, kind, number,
+                         text);
+}
+
 /* Bring the task as far towards its end as what has happened allows. */
 static void settle(struct task *t)
 {
@@ -39,7 +47,10 @@ static void settle(struct task *t)
     if (!t->failed && !t->aborted) {
         if (!exchange_inlets_done(&t->exchange))
             return;
-        send_exit(t);
+        if (t->refusal != NULL)
+            send_error(t, VHPC_ERR_REFUSED, EPERM, t->refusal);
+        else
+            send_exit(t);
     }
     exchange_close(&t->exchange);
     t->finished = true;
@@ -62,11 +73,8 @@ static void close_report(struct task *t)
 
 static void fail(struct task *t, uint32_t kind, int number, const char *text)
 {
-    struct frame f = {.type = VHPC_ERROR};
     t->failed = true;
-    if (flow_check(&t->exchange.flow, FLOW_EXECUTOR, &f) == FLOW_PASS)
-        (void)error_send(t->exchange.chan, t->exchange.session, t->exchange.call, kind, number,
-                         text);
+    send_error(t, kind, number, text);
     exchange_close(&t->exchange);
 }
 
@@ -91,6 +99,10 @@ static void report_ready(struct source *s, short revents)
         fail(t, VHPC_ERR_EXEC, report.number, report.text);
     } else {
         (void)tlv_put_u32(&b, TAG_PID, (uint32_t)t->pid);
+        if (t->ops->signal_group != NULL)
+            (void)tlv_put_u32(&b, TAG_SIGNAL_GROUP, 1);
+        if (t->pmi_guarded)
+            (void)tlv_put_u32(&b, TAG_PMI_REFUSAL, 1);
         (void)exchange_send_tlv(&t->exchange, VHPC_STARTED, &b);
         t->exchange.live = true;
     }
@@ -264,7 +276,10 @@ int task_frame(struct task *t, const struct frame *f)
         int number = (int)get_le32(f->payload);
         if (t->pid <= 0 || t->reaped)
             return 0;
-        if (t->ops->signal != NULL)
+        if (f->fd == VHPC_TO_GROUP) {
+            if (t->ops->signal_group != NULL)
+                t->ops->signal_group(t, number);
+        } else if (t->ops->signal != NULL)
             t->ops->signal(t, number);
         else
             (void)kill(t->pid, number);
@@ -285,6 +300,15 @@ void task_reaped(struct task *t, int status)
     t->status = status;
     t->ops->kill_rest(t);
     settle(t);
+}
+
+void task_refuse(struct task *t, const char *text)
+{
+    if (t->finished || t->aborted || t->reaped || t->refusal != NULL)
+        return;
+    t->refusal = text;
+    (void)kill(t->pid, SIGKILL);
+    t->ops->kill_rest(t);
 }
 
 void task_abort(struct task *t)

@@ -22,6 +22,8 @@ struct task_ops {
     void (*kill_rest)(struct task *);
     /* Give the main process a signal of the initiator; NULL = kill() will do. */
     void (*signal)(struct task *, int number);
+    /* The same for the others of its process group; NULL = it cannot be done. */
+    void (*signal_group)(struct task *, int number);
     /* Directory of the cgroup that the main process shall be born in; -1 or NULL: none. */
     int (*open_cgroup)(const struct task *);
     int abort_signal; /* how the main process is told that nobody wants it any more */
@@ -38,6 +40,8 @@ struct task {
     bool failed;    /* it has failed: ERROR was sent */
     bool reaped;
     bool aborted;
+    bool pmi_guarded;    /* said in STARTED: its use of PMI will be noticed */
+    const char *refusal; /* it has done what it may not: ERROR with this text is its end */
     bool finished; /* nothing of it is left; the owner may free it between two turns of the loop */
     int master;    /* pty, -1 = none */
     struct source report; /* pipe on which the child tells that it could not exec */
@@ -56,6 +60,11 @@ int task_start(struct task *t, const struct task_ops *ops, void *arg, struct loo
 int task_frame(struct task *t, const struct frame *f);
 /* waitpid() has returned t->pid. */
 void task_reaped(struct task *t, int status);
+/*
+ * End it, as it has done what it may not: what it has written is sent, and then
+ * ERROR with this text (which stays the caller's) in place of EXIT.
+ */
+void task_refuse(struct task *t, const char *text);
 /* The initiator is gone: kill all of it, send nothing more. */
 void task_abort(struct task *t);
 /* To be called a few times a second while tasks exist: deadlines. */

@@ -9,6 +9,7 @@
 
 /* A line of the node's state file; the SPANK plugin takes no longer ones either. */
 enum { STATE_LINE = 4097 };
+enum { EXIT_REFUSED = 126 };
 
 /*
  * Why the node itself has ended this job's guest: its state file,
@@ -61,20 +62,27 @@ int main(int argc, char **argv)
     if (status >= 0)
         return status;
     int rc = run_describe(&o, &spec);
-    if (rc < 0)
-        return -rc;
+    if (rc == 0)
+        rc = run_pmi(&o, &spec);
+    if (rc != 0)
+        return rc < 0 ? -rc : rc;
     front = (struct front){.spec = &spec,
                            .timeout_ms = o.timeout_s * 1000,
                            .call_frame = host_calls_frame,
                            .child_exited = host_calls_reap,
                            .tick = host_calls_tick,
                            .watched = true,
+                           .group_fd = o.script ? run_watch_group() : -1,
                            .owner = &calls};
     host_calls_init(&calls, &front);
     struct front_result result = front_run(&front, o.socket);
+    run_unwatch_group();
     if (result.end == FRONT_LOST || result.end == FRONT_TIMEOUT) {
         report_lost(&result);
         return 125;
     }
+    run_copy_and_retry(&o, &result, argv);
+    if (run_pmi_refused(&spec, &result))
+        return EXIT_REFUSED;
     front_exit_as(&result, "vhpc-run");
 }

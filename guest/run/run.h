@@ -23,6 +23,30 @@ int run_parse(int argc, char **argv, struct run_options *o);
  */
 int run_describe(const struct run_options *o, struct execspec *spec);
 
+/*
+ * What the guest is told about PMI, which is not relayed into it: that a program of
+ * a step of several tasks may not use it; and that a single task, or one whose user
+ * has set VHPC_PMI=singleton, has none. 0, -errno, or an exit status above 0, with a
+ * line on stderr.
+ */
+int run_pmi(const struct run_options *o, struct execspec *spec);
+/* Was this the end because of PMI? Says so, unless another task of the step in that guest has. */
+bool run_pmi_refused(const struct execspec *spec, const struct front_result *r);
+
+/*
+ * Where the guest has no such program and the node has one that came during the job: copy
+ * it there and start anew with argv; returns when there is nothing of the kind.
+ */
+void run_copy_and_retry(const struct run_options *o, const struct front_result *r, char **argv);
+
+/*
+ * A descriptor on which the numbers of signals to our whole process group are told, a
+ * byte each; -1: none can be had. Before anything is opened that must not be inherited.
+ */
+int run_watch_group(void);
+/* End who tells. */
+void run_unwatch_group(void);
+
 /* Host calls: commands that the guest asks this job's user to run here. */
 struct host_calls {
     struct host_call *list;

@@ -160,6 +160,7 @@ void shim_end(struct shim *s, int status, const char *text)
     s->ended = true;
     s->status = status;
     if (status == SHIM_AGENT_BROKEN) {
+        s->runs_on = true;
         (void)snprintf(line, sizeof line, "guest broke the channel's protocol: %s", text);
         log_line("%s", line);
     } else {

@@ -1,6 +1,8 @@
 /* The clients' side: who may connect, what they may say. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -13,6 +15,8 @@ enum {
     SILENCE_MS = 1500,           /* a client that shows life does so every 200 ms */
     /* What all clients together may have waiting: a stalled stdout each of 256 tasks. */
     CLIENTS_LIMIT = 256 << 20,
+    LOOK_MS = 1000,              /* between two looks at clients' states, */
+    LOOKS_MAX = 64,              /* at so many at a time: some 15 us each on a busy machine */
 };
 
 struct client *client_find(const struct shim *s, uint32_t session)
@@ -232,6 +236,57 @@ bool shim_watch(struct shim *s, long long now)
     return any;
 }
 
+/* Has a signal stopped it? What cannot be read, as with hidepid, counts as no. */
+static bool is_stopped(pid_t pid)
+{
+    char path[32], text[128]; /* the name before the state has at most 64 bytes */
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text);
+    if (fd >= 0)
+        (void)close(fd);
+    const char *end = n > 0 ? memrchr(text, ')', (size_t)n) : NULL;
+    return end != NULL && end + 2 < text + n && end[2] == 'T';
+}
+
+/*
+ * SIGSTOP cannot be caught: vhpc-run stops, and nobody would tell the guest. Somebody has
+ * to look, and we are the one whom the signal does not reach. What a client said before it
+ * was stopped may be heard afterwards and let its program go on: then it is stopped again.
+ */
+static void look_at(struct client *c, long long now)
+{
+    if (!is_stopped(c->pid)) {
+        c->stopped_at = 0;
+    } else if (c->stopped_at == 0 || c->heard_at >= c->stopped_at) {
+        c->stopped_at = now;
+        send_signal(c, SIGSTOP);
+    }
+}
+
+int shim_look(struct shim *s, long long now)
+{
+    bool any = false, due = now >= s->look_at;
+    int looks = 0;
+    /* Later sessions come first in the list: go on below the one that was the last. */
+    for (struct client *c = s->clients; c != NULL; c = c->next) {
+        if (c->chan.closed || s->ended || c->flow.phase != FLOW_RUNNING)
+            continue;
+        any = true;
+        if (!due || looks == LOOKS_MAX || (s->looked != 0 && c->session >= s->looked))
+            continue;
+        look_at(c, now);
+        if (++looks == LOOKS_MAX)
+            s->looked = c->session;
+    }
+    if (due) {
+        s->look_at = now + LOOK_MS;
+        if (looks < LOOKS_MAX)
+            s->looked = 0;
+    }
+    return any ? (int)(s->look_at - now) : -1;
+}
+
 int client_adopt(struct shim *s, struct client *c, int fd, uid_t uid)
 {
     c->shim = s;
@@ -271,6 +326,7 @@ void shim_accept(struct shim *s)
         (void)close(fd);
         return;
     }
+    c->pid = peer.pid;
     if (peer.uid != 0 && peer.uid != s->uid)
         refuse(c, EPERM, "this guest belongs to another user");
     else if (s->client_count > VHPC_CLIENTS_MAX)

@@ -74,7 +74,7 @@ static void watched_ready(struct source *source, short revents)
     struct shim *s = source->owner;
     (void)revents;
     loop_remove(&s->loop, source);
-    if (s->crippled_ms == 0)
+    if (s->crippled_ms == 0 && !s->ended)
         s->crippled_ms = now_ms();
 }
 
@@ -136,42 +136,56 @@ static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
 /*
  * A guest whose channel we have ended ourselves runs on until its job's Epilog,
  * and may write to its console: stay and keep that short. New clients learn why.
+ * A guest that has ended writes nothing, and the Epilog waits for all processes
+ * of its uid, of which we are one: that the daemons of its folders end with it
+ * must not keep us.
  */
 static bool must_stay(const struct shim *s)
 {
-    bool runs_on = s->status == SHIM_AGENT_BROKEN || s->crippled_ms != 0;
-    return runs_on && s->console.keep > 0 && !s->terminated;
+    return s->runs_on && s->console.keep > 0 && !s->terminated;
 }
 
-/* How long to wait for the next event; ends a guest that is crippled and has not ended by itself.
- */
-static int patience(struct shim *s, bool watching)
+static int sooner(int a, int b)
 {
+    return a < 0 || (b >= 0 && b < a) ? b : a;
+}
+
+/*
+ * How long to wait for the next event, at most look ms (-1: for ever); ends a guest
+ * that is crippled and has not ended by itself.
+ */
+static int patience(struct shim *s, bool watching, int look)
+{
+    if (watching)
+        look = sooner(look, TICK_MS);
     if (s->crippled_ms != 0 && !s->ended) {
         long long left = s->crippled_ms + CRIPPLED_MS - now_ms();
         if (left > 0)
-            return watching && left > TICK_MS ? TICK_MS : (int)left;
+            return sooner(look, (int)left);
+        s->runs_on = true;
         shim_end(s, SHIM_AGENT_CLOSED, "the daemon of a shared folder has ended");
     }
-    return watching || (s->ended && !must_stay(s)) ? TICK_MS : -1;
+    return s->ended && !must_stay(s) ? TICK_MS : look;
 }
 
 static int serve(struct shim *s)
 {
     long long until = 0;
     bool watching = false;
+    int look = -1;
     while (!s->ended || s->clients != NULL || must_stay(s)) {
         if (s->ended && until == 0)
             until = now_ms() + FAREWELL_MS;
         if (s->ended && now_ms() >= until && !must_stay(s))
             break;
-        int rc = loop_once(&s->loop, patience(s, watching));
+        int rc = loop_once(&s->loop, patience(s, watching, look));
         if (rc < 0) {
             log_line("poll failed: %s", strerror(-rc));
             return 1;
         }
         /* What has come in the meantime is heard first: it may be us who were slow. */
         watching = shim_watch(s, now_ms());
+        look = shim_look(s, now_ms());
         shim_sweep(s);
     }
     return s->status;

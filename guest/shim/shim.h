@@ -28,6 +28,7 @@ struct client {
     struct shim *shim;
     struct chan chan;
     uid_t uid;
+    pid_t pid; /* who connected; 0 = not known */
     uint32_t session;
     bool said_hello;
     bool known_to_agent; /* something was passed on: the agent must hear of the end */
@@ -40,7 +41,8 @@ struct client {
     uint32_t pings_pending;
     long long watched_until; /* after a SIGTSTP silence means that it was stopped; 0 = no matter */
     long long heard_at;
-    bool silent; /* so its program was stopped */
+    bool silent;          /* so its program was stopped */
+    long long stopped_at; /* when it was seen to be stopped, and its program was, too; 0 = is not */
 };
 
 enum { SHIM_WATCHED_MAX = 64 };
@@ -58,12 +60,15 @@ struct shim {
     size_t log_count;
     long long crippled_ms; /* when one of them was seen to have ended; 0 = none has */
     uid_t uid;             /* the job's user */
+    long long look_at;     /* when clients' states are looked at again, */
+    uint32_t looked;       /* below this session; 0 = from the beginning */
     bool agent_up;
     struct hello agent_hello;
     struct client *clients;
     size_t client_count;
     uint32_t next_session;
     bool ended;
+    bool runs_on;    /* the channel was ended by us, and not by the guest's end */
     bool terminated; /* by SIGTERM */
     int status;      /* exit status once ended */
 };
@@ -85,6 +90,11 @@ struct client *client_find(const struct shim *s, uint32_t session);
 struct host_call *client_call(struct client *c, uint32_t id);
 /* Stop the programs of clients that seem to be stopped themselves; true while some are watched. */
 bool shim_watch(struct shim *s, long long now);
+/*
+ * Stop the programs of clients that were stopped by a signal. Returns in how many ms it
+ * is to be called again, -1 while no program runs.
+ */
+int shim_look(struct shim *s, long long now);
 /* Free clients whose connection is closed; between two turns of the loop. */
 void shim_sweep(struct shim *s);
 

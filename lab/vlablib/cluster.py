@@ -50,6 +50,9 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
     if host == "ctl" and not other_socket_folder.is_symlink():
         # where clients look differs between MariaDB's versions
         other_socket_folder.symlink_to("mysqld")
+    sbcast = root / "usr/local/bin/sbcast"
+    if not sbcast.is_symlink():
+        sbcast.symlink_to(f"{_LIBEXEC}/vhpc-sbcast")
     for file in _files(lab, record, host):
         path = root / file.path.lstrip("/")
         if file.first_only and path.exists():

@@ -87,7 +87,7 @@ def package() -> dict[str, Path]:
 
 
 def _parts(rootfs: Path) -> tuple[_Part, ...]:
-    guest = ("vhpc-run", "vhpc-shim", "vhpc-confine")
+    guest = ("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine")
     headers = f"-DSLURM_INCLUDE_DIR={rootfs}/usr/include"
     return (
         _Part("guest", "guest", guest, guest, ("-DVHPC_SPANK=OFF",)),

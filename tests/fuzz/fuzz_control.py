@@ -34,6 +34,7 @@ def one_input(data: bytes) -> None:
             channel.ping()
             channel.info()
             channel.poweroff()
+            channel.wait_end(TIMEOUT_S)
 
 
 if __name__ == "__main__":

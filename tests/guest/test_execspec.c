@@ -37,6 +37,7 @@ static struct execspec sample(void)
     s.script = malloc(11);
     memcpy(s.script, "#!/bin/sh\n\0", 11);
     s.script_len = 11;
+    s.pmi_refusal = strdup("no PMI here");
     return s;
 }
 
@@ -66,6 +67,7 @@ static void everything_survives_the_wire(void **state)
     assert_int_equal(back.nice, -5);
     assert_true(back.tty);
     assert_int_equal(back.winsize.ws_col, 80);
+    assert_string_equal(back.pmi_refusal, "no PMI here");
     assert_int_equal(back.script_len, 11);
     assert_memory_equal(back.script, "#!/bin/sh\n\0", 11);
     buf_free(&b);
@@ -82,6 +84,18 @@ static void a_second_uid_cannot_replace_the_first(void **state)
     assert_int_equal(tlv_put_u32(&b, TAG_UID, 0), 0);
     assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), -EPROTO);
     assert_null(back.argv);
+    buf_free(&b);
+    execspec_free(&s);
+}
+
+static void one_refusal_of_pmi_is_enough(void **state)
+{
+    (void)state;
+    struct execspec s = sample(), back;
+    struct buf b = {0};
+    assert_int_equal(execspec_encode(&s, &b), 0);
+    assert_int_equal(tlv_put_str(&b, TAG_PMI_REFUSAL, "again"), 0);
+    assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), -EPROTO);
     buf_free(&b);
     execspec_free(&s);
 }
@@ -140,6 +154,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_survives_the_wire),
         cmocka_unit_test(a_second_uid_cannot_replace_the_first),
+        cmocka_unit_test(one_refusal_of_pmi_is_enough),
         cmocka_unit_test(what_must_be_there_is_missed),
         cmocka_unit_test(every_truncation_is_refused_or_whole),
         cmocka_unit_test(own_variables_do_not_go_into_the_guest),

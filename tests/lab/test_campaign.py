@@ -121,6 +121,21 @@ def test_a_crash_of_qemu_needs_no_fault_when_qemu_says_so_itself() -> None:
 
 
 @pytest.mark.vlab_itself
+def test_a_guest_that_did_not_come_up_is_not_explained_by_what_touches_no_guest() -> None:
+    slow = "vhpc: image i:latest did not get ready within 120 s on n1: its console ended with: {} (longer)\n"
+    stall = slow.format("[   31.0] rcu: rcu_preempt kthread starved for 5250 jiffies! g5 f0x0")
+    cut, libvirt = injected("network-cut", 105, 105.4), injected("libvirtd-kill", 105, 110)
+    for fault in (cut, libvirt):
+        why = judge(ended("script", "FAILED", "1:0", stall), (fault,), NOBODY).why
+        assert why.startswith("by itself, under the machine's load: vhpc: image i:latest did not get ready")
+    other = slow.format("[    3.1] Run /init as init process")
+    assert judge(ended("script", "FAILED", "1:0", other), (cut,), NOBODY).why == ""
+    assert judge(ended("script", "FAILED", "1:0", other), (libvirt,), NOBODY).why.startswith("libvirtd-kill:")
+    lease = "vhpc: cannot reach vhpcd at ctl:6860: timed out (x)\n"
+    assert judge(ended("script", "FAILED", "1:0", lease), (cut,), NOBODY).why.startswith("network-cut: vhpc:")
+
+
+@pytest.mark.vlab_itself
 def test_a_job_in_the_way_was_in_the_way_for_a_reason() -> None:
     held = "vhpc: CPUs 0 are held by guests of 3.0.0123abcd: x (submit it again)\n"
     end = ended("no-requeue", "FAILED", "1:0", held)

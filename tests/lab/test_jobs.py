@@ -10,6 +10,8 @@ from cluster import IMAGE, Lab
 
 pytestmark = pytest.mark.lab
 
+POWEROFF_TIMEOUT_S = 5.0  # the default, see vhpc.toml(5)
+
 
 def kernel(lab: Lab) -> str:
     return lab.run("n1", "uname", "-r").out.strip()
@@ -178,6 +180,23 @@ def test_scancel_ends_the_processes_in_the_guest_and_the_guest(lab: Lab) -> None
 
 
 @pytest.mark.timeout(240)
+def test_guests_power_off_and_no_epilog_waits_for_its_deadline(lab: Lab) -> None:
+    jobs = [lab.submit("srun true", "-N2") for _ in range(4)]
+    for job in jobs:
+        assert job.wait() == "COMPLETED"
+    lab.quiet()
+    for job in jobs:
+        nodes = lab.vhpc("ctl", "timeline", str(job.id))["nodes"]
+        took = {
+            node["node"]: stage["took_s"]
+            for node in nodes
+            for stage in node["stages"]
+            if stage["name"] == "power off"
+        }
+        assert took.keys() == {"n1", "n2"}
+        assert max(took.values()) < POWEROFF_TIMEOUT_S, took
+
+
 def test_the_time_limit_ends_the_job_and_its_guest(lab: Lab) -> None:
     job = lab.submit("trap 'echo got-term; exit 1' TERM; sleep 600 & wait", "--time=1")
     assert job.wait(timeout=200) == "TIMEOUT"
@@ -236,3 +255,25 @@ def test_the_console_goes_where_the_user_said(lab: Lab) -> None:
     job = lab.finish(talk, "--vhpc-console=con-%j-%N", "-w", "n2")
     lab.quiet()
     assert "hello-from-the-guest" in job.output("con-{id}-n2")
+
+
+def test_a_console_that_cannot_be_written_is_named_in_one_line_and_the_job_runs(lab: Lab) -> None:
+    """At once where it can be known, in the job's stderr; later in AdminComment."""
+    option = "--vhpc-console=/root/con-%j"
+    lines = r"^vhpc: --vhpc-console: /root/con-%d cannot be written on n\d: Permission denied; .*$"
+    batch = lab.submit("echo ran; srun -N2 true; srun true", option, "-N2", "-o", "out", "-e", "err")
+    alone = lab.run("login", "srun", f"--vhpc-image={IMAGE}", option, "-n2", "echo", "ran", user="alice")
+    assert batch.wait() == "COMPLETED"
+    assert batch.output("out") == "ran\n"
+    assert len(re.findall(lines % batch.id, batch.output("err"), re.M)) == 1
+    assert alone.out == "ran\nran\n"
+    assert len(re.findall(lines.replace("%d", r"\d+"), alone.err, re.M)) == 1, alone
+    late = lab.finish("rm sub; mkdir sub", "-w", "n1", "--vhpc-console=sub", "-o", "late")
+    try:
+        lab.quiet()
+        assert late.accounted() == ["COMPLETED", "0:0"]
+        assert lab.read("alice", "late") == ""
+        (comment,) = late.accounted("AdminComment")
+        assert comment == "vhpc: a console could not be written: /home/alice/sub on n1: Is a directory"
+    finally:
+        lab.run("login", "rm", "-rf", "/home/alice/sub", user="alice")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from functools import partial
 
 import pytest
 from cluster import IMAGE, Lab
@@ -71,6 +73,94 @@ def test_the_signal_before_the_time_limit_reaches_the_script_or_its_steps(lab: L
         for text in pair.outputs("same/warned-{id}"):
             assert re.findall("SIGUSR2|SIGTERM", text) == expected
         assert ("script got USR2" in ours) == (pair is to_script)
+
+
+def counter(lab: Lab, name: str) -> str:
+    """What a job has counted to in a file; empty at the moment when it writes it."""
+    return lab.run("login", "cat", f"{WHERE}/{name}", user="alice", check=False).out.strip()
+
+
+def rests(lab: Lab, name: str) -> str:
+    """Wait until a counter rests, and say where."""
+    seen: list[str] = []
+
+    def stands() -> bool:
+        seen.append(counter(lab, name))
+        return seen[-1] != "" and len(seen) > 8 and len(set(seen[-8:])) == 1
+
+    until(stands, f"{name} to rest", 30)
+    return seen[-1]
+
+
+def goes_on(lab: Lab, name: str, was: str) -> bool:
+    """Whether a counter has counted on."""
+    return counter(lab, name) not in ("", was)
+
+
+def test_sigstop_by_scancel_stops_a_step_and_a_script_until_sigcont(lab: Lab) -> None:
+    """SIGSTOP cannot be caught, so what relays a program to its guest is stopped itself."""
+    count = (
+        "i=0; while [ ! -e go-$SLURM_JOB_ID ]; do i=$((i+1)); echo $i > {0}-$SLURM_JOB_ID; sleep 0.1; done"
+    )
+    step, batch = count.format("step"), count.format("script")
+    script = f"cd ~/same; srun -Q -n1 sh -c '{step}; exit 4' & {batch}; wait $!; echo step said $?"
+    for job in (twins := submit(lab, script, "-n1")):
+        for kind, target in (("step", [f"{job.id}.0"]), ("script", ["-b", str(job.id)])):
+            name = f"{kind}-{job.id}"
+            until(partial(counter, lab, name), f"{name} to count")
+            lab.run("login", "scancel", "-s", "STOP", *target, user="alice")
+            there = rests(lab, name)
+            lab.run("login", "scancel", "-s", "CONT", *target, user="alice")
+            until(partial(goes_on, lab, name, there), f"{name} to go on")
+        lab.run("login", "touch", f"{WHERE}/go-{job.id}", user="alice")
+        job.wait()
+    ours, theirs = twins.outputs()
+    assert ours == theirs
+    assert "step said 4" in ours
+
+
+FULL = r"""
+cd ~/same
+for name in USR1 USR2 HUP; do trap "echo script got $name >> full-$SLURM_JOB_ID" $name; done
+python3 tell.py background &
+setsid python3 tell.py session &
+srun -Q -n1 python3 tell.py step &
+until [ -e go-$SLURM_JOB_ID ]; do sleep 0.2; done
+"""
+TELL = """
+import os, signal, sys
+def tell(number, frame):
+    with open(f"full-{os.environ['SLURM_JOB_ID']}", "a") as file:
+        file.write(f"{sys.argv[1]} got {signal.Signals(number).name[3:]}\\n")
+for name in ("SIGUSR1", "SIGUSR2", "SIGHUP"):
+    signal.signal(getattr(signal, name), tell)
+with open(f"full-{os.environ['SLURM_JOB_ID']}", "a") as file:
+    file.write(f"{sys.argv[1]} up\\n")
+while True:
+    signal.pause()
+"""
+
+
+def test_scancel_full_reaches_the_background_commands_of_a_script(lab: Lab) -> None:
+    """What has left its process group, and steps, only as far as without a guest."""
+    lab.run("login", "sh", "-c", f"cat > {WHERE}/tell.py", user="alice", stdin=TELL)
+    twins = submit(lab, FULL, "-n1")
+    for job in twins:
+        for name in ("background", "session", "step"):
+            says(job, f"{name} up", "same/full-{id}")
+        for options in (["--full", "-s", "USR1"], ["-b", "-s", "USR2"], ["--full", "-s", "HUP"]):
+            lab.run("login", "scancel", *options, str(job.id), user="alice")
+            time.sleep(3)
+            lab.run("login", "sh", "-c", f"echo -- >> {WHERE}/full-{job.id}", user="alice")
+        lab.run("login", "touch", f"{WHERE}/go-{job.id}", user="alice")
+    ours, theirs = (
+        [sorted(part.splitlines()) for part in text.split("--\n")]
+        for text in twins.wait().outputs("same/full-{id}")
+    )
+    assert ours == theirs
+    assert "background got USR1" in ours[0]
+    assert ours[1] == ["script got USR2"]
+    assert "background got HUP" in ours[2]
 
 
 def test_a_window_changes_its_size_and_control_c_interrupts(lab: Lab) -> None:

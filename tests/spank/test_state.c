@@ -155,7 +155,8 @@ static void a_failed_job_without_message_still_says_something(void **unused)
 static void keys_of_later_versions_are_left_alone(void **unused)
 {
     (void)unused;
-    assert_true(parse(READY "guests=2\nnetwork=none\nempty=\n"));
+    assert_true(parse(READY "guests=2\nnetwork=none\nempty=\nwarning=look here: x\n"));
+    assert_string_equal(state.warning, "look here: x");
     vhpc_state_free(&state);
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.node import statefile
-from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, GuestChannel
+from vhpc_slurm.node import statefile, wire
+from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
 
 if TYPE_CHECKING:
     from guest_rig import Guest
@@ -121,16 +122,57 @@ def test_a_refusal_says_why_and_the_channel_goes_on(guest: Guest) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="control operations are root's")
-def test_poweroff_is_answered_and_ends_the_channel(guest: Guest) -> None:
+def test_poweroff_ends_the_guest_and_its_end_is_heard(guest: Guest) -> None:
     run = guest.popen("sleep", "1000")
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         channel.poweroff()
+        channel.wait_end(WAIT_S)
         assert guest.agent is not None
         assert guest.agent.wait(WAIT_S) == 0
         with pytest.raises(ChannelError):
             channel.ping()
     assert run.wait(WAIT_S) == 125
     run.communicate()
+    assert guest.shim.wait(WAIT_S) == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="control operations are root's")
+def test_a_guest_that_ends_without_a_reply_has_answered(late_guest: Guest) -> None:
+    """QEMU may go before it has passed on what the agent said last."""
+    with GuestChannel.connect(late_guest.socket, WAIT_S) as channel:
+        versions = wire.put(wire.Tag.VERSION_MIN, 1) + wire.put(wire.Tag.VERSION_MAX, 1)
+        end = wire.FrameStream(late_guest.agent_end)
+        end.send(wire.FrameType.HELLO, versions, time.monotonic() + WAIT_S)
+        channel.hello()
+        channel.poweroff()
+        with pytest.raises(ChannelSilentError):
+            channel.wait_end(0.2)  # it is still there
+        late_guest.agent_end.close()
+        channel.wait_end(WAIT_S)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="control operations are root's")
+def test_a_guest_that_refuses_to_power_off_is_not_waited_for(late_guest: Guest) -> None:
+    with GuestChannel.connect(late_guest.socket, WAIT_S) as channel:
+        versions = wire.put(wire.Tag.VERSION_MIN, 1) + wire.put(wire.Tag.VERSION_MAX, 1)
+        end = wire.FrameStream(late_guest.agent_end)
+        end.send(wire.FrameType.HELLO, versions, time.monotonic() + WAIT_S)
+        channel.hello()
+        channel.poweroff()
+        end.receive(wire.FrameType.REQUEST, time.monotonic() + WAIT_S, "no request")
+        refusal = wire.put(wire.Tag.REQUEST_ID, 1) + wire.put(wire.Tag.ERRNO, 38)
+        frame = struct.pack("<IBBHII", len(refusal), wire.FrameType.REPLY, 0, 0, 1, 0) + refusal
+        late_guest.agent_end.sendall(frame)
+        with pytest.raises(ChannelRefusedError, match="poweroff"):
+            channel.wait_end(WAIT_S)
+
+
+def test_a_guest_that_boots_is_waited_for_only_by_who_wants_to(late_guest: Guest) -> None:
+    with GuestChannel.connect(late_guest.socket, WAIT_S) as channel:
+        with pytest.raises(ChannelSilentError, match="booting"):
+            channel.hello(WAIT_S, wait_for_boot=False)
+        late_guest.start_agent()
+        assert channel.hello(WAIT_S).kernel == os.uname().release
 
 
 def test_no_shim_is_the_nodes_failure(tmp_path: Path) -> None:

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli.checks import Finding, Level, node, slurm
-from vhpc_slurm.config import Config, Controller, Guests, Paths
+from vhpc_slurm.cli.checks import Finding, Level, boottime, node, services, slurm
+from vhpc_slurm.cli.checks.boottime import NodeSize
+from vhpc_slurm.config import Config, Controller, Devices, Guests, Paths, Placement
+from vhpc_slurm.model import Generation
+from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.timeline import Recorder
 
 DATA = Path(__file__).parent.parent / "data" / "slurm-config"
 RELEASES = ("22.05.8", "24.11.5", "26.05.5")
@@ -89,8 +93,9 @@ def test_slurms_defaults_are_not(release: str) -> None:
         ("SelectTypeParameters", "CR_MEMORY", "ok", ""),
         ("PreemptMode", "GANG,SUSPEND", "warn", "gang, suspend"),
         ("PreemptMode", "REQUEUE", "ok", ""),
-        ("MpiDefault", "pmix_v5", "warn", "PMIx"),
-        ("MpiDefault", "pmi2", "ok", ""),
+        ("MpiDefault", "pmix_v5", "warn", "of several tasks are refused"),
+        ("MpiDefault", "pmi2", "warn", "of several tasks are refused"),
+        ("MpiDefault", "openmpi", "ok", ""),
         ("SlurmUser", "batch(990)", "error", "controller.slurm_user is slurm"),
         ("SlurmUser", "slurm(64030)", "ok", ""),
         ("SLURM_VERSION", "21.08.8", "error", "too old"),
@@ -128,9 +133,77 @@ def test_the_longest_boot_that_users_may_ask_for_counts_and_each_gpu_of_a_node()
     recommended = settings("24.11.5-recommended")
     patient = Config(guests=Guests(boot_timeout_max_s=181))
     assert one(list(slurm.check(recommended, patient)), "slurm.PrologEpilogTimeout").level is Level.ERROR
-    found = one(list(slurm.check(recommended, Config(), gpus=8)), "slurm.PrologEpilogTimeout")
+    found = one(list(slurm.check(recommended, Config(), [NodeSize(gpus=8)])), "slurm.PrologEpilogTimeout")
     assert found.level is Level.ERROR
     assert f"({60 + 180 + 8 * 60 + 60} s)" in found.what
+
+
+@pytest.mark.parametrize(
+    ("line", "config", "per_gib"),
+    [
+        ("Gres=gpu:h200:8(S:0-1) RealMemory=2097152 AllocMem=0", Config(), 0.7),
+        ("Gres=ibvf:8 RealMemory=2097152", Config(), 0.7),
+        ("Gres=(null) RealMemory=2097152", Config(), 0.0),
+        (
+            "Gres=(null) RealMemory=2097152",
+            Config(devices=Devices(virtual_functions=("0000:3b:00.0=8",))),
+            0.7,
+        ),
+        ("Gres=gpu:8 RealMemory=2097152", Config(placement=Placement(hugepages="1G")), 0.25),
+        ("Gres=gpu:8 RealMemory=2097152", Config(placement=Placement(hugepages="auto")), 0.7),
+        ("Gres=(null) RealMemory=2097152", Config(placement=Placement(hugepages="auto")), 0.25),
+    ],
+)
+def test_the_memory_of_the_largest_node_counts_as_docs_install_says(
+    line: str, config: Config, per_gib: float
+) -> None:
+    """Of a guest that has all of a node of 2 TiB."""
+    largest = NodeSize.parse(f"NodeName=n1 Arch=x86_64 {line}", config)
+    small = NodeSize.parse("NodeName=n2 Gres=(null) RealMemory=1024", config)
+    budget = 60 + 180 + 60 + 60 * (8 if "gpu" in line else 0) + round(2048 * per_gib)
+    found = one(
+        list(slurm.check(settings("24.11.5-recommended"), config, [small, largest])),
+        "slurm.PrologEpilogTimeout",
+    )
+    assert (found.level is Level.ERROR) == (budget > 300)
+    assert budget <= 300 or f"({budget} s)" in found.what
+
+
+def test_boots_that_are_longer_than_slurm_keeps_silent_are_pointed_out(tmp_path: Path) -> None:
+    layout = Layout(Config(paths=Paths(state=str(tmp_path))))
+    assert boottime.longest_boot_s(layout) is None
+    assert boottime.message_timeout(10, None).level is Level.OK
+    for job, ready, last in ((1, 12.4, "setup g0"), (2, 3.0, "setup g0"), (3, 99.0, "agent g0")):
+        generation = Generation.parse(f"{job}.0.0123abcd")
+        recorder = Recorder(layout.timeline(generation), generation, "n1")
+        recorder.note("python", 1000.0, 1000.1)
+        recorder.note("start g0", 1000.1, 1001.0)
+        recorder.note(last, 1001.0, 1000.0 + ready)
+    longest = boottime.longest_boot_s(layout)
+    assert longest == pytest.approx(12.4)  # the third got never ready
+    found = boottime.message_timeout(10, longest)
+    assert found.level is Level.WARN
+    assert "after 8 s" in found.what
+    assert "12.4 s" in found.what
+    assert found.cure.startswith("MessageTimeout=30")
+    assert boottime.message_timeout(30, longest).level is Level.OK
+
+
+def test_slurms_own_sbcast_in_front_of_ours_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(paths=Paths(libexec=str(tmp_path)))
+    (tmp_path / "local").mkdir()
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(services, "USERS_PATH", f"{tmp_path}/local:{tmp_path}/bin")
+    assert list(services.sbcast(config)) == []
+    executable(tmp_path / "bin" / "sbcast", "exit 0")
+    (found,) = services.sbcast(config)
+    assert found.level is Level.WARN
+    ours = executable(tmp_path / "vhpc-sbcast", "exit 0")
+    (tmp_path / "local" / "sbcast").symlink_to(ours)
+    (found,) = services.sbcast(config)
+    assert found.level is Level.OK
 
 
 def test_a_site_script_in_place_of_a_hook_is_pointed_out_and_a_link_to_it_is_not(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pty
 import select
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import termios
@@ -260,6 +261,38 @@ def test_a_guest_that_has_lost_the_daemon_of_a_folder_ends_its_sessions(
         guest.close()
 
 
+@pytest.mark.parametrize("order", [("daemon", "guest"), ("guest", "daemon")], ids=" then ".join)
+def test_a_shim_ends_with_its_guest_whose_folders_daemons_end_too(
+    programs: Path, tmp_path: Path, order: tuple[str, str]
+) -> None:
+    """The Epilog waits for all processes of the guest's uid: a shim that stayed would cost it seconds."""
+    from guest_rig import Guest
+
+    daemon = subprocess.Popen(["sleep", "1000"])
+    fd = os.pidfd_open(daemon.pid)
+    guest = Guest(programs, tmp_path, watched=(fd,))
+    try:
+        run = guest.popen("sh", "-c", "echo up; sleep 1000")
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"up\n"
+        assert guest.agent is not None
+        run.send_signal(signal.SIGSTOP)  # a client that takes its time: the shim sees both ends
+        ends = {"daemon": daemon.kill, "guest": guest.agent.kill}
+        for who in order:
+            ends[who]()
+            time.sleep(0.2)
+        run.send_signal(signal.SIGCONT)
+        _, err = run.communicate(timeout=WAIT_S)
+        assert run.returncode == 125
+        assert b"is gone" in err
+        assert guest.shim.wait(WAIT_S) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+        os.close(fd)
+        guest.close()
+
+
 def test_signals_reach_the_main_process(guest: Guest) -> None:
     run = guest.popen("sh", "-c", "trap 'echo usr1; exit 9' USR1; echo ready; while :; do sleep 0.05; done")
     assert run.stdout is not None
@@ -267,6 +300,166 @@ def test_signals_reach_the_main_process(guest: Guest) -> None:
     run.send_signal(signal.SIGUSR1)
     assert run.communicate(timeout=WAIT_S)[0] == b"usr1\n"
     assert run.returncode == 9
+
+
+GROUP = r"""#!/bin/bash
+sh -c 'trap "echo background" USR1; echo up; while :; do sleep 0.1; done' &
+setsid sh -c 'trap "echo session" USR1; echo up; while :; do sleep 0.1; done' &
+trap 'echo main' USR1
+trap 'exit 7' TERM
+while :; do sleep 0.1; done
+"""
+
+
+def test_a_signal_to_the_process_group_of_a_script_is_for_its_background_commands_too(
+    guest: Guest, tmp_path: Path
+) -> None:
+    """As `scancel --full`; what has left the group gets nothing, as without a guest."""
+    script = tmp_path / "slurm_script"
+    script.write_text(GROUP)
+    script.chmod(0o700)
+    with subprocess.Popen(
+        [guest.bin / "vhpc-run"],
+        env=guest.env(VHPC_RUN_SCRIPT="1", VHPC_RUN_ARGV0=str(script)),
+        stdout=subprocess.PIPE,
+        process_group=0,
+    ) as relay:
+        assert relay.stdout is not None
+        assert [relay.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+        os.killpg(relay.pid, signal.SIGUSR1)
+        assert {relay.stdout.readline() for _ in range(2)} == {b"main\n", b"background\n"}
+        relay.send_signal(signal.SIGUSR1)
+        assert relay.stdout.readline() == b"main\n"
+        time.sleep(0.5)
+        relay.send_signal(signal.SIGTERM)
+        assert relay.stdout.read() == b""
+        assert relay.wait(WAIT_S) == 7
+    with pytest.raises(ProcessLookupError):
+        os.killpg(relay.pid, 0)
+
+
+# --- PMI ----------------------------------------------------------------------
+
+
+def _step(port: int = 0, **more: str) -> dict[str, str]:
+    """What slurmstepd sets for a task of two, by mpi/pmi2 or, with a port, by mpi/pmix (seen on 24.11)."""
+    pmix = {
+        "PMIX_NAMESPACE": "slurm.pmix.42.1",
+        "PMIX_RANK": "1",
+        "PMIX_SERVER_URI41": f"pmix-server.6169;tcp4://127.0.0.1:{port}",
+        "PMIX_SERVER_URI2": f"pmix-server.6169;tcp4://127.0.0.1:{port}",
+        "SLURM_PMIX_MAPPING_SERV": "(vector,(0,1,2))",
+    }
+    pmi2 = {"PMI_FD": "64", "PMI_JOBID": "42.1", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    own = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}
+    return own | {"SLURM_MPI_TYPE": "pmix" if port else "pmi2"} | (pmix if port else pmi2) | more
+
+
+# As MPICH begins, and as a PMIx client finds its server.
+USE_PMI = """
+import os, socket, sys, time
+print("before", flush=True)
+if "PMI_FD" in os.environ:
+    os.write(int(os.environ["PMI_FD"]), b"cmd=init pmi_version=1 pmi_subversion=1\\n")
+else:
+    port = int(os.environ["PMIX_SERVER_URI41"].rpartition(":")[2])
+    socket.create_connection(("127.0.0.1", port)).recv(1)
+time.sleep(60)
+"""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("kind", ["pmi2", "pmix"])
+def test_a_program_of_several_tasks_that_uses_pmi_is_ended_with_one_line_per_guest(
+    guest: Guest, kind: str
+) -> None:
+    step = _step(_free_port() if kind == "pmix" else 0)
+    first = guest.run("python3", "-c", USE_PMI, **step)
+    assert (first.returncode, first.stdout) == (126, b"before\n")
+    assert first.stderr.startswith(b"vhpc: step 42.1 runs an MPI program in several tasks")
+    assert f"srun --mpi={kind}".encode() in first.stderr
+    assert first.stderr.count(b"\n") == 1
+    second = guest.run("python3", "-c", USE_PMI, **step)
+    assert (second.returncode, second.stdout, second.stderr) == (126, b"before\n", b"")
+    another = guest.run("python3", "-c", USE_PMI, **step | {"SLURM_STEP_ID": "2"})
+    assert another.stderr.startswith(b"vhpc: step 42.2 ")
+
+
+def test_tasks_of_a_step_share_their_pmix_server(guest: Guest) -> None:
+    step = _step(_free_port())
+    idle = guest.popen("sh", "-c", "echo up; sleep 1000", **step)
+    assert idle.stdout is not None
+    assert idle.stdout.readline() == b"up\n"
+    assert guest.run("python3", "-c", USE_PMI, **step).returncode == 126
+    idle.communicate(timeout=WAIT_S)
+    assert idle.returncode == 126
+    # and it is gone with the last of them
+    assert guest.run("python3", "-c", USE_PMI, VHPC_PMI="", **step).returncode == 126
+
+
+@pytest.mark.parametrize("kind", ["pmi2", "pmix"])
+def test_a_program_that_does_not_use_pmi_notices_nothing(guest: Guest, kind: str) -> None:
+    step = _step(_free_port() if kind == "pmix" else 0)
+    done = guest.run("sh", "-c", "env; exit 3", **step)
+    assert (done.returncode, done.stderr) == (3, b"")
+    for name in ("PMIX_RANK", "PMIX_SERVER_URI41") if kind == "pmix" else ("PMI_RANK", "PMI_SIZE"):
+        assert f"{name}={step[name]}\n".encode() in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["pmi2", "pmix"])
+@pytest.mark.parametrize("why", [{"SLURM_STEP_NUM_TASKS": "1"}, {"VHPC_PMI": "singleton"}])
+def test_a_single_task_and_singletons_on_purpose_have_no_pmi(
+    guest: Guest, kind: str, why: dict[str, str]
+) -> None:
+    done = guest.run("env", **_step(_free_port() if kind == "pmix" else 0) | why)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"PMI_" not in done.stdout.replace(b"VHPC_PMI", b"")
+    assert b"PMIX_" not in done.stdout
+
+
+def test_a_component_of_a_het_step_is_not_a_single_task(guest: Guest) -> None:
+    done = guest.run("python3", "-c", USE_PMI, **_step(SLURM_STEP_NUM_TASKS="1", SLURM_HET_SIZE="2"))
+    assert done.returncode == 126
+
+
+def test_a_wrong_value_of_vhpc_pmi_is_an_error(guest: Guest) -> None:
+    done = guest.run("env", VHPC_PMI="singletons", SLURM_LOCALID="0")
+    assert (done.returncode, done.stdout) == (64, b"")
+    assert done.stderr == b"vhpc: VHPC_PMI=singletons: must be refuse or singleton\n"
+
+
+def test_where_pmi_cannot_be_watched_the_task_is_refused(guest: Guest) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = guest.run("true", **_step(taken.getsockname()[1]))
+    assert done.returncode == 126
+    assert b"Address already in use" in done.stderr
+    elsewhere = _step(1) | {"PMIX_SERVER_URI41": "pmix-server.1;tcp4://10.0.0.1:1"}
+    assert guest.run("true", **elsewhere).returncode == 126
+
+
+def test_an_agent_that_does_not_know_of_pmi_starts_nothing_that_could_use_it(late_guest: Guest) -> None:
+    from vhpc_slurm.node import wire
+
+    run = late_guest.popen("true", **_step())
+    end = wire.FrameStream(late_guest.agent_end)
+    until = time.monotonic() + WAIT_S
+    hello = wire.put(wire.Tag.VERSION_MIN, 1) + wire.put(wire.Tag.VERSION_MAX, 1)
+    end.send(wire.FrameType.HELLO, hello, until)
+    late_guest.agent_end.settimeout(WAIT_S)
+    header = b""
+    while not header or header[4] != 4:  # EXEC
+        header = late_guest.agent_end.recv(16, socket.MSG_WAITALL)
+        late_guest.agent_end.recv(int.from_bytes(header[:4], "little"), socket.MSG_WAITALL)
+    late_guest.agent_end.sendall(struct.pack("<IBBHII", 0, 5, 0, 0, 1, 0))  # STARTED
+    _, err = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 126
+    assert b"the image's agent is too old" in err
+    header = late_guest.agent_end.recv(16, socket.MSG_WAITALL)
+    assert header[4] == 13  # CLOSE
 
 
 # --- terminals ----------------------------------------------------------------
@@ -313,6 +506,25 @@ def test_a_program_that_catches_sigtstp_is_stopped_with_its_relay(
     assert _becomes(pid, stopped=True)
     relay.send_signal(signal.SIGCONT)
     assert _becomes(pid, stopped=False)
+
+
+def test_a_program_is_stopped_with_its_relay_and_goes_on_with_it(guest: Guest) -> None:
+    """SIGSTOP cannot be caught, so no relay can pass it on."""
+    script = "i=0; echo $$; while :; do i=$((i + 1)); echo $i >&2; sleep 0.1; done"
+    relay = guest.popen("bash", "-c", script)
+    assert relay.stdout is not None
+    pid = int(relay.stdout.readline())
+    try:
+        for _ in range(2):
+            relay.send_signal(signal.SIGSTOP)
+            assert _becomes(pid, stopped=True)
+            time.sleep(2.5)  # some looks later
+            assert _is_stopped(pid)
+            relay.send_signal(signal.SIGCONT)
+            assert _becomes(pid, stopped=False)
+    finally:
+        relay.kill()
+        relay.communicate(timeout=WAIT_S)
 
 
 def test_a_relay_that_is_not_stopped_after_sigtstp_shows_it(

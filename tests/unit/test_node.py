@@ -455,10 +455,20 @@ def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("root's")
     (home / "evil").symlink_to(victim)
-    assert console.hand_over(log, str(home / "out"), account(), 1)
+    assert console.why_not(str(home / "out"), account()) == ""
+    assert (home / "out").stat().st_mode & 0o7777 == 0o600
+    assert console.hand_over(log, str(home / "out"), account(), 1) == ""
     assert (home / "out").stat().st_uid == 2001
     assert (home / "out").stat().st_size == 1024
-    assert not console.hand_over(log, str(home / "evil"), account(), 1)
+    assert console.why_not(str(home / "out"), account()) == ""
+    assert (home / "out").stat().st_size == 1024
+    for target in (home / "evil", tmp_path / "no:thing: else" / "x", Path("/root/x")):
+        reason = "No such file or directory" if "thing" in str(target) else "Permission denied"
+        assert console.why_not(str(target), account()) == reason
+        assert console.hand_over(log, str(target), account(), 1) == reason
+    os.mkfifo(home / "fifo")
+    os.chown(home / "fifo", 2001, 2001)
+    assert console.why_not(str(home / "fifo"), account()) == "No such device or address"
     assert victim.read_text() == "root's"
 
 

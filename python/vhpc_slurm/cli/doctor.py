@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vhpc_slurm.cli import here, output
-from vhpc_slurm.cli.checks import Finding, Level, error, fabric, ok, services, slurm
+from vhpc_slurm.cli.checks import Finding, Level, boottime, error, fabric, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.hooks.doubt import counted
+from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.terminal import printable
 
 STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
@@ -49,10 +49,15 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
                 f"slurmd runs here, but Slurm knows no node {node}",
                 "vhpc takes a node's name from the host name; make NodeName the same (or give --node)",
             )
-        gpus = max((counted(line, config.placement.gpu_gres) or 0 for line in nodes.splitlines()), default=0)
-        yield from slurm.check(settings, config, gpus)
+        sizes = [boottime.NodeSize.parse(line, config) for line in nodes.splitlines() if line]
+        yield from slurm.check(settings, config, sizes or [boottime.NodeSize()])
         yield from slurm.partitions(parts)
         yield slurm.plugstack(settings)
+        if is_node and root:
+            yield boottime.message_timeout(
+                settings.seconds("MessageTimeout") or 10, boottime.longest_boot_s(Layout(config))
+            )
+        yield from services.sbcast(config)
         if is_controller:
             yield slurm.operator(settings, config)
     yield from services.vhpcd(config, listener=root or here.user_name() == config.controller.slurm_user)

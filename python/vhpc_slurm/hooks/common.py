@@ -16,6 +16,8 @@ from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpc")
 SCONTROL = "/usr/bin/scontrol"
+SACCTMGR = "/usr/bin/sacctmgr"
+COMMENT_MAX = 1024
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,32 @@ def scontrol(*args: str) -> bool:
 
 def scontrol_says(*args: str) -> str | None:
     """What such a call printed; None when it did not work."""
+    return _says(SCONTROL, *args)
+
+
+def comment_ended(job_id: int, line: str) -> None:
+    """Best effort: write a line into the AdminComment that sacct shows of a job.
+
+    slurmctld changes nothing of a job that has ended ("Job has already
+    finished"), also while its Epilogs run; slurmdbd does.
+    """
+    _says(
+        SACCTMGR,
+        "-i",
+        "modify",
+        "job",
+        "where",
+        f"jobid={job_id}",
+        "set",
+        f"AdminComment={line[:COMMENT_MAX]}",
+    )
+
+
+def _says(command: str, *args: str) -> str | None:
+    name = Path(command).name
     try:
         done = subprocess.run(
-            [SCONTROL, *args],
+            [command, *args],
             timeout=10,
             check=False,
             capture_output=True,
@@ -96,10 +121,10 @@ def scontrol_says(*args: str) -> str | None:
             text=True,
         )
     except (OSError, subprocess.TimeoutExpired) as err:
-        log.warning("scontrol %s: %s", args[0], err)
+        log.warning("%s %s: %s", name, args[0], err)
         return None
     if done.returncode != 0:
-        log.warning("scontrol %s: %s", " ".join(args), done.stderr.strip())
+        log.warning("%s %s: %s", name, " ".join(args), (done.stderr or done.stdout).strip())
         return None
     return done.stdout
 

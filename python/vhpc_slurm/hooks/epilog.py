@@ -96,10 +96,17 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
     except NodeError as err:
         common.log.warning("the console cannot be handed over: %s", err.line())
         return
+    failures = []
     for index, path in consoles:
         target = console.user_path(lease.request, env.node, index)
-        if not console.hand_over(path, target, account, config.guests.console_limit_kib):
-            common.log.warning("the console could not be written to %s", target)
+        why = console.hand_over(path, target, account, config.guests.console_limit_kib)
+        if why:
+            failures.append(f"{target} on {env.node}: {why}")
+    if failures:
+        # the job's own streams are gone by now
+        line = f"vhpc: a console could not be written: {'; '.join(failures)}"
+        common.log.warning("%s", line)
+        common.comment_ended(env.job_id, line)
 
 
 def _lease(client: ControllerClient, env: common.HookEnv) -> Lease | None:

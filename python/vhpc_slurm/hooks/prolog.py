@@ -143,8 +143,20 @@ def _boot(
         "commands": ":".join(config.host.commands),
         "guests": str(len(work.plan.guests)),
         "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(layout, work.plan)),
+        "warning": _warning(lease, env, account),
     }
     statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
+
+
+def _warning(lease: Lease, env: common.HookEnv, account: accounts.Account) -> str:
+    """What the user should know when the job starts: a console file that he may not write; or empty."""
+    if lease.request.console is None:
+        return ""
+    target = console.user_path(lease.request, env.node)
+    why = console.why_not(target, account)
+    if not why:
+        return ""
+    return f"--vhpc-console: {target} cannot be written on {env.node}: {why}; the job runs without that file"
 
 
 def _over(client: ControllerClient, env: common.HookEnv, lease: Lease) -> bool:
@@ -220,14 +232,19 @@ def _user_failure(
     """
     common.log.info("user error: %s", error.line())
     message = error.line()
-    given = []
+    given, failed = [], []
     for index, log in console.of_guests(layout.job(env.job_id)):
         if not log.stat().st_size:
             continue
         target = console.user_path(lease.request, env.node, index)
         account = accounts.account(lease.request.uid)
-        if console.hand_over(log, target, account, layout.config.guests.console_limit_kib):
+        why = console.hand_over(log, target, account, layout.config.guests.console_limit_kib)
+        if why:
+            failed.append(f"{target} ({why})")
+        else:
             given.append(target)
+    if failed:
+        message += f"; a console could not be written: {', '.join(failed)}"
     if given:
         message += f"; {'its console' if len(given) == 1 else 'consoles'}: {', '.join(given)}"
     fields = statefile.header(lease.generation, str(lease.request.image)) | {

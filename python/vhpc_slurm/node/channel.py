@@ -97,7 +97,7 @@ class GuestChannel:
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self._stream = FrameStream(sock)
         self._timeout_s = timeout_s
-        self._request = 0
+        self._request_id = 0
         self._hello: GuestHello | None = None
         self._said_hello = False
 
@@ -143,10 +143,14 @@ class GuestChannel:
 
     # --- operations -----------------------------------------------------------
 
-    def hello(self, timeout_s: float | None = None) -> GuestHello:
+    def hello(self, timeout_s: float | None = None, *, wait_for_boot: bool = True) -> GuestHello:
         """Wait for the agent, which may still be booting, and return what it says of itself.
 
         A call that ran into its deadline may be repeated.
+
+        Args:
+            timeout_s: deadline; default is connect()'s.
+            wait_for_boot: False: a guest that is still booting counts as silent at once.
 
         Raises:
             ChannelSilentError: silence until the deadline.
@@ -167,6 +171,8 @@ class GuestChannel:
             )
             low, high = number(fields, Tag.VERSION_MIN), number(fields, Tag.VERSION_MAX)
             if number(fields, Tag.STATE) == 0:
+                if not wait_for_boot:
+                    raise ChannelSilentError("the guest's agent does not answer", "the guest is booting")
                 continue  # the shim says that the guest is booting; it says HELLO again later
             if low > VERSION_MAX or high < VERSION_MIN:
                 raise ChannelError(
@@ -297,8 +303,29 @@ class GuestChannel:
         return time.monotonic() - began
 
     def poweroff(self, timeout_s: float | None = None) -> None:
-        """Ask the guest to power off; returns when it has said that it will."""
-        self._call(Op.POWEROFF, b"", timeout_s)
+        """Ask the guest to power off; wait_end() returns when it has."""
+        self._request(Op.POWEROFF, b"", self._greet(timeout_s))
+
+    def wait_end(self, timeout_s: float) -> None:
+        """Wait until the guest has ended, after poweroff().
+
+        The agent's reply may be lost with the guest, so it is not waited for:
+        what tells is that the shim closes this channel.
+
+        Raises:
+            ChannelRefusedError: the agent will not power off.
+            ChannelSilentError: the guest has not ended within ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        silence = "the guest does not power off"
+        try:
+            while True:
+                payload = self._stream.receive(FrameType.REPLY, deadline, silence)
+                self._check_reply(Op.POWEROFF, payload)
+        except (ChannelRefusedError, ChannelSilentError):
+            raise
+        except ChannelError:
+            return  # the channel is closed
 
     # --- wire -----------------------------------------------------------------
 
@@ -314,21 +341,31 @@ class GuestChannel:
     def _call(self, op: Op, body: bytes, timeout_s: float | None) -> dict[int, bytes]:
         return dict(fields_of(self._ask(op, body, timeout_s)))
 
-    def _ask(self, op: Op, body: bytes, timeout_s: float | None) -> bytes:
-        what = f"guest operation {op.name.lower()}"
-        deadline = self._greet(timeout_s)
-        self._request += 1
-        head = put(Tag.OP, op) + put(Tag.REQUEST_ID, self._request)
+    def _request(self, op: Op, body: bytes, deadline: float) -> None:
+        self._request_id += 1
+        head = put(Tag.OP, op) + put(Tag.REQUEST_ID, self._request_id)
         self._stream.send(FrameType.REQUEST, head + body, deadline)
+
+    def _ask(self, op: Op, body: bytes, timeout_s: float | None) -> bytes:
+        deadline = self._greet(timeout_s)
+        self._request(op, body, deadline)
+        silence = f"guest operation {op.name.lower()} got no answer"
         while True:
-            payload = self._stream.receive(FrameType.REPLY, deadline, f"{what} got no answer")
-            fields = dict(fields_of(payload))
-            if number(fields, Tag.REQUEST_ID) == self._request:
-                break  # an older one answers a call whose deadline has passed
+            payload = self._stream.receive(FrameType.REPLY, deadline, silence)
+            if self._check_reply(op, payload):
+                return payload
+
+    def _check_reply(self, op: Op, payload: bytes) -> bool:
+        """Whether it answers the last request; False: an older one, whose deadline had passed."""
+        fields = dict(fields_of(payload))
+        if number(fields, Tag.REQUEST_ID) != self._request_id:
+            return False
         errno = number(fields, Tag.ERRNO)
         if errno != 0:
-            raise ChannelRefusedError(f"{what} failed", errno, text(fields, Tag.TEXT))
-        return payload
+            raise ChannelRefusedError(
+                f"guest operation {op.name.lower()} failed", errno, text(fields, Tag.TEXT)
+            )
+        return True
 
     @staticmethod
     def _info(fields: dict[int, bytes]) -> GuestInfo:

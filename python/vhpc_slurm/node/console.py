@@ -55,27 +55,42 @@ def user_path(request: JobRequest, node: str, guest: int = 0) -> str:
     return os.path.normpath(Path(request.work_dir) / name) + (f".g{guest}" if guest else "")
 
 
-def hand_over(path: Path, target: str, account: Account, limit_kib: int) -> bool:
+def hand_over(path: Path, target: str, account: Account, limit_kib: int) -> str:
     """Copy the last ``limit_kib`` of a console to a file of the user, with the user's own rights.
 
-    Returns False when that fails: a console that cannot be delivered must not
-    change how the job ends.
+    Returns why it cannot be written, empty when it was: a console that cannot be
+    delivered must not change how the job ends.
     """
     data = _text(path, limit_kib * 1024)
-    command = [*process.drop_to(account.credentials), "/bin/sh", "-c", 'umask 077; cat > "$1"', "sh", target]
+    return _write(account, target, "bs=64k", data=data.encode())
+
+
+def why_not(target: str, account: Account) -> str:
+    """Why the user may not write a console to ``target``, empty when he may; makes the file, empty."""
+    # a FIFO without a reader is not waited for
+    return _write(account, target, "conv=notrunc", "oflag=append,nonblock", data=b"")
+
+
+def _write(account: Account, target: str, *options: str, data: bytes) -> str:
+    """Write to a file as the user, by dd(1); returns why that failed, empty when it did not."""
+    script = 'umask 077; target=$1; shift; exec dd of="$target" status=none "$@"'
+    command = [*process.drop_to(account.credentials), "/bin/sh", "-c", script, "sh", target, *options]
     try:
         done = subprocess.run(
             command,
-            input=data.encode(),
+            input=data,
             timeout=COPY_TIMEOUT_S,
             check=False,
             capture_output=True,
             cwd="/",
-            env={},
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
         )
-    except (subprocess.TimeoutExpired, OSError):
-        return False
-    return done.returncode == 0
+    except subprocess.TimeoutExpired:
+        return f"no answer within {COPY_TIMEOUT_S:.0f} s"
+    except OSError as err:
+        return str(err)
+    said = done.stderr.decode(errors="replace").strip().rpartition(": ")[2]
+    return (said or f"exit status {done.returncode}") if done.returncode else ""
 
 
 def read_on(fd: int, size: int) -> tuple[int, bytes]:

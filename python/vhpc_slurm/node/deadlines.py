@@ -17,10 +17,23 @@ HUGE_S_PER_GIB = 0.25
 ORDINARY_S_PER_GIB = 0.7
 
 
+def memory_s_per_gib(*, huge: bool, perhaps_huge: bool, devices: bool) -> float:
+    """Time to make a GiB of guest memory ready.
+
+    Args:
+        huge: it is certainly in huge pages.
+        perhaps_huge: it may be.
+        devices: something is passed through.
+    """
+    if devices and not huge:
+        return ORDINARY_S_PER_GIB
+    return HUGE_S_PER_GIB if huge or perhaps_huge else 0.0
+
+
 def start_s(config: Guests, guest: GuestPlan) -> int:
     """Deadline of QEMU's start in seconds."""
-    ordinary = ORDINARY_S_PER_GIB if guest.devices else 0.0
-    per_gib = HUGE_S_PER_GIB if guest.hugepage_kib else ordinary
+    huge = guest.hugepage_kib > 0
+    per_gib = memory_s_per_gib(huge=huge, perhaps_huge=huge, devices=bool(guest.devices))
     return config.stage_timeout_s + round(guest.memory_mib / 1024 * per_gib)
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from vhpc_slurm.errors import TeardownError, VhpcError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import process, resources
+from vhpc_slurm.node import resources
 from vhpc_slurm.node.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.quarantine import QuarantinedError, Record
 from vhpc_slurm.node.timeline import Recorder
+
+log = logging.getLogger("vhpc")
+CONNECT_S = 0.1
+"""To reach a shim, which answers at once; also what a guest gets when the time for all of them is over."""
 
 
 def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
@@ -25,11 +31,7 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
         QuarantinedError: nothing is left but devices that are in quarantine now.
         TeardownError: something is left; its line names all of it.
     """
-    guests = {
-        layout.guest_of(e.data["name"]): int(e.data["uid"])
-        for e in journal.held()
-        if e.kind == resources.DOMAIN
-    }
+    guests = [layout.guest_of(e.data["name"]) for e in journal.held() if e.kind == resources.DOMAIN]
     if guests and layout.config.guests.poweroff_timeout_s > 0:
         with recorder.stage("power off"):
             _power_off(layout, guests)
@@ -71,20 +73,25 @@ def _release(
     return tuple(record for doubt in doubts for record in doubt.records)
 
 
-def _power_off(layout: Layout, guests: dict[Path, int]) -> None:
-    """Ask guests to power off, so that they write back what they hold, and wait a little.
+def _power_off(layout: Layout, guests: Sequence[Path]) -> None:
+    """Ask all guests to power off, so that they write back what they hold, and wait a little for their ends.
 
-    A guest that cannot be asked, or takes too long, is destroyed by its release.
+    A guest that still boots holds nothing. One that cannot be asked, refuses, or
+    takes too long is destroyed by its release.
     """
-    until = time.monotonic() + layout.config.guests.poweroff_timeout_s
-    asked = []
-    for folder, uid in guests.items():
-        left = max(0.1, until - time.monotonic())
-        with (
-            contextlib.suppress(VhpcError, ChannelError),
-            GuestChannel.connect(folder / "run.sock", 0.1) as channel,
-        ):
-            channel.poweroff(timeout_s=left)
-            asked.append(uid)
-    while any(True for uid in asked for _ in process.of_uid(uid)) and time.monotonic() < until:
-        time.sleep(0.05)
+    limit_s = layout.config.guests.poweroff_timeout_s
+    until = time.monotonic() + limit_s
+    with contextlib.ExitStack() as opened:
+        asked = []
+        for folder in guests:
+            with contextlib.suppress(VhpcError):
+                channel = opened.enter_context(GuestChannel.connect(folder / "run.sock", CONNECT_S))
+                left = max(CONNECT_S, until - time.monotonic())
+                channel.hello(left, wait_for_boot=False)
+                channel.poweroff(left)
+                asked.append((folder.name, channel))
+        for guest, channel in asked:
+            try:
+                channel.wait_end(max(CONNECT_S, until - time.monotonic()))
+            except ChannelError as err:
+                log.warning("%s is destroyed, as it did not end within %d s: %s", guest, limit_s, err.line())

@@ -45,6 +45,12 @@ class Fault:
     weight: int = 1
     long: bool = False
 
+    @property
+    def stops_boots(self) -> bool:
+        """Whether it can keep a guest from coming up, so that our line speaks of it and its console."""
+        parts = ("qemu", "virtiofsd", "shim", "prolog")
+        return self.role in parts or self.unit in ("libvirtd", "slurmd") or self.act == "reboot"
+
 
 ANY = (LINE, COMMENT, SLURM, NODE_FAIL)
 """A daemon that was away: the job says it, Slurm says it, or Slurm gives it up."""

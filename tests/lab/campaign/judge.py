@@ -23,6 +23,7 @@ from campaign.faults import (
     SLURM,
     UNHEARD,
     UNSAVED,
+    Fault,
 )
 from campaign.kinds import Kind
 from campaign.run import Injected, Submitted
@@ -37,6 +38,14 @@ OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
 HOLDER = re.compile(r"^vhpc: .* held by (?:a guest|guests) of (\d+)\.", re.MULTILINE)
 QEMU_BUG = re.compile(r"^vhpc: QEMU crashed on \S+ while .*: .*Assertion .* failed.*", re.MULTILINE)
 """QEMU's own complaint: nobody killed it."""
+NO_BOOT = re.compile(r"^vhpc: (image \S+ did not (get ready|boot)|the guest ended on) ")
+"""A guest that did not come up, as its console says: daemons of the cluster have no part in that."""
+STALLED = re.compile(
+    r"^vhpc: image \S+ did not get ready .*console ended with: .*"
+    r"(rcu\w*: .*(stall|starved)|soft lockup|blocked for more than|clocksource: .* unstable)",
+    re.MULTILINE,
+)
+"""The guest's kernel complains that it gets no CPU time: the load of the machine, and no fault of ours."""
 SLURMS = re.compile(
     r"^(slurmstepd|srun|salloc)(-\w+)?: (error: .+|Force Terminated .+|Job allocation .* revoked.*)",
     re.MULTILINE,
@@ -139,17 +148,26 @@ def judge(end: End, touched: tuple[Injected, ...], reused: frozenset[int]) -> Ve
         restarts = end.track.now.restarts if end.track is not None else 0
         again = f", in its {restarts + 1}. run" if restarts else ""
         return Verdict(end, touched, f"as its kind says{again}", own=True)
+    stalled = STALLED.search(end.output) if end.state == "FAILED" else None
+    if stalled:
+        return Verdict(end, touched, f"by itself, under the machine's load: {stalled[0]}", own=False)
     for fault in sorted(touched, key=lambda fault: fault.fault.reach != JOB):
         for way in fault.fault.ends:
-            line = evidence(way, end, reused)
+            line = evidence(way, end, reused, fault.fault)
             if line:
                 return Verdict(end, touched, f"{fault.fault.name}: {line}", own=False)
     bug = QEMU_BUG.search(end.output) if end.state == "FAILED" else None
     return Verdict(end, touched, f"by itself: {bug[0]}" if bug else "", own=False)
 
 
-def evidence(way: str, end: End, reused: frozenset[int]) -> str:
-    """What shows that a job ended in that way; empty when nothing does."""
+def _our_line(end: End, fault: Fault) -> str:
+    """The first line of ours that such a fault can have caused; empty when there is none."""
+    lines = (found[0] for found in OURS.finditer(end.output))
+    return next((line for line in lines if fault.stops_boots or not NO_BOOT.search(line)), "")
+
+
+def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
+    """What shows that a job ended in that way by such a fault; empty when nothing does."""
     ids = end.track.ids if end.track is not None else frozenset()
     code = end.track.now.code if end.track is not None else ""
     failed = end.state in ("FAILED", "NODE_FAIL", "CANCELLED")
@@ -163,10 +181,10 @@ def evidence(way: str, end: End, reused: frozenset[int]) -> str:
     )
     waited = end.kind.act == "interactive" and end.state == "TIMEOUT" and not _missing(end)
     held = HOLDER.search(end.output)
-    ours, slurms = OURS.search(end.output), SLURMS.search(end.output)
+    ours, slurms = _our_line(end, fault) if failed else "", SLURMS.search(end.output)
     shown = {
-        LINE: ours[0] if failed and ours else "",
-        ID_REUSED: ours[0] if failed and ours and ids & reused else "",
+        LINE: ours,
+        ID_REUSED: ours if ids & reused else "",
         COMMENT: end.comment if end.comment.startswith("vhpc: ") else "",
         SLURM: slurms[0] if failed and slurms else "",
         LOST_START: "its start was lost, and its time limit was over" if timed_out else "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from vhpc_slurm.munge import Munge
 if TYPE_CHECKING:
     from vhpc_slurm.controller.protocol import FabricState
 
+USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
 SKEW_S = 30
 """Clocks further apart than this soon make munge refuse credentials (they live 300 s)."""
 
@@ -33,6 +35,23 @@ def munge(config: Config) -> Finding:
     if read.payload != sent or read.uid != os.geteuid():
         return error("munge", "munge returned another credential than was made", "restart munged")
     return ok("munge", "a credential was made and read")
+
+
+def sbcast(config: Config) -> Iterator[Finding]:
+    """Whether the sbcast that users call knows of guests; nothing on hosts without Slurm's."""
+    found = shutil.which("sbcast", path=USERS_PATH)
+    if found is None:
+        return
+    ours = f"{config.paths.libexec}/vhpc-sbcast"
+    if Path(found).resolve() == Path(ours).resolve():
+        yield ok("slurm.sbcast", f"{found} is vhpc-sbcast")
+        return
+    yield warn(
+        "slurm.sbcast",
+        f"{found} is Slurm's own: for jobs with guests, outside of these, it says nothing and its file is "
+        "on the nodes, where their programs do not see it",
+        f"ln -s {ours} /usr/local/bin/sbcast",
+    )
 
 
 def vhpcd(config: Config, *, listener: bool) -> Iterator[Finding]:

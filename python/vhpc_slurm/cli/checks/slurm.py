@@ -10,11 +10,12 @@ import glob
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.cli.checks.boottime import NodeSize, boot_budget_s
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
 
@@ -89,9 +90,9 @@ def ask(config: Config, *args: str, command: str = "scontrol") -> str:
     return done.stdout
 
 
-def check(settings: Settings, config: Config, gpus: int = 0) -> Iterator[Finding]:
-    """Findings on settings that are the same for the whole cluster, whose nodes have that many GPUs."""
-    budget = boot_budget_s(config, gpus)
+def check(settings: Settings, config: Config, nodes: Sequence[NodeSize] = (NodeSize(),)) -> Iterator[Finding]:
+    """Findings on settings that are the same for the whole cluster, which has such nodes."""
+    budget = max(boot_budget_s(config, node) for node in nodes)
     yield _version(settings)
     yield _prolog_flags(settings)
     yield _batch_start(settings, budget)
@@ -103,12 +104,6 @@ def check(settings: Settings, config: Config, gpus: int = 0) -> Iterator[Finding
     yield _slurm_user(settings, config)
     yield from hooks(settings, config)
     yield from _health_check(settings, config)
-
-
-def boot_budget_s(config: Config, gpus: int) -> int:
-    """Longest that a Prolog takes: the wait for the lease, the longest boot, and the stages before it."""
-    guests = config.guests
-    return config.controller.lease_wait_s + guests.longest_boot_s(gpus) + guests.stage_timeout_s
 
 
 def _version(settings: Settings) -> Finding:
@@ -208,11 +203,13 @@ def _preemption(settings: Settings) -> Finding:
 
 def _mpi(settings: Settings) -> Finding:
     name, value = "slurm.MpiDefault", settings.first("MpiDefault") or "none"
-    if value.startswith("pmix"):
+    if value not in ("none", "openmpi"):
         return warn(
             name,
-            f"MpiDefault={value}: the PMIx server of slurmstepd cannot be reached from a guest",
-            "MpiDefault=pmi2, or srun --mpi=pmi2 in jobs with guests",
+            f"MpiDefault={value}: PMI does not reach into guests, where MPI programs of several tasks are "
+            "refused; other programs notice nothing",
+            "tell users of jobs with guests: MPI programs start by mpirun in a job of one guest, and of "
+            "VHPC_PMI (vhpc-spank(8))",
         )
     return ok(name, f"MpiDefault={value}")
 

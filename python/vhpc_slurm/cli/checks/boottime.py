@@ -1,0 +1,78 @@
+"""How long boots take and may take, against what Slurm allows a Prolog."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from vhpc_slurm.cli import timeline
+from vhpc_slurm.cli.checks import Finding, ok, warn
+from vhpc_slurm.config import Config
+from vhpc_slurm.hooks.doubt import counted
+from vhpc_slurm.node import deadlines
+from vhpc_slurm.node import timeline as stored
+from vhpc_slurm.node.layout import Layout
+
+BOOTS = 50
+LONGEST_MESSAGE_S = 100
+"""Slurm warns of a longer MessageTimeout."""
+
+
+@dataclass(frozen=True)
+class NodeSize:
+    """What of a node decides how long the boot of a guest that has all of it may take."""
+
+    gpus: int = 0
+    memory_mib: int = 0
+    devices: bool = False
+    """Whether something of it can be passed through."""
+
+    @classmethod
+    def parse(cls, line: str, config: Config) -> NodeSize:
+        """From a line of ``scontrol -o show node``."""
+        memory = re.search(r"(?:^|\s)RealMemory=(\d+)", line)
+        gpus = counted(line, config.placement.gpu_gres) or 0
+        functions = bool(counted(line, config.placement.vf_gres) or config.devices.virtual_functions)
+        return cls(gpus, int(memory[1]) if memory else 0, gpus > 0 or functions)
+
+
+def boot_budget_s(config: Config, node: NodeSize) -> int:
+    """Longest that a Prolog takes: the wait for the lease, the longest boot, and the stages before it.
+
+    QEMU's start, which is one of these, takes longer the more memory there is to make ready.
+    """
+    guests = config.guests
+    per_gib = deadlines.memory_s_per_gib(
+        huge=config.placement.hugepages in ("2M", "1G"),
+        perhaps_huge=config.placement.hugepages != "none",
+        devices=node.devices,
+    )
+    start_s = guests.stage_timeout_s + round(node.memory_mib / 1024 * per_gib)
+    return config.controller.lease_wait_s + guests.longest_boot_s(node.gpus) + start_s
+
+
+def longest_boot_s(layout: Layout) -> float | None:
+    """Seconds that the longest of the last boots took whose guests got ready; None without any."""
+    files = sorted(layout.timelines.glob("*.json"), key=lambda path: path.stat().st_mtime)[-BOOTS:]
+    lines = [line for path in files if (line := stored.read(path)) is not None]
+    return max((took for line in lines if (took := timeline.ready_after(line)) is not None), default=None)
+
+
+def message_timeout(seconds: int, longest_s: float | None) -> Finding:
+    """Whether boots as long as the longest one here pass without a word.
+
+    After MessageTimeout - 2 s of a Prolog slurmd tells salloc and srun that it hangs.
+    """
+    name = "slurm.MessageTimeout"
+    if longest_s is None:
+        return ok(name, f"MessageTimeout={seconds}; no guest has booted here yet")
+    if longest_s < seconds - 2:
+        return ok(name, f"MessageTimeout={seconds}; boots here took up to {longest_s:.1f} s")
+    wanted = min(LONGEST_MESSAGE_S, max(30, 10 * math.ceil((longest_s + 2) / 10 + 1)))
+    return warn(
+        name,
+        f"MessageTimeout={seconds}: salloc and srun say 'Prolog hung on node' after {seconds - 2} s, and "
+        f"boots here took up to {longest_s:.1f} s",
+        f"MessageTimeout={wanted}, or tell users that the message means nothing",
+    )
