@@ -15,8 +15,8 @@ enum {
     SILENCE_MS = 1500,           /* a client that shows life does so every 200 ms */
     /* What all clients together may have waiting: a stalled stdout each of 256 tasks. */
     CLIENTS_LIMIT = 256 << 20,
-    LOOK_MS = 1000,              /* between two looks at clients' states, */
-    LOOKS_MAX = 64,              /* at so many at a time: some 15 us each on a busy machine */
+    LOOK_MS = 1000, /* between two looks at clients' states, */
+    LOOKS_MAX = 64, /* at so many at a time: some 15 us each on a busy machine */
 };
 
 struct client *client_find(const struct shim *s, uint32_t session)
@@ -307,11 +307,11 @@ int client_adopt(struct shim *s, struct client *c, int fd, uid_t uid)
     return 0;
 }
 
-void shim_accept(struct shim *s)
+void shim_accept(struct shim *s, int listener)
 {
     struct ucred peer;
     socklen_t len = sizeof peer;
-    int fd = accept4(s->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0)
         return;
     struct client *c = calloc(1, sizeof *c);
@@ -329,7 +329,7 @@ void shim_accept(struct shim *s)
     c->pid = peer.pid;
     if (peer.uid != 0 && peer.uid != s->uid)
         refuse(c, EPERM, "this guest belongs to another user");
-    else if (s->client_count > VHPC_CLIENTS_MAX)
+    else if (peer.uid != 0 && s->client_count > VHPC_CLIENTS_MAX)
         refuse(c, EAGAIN, "too many programs in this guest at once");
     else if (s->ended)
         refuse(c, ENOTCONN, "the guest is gone");

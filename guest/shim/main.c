@@ -27,6 +27,8 @@ static const char usage[] =
     "\n"
     "  --agent-fd N   connected socket of the guest's virtio-serial port\n"
     "  --listen-fd N  listening unix socket for vhpc-run and control clients\n"
+    "  --root-fd N    another one, that only root can connect to: a user's connections cannot\n"
+    "                 keep root's waiting there\n"
     "  --uid UID      the job's user: the only one besides root who may connect\n"
     "  --console-fd N file that QEMU appends the guest's console to, open for reading and writing\n"
     "  --console-keep KIB  how much of its beginning and of its end is kept (default 1024)\n"
@@ -54,7 +56,7 @@ static short want_clients(struct source *s)
 static void listener_ready(struct source *source, short revents)
 {
     (void)revents;
-    shim_accept(source->owner);
+    shim_accept(source->owner, source->fd);
 }
 
 static void signals_ready(struct source *source, short revents)
@@ -102,7 +104,15 @@ static int parse_number(const char *text, unsigned long max, unsigned long *out)
     return errno == 0 && rest != text && *rest == '\0' && text[0] != '-' && *out <= max ? 0 : -1;
 }
 
-static int open_sources(struct shim *s, int agent_fd, int listen_fd)
+static int open_listener(struct shim *s, struct source *source, int fd,
+                         short (*want)(struct source *))
+{
+    *source = (struct source){.fd = fd, .want = want, .ready = listener_ready, .owner = s};
+    int rc = fd_prepare(fd);
+    return rc == 0 ? loop_add(&s->loop, source) : rc;
+}
+
+static int open_sources(struct shim *s, int agent_fd, int listen_fd, int root_fd)
 {
     sigset_t set;
     sigemptyset(&set);
@@ -115,13 +125,11 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd)
     s->signals.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (s->signals.fd < 0)
         return -errno;
-    s->listener =
-        (struct source){.fd = listen_fd, .want = want_clients, .ready = listener_ready, .owner = s};
-    int rc = fd_prepare(listen_fd);
+    int rc = loop_add(&s->loop, &s->signals);
     if (rc == 0)
-        rc = loop_add(&s->loop, &s->signals);
-    if (rc == 0)
-        rc = loop_add(&s->loop, &s->listener);
+        rc = open_listener(s, &s->listener, listen_fd, want_clients);
+    if (rc == 0 && root_fd >= 0)
+        rc = open_listener(s, &s->root_listener, root_fd, want_input);
     return rc == 0 ? shim_agent_open(s, agent_fd) : rc;
 }
 
@@ -196,6 +204,7 @@ int main(int argc, char **argv)
     static const struct option options[] = {
         {"agent-fd", required_argument, NULL, 'a'},
         {"listen-fd", required_argument, NULL, 'l'},
+        {"root-fd", required_argument, NULL, 'r'},
         {"uid", required_argument, NULL, 'u'},
         {"console-fd", required_argument, NULL, 'c'},
         {"console-keep", required_argument, NULL, 'k'},
@@ -206,9 +215,10 @@ int main(int argc, char **argv)
         {NULL, 0, NULL, 0},
     };
     static struct shim shim = {.next_session = 1};
-    unsigned long agent_fd = 0, listen_fd = 0, uid = 0, watch_fd = 0, bad = 0;
+    unsigned long agent_fd = 0, listen_fd = 0, root_fd = 0, uid = 0, watch_fd = 0, bad = 0;
     unsigned long console_fd = 0, keep_kib = 1024;
-    bool have_agent = false, have_listen = false, have_uid = false, have_console = false;
+    bool have_agent = false, have_listen = false, have_root = false, have_uid = false;
+    bool have_console = false;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
         switch (o) {
         case 'a':
@@ -216,6 +226,10 @@ int main(int argc, char **argv)
             break;
         case 'l':
             have_listen = parse_number(optarg, 1 << 20, &listen_fd) == 0;
+            break;
+        case 'r':
+            have_root = parse_number(optarg, 1 << 20, &root_fd) == 0;
+            bad |= !have_root;
             break;
         case 'u':
             have_uid = parse_number(optarg, UINT32_MAX - 1, &uid) == 0;
@@ -250,7 +264,7 @@ int main(int argc, char **argv)
     (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     shim.uid = (uid_t)uid;
-    int rc = open_sources(&shim, (int)agent_fd, (int)listen_fd);
+    int rc = open_sources(&shim, (int)agent_fd, (int)listen_fd, have_root ? (int)root_fd : -1);
     if (rc < 0) {
         (void)fprintf(stderr, "vhpc-shim: cannot start: %s\n", strerror(-rc));
         return 1;

@@ -51,6 +51,7 @@ struct shim {
     struct loop loop;
     struct chan agent;
     struct source listener;
+    struct source root_listener; /* which no user can keep busy; fd -1: none */
     struct source signals;
     struct console console;
     /* pidfds of processes that the guest cannot do without: the daemons of its shared folders */
@@ -78,8 +79,8 @@ enum { SHIM_AGENT_CLOSED = 0, SHIM_AGENT_BROKEN = 3 };
 /* The guest is gone or broken: tell every client, take no new ones. */
 void shim_end(struct shim *s, int status, const char *text);
 
-/* client.c: a new connection on the listening socket. */
-void shim_accept(struct shim *s);
+/* client.c: a new connection on a listening socket. */
+void shim_accept(struct shim *s, int listener);
 /* The same for a connection that is there already: zeroed *c takes over fd. 0 or -ENOMEM. */
 int client_adopt(struct shim *s, struct client *c, int fd, uid_t uid);
 /* The agent's HELLO has come: greet everybody who waits for it. */

@@ -33,7 +33,7 @@ struct peer_frame {
 static inline void rig_accept(struct source *s, short revents)
 {
     (void)revents;
-    shim_accept(s->owner);
+    shim_accept(s->owner, s->fd);
 }
 
 static inline short rig_want(struct source *s)

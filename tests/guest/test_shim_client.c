@@ -227,12 +227,76 @@ static void frames_before_hello_is_answered_drop_the_client(void **state)
     rig_close(&r);
 }
 
+/* As a program whose stdout nobody reads: what the guest sends for it waits here. */
+static int stalled(struct rig *r, uint32_t session, size_t bytes)
+{
+    static uint8_t block[VHPC_PAYLOAD_MAX];
+    int client = rig_client(r);
+    int small = 4096;
+    (void)setsockopt(client, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    say_hello(client, false);
+    rig_turn(r);
+    struct client *c = client_find(&r->shim, session);
+    assert_non_null(c);
+    (void)buf_append(&c->chan.out, block, 1);
+    while (c->chan.out.len < bytes)
+        assert_int_equal(buf_append(&c->chan.out, block, sizeof block), 0);
+    return client;
+}
+
+static void clients_that_do_not_read_share_one_limit(void **state)
+{
+    struct rig r;
+    int clients[5];
+    (void)state;
+    rig_open(&r, getuid());
+    say_hello(r.guest, true);
+    rig_turn(&r);
+    for (uint32_t i = 0; i < 5; i++)
+        clients[i] = stalled(&r, i + 1, (i == 2 ? 200u : 30u) << 20);
+    rig_turn(&r);
+    /* buffers double: 256 MiB, and 32 MiB four times */
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(client_find(&r.shim, i + 1) == NULL, i == 2);
+    for (size_t i = 0; i < 5; i++)
+        (void)close(clients[i]);
+    rig_close(&r);
+}
+
+static void roots_own_socket_is_not_kept_busy_by_users(void **state)
+{
+    struct rig r;
+    (void)state;
+    rig_open(&r, getuid());
+    /* more clients than there may be wait, are refused, or fill the queue */
+    r.shim.client_count += VHPC_CLIENTS_MAX + 64;
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    (void)snprintf(at.sun_path, sizeof at.sun_path, "%s/root.sock", r.dir);
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(listener, 8), 0);
+    int root = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_int_equal(connect(root, (struct sockaddr *)&at, sizeof at), 0);
+    shim_accept(&r.shim, listener);
+    say_hello(root, false);
+    rig_turn(&r);
+    assert_true(hear(root, &got));
+    assert_int_equal(got.head.type, getuid() == 0 ? VHPC_HELLO : VHPC_ERROR);
+    r.shim.client_count -= VHPC_CLIENTS_MAX + 64;
+    (void)close(root);
+    (void)close(listener);
+    (void)unlink(at.sun_path);
+    rig_close(&r);
+}
+
 int main(void)
 {
     (void)signal(SIGPIPE, SIG_IGN); /* as vhpc-shim itself */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_client_that_comes_early_is_told_and_waits),
         cmocka_unit_test(another_user_is_refused),
+        cmocka_unit_test(clients_that_do_not_read_share_one_limit),
+        cmocka_unit_test(roots_own_socket_is_not_kept_busy_by_users),
         cmocka_unit_test(the_user_may_not_run_as_another_one),
         cmocka_unit_test(control_operations_are_roots),
         cmocka_unit_test(a_bad_client_is_dropped_and_the_others_go_on),

@@ -281,6 +281,46 @@ print("done")
     assert job.wait() == "COMPLETED"
 
 
+FLOOD = """
+import glob, os, socket, time
+end, held = time.time() + 90, []
+while time.time() < end and not os.path.exists(os.path.expanduser("~/enough")):
+    for path in glob.glob("/run/vhpc/jobs/*/g0/run.sock"):
+        for _ in range(400):
+            sock = socket.socket(socket.AF_UNIX)
+            sock.setblocking(False)
+            try:
+                sock.connect(path)
+            except OSError:
+                sock.close()
+                break
+            held.append(sock)
+    time.sleep(0.01)
+    if len(held) > 800:
+        for sock in held[:400]:
+            sock.close()
+        del held[:400]
+"""
+
+
+def test_connections_that_fill_the_channels_queue_keep_root_out_of_nothing(lab: Lab) -> None:
+    mark = log_length(lab)
+    lab.run("login", "rm", "-f", "enough", user="alice")
+    lab.run(NODE, "sh", "-c", "cat > /tmp/flood.py; chmod 644 /tmp/flood.py", stdin=FLOOD)
+    background = "setsid python3 /tmp/flood.py </dev/null >/dev/null 2>&1 &"
+    lab.run(NODE, "sh", "-c", background, user="alice")
+    try:
+        job = lab.submit("sleep 1000", "-n1", "-w", NODE)
+        # the script's own way into the guest is hers to block; hooks have theirs
+        until(lambda: "ready in" in log_since(lab, mark), f"the guest of job {job.id}")
+        lab.run("ctl", "scancel", str(job.id))
+        job.wait()
+    finally:
+        lab.run("login", "touch", "enough", user="alice")
+    settled(lab)
+    assert "did not end" not in log_since(lab, mark), "it was asked to power off, and did"
+
+
 def test_a_boot_whose_helpers_are_left_alone_is_as_ever(lab: Lab) -> None:
     began = time.monotonic()
     job = lab.submit("hostname", "-n1", "-w", NODE)

@@ -1,6 +1,6 @@
 """Root's control client of a guest, through the guest's vhpc-shim.
 
-Speaks the protocol of docs/guest-protocol.md on ``run.sock``.  Every call has a
+Speaks the protocol of docs/guest-protocol.md on ``root.sock``.  Every call has a
 deadline.  Whose fault a silent guest is cannot be known here (an image that
 does not boot is the user's, a hung QEMU the node's), so that is a ChannelError
 and the caller, who knows the stage, classifies it.
@@ -103,7 +103,7 @@ class GuestChannel:
 
     @classmethod
     def connect(cls, path: Path | str, timeout_s: float = 10.0) -> Self:
-        """Connect to a shim's ``run.sock``.
+        """Connect to a shim's socket.
 
         Args:
             path: the socket; it may appear within the timeout.

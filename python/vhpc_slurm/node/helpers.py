@@ -20,6 +20,8 @@ from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.shares import Share
 
 NOBODY_GID = 65534
+ROOT_SOCKET = "root.sock"
+"""The shim's socket that only root can connect to: no user can keep its queue full."""
 LOG_BYTES = 256 * 1024
 """The shim writes the log of all helpers, and the kernel lets it write no more."""
 
@@ -110,18 +112,21 @@ class Helpers:
         """
         config, run_dir = self.layout.config, self.run_dir
         listener = shares.listen(run_dir / "run.sock", self.account.uid)
+        own = shares.listen(run_dir / ROOT_SOCKET, 0)
         key = self._key("shim")
         self.journal.acquire(resources.PROCESS, key, role="shim")
         console = (run_dir / "console.log").open("r+b", buffering=0)
         log = os.open(run_dir / "helpers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            with agent, listener, console, process.watched(list(self._daemons.values())) as watched:
-                fds = (agent.fileno(), listener.fileno(), console.fileno(), *watched, *self._logs.values())
+            with agent, listener, own, console, process.watched(list(self._daemons.values())) as watched:
+                sockets = (agent.fileno(), listener.fileno(), own.fileno())
+                fds = (*sockets, console.fileno(), *watched, *self._logs.values())
                 shim = confine.start(
                     [
                         f"{config.paths.libexec}/vhpc-shim",
                         f"--agent-fd={agent.fileno()}",
                         f"--listen-fd={listener.fileno()}",
+                        f"--root-fd={own.fileno()}",
                         f"--uid={self.account.uid}",
                         f"--console-fd={console.fileno()}",
                         f"--console-keep={config.guests.console_limit_kib}",

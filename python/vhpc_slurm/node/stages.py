@@ -39,7 +39,7 @@ from vhpc_slurm.node import (
 from vhpc_slurm.node.cgroup import Cgroup, limits_of
 from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
 from vhpc_slurm.node.guest import Hypervisor
-from vhpc_slurm.node.helpers import Helpers
+from vhpc_slurm.node.helpers import ROOT_SOCKET, Helpers
 from vhpc_slurm.node.journal import Journal, Stopped
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.node.timeline import Recorder
@@ -299,7 +299,7 @@ def _reach_agent(work: Boot, guest: GuestPlan, since: float) -> GuestChannel:
             raise _boot_failure(work, guest, late=False) from err
         raise
     try:
-        channel = GuestChannel.connect(run_dir / "run.sock", max(1.0, until - time.monotonic()))
+        channel = GuestChannel.connect(run_dir / ROOT_SOCKET, max(1.0, until - time.monotonic()))
         _hear(work, guest, channel, until)
     except ChannelError as err:
         raise _boot_failure(work, guest, late=time.monotonic() >= until - 1.0) from err

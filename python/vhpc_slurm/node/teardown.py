@@ -12,6 +12,7 @@ from vhpc_slurm.errors import TeardownError, VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import resources
 from vhpc_slurm.node.channel import ChannelError, GuestChannel
+from vhpc_slurm.node.helpers import ROOT_SOCKET
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.quarantine import QuarantinedError, Record
@@ -85,7 +86,7 @@ def _power_off(layout: Layout, guests: Sequence[Path]) -> None:
         asked = []
         for folder in guests:
             with contextlib.suppress(VhpcError):
-                channel = opened.enter_context(GuestChannel.connect(folder / "run.sock", CONNECT_S))
+                channel = opened.enter_context(GuestChannel.connect(folder / ROOT_SOCKET, CONNECT_S))
                 left = max(CONNECT_S, until - time.monotonic())
                 channel.hello(left, wait_for_boot=False)
                 channel.poweroff(left)
