@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from controller_lab import request
 from node_rig import GENERATION, node_layout, publish
 from stepd import needs_root, stepd
 
@@ -442,6 +443,35 @@ def test_the_line_that_tells_of_the_death_is_found(tmp_path: Path) -> None:
     assert console.last_words(path) == ""
 
 
+def hand_over(log: Path, *targets: Path) -> list[str]:
+    """Hand a console over to files; why that failed, for each."""
+    requests = [request(console=str(target).replace("%", "%%")) for target in targets]
+    copies = [console.hand_over([(0, log)], one, "n1", account(), 1)[0] for one in requests]
+    assert [copy.target for copy in copies] == list(map(str, targets))
+    return [copy.why_not for copy in copies]
+
+
+@needs_root
+def test_consoles_that_nobody_reads_share_one_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "COPY_TIMEOUT_S", 1.0)
+    for parent in [tmp_path, *tmp_path.parents]:
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    logs = []
+    for index in range(8):
+        os.mkfifo(tmp_path / (f"out.g{index}" if index else "out"), 0o666)
+        logs.append((index, tmp_path / f"log{index}"))
+        logs[-1][1].write_text("x" * 3000)
+    for path in tmp_path.iterdir():
+        os.chown(path, 2001, 2001)
+    began = time.monotonic()
+    copies = console.hand_over(logs, request(console=str(tmp_path / "out")), "n1", account(), 1)
+    assert time.monotonic() - began < 4, "eight times a second, one after the other"
+    assert all(copy.why_not for copy in copies)
+
+
 @needs_root
 def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
     for parent in [tmp_path, *tmp_path.parents]:
@@ -457,7 +487,7 @@ def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
     (home / "evil").symlink_to(victim)
     assert console.why_not(str(home / "out"), account()) == ""
     assert (home / "out").stat().st_mode & 0o7777 == 0o600
-    assert console.hand_over(log, str(home / "out"), account(), 1) == ""
+    assert hand_over(log, home / "out") == [""]
     assert (home / "out").stat().st_uid == 2001
     assert (home / "out").stat().st_size == 1024
     assert console.why_not(str(home / "out"), account()) == ""
@@ -465,7 +495,7 @@ def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
     for target in (home / "evil", tmp_path / "no:thing: else" / "x", Path("/root/x")):
         reason = "No such file or directory" if "thing" in str(target) else "Permission denied"
         assert console.why_not(str(target), account()) == reason
-        assert console.hand_over(log, str(target), account(), 1) == reason
+        assert hand_over(log, target) == [reason]
     os.mkfifo(home / "fifo")
     os.chown(home / "fifo", 2001, 2001)
     assert console.why_not(str(home / "fifo"), account()) == "No such device or address"

@@ -96,12 +96,8 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
     except NodeError as err:
         common.log.warning("the console cannot be handed over: %s", err.line())
         return
-    failures = []
-    for index, path in consoles:
-        target = console.user_path(lease.request, env.node, index)
-        why = console.hand_over(path, target, account, config.guests.console_limit_kib)
-        if why:
-            failures.append(f"{target} on {env.node}: {why}")
+    copies = console.hand_over(consoles, lease.request, env.node, account, config.guests.console_limit_kib)
+    failures = [f"{copy.target} on {env.node}: {copy.why_not}" for copy in copies if copy.why_not]
     if failures:
         # the job's own streams are gone by now
         line = f"vhpc: a console could not be written: {'; '.join(failures)}"

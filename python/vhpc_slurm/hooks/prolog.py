@@ -232,17 +232,13 @@ def _user_failure(
     """
     common.log.info("user error: %s", error.line())
     message = error.line()
-    given, failed = [], []
-    for index, log in console.of_guests(layout.job(env.job_id)):
-        if not log.stat().st_size:
-            continue
-        target = console.user_path(lease.request, env.node, index)
-        account = accounts.account(lease.request.uid)
-        why = console.hand_over(log, target, account, layout.config.guests.console_limit_kib)
-        if why:
-            failed.append(f"{target} ({why})")
-        else:
-            given.append(target)
+    written = [one for one in console.of_guests(layout.job(env.job_id)) if one[1].stat().st_size]
+    copies = []
+    if written:
+        account, limit = accounts.account(lease.request.uid), layout.config.guests.console_limit_kib
+        copies = console.hand_over(written, lease.request, env.node, account, limit)
+    failed = [f"{copy.target} ({copy.why_not})" for copy in copies if copy.why_not]
+    given = [copy.target for copy in copies if not copy.why_not]
     if failed:
         message += f"; a console could not be written: {', '.join(failed)}"
     if given:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.model import JobRequest
@@ -55,40 +57,52 @@ def user_path(request: JobRequest, node: str, guest: int = 0) -> str:
     return os.path.normpath(Path(request.work_dir) / name) + (f".g{guest}" if guest else "")
 
 
-def hand_over(path: Path, target: str, account: Account, limit_kib: int) -> str:
-    """Copy the last ``limit_kib`` of a console to a file of the user, with the user's own rights.
+@dataclass(frozen=True)
+class Copy:
+    """A user's copy of a console: where it is, and why it could not be written; empty when it was."""
 
-    Returns why it cannot be written, empty when it was: a console that cannot be
-    delivered must not change how the job ends.
+    target: str
+    why_not: str
+
+
+def hand_over(
+    consoles: Sequence[tuple[int, Path]], request: JobRequest, node: str, account: Account, limit_kib: int
+) -> list[Copy]:
+    """Copy the last ``limit_kib`` of each console to a file of the user, with the user's own rights.
+
+    A console that cannot be delivered must not change how the job ends.  All of
+    them share one deadline: a FIFO that nobody reads costs ten seconds, and a
+    hundred of them no more.
     """
-    data = _text(path, limit_kib * 1024)
-    return _write(account, target, "bs=64k", data=data.encode())
+    until = time.monotonic() + COPY_TIMEOUT_S
+    copies = []
+    for index, path in consoles:
+        target = user_path(request, node, index)
+        data = _text(path, limit_kib * 1024)
+        left = until - time.monotonic()
+        copies.append(Copy(target, _write(account, target, "bs=64k", data=data.encode(), timeout_s=left)))
+    return copies
 
 
 def why_not(target: str, account: Account) -> str:
     """Why the user may not write a console to ``target``, empty when he may; makes the file, empty."""
     # a FIFO without a reader is not waited for
-    return _write(account, target, "conv=notrunc", "oflag=append,nonblock", data=b"")
+    options = ("conv=notrunc", "oflag=append,nonblock")
+    return _write(account, target, *options, data=b"", timeout_s=COPY_TIMEOUT_S)
 
 
-def _write(account: Account, target: str, *options: str, data: bytes) -> str:
+def _write(account: Account, target: str, *options: str, data: bytes, timeout_s: float) -> str:
     """Write to a file as the user, by dd(1); returns why that failed, empty when it did not."""
+    if timeout_s <= 0:
+        return f"no time was left of {COPY_TIMEOUT_S:.0f} s for all consoles"
     script = 'umask 077; target=$1; shift; exec dd of="$target" status=none "$@"'
     command = [*process.drop_to(account.credentials), "/bin/sh", "-c", script, "sh", target, *options]
     try:
-        done = subprocess.run(
-            command,
-            input=data,
-            timeout=COPY_TIMEOUT_S,
-            check=False,
-            capture_output=True,
-            cwd="/",
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {COPY_TIMEOUT_S:.0f} s"
+        done = process.run_briefly(command, data, timeout_s)
     except OSError as err:
         return str(err)
+    if done is None:
+        return f"no answer within {COPY_TIMEOUT_S:.0f} s"
     said = done.stderr.decode(errors="replace").strip().rpartition(": ")[2]
     return (said or f"exit status {done.returncode}") if done.returncode else ""
 

@@ -102,6 +102,34 @@ def spawn(
     return ProcessRef(child.pid, _stat(child.pid)[1])
 
 
+def run_briefly(
+    argv: Sequence[str], data: bytes, timeout_s: float
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a command that may get stuck in a file system; None when it took longer than ``timeout_s``.
+
+    It is killed then, and not waited for: what sleeps in the kernel does not
+    end before the file system answers.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    pipe = subprocess.PIPE
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+    child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", env=environment)
+    try:
+        out, err = child.communicate(data, timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1.0)
+        for stream in (child.stdin, child.stdout, child.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        return None
+    return subprocess.CompletedProcess(argv, child.returncode, out, err)
+
+
 def start_time(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None when no thread of it lives any more.
 
