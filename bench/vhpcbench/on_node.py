@@ -17,7 +17,7 @@ def main() -> int:
     """Start QEMU as ordered in argv[1], measure, end it."""
     order = json.loads(sys.argv[1])
     pin = ["taskset", "-c", order["cpus"]] if order["cpus"] else []
-    cpu_s = 0.0
+    cpu: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         console = Path(folder, "console")
         began = time.monotonic()
@@ -27,14 +27,14 @@ def main() -> int:
             )
         try:
             if order["size"]:
-                seconds, said, cpu_s = transfer(order["size"], Path(folder, "out"), qemu.pid)
+                seconds, said, cpu = transfer(order["size"], Path(folder, "out"), qemu.pid)
             else:
                 seconds, said = wait_for(qemu, order["marker"].encode(), began)
         finally:
             qemu.kill()
             qemu.wait()
         said += console.read_bytes()
-    result = {"seconds": seconds, "cpu_s": cpu_s, "console": said.decode(errors="replace")[-500:]}
+    result = {"seconds": seconds, "cpu": cpu, "console": said.decode(errors="replace")[-500:]}
     print(json.dumps(result))
     return 0
 
@@ -61,8 +61,8 @@ def host_cpu_s(pid: int) -> float:
     return total
 
 
-def transfer(size: int, path: Path, qemu: int) -> "tuple[float | None, bytes, float]":
-    """Seconds that `size` bytes took into a file, from the byte that says they begin; host CPU time."""
+def transfer(size: int, path: Path, qemu: int) -> "tuple[float | None, bytes, dict[str, float]]":
+    """Seconds that `size` bytes took into a file, from the byte that says they begin; host CPU seconds."""
     until = time.monotonic() + DEADLINE_S
     port = socket.socket(socket.AF_UNIX)
     while True:
@@ -71,22 +71,22 @@ def transfer(size: int, path: Path, qemu: int) -> "tuple[float | None, bytes, fl
             break
         except OSError:
             if time.monotonic() > until:
-                return None, b"", 0.0
+                return None, b"", {}
             time.sleep(0.02)
     port.settimeout(DEADLINE_S)
     with port, path.open("wb", buffering=0) as out:
         if not port.recv(1):
-            return None, b"", 0.0
-        began, cpu_s = time.monotonic(), host_cpu_s(qemu) + time.process_time()
+            return None, b"", {}
+        began, theirs, ours = time.monotonic(), host_cpu_s(qemu), time.process_time()
         buffer = memoryview(bytearray(1 << 20))
         while size > 0:
             n = port.recv_into(buffer)
             if n == 0:
-                return None, b"", 0.0
+                return None, b"", {}
             out.write(buffer[:n])
             size -= n
-        cpu_s = host_cpu_s(qemu) + time.process_time() - cpu_s
-    return time.monotonic() - began, b"", cpu_s
+        cpu = {"qemu": host_cpu_s(qemu) - theirs, "reader": time.process_time() - ours}
+    return time.monotonic() - began, b"", cpu
 
 
 if __name__ == "__main__":

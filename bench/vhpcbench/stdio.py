@@ -4,11 +4,11 @@ In the guest of a job `dd if=/dev/zero bs=64k` writes to the standard output of 
 batch script, a file; in a plain guest of the same image, on the same CPUs, the same
 command writes to a port, and its socket is read into a file. Measured are the time
 and, which is what counts where the guest has CPUs of its own, the CPU time of the
-host for a GiB: QEMU's threads but its vCPUs, and whoever reads the socket (the shim
-and vhpc-run; or one reader). The target, at most 2, is for that: there is one more
-process, and the bytes pass one more socket. Beside them: 32 MiB through `srun`, whose
-task is in the guest and whose output srun itself writes, against that srun without
-a guest.
+host for a GiB: QEMU's threads but its vCPUs, and whoever is behind the socket (the
+shim and vhpc-run; or one reader). The target, at most 3 times the reader, is for
+these: there is one more process, and the bytes pass one more socket. Beside them:
+32 MiB through `srun`, whose task is in the guest and whose output srun itself
+writes, against that srun without a guest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vhpcbench import hostcpu
 from vhpcbench.common import BenchError, Lab, Report, main
 from vhpcbench.plain import Plain, facts
 
-TARGET = 2.0
+TARGET = 3.0
 WAIT_S = 120
 MIB, SRUN_MIB = 256, 32
 
@@ -59,15 +59,15 @@ def bench(args: argparse.Namespace) -> Report:
     srun: list[float] = []
     host: list[float] = []
     parts: list[dict[str, float]] = []
-    cpu_bare: list[float] = []
+    reference: list[dict[str, float]] = []
     try:
         for _ in range(args.rounds):
             seconds, cpu = _script(lab, guest)
             script.append(seconds)
             parts.append(cpu)
-            seconds, cpu_s = plain.transfer(MIB << 20)
+            seconds, cpu = plain.transfer(MIB << 20)
             bare.append(seconds)
-            cpu_bare.append(cpu_s)
+            reference.append(cpu)
             srun.append(_job(lab, SRUN_MIB, "srun ", guest, "--vhpc-batch=host"))
             host.append(_job(lab, SRUN_MIB, "srun "))
     finally:
@@ -79,20 +79,20 @@ def bench(args: argparse.Namespace) -> Report:
         ("srun without a guest", SRUN_MIB, host),
     ):
         report.add(name, "MiB/s", [mib / s for s in spans])
-    cpu_script = [sum(part.values()) for part in parts]
-    spent = {"a script's stdout": cpu_script}
-    spent |= {f"  of it {name}": [part[name] for part in parts] for name in parts[0]}
-    for name, values in (spent | {"a bare port": cpu_bare}).items():
-        report.add(f"host's CPU time, {name}", "s/GiB", [value * 1024 / MIB for value in values])
+    for title, rounds in (("script", parts), ("bare port", reference)):
+        for name in rounds[0]:
+            values = [cpu[name] * 1024 / MIB for cpu in rounds]
+            report.add(f"host's CPU time, {title}: {name}", "s/GiB", values)
     report.ratios["script's stdout to bare port"] = statistics.median(
         b / s for b, s in zip(bare, script, strict=True)
     )
-    ratio = statistics.median(s / b for b, s in zip(cpu_bare, cpu_script, strict=True))
-    report.ratios["host's CPU time, script to bare port"] = ratio
+    relays = [cpu["vhpc-shim"] + cpu["vhpc-run"] for cpu in parts]
+    ratio = statistics.median(ours / cpu["reader"] for ours, cpu in zip(relays, reference, strict=True))
+    report.ratios["relays' CPU time to the reader's"] = ratio
     report.ratios["srun's, in a guest to without"] = statistics.median(
         h / s for h, s in zip(host, srun, strict=True)
     )
-    report.judge(f"host's CPU time: ratio {ratio:.2f}, target at most {TARGET:g}", ratio <= TARGET)
+    report.judge(f"relays' CPU time: ratio {ratio:.2f}, target at most {TARGET:g}", ratio <= TARGET)
     return report
 
 
