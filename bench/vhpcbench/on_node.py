@@ -17,6 +17,7 @@ def main() -> int:
     """Start QEMU as ordered in argv[1], measure, end it."""
     order = json.loads(sys.argv[1])
     pin = ["taskset", "-c", order["cpus"]] if order["cpus"] else []
+    cpu: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         console = Path(folder, "console")
         began = time.monotonic()
@@ -26,14 +27,15 @@ def main() -> int:
             )
         try:
             if order["size"]:
-                seconds, said = transfer(order["size"], Path(folder, "out"))
+                seconds, said, cpu = transfer(order["size"], Path(folder, "out"), qemu.pid)
             else:
                 seconds, said = wait_for(qemu, order["marker"].encode(), began)
         finally:
             qemu.kill()
             qemu.wait()
         said += console.read_bytes()
-    print(json.dumps({"seconds": seconds, "console": said.decode(errors="replace")[-500:]}))
+    result = {"seconds": seconds, "cpu": cpu, "console": said.decode(errors="replace")[-500:]}
+    print(json.dumps(result))
     return 0
 
 
@@ -49,8 +51,18 @@ def wait_for(qemu: "subprocess.Popen[bytes]", marker: bytes, began: float) -> "t
     return (time.monotonic() - began if marker in said else None), said
 
 
-def transfer(size: int, path: Path) -> "tuple[float | None, bytes]":
-    """Seconds that `size` bytes took into a file, from the byte that says that they begin."""
+def host_cpu_s(pid: int) -> float:
+    """CPU time of QEMU's threads that are no vCPU."""
+    total = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        name = (task / "comm").read_text()
+        if not name.startswith("CPU "):
+            total += int((task / "schedstat").read_text().split()[0]) / 1e9
+    return total
+
+
+def transfer(size: int, path: Path, qemu: int) -> "tuple[float | None, bytes, dict[str, float]]":
+    """Seconds that `size` bytes took into a file, from the byte that says they begin; host CPU seconds."""
     until = time.monotonic() + DEADLINE_S
     port = socket.socket(socket.AF_UNIX)
     while True:
@@ -59,21 +71,22 @@ def transfer(size: int, path: Path) -> "tuple[float | None, bytes]":
             break
         except OSError:
             if time.monotonic() > until:
-                return None, b""
+                return None, b"", {}
             time.sleep(0.02)
     port.settimeout(DEADLINE_S)
     with port, path.open("wb", buffering=0) as out:
         if not port.recv(1):
-            return None, b""
-        began = time.monotonic()
+            return None, b"", {}
+        began, theirs, ours = time.monotonic(), host_cpu_s(qemu), time.process_time()
         buffer = memoryview(bytearray(1 << 20))
         while size > 0:
             n = port.recv_into(buffer)
             if n == 0:
-                return None, b""
+                return None, b"", {}
             out.write(buffer[:n])
             size -= n
-    return time.monotonic() - began, b""
+        cpu = {"qemu": host_cpu_s(qemu) - theirs, "reader": time.process_time() - ours}
+    return time.monotonic() - began, b"", cpu
 
 
 if __name__ == "__main__":

@@ -90,6 +90,14 @@ class Plain:
         Raises:
             BenchError: neither came.
         """
+        return float(self._run(pinned=pinned, marker=marker, size=size)["seconds"])
+
+    def transfer(self, size: int) -> tuple[float, dict[str, float]]:
+        """Seconds that ``size`` bytes of the port took; CPU seconds of ``qemu`` (no vCPUs) and ``reader``."""
+        result = self._run(pinned=True, marker="", size=size)
+        return float(result["seconds"]), result["cpu"]
+
+    def _run(self, *, pinned: bool, marker: str, size: int) -> dict[str, Any]:
         order = {
             "argv": self._argv(port=size > 0),
             "cpus": self._guest.cpus if pinned else "",
@@ -100,7 +108,7 @@ class Plain:
         result: dict[str, Any] = json.loads(said)
         if result["seconds"] is None:
             raise BenchError(f"the plain guest did not get there; its console: {result['console']}")
-        return float(result["seconds"])
+        return result
 
     def close(self) -> None:
         """Remove what was written for them."""
@@ -111,6 +119,7 @@ class Plain:
         argv = ["qemu-system-x86_64", "-machine", f"{guest.machine},accel={guest.accel}", "-cpu", guest.cpu]
         argv += ["-smp", str(guest.vcpus), "-m", f"{guest.memory_mib}M"]
         argv += ["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]
+        argv += ["-name", "bench,debug-threads=on"]
         argv += ["-kernel", f"{store}/{self._manifest['kernel']['sha256']}"]
         argv += ["-initrd", f"/scratch/{self._initrd.name}", "-append", guest.cmdline]
         root = f"file={store}/{self._manifest['root']['sha256']},if=none,id=root,format=raw,readonly=on"

@@ -6,10 +6,11 @@
  * queued by looking at chan_queued() before it produces more, and out_limit is
  * the last line of defence: passing it closes the connection.
  *
- * What a program writes into a pipe goes into a virtio-serial port without
- * being copied by us: its pages are moved to a pipe of the connection's own,
- * behind the header, and from there into the port. In an emulated guest that is
- * most of a stream's speed.
+ * Where it is told to, what a program writes into a pipe goes into a virtio-serial
+ * port without being copied by us: its pages are moved to a pipe of the connection's
+ * own, behind the header, and from there into the port. In an emulated guest, which
+ * copies slowly, that is most of a stream's speed. Elsewhere it is a loss: QEMU hands
+ * on a page at a time, and pieces of 32 KiB of what was copied.
  */
 #ifndef VHPC_CHAN_H
 #define VHPC_CHAN_H
@@ -36,7 +37,8 @@ struct chan {
     size_t staged; /* bytes in it, the header's too when it is there, */
     size_t ahead;  /* to be sent after so many bytes of out */
     size_t out_limit;
-    bool port; /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
+    bool port;        /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
+    bool moves_pages; /* see above; for ports only */
     bool closed;
     bool finishing;  /* close once everything queued has gone out */
     const char *why; /* reason given by the one who set the last error */
@@ -77,7 +79,7 @@ static inline size_t chan_queued(const struct chan *c)
 /* One payload at a time, and only ports take pages. */
 static inline bool chan_can_stage(const struct chan *c)
 {
-    return c->port && c->staged == 0;
+    return c->port && c->moves_pages && c->staged == 0;
 }
 
 /* The parts of a multi-frame message put together again. */

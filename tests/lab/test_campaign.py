@@ -13,7 +13,7 @@ from campaign.judge import End, differs, drained_by, judge, touches
 from campaign.kinds import KINDS
 from campaign.plan import Plan, PlannedFault, PlannedJob, draw
 from campaign.run import Injected, Submitted
-from campaign.watch import Seen, Track, Trouble
+from campaign.watch import Seen, Track, Trouble, exit_code
 from cluster import ROOT, Lab
 
 pytestmark = pytest.mark.lab
@@ -69,6 +69,12 @@ def injected(kind: str, begin: float, end: float, node: str = "n1") -> Injected:
 
 JOB_5 = Submitted(PlannedJob(0, "script", "alice", 0, 0), 99.0, 5)
 NOBODY: frozenset[int] = frozenset()
+
+
+@pytest.mark.vlab_itself
+def test_exit_codes_of_every_release_are_read_alike() -> None:
+    assert [exit_code(text) for text in ("0:0", "7:0", "0:9")] == ["0:0", "7:0", "0:9"]
+    assert [exit_code(text) for text in ("0", "1792", "9")] == ["0:0", "7:0", "0:9"]
 
 
 @pytest.mark.vlab_itself
@@ -187,5 +193,9 @@ def test_a_drained_node_needs_a_fault_that_drains_in_these_words() -> None:
     assert drained_by(Trouble(101, "n2", "drained", "Epilog error"), [kill]) is None
     assert drained_by(Trouble(99, "n1", "drained", "Kill task failed"), [kill]) is None
     assert drained_by(Trouble(300, "n1", "drained", "Epilog error"), [kill]) is None
+    qemu, munge = injected("qemu-kill", 100, 100), injected("ctl-munged-kill", 100, 104, "")
+    broken = "vhpc: cannot start the guest: internal error: qemu unexpectedly closed the monitor (x)"
+    assert drained_by(Trouble(101, "n1", "drained", broken), [qemu, munge]) is qemu
+    assert drained_by(Trouble(101, "n1", "drained", broken), [munge]) is None
     for fault in FAULTS.values():
         assert fault.reach == JOB or not fault.role

@@ -81,12 +81,12 @@ def counter(lab: Lab, name: str) -> str:
 
 
 def rests(lab: Lab, name: str) -> str:
-    """Wait until a counter rests, and say where."""
+    """Wait until a counter rests, and say where; its file may be empty, if it was stopped just then."""
     seen: list[str] = []
 
     def stands() -> bool:
         seen.append(counter(lab, name))
-        return seen[-1] != "" and len(seen) > 8 and len(set(seen[-8:])) == 1
+        return len(seen) > 8 and len(set(seen[-8:])) == 1
 
     until(stands, f"{name} to rest", 30)
     return seen[-1]

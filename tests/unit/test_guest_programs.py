@@ -368,6 +368,13 @@ time.sleep(60)
 """
 
 
+def _in_step(guest: Guest, step: dict[str, str], *argv: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program with the variables of a step."""
+    command: list[str | Path] = [guest.bin / "vhpc-run", "--", *argv]
+    env = guest.env() | step
+    return subprocess.run(command, env=env, input=b"", capture_output=True, timeout=WAIT_S, check=False)
+
+
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
@@ -378,14 +385,14 @@ def test_a_program_of_several_tasks_that_uses_pmi_is_ended_with_one_line_per_gue
     guest: Guest, kind: str
 ) -> None:
     step = _step(_free_port() if kind == "pmix" else 0)
-    first = guest.run("python3", "-c", USE_PMI, **step)
+    first = _in_step(guest, step, "python3", "-c", USE_PMI)
     assert (first.returncode, first.stdout) == (126, b"before\n")
     assert first.stderr.startswith(b"vhpc: step 42.1 runs an MPI program in several tasks")
     assert f"srun --mpi={kind}".encode() in first.stderr
     assert first.stderr.count(b"\n") == 1
-    second = guest.run("python3", "-c", USE_PMI, **step)
+    second = _in_step(guest, step, "python3", "-c", USE_PMI)
     assert (second.returncode, second.stdout, second.stderr) == (126, b"before\n", b"")
-    another = guest.run("python3", "-c", USE_PMI, **step | {"SLURM_STEP_ID": "2"})
+    another = _in_step(guest, step | {"SLURM_STEP_ID": "2"}, "python3", "-c", USE_PMI)
     assert another.stderr.startswith(b"vhpc: step 42.2 ")
 
 
@@ -394,17 +401,17 @@ def test_tasks_of_a_step_share_their_pmix_server(guest: Guest) -> None:
     idle = guest.popen("sh", "-c", "echo up; sleep 1000", **step)
     assert idle.stdout is not None
     assert idle.stdout.readline() == b"up\n"
-    assert guest.run("python3", "-c", USE_PMI, **step).returncode == 126
+    assert _in_step(guest, step, "python3", "-c", USE_PMI).returncode == 126
     idle.communicate(timeout=WAIT_S)
     assert idle.returncode == 126
     # and it is gone with the last of them
-    assert guest.run("python3", "-c", USE_PMI, VHPC_PMI="", **step).returncode == 126
+    assert _in_step(guest, step | {"VHPC_PMI": ""}, "python3", "-c", USE_PMI).returncode == 126
 
 
 @pytest.mark.parametrize("kind", ["pmi2", "pmix"])
 def test_a_program_that_does_not_use_pmi_notices_nothing(guest: Guest, kind: str) -> None:
     step = _step(_free_port() if kind == "pmix" else 0)
-    done = guest.run("sh", "-c", "env; exit 3", **step)
+    done = _in_step(guest, step, "sh", "-c", "env; exit 3")
     assert (done.returncode, done.stderr) == (3, b"")
     for name in ("PMIX_RANK", "PMIX_SERVER_URI41") if kind == "pmix" else ("PMI_RANK", "PMI_SIZE"):
         assert f"{name}={step[name]}\n".encode() in done.stdout
@@ -415,14 +422,14 @@ def test_a_program_that_does_not_use_pmi_notices_nothing(guest: Guest, kind: str
 def test_a_single_task_and_singletons_on_purpose_have_no_pmi(
     guest: Guest, kind: str, why: dict[str, str]
 ) -> None:
-    done = guest.run("env", **_step(_free_port() if kind == "pmix" else 0) | why)
+    done = _in_step(guest, _step(_free_port() if kind == "pmix" else 0) | why, "env")
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"PMI_" not in done.stdout.replace(b"VHPC_PMI", b"")
     assert b"PMIX_" not in done.stdout
 
 
 def test_a_component_of_a_het_step_is_not_a_single_task(guest: Guest) -> None:
-    done = guest.run("python3", "-c", USE_PMI, **_step(SLURM_STEP_NUM_TASKS="1", SLURM_HET_SIZE="2"))
+    done = _in_step(guest, _step(SLURM_STEP_NUM_TASKS="1", SLURM_HET_SIZE="2"), "python3", "-c", USE_PMI)
     assert done.returncode == 126
 
 
@@ -434,11 +441,11 @@ def test_a_wrong_value_of_vhpc_pmi_is_an_error(guest: Guest) -> None:
 
 def test_where_pmi_cannot_be_watched_the_task_is_refused(guest: Guest) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = guest.run("true", **_step(taken.getsockname()[1]))
+        done = _in_step(guest, _step(taken.getsockname()[1]), "true")
     assert done.returncode == 126
     assert b"Address already in use" in done.stderr
     elsewhere = _step(1) | {"PMIX_SERVER_URI41": "pmix-server.1;tcp4://10.0.0.1:1"}
-    assert guest.run("true", **elsewhere).returncode == 126
+    assert _in_step(guest, elsewhere, "true").returncode == 126
 
 
 def test_an_agent_that_does_not_know_of_pmi_starts_nothing_that_could_use_it(late_guest: Guest) -> None:

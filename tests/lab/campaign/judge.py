@@ -40,6 +40,7 @@ QEMU_BUG = re.compile(r"^vhpc: QEMU crashed on \S+ while .*: .*Assertion .* fail
 """QEMU's own complaint: nobody killed it."""
 NO_BOOT = re.compile(r"^vhpc: (image \S+ did not (get ready|boot)|the guest ended on) ")
 """A guest that did not come up, as its console says: daemons of the cluster have no part in that."""
+NO_START = re.compile(r"^vhpc: cannot start the guest: ")
 STALLED = re.compile(
     r"^vhpc: image \S+ did not get ready .*console ended with: .*"
     r"(rcu\w*: .*(stall|starved)|soft lockup|blocked for more than|clocksource: .* unstable)",
@@ -201,7 +202,10 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
 
 def drained_by(trouble: Trouble, faults: Sequence[Injected]) -> Injected | None:
     """The fault that explains why a node was drained; of several the last."""
+    of_guest = bool(NO_START.search(trouble.reason))
     for fault in reversed(faults):
+        if of_guest and not fault.fault.stops_boots:
+            continue
         near = fault.begin - 2 <= trouble.at <= fault.end + DRAIN_S
         here = fault.node in ("", trouble.node)
         if near and here and fault.fault.drains and re.match(fault.fault.drains, trouble.reason):

@@ -93,6 +93,13 @@ class Watch:
         """When slurmctld has answered last."""
         self.queue: frozenset[tuple[str, int]] = frozenset()
         """What slurmctld knew of then."""
+        self._before = frozenset(
+            subprocess.run(
+                [VLAB, "exec", "ctl", "--", "squeue", "-h", "-a", "-r", "-t", "all", "-O", "JobID:12"],
+                stdout=subprocess.PIPE, text=True, check=True, timeout=60,
+            ).stdout.split()
+        )  # fmt: skip
+        """Ids of jobs of an earlier campaign, whose names may be the same."""
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [VLAB, "exec", "ctl", "--", "sh", "-c", _ASK], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -143,13 +150,13 @@ class Watch:
                 self._take_node(line, now)
                 continue
             name, element, job, state, restarts, code, nodes, reason = _cut(line)
-            if not re.fullmatch(r"c\d+-.*", name):
+            if not re.fullmatch(r"c\d+-.*", name) or job in self._before:
                 continue  # not of this campaign
             index = element.partition("_")[2]
             key = (name, int(index or 0))
             queue.add(key)
             named = {"n[1-2]": ("n1", "n2"), "": ()}.get(nodes, (nodes,))
-            seen = Seen(now, int(job), state, int(restarts), code, named, reason)
+            seen = Seen(now, int(job), state, int(restarts), exit_code(code), named, reason)
             track = self.tracks.setdefault(key, Track())
             track.last = now
             if not track.seen or track.now != Seen(track.now.at, *_rest(seen)):
@@ -168,6 +175,14 @@ class Watch:
 def is_trouble(state: str) -> bool:
     """Whether a node in that state (of sinfo) takes no jobs for a reason."""
     return state.startswith(("drain", "down", "fail"))
+
+
+def exit_code(text: str) -> str:
+    """CODE:SIGNAL; squeue of 22.05 shows what wait(2) has said, as one number."""
+    if not text.isdigit():
+        return text
+    status = int(text)
+    return f"{status >> 8 & 0xFF}:{status & 0x7F}"
 
 
 def _rest(seen: Seen) -> tuple[int, str, int, str, tuple[str, ...], str]:
