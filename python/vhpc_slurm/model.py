@@ -20,6 +20,8 @@ IMAGE_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}\Z", re.ASCII)
 IMAGE_TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
 DIGEST = re.compile(r"^sha256:[0-9a-f]{64}\Z", re.ASCII)
 MAX_GUESTS_PER_NODE = 64
+ALARM = "alarm: "
+"""What a node's note begins with that somebody has to hear of although the node is well."""
 NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
 
 
@@ -400,6 +402,16 @@ class Timeline:
     generation: Generation
     node: str
     stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What went wrong with a job on a node that is well; ``time`` in seconds since the epoch."""
+
+    job_id: int
+    node: str
+    time: float
+    what: str
 
 
 @dataclass(frozen=True)

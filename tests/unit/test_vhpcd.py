@@ -30,6 +30,7 @@ from controller_lab import (
 )
 from vhpcd_process import SOURCES, Vhpcd, frame_of, make
 
+from vhpc_slurm.cli.checks import Level, services
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.client import ControllerClient
@@ -92,6 +93,15 @@ class Ack:
     clean: bool = True
     note: str = ""
     timeline: Timeline | None = None
+
+
+def test_doctor_tells_of_a_node_s_alarms_on_every_host_a_line_for_each_cause(vhpcd: Vhpcd) -> None:
+    for job in (42, 43):
+        lease = vhpcd.client.open_generation(request(job), allocation())
+        vhpcd.client.acknowledge(Ack(lease.generation, "n2", note="alarm: QEMU says no"))
+    found = [finding for finding in services.vhpcd(vhpcd.config, listener=True) if finding.check == "alarms"]
+    assert [finding.level for finding in found] == [Level.WARN]
+    assert "refused guests of 2 jobs on n2, last of job 43 0.0 h ago: QEMU says no" in found[0].what
 
 
 def test_a_moved_name_does_not_move_the_lease(vhpcd: Vhpcd) -> None:

@@ -248,6 +248,7 @@ class Dispatcher:
 
     async def _status(self) -> wire.Status:
         counts = await self._write(self._service.store.counts)
+        alarms = await self._write(self._service.alarms)
         return wire.Status(
             version=__version__,
             protocol=wire.VERSION,
@@ -257,6 +258,10 @@ class Dispatcher:
             leases=counts,
             connections=self.connections,
             fabric=self._work.watch.state(),
+            alarms=tuple(
+                wire.AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what)
+                for one in alarms
+            ),
         )
 
     async def _write(

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import DomainSpec
 
+MACHINE = "q35"
 ROOT_DEVICE = "/dev/vda"
 TRANSLATION = "intel_iommu="
 
 
 @dataclass(frozen=True)
 class BootContext:
-    """Values of the boot template."""
+    """Values of the boot template; without a kernel the firmware finds nothing to boot."""
 
+    machine: str
     kernel: str
     initrd: str
     cmdline: str
@@ -45,4 +47,4 @@ def context(spec: DomainSpec) -> BootContext:
     """Kernel, initrd, command line."""
     remapping = iommu.needed(spec.guest.topology)
     cmdline = kernel_cmdline(spec.cmdline, spec.root_format, remapping=remapping)
-    return BootContext(spec.kernel, spec.initrd, cmdline)
+    return BootContext(MACHINE, spec.kernel, spec.initrd, cmdline)

@@ -25,6 +25,7 @@ from vhpc_slurm.node import (
     journal,
     outbox,
     quarantine,
+    refusal,
     resources,
     stages,
     statefile,
@@ -217,7 +218,11 @@ def _user_failure(
     The guests are ended now; the run folder with the state file stays until
     the Epilog.
     """
-    common.log.info("user error: %s", error.line())
+    refused = error.cause if isinstance(error, refusal.RefusedGuestError) else ""
+    if refused:
+        common.log.error("%s", error.line())
+    else:
+        common.log.info("user error: %s", error.line())
     message = error.line()
     given = []
     for index, log in console.of_guests(layout.job(env.job_id)):
@@ -229,11 +234,15 @@ def _user_failure(
             given.append(target)
     if given:
         message += f"; {'its console' if len(given) == 1 else 'consoles'}: {', '.join(given)}"
-    fields = statefile.header(lease.generation, str(lease.request.image)) | {
-        "status": "failed",
-        "kind": error.kind,
-        "message": message,
-    }
+    fields = (
+        statefile.header(lease.generation, str(lease.request.image))
+        | {
+            "status": "failed",
+            "kind": error.kind,
+            "message": message,
+        }
+        | ({"alarm": refused} if refused else {})
+    )
     statefile.write(layout.state_file(env.job_id), fields)
     teardown.release_guests(layout, book, recorder)
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.hardware import PassthroughDevice
@@ -32,6 +31,7 @@ from vhpc_slurm.node import (
     nvswitch,
     process,
     qemulog,
+    refusal,
     resources,
     shares,
     uids,
@@ -83,11 +83,12 @@ def boot(work: Boot) -> None:
     """Bring all guests of a node plan up, ready for tasks.
 
     Raises:
-        UserError: the image will not boot, or is broken.
+        UserError: the image will not boot, or is broken, or libvirt refuses a guest of this job.
         NodeError: this node cannot do it.
         QuarantinedError: a device got stuck; it is in quarantine.
         Stopped: the job was ended meanwhile.
     """
+    refusal.check_vcpus(work.hypervisor, work.plan.guests, work.inventory, work.layout.config.guests.emulator)
     with work.recorder.stage("image", work.image.digest):
         _stage_image(work)
     with work.recorder.stage("shares"):
@@ -177,9 +178,9 @@ def _start_guest(work: Boot, guest: GuestPlan) -> int:
     name = domain_name(work.lease.generation, guest.index)
     assert work.staged is not None
     boot_files = images.private_copies(work.staged, run_dir)
-    xml = render(_spec(work, guest, uid, boot_files))
+    spec = _spec(work, guest, uid, boot_files)
     work.journal.acquire(resources.DOMAIN, f"domain:{name}", name=name, uid=uid)
-    work.hypervisor.create(xml, deadlines.start_s(layout.config.guests, guest))
+    refusal.start(work.hypervisor, spec, deadlines.start_s(layout.config.guests, guest), work.inventory)
     for path in boot_files:
         path.unlink()  # QEMU has read them
     return uid
