@@ -85,7 +85,7 @@ def test_a_guest_of_288_vcpus_boots_with_all_of_them(lab: Lab, tmp_path: Path) -
     if int(re.findall(r"version (\d+)\.", qemu)[0]) < 9:
         pytest.skip("QEMU before 9.0 emulates no APIC IDs beyond 254: use a lab of Debian 13 or newer")
     program = tmp_path / "init"
-    build = ["gcc", "-std=c17", "-D_GNU_SOURCE", "-O1", "-static", "-o", program, PROGRAM]
+    build = ["gcc", "-std=c17", "-D_GNU_SOURCE", "-O1", "-static", "-o", str(program), str(PROGRAM)]
     subprocess.run(build, check=True, timeout=60)
     archive = subprocess.run(
         ["cpio", "--quiet", "-o", "-H", "newc"], input=b"init", cwd=tmp_path, check=True, capture_output=True

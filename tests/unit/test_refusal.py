@@ -15,6 +15,7 @@ import pytest
 from test_domain import CASES
 from test_placement import host
 
+from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import HostInventory
@@ -172,7 +173,7 @@ def test_the_small_guest_has_nothing_of_what_the_job_asked_for() -> None:
     for path in ("os/kernel", "numatune", "devices/hostdev", "devices/iommu", "devices/filesystem"):
         assert small.find(path) is None, path
     # and all that is the node's
-    large = ET.fromstring(refusal.render(LARGE))
+    large = ET.fromstring(render(LARGE))
     for path in ("name", "seclabel/label", "os/type"):
         assert small.findtext(path) == large.findtext(path), path
     assert small.get("type") == large.get("type")
