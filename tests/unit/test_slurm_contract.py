@@ -40,6 +40,13 @@ case "$*" in
 esac
 """
 SQUEUE = """#!/bin/sh
+here=$(dirname "$0")
+job=$(echo "$*" | sed -n 's/.*--jobs \\([0-9]*\\) .*/\\1/p')
+case "$job" in
+"") ;;
+99999) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
+*) cat "$here/refs" 2>/dev/null || echo "$job $job N/A N/A N/A"; exit;;
+esac
 printf '2           RUNNING             0         1795200394              None\\n'
 printf '3           PENDING             1         N/A                     BeginTime\\n'
 """
@@ -114,6 +121,44 @@ def test_a_running_job_has_its_nodes_cpus_and_memory(slurm: Slurm) -> None:
     assert job.user
     assert all(part.cpu_ids and part.memory_mib for part in job.allocation.nodes)
     assert job.allocation.nodes
+
+
+@pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
+@pytest.mark.parametrize(
+    ("refs", "job_id", "whole", "alone"),
+    [
+        ("started", 1, "1_3", "1_3"),
+        ("started", 2, "1_0", "1_0"),
+        ("het", 5, "5", "5+0"),
+        ("het", 6, "5", "5+1"),
+        ("plain", 7, "7", "7"),
+    ],
+)
+def test_what_is_done_to_a_job_is_done_to_no_other(
+    tmp_path: Path, version: str, refs: str, job_id: int, whole: str, alone: str
+) -> None:
+    """``scontrol requeue 1`` requeues all elements of array 1; so do update and scancel."""
+    slurm = replay(tmp_path, version)
+    shutil.copy(DATA / "squeue" / version / f"refs-{refs}.txt", tmp_path / "refs")
+    slurm.requeue(job_id)
+    slurm.set_admin_comment(job_id, "why")
+    slurm.cancel(job_id)
+    calls = (tmp_path / "calls").read_text().replace(f"{tmp_path}/", "").splitlines()
+    assert calls == [
+        f"scontrol requeue {whole}",
+        f"scontrol update jobid={alone} AdminComment=why",
+        f"scancel {whole}",
+    ]
+
+
+def test_an_id_of_elements_that_wait_is_no_job_that_could_be_touched(tmp_path: Path) -> None:
+    slurm = replay(tmp_path, "24.11")
+    shutil.copy(DATA / "squeue" / "24.11" / "refs-waiting.txt", tmp_path / "refs")
+    for act in (slurm.requeue, slurm.cancel, lambda job: slurm.set_admin_comment(job, "x")):
+        with pytest.raises(SlurmError, match="job 1 is 2 elements of an array that have not started"):
+            act(1)
+    assert not (tmp_path / "calls").exists()
+    assert slurm.ref(3).whole == "1_1"
 
 
 # --- what is the scontrol adapter's own ------------------------------------------

@@ -36,6 +36,7 @@ from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU
 from vhpc_slurm.placement.plan import plan_node
 from vhpc_slurm.placement.usage import fold
+from vhpc_slurm.slurm.scontrol import Scontrol
 
 LOCK_TIMEOUT_S = 30.0
 
@@ -263,7 +264,13 @@ def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
         common.log.info("nothing to prepare: %s", error.line())
         return True
     common.log.warning("%s; requeueing", error.line())
-    return common.scontrol("requeue", str(env.job_id))
+    settings = config.controller
+    try:
+        Scontrol(settings.slurm_bin, slurm_conf=settings.slurm_conf, timeout_s=10.0).requeue(env.job_id)
+    except FabricError as err:
+        common.log.warning("not requeued: %s", err.line())
+        return False
+    return True
 
 
 def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:

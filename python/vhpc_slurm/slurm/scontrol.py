@@ -12,8 +12,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
-from vhpc_slurm.slurm.parse import SQUEUE_FORMAT, narrower, parse_job, parse_squeue
+from vhpc_slurm.slurm.job import JobRef, JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.parse import REF_FORMAT, SQUEUE_FORMAT, narrower, parse_job, parse_ref, parse_squeue
 
 MAX_COMMENT = 1024
 _NO_JOB = "Invalid job id specified"
@@ -51,19 +51,35 @@ class Scontrol:
             self._run("squeue", "--noheader", "--all", "--array", "--local", "-O", SQUEUE_FORMAT)
         )
 
+    def ref(self, job_id: int) -> JobRef:
+        """How a job is called so that nothing else is meant; one RPC.
+
+        Hooks on nodes are not told whether their job is an element of an array.
+
+        Raises:
+            NoSuchJobError: it is gone.
+            SlurmError: squeue cannot be asked or read.
+        """
+        options = ("--noheader", "--all", "--array", "--local", "--states=all", "--jobs", _number(job_id))
+        return parse_ref(self._run("squeue", *options, "-O", REF_FORMAT), job_id)
+
     def cancel(self, job_id: int) -> None:
         """End a job, by scancel, which says nothing about jobs that are gone."""
-        self._run("scancel", _number(job_id))
+        try:
+            name = self.ref(job_id).whole
+        except NoSuchJobError:
+            return
+        self._run("scancel", name)
 
     def set_admin_comment(self, job_id: int, text: str) -> None:
         """Set AdminComment to at most MAX_COMMENT characters on one line."""
         line = " ".join(text.split())[:MAX_COMMENT]
-        self._run("scontrol", "update", f"jobid={_number(job_id)}", f"AdminComment={line}")
+        self._run("scontrol", "update", f"jobid={self.ref(job_id).alone}", f"AdminComment={line}")
 
     def requeue(self, job_id: int) -> None:
         """Put a running job back into the queue."""
         try:
-            self._run("scontrol", "requeue", _number(job_id))
+            self._run("scontrol", "requeue", self.ref(job_id).whole)
         except SlurmError as err:
             if _NO_SCRIPT in err.why or _NO_REQUEUE in err.why:
                 raise NotRequeueableError(err.what, err.why) from err
