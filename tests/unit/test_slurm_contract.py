@@ -8,6 +8,7 @@ that print what the real ones printed (data/scontrol); ``scontrol`` and
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -33,7 +34,9 @@ case "$*" in
 "-o show job -d 99999") echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
 "-o show job -d 2") cat "$here/job";;
 "show config") echo "PrivateData             = $(cat "$here/private")"
+    echo "BOOT_TIME               = $(cat "$here/boot")"
     echo "SlurmUser               = slurm(64030)";;
+"show assoc_mgr"*) cat "$here/users";;
 "requeue 98") echo "Only batch jobs are accepted or processed for job 98" >&2; exit 1;;
 "requeue 97") echo "Requested operation is presently disabled for job 97" >&2; exit 1;;
 "requeue 99999"|"update jobid=99999"*) echo "Invalid job id specified for job 99999" >&2; exit 1;;
@@ -62,6 +65,10 @@ def replay(folder: Path, version: str) -> Scontrol:
     script(folder / "squeue", SQUEUE)
     script(folder / "scancel", '#!/bin/sh\necho "$0 $*" >> "$(dirname "$0")/calls"\n')
     (folder / "private").write_text("none")
+    (folder / "boot").write_text("2026-11-22T07:33:47")
+    (folder / "users").write_text(
+        "Current Association Manager state\n\nNo users currently cached in Slurm.\n\n"
+    )
     shutil.copy(DATA / "scontrol" / version / "two-merged.txt", folder / "job")
     return Scontrol(str(folder))
 
@@ -213,3 +220,51 @@ def test_hidden_jobs_are_not_taken_for_ended_ones(tmp_path: Path) -> None:
         as_uid(NOBODY, slurm.jobs)
     (tmp_path / "private").write_text("accounts")
     assert len(as_uid(NOBODY, slurm.jobs)) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
+@pytest.mark.parametrize(
+    ("level", "sees"), [("Operator", True), ("Administrator", True), ("None", False), ("Not Set", False)]
+)
+def test_operators_see_what_private_data_hides(tmp_path: Path, level: str, sees: bool) -> None:
+    from controller_lab import NOBODY, ChildError, as_uid
+
+    slurm = replay(tmp_path, "24.11")
+    (tmp_path / "private").write_text("accounts,jobs,users")
+    # as scontrol 24.11 prints it; another user's record is not ours
+    (tmp_path / "users").write_text(
+        "Current Association Manager state\n\nUser Records\n\n"
+        "UserName=root(0) DefAccount=users DefWckey= AdminLevel=Administrator\n"
+        f"UserName=nobody({NOBODY}) DefAccount=users DefWckey= AdminLevel={level}\n"
+    )
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    (tmp_path / "calls").touch()
+    (tmp_path / "calls").chmod(0o666)
+    if sees:
+        assert len(as_uid(NOBODY, slurm.jobs)) == 2
+        assert f"users={pwd.getpwuid(NOBODY).pw_name} flags=users" in (tmp_path / "calls").read_text()
+        return
+    with pytest.raises(ChildError, match=r"hides jobs of others from nobody.*adminlevel=operator"):
+        as_uid(NOBODY, slurm.jobs)
+
+
+def test_a_slurmctld_that_was_started_anew_during_a_listing_is_asked_again_later(tmp_path: Path) -> None:
+    """It may have come up without slurmdbd, and then not know who its operators are."""
+    slurm = replay(tmp_path, "24.11")
+    text = (tmp_path / "squeue").read_text()
+    script(tmp_path / "squeue", text.replace("#!/bin/sh\n", f"#!/bin/sh\necho later > {tmp_path}/boot\n"))
+    with pytest.raises(SlurmError, match="started anew meanwhile"):
+        slurm.jobs()
+    assert len(slurm.jobs()) == 2
+
+
+def test_slurm_knows_a_job_or_says_that_it_does_not(tmp_path: Path) -> None:
+    slurm = replay(tmp_path, "24.11")
+    assert slurm.knows(7)
+    assert not slurm.knows(GONE)
+    shutil.copy(DATA / "squeue" / "24.11" / "refs-waiting.txt", tmp_path / "refs")
+    assert slurm.knows(1)  # elements that wait
+    assert not slurm.knows(4)

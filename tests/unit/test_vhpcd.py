@@ -333,6 +333,23 @@ def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped
     assert service.look(1, 0).lease.state is LeaseState.READY, "no answer is no answer"  # type: ignore[union-attr]
 
 
+def test_a_lease_outlives_a_list_of_jobs_in_which_its_job_is_missing(
+    stopped: Vhpcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As squeue's is for a user from whom PrivateData hides jobs: it is empty, and the exit status is 0."""
+    now = time.time()
+    service = Alone(SqliteStore(":memory:"), NoNetwork(), reserve_mib=256, clock=lambda: now - 3600)
+    for job_id in (1, 2):
+        service.open(request(job_id), allocation(), identity())
+    (stopped.folder / "squeue.out").write_text("")
+    (stopped.folder / "unlisted").write_text("1 \n")
+    (stopped.folder / "scontrol.out").write_text("")
+    asyncio.run(one_round(stopped, service))
+    states = {record.lease.request.job_id: record.lease.state for _, record in service.store.page(0)}
+    assert states == {1: LeaseState.READY, 2: LeaseState.RELEASED}
+    assert "job 1 was not listed by Slurm, which has it" in caplog.text
+
+
 async def one_round(stopped: Vhpcd, service: Alone) -> None:
     dispatcher = Dispatcher(stopped.config, service, NoNetwork(), connect(stopped.config))
     try:

@@ -94,6 +94,10 @@ class Dispatcher:
         stuck_s = self._config.controller.prolog_stuck_s
         verdict = reconcile.judge(jobs, live, asked=asked, stuck_s=stuck_s, released=released)
         for generation, why in verdict.end:
+            # What is missing in a list is no proof: it is asked for by itself.
+            if why == reconcile.NO_SUCH_JOB and await self._aside(self._slurm.knows, generation.job_id):
+                log.error("job %d was not listed by Slurm, which has it: nothing ended", generation.job_id)
+                continue
             await self._write(self._service.end_generation, generation, why)
             self._notify(generation.job_id)
         for job_id, why in verdict.requeue:

@@ -115,7 +115,13 @@ class Slurm(Protocol):
         """
 
     def jobs(self) -> tuple[JobStatus, ...]:
-        """Return all pending, running and completing jobs of the cluster, in one RPC."""
+        """Return all pending, running and completing jobs of the cluster.
+
+        SlurmError where some are hidden from this user.
+        """
+
+    def knows(self, job_id: int) -> bool:
+        """Whether slurmctld has this job, and the job has not ended; one RPC."""
 
     def cancel(self, job_id: int) -> None:
         """End a job that has started; one that is gone already is no error."""

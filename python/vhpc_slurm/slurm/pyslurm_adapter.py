@@ -74,6 +74,13 @@ class PySlurm:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All jobs that have not ended, by slurm_load_jobs."""
+        return self._commands.all_seen(self._jobs)
+
+    def knows(self, job_id: int) -> bool:
+        """Whether slurmctld has this job, and the job has not ended."""
+        return self._commands.knows(job_id)
+
+    def _jobs(self) -> tuple[JobStatus, ...]:
         found = []
         for job in self._call(0, self._api.Jobs.load).values():
             state = str(job.state)
