@@ -112,7 +112,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
     except ValueError as err:
         raise UserError(f"--cpus={wish.cpus!r}", str(err), "write it like 0-3,8") from err
     gres, given = _gres(config, wish)
-    memory = sum(cell.memory_mib for cell in host.cells) if wish.memory_mib is None else wish.memory_mib
+    memory = host.memory_mib if wish.memory_mib is None else wish.memory_mib
     uid, notes = _uid(wish.user)
     request = JobRequest(
         job_id=NO_JOB,
