@@ -50,6 +50,9 @@ exec unshare --mount --net --pid --fork --mount-proc sh -eu -c '
     mount -t tmpfs none /run/libvirt/dev
     cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /run/libvirt/dev/
     mknod -m 666 /run/libvirt/dev/kvm c 10 232
+    # libvirt 12 looks for VFIO and an IOMMU before it says how it would pass a device through
+    mkdir /run/libvirt/dev/vfio && mknod -m 666 /run/libvirt/dev/vfio/vfio c 10 196
+    mount -t tmpfs none /sys/kernel && mkdir -p /sys/kernel/iommu_groups/1
     mount --move /run/libvirt/dev /dev
     (: <>/dev/kvm) 2>/dev/null || exit {NO_KVM}
     for folder in /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do mount -t tmpfs none "$folder"; done

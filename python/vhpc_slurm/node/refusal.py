@@ -35,14 +35,14 @@ LACKS = re.compile(
     re.IGNORECASE,
 )
 """Words of errno, of QEMU's VFIO and of libvirt about what a host lacks; libvirt 9.0 to 12.8 pass them on."""
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z |\(vm='[^']*'\)")
+_QEMU = re.compile(r"qemu-system-\w+: (.+)$", re.MULTILINE)
 
 
 class RefusedGuestError(UserError):
     """The job cannot have this guest anywhere; its node is well, and somebody should hear of it.
 
     Attributes:
-        cause: libvirt's and QEMU's words without what differs from one start to the next.
+        cause: QEMU's last words, or libvirt's: without what differs from one start to the next.
     """
 
     def __init__(self, node: str, cause: str) -> None:
@@ -122,7 +122,8 @@ def _judge(
         hypervisor.destroy(spec.name)
     except NodeError as other:
         return NodeError(f"no guest starts on {host.node}", other.why, other.cure)
-    return RefusedGuestError(host.node, _STAMP.sub("", err.why).strip())
+    said = _QEMU.findall(err.why)
+    return RefusedGuestError(host.node, f"QEMU: {said[-1].strip()}" if said else err.why)
 
 
 def smallest(spec: DomainSpec) -> DomainSpec:
