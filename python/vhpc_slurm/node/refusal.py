@@ -26,6 +26,7 @@ from vhpc_slurm.node import capabilities
 from vhpc_slurm.node.guest import DomainRefusedError, Hypervisor
 
 SMALLEST_MIB = 64
+SMALLEST_START_S = 60.0
 TCG_X2APIC = 9_000_000
 """QEMU's software emulation knows APIC IDs of more than eight bits since 9.0."""
 LACKS = re.compile(
@@ -93,7 +94,7 @@ def start(hypervisor: Hypervisor, spec: DomainSpec, timeout_s: float, host: Host
     Args:
         hypervisor: libvirt.
         spec: the guest.
-        timeout_s: for its start, and again for that of the small one.
+        timeout_s: for its start.
         host: this node.
 
     Raises:
@@ -103,11 +104,11 @@ def start(hypervisor: Hypervisor, spec: DomainSpec, timeout_s: float, host: Host
     try:
         hypervisor.create(render(spec), timeout_s)
     except DomainRefusedError as err:
-        raise _judge(hypervisor, spec, timeout_s, host, err) from err
+        raise _judge(hypervisor, spec, host, err) from err
 
 
 def _judge(
-    hypervisor: Hypervisor, spec: DomainSpec, timeout_s: float, host: HostInventory, err: DomainRefusedError
+    hypervisor: Hypervisor, spec: DomainSpec, host: HostInventory, err: DomainRefusedError
 ) -> NodeError | RefusedGuestError:
     if LACKS.search(err.why):
         return err
@@ -118,7 +119,7 @@ def _judge(
         small = smallest(spec)
         hypervisor.check(render(small))
         # no daemon serves this one's shares
-        hypervisor.create(render(replace(small, shares=())), timeout_s, paused=True)
+        hypervisor.create(render(replace(small, shares=())), SMALLEST_START_S, paused=True)
         hypervisor.destroy(spec.name)
     except NodeError as other:
         return NodeError(f"no guest starts on {host.node}", other.why, other.cure)
