@@ -7,6 +7,7 @@ A part whose source is not there is skipped with a note.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -92,8 +93,21 @@ def _parts(rootfs: Path) -> tuple[_Part, ...]:
     return (
         _Part("guest", "guest", guest, guest, ("-DVHPC_SPANK=OFF",)),
         # loads only in the Slurm whose headers it was built against: a build folder for each system tree
-        _Part("spank_plugin", rootfs.name, ("vhpc_spank",), ("vhpc.so",), (headers,)),
+        _Part("spank_plugin", _build_folder(rootfs), ("vhpc_spank",), ("vhpc.so",), (headers,)),
     )
+
+
+def _build_folder(rootfs: Path) -> str:
+    """A name for what is built against a tree, of its place and of Slurm's headers in it.
+
+    Trees of two caches have the same name, and a tree that was removed and
+    bootstrapped anew may have a newer Slurm, whose headers are older than what
+    was built before.
+    """
+    key = hashlib.sha256(str(rootfs.absolute()).encode())
+    for header in sorted((rootfs / "usr/include/slurm").glob("*.h")):
+        key.update(header.read_bytes())
+    return f"{rootfs.name}-{key.hexdigest()[:8]}"
 
 
 def _build(part: _Part) -> dict[str, Path]:

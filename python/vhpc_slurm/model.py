@@ -20,6 +20,8 @@ IMAGE_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}\Z", re.ASCII)
 IMAGE_TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
 DIGEST = re.compile(r"^sha256:[0-9a-f]{64}\Z", re.ASCII)
 MAX_GUESTS_PER_NODE = 64
+ALARM = "alarm: "
+"""What a node's note begins with that somebody has to hear of although the node is well."""
 NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
 
 
@@ -163,13 +165,18 @@ class HostCpu:
 
 @dataclass(frozen=True)
 class HostCell:
-    """One NUMA cell; ``hugepages`` maps page size in KiB to (total, free) pages."""
+    """One NUMA cell; ``hugepages`` maps page size in KiB to (total, free) pages.
+
+    ``gpu`` is the PCI address of the GPU whose memory the cell is, empty for
+    the host's own: no guest gets memory of it.
+    """
 
     cell: int
     memory_mib: int
     cpus: tuple[int, ...]
     distances: tuple[tuple[int, int], ...]
     hugepages: tuple[tuple[int, int, int], ...] = ()
+    gpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,7 @@ class HostInventory:
     id of abstract CPU *i*.  ``address_bits`` is how wide the CPU's physical
     addresses are, 0 where that is not known.  ``invariant_tsc``: the CPU's time
     stamp counter runs on in all power states; those of virtual machines seldom do.
+    ``remarks`` are lines for people about what could not be read.
     """
 
     node: str
@@ -194,6 +202,17 @@ class HostInventory:
     pci: tuple[PciFunction, ...] = ()
     address_bits: int = 0
     invariant_tsc: bool = True
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def memory_cells(self) -> tuple[HostCell, ...]:
+        """The cells that guests may have memory of: not those of GPUs."""
+        return tuple(cell for cell in self.cells if not cell.gpu)
+
+    @property
+    def memory_mib(self) -> int:
+        """All of the host's own memory."""
+        return sum(cell.memory_mib for cell in self.memory_cells)
 
 
 # --- plan -------------------------------------------------------------------
@@ -400,6 +419,16 @@ class Timeline:
     generation: Generation
     node: str
     stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What went wrong with a job on a node that is well; ``time`` in seconds since the epoch."""
+
+    job_id: int
+    node: str
+    time: float
+    what: str
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rig import InternalError, fuzz
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.slurm.job import SlurmError, SlurmJob
-from vhpc_slurm.slurm.parse import narrower, parse_job, parse_squeue
+from vhpc_slurm.slurm.parse import narrower, parse_job, parse_ref, parse_squeue
 
 _DATA = Path(__file__).parents[1] / "data/scontrol"
 _CAPTURED = {
@@ -55,6 +55,8 @@ def one_input(data: bytes) -> None:
     with contextlib.suppress(SlurmError, UserError):
         if name == b"squeue":
             parse_squeue(text)
+        elif name == b"ref":
+            parse_ref(text, 1)
         elif name == b"scontrol":
             narrower(text, JOB)
             parse_job(text, JOB)

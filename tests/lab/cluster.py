@@ -38,7 +38,8 @@ class Job:
     def show(self) -> dict[str, str]:
         """Fields of ``scontrol -o show job``; user text with spaces is cut, which no test looks at."""
         done = self.lab.run("ctl", "scontrol", "-o", "show", "job", "-d", str(self.id))
-        return dict(word.split("=", 1) for word in done.out.split() if "=" in word)
+        words = (word for word in done.out.split() if not word.startswith("-"))  # options of SubmitLine
+        return dict(word.split("=", 1) for word in words if "=" in word)
 
     def told(self) -> str:
         """What a failed test says of a job: its state, why, and when what happened."""

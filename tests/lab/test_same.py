@@ -102,7 +102,7 @@ def test_output_and_ends_of_steps_are_the_same(fields: Twins) -> None:
 def test_what_slurm_says_about_the_ends_of_steps_is_the_same(fields: Twins) -> None:
     """Whose message it is that a program cannot be executed differs: ours names vhpc-run."""
     ours, theirs = (sorted(text.splitlines()) for text in fields.outputs("same/ends-{id}.err"))
-    theirs = sorted(line.replace("slurmstepd-NODE: error: execve", "vhpc-run: execve") for line in theirs)
+    theirs = sorted(line.replace("slurmstepd: error: execve", "vhpc-run: execve") for line in theirs)
     assert ours == theirs
 
 
@@ -126,7 +126,7 @@ def test_accounting_of_job_and_steps_is_the_same(lab: Lab, fields: Twins) -> Non
 
 SHOWN_BY_NATURE = {
     "JobId", "Priority", "RunTime", "SubmitTime", "EligibleTime", "AccrueTime", "StartTime", "EndTime",
-    "LastSchedEval", "NodeList", "BatchHost", "Nodes", "StdOut", "StdErr", "Deadline", "SubmitLine",
+    "LastSchedEval", "SLUID", "NodeList", "BatchHost", "Nodes", "StdOut", "StdErr", "Deadline", "SubmitLine",
     "CPU_IDs", "AdminComment", "Command", "SegmentSize", "Scheduler", "ResvTime", "PreemptTime",
 }  # fmt: skip
 

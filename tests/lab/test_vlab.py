@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +18,16 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VLAB = str(CHECKOUT / "lab/vlab")
+
+# Builds the plugin for a tree as `vlab deploy` does, and says where it is.
+COLLECT = """
+import sys
+from pathlib import Path
+from vlablib.deploy import collect
+programs, failures = collect(Path(sys.argv[1]))
+assert not failures, failures
+print(programs["vhpc.so"])
+"""
 
 pytestmark = [
     pytest.mark.lab,
@@ -111,6 +124,53 @@ def test_no_host_has_a_kvm_device_that_no_guest_could_boot_on() -> None:
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     present = vlab("exec", "n1", "--", "test", "-e", "/dev/kvm").returncode == 0
     assert present == (Path("/dev/kvm").exists() and bool({"svm", "vmx"} & set(flags)))
+
+
+def made_for(plugin: str) -> int:
+    """The number of the Slurm that a plugin was built for, by which Slurm takes it or not."""
+    symbols = subprocess.run(["nm", "-D", plugin], capture_output=True, text=True, check=True).stdout
+    (place,) = re.findall(r"^([0-9a-f]+) \w plugin_version$", symbols, re.MULTILINE)
+    words = [
+        "objdump",
+        "-s",
+        "-j.rodata",
+        f"--start-address=0x{place}",
+        f"--stop-address={int(place, 16) + 4}",
+        plugin,
+    ]
+    dump = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (raw,) = re.findall(r"^ [0-9a-f]+ ([0-9a-f]{8}) ", dump, re.MULTILINE)
+    return int.from_bytes(bytes.fromhex(raw), "little")
+
+
+def test_each_tree_has_a_plugin_for_its_own_slurm(tmp_path: Path) -> None:
+    """Two caches of one checkout hold trees of the same name, perhaps of another Slurm."""
+    tree = Path(status()["rootfs"])
+    versions, built = [], set()
+    for number in ("0x180b05", "0x180b06", "0x180b07"):  # the third in the place of the second
+        copy = tmp_path / ("first" if not versions else "second") / tree.name
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(tree / "usr/include/slurm", copy / "usr/include/slurm")
+        header = copy / "usr/include/slurm/slurm_version.h"
+        text, found = re.subn(
+            r"(SLURM_VERSION_NUMBER\s+)0x[0-9a-fA-F]+", rf"\g<1>{number}", header.read_text()
+        )
+        assert found == 1
+        header.write_text(text)
+        os.utime(header, (0, 0))  # a package's files are as old as its release
+        done = subprocess.run(
+            [sys.executable, "-c", COLLECT, str(copy)],
+            cwd=CHECKOUT / "lab",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        versions.append(made_for(done.stdout.strip()))
+        built.add(Path(done.stdout.strip()).parents[1])
+    assert versions == [0x180B05, 0x180B06, 0x180B07]
+    for folder in built:
+        shutil.rmtree(folder)
 
 
 def test_nothing_of_the_lab_shows_in_the_network_of_the_machine() -> None:

@@ -63,6 +63,10 @@ def plain(job: Job, name: str) -> str:
     """A file of a job with what differs by nature made alike."""
     text = job.output(name)
     text = re.sub(r" AT \d{4}-\S+ ", " AT TIME ", text).replace(f"-{job.id}-", "-ID-")
+    # what slurmstepd says begins with its name before Slurm 25.11, and with the time since
+    text = re.sub(
+        r"^(?:\[\d{4}-\d\d-\d\dT[\d:.]+\]|slurmstepd-n\d:) (?=error:)", "slurmstepd: ", text, flags=re.M
+    )
     for node in ("n1", "n2"):
         text = text.replace(node, "NODE")
     return (

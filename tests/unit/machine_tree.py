@@ -196,6 +196,28 @@ class MachineTree:
             self._link(f"{where}/physfn", chain)
             self._link(f"{chain}/virtfn{number}", where)
 
+    def memory_cell(self, mib: int, distance: int = 80) -> int:
+        """A further cell, with memory and without CPUs; returns its number."""
+        number = len(self.cell_cpus)
+        self.cell_cpus.append([])
+        node = f"devices/system/node/node{number}"
+        self.write(f"{node}/cpumap", mask(()))
+        self.write(f"{node}/meminfo", f"Node {number} MemTotal:       {mib * 1024} kB")
+        for cell in range(number):
+            path = self.sys / f"devices/system/node/node{cell}/distance"
+            path.write_text(f"{path.read_text().strip()} {distance}\n")
+        self.write(f"{node}/distance", " ".join([str(distance)] * number + ["10"]))
+        for name in ("online", "possible"):
+            self.write(f"devices/system/node/{name}", f"0-{number}")
+        return number
+
+    def gpu_memory(self, address: str, cell: int) -> None:
+        """What NVIDIA's driver says of a GPU whose memory is that cell; of one that has none it says -1."""
+        folder = self.root / "proc/driver/nvidia/gpus" / address
+        folder.mkdir(parents=True)
+        state = "online" if cell >= 0 else "disabled"
+        (folder / "numa_status").write_text(f"Node:            {cell}\nStatus:          {state}\n")
+
     def _link(self, name: str, target: str) -> None:
         path = self.sys / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from vhpc_command import Vhpc
 
 from vhpc_slurm.cli import output, settings
 from vhpc_slurm.cli.main import app
+from vhpc_slurm.node import guest as node_guest
+from vhpc_slurm.node import refusal
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -242,9 +246,9 @@ def test_a_refusal_has_all_reasons_and_the_status_of_the_one_that_decides(vhpc: 
     assert "CPU ids 9" in vhpc.error
 
 
-def gpu_host(vhpc: Vhpc) -> None:
+def gpu_host(vhpc: Vhpc, cores: int = 4) -> None:
     """Exchange the test's machine for one with GPUs, and map them."""
-    tree = gpu_node(vhpc.folder / "gpus", cores=4)
+    tree = gpu_node(vhpc.folder / "gpus", cores=cores)
     text = (vhpc.folder / "vhpc.toml").read_text()
     text = text.replace(f'sysfs_root = "{vhpc.folder}/sys"', f'sysfs_root = "{tree.sys}"')
     (vhpc.folder / "vhpc.toml").write_text(f'{text}[placement]\ngpu_map = "{vhpc.folder}/gpu.map"\n')
@@ -299,6 +303,34 @@ def test_a_gpu_map_that_is_none_is_the_nodes_fault_and_names_the_line(vhpc: Vhpc
     (vhpc.folder / "gpu.map").write_text(f"# comment\n{line}\n")
     vhpc("plan", "--image", "tiny:1", "--memory", "4096", "--gpus", "0", code=3)
     assert f"line 2 of {vhpc.folder}/gpu.map is not valid" in vhpc.error
+
+
+def test_a_plan_says_when_qemu_gives_no_guest_so_many_vcpus(
+    vhpc: Vhpc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_host(vhpc, cores=128)
+    wish = ("plan", "--image", "tiny:1", "--memory", "65536")
+    asked: list[int] = []
+
+    @contextmanager
+    def connected(*_: object) -> Iterator[None]:
+        yield None
+
+    def most(*_: object) -> int:
+        asked.append(1)
+        return 288
+
+    monkeypatch.setattr(node_guest, "connect", connected)
+    monkeypatch.setattr(refusal, "most_vcpus", most)
+    vhpc(*wish, code=1)
+    assert "a guest of 512 vCPUs is too large for n1: the QEMU installed there gives a guest at most 288" in (
+        vhpc.error
+    )
+    guests = vhpc.json(*wish, "--guests-per-node", "2")["guests"]
+    assert [len(guest["pins"]) for guest in guests] == [256, 256]
+    assert len(asked) == 2
+    vhpc(*wish, "--cpus", "0-254")
+    assert len(asked) == 2
 
 
 def test_the_xml_of_a_plan_is_a_domain(vhpc: Vhpc) -> None:

@@ -251,6 +251,19 @@ def test_a_vhpcd_that_may_not_requeue_jobs_is_a_warning(
     assert (finding.cure == "") == (level == "ok")
 
 
+@pytest.mark.parametrize(
+    ("sacctmgr", "level"), [("echo 'vhpc|None'", "error"), ("echo 'vhpc|Operator'", "ok")]
+)
+def test_private_jobs_make_an_operator_of_vhpcd_s_user_a_must(
+    tmp_path: Path, sacctmgr: str, level: str
+) -> None:
+    executable(tmp_path / "sacctmgr", sacctmgr)
+    config = Config(controller=Controller(user="vhpc", slurm_bin=str(tmp_path)))
+    finding = slurm.operator(changed("PrivateData", "accounts,jobs"), config)
+    assert finding.level.value == level
+    assert ("PrivateData hides them" in finding.what) == (level == "error")
+
+
 def test_a_partition_with_suspension_is_named() -> None:
     text = (
         "PartitionName=main AllowGroups=ALL PreemptMode=OFF\n"

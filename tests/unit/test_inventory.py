@@ -168,6 +168,22 @@ def test_a_lone_cell_has_all_memory_even_where_its_own_count_lacks_some(tmp_path
     assert read(tree).cells[0].memory_mib == 24576
 
 
+@pytest.mark.parametrize("name", ["40intel64-2g2n4c+pcilocality", "64amd64-4s2n4ca2co"])
+def test_each_cell_has_its_own_memory_also_where_the_kernel_lists_no_possible_ones(
+    tmp_path: Path, name: str
+) -> None:
+    tree, truth = unpack(name, tmp_path), Hwloc(name)
+    folder = tree / "sys/devices/system/node"
+    folder.chmod(0o755)
+    (folder / "possible").unlink()
+    cells = read(tree).cells
+    assert len(cells) == len(truth.memory) > 1
+    for cell in cells:
+        size, unit = re.fullmatch(r"(\d+)(MB|GB)", truth.memory[cell.cell]).groups()  # type: ignore[union-attr]
+        step = {"MB": 1, "GB": 1024}[unit]
+        assert abs(cell.memory_mib - int(size) * step) <= step
+
+
 def test_a_tree_that_is_none_is_the_nodes_fault(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("")

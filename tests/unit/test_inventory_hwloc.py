@@ -110,6 +110,27 @@ def test_huge_page_pools_have_the_sizes_and_counts_that_hwloc_sees(
         assert {size: total for size, total, _ in cell.hugepages if size > 64} == theirs[cell.cell]
 
 
+def test_memory_of_gpus_is_told_from_memory_of_the_host(tmp_path: Path) -> None:
+    """hwloc leaves the cells of NVIDIA's GPUs out; other cells without CPUs are the host's, as of CXL."""
+    tree = gpu_node(tmp_path, cores=4, gpus=1)
+    for_gpu, for_host = tree.memory_cell(97280), tree.memory_cell(131072)
+    gpus = [function.address for function in read(tmp_path, "n1").pci if function.class_code >> 8 == 0x0302]
+    tree.gpu_memory(gpus[0], for_gpu)
+    tree.gpu_memory(gpus[1], -1)
+    host = read(tmp_path, "n1")
+    assert {cell.cell: cell.gpu for cell in host.cells if cell.gpu} == {for_gpu: gpus[0]}
+    theirs = {
+        int(cell.attrib["os_index"]): int(cell.attrib["local_memory"]) >> 20
+        for cell in lstopo(tmp_path).iter("object")
+        if cell.get("type") == "NUMANode"
+    }
+    assert {cell.cell: cell.memory_mib for cell in host.memory_cells} == theirs
+    assert for_host in theirs
+    assert host.memory_mib == sum(theirs.values())
+    tree.gpu_memory(gpus[2], 0)  # a cell with CPUs stays the host's, whatever a driver says
+    assert read(tmp_path, "n1").cells[0].gpu == ""
+
+
 def test_every_pci_function_hangs_where_hwloc_sees_it(machine: Machine) -> None:
     host, truth, _ = machine
     theirs = {function.element.attrib["pci_busid"]: function for function in functions(truth)}

@@ -14,6 +14,8 @@ from vhpc_slurm.hardware import PciBar, PciFunction, PciLink, address_key
 from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node import inventory
 
+IDS = ("class", "vendor", "device")
+
 
 def read(tree: Path) -> HostInventory:
     config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
@@ -111,6 +113,61 @@ def bare(tmp_path: Path, **attributes: str) -> PciFunction:
         if name not in attributes:
             (tree.sys / where / name).unlink()
     return functions(tmp_path)["0000:00:01.0"]
+
+
+REAL = Path("/sys/bus/pci/devices")
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="this machine has no PCI: run on one that has")
+def test_headers_of_real_functions_say_what_the_kernel_says_of_them(tmp_path: Path) -> None:
+    tree = MachineTree(tmp_path)
+    for path in REAL.iterdir():
+        copy = tree.sys / "bus/pci/devices" / path.name
+        copy.mkdir(parents=True)
+        (copy / "config").write_bytes((path / "config").read_bytes()[:64])
+    words = {path.name: [int((path / name).read_text(), 16) for name in IDS] for path in REAL.iterdir()}
+    found = functions(tmp_path).values()
+    assert {one.address: [one.class_code, one.vendor, one.device] for one in found} == words
+
+
+@pytest.mark.parametrize("header", [None, b"", b"\xff" * 64])
+def test_a_function_that_does_not_tell_what_it_is_is_missed_aloud(
+    tmp_path: Path, header: bytes | None
+) -> None:
+    tree = MachineTree(tmp_path)
+    tree.pci("pci0000:00", 0, [], Function("0000:00:01.0", GPU))
+    where = tree.pci("pci0000:00", 0, [], Function("0000:00:02.0", GPU))
+    (tree.sys / where / "vendor").unlink()
+    (tree.sys / where / "config").unlink()
+    if header is not None:
+        (tree.sys / where / "config").write_bytes(header)
+    host = read(tmp_path)
+    assert [function.address for function in host.pci] == ["0000:00:01.0"]
+    assert host.remarks == (
+        "PCI function 0000:00:02.0 is left out: neither its ids nor its header can be read",
+    )
+
+
+def test_a_function_that_has_gone_while_it_was_read_is_no_remark(tmp_path: Path) -> None:
+    tree = MachineTree(tmp_path)
+    tree.pci("pci0000:00", 0, [], Function("0000:00:01.0", GPU))
+    (tree.sys / "bus/pci/devices/0000:00:02.0").symlink_to("../../../devices/pci0000:00/0000:00:02.0")
+    host = read(tmp_path)
+    assert ([function.address for function in host.pci], host.remarks) == (["0000:00:01.0"], ())
+
+
+def test_interfaces_of_virtio_devices_are_named(tmp_path: Path) -> None:
+    """A virtio device has an entry of its own below its PCI function's: virtio2/net/eth0."""
+    tree = MachineTree(tmp_path)
+    network = Function(
+        "0000:00:03.0", 0x020000, 0x1AF4, 0x1041, children=("virtio2/net/eth0", "virtio2/power")
+    )
+    disk = Function("0000:00:04.0", 0x010000, 0x1AF4, 0x1042, children=("virtio3/block/vda",))
+    for function in (network, disk):
+        tree.pci("pci0000:00", 0, [], function)
+    found = functions(tmp_path)
+    assert found["0000:00:03.0"].names == ("eth0",)
+    assert found["0000:00:04.0"].names == ()
 
 
 def test_what_a_kernel_does_not_say_is_unknown_and_no_error(tmp_path: Path) -> None:

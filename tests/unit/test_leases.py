@@ -341,6 +341,22 @@ def test_acknowledgements_before_the_end_count_at_the_end(service: Alone) -> Non
     assert state(service, record) is LeaseState.RELEASED
 
 
+def test_an_alarm_is_kept_for_a_week_once_and_outlives_vhpcd(
+    service: Alone, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = opened(service)
+    for _ in range(2):  # the node's outbox may send it twice
+        acknowledge(service, record, "n1", note="alarm: odd XML")
+    acknowledge(service, record, "n2", note="cleared by Prolog")
+    (alarm,) = service.alarms()
+    assert (alarm.job_id, alarm.node, alarm.time, alarm.what) == (42, "n1", 1000.0, "odd XML")
+    assert [entry.levelname for entry in caplog.records if "odd XML" in entry.message] == ["ERROR", "ERROR"]
+    later = Alone(service.store, BrokenNetwork(), reserve_mib=256, clock=lambda: 1000.0 + 6 * 86400)
+    assert later.alarms() == (alarm,)
+    week = Alone(service.store, BrokenNetwork(), reserve_mib=256, clock=lambda: 1000.0 + 7 * 86400)
+    assert week.alarms() == ()
+
+
 def test_a_node_that_takes_the_lease_again_must_acknowledge_again(service: Alone) -> None:
     record = opened(service)
     service.take(42, 0, "n1")

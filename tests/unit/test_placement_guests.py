@@ -117,6 +117,19 @@ def test_a_cell_of_memory_alone_is_no_guest_cell() -> None:
     assert [cell.host_cell for cell in guest.cells] == [0]
 
 
+def test_memory_of_a_gpu_is_no_memory_for_guests() -> None:
+    """Neither for CPUs whose own cell has none, nor as a part of what the node has."""
+    machine = far(host(sockets=2, cores=1), [[10, 31], [31, 10]])
+    bare = replace(machine.cells[0], memory_mib=0, distances=((0, 10), (1, 31), (2, 15)))
+    gpu = HostCell(2, 1 << 20, (), ((0, 15), (1, 31), (2, 10)), gpu="0000:0b:00.0")
+    machine = replace(machine, cells=(bare, machine.cells[1], gpu))
+    assert [cell.host_cell for cell in planned(machine, range(2)).guests[0].cells] == [1]
+    fault = error(machine, range(4), machine.memory_mib + 4096)
+    assert f"n1 has {machine.cells[1].memory_mib} MiB in all" in fault.line()
+    offline = replace(machine, cpus=tuple(replace(cpu, cell=-1) for cpu in machine.cpus))
+    assert [cell.nodeset for cell in planned(offline, range(4)).guests[0].cells] == [(0, 1)]
+
+
 def test_cpus_of_a_cell_that_is_offline_leave_memory_to_first_touch() -> None:
     machine = host(sockets=2, cores=1)
     machine = replace(

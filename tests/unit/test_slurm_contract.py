@@ -8,6 +8,7 @@ that print what the real ones printed (data/scontrol); ``scontrol`` and
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -33,13 +34,22 @@ case "$*" in
 "-o show job -d 99999") echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
 "-o show job -d 2") cat "$here/job";;
 "show config") echo "PrivateData             = $(cat "$here/private")"
+    echo "BOOT_TIME               = $(cat "$here/boot")"
     echo "SlurmUser               = slurm(64030)";;
+"show assoc_mgr"*) cat "$here/users";;
 "requeue 98") echo "Only batch jobs are accepted or processed for job 98" >&2; exit 1;;
 "requeue 97") echo "Requested operation is presently disabled for job 97" >&2; exit 1;;
 "requeue 99999"|"update jobid=99999"*) echo "Invalid job id specified for job 99999" >&2; exit 1;;
 esac
 """
 SQUEUE = """#!/bin/sh
+here=$(dirname "$0")
+job=$(echo "$*" | sed -n 's/.*--jobs \\([0-9]*\\) .*/\\1/p')
+case "$job" in
+"") ;;
+99999) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
+*) cat "$here/refs" 2>/dev/null || echo "$job $job N/A N/A N/A"; exit;;
+esac
 printf '2           RUNNING             0         1795200394              None\\n'
 printf '3           PENDING             1         N/A                     BeginTime\\n'
 """
@@ -55,6 +65,10 @@ def replay(folder: Path, version: str) -> Scontrol:
     script(folder / "squeue", SQUEUE)
     script(folder / "scancel", '#!/bin/sh\necho "$0 $*" >> "$(dirname "$0")/calls"\n')
     (folder / "private").write_text("none")
+    (folder / "boot").write_text("2026-11-22T07:33:47")
+    (folder / "users").write_text(
+        "Current Association Manager state\n\nNo users currently cached in Slurm.\n\n"
+    )
     shutil.copy(DATA / "scontrol" / version / "two-merged.txt", folder / "job")
     return Scontrol(str(folder))
 
@@ -116,6 +130,44 @@ def test_a_running_job_has_its_nodes_cpus_and_memory(slurm: Slurm) -> None:
     assert job.allocation.nodes
 
 
+@pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
+@pytest.mark.parametrize(
+    ("refs", "job_id", "whole", "alone"),
+    [
+        ("started", 1, "1_3", "1_3"),
+        ("started", 2, "1_0", "1_0"),
+        ("het", 5, "5", "5+0"),
+        ("het", 6, "5", "5+1"),
+        ("plain", 7, "7", "7"),
+    ],
+)
+def test_what_is_done_to_a_job_is_done_to_no_other(
+    tmp_path: Path, version: str, refs: str, job_id: int, whole: str, alone: str
+) -> None:
+    """``scontrol requeue 1`` requeues all elements of array 1; so do update and scancel."""
+    slurm = replay(tmp_path, version)
+    shutil.copy(DATA / "squeue" / version / f"refs-{refs}.txt", tmp_path / "refs")
+    slurm.requeue(job_id)
+    slurm.set_admin_comment(job_id, "why")
+    slurm.cancel(job_id)
+    calls = (tmp_path / "calls").read_text().replace(f"{tmp_path}/", "").splitlines()
+    assert calls == [
+        f"scontrol requeue {whole}",
+        f"scontrol update jobid={alone} AdminComment=why",
+        f"scancel {whole}",
+    ]
+
+
+def test_an_id_of_elements_that_wait_is_no_job_that_could_be_touched(tmp_path: Path) -> None:
+    slurm = replay(tmp_path, "24.11")
+    shutil.copy(DATA / "squeue" / "24.11" / "refs-waiting.txt", tmp_path / "refs")
+    for act in (slurm.requeue, slurm.cancel, lambda job: slurm.set_admin_comment(job, "x")):
+        with pytest.raises(SlurmError, match="job 1 is 2 elements of an array that have not started"):
+            act(1)
+    assert not (tmp_path / "calls").exists()
+    assert slurm.ref(3).whole == "1_1"
+
+
 # --- what is the scontrol adapter's own ------------------------------------------
 
 
@@ -168,3 +220,51 @@ def test_hidden_jobs_are_not_taken_for_ended_ones(tmp_path: Path) -> None:
         as_uid(NOBODY, slurm.jobs)
     (tmp_path / "private").write_text("accounts")
     assert len(as_uid(NOBODY, slurm.jobs)) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
+@pytest.mark.parametrize(
+    ("level", "sees"), [("Operator", True), ("Administrator", True), ("None", False), ("Not Set", False)]
+)
+def test_operators_see_what_private_data_hides(tmp_path: Path, level: str, sees: bool) -> None:
+    from controller_lab import NOBODY, ChildError, as_uid
+
+    slurm = replay(tmp_path, "24.11")
+    (tmp_path / "private").write_text("accounts,jobs,users")
+    # as scontrol 24.11 prints it; another user's record is not ours
+    (tmp_path / "users").write_text(
+        "Current Association Manager state\n\nUser Records\n\n"
+        "UserName=root(0) DefAccount=users DefWckey= AdminLevel=Administrator\n"
+        f"UserName=nobody({NOBODY}) DefAccount=users DefWckey= AdminLevel={level}\n"
+    )
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    (tmp_path / "calls").touch()
+    (tmp_path / "calls").chmod(0o666)
+    if sees:
+        assert len(as_uid(NOBODY, slurm.jobs)) == 2
+        assert f"users={pwd.getpwuid(NOBODY).pw_name} flags=users" in (tmp_path / "calls").read_text()
+        return
+    with pytest.raises(ChildError, match=r"hides jobs of others from nobody.*adminlevel=operator"):
+        as_uid(NOBODY, slurm.jobs)
+
+
+def test_a_slurmctld_that_was_started_anew_during_a_listing_is_asked_again_later(tmp_path: Path) -> None:
+    """It may have come up without slurmdbd, and then not know who its operators are."""
+    slurm = replay(tmp_path, "24.11")
+    text = (tmp_path / "squeue").read_text()
+    script(tmp_path / "squeue", text.replace("#!/bin/sh\n", f"#!/bin/sh\necho later > {tmp_path}/boot\n"))
+    with pytest.raises(SlurmError, match="started anew meanwhile"):
+        slurm.jobs()
+    assert len(slurm.jobs()) == 2
+
+
+def test_slurm_knows_a_job_or_says_that_it_does_not(tmp_path: Path) -> None:
+    slurm = replay(tmp_path, "24.11")
+    assert slurm.knows(7)
+    assert not slurm.knows(GONE)
+    shutil.copy(DATA / "squeue" / "24.11" / "refs-waiting.txt", tmp_path / "refs")
+    assert slurm.knows(1)  # elements that wait
+    assert not slurm.knows(4)

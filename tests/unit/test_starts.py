@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
-from vhpc_slurm.hooks import starts
+from vhpc_slurm.hooks import forgotten, starts
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
 from vhpc_slurm.node import joblock, journal, statefile, steps
 from vhpc_slurm.node.layout import Layout
@@ -50,6 +51,8 @@ class Node:
         for command in ("scontrol", "scancel"):
             (folder / command).write_text(SCONTROL.replace('"$*"', f'"{command} $*"'))
             (folder / command).chmod(0o755)
+        (folder / "squeue").write_text(f"#!/bin/sh\necho {JOB} {JOB} N/A N/A N/A\n")
+        (folder / "squeue").chmod(0o755)
         self.slurm = Scontrol(str(folder))
         self.show("single.txt")
         self.path = Layout(self.config).state_file(JOB)
@@ -215,6 +218,22 @@ def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: No
     book.released("rundir")
     book.remove()
     assert node.lost() == []
+
+
+@pytest.mark.usefixtures("extern")
+def test_a_name_that_passes_for_slurms_own_fields_stops_no_reconciliation(node: Node) -> None:
+    """Users may rename their jobs while they run."""
+    name = re.search(r"JobName=\S+", (DATA / "single.txt").read_text())
+    assert name is not None
+    node.show("single.txt", **{name[0]: f"{name[0]} UserId=root(0) MinCPUsNode=1"})
+    assert node.lost() == []
+    assert node.calls == []
+    assert not forgotten.is_forgotten(with_slurm(node), JOB)
+
+
+def with_slurm(node: Node) -> Config:
+    controller = msgspec.structs.replace(node.config.controller, slurm_bin=str(node.folder))
+    return msgspec.structs.replace(node.config, controller=controller)
 
 
 @pytest.mark.usefixtures("extern")

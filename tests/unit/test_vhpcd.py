@@ -30,6 +30,7 @@ from controller_lab import (
 )
 from vhpcd_process import SOURCES, Vhpcd, frame_of, make
 
+from vhpc_slurm.cli.checks import Level, services
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.client import ControllerClient
@@ -92,6 +93,15 @@ class Ack:
     clean: bool = True
     note: str = ""
     timeline: Timeline | None = None
+
+
+def test_doctor_tells_of_a_node_s_alarms_on_every_host_a_line_for_each_cause(vhpcd: Vhpcd) -> None:
+    for job in (42, 43):
+        lease = vhpcd.client.open_generation(request(job), allocation())
+        vhpcd.client.acknowledge(Ack(lease.generation, "n2", note="alarm: QEMU says no"))
+    found = [finding for finding in services.vhpcd(vhpcd.config, listener=True) if finding.check == "alarms"]
+    assert [finding.level for finding in found] == [Level.WARN]
+    assert "refused guests of 2 jobs on n2, last of job 43 0.0 h ago: QEMU says no" in found[0].what
 
 
 def test_a_moved_name_does_not_move_the_lease(vhpcd: Vhpcd) -> None:
@@ -321,6 +331,23 @@ def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped
     with pytest.raises(FabricError, match="Unable to contact"):
         asyncio.run(one_round(stopped, service))
     assert service.look(1, 0).lease.state is LeaseState.READY, "no answer is no answer"  # type: ignore[union-attr]
+
+
+def test_a_lease_outlives_a_list_of_jobs_in_which_its_job_is_missing(
+    stopped: Vhpcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As squeue's is for a user from whom PrivateData hides jobs: it is empty, and the exit status is 0."""
+    now = time.time()
+    service = Alone(SqliteStore(":memory:"), NoNetwork(), reserve_mib=256, clock=lambda: now - 3600)
+    for job_id in (1, 2):
+        service.open(request(job_id), allocation(), identity())
+    (stopped.folder / "squeue.out").write_text("")
+    (stopped.folder / "unlisted").write_text("1 \n")
+    (stopped.folder / "scontrol.out").write_text("")
+    asyncio.run(one_round(stopped, service))
+    states = {record.lease.request.job_id: record.lease.state for _, record in service.store.page(0)}
+    assert states == {1: LeaseState.READY, 2: LeaseState.RELEASED}
+    assert "job 1 was not listed by Slurm, which has it" in caplog.text
 
 
 async def one_round(stopped: Vhpcd, service: Alone) -> None:

@@ -124,6 +124,19 @@ def make(
     for name in ("squeue", "scontrol", "scancel"):
         (folder / "bin" / name).write_text(f"#!/bin/sh\ncat {folder}/{name}.out 2>/dev/null\n")
         (folder / "bin" / name).chmod(0o755)
+    # squeue is also asked about one job, as which it is to be called or whether it is there
+    (folder / "bin/squeue").write_text(
+        f"""#!/bin/sh
+job=$(echo "$*" | sed -n 's/.*--jobs \\([0-9]*\\) .*/\\1/p')
+if [ -n "$job" ]; then
+    known=$(cat {folder}/squeue.out {folder}/unlisted 2>/dev/null | grep "^$job ")
+    [ -z "$known" ] || exec echo "$job $job N/A N/A N/A"
+    echo "slurm_load_jobs error: Invalid job id specified" >&2
+    exit 1
+fi
+cat {folder}/squeue.out 2>/dev/null
+"""
+    )
     config = Config(
         controller=Controller(
             host="127.0.0.1",

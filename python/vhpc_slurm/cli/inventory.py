@@ -60,8 +60,8 @@ def _this(config: Config, node: str) -> Picture:
 
     host = reader.read(node, config)
     if not here.is_root():
-        return Picture(host, True, None, ("who holds what is for root to see",))
-    remarks = _libvirt(config, host)
+        return Picture(host, True, None, (*host.remarks, "who holds what is for root to see"))
+    remarks = (*host.remarks, *_libvirt(config, host))
     from vhpc_slurm.node import claims
     from vhpc_slurm.node.layout import Layout
 
@@ -95,7 +95,8 @@ def _other(config: Config, node: str, sysfs_root: str) -> Picture:
         host=msgspec.structs.replace(config.host, sysfs_root=str(root)),
         guests=msgspec.structs.replace(config.guests, accelerator="tcg"),
     )
-    return Picture(reader.read(node, elsewhere, proc_root=root.parent / "proc"), False, (), ())
+    host = reader.read(node, elsewhere, proc_root=root.parent / "proc")
+    return Picture(host, False, (), host.remarks)
 
 
 # --- JSON ---------------------------------------------------------------------------
@@ -129,6 +130,7 @@ def as_builtins(found: Picture) -> dict[str, Any]:
             {
                 "cell": cell.cell,
                 "memory_mib": cell.memory_mib,
+                "gpu": cell.gpu or None,
                 "cpus": list(cell.cpus),
                 "distances": [{"cell": other, "distance": far} for other, far in cell.distances],
                 "hugepages": [
@@ -198,7 +200,7 @@ def headline(found: Picture) -> str:
         (len(host.cells), "NUMA cell"),
     )
     parts = [f"{number} {word}{'' if number == 1 else 's'}" for number, word in counts]
-    parts.append(hostview.mib(sum(cell.memory_mib for cell in host.cells)))
+    parts.append(hostview.mib(host.memory_mib))
     if host.cpu_vendor:
         parts.append(host.cpu_vendor)
     if found.live:
@@ -225,7 +227,8 @@ def _show_cell(branch: Tree, view: hostview.CellView, claims: Sequence[Claim]) -
     if view.cell is None:
         inner = branch.add("of no one NUMA cell")
     else:
-        inner = branch.add(f"cell {view.cell.cell}: {hostview.mib(view.cell.memory_mib)}")
+        whose = f" of GPU {view.cell.gpu}" if view.cell.gpu else ""
+        inner = branch.add(f"cell {view.cell.cell}: {hostview.mib(view.cell.memory_mib)}{whose}")
         far = [f"{other}: {value}" for other, value in view.cell.distances if other != view.cell.cell]
         if far:
             inner.add(f"distance to cell {', '.join(far)}")

@@ -146,6 +146,7 @@ def _cell(canvas: Canvas, x: float, y: float, view: CellView) -> float:
         held = sum(mib for claim in canvas.claims for number, mib in claim.cells if number == cell.cell)
         words = f"{hostview.mib(held)} of " if held else ""
         words += f"{hostview.mib(cell.memory_mib)}{' held' if held else ''}"
+        words += f" of GPU {cell.gpu}" if cell.gpu else ""
         canvas.text(x + PAD, y + 15, f"cell {cell.cell}", "name")
         canvas.text(x + PAD + 60, y + 15, words)
         pools = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
     except ValueError as err:
         raise UserError(f"--cpus={wish.cpus!r}", str(err), "write it like 0-3,8") from err
     gres, given = _gres(config, wish)
-    memory = sum(cell.memory_mib for cell in host.cells) if wish.memory_mib is None else wish.memory_mib
+    memory = host.memory_mib if wish.memory_mib is None else wish.memory_mib
     uid, notes = _uid(wish.user)
     request = JobRequest(
         job_id=NO_JOB,
@@ -172,6 +172,8 @@ def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
         case.usage,
         case.devices,
     )
+    if isinstance(result, NodePlan):
+        result = _within_qemus_limit(config, case, result)
     if isinstance(result, Refusal):
         planview.refusal(case, result, as_json=as_json)
         raise result.error()
@@ -187,6 +189,24 @@ def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
     else:
         planview.show(case, result, _accelerator(config, case), config.guests.libvirt_uri)
     return 0
+
+
+def _within_qemus_limit(config: Config, case: Case, found: NodePlan) -> NodePlan | Refusal:
+    """The plan, or a refusal where QEMU gives no guest so many vCPUs; libvirt is asked about large ones."""
+    from vhpc_slurm.domain import iommu
+    from vhpc_slurm.node import guest, refusal
+
+    if all(len(one.pins) <= iommu.ALL_CPUS for one in found.guests):
+        return found
+    try:
+        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+            refusal.check_vcpus(hypervisor, found.guests, case.host, config.guests.emulator)
+    except UserError as err:
+        return Refusal((err,))
+    except VhpcError as err:
+        note = f"how many vCPUs QEMU gives a guest was not asked: {err.line()}"
+        return replace(found, notes=(*found.notes, note))
+    return found
 
 
 def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:

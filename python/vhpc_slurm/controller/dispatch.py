@@ -94,6 +94,10 @@ class Dispatcher:
         stuck_s = self._config.controller.prolog_stuck_s
         verdict = reconcile.judge(jobs, live, asked=asked, stuck_s=stuck_s, released=released)
         for generation, why in verdict.end:
+            # What is missing in a list is no proof: it is asked for by itself.
+            if why == reconcile.NO_SUCH_JOB and await self._aside(self._slurm.knows, generation.job_id):
+                log.error("job %d was not listed by Slurm, which has it: nothing ended", generation.job_id)
+                continue
             await self._write(self._service.end_generation, generation, why)
             self._notify(generation.job_id)
         for job_id, why in verdict.requeue:
@@ -248,6 +252,7 @@ class Dispatcher:
 
     async def _status(self) -> wire.Status:
         counts = await self._write(self._service.store.counts)
+        alarms = await self._write(self._service.alarms)
         return wire.Status(
             version=__version__,
             protocol=wire.VERSION,
@@ -257,6 +262,10 @@ class Dispatcher:
             leases=counts,
             connections=self.connections,
             fabric=self._work.watch.state(),
+            alarms=tuple(
+                wire.AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what)
+                for one in alarms
+            ),
         )
 
     async def _write(

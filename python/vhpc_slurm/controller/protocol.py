@@ -185,6 +185,15 @@ class FabricState(Wire, frozen=True):
     audited: float | None = None
 
 
+class AlarmWire(Wire, frozen=True):
+    """What went wrong with a job on a node that is well; ``time`` in seconds since the epoch."""
+
+    job_id: JobId
+    node: str
+    time: float
+    what: str
+
+
 class Status(Wire, frozen=True, tag="status"):
     """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state."""
 
@@ -196,6 +205,7 @@ class Status(Wire, frozen=True, tag="status"):
     leases: dict[str, int]
     connections: int
     fabric: FabricState = FabricState()
+    alarms: tuple[AlarmWire, ...] = ()
 
 
 class Fenced(Wire, frozen=True, tag="fenced"):

@@ -18,6 +18,7 @@ log = logging.getLogger("vhpcd")
 
 GRACE_S = 30.0
 """A lease this young is left alone: it may have been made after squeue was asked."""
+NO_SUCH_JOB = "Slurm has no such job"
 NOTICE_S = 45.0
 """So long after the last Prolog's end slurmctld has noticed it, or never will."""
 
@@ -85,7 +86,7 @@ def judge(
 def _over(generation: Generation, job: JobStatus | None) -> str:
     """Why a generation is over; empty when it is not."""
     if job is None:
-        return "Slurm has no such job"
+        return NO_SUCH_JOB
     if job.restarts != generation.restart:
         return f"Slurm has the job's restart {job.restarts}"
     if job.state in (PENDING, COMPLETING):

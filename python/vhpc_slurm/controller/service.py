@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,10 @@ from vhpc_slurm.controller.rounds import Rounds
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError
 from vhpc_slurm.model import (
+    ALARM,
     MAX_GUESTS_PER_NODE,
     NODE_NAME,
+    Alarm,
     Allocation,
     Generation,
     ImageIdentity,
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
     from vhpc_slurm.fabric.backend import NetworkBackend
 
 log = logging.getLogger("vhpcd")
+
+ALARMS_MAX = 100
+ALARMS_S = 7 * 86400.0
+"""Older ones are history."""
 
 
 def look_up(catalog: Path, ref: ImageRef) -> ImageIdentity | UserError:
@@ -83,6 +90,15 @@ class LeaseService:
         self._config = msgspec.structs.replace(config, guests=guests)
         self._refuse_exhausted = refuse_exhausted
         self._clock = clock
+        self._alarms = deque(store.alarms(ALARMS_MAX), ALARMS_MAX)
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """What nodes want somebody to hear of, newest last."""
+        return tuple(alarm for alarm in self._alarms if alarm.time > self._clock() - ALARMS_S)
+
+    def _alarm(self, alarm: Alarm) -> None:
+        if not any(replace(old, time=alarm.time) == alarm for old in self._alarms):
+            self._alarms.append(alarm)
 
     def find(self, request: JobRequest, allocation: Allocation) -> LeaseRecord | None:
         """The lease that this request has already, in whatever usable state.
@@ -204,6 +220,9 @@ class LeaseService:
                 self._claims.doubt(generation, f"{node}: {note}")
         if not clean:
             log.error("%s not clean on %s: %s", generation, node, note)
+        elif note.startswith(ALARM):
+            log.error("%s on %s: %s", generation, node, note)
+            self._alarm(Alarm(generation.job_id, node, self._clock(), note.removeprefix(ALARM)))
         self.rounds.release(generation)
 
     def report(self, timeline: Timeline) -> None:

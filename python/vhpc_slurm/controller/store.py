@@ -20,7 +20,7 @@ from vhpc_slurm.controller import schema
 from vhpc_slurm.controller.forms import LeaseWire, TimelineWire
 from vhpc_slurm.controller.keystore import KeyStore, SqliteKeys
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.model import Generation, Lease, LeaseRecord, LeaseState, Timeline
+from vhpc_slurm.model import ALARM, Alarm, Generation, Lease, LeaseRecord, LeaseState, Timeline
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -81,6 +81,9 @@ class LeaseStore(Protocol):
 
     def counts(self) -> dict[str, int]:
         """How many leases there are in each state."""
+
+    def alarms(self, limit: int) -> tuple[Alarm, ...]:
+        """The newest alarms of nodes, newest last."""
 
     def prune(self, before: float) -> int:
         """Forget leases released before that time; return how many."""
@@ -262,6 +265,16 @@ class SqliteStore:
         """How many leases there are in each state."""
         rows = self._db.execute("SELECT state, count(*) FROM lease GROUP BY state").fetchall()
         return {state.value: 0 for state in LeaseState} | dict(rows)
+
+    def alarms(self, limit: int) -> tuple[Alarm, ...]:
+        """The newest alarms of nodes; reads all notes, so not for every request."""
+        rows = self._db.execute(
+            "SELECT lease.job_id, node.node, node.acknowledged, substr(node.note, ?)"
+            " FROM node JOIN lease ON lease.id = node.lease WHERE node.clean AND substr(node.note, 1, ?) = ?"
+            " ORDER BY node.acknowledged DESC LIMIT ?",
+            (len(ALARM) + 1, len(ALARM), ALARM, limit),
+        ).fetchall()
+        return tuple(Alarm(*row) for row in reversed(rows))
 
     def prune(self, before: float) -> int:
         """Forget old leases."""

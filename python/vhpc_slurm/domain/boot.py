@@ -4,37 +4,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import DomainSpec
 
+MACHINE = "q35"
 ROOT_DEVICE = "/dev/vda"
+TRANSLATION = "intel_iommu="
 
 
 @dataclass(frozen=True)
 class BootContext:
-    """Values of the boot template."""
+    """Values of the boot template; without a kernel the firmware finds nothing to boot."""
 
+    machine: str
     kernel: str
     initrd: str
     cmdline: str
 
 
-def kernel_cmdline(image_cmdline: str, root_format: str) -> str:
+def kernel_cmdline(image_cmdline: str, root_format: str, *, remapping: bool = False) -> str:
     """The image's words, then those every guest needs and the image does not already have.
 
     ``panic=-1`` reboots at once, which ends a guest; ``quiet`` because each
-    byte on an emulated serial port costs an exit.
+    byte on an emulated serial port costs an exit.  Where there is an IOMMU to
+    remap interrupts, ``intel_iommu=off`` keeps the kernel from translating DMA
+    as well, unless the image has its own word about that.
     """
     words = image_cmdline.split()
-    needed = (
+    needed = [
         "console=ttyS0",
         "panic=-1",
         "quiet",
         f"vhpc.root={ROOT_DEVICE}",
         f"vhpc.rootfstype={root_format}",
-    )
+    ]
+    if remapping and not any(word.startswith(TRANSLATION) for word in words):
+        needed.append(f"{TRANSLATION}off")
     return " ".join([*words, *(word for word in needed if word not in words)])
 
 
 def context(spec: DomainSpec) -> BootContext:
     """Kernel, initrd, command line."""
-    return BootContext(spec.kernel, spec.initrd, kernel_cmdline(spec.cmdline, spec.root_format))
+    remapping = iommu.needed(spec.guest.topology)
+    cmdline = kernel_cmdline(spec.cmdline, spec.root_format, remapping=remapping)
+    return BootContext(MACHINE, spec.kernel, spec.initrd, cmdline)

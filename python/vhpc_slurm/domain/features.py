@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import DomainSpec
 
 
 @dataclass(frozen=True)
 class FeaturesContext:
-    """Values of the features template."""
+    """Values of the features template; ``ioapic`` is whose the I/O APIC is, empty for libvirt's choice."""
 
     kvm: bool
+    ioapic: str
 
 
 def context(spec: DomainSpec) -> FeaturesContext:
     """With KVM: all of the APIC in the kernel, dedicated CPUs announced, perf usable in the guest.
 
-    The guest is never told that it is on bare metal: hiding KVM would cost it
-    kvmclock and the hint that its CPUs are its own.
+    Where interrupts are remapped only the I/O APIC is QEMU's: its few lines are
+    those of the console; devices and vCPUs send messages, which stay in the
+    kernel.  The guest is never told that it is on bare metal: hiding KVM would
+    cost it kvmclock and the hint that its CPUs are its own.
     """
-    return FeaturesContext(kvm=spec.kvm)
+    ioapic = "qemu" if iommu.needed(spec.guest.topology) else "kvm" if spec.kvm else ""
+    return FeaturesContext(spec.kvm, ioapic)

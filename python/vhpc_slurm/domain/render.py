@@ -21,6 +21,7 @@ from vhpc_slurm.domain import (
     features,
     hostdev,
     identity,
+    iommu,
     lifecycle,
     machine,
     memory,
@@ -60,6 +61,7 @@ DOMAIN = (
 )
 DEVICES = (
     Concern("machine", machine.context),
+    Concern("iommu", iommu.context),
     Concern("pci", pci.context),
     Concern("disk", disk.context),
     Concern("shares", shares.context),

@@ -46,7 +46,8 @@ class DomainSpec:
         cpu_vendor: the host's, as in /proc/cpuinfo.
         libvirt_version: of the running libvirt: major * 1,000,000 + minor * 1,000 + release.
         emulator: QEMU binary; empty for libvirt's choice.
-        kernel: bzImage of this guest alone: libvirt makes it the property of ``uid``.
+        kernel: bzImage of this guest alone: libvirt makes it the property of ``uid``; empty for a guest
+            that is never to run.
         initrd: likewise.
         cmdline: kernel command line of the image; what every guest needs is added to it.
         root: raw image of the root file system; shared by guests, never written, never relabelled,
@@ -104,8 +105,7 @@ class DomainSpec:
         _check("CPU vendor", self.cpu_vendor, CPU_VENDOR)
         _check("guest hostname", self.guest.hostname, NODE_NAME)
         for what, path in (
-            ("kernel", self.kernel),
-            ("initrd", self.initrd),
+            *([("kernel", self.kernel), ("initrd", self.initrd)] if self.kernel or self.initrd else []),
             ("root", self.root),
             ("console log", self.console_log),
             *([("emulator", self.emulator)] if self.emulator else []),

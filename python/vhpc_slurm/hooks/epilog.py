@@ -11,7 +11,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common, doubt
-from vhpc_slurm.model import Generation, Lease
+from vhpc_slurm.model import ALARM, Generation, Lease
 from vhpc_slurm.node import (
     accounts,
     console,
@@ -59,6 +59,7 @@ def run(config: Config) -> int:
 
 def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
     """Tear one generation down and queue what became of it."""
+    alarm = _alarm(layout, generation)
     try:
         teardown.clear(layout, generation, env.node)
     except quarantine.QuarantinedError as err:
@@ -72,8 +73,15 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
         _queue(layout, env, generation, clean=False, note=err.line())
         common.drain(env.node, err)
         raise TeardownError(err.what, err.why, err.cure) from err
-    _queue(layout, env, generation, clean=True)
+    _queue(layout, env, generation, clean=True, note=alarm)
     common.log.info("clean")
+
+
+def _alarm(layout: Layout, generation: Generation) -> str:
+    """What its Prolog wants somebody to hear of; empty mostly."""
+    state = statefile.read(layout.state_file(generation.job_id))
+    ours = state.get("generation") == str(generation)
+    return ALARM + state["alarm"] if ours and "alarm" in state else ""
 
 
 def _queue(

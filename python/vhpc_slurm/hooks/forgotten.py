@@ -19,7 +19,8 @@ from vhpc_slurm.slurm.scontrol import Scontrol
 def is_forgotten(config: Config, job_id: int) -> bool:
     """Whether slurmctld says that there is no such job; no answer is none."""
     try:
-        Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf).load(job_id)
+        # not by what scontrol shows, which holds texts of the user's
+        Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf).ref(job_id)
     except NoSuchJobError:
         return True
     except FabricError as err:

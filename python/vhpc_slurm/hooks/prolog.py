@@ -25,6 +25,7 @@ from vhpc_slurm.node import (
     journal,
     outbox,
     quarantine,
+    refusal,
     resources,
     stages,
     statefile,
@@ -35,6 +36,7 @@ from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU
 from vhpc_slurm.placement.plan import plan_node
 from vhpc_slurm.placement.usage import fold
+from vhpc_slurm.slurm.scontrol import Scontrol
 
 LOCK_TIMEOUT_S = 30.0
 
@@ -230,7 +232,11 @@ def _user_failure(
     The guests are ended now; the run folder with the state file stays until
     the Epilog.
     """
-    common.log.info("user error: %s", error.line())
+    refused = error.cause if isinstance(error, refusal.RefusedGuestError) else ""
+    if refused:
+        common.log.error("%s", error.line())
+    else:
+        common.log.info("user error: %s", error.line())
     message = error.line()
     written = [one for one in console.of_guests(layout.job(env.job_id)) if one[1].stat().st_size]
     copies = []
@@ -248,6 +254,8 @@ def _user_failure(
         "kind": error.kind,
         "message": message,
     }
+    if refused:
+        fields["alarm"] = refused
     statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
     teardown.release_guests(layout, book, recorder)
 
@@ -268,7 +276,13 @@ def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
         common.log.info("nothing to prepare: %s", error.line())
         return True
     common.log.warning("%s; requeueing", error.line())
-    return common.scontrol("requeue", str(env.job_id))
+    settings = config.controller
+    try:
+        Scontrol(settings.slurm_bin, slurm_conf=settings.slurm_conf, timeout_s=10.0).requeue(env.job_id)
+    except FabricError as err:
+        common.log.warning("not requeued: %s", err.line())
+        return False
+    return True
 
 
 def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import FabricError
+from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, LeaseRecord
 from vhpc_slurm.node import audit, joblock, journal, statefile, steps
@@ -102,7 +102,7 @@ def _should_run(slurm: Slurm, lost: _Lost, node: str) -> bool:
     generation = lost.generation
     try:
         job = slurm.load(generation.job_id)
-    except FabricError as err:
+    except (FabricError, UserError) as err:  # a user may give his running job a name that cannot be read
         common.log.info("job %d: %s", generation.job_id, err.line())
         return False
     if job.state != RUNNING or job.restarts != generation.restart:

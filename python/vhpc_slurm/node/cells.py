@@ -1,5 +1,9 @@
 """NUMA cells: CPUs, memory, distances and huge pages.
 
+A driver of NVIDIA's may show the memory of a GPU as a cell of its own, with
+memory and without CPUs (POWER9, Grace).  The kernel does not tell such a cell
+from memory of the host; the driver does, in ``numa_status``.
+
 Sources: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/mm/hugetlbpage.rst.
 """
 
@@ -12,6 +16,7 @@ from vhpc_slurm.node import sysfs
 from vhpc_slurm.node.sysfs import bits
 
 _POOL = re.compile(r"hugepages-([0-9]{1,9})kB", re.ASCII)
+_NODE = re.compile(r"^Node:\s*([0-9]{1,6})\s*$", re.ASCII | re.MULTILINE)
 _TOTAL = re.compile(r"MemTotal:\s*([0-9]{1,15}) kB", re.ASCII)
 
 
@@ -26,15 +31,18 @@ def read(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[HostCel
 
     Args:
         sysfs_root: where sysfs is.
-        proc_root: where procfs is: asked for the memory of a host with at most one cell.
+        proc_root: where procfs is: asked for the memory of a host with at most one cell, and
+            for the cells of GPUs.
         cpus: what ``cell_cpus`` found.
 
     Raises:
         OSError, ValueError: a file is unreadable, or does not hold what the kernel writes there.
     """
     folders = dict(_folders(sysfs_root))
-    possible = bits(sysfs.read_list(f"{sysfs_root}/devices/system/node/possible"))
+    # not every kernel says which are possible
+    possible = bits(sysfs.read_list(f"{sysfs_root}/devices/system/node/possible")) or list(folders)
     everything = _memory_mib(f"{proc_root}/meminfo") if len(possible) <= 1 else 0
+    gpus = _gpus(proc_root)
     if not folders:
         pages = _hugepages(f"{sysfs_root}/kernel/mm/hugepages")
         return (HostCell(0, everything, tuple(bits(cpus[0])), ((0, 10),), pages),)
@@ -46,9 +54,21 @@ def read(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[HostCel
             cpus=tuple(bits(cpus[cell])),
             distances=_distances(cell, folder, list(folders), possible),
             hugepages=_hugepages(f"{folder}/hugepages"),
+            gpu="" if cpus[cell] else gpus.get(cell, ""),
         )
         for cell, folder in folders.items()
     )
+
+
+def _gpus(proc_root: str) -> dict[int, str]:
+    """GPUs whose memory is a cell, by its number; of others the driver says -1, or has no such file."""
+    folder = f"{proc_root}/driver/nvidia/gpus"
+    found = {}
+    for address in sysfs.listing(folder):
+        match = _NODE.search(sysfs.hint(f"{folder}/{address}/numa_status"))
+        if match is not None:
+            found[int(match[1])] = address
+    return found
 
 
 def _folders(sysfs_root: str) -> list[tuple[int, str]]:

@@ -9,15 +9,38 @@ from __future__ import annotations
 
 import threading
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from vhpc_slurm.domain.boot import MACHINE
+from vhpc_slurm.domain.spec import Hypervisor as Kind
 from vhpc_slurm.errors import NodeError, TeardownError
 
 T = TypeVar("T")
 PREFIX = "vhpc-"
 WATCH_S = 0.25
+ARCH = "x86_64"
+REFUSALS = (
+    "VIR_ERR_ARGUMENT_UNSUPPORTED",
+    "VIR_ERR_CONFIG_UNSUPPORTED",
+    "VIR_ERR_CPU_INCOMPATIBLE",
+    "VIR_ERR_INTERNAL_ERROR",  # also what QEMU said when it ended at once
+    "VIR_ERR_INVALID_ARG",
+    "VIR_ERR_NO_SUPPORT",
+    "VIR_ERR_OPERATION_FAILED",  # likewise
+    "VIR_ERR_OPERATION_UNSUPPORTED",
+    "VIR_ERR_OVERFLOW",
+    "VIR_ERR_XML_DETAIL",
+    "VIR_ERR_XML_ERROR",
+    "VIR_ERR_XML_INVALID_SCHEMA",
+)
+"""Codes of virterror.h that may mean the domain; the others mean libvirt, the connection or a file."""
+
+
+class DomainRefusedError(NodeError):
+    """libvirt, or the QEMU that it started, did not take a domain; whether it takes others is not known."""
 
 
 class Hypervisor:
@@ -60,18 +83,52 @@ class Hypervisor:
         """libvirt's capabilities XML."""
         return str(self._call("ask libvirt's capabilities", self._timeout_s, self._conn.getCapabilities))
 
-    def create(self, xml: str, timeout_s: float, watch: Callable[[], None] = lambda: None) -> None:
+    def most_vcpus(self, kind: Kind, emulator: str = "") -> int:
+        """How many vCPUs the installed QEMU, and with KVM this kernel, give a guest at most.
+
+        Source: https://libvirt.org/formatdomaincaps.html, ``vcpu``.
+
+        Raises:
+            NodeError: libvirt does not say.
+        """
+
+        def ask() -> str:
+            return str(self._conn.getDomainCapabilities(emulator or None, ARCH, MACHINE, kind, 0))
+
+        xml = self._call("ask libvirt how many vCPUs a guest may have", self._timeout_s, ask)
+        try:
+            return int(ET.fromstring(xml).find("vcpu").attrib["max"])  # type: ignore[union-attr]  # noqa: S314 - libvirt's own answer, to root
+        except (ET.ParseError, AttributeError, KeyError, ValueError) as err:
+            raise NodeError(
+                "libvirt's domain capabilities cannot be read", repr(err), "see: virsh domcapabilities"
+            ) from err
+
+    def check(self, xml: str) -> None:
+        """See that libvirt would know how to start a domain; nothing is started.
+
+        Raises:
+            NodeError: as ``create``.
+        """
+        self._call("check a guest", self._timeout_s, lambda: self._conn.domainXMLToNative("qemu-argv", xml))
+
+    def create(
+        self, xml: str, timeout_s: float, watch: Callable[[], None] | None = None, *, paused: bool = False
+    ) -> None:
         """Define and start a transient guest.
 
         Args:
             xml: the domain.
             timeout_s: deadline.
             watch: called while libvirt is at it; what it raises ends the wait.
+            paused: the guest executes nothing, and ends with this connection.
 
         Raises:
-            NodeError: libvirt or QEMU refuses, or does not answer in time.
+            DomainRefusedError: libvirt or QEMU refuses this domain, or perhaps all.
+            NodeError: something else keeps libvirt from starting it, or it does not answer in time.
         """
-        self._call("start the guest", timeout_s, lambda: self._conn.createXML(xml, 0), watch)
+        lib = self._libvirt
+        flags = lib.VIR_DOMAIN_START_PAUSED | lib.VIR_DOMAIN_START_AUTODESTROY if paused else 0
+        self._call("start the guest", timeout_s, lambda: self._conn.createXML(xml, flags), watch)
 
     def names(self) -> list[str]:
         """Names of our running domains."""
@@ -145,7 +202,9 @@ class Hypervisor:
             err = failure[0]
             if isinstance(err, self._libvirt.libvirtError):
                 text = err.get_error_message() or str(err)
-                raise NodeError(f"cannot {what}", text, "see libvirt's and QEMU's logs") from err
+                codes = {getattr(self._libvirt, name, None) for name in REFUSALS}
+                kind = DomainRefusedError if err.get_error_code() in codes else NodeError
+                raise kind(f"cannot {what}", text, "see libvirt's and QEMU's logs") from err
             raise err
         return result[0]
 

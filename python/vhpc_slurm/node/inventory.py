@@ -33,8 +33,8 @@ def read(
     Args:
         node: Slurm's name of the node.
         config: ``host.sysfs_root`` names the tree to read; ``guests.accelerator`` has the last word on KVM.
-        proc_root: where procfs is; the first CPU of ``cpuinfo`` and, with at most one NUMA cell,
-            ``meminfo`` are read.
+        proc_root: where procfs is; the first CPU of ``cpuinfo``, what GPUs' drivers say of memory
+            and, with at most one NUMA cell, ``meminfo`` are read.
         kvm_device: the device node that QEMU would open.
 
     Raises:
@@ -48,7 +48,7 @@ def read(
         slurm_cpus = online & (topology.performance_cores(root) or online)
         found = topology.read(root, cell_cpus, online, offline)
         host_cells = cells.read(root, str(proc_root), cell_cpus)
-        functions = pci.read(root, cell_cpus, online)
+        functions, remarks = pci.read(root, cell_cpus, online)
     except (OSError, ValueError) as err:
         raise NodeError(f"cannot read the topology of {node} below {root}", str(err)) from err
     if not found.online:
@@ -68,6 +68,7 @@ def read(
         pci=functions,
         address_bits=int(bits[1]) if bits else 0,
         invariant_tsc="nonstop_tsc" in _cpuinfo_field(cpuinfo, "flags").split(),
+        remarks=remarks,
     )
 
 

@@ -1,7 +1,8 @@
 """PCI functions as the kernel describes them.
 
 Everything but a function's class and ids may be absent: kernels differ, and
-so do devices.  A function that disappears while it is read is left out.
+so do devices.  A function that disappears while it is read is left out; one
+that stays and does not tell what it is is left out as well, with a remark.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.rst;
 flags of ``resource``: include/linux/ioport.h.
@@ -23,11 +24,17 @@ _VIRTFN = re.compile(r"virtfn([0-9]{1,5})", re.ASCII)
 BARS = 6  # the first lines of `resource`; ROM, VF BARs and bridge windows follow
 IO, MEMORY, PREFETCHABLE, WIDE = 0x100, 0x200, 0x2000, 0x0010_0000
 NAMED = ("net", "infiniband", "nvme")
+_VIRTIO = re.compile(r"virtio[0-9]{1,6}", re.ASCII)
+HEADER_BYTES = 64  # of the configuration space: what every user may read
+NOBODY = 0xFFFF
+"""The vendor id that a bus reads where no function answers."""
 WIDTHS = frozenset((1, 2, 4, 8, 12, 16, 32))  # the kernel prints 0, 63 or 255 for a link that is down
 
 
-def read(sysfs_root: str, cell_cpus: dict[int, int], online: int) -> tuple[PciFunction, ...]:
-    """All PCI functions of a host, by their addresses; none where it has no PCI.
+def read(
+    sysfs_root: str, cell_cpus: dict[int, int], online: int
+) -> tuple[tuple[PciFunction, ...], tuple[str, ...]]:
+    """All PCI functions of a host, by their addresses, none where it has no PCI, and remarks.
 
     Args:
         sysfs_root: where sysfs is.
@@ -39,12 +46,14 @@ def read(sysfs_root: str, cell_cpus: dict[int, int], online: int) -> tuple[PciFu
     """
     folder = f"{sysfs_root}/bus/pci/devices"
     known: dict[str, tuple[int, ...]] = {}
-    found = []
+    found, remarks = [], []
     for name in sorted(filter(ADDRESS.fullmatch, sysfs.listing(folder)), key=address_key):
         function = _function(folder, name, cell_cpus, online, known)
         if function is not None:
             found.append(function)
-    return tuple(found)
+        elif sysfs.listing(f"{folder}/{name}"):
+            remarks.append(f"PCI function {name} is left out: neither its ids nor its header can be read")
+    return tuple(found), tuple(remarks)
 
 
 def _function(
@@ -53,10 +62,10 @@ def _function(
     path = f"{folder}/{address}"
     try:
         entries = set(sysfs.listing(path))
-        identity = [int(sysfs.hint(f"{path}/{name}"), 16) for name in ("class", "vendor", "device")]
+        identity = _identity(path)
         root_complex, bridges = _place(sysfs.link(path))
     except (OSError, ValueError):
-        return None  # gone, or not yet all there
+        return None  # gone, or not to be told
 
     def maybe(name: str) -> str:
         return sysfs.hint(f"{path}/{name}") if name in entries else ""
@@ -88,8 +97,35 @@ def _function(
         virtfns=tuple(filter(ADDRESS.fullmatch, (points(name) for _, name in virtual))),
         vfs_max=_number(maybe("sriov_totalvfs")),
         link=_link(maybe),
-        names=tuple(name for kind in NAMED if kind in entries for name in sysfs.listing(f"{path}/{kind}")),
+        names=tuple(name for place in _named(path, entries) for name in sysfs.listing(f"{path}/{place}")),
     )
+
+
+def _identity(path: str) -> tuple[int, int, int]:
+    """Class, vendor and device: the kernel's word, else the header of the configuration space.
+
+    Raises:
+        OSError, ValueError: neither is there.
+    """
+    words = [sysfs.hint(f"{path}/{name}") for name in ("class", "vendor", "device")]
+    if all(words):
+        kind, vendor, device = (int(word, 16) for word in words)
+        return kind, vendor, device
+    with open(f"{path}/config", "rb", buffering=0) as file:  # noqa: PTH123 - a path object takes longer
+        header = file.read(HEADER_BYTES)
+    vendor, device = (int.from_bytes(header[at : at + 2], "little") for at in (0, 2))
+    if len(header) < HEADER_BYTES or vendor == NOBODY:
+        raise ValueError(f"no PCI header in {path}/config")
+    return int.from_bytes(header[9:12], "little"), vendor, device
+
+
+def _named(path: str, entries: set[str]) -> list[str]:
+    """Folders of a function's entry that hold names of what its driver made of it."""
+    found = [kind for kind in NAMED if kind in entries]
+    for name in sorted(filter(_VIRTIO.fullmatch, entries)):
+        # a virtio device has an entry of its own, and its interface lies there
+        found += [f"{name}/{kind}" for kind in NAMED if kind in sysfs.listing(f"{path}/{name}")]
+    return found
 
 
 def _place(target: str) -> tuple[str, tuple[str, ...]]:

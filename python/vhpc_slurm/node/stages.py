@@ -32,13 +32,14 @@ from vhpc_slurm.node import (
     nvswitch,
     process,
     qemulog,
+    refusal,
     resources,
     shares,
     uids,
 )
 from vhpc_slurm.node.cgroup import Cgroup, limits_of
 from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
-from vhpc_slurm.node.guest import Hypervisor
+from vhpc_slurm.node.guest import DomainRefusedError, Hypervisor
 from vhpc_slurm.node.helpers import ROOT_SOCKET, Helpers
 from vhpc_slurm.node.journal import Journal, Stopped
 from vhpc_slurm.node.layout import Layout, domain_name
@@ -84,11 +85,12 @@ def boot(work: Boot) -> None:
     """Bring all guests of a node plan up, ready for tasks.
 
     Raises:
-        UserError: the image will not boot, or is broken.
+        UserError: the image will not boot, or is broken, or libvirt refuses a guest of this job.
         NodeError: this node cannot do it.
         QuarantinedError: a device got stuck; it is in quarantine.
         Stopped: the job was ended meanwhile.
     """
+    refusal.check_vcpus(work.hypervisor, work.plan.guests, work.inventory, work.layout.config.guests.emulator)
     with work.recorder.stage("image", work.image.digest):
         _stage_image(work)
     with work.recorder.stage("shares"):
@@ -196,9 +198,9 @@ def _start_guest(work: Boot, guest: GuestPlan) -> None:
     name = domain_name(work.lease.generation, guest.index)
     assert work.staged is not None
     boot_files = images.private_copies(work.staged, run_dir)
-    xml = render(_spec(work, guest, uid, boot_files))
+    spec = _spec(work, guest, uid, boot_files)
     work.journal.acquire(resources.DOMAIN, f"domain:{name}", name=name, uid=uid)
-    _create(work, guest, xml, uid)
+    _create(work, spec, uid)
     for path in boot_files:
         path.unlink()  # QEMU has read them
     inodes = set()
@@ -222,26 +224,30 @@ def _claim_uid(work: Boot) -> int:
     return uids.claim(work.layout, str(work.lease.generation), announce)
 
 
-def _create(work: Boot, guest: GuestPlan, xml: str, uid: int) -> None:
+def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
     """Have libvirt start QEMU.
 
     QEMU waits for the daemons of its shares, and libvirt for QEMU: a daemon
     that its user has stopped must not look like a libvirt that hangs.
     """
-    helpers = work.helpers[guest.index]
+    helpers = work.helpers[spec.guest.index]
+    timeout_s = deadlines.start_s(work.layout.config.guests, spec.guest)
 
     def watch() -> None:
         if error := helpers.disturbed():
             raise error
 
     try:
-        work.hypervisor.create(xml, deadlines.start_s(work.layout.config.guests, guest), watch)
+        work.hypervisor.create(render(spec), timeout_s, watch)
     except UserError:
         for ref in process.of_uid(uid):
             process.end(ref)  # libvirt waits for it
         raise
     except NodeError as err:
-        raise helpers.disturbed() or helpers.ended() or err from err
+        cause = helpers.disturbed() or helpers.ended()
+        if cause is None and isinstance(err, DomainRefusedError):
+            cause = refusal.judge(work.hypervisor, spec, work.inventory, err)
+        raise cause or err from err
 
 
 def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path]) -> DomainSpec:

@@ -99,7 +99,7 @@ def check_size(
                 cure,
             )
         )
-    total = sum(cell.memory_mib for cell in host.cells)
+    total = host.memory_mib
     if sum(guest_mib) > total:
         errors.append(
             NodeError(
@@ -128,7 +128,7 @@ def lay_out(
     home_of = {number: home(number, host) for number in {cpu.cell for cpu in chosen}}
     used = list({h.cell: h for cpu in chosen if (h := home_of[cpu.cell]) is not None}.values())
     if None in home_of.values():
-        cells = tuple(cell.cell for cell in host.cells)
+        cells = tuple(cell.cell for cell in host.memory_cells)
         alone = GuestCell(0, tuple(range(len(chosen))), guest_mib, cells[0], nodeset=cells)
         return MemoryPlacement(
             (alone,), MemoryBinding.NONE, ("some CPUs are of no NUMA cell that is online",)
@@ -204,7 +204,7 @@ def home(number: int, host: HostInventory) -> HostCell | None:
     if own is None or own.memory_mib:
         return own
     far = dict(own.distances)
-    some = [cell for cell in host.cells if cell.memory_mib]
+    some = [cell for cell in host.memory_cells if cell.memory_mib]
     return min(some, key=lambda cell: (far.get(cell.cell, FAR), cell.cell), default=None)
 
 

@@ -66,8 +66,47 @@ class JobStatus:
     started: float | None
 
 
+@dataclass(frozen=True)
+class JobRef:
+    """One job in the words in which Slurm's commands take it for that job alone.
+
+    The last element of an array to start has the array's own id, and that
+    number means all its elements to ``scontrol requeue``, ``scontrol update``
+    and ``scancel``; so an element is called by its array and task.  The id of a
+    heterogeneous job's first component means all components to ``update`` and
+    ``scancel``, and to ``requeue`` it is the only name that they have.  All
+    measured with 22.05, 24.11 and 26.05.
+
+    Attributes:
+        job_id: its JobId.
+        array: (ArrayJobId, ArrayTaskId) of an element.
+        het: (HetJobId, HetJobOffset) of a component.
+    """
+
+    job_id: int
+    array: tuple[int, int] | None = None
+    het: tuple[int, int] | None = None
+
+    @property
+    def alone(self) -> str:
+        """This job and nothing else: to change a field of it."""
+        return f"{self.het[0]}+{self.het[1]}" if self.het else self.whole
+
+    @property
+    def whole(self) -> str:
+        """The least that can be requeued or cancelled with it: of a heterogeneous job all components."""
+        if self.array:
+            return f"{self.array[0]}_{self.array[1]}"
+        return str(self.het[0] if self.het else self.job_id)
+
+
 class Slurm(Protocol):
-    """What vhpc asks of Slurm.  Every call ends within a deadline and raises SlurmError at its end."""
+    """What vhpc asks of Slurm.  Every call ends within a deadline and raises SlurmError at its end.
+
+    Jobs are named by their JobId, also elements of arrays and components of
+    heterogeneous jobs; what is done to one of them is done to no other, but
+    that a heterogeneous job is cancelled and requeued as a whole.
+    """
 
     def load(self, job_id: int) -> SlurmJob:
         """Return one job with its allocation; NoSuchJobError when there is none.
@@ -76,10 +115,16 @@ class Slurm(Protocol):
         """
 
     def jobs(self) -> tuple[JobStatus, ...]:
-        """Return all pending, running and completing jobs of the cluster, in one RPC."""
+        """Return all pending, running and completing jobs of the cluster.
+
+        SlurmError where some are hidden from this user.
+        """
+
+    def knows(self, job_id: int) -> bool:
+        """Whether slurmctld has this job, and the job has not ended; one RPC."""
 
     def cancel(self, job_id: int) -> None:
-        """End a job; one that is gone already is no error."""
+        """End a job that has started; one that is gone already is no error."""
 
     def set_admin_comment(self, job_id: int, text: str) -> None:
         """Set AdminComment, which users can read and not write; NoSuchJobError when the job is gone."""

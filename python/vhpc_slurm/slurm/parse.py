@@ -28,15 +28,19 @@ from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.job import JobRef, JobStatus, NoSuchJobError, SlurmError, SlurmJob
 
 SQUEUE_FORMAT = "JobID:12,State:20,RestartCnt:10,StartTime:24,Reason:80"
 """Fixed widths: none of the first four holds a space, the last is cut, not needed whole."""
+
+REF_FORMAT = "JobID:12,ArrayJobID:12,ArrayTaskID:24,HetJobID:12,HetJobOffset:12"
+"""Numbers of slurmctld's only, and no text of the user's."""
 
 # scontrol prints CPU ids through a buffer of 128 bytes (api/job_info.c) and cuts
 # the list silently, even within a number.  22.05 takes one more character away.
 CPU_IDS_CUT = 126
 
+_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 _RECORD = re.compile(r"^(?=JobId=\d+ )", re.MULTILINE)
 _HEAD = re.compile(
     r"JobId=(?P<id>\d+) (?:ArrayJobId=(?P<array>\d+) |ArrayTaskId=(?P<task>\S+) |ArrayTaskThrottle=\S+ "
@@ -127,6 +131,38 @@ def parse_squeue(text: str) -> tuple[JobStatus, ...]:
         reason = fields[4].strip() if len(fields) > 4 else ""
         found.append(JobStatus(int(fields[0]), int(fields[2]), fields[1], reason, started))
     return tuple(found)
+
+
+def parse_ref(text: str, job_id: int) -> JobRef:
+    """Read squeue's lines in REF_FORMAT for one id.
+
+    The id of an array stands for its elements that have not started, and for
+    one of them when it is the last to start; of each of its other elements
+    there is a line as well.
+
+    Raises:
+        NoSuchJobError: there is no job of that id.
+        SlurmError: the lines are damaged, or the id has elements that have not started.
+    """
+    found = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) != 5 or not _ID.fullmatch(fields[0]):
+            raise SlurmError("cannot read what squeue says", f"odd line {line[:120]!r}")
+        if int(fields[0]) == job_id:
+            found.append(fields[1:])
+    if not found:
+        raise NoSuchJobError(f"Slurm knows no job {job_id}")
+    if len(found) > 1:
+        raise SlurmError(f"job {job_id} is {len(found)} elements of an array that have not started")
+    array, task, het, offset = found[0]
+    if task != "N/A":
+        if not (_ID.fullmatch(array) and _ID.fullmatch(task)):
+            raise SlurmError(f"job {job_id} is elements {task[:40]} of an array that have not started")
+        return JobRef(job_id, array=(int(array), int(task)))
+    if _ID.fullmatch(het) and _ID.fullmatch(offset) and int(het):
+        return JobRef(job_id, het=(int(het), int(offset)))
+    return JobRef(job_id)
 
 
 def parse_gres(text: str) -> tuple[GresAllocation, ...]:

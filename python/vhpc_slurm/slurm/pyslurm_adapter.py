@@ -7,6 +7,9 @@ sources (24.5 to 25.11, core/job/job.pyx):
   nodes with SMT its ids are core ids.  There this adapter refuses.
 - it prints ids through a buffer of 128 bytes and cuts silently, as scontrol does.
 - libslurm ends the process on configuration errors and does not survive fork.
+
+What changes a job is left to Slurm's own commands: pyslurm takes a JobId, which
+for one element of an array may mean all of them (``JobRef``).
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from typing import Any
 
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob
 from vhpc_slurm.slurm.parse import CPU_IDS_CUT
+from vhpc_slurm.slurm.scontrol import Scontrol
 
 _CURE = "set slurm_adapter = 'scontrol' in vhpc.toml"
 
@@ -37,8 +41,12 @@ def unavailable(slurm_version: str) -> str:
 class PySlurm:
     """Slurm through pyslurm."""
 
-    def __init__(self) -> None:
-        """Raise SlurmError when pyslurm cannot be imported (absent, or of another Slurm)."""
+    def __init__(self, commands: Scontrol | None = None) -> None:
+        """Raise SlurmError when pyslurm cannot be imported (absent, or of another Slurm).
+
+        ``commands`` do what pyslurm cannot be trusted with.
+        """
+        self._commands = commands or Scontrol()
         try:
             self._api: Any = importlib.import_module("pyslurm")
         except (ImportError, OSError) as err:
@@ -47,6 +55,8 @@ class PySlurm:
     def load(self, job_id: int) -> SlurmJob:
         """One job, by slurm_load_job."""
         job = self._call(job_id, lambda: self._api.Job.load(job_id))
+        if int(job.id) != job_id:  # pyslurm takes the first of several elements or components
+            return self._commands.load(job_id)
         return SlurmJob(
             job_id=int(job.id),
             restarts=int(job.requeue_count),
@@ -64,6 +74,13 @@ class PySlurm:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All jobs that have not ended, by slurm_load_jobs."""
+        return self._commands.all_seen(self._jobs)
+
+    def knows(self, job_id: int) -> bool:
+        """Whether slurmctld has this job, and the job has not ended."""
+        return self._commands.knows(job_id)
+
+    def _jobs(self) -> tuple[JobStatus, ...]:
         found = []
         for job in self._call(0, self._api.Jobs.load).values():
             state = str(job.state)
@@ -75,17 +92,16 @@ class PySlurm:
         return tuple(found)
 
     def cancel(self, job_id: int) -> None:
-        """End a job; pyslurm itself takes a job that is gone for cancelled."""
-        self._call(job_id, lambda: self._api.Job(job_id).cancel())
+        """End a job."""
+        self._commands.cancel(job_id)
 
     def set_admin_comment(self, job_id: int, text: str) -> None:
         """Set AdminComment to one line."""
-        changes = self._api.JobSubmitDescription(admin_comment=" ".join(text.split())[:1024])
-        self._call(job_id, lambda: self._api.Job(job_id).modify(changes))
+        self._commands.set_admin_comment(job_id, text)
 
     def requeue(self, job_id: int) -> None:
         """Put a running job back into the queue."""
-        self._call(job_id, lambda: self._api.Job(job_id).requeue())
+        self._commands.requeue(job_id)
 
     def _allocation(self, job: Any) -> Allocation:
         layout = self._call(int(job.id), job.get_resource_layout_per_node)
@@ -112,8 +128,6 @@ class PySlurm:
         except self._api.RPCError as err:
             if "Invalid job id" in str(err):
                 raise NoSuchJobError(f"Slurm knows no job {job_id}") from err
-            if "Only batch jobs" in str(err) or "presently disabled" in str(err):
-                raise NotRequeueableError(f"job {job_id} cannot be requeued", str(err)) from err
             raise SlurmError("slurmctld refused a request", str(err)) from err
 
 

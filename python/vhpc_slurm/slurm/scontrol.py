@@ -8,13 +8,17 @@ deadline, for a slurmctld that hangs must not hang its own hooks.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
-from vhpc_slurm.slurm.parse import SQUEUE_FORMAT, narrower, parse_job, parse_squeue
+from vhpc_slurm.slurm.job import JobRef, JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.parse import REF_FORMAT, SQUEUE_FORMAT, narrower, parse_job, parse_ref, parse_squeue
 
+T = TypeVar("T")
 MAX_COMMENT = 1024
 _NO_JOB = "Invalid job id specified"
 _NO_SCRIPT, _NO_REQUEUE = "Only batch jobs are accepted", "Requested operation is presently disabled"
@@ -46,40 +50,101 @@ class Scontrol:
         Where PrivateData hides jobs from this user, SlurmError: a job that is
         only hidden must not be taken for one that has ended.
         """
-        self._check_sight()
-        return parse_squeue(
-            self._run("squeue", "--noheader", "--all", "--array", "--local", "-O", SQUEUE_FORMAT)
+        return self.all_seen(
+            lambda: parse_squeue(
+                self._run("squeue", "--noheader", "--all", "--array", "--local", "-O", SQUEUE_FORMAT)
+            )
         )
+
+    def all_seen(self, listing: Callable[[], T]) -> T:
+        """A listing of jobs during which none was hidden from this user.
+
+        Raises:
+            SlurmError: some may have been.
+        """
+        before = self._sight()
+        found = listing()
+        if self._sight() != before:
+            raise SlurmError("squeue may not have shown all jobs", "slurmctld was started anew meanwhile")
+        return found
+
+    def knows(self, job_id: int) -> bool:
+        """Whether slurmctld has this job, and the job has not ended."""
+        options = ("--noheader", "--all", "--array", "--local", "--jobs", _number(job_id))
+        try:
+            lines = self._run("squeue", *options, "-O", REF_FORMAT).splitlines()
+        except NoSuchJobError:
+            return False
+        return any(line.split()[:1] == [str(job_id)] for line in lines)
+
+    def ref(self, job_id: int) -> JobRef:
+        """How a job is called so that nothing else is meant; one RPC.
+
+        Hooks on nodes are not told whether their job is an element of an array.
+
+        Raises:
+            NoSuchJobError: it is gone.
+            SlurmError: squeue cannot be asked or read.
+        """
+        options = ("--noheader", "--all", "--array", "--local", "--states=all", "--jobs", _number(job_id))
+        return parse_ref(self._run("squeue", *options, "-O", REF_FORMAT), job_id)
 
     def cancel(self, job_id: int) -> None:
         """End a job, by scancel, which says nothing about jobs that are gone."""
-        self._run("scancel", _number(job_id))
+        try:
+            name = self.ref(job_id).whole
+        except NoSuchJobError:
+            return
+        self._run("scancel", name)
 
     def set_admin_comment(self, job_id: int, text: str) -> None:
         """Set AdminComment to at most MAX_COMMENT characters on one line."""
         line = " ".join(text.split())[:MAX_COMMENT]
-        self._run("scontrol", "update", f"jobid={_number(job_id)}", f"AdminComment={line}")
+        self._run("scontrol", "update", f"jobid={self.ref(job_id).alone}", f"AdminComment={line}")
 
     def requeue(self, job_id: int) -> None:
         """Put a running job back into the queue."""
         try:
-            self._run("scontrol", "requeue", _number(job_id))
+            self._run("scontrol", "requeue", self.ref(job_id).whole)
         except SlurmError as err:
             if _NO_SCRIPT in err.why or _NO_REQUEUE in err.why:
                 raise NotRequeueableError(err.what, err.why) from err
             raise
 
-    def _check_sight(self) -> None:
-        settings = self._run("scontrol", "show", "config")
+    def _sees_all(self, settings: str) -> bool:
+        """Whether slurmctld shows this user the jobs of others, as it is configured and knows him now.
+
+        Operators see all (slurm.conf(5), PrivateData).  slurmctld's own word
+        counts, not slurmdbd's: who is one is forgotten where slurmctld starts
+        without its database.
+        """
         private = re.search(r"^PrivateData\s*=\s*(\S+)", settings, re.MULTILINE)
+        if private is None or "jobs" not in private[1].split(","):
+            return True
         owner = re.search(r"^SlurmUser\s*=\s*\S+?\((\d+)\)", settings, re.MULTILINE)
-        hidden = private is not None and bool({"jobs", "all"} & set(private[1].split(",")))
-        if hidden and os.geteuid() not in (0, int(owner[1]) if owner else 0):
+        uid = os.geteuid()
+        if uid in (0, int(owner[1]) if owner else 0):
+            return True
+        known = self._run("scontrol", "show", "assoc_mgr", f"users={_user_name(uid)}", "flags=users")
+        level = re.search(rf"^UserName=\S+?\({uid}\) .*\bAdminLevel=(\S+)", known, re.MULTILINE)
+        return level is not None and level[1] in ("Operator", "Administrator")
+
+    def _sight(self) -> str:
+        """Tells one start or configuration of slurmctld from the next.
+
+        Raises:
+            SlurmError: jobs of others are hidden from this user.
+        """
+        settings = self._run("scontrol", "show", "config")
+        if not self._sees_all(settings):
             raise SlurmError(
                 "squeue does not show all jobs",
-                "PrivateData of slurm.conf hides jobs of other users",
-                "run vhpcd as SlurmUser (controller.user), or take 'jobs' out of PrivateData",
+                f"PrivateData of slurm.conf hides jobs of others from {_user_name(os.geteuid())}",
+                "make vhpcd's user an operator (sacctmgr modify user … set adminlevel=operator), or run "
+                "vhpcd as SlurmUser (controller.user)",
             )
+        boot = re.search(r"^BOOT_TIME\s*=\s*(\S+)", settings, re.MULTILINE)
+        return boot[1] if boot else ""
 
     def _run(self, command: str, *arguments: str) -> str:
         words = [command, *(word for word in arguments if not word.startswith("-"))]
@@ -107,6 +172,13 @@ class Scontrol:
                 raise NoSuchJobError(what, _NO_JOB)
             raise SlurmError(what, complaint[-300:] or f"exit status {done.returncode}")
         return done.stdout.decode(errors="replace")
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _number(job_id: int) -> str:

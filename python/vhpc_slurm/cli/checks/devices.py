@@ -37,6 +37,8 @@ def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Find
     except VhpcError as err:
         yield error("devices.map", err.line(), "see vhpc.toml(5)")
         return
+    for remark in host.remarks:
+        yield warn("devices.pci", remark, "compare with lspci; no guest gets it")
     functions = {function.address: function for function in host.pci}
     slurm_gpus = counted(slurm, config.placement.gpu_gres)
     yield from gpu_map(path, gpus, functions, slurm_gpus, config)

@@ -12,10 +12,11 @@ from pathlib import Path
 from vhpc_slurm import __version__
 from vhpc_slurm.cli.checks import Finding, confinement, error, ok, warn
 from vhpc_slurm.config import Config
+from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import LIBVIRT_OLDEST, format_version
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import HostInventory
-from vhpc_slurm.node import accounts, guest, inventory
+from vhpc_slurm.node import accounts, guest, inventory, refusal
 
 TIMEOUT_S = 15
 PROGRAMS = ("/usr/bin/setpriv", "/usr/bin/find")
@@ -30,6 +31,7 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[Finding]:
     yield from topology(config, node)
     if root:
         yield from hypervisor(config)
+        yield from largest_guest(config, node)
     else:
         yield warn("node.libvirt", "libvirt was not asked", "run vhpc doctor as root")
     yield from libvirt_folder(config, LIBVIRT_FOLDER)
@@ -100,6 +102,27 @@ def hypervisor(config: Config) -> Iterator[Finding]:
     else:
         yield ok("node.libvirt", f"libvirt {text} at {config.guests.libvirt_uri}")
     yield ok("node.qemu", f"QEMU {format_version(qemu_version)}")
+
+
+def largest_guest(config: Config, node: str) -> Iterator[Finding]:
+    """Whether a guest may have all CPUs of a large node; nothing on smaller ones, or when nobody can say."""
+    try:
+        host = inventory.read(node, config)
+        if len(host.abstract) <= iommu.ALL_CPUS:
+            return
+        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
+            most = refusal.most_vcpus(connection, host, config.guests.emulator)
+    except VhpcError:
+        return  # other findings say why
+    if len(host.abstract) <= most:
+        yield ok("node.vcpus", f"a guest may have {most} vCPUs")
+    else:
+        yield warn(
+            "node.vcpus",
+            f"the installed QEMU gives a guest at most {most} vCPUs: jobs with more of the node's "
+            f"{len(host.abstract)} CPUs fail",
+            "tell users of --vhpc-guests-per-node, or install QEMU 9.0 or newer",
+        )
 
 
 def libvirt_folder(config: Config, path: Path) -> Iterator[Finding]:

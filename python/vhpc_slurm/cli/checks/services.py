@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import Munge
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.protocol import FabricState
+    from vhpc_slurm.controller.protocol import AlarmWire, FabricState
 
 USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
 SKEW_S = 30
@@ -85,6 +85,7 @@ def vhpcd(config: Config, *, listener: bool) -> Iterator[Finding]:
     else:
         yield ok("clock", f"vhpcd's clock differs by {skew:+.1f} s")
     yield from _isolation(status.fabric, status.time)
+    yield from _alarms(status.alarms, status.time)
 
 
 def _isolation(fabric: FabricState, now: float) -> Iterator[Finding]:
@@ -100,6 +101,19 @@ def _isolation(fabric: FabricState, now: float) -> Iterator[Finding]:
         )
     elif fabric.what:
         yield warn("fabric.open", f"the fabric is not as vhpcd wants it: {fabric.what}", audit)
+
+
+def _alarms(alarms: Sequence[AlarmWire], now: float) -> Iterator[Finding]:
+    """What nodes reported of jobs that failed through nobody's mistake, one finding for each cause."""
+    for what in dict.fromkeys(alarm.what for alarm in alarms):
+        same = [alarm for alarm in alarms if alarm.what == what]
+        jobs, nodes = {alarm.job_id for alarm in same}, sorted({alarm.node for alarm in same})
+        yield warn(
+            "alarms",
+            f"libvirt or QEMU refused guests of {len(jobs)} jobs on {', '.join(nodes)}, last of job "
+            f"{same[-1].job_id} {(now - same[-1].time) / 3600:.1f} h ago: {what}",
+            "see hooks.log of the node, and vhpc plan there; a week after the last one it is forgotten",
+        )
 
 
 def catalogue(config: Config) -> Finding:

@@ -234,7 +234,10 @@ def operator(settings: Settings, config: Config) -> Finding:
     match = _USER.match(settings.first("SlurmUser"))
     if user in ("root", match[1] if match else settings.first("SlurmUser")):
         return ok(name, f"vhpcd runs as {user}, who may requeue jobs")
-    what = f"vhpcd's user {user} is no operator of Slurm: jobs that a crash left behind are not requeued"
+    hidden = "jobs" in settings.words("PrivateData")
+    what = f"vhpcd's user {user} is no operator of Slurm: jobs that a crash left behind are not " + (
+        "noticed, since PrivateData hides them" if hidden else "requeued"
+    )
     cure = f"sacctmgr add user {user} account=… adminlevel=operator, or user = SlurmUser under [controller]"
     try:
         words = ("--noheader", "--parsable2", "show", "user", user, "format=User,AdminLevel")
@@ -242,7 +245,9 @@ def operator(settings: Settings, config: Config) -> Finding:
     except FabricError as err:
         return warn(name, err.line(), cure)
     level = next((row.partition("|")[2] for row in rows if row.partition("|")[0] == user), "None")
-    return ok(name, f"{user} is {level}") if level.startswith(("Oper", "Admin")) else warn(name, what, cure)
+    if level.startswith(("Oper", "Admin")):
+        return ok(name, f"{user} is {level}")
+    return error(name, what, cure) if hidden else warn(name, what, cure)
 
 
 def hooks(settings: Settings, config: Config) -> Iterator[Finding]:

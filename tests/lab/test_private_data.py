@@ -1,0 +1,87 @@
+"""PrivateData=jobs: vhpcd's user sees all as an operator, and ends nothing when he is one no more.
+
+slurmctld shows other users an empty list and says nothing of it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from cluster import Lab
+from injection import WAITING, let_go, runs, settled, until
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+CONF, TOML = "/etc/slurm/slurm.conf", "/etc/vhpc/vhpc.toml"
+LOG = "/var/log/vlab/vhpcd.log"
+GRACE_S = 30  # so old is a lease that a missing job ends
+LISTED = textwrap.dedent("""
+    from vhpc_slurm.config import load
+    from vhpc_slurm.errors import VhpcError
+    from vhpc_slurm.slurm import connect
+
+    try:
+        print(*(job.job_id for job in connect(load()).jobs()))
+    except VhpcError as err:
+        print(err.line())
+""")
+
+
+def level(lab: Lab, wanted: str) -> None:
+    """Make vhpcd's user an operator, or no more, and wait until slurmctld knows."""
+    lab.run("ctl", "sacctmgr", "-i", "modify", "user", "vhpc", "set", f"adminlevel={wanted}")
+    show = ("scontrol", "show", "assoc_mgr", "users=vhpc", "flags=users")
+    until(lambda: f"AdminLevel={wanted}" in lab.run("ctl", *show).out, f"vhpc to be {wanted}", 30)
+
+
+@pytest.fixture
+def private(lab: Lab) -> Iterator[None]:
+    """A cluster that hides jobs, with a vhpcd that looks every two seconds."""
+    lab.run("ctl", "sh", "-c", f"cp {CONF} {CONF}.kept; cp {TOML} {TOML}.kept")
+    lab.run("ctl", "sh", "-c", f"echo PrivateData=accounts,jobs,users >> {CONF}")
+    lab.run("ctl", "sed", "-i", r"s/^\[controller\]$/&\nreconcile_interval_s = 2/", TOML)
+    try:
+        lab.run("ctl", "scontrol", "reconfigure")
+        lab.service("ctl", "restart", "vhpcd")
+        hidden = ("sh", "-c", "scontrol show config | grep ^PrivateData")
+        until(lambda: "jobs" in lab.run("ctl", *hidden).out, "PrivateData")
+        yield
+    finally:
+        level(lab, "Operator")
+        lab.run("ctl", "sh", "-c", f"mv {CONF}.kept {CONF}; mv {TOML}.kept {TOML}; scontrol reconfigure")
+        lab.service("ctl", "restart", "vhpcd")
+
+
+def listed(lab: Lab, user: str) -> str:
+    """All jobs as vhpc's port shows them to a user, or why it does not."""
+    command = ("runuser", "-u", user, "--", "/opt/vhpc/bin/python", "-")
+    return lab.run("ctl", *command, stdin=LISTED).out.strip()
+
+
+@pytest.mark.usefixtures("private")
+def test_an_operator_sees_hidden_jobs_and_who_is_none_ends_no_lease(lab: Lab) -> None:
+    job = lab.submit(WAITING, "-w", "n1")
+    runs(lab, job)
+    native = lab.run("ctl", "runuser", "-u", "bob", "--", "squeue", "-h", "-a")
+    assert (native.code, native.out) == (0, "")  # what a port must not believe
+    assert listed(lab, "vhpc") == str(job.id)
+    assert "PrivateData of slurm.conf hides jobs of others from bob" in listed(lab, "bob")
+
+    complaint = "hides jobs of others from vhpc"
+    seen = int(lab.run("ctl", "grep", "-c", complaint, LOG, check=False).out or 0)
+    level(lab, "None")
+    assert complaint in listed(lab, "vhpc")
+    looks = GRACE_S // 2 + 5  # one every two seconds, until the lease is old enough to be ended
+    until(
+        lambda: int(lab.run("ctl", "grep", "-c", complaint, LOG, check=False).out or 0) >= seen + looks,
+        "vhpcd to look again and again",
+        120,
+    )
+    assert lab.leases() == [f"{lease.split()[0]} ready" for lease in lab.leases()]
+    assert lab.leases()
+    let_go(lab, job)
+    assert job.wait() == "COMPLETED"
+    assert job.output() == "up on n1\ndone\n"
+    settled(lab)

@@ -1,0 +1,215 @@
+"""Whose fault it is that a guest does not start, in libvirt's own words.
+
+The texts were said by libvirt 9.0, 11.3 and 12.8 with QEMU 7.2, 10.0 and 11.1.
+``tests/lab/test_refused_guests.py`` asks a real libvirt.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from test_domain import CASES
+from test_placement import host
+
+from vhpc_slurm.domain.render import render
+from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.model import HostInventory
+from vhpc_slurm.node import refusal
+from vhpc_slurm.node.guest import DomainRefusedError
+
+NODE = host(sockets=2, cores=2)
+LARGE = CASES["256-vcpus-devices"]
+STAMP = "2026-11-22T06:45:28.643733Z "
+CAPABILITIES = """<capabilities><host><cpu><arch>x86_64</arch></cpu><topology><cells num="{count}">{cells}
+</cells></topology></host></capabilities>"""
+
+
+def capabilities(inventory: HostInventory) -> str:
+    """What libvirt says of a host where it sees what the kernel does."""
+
+    def cpus(numbers: tuple[int, ...]) -> str:
+        core = {cpu.os_cpu: cpu.core for cpu in inventory.cpus}
+        siblings = {
+            cpu: ",".join(str(other) for other in sorted(core) if core[other] == core[cpu]) for cpu in numbers
+        }
+        return "".join(f'<cpu id="{cpu}" siblings="{siblings[cpu]}"/>' for cpu in numbers)
+
+    cells = "".join(f'<cell id="{c.cell}"><cpus>{cpus(c.cpus)}</cpus></cell>' for c in inventory.cells)
+    return CAPABILITIES.format(count=len(inventory.cells), cells=cells)
+
+
+@dataclass
+class Libvirt:
+    """libvirt as ``refusal`` sees it: ``refuses`` has its words for a domain, empty when it starts it."""
+
+    refuses: Callable[[ET.Element], str]
+    host: HostInventory = NODE
+    most: int = 288
+    qemu: int = 10_000_000
+    made: list[ET.Element] = field(default_factory=list)
+    alive: list[str] = field(default_factory=list)
+
+    def create(self, xml: str, _timeout_s: float, *, paused: bool = False) -> None:
+        self.check(xml)
+        domain = ET.fromstring(xml)
+        self.made.append(domain)
+        if paused:
+            self.alive.append(domain.findtext("name", ""))
+
+    def check(self, xml: str) -> None:
+        if words := self.refuses(ET.fromstring(xml)):
+            raise DomainRefusedError("cannot start the guest", words, "see libvirt's and QEMU's logs")
+
+    def destroy(self, name: str) -> None:
+        self.alive.remove(name)
+
+    def capabilities(self) -> str:
+        return capabilities(self.host)
+
+    def most_vcpus(self, _kind: str, _emulator: str = "") -> int:
+        return self.most
+
+    def version(self) -> tuple[int, int]:
+        return 9_000_000, self.qemu
+
+
+def started(libvirt: Libvirt, spec: DomainSpec = LARGE) -> None:
+    stand_in: Any = libvirt
+    try:
+        libvirt.create(render(spec), 30)
+    except DomainRefusedError as err:
+        raise refusal.judge(stand_in, spec, NODE, err) from err
+    finally:
+        assert libvirt.alive == []
+
+
+def vcpus(domain: ET.Element) -> int:
+    return int(domain.findtext("vcpu", ""))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "unsupported configuration: more than 255 vCPUs require extended interrupt mode enabled on the iommu "
+        "device",
+        "internal error: process exited while connecting to monitor: "
+        f"{STAMP}qemu-system-x86_64: Address space limit 0xffffffffff < 0x56dc3fffffff "
+        "phys-bits too low (40)",
+        "internal error: QEMU unexpectedly closed the monitor (vm='vhpc-42-0-9f3ac1d2-g0'): "
+        f"{STAMP}qemu-system-x86_64: Error while loading elf kernel",
+    ],
+)
+def test_what_is_refused_of_this_job_alone_fails_the_job(words: str) -> None:
+    libvirt = Libvirt(lambda domain: words if vcpus(domain) > 1 else "")
+    with pytest.raises(refusal.RefusedGuestError) as caught:
+        started(libvirt)
+    assert caught.value.kind == "user"
+    assert libvirt.alive == []
+    assert "2026" not in caught.value.cause
+    assert "vhpc-42" not in caught.value.cause
+    assert caught.value.cause == (
+        words if words.startswith("unsupported") else f"QEMU: {words.rpartition(': ')[2]}"
+    )
+
+
+def test_a_node_that_starts_no_guest_is_at_fault() -> None:
+    lost = "internal error: process exited while connecting to monitor: qemu: symbol lookup error: libfoo.so"
+    with pytest.raises(NodeError, match=r"no guest starts on n1: .*libfoo"):
+        started(Libvirt(lambda _: lost))
+
+
+def test_a_node_whose_qemu_lacks_what_every_guest_has_is_at_fault() -> None:
+    def without_virtiofs(domain: ET.Element) -> str:
+        shared = domain.find("devices/filesystem") is not None
+        return "unsupported configuration: virtiofs is not supported with this QEMU binary" if shared else ""
+
+    with pytest.raises(NodeError, match=r"no guest starts on n1: .*virtiofs"):
+        started(Libvirt(without_virtiofs))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"process exited while connecting to monitor: {STAMP}qemu-system-x86_64: unable to map backing store "
+        "for guest RAM: Cannot allocate memory",
+        f"process exited while connecting to monitor: {STAMP}qemu-system-x86_64: -device vfio-pci,host="
+        "0000:0b:00.0: vfio 0000:0b:00.0: failed to open /dev/vfio/12: Device or resource busy",
+        f"process exited while connecting to monitor: {STAMP}qemu-system-x86_64: os_mem_prealloc: "
+        "Insufficient free host memory pages available to allocate guest RAM",
+        "unsupported configuration: NUMA node 7 is unavailable",
+        "unsupported configuration: host doesn't support passthrough of host PCI devices",
+        "unsupported configuration: VFIO PCI device assignment is not supported by the host",
+    ],
+)
+def test_what_the_node_lacks_is_its_own_fault_and_costs_no_second_start(words: str) -> None:
+    libvirt = Libvirt(lambda domain: words if vcpus(domain) > 1 else "")
+    with pytest.raises(NodeError, match="cannot start the guest"):
+        started(libvirt)
+    assert libvirt.made == []
+
+
+def test_a_libvirt_with_an_old_picture_of_the_node_is_to_be_restarted() -> None:
+    old = host(sockets=1, cores=4)
+    libvirt = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "", host=old)
+    with pytest.raises(NodeError, match=r"odd; libvirt has .*restart libvirtd"):
+        started(libvirt)
+
+
+def test_a_libvirt_that_is_gone_is_the_nodes_fault() -> None:
+    class Gone(Libvirt):
+        def check(self, xml: str) -> None:
+            raise NodeError("cannot start the guest", f"no answer to {len(xml)} bytes")
+
+    with pytest.raises(NodeError, match="no answer") as caught:
+        started(Gone(lambda _: ""))
+    assert not isinstance(caught.value, UserError)
+
+
+def test_the_small_guest_has_nothing_of_what_the_job_asked_for() -> None:
+    libvirt = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "")
+    with pytest.raises(refusal.RefusedGuestError):
+        started(libvirt)
+    (small,) = libvirt.made
+    assert vcpus(small) == 1
+    for path in ("os/kernel", "numatune", "devices/hostdev", "devices/iommu", "devices/filesystem"):
+        assert small.find(path) is None, path
+    # and all that is the node's
+    large = ET.fromstring(render(LARGE))
+    for path in ("name", "seclabel/label", "os/type"):
+        assert small.findtext(path) == large.findtext(path), path
+    assert small.get("type") == large.get("type")
+
+
+def test_a_guest_that_starts_is_started_once() -> None:
+    libvirt = Libvirt(lambda _: "")
+    started(libvirt)
+    assert [vcpus(domain) for domain in libvirt.made] == [256]
+
+
+@pytest.mark.parametrize(
+    ("case", "kvm", "most", "qemu", "refused"),
+    [
+        ("255-vcpus", True, 0, 0, None),  # not even asked
+        ("256-vcpus", True, 288, 7_002_000, None),
+        ("288-vcpus-tcg", False, 288, 7_002_000, 255),
+        ("288-vcpus-tcg", False, 4096, 10_000_000, None),
+        ("512-vcpus", True, 288, 7_002_000, 288),
+        ("512-vcpus", True, 1024, 10_000_000, None),
+    ],
+)
+def test_a_guest_of_more_vcpus_than_qemu_gives_one_is_the_users_mistake(
+    case: str, kvm: bool, most: int, qemu: int, refused: int | None
+) -> None:
+    libvirt: Any = Libvirt(lambda _: "", most=most, qemu=qemu)
+    node = replace(NODE, kvm=kvm)
+    guests = [CASES[case].guest]
+    if refused is None:
+        refusal.check_vcpus(libvirt, guests, node, "")
+        return
+    with pytest.raises(UserError, match=f"at most {refused} .*--vhpc-guests-per-node"):
+        refusal.check_vcpus(libvirt, guests, node, "")
