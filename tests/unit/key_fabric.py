@@ -67,7 +67,7 @@ class Fabric:
             assert not self.tables.keys() & set(self.names(book.must(generation))) - others
         return {generation: Proof(book.epoch) for generation in generations}
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
         return ()
 
     def cure(self, book: Book) -> None:

@@ -60,7 +60,11 @@ class Dispatcher:
         self.connections = 0
         fabric = config.fabric
         self._work = FabricWork(
-            service.rounds, network, self._writer.submit, open_deadline_s=fabric.open_deadline_s
+            service.rounds,
+            network,
+            self._writer.submit,
+            open_deadline_s=fabric.open_deadline_s,
+            unread_deadline_s=fabric.unread_deadline_s,
         )
         self._fabric = FabricWorker(
             self._work,

@@ -28,7 +28,7 @@ from vhpc_slurm.model import (
     Stage,
 )
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE = 1 << 20
 """Longest frame in bytes; also what munged itself takes."""
 PAGE_BYTES = 256 << 10
@@ -173,16 +173,21 @@ class FabricState(Wire, frozen=True):
     """Whether the fabric keeps jobs apart.
 
     Attributes:
-        safe: False when it has been open for longer than the site allows: guests with keys must end.
-        open_since: seconds since the epoch; None while it is not known to be open.
+        safe: False when it has been open, or could not be read, for longer than the site allows:
+            guests with keys must end.
+        open_since: since when it has been open, or a part of it could not be read, in seconds since the
+            epoch; None while all of it is seen to be closed.
         what: the first finding of the auditor, or why it cannot look; empty when all is well.
         audited: when it was last seen to be as it should be; None: not since vhpcd began.
+        lost: generations whose ports have lacked their key for longer than the site allows, each with
+            what was seen: their guests must end.
     """
 
     safe: bool = True
     open_since: float | None = None
     what: str = ""
     audited: float | None = None
+    lost: tuple[tuple[str, str], ...] = ()
 
 
 class Status(Wire, frozen=True, tag="status"):

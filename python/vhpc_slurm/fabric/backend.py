@@ -59,11 +59,17 @@ class Finding:
         what: a line for an operator.
         open: whether somebody may talk to whom he should not: a port has more than its keys, or
             will have.  (A port that lacks a key is closed.)
+        unread: whether this is something that could not be read, and so could be open.
+        blind: whether it is ports' tables that could not be read.
+        lost: whether the port lacks the key of a job.
     """
 
     port_guid: int
     what: str
     open: bool = False
+    unread: bool = False
+    blind: bool = False
+    lost: bool = False
 
 
 class NetworkBackend(Protocol):
@@ -95,11 +101,20 @@ class NetworkBackend(Protocol):
         Raises FabricError when the fabric cannot be read at all.
         """
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
-        """Compare the whole fabric with what the book carries; changes nothing."""
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
+        """Compare the whole fabric with what the book carries; changes nothing.
+
+        What cannot be read is a finding, and keeps nothing else from being read.
+        ``unsure``: a change broke off, and the fabric may or may not have been told
+        what the book says; what differs only for that reason is left out, but for
+        what ports lack.
+        """
 
     def cure(self, book: Book) -> None:
-        """Make the fabric carry the book once more, whatever it was seen to carry before."""
+        """Make the fabric carry the book once more, whatever it was seen to carry before.
+
+        Where a part of the fabric cannot be told, the others are put right before FabricError is raised.
+        """
 
 
 class NoNetwork:
@@ -142,9 +157,9 @@ class NoNetwork:
                 )
         return outcomes
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
         """Nothing to compare."""
-        del book
+        del book, unsure
         return ()
 
     def cure(self, book: Book) -> None:

@@ -75,11 +75,15 @@ def _isolation(fabric: FabricState, now: float) -> Iterator[Finding]:
         open_s = now - (fabric.open_since or now)
         yield error(
             "fabric.open",
-            f"the fabric has been open for {open_s:.0f} s, so no job with a key starts, and nodes end "
-            f"the guests that have one: {fabric.what}",
+            f"for {open_s:.0f} s the fabric has been open or unreadable, so no job with a key starts, "
+            f"and nodes end the guests that have one: {fabric.what}",
             audit,
         )
-    elif fabric.what:
+    for generation, what in fabric.lost:
+        yield error(
+            "fabric.lost-key", f"{generation} has lost its key, and nodes end its guests: {what}", audit
+        )
+    if fabric.safe and fabric.what:
         yield warn("fabric.open", f"the fabric is not as vhpcd wants it: {fabric.what}", audit)
 
 
