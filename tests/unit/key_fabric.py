@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import numbers
@@ -72,3 +72,9 @@ class Fabric:
 
     def cure(self, book: Book) -> None:
         self.apply(book)
+
+    def watch(self, notice: Callable[[], None]) -> None:
+        pass
+
+    def disturbed(self) -> bool:
+        return False

@@ -65,7 +65,7 @@ class FabricWork:
         """A fabric that is open, or cannot be read, for so long is not safe."""
         self.watch = Watch(open_deadline_s, unread_deadline_s, steady)
         self._rounds = rounds
-        self._network = network
+        self.network = network
         self._submit = submit
         self.changes = 0
         """How often the fabric was told something."""
@@ -93,9 +93,9 @@ class FabricWork:
         self.changes += 1
         try:
             if anew and not force:
-                self._network.cure(book)
+                self.network.cure(book)
             else:
-                self._network.apply(book, force=force)
+                self.network.apply(book, force=force)
         except RefusedError as err:
             if len(begun.coming) < 2:
                 raise
@@ -106,7 +106,7 @@ class FabricWork:
         applied = self._submit(self._rounds.applied, begun.coming)
         self._told = book
         if begun.coming:
-            found = self._network.verify(begun.coming, book)
+            found = self.network.verify(begun.coming, book)
             results |= self._write(self._rounds.proven, found)
         applied.result()
         if begun.leaving:
@@ -128,21 +128,23 @@ class FabricWork:
 
     def _strip(self, leaving: tuple[Generation, ...], book: Book) -> Outcomes:
         try:
-            return self._network.strip(leaving, book)
+            return self.network.strip(leaving, book)
         except FabricError as err:  # whatever came with them is READY all the same
             return dict.fromkeys(leaving, err)
 
-    def audit(self) -> None:
+    def audit(self) -> bool:
         """Compare the fabric with what it was told, say what is wrong, and have it put right.
 
-        The ports' tables are read whatever else fails.
+        The ports' tables are read whatever else fails.  Returns whether something was wrong.
 
         Raises:
             FabricError: a part of the fabric cannot be told what it should be.
         """
         trouble = _failure(self.round) if self._told is None else None
+        wrong = False
         for attempt in ("found", "still there after a repair"):
             book, found = self._look()
+            wrong = wrong or bool(found)
             self.watch.saw(found, trouble, _holders(book))
             if not found:
                 break
@@ -154,14 +156,15 @@ class FabricWork:
             trouble = _failure(partial(self.round, anew=True))
         if trouble is not None:
             raise trouble
+        return wrong
 
     def _look(self) -> tuple[Book, tuple[Finding, ...]]:
         """What the fabric should carry, and what is seen to be wrong."""
         if self._told is not None:
-            return self._told, self._network.audit(self._told)
+            return self._told, self.network.audit(self._told)
         # A change broke off.  What ports lack may not have been given; but ACTIVE jobs had their keys.
         book = self._write(self._rounds.book)
-        found, holders = self._network.audit(book, unsure=True), _holders(book)
+        found, holders = self.network.audit(book, unsure=True), _holders(book)
         certain = tuple(
             one for one in found if one.open or one.unread or (one.lost and one.port_guid in holders)
         )

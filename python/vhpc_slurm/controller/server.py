@@ -49,8 +49,8 @@ MAX_PENDING_BYTES = 64 << 20
 """Held by all connections together before their peers are known."""
 RECEIVE_S = 10.0
 SEND_S = 10.0
-CALM_S = 1.0
-"""So long after a change the fabric is audited: what comes next need not wait for that."""
+AGAIN_S = 1.0
+"""So long at least lies between two audits of which the first found something."""
 MAX_NONCES = 200_000
 NONCE_LIFE_S = 3 * wire.TTL_S
 """Longer than a credential lives on either side of its encoding time, so none outlives its nonce."""
@@ -285,19 +285,27 @@ def _validate(network: NetworkBackend, store: LeaseStore) -> None:
 
 
 async def _audit_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:
+    try:
+        dispatcher.watch()
+    except FabricError as err:
+        log.error("the fabric is looked at every %g s only: %s", interval_s, err.line())
     failures = 0
     while True:
         try:
-            await dispatcher.audit()
+            found = await dispatcher.audit()
             failures = 0
         except VhpcError as err:
+            found = True
             failures += 1
             if failures in (1, 2) or not failures % 20:
                 log.error("the fabric is not proven (%d times by now): %s", failures, err.line())
         except Exception:
+            found = True
             log.exception("not audited")
-        if await dispatcher.told(interval_s):
-            await asyncio.sleep(min(CALM_S, interval_s))
+        if found:
+            # What vhpcd does about it is noticed as well.
+            await asyncio.sleep(min(AGAIN_S, interval_s))
+        await dispatcher.audit_due(interval_s)
 
 
 async def _reconcile_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:

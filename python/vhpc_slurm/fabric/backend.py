@@ -11,13 +11,14 @@ after the other in a thread of their own, which may wait for a fabric.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.fabric.filewatch import FileWatch
 from vhpc_slurm.fabric.keys import Book, Claim, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.partitions import Partition
@@ -116,6 +117,16 @@ class NetworkBackend(Protocol):
         Where a part of the fabric cannot be told, the others are put right before FabricError is raised.
         """
 
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Have ``notice`` called, from another thread, when ``disturbed`` should be asked; None: never.
+
+        Raises:
+            FabricError: nothing can be watched here.
+        """
+
+    def disturbed(self) -> bool:
+        """Whether something was changed, or done by the subnet manager, since the fabric was read last."""
+
 
 class NoNetwork:
     """No partition: guests have no network, there is nothing to plan or to strip."""
@@ -164,6 +175,15 @@ class NoNetwork:
 
     def cure(self, book: Book) -> None:
         """Nothing to cure."""
+
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Nothing to watch."""
+        del notice
+        return None
+
+    def disturbed(self) -> bool:
+        """Nothing can be."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -217,10 +237,19 @@ class KeyPolicy:
 
 
 class ByPolicy:
-    """The part of a backend that chooses: all but ``NoNetwork`` leave it to their policy."""
+    """What all backends but ``NoNetwork`` share: their policy chooses."""
 
     def __init__(self, policy: KeyPolicy) -> None:
         self._policy = policy
+
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Nothing to watch, but for backends that have files."""
+        del notice
+        return None
+
+    def disturbed(self) -> bool:
+        """Only the auditor will see it."""
+        return False
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book

@@ -101,6 +101,7 @@ class Opensm:
         # A thread that watches the file puts it back while another one waits for a sweep.
         self._writing = threading.Lock()
         self._installed: bytes | None = None
+        self._touched = False
 
     def each(self) -> Sequence[SubnetManager]:
         """This one."""
@@ -132,12 +133,21 @@ class Opensm:
             FabricError: it cannot be written.
         """
         with self._writing:
-            if self._installed is None:
+            if self._installed is None or not self._differs():
                 return False
-            with contextlib.suppress(FabricError):
-                if self.read() == self._installed:
-                    return False
+            self._touched = True
             self._write(self._installed)
+            return True
+
+    def touched(self) -> bool:
+        """Whether the file was put back since this was last asked."""
+        touched, self._touched = self._touched, False
+        return touched
+
+    def _differs(self) -> bool:
+        try:
+            return self.read() != self._installed
+        except FabricError:
             return True
 
     def _write(self, data: bytes) -> None:

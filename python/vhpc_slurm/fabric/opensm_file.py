@@ -12,10 +12,12 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, numbers, partitions, rewrite
+from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, rewrite
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof
+from vhpc_slurm.fabric.filewatch import FileWatch, Watched
 from vhpc_slurm.fabric.keys import Book
-from vhpc_slurm.fabric.opensm import ComplaintError, Mark, SubnetManager, complaint_of
+from vhpc_slurm.fabric.opensm import ComplaintError, Opensm, SubnetManager
+from vhpc_slurm.fabric.opensm_logs import OpensmLogs
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.readback import Expected, Readback
@@ -51,10 +53,10 @@ class OpensmFile(ByPolicy):
         self._site = site
         self._ipoib = ipoib
         self._max_lost_percent = max_lost_percent
-        # what was written last, what OpenSM was seen to have swept with, and where each log was then
+        # what was written last, and what OpenSM was seen to have swept with
         self._last: tuple[Partition, ...] | None = None
         self._swept: tuple[Partition, ...] | None = None
-        self._heard: dict[int, tuple[Mark, ...]] = {}
+        self._logs = OpensmLogs(opensm.each())
         # the bytes of the last file, and what they mean
         self._wrote: tuple[bytes, tuple[Partition, ...]] | None = None
         # whether it is certain that OpenSM has read what was written last
@@ -78,15 +80,17 @@ class OpensmFile(ByPolicy):
         claims = [book.must(generation) for generation in generations]
         meant = self._meant(book)
         try:
+            self._logs.reading()
             outcomes = self._readback.carried(claims, meant, book)
             if not self._read and not any(_seen(one) for one in outcomes.values()):
                 # No port of theirs can show that OpenSM has read the new file: the first SUBNET UP
                 # may have been of a sweep that began with the old one.  A second cannot be.
                 self._opensm.sweep()
+                self._logs.reading()
                 outcomes = self._readback.carried(claims, meant, book)
             self._read = True
-            for number, manager in enumerate(self._opensm.each()):
-                self._listen(number, manager)
+            for err in self._logs.complaints():
+                raise err
         except FabricError:
             self._swept = None
             raise
@@ -95,6 +99,7 @@ class OpensmFile(ByPolicy):
     def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
         """Read back that no port has the generations' keys any more."""
         claims = [book.must(generation) for generation in generations]
+        self._logs.reading()
         try:
             return self._doubting(self._readback.gone(claims, self._meant(book), book))
         except FabricError:
@@ -111,7 +116,9 @@ class OpensmFile(ByPolicy):
         """Compare files, logs and fabric with the book."""
         meant = self._meant(book)
         files = self._file_findings(None if unsure else meant)
-        found = (*files, *self._complaints(), *self._readback.findings(meant))
+        complaints = tuple(self._complaints())
+        self._logs.reading()
+        found = (*files, *complaints, *self._readback.findings(meant))
         if found:
             self._swept = None  # whatever OpenSM has now, the next change makes it sweep
         return found
@@ -126,6 +133,17 @@ class OpensmFile(ByPolicy):
         self._rewrite(book)
         if away is not None:
             raise away
+
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Watch files and logs of OpenSM on this host; files are put back at once."""
+        here = [one for one in self._opensm.each() if isinstance(one, Opensm)]
+        return filewatch.start([Watched(one.file, one.log, one.put_back) for one in here], notice)
+
+    def disturbed(self) -> bool:
+        """Whether OpenSM has swept since the fabric was read last, or a file is not what was written."""
+        return self._logs.swept() or any(
+            one.touched() for one in self._opensm.each() if isinstance(one, Opensm)
+        )
 
     def _file_findings(self, meant: tuple[Partition, ...] | None) -> list[Finding]:
         """What is wrong with the files of all OpenSM; with None any will do that OpenSM can read."""
@@ -162,22 +180,9 @@ class OpensmFile(ByPolicy):
 
     def _complaints(self) -> Iterator[Finding]:
         """What OpenSM have said of their files since these were last written."""
-        for number, manager in enumerate(self._opensm.each()):
-            try:
-                self._listen(number, manager)
-            except ComplaintError as err:
-                yield Finding(0, err.line(), open=True)
-            except FabricError as err:
-                yield Finding(0, err.line(), unread=True)
-
-    def _listen(self, number: int, manager: SubnetManager) -> None:
-        """FabricError when this OpenSM has complained since its file was last written, or cannot be heard."""
-        end = manager.mark()
-        since = self._heard.setdefault(number, end)
-        found = complaint_of(b"\n".join(manager.since(since)))
-        if found:
-            raise ComplaintError("OpenSM has complained", found[0])
-        self._heard[number] = end
+        for err in self._logs.complaints():
+            heard = isinstance(err, ComplaintError)
+            yield Finding(0, err.line(), open=heard, unread=not heard)
 
     def _bring(self, book: Book, *, force: bool = False, repairing: bool = False) -> FabricError | None:
         """Have OpenSM sweep with what the book says.
@@ -195,7 +200,10 @@ class OpensmFile(ByPolicy):
         self._swept, self._read = None, False
         data = partitions.render(meant, book.epoch, book.tag)
         partitions.parse(data, "what vhpcd would write")
-        self._heard = {} if repairing else dict(enumerate((mark,) for mark in self._opensm.mark()))
+        if repairing:
+            self._logs.repairing()
+        else:
+            self._logs.writing()
         away: FabricError | None = None
         if not repairing and (not same or self._wrote is None):
             self._opensm.replace(data)

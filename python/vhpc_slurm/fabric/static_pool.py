@@ -7,12 +7,13 @@ GUID.  What remains to be done is to choose, and to read back.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, numbers, partitions, plainfile
+from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, plainfile
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes
+from vhpc_slurm.fabric.filewatch import FileWatch, Watched
 from vhpc_slurm.fabric.keys import Book
 from vhpc_slurm.fabric.opensm import MAX_FILE
 from vhpc_slurm.fabric.partitions import Partition
@@ -38,6 +39,7 @@ class StaticPool(ByPolicy):
         self._site = site
         self._declared = (*pool, *site)
         self._file = file
+        self._changed = False
 
     def validate(self, book: Book) -> None:
         """Whether the file declares the pool that the configuration describes."""
@@ -75,6 +77,22 @@ class StaticPool(ByPolicy):
         raise FabricError(
             "vhpcd writes nothing for a static pool", cure="install: vhpc fabric render --pool, and SIGHUP"
         )
+
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Watch the file, where it is on this host."""
+        if not self._file.parent.is_dir():
+            return None
+
+        def changed() -> None:
+            self._changed = True
+            notice()
+
+        return filewatch.start([Watched(self._file)], changed)
+
+    def disturbed(self) -> bool:
+        """Whether the file was written."""
+        changed, self._changed = self._changed, False
+        return changed
 
     def _file_findings(self) -> list[str]:
         """What is wrong with the file; FabricError when it cannot be read."""
