@@ -101,7 +101,7 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 2.0
     audit_interval_s: Annotated[
         float, documented("how often the whole fabric is compared with the keys in use", gt=0, le=300)
-    ] = 15.0
+    ] = 5.0
     open_deadline_s: Annotated[
         int,
         documented(
