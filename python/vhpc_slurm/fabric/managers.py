@@ -183,7 +183,8 @@ class RemoteOpensm:
     def __init__(self, command: tuple[str, ...], timeout_s: float) -> None:
         self._child = LineChild(command)
         self._timeout_s = timeout_s
-        self.partitions: Path | str = f"the file behind `{' '.join(command)}`"
+        self._command = " ".join(command)
+        self.partitions: Path | str = f"the file behind `{self._command}`"
 
     def check(self) -> None:
         """Whether the host answers, and OpenSM runs there."""
@@ -253,7 +254,7 @@ class RemoteOpensm:
 
     def _lost(self, why: str) -> FabricError:
         return FabricError(
-            f"cannot reach {self.partitions}", why, "does the command run `vhpc fabric manager` there?"
+            f"cannot reach the file behind `{self._command}`", why, "does the command run `vhpc fabric manager` there?"
         )
 
 
