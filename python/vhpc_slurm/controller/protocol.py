@@ -37,6 +37,8 @@ TTL_S = 60
 """Time to live of credentials; how far the clocks of two hosts may differ."""
 MAX_WAIT_S = 600.0
 HEADER = struct.Struct(">I")
+CONTROLLER, ANY = "@controller", "@any"
+"""In ``Status.speaks_for``; no node has such a name."""
 
 JobId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 Restarts = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
@@ -191,7 +193,11 @@ class FabricState(Wire, frozen=True):
 
 
 class Status(Wire, frozen=True, tag="status"):
-    """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state."""
+    """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state.
+
+    ``seen_at`` is the address that the request came from, ``speaks_for`` are the
+    nodes that it may speak for, CONTROLLER among them, or ANY alone.
+    """
 
     version: str
     protocol: int
@@ -201,6 +207,8 @@ class Status(Wire, frozen=True, tag="status"):
     leases: dict[str, int]
     connections: int
     fabric: FabricState = FabricState()
+    seen_at: str = ""
+    speaks_for: tuple[str, ...] = ()
 
 
 class Fenced(Wire, frozen=True, tag="fenced"):

@@ -254,7 +254,9 @@ class RemoteOpensm:
 
     def _lost(self, why: str) -> FabricError:
         return FabricError(
-            f"cannot reach the file behind `{self._command}`", why, "does the command run `vhpc fabric manager` there?"
+            f"cannot reach the file behind `{self._command}`",
+            why,
+            "does the command run `vhpc fabric manager` there?",
         )
 
 

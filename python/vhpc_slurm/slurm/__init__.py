@@ -15,11 +15,12 @@ def connect(config: Config) -> Slurm:
     Raises:
         SlurmError: pyslurm is wanted and cannot be imported.
     """
+    from vhpc_slurm.slurm.scontrol import Scontrol
+
     settings = config.controller
+    commands = Scontrol(settings.slurm_bin, slurm_conf=settings.slurm_conf)
     if settings.slurm_adapter == "pyslurm":
         from vhpc_slurm.slurm.pyslurm_adapter import PySlurm
 
-        return PySlurm()
-    from vhpc_slurm.slurm.scontrol import Scontrol
-
-    return Scontrol(settings.slurm_bin, slurm_conf=settings.slurm_conf)
+        return PySlurm(commands)
+    return commands

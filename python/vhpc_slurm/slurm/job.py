@@ -66,6 +66,15 @@ class JobStatus:
     started: float | None
 
 
+@dataclass(frozen=True)
+class SlurmNode:
+    """A node and where Slurm reaches it: NodeAddr and NodeHostName, each a name or an address."""
+
+    name: str
+    address: str
+    hostname: str
+
+
 class Slurm(Protocol):
     """What vhpc asks of Slurm.  Every call ends within a deadline and raises SlurmError at its end."""
 
@@ -77,6 +86,12 @@ class Slurm(Protocol):
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """Return all pending, running and completing jobs of the cluster, in one RPC."""
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        """Return all nodes that are in a partition, in one RPC."""
+
+    def controllers(self) -> tuple[str, ...]:
+        """Return names and addresses of the hosts that slurmctld may run on."""
 
     def cancel(self, job_id: int) -> None:
         """End a job; one that is gone already is no error."""

@@ -17,8 +17,16 @@ from typing import Any
 
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.job import (
+    JobStatus,
+    NoSuchJobError,
+    NotRequeueableError,
+    SlurmError,
+    SlurmJob,
+    SlurmNode,
+)
 from vhpc_slurm.slurm.parse import CPU_IDS_CUT
+from vhpc_slurm.slurm.scontrol import Scontrol
 
 _CURE = "set slurm_adapter = 'scontrol' in vhpc.toml"
 
@@ -37,8 +45,9 @@ def unavailable(slurm_version: str) -> str:
 class PySlurm:
     """Slurm through pyslurm."""
 
-    def __init__(self) -> None:
+    def __init__(self, commands: Scontrol | None = None) -> None:
         """Raise SlurmError when pyslurm cannot be imported (absent, or of another Slurm)."""
+        self._commands = commands or Scontrol()
         try:
             self._api: Any = importlib.import_module("pyslurm")
         except (ImportError, OSError) as err:
@@ -73,6 +82,14 @@ class PySlurm:
                     JobStatus(int(job.id), int(job.requeue_count), state, str(job.state_reason), started)
                 )
         return tuple(found)
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        """All nodes, by sinfo, as they are asked for seldom."""
+        return self._commands.nodes()
+
+    def controllers(self) -> tuple[str, ...]:
+        """Hosts of slurmctld, by scontrol."""
+        return self._commands.controllers()
 
     def cancel(self, job_id: int) -> None:
         """End a job; pyslurm itself takes a job that is gone for cancelled."""

@@ -12,7 +12,15 @@ import re
 import subprocess
 from pathlib import Path
 
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.hosts import SINFO_FORMAT, parse_controllers, parse_nodes
+from vhpc_slurm.slurm.job import (
+    JobStatus,
+    NoSuchJobError,
+    NotRequeueableError,
+    SlurmError,
+    SlurmJob,
+    SlurmNode,
+)
 from vhpc_slurm.slurm.parse import SQUEUE_FORMAT, narrower, parse_job, parse_squeue
 
 MAX_COMMENT = 1024
@@ -21,7 +29,7 @@ _NO_SCRIPT, _NO_REQUEUE = "Only batch jobs are accepted", "Requested operation i
 
 
 class Scontrol:
-    """Slurm through scontrol, squeue and scancel."""
+    """Slurm through scontrol, squeue, sinfo and scancel."""
 
     def __init__(self, bin_dir: str = "/usr/bin", *, slurm_conf: str = "", timeout_s: float = 5.0) -> None:
         """Use the commands in ``bin_dir``; ``slurm_conf`` empty means Slurm's own default."""
@@ -50,6 +58,18 @@ class Scontrol:
         return parse_squeue(
             self._run("squeue", "--noheader", "--all", "--array", "--local", "-O", SQUEUE_FORMAT)
         )
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        """All nodes, by sinfo.
+
+        ``scontrol show node`` would print what a node says of itself (its system's
+        name, its version) in front of, or behind, what slurmctld knows.
+        """
+        return parse_nodes(self._run("sinfo", "--all", "--Node", "--noheader", f"--format={SINFO_FORMAT}"))
+
+    def controllers(self) -> tuple[str, ...]:
+        """Hosts of slurmctld, by ``scontrol show config``."""
+        return parse_controllers(self._run("scontrol", "show", "config"))
 
     def cancel(self, job_id: int) -> None:
         """End a job, by scancel, which says nothing about jobs that are gone."""
