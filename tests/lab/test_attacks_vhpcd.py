@@ -107,8 +107,9 @@ def test_a_flood_of_a_user_delays_no_start_of_another(lab: Lab, kind: str) -> No
         flooded = [start_one(lab) for _ in range(STARTS)]
         lines = logged(lab) - before
     print(f"{kind}: without {calm}, with {flooded} s; {lines} lines logged")
-    # Of three a noisy machine may hit one.
+    # Of three a noisy machine may hit one; a vhpcd without shares took 8 and 18 s.
     assert statistics.median(flooded) - statistics.median(calm) < ALLOWED_S
+    assert max(flooded) - statistics.median(calm) < 3 * ALLOWED_S
     assert lines < LOG_LINES
     assert not [node for node in NODES if "DRAIN" in lab.node_state(node)[0]]
 
