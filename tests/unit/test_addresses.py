@@ -137,6 +137,45 @@ def test_a_resolver_that_is_away_takes_no_address_from_anybody(tmp_path: Path) -
     assert found.known == before
 
 
+def test_names_that_take_too_long_keep_what_they_had(tmp_path: Path) -> None:
+    now = 0.0
+    asked: list[str] = []
+    slow = False
+
+    def look_up(name: str) -> frozenset[str]:
+        nonlocal now
+        asked.append(name)
+        now += 15.0 * slow
+        return frozenset() if slow else known_names(name)
+
+    stand_in: Any = Asked()
+    found = HostAddresses(
+        Controller(database=str(tmp_path / "db")), stand_in, resolve=look_up, clock=lambda: now
+    )
+    found.learn()
+    before, slow = found.known, True
+    asked.clear()
+    found.learn()
+    assert len(asked) == 2, "30 s are too long"
+    assert found.known == before
+
+
+def test_a_node_that_slurm_does_not_list_any_more_is_remembered_for_a_day(tmp_path: Path) -> None:
+    now = 0.0
+    stand_in: Any = Asked()
+    found = HostAddresses(
+        Controller(database=str(tmp_path / "db")), stand_in, resolve=known_names, clock=lambda: now
+    )
+    found.learn()
+    del stand_in.nodes_[1]
+    now = 80000.0
+    found.learn()
+    assert set(found.known.nodes) == {"n1", "n2"}
+    now = 90000.0
+    found.learn()
+    assert set(found.known.nodes) == {"n1"}
+
+
 def test_what_was_known_is_known_again_after_a_restart_without_slurm(tmp_path: Path) -> None:
     first = hosts(tmp_path)
     first.learn()

@@ -46,7 +46,7 @@ printf '3           PENDING             1         N/A                     BeginT
 """
 
 SINFO = """#!/bin/sh
-test "$*" = "--all --Node --noheader --format=%N|%n|%o" || exit 1
+test "$*" = "--all --local --Node --noheader --format=%N|%n|%o" || exit 1
 printf 'n1|n1|10.77.0.11\\nn1|n1|10.77.0.11\\nn2|n2|10.77.0.12\\n'
 """
 

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,11 +27,16 @@ import msgspec
 from vhpc_slurm.config import Controller
 from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError
 from vhpc_slurm.model import NODE_NAME
-from vhpc_slurm.slurm.job import Slurm
+from vhpc_slurm.slurm.job import Slurm, SlurmNode
 
 log = logging.getLogger("vhpcd")
 
 Resolve = Callable[[str], frozenset[str]]
+
+RESOLVE_S = 20.0
+"""Names that are not resolved within so many seconds in all keep the addresses that they had."""
+KEEP_S = 86400.0
+"""So long a node is remembered that Slurm does not list any more: its jobs may not have ended."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,14 @@ def resolve(name: str) -> frozenset[str]:
 class HostAddresses:
     """What is known, and how it is learnt; ``learn`` is for one thread at a time."""
 
-    def __init__(self, settings: Controller, slurm: Slurm, *, resolve: Resolve = resolve) -> None:
+    def __init__(
+        self,
+        settings: Controller,
+        slurm: Slurm,
+        *,
+        resolve: Resolve = resolve,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begin with what was known when vhpcd last ran; NodeError when the configuration makes no sense."""
         self.known = Known()
         self._slurm = slurm
@@ -77,6 +90,8 @@ class HostAddresses:
         self._extra = _pairs(settings.node_addresses)
         self._controllers = settings.controller_addresses
         self._names: dict[str, frozenset[str]] = {}
+        self._clock = clock
+        self._listed: dict[str, float] = {}
         self._file = Path(settings.database).with_name("addresses.json")
         for pattern in settings.node_names:
             if "{node}" not in pattern or "{" in pattern.replace("{node}", ""):
@@ -95,34 +110,33 @@ class HostAddresses:
                 "sinfo printed none",
                 "PrivateData=nodes of slurm.conf hides them from all but operators",
             )
+        now = self._clock()
         resolved: dict[str, frozenset[str]] = {}
 
         def addresses(names: Iterable[str]) -> frozenset[str]:
             for name in names:
                 if name not in resolved:
                     # A name that nobody knows now may be one that the resolver cannot look up now.
-                    resolved[name] = self._resolve(name) or self._names.get(name, frozenset())
+                    in_time = self._clock() - now < RESOLVE_S
+                    found = self._resolve(name) if in_time else frozenset()
+                    resolved[name] = found or self._names.get(name, frozenset())
             return frozenset().union(*(resolved[name] for name in names))
 
-        known = Known(
-            {
-                one.name: addresses(
-                    (
-                        one.address,
-                        one.hostname,
-                        *(pattern.replace("{node}", one.name) for pattern in self._patterns),
-                        *self._extra.get(one.name, ()),
-                    )
-                )
-                for one in nodes
-            },
-            addresses((*controllers, *self._controllers)),
-        )
+        listed = {one.name: addresses(self._names_of(one)) for one in nodes}
+        hosts = addresses((*controllers, *self._controllers))
+        self._listed |= dict.fromkeys(listed, now)
+        self._listed = {name: seen for name, seen in self._listed.items() if now - seen < KEEP_S}
+        gone = {name: known for name, known in self.known.nodes.items() if name in self._listed}
+        known = Known(gone | listed, hosts)
         self._names = resolved
         if known != self.known:
             log.info("%d nodes and %d addresses of hosts are known", len(known.nodes), len(known.every))
             self.known = known
             self._remember()
+
+    def _names_of(self, node: SlurmNode) -> tuple[str, ...]:
+        patterns = (pattern.replace("{node}", node.name) for pattern in self._patterns)
+        return (node.address, node.hostname, *patterns, *self._extra.get(node.name, ()))
 
     def _recall(self) -> None:
         try:

@@ -23,6 +23,8 @@ LEARN_S = 300.0
 """So often Slurm is asked where its hosts are."""
 AGAIN_S = 10.0
 """So soon again where that failed."""
+WAIT_S = 6.0
+"""So long a request waits for what Slurm says; what is learnt later serves the next one."""
 SOON_S = 1.0
 """Who is not known has Slurm asked at once, but no more often than this."""
 
@@ -122,7 +124,7 @@ class Authority:
             loop = asyncio.get_running_loop()
             self._learning = asyncio.ensure_future(loop.run_in_executor(self._thread, self._addresses.learn))
             self._learning.add_done_callback(self._learnt)
-        await asyncio.wait([self._learning])
+        await asyncio.wait([self._learning], timeout=WAIT_S)
 
     def _learnt(self, done: asyncio.Future[None]) -> None:
         self._learning = None

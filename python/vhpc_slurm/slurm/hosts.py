@@ -18,7 +18,9 @@ _ADDRESS = re.compile(r"^SlurmctldAddr\s*=\s*(?P<address>[^\s(]+)\s*$", re.MULTI
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """Read what ``sinfo -aNh -o SINFO_FORMAT`` prints; a node of several partitions is there several times.
+    """Read what ``sinfo --all --Node --noheader`` prints in SINFO_FORMAT.
+
+    A node of several partitions is there several times.
 
     Raises:
         SlurmError: a line is none, or names what is no host.

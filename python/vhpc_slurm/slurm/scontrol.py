@@ -65,7 +65,8 @@ class Scontrol:
         ``scontrol show node`` would print what a node says of itself (its system's
         name, its version) in front of, or behind, what slurmctld knows.
         """
-        return parse_nodes(self._run("sinfo", "--all", "--Node", "--noheader", f"--format={SINFO_FORMAT}"))
+        options = ("--all", "--local", "--Node", "--noheader", f"--format={SINFO_FORMAT}")
+        return parse_nodes(self._run("sinfo", *options))
 
     def controllers(self) -> tuple[str, ...]:
         """Hosts of slurmctld, by ``scontrol show config``."""
