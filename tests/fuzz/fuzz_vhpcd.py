@@ -28,8 +28,10 @@ from rig import InternalError, fuzz
 from vhpc_slurm.config import Config, Images
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.admission import Group, Peer
+from vhpc_slurm.controller.authority import Origin
+from vhpc_slurm.controller.conversation import Server
 from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.server import Server
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes
@@ -96,21 +98,25 @@ async def _say(server: Server, line: bytes) -> wire.Answer | None:
     if line[:1] == b"R":
         reader.feed_data(line[1:])
         reader.feed_eof()
+        peer = Peer("192.0.2.1", Group.OTHER, lambda: None)
+        server._admission.enter(peer)
         with contextlib.suppress(EOFError):
-            await server._receive(reader, "192.0.2.1")
-        if server._pending_bytes:
-            raise InternalError(f"{server._pending_bytes} bytes still held")
+            await server._receive(reader, peer)
+        server._admission.leave(peer)
+        if peer.held or server._admission.count(Group.OTHER):
+            raise InternalError(f"{peer.held} bytes still held")
         return None
     if line[:1] == b"P":
         payload = line[1:]
     else:
-        payload = b'{"message":"request","version":1,"nonce":"%016d","body":%s}' % (next(_nonces), line)
+        head = b'{"message":"request","version":%d,"nonce":"%016d",' % (wire.VERSION, next(_nonces))
+        payload = head + b'"body":%s}' % line
     try:
         envelope = wire.unwrap(payload, "request")
     except ValueError:
         return None
     refusal = server._object(envelope, Credential(payload, ROOT, ROOT), "192.0.2.1")
-    answer = refusal or await server._ask(envelope, ROOT, reader)
+    answer = refusal or await server._ask(envelope, ROOT, Origin("192.0.2.1", own_host=False), reader)
     if answer is None:
         raise InternalError("no answer to a client that still waits")
     return _check(wire.wrap("answer", envelope.nonce, answer))

@@ -294,6 +294,73 @@ def test_guests_with_a_key_end_when_nobody_closes_the_fabric_and_other_jobs_go_o
         no_node_is_drained(lab)
 
 
+# --- tables behind OpenSM's back ------------------------------------------------------------------
+
+SMP_SET = (Path(__file__).parents[1] / "unit" / "smp_set.py").read_text()
+
+
+def write_table(lab: Lab, guid: int, *entries: int) -> None:
+    """Change an adapter's table by a management packet, as whoever opens umad could."""
+    place = 1 + [one for guids in ADAPTERS.values() for one in guids].index(guid)
+    words = f"0,1,{place} 0 {' '.join(f'{entry:x}' for entry in entries)}"
+    script = (
+        "cd /run/opensm/readers && SIM_HOST=SM"
+        f" LD_PRELOAD=/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so /opt/vhpc/bin/python - {words}"
+    )
+    lab.run("ctl", "sh", "-c", script, stdin=SMP_SET)
+
+
+def port_of(lab: Lab, job: Job, node: str) -> tuple[int, int, int]:
+    """The job's key, its port on a node, and the other port there."""
+    (key,) = keys_of(lab, job)
+    found = tables(lab)
+    mine = next(guid for guid in ADAPTERS[node] if key | FULL in found[guid])
+    return key, mine, next(guid for guid in ADAPTERS[node] if guid != mine)
+
+
+def test_a_port_that_joins_a_job_s_key_by_a_packet_is_closed_and_one_that_lost_it_has_it_back(
+    lab: Lab,
+) -> None:
+    job = lab.submit(WAITING, "-N2")
+    runs(lab, job)
+    key, mine, other = port_of(lab, job, "n1")
+    right = tables(lab)
+    for guid, entries in ((other, (LIMITED, key | FULL)), (mine, (LIMITED,)), (other, (0xFFFF,))):
+        write_table(lab, guid, *entries)
+        until(lambda: tables(lab) == right, f"{guid:#x} to have its own keys again", 30)
+    until(lambda: lab.vhpc("ctl", "fabric", "audit")["findings"] == [], "a clean audit", 30)
+    assert job.show()["JobState"] == "RUNNING"
+    let_go(lab, job)
+    assert job.wait() == "COMPLETED"
+    nobody_has_a_key(lab)
+
+
+@pytest.mark.slow
+def test_a_job_whose_key_cannot_be_given_back_ends_with_one_line_and_others_go_on(lab: Lab) -> None:
+    with configured(lab, SWIFT):
+        alices = lab.submit(WAITING, "-N1", "-w", "n1")
+        bobs = lab.submit(WAITING, "-N1", "-w", "n1", user="bob")
+        for job in (alices, bobs):
+            runs(lab, job)
+        _, mine, _ = port_of(lab, alices, "n1")
+        lab.service("ctl", "stop", "opensm")  # so that nobody can give it back
+        try:
+            write_table(lab, mine, LIMITED)
+            assert alices.wait(timeout=HEALTH_CHECK_S + 60) == "FAILED"
+            one_line(
+                alices,
+                rf"^vhpc: the guests of job {alices.id} were ended on n1: the job's partition key was taken "
+                rf"from its port and cannot be given back: port {mine:#018x} has the keys 0x7fff, and ",
+            )
+            assert bobs.show()["JobState"] == "RUNNING"
+            no_node_is_drained(lab)
+        finally:
+            lab.service("ctl", "start", "opensm")
+        let_go(lab, bobs)
+        assert bobs.wait() == "COMPLETED"
+        nobody_has_a_key(lab)
+
+
 # --- guests that have ports --------------------------------------------------------------------
 
 HCA_IMAGE = "has-hca"

@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -110,7 +111,9 @@ class SimulatedFabric:
         (self.folder / "net").write_text(self.shape.net())
         (self.folder / "opensm.conf").write_text("force_log_flush TRUE\n")
         plain = {name: value for name, value in self.environment.items() if name != "LD_PRELOAD"}
-        self._run(["ibsim", "-s", "-n", "-N", "8192", "-S", "1024", "-P", "100000", "net"], plain)
+        self._simulator = self._run(
+            ["ibsim", "-s", "-N", "8192", "-S", "1024", "-P", "100000", "net"], plain, stdin=subprocess.PIPE
+        )
         wait_for(lambda: self._query("nodeinfo", "0").returncode == 0, "ibsim does not answer")
         self.replace(partitions)
         self.start_opensm()
@@ -182,6 +185,23 @@ class SimulatedFabric:
         self.opensm.send_signal(signal.SIGHUP)
         wait_for(lambda: self.sweeps() > before, "opensm does not sweep")
 
+    def write_table(self, guid: int, *entries: int, block: int = 0) -> None:
+        """Change a block of an adapter's table by a management packet of our own, behind opensm's back."""
+        words = [self.places[guid], str(block), *(f"{entry:x}" for entry in entries)]
+        subprocess.run(
+            [sys.executable, Path(__file__).with_name("smp_set.py"), *words],
+            env=self.environment | {"PYTHONPATH": str(Path(__file__).parents[2] / "python")},
+            cwd=self.folder,
+            check=True,
+            timeout=30,
+        )
+
+    def silence(self, adapter: str, *, silent: bool = True) -> None:
+        """Have an adapter (``H1``) lose all packets, or none any more."""
+        assert self._simulator.stdin is not None
+        self._simulator.stdin.write(f'Error "{adapter}" {100 * silent}\n'.encode())
+        self._simulator.stdin.flush()
+
     def tables(self, *only: int) -> dict[int, tuple[int, ...]]:
         """The keys of adapters (all) by port GUID, asked for one by one along known paths."""
         wanted = only or tuple(self.places)
@@ -207,13 +227,15 @@ class SimulatedFabric:
             timeout=30,
         )
 
-    def _run(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _run(
+        self, command: list[str], environment: dict[str, str], stdin: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{command[0]}.out").open("ab") as output:
             process = subprocess.Popen(
                 command,
                 cwd=self.folder,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=output,
             )

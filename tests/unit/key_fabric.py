@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import numbers
@@ -67,8 +67,14 @@ class Fabric:
             assert not self.tables.keys() & set(self.names(book.must(generation))) - others
         return {generation: Proof(book.epoch) for generation in generations}
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
         return ()
 
     def cure(self, book: Book) -> None:
         self.apply(book)
+
+    def watch(self, notice: Callable[[], None]) -> None:
+        pass
+
+    def disturbed(self) -> bool:
+        return False

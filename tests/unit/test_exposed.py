@@ -65,14 +65,33 @@ def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> N
     assert list(exposed.exposed(layout, "n1", [record], OPEN)) == [], "once"
 
 
+def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout) -> None:
+    lost, other = a_record(1), a_record(2)
+    for record in (lost, other):
+        prepared(layout, record)
+    state = FabricState(lost=((str(lost.lease.generation), "port 0x1 has the keys 0x7fff"),))
+    (finding,) = exposed.exposed(layout, "n1", [lost, other], state)
+    assert (finding.kind, finding.what) == ("lost-key", "job 1 has lost its key on the fabric")
+    finding.mend()
+    assert kinds(layout, lost) == ["rundir"]
+    assert kinds(layout, other) == ["rundir", "uid"]
+    message = statefile.read(layout.state_file(1))["message"]
+    assert message == (
+        "the guests of job 1 were ended on n1: the job's partition key was taken from its port and cannot be "
+        "given back: port 0x1 has the keys 0x7fff (submit the job again)"
+    )
+
+
 @pytest.mark.parametrize(
     ("network", "fabric"),
     [
         (NetworkIdentity(), OPEN),
         (KEY, FabricState()),
         (KEY, FabricState(open_since=1.0, what="for a moment")),
+        (NetworkIdentity(), FabricState(lost=(("1.0.0123abcd", "port 0x1"),))),
+        (KEY, FabricState(lost=(("1.0.ffffffff", "port 0x1"),))),
     ],
-    ids=["no key", "safe", "open, and being cured"],
+    ids=["no key", "safe", "open, and being cured", "lost by a job without one", "lost by an earlier start"],
 )
 def test_other_guests_are_left_alone(layout: Layout, network: NetworkIdentity, fabric: FabricState) -> None:
     record = a_record(1, network)

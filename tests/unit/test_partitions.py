@@ -95,6 +95,17 @@ def test_what_opensm_would_take_amiss_is_refused(text: str, line: int, reason: s
         partitions.parse(text.encode())
 
 
+@pytest.mark.parametrize("line", [b"what is this ;\n", b"\xff\n", b"x" * 5000 + b"\n"])
+def test_the_linter_stops_after_a_thousand_defects(line: bytes) -> None:
+    defects = partitions.lint(DEFAULT.encode() + line * 3000)
+    assert [one.line for one in defects] == list(range(2, 1002))
+
+
+def test_a_statement_without_end_is_read_no_further_than_the_longest_there_is() -> None:
+    (defect,) = partitions.lint(b"a\n" * (partitions.MAX_STATEMENT + 10))
+    assert (defect.line, defect.reason) == (1, "the statement that begins here has no ';'")
+
+
 def test_all_defects_are_said_in_the_order_of_lines() -> None:
     text = DEFAULT + f"a=0x0 : {A}=full ;\nb=0x1001 : {B} ;\nb=0x1001 : X=full ;\n"
     assert [defect.line for defect in partitions.lint(text.encode())] == [2, 3, 4, 4, 4]

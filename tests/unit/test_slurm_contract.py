@@ -35,7 +35,8 @@ case "$*" in
 "-o show job -d 2") cat "$here/job";;
 "show config") echo "PrivateData             = $(cat "$here/private")"
     echo "BOOT_TIME               = $(cat "$here/boot")"
-    echo "SlurmUser               = slurm(64030)";;
+    echo "SlurmUser               = slurm(64030)"
+    echo "SlurmctldHost[0]        = ctl(10.77.0.2)";;
 "show assoc_mgr"*) cat "$here/users";;
 "requeue 98") echo "Only batch jobs are accepted or processed for job 98" >&2; exit 1;;
 "requeue 97") echo "Requested operation is presently disabled for job 97" >&2; exit 1;;
@@ -54,6 +55,11 @@ printf '2           RUNNING             0         1795200394              None\\
 printf '3           PENDING             1         N/A                     BeginTime\\n'
 """
 
+SINFO = """#!/bin/sh
+test "$*" = "--all --local --Node --noheader --format=%N|%n|%o" || exit 1
+printf 'n1|n1|10.77.0.11\\nn1|n1|10.77.0.11\\nn2|n2|10.77.0.12\\n'
+"""
+
 
 def script(path: Path, text: str) -> None:
     path.write_text(text)
@@ -63,6 +69,7 @@ def script(path: Path, text: str) -> None:
 def replay(folder: Path, version: str) -> Scontrol:
     script(folder / "scontrol", SCONTROL)
     script(folder / "squeue", SQUEUE)
+    script(folder / "sinfo", SINFO)
     script(folder / "scancel", '#!/bin/sh\necho "$0 $*" >> "$(dirname "$0")/calls"\n')
     (folder / "private").write_text("none")
     (folder / "boot").write_text("2026-11-22T07:33:47")
@@ -117,6 +124,18 @@ def test_every_listed_job_can_be_told_apart(slurm: Slurm) -> None:
     jobs = slurm.jobs()
     assert all(job.job_id > 0 and job.restarts >= 0 and job.state.isupper() for job in jobs)
     assert all(job.started is None or job.started > 1e9 for job in jobs)
+
+
+def test_each_node_is_there_once_and_has_an_address(slurm: Slurm) -> None:
+    nodes = slurm.nodes()
+    assert nodes
+    assert len({node.name for node in nodes}) == len(nodes)
+    assert all(node.address and node.hostname for node in nodes)
+
+
+def test_hosts_of_slurmctld_are_known(slurm: Slurm) -> None:
+    assert slurm.controllers()
+    assert all(host and not set(host) & set(" ()=") for host in slurm.controllers())
 
 
 def test_a_running_job_has_its_nodes_cpus_and_memory(slurm: Slurm) -> None:

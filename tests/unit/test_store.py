@@ -167,7 +167,7 @@ def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(FabricError, match="cannot use the database"):
         SqliteStore(tmp_path / "db")
     (tmp_path / "text").write_text("hello, this is no database at all\n" * 100)
-    with pytest.raises(FabricError, match="cannot open the database"):
+    with pytest.raises(FabricError, match="is damaged: file is not a database"):
         SqliteStore(tmp_path / "text")
 
 

@@ -121,7 +121,7 @@ def make(
     """A vhpcd that does not run yet; with a fabric where one is named."""
     publish(folder / "catalog", manifest())
     (folder / "bin").mkdir()
-    for name in ("squeue", "scontrol", "scancel"):
+    for name in ("squeue", "scontrol", "scancel", "sinfo"):
         (folder / "bin" / name).write_text(f"#!/bin/sh\ncat {folder}/{name}.out 2>/dev/null\n")
         (folder / "bin" / name).chmod(0o755)
     # squeue is also asked about one job, as which it is to be called or whether it is there

@@ -60,7 +60,10 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
         yield from services.sbcast(config)
         if is_controller:
             yield slurm.operator(settings, config)
-    yield from services.vhpcd(config, listener=root or here.user_name() == config.controller.slurm_user)
+    listener = root or here.user_name() == config.controller.slurm_user
+    yield from services.vhpcd(
+        config, listener=listener, node=node if is_node else "", controller=is_controller
+    )
     if is_controller:
         yield from slurm.executable_hooks(config, ("prolog-slurmctld", "epilog-slurmctld"))
     if is_controller or fabric.applies(config):

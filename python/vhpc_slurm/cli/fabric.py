@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import sys
 import time
 from pathlib import Path
@@ -14,8 +12,8 @@ from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.keystore import read_book
-from vhpc_slurm.errors import UserError
-from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.fabric import keys, numbers, partitions, plainfile
 from vhpc_slurm.fabric.select import backend, site_partitions, static_pool
 from vhpc_slurm.model import Generation, LeaseRecord
 from vhpc_slurm.terminal import printable
@@ -258,13 +256,9 @@ def lint(file: str, *, as_json: bool) -> int:
 
 def _read(file: str) -> bytes:
     try:
-        # Not to wait for a writer of what may be a pipe.
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise UserError(f"cannot read {Path(file)}", "it is no plain file")
-            data = opened.read(MAX_FILE + 1)
-    except OSError as err:
-        raise UserError(f"cannot read {file}", err.strerror or str(err)) from err
-    if len(data) > MAX_FILE:
-        raise UserError(f"{file} is no partitions file", f"it has more than {MAX_FILE} bytes")
+        data = plainfile.read(Path(file), MAX_FILE)
+    except FabricError as err:
+        raise UserError(err.what, err.why) from err
+    if data is None:
+        raise UserError(f"cannot read {file}", "No such file or directory")
     return data

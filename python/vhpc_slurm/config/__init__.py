@@ -58,10 +58,28 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     lease_wait_s: Annotated[
         int, documented("longest wait of a node for a lease to become READY", ge=1, le=600)
     ] = 60
-    slurm_bin: Annotated[str, documented("folder of scontrol, squeue and scancel")] = "/usr/bin"
+    slurm_bin: Annotated[str, documented("folder of scontrol, squeue, sinfo and scancel")] = "/usr/bin"
     slurm_conf: Annotated[
         str, documented("slurm.conf for these commands; empty means Slurm's own default")
     ] = ""
+    node_names: Annotated[
+        tuple[str, ...],
+        documented(
+            'further names that nodes have, such as "{node}-ib" with {node} for Slurm\'s name. What is said '
+            "in a node's name vhpcd takes only from its addresses: those of its NodeAddr and NodeHostName, "
+            "which it learns from Slurm, and of these names"
+        ),
+    ] = ()
+    node_addresses: Annotated[
+        tuple[str, ...], documented("further addresses of single nodes: NODE=ADDRESS or NODE=NAME")
+    ] = ()
+    controller_addresses: Annotated[
+        tuple[str, ...],
+        documented(
+            "further addresses or names that slurmctld's hooks and vhpc fabric speak from: beside vhpcd's "
+            "own host and those of SlurmctldHost"
+        ),
+    ] = ()
     slurm_adapter: Annotated[
         Literal["scontrol", "pyslurm"],
         documented(

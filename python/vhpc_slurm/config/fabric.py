@@ -101,16 +101,26 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 2.0
     audit_interval_s: Annotated[
         float, documented("how often the whole fabric is compared with the keys in use", gt=0, le=300)
-    ] = 15.0
+    ] = 5.0
     open_deadline_s: Annotated[
         int,
         documented(
             "an open fabric (ports can talk that should not) is put right at once; where that does not work "
-            "for so long, no lease with a key is handed out, and nodes end guests that have one",
+            "for so long, no lease with a key is handed out, and nodes end guests that have one. The guests "
+            "of a job end alone when a port of theirs lacks the job's key for so long",
             ge=0,
             le=3600,
         ),
     ] = 60
+    unread_deadline_s: Annotated[
+        int,
+        documented(
+            "the same for a fabric of which a part cannot be read (ports that do not answer, files and logs "
+            "of an OpenSM, UFM): it could be open. Longer than a restart of a standby takes",
+            ge=0,
+            le=86400,
+        ),
+    ] = 300
     lost_after_s: Annotated[
         int,
         documented(

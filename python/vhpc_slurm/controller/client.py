@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from vhpc_slurm import errors
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import forms
+from vhpc_slurm.controller import forms, rootport
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
@@ -27,6 +27,9 @@ _KINDS: dict[str, type[VhpcError]] = {
     kind.kind: kind for kind in (errors.UserError, errors.NodeError, errors.FabricError, errors.TeardownError)
 }
 _Answer = TypeVar("_Answer", bound=wire.Answer)
+
+CLOSE_S = 0.5
+"""So long vhpcd may take to close a connection that it has answered."""
 
 
 class Acknowledgement(Protocol):
@@ -191,15 +194,14 @@ class ControllerClient:
         sealed = self._munge.encode(wire.wrap("request", nonce, body), ttl_s=wire.TTL_S)
         if len(sealed) > wire.MAX_MESSAGE:
             raise FabricError("the request is too long for vhpcd", f"{len(sealed)} bytes")
-        with socket.create_connection(
-            (self._settings.host, self._settings.port), timeout=_left(deadline)
-        ) as link:
+        with rootport.connect(self._settings.host, self._settings.port, deadline) as link:
             link.settimeout(_left(deadline))
             link.sendall(wire.HEADER.pack(len(sealed)) + sealed)
             (length,) = wire.HEADER.unpack(_receive(link, wire.HEADER.size, deadline))
             if length > wire.MAX_MESSAGE:
                 raise FabricError("what answers as vhpcd is not vhpcd", f"a message of {length} bytes")
             frame = _receive(link, length, deadline)
+            rootport.wait_for_end(link, min(CLOSE_S, _left(deadline)))
         return self._open(frame, nonce)
 
     def _open(self, frame: bytes, nonce: str) -> wire.Answer:

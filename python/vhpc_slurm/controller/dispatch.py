@@ -60,7 +60,11 @@ class Dispatcher:
         self.connections = 0
         fabric = config.fabric
         self._work = FabricWork(
-            service.rounds, network, self._writer.submit, open_deadline_s=fabric.open_deadline_s
+            service.rounds,
+            network,
+            self._writer.submit,
+            open_deadline_s=fabric.open_deadline_s,
+            unread_deadline_s=fabric.unread_deadline_s,
         )
         self._fabric = FabricWorker(
             self._work,
@@ -107,18 +111,22 @@ class Dispatcher:
             except VhpcError as err:
                 log.error("job %d cannot be requeued: %s", job_id, err.line())
 
-    async def audit(self) -> None:
-        """Look at the fabric; FabricError when it cannot be read or not be put right."""
-        await self._fabric.run(self._work.audit)
+    async def audit(self) -> bool:
+        """Look at the fabric, and say whether something was wrong; FabricError when it was not put right."""
+        return await self._fabric.run(self._work.audit)
 
     async def begin(self) -> None:
         """Take up what the last vhpcd, or a fabric that would not, left undone."""
         await self._write(self._service.rounds.settle)
         self._fabric.poke()
 
-    async def told(self, seconds: float) -> bool:
-        """Wait so long, or until the fabric was changed; whether it was."""
-        return await self._fabric.changed(seconds)
+    async def audit_due(self, seconds: float) -> None:
+        """Wait so long, or until the fabric was changed, by vhpcd or by others."""
+        await self._fabric.audit_due(seconds)
+
+    def watch(self) -> None:
+        """Watch what others do to the fabric; FabricError when only the auditor will see it."""
+        self._fabric.watch()
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""

@@ -17,14 +17,13 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import msgspec
-
-from vhpc_slurm.controller.protocol import FabricState
+from vhpc_slurm.controller.isolation import Watch
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import Finding, NetworkBackend, Outcomes, RefusedError
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import Book, KeyState
 from vhpc_slurm.model import Generation, LeaseRecord
 
 if TYPE_CHECKING:
@@ -60,12 +59,13 @@ class FabricWork:
         submit: Submit = here,
         *,
         open_deadline_s: float = 60.0,
+        unread_deadline_s: float = 300.0,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A fabric that is open for ``open_deadline_s`` is not safe."""
-        self.watch = Watch(open_deadline_s, steady)
+        """A fabric that is open, or cannot be read, for so long is not safe."""
+        self.watch = Watch(open_deadline_s, unread_deadline_s, steady)
         self._rounds = rounds
-        self._network = network
+        self.network = network
         self._submit = submit
         self.changes = 0
         """How often the fabric was told something."""
@@ -93,9 +93,9 @@ class FabricWork:
         self.changes += 1
         try:
             if anew and not force:
-                self._network.cure(book)
+                self.network.cure(book)
             else:
-                self._network.apply(book, force=force)
+                self.network.apply(book, force=force)
         except RefusedError as err:
             if len(begun.coming) < 2:
                 raise
@@ -106,7 +106,7 @@ class FabricWork:
         applied = self._submit(self._rounds.applied, begun.coming)
         self._told = book
         if begun.coming:
-            found = self._network.verify(begun.coming, book)
+            found = self.network.verify(begun.coming, book)
             results |= self._write(self._rounds.proven, found)
         applied.result()
         if begun.leaving:
@@ -128,74 +128,58 @@ class FabricWork:
 
     def _strip(self, leaving: tuple[Generation, ...], book: Book) -> Outcomes:
         try:
-            return self._network.strip(leaving, book)
+            return self.network.strip(leaving, book)
         except FabricError as err:  # whatever came with them is READY all the same
             return dict.fromkeys(leaving, err)
 
-    def audit(self) -> None:
+    def audit(self) -> bool:
         """Compare the fabric with what it was told, say what is wrong, and have it put right.
 
+        The ports' tables are read whatever else fails.  Returns whether something was wrong.
+
         Raises:
-            FabricError: the fabric cannot be read, or not be put right.
+            FabricError: a part of the fabric cannot be told what it should be.
         """
-        try:
-            if self._told is None:
-                self.round()
-            for attempt in ("found", "still there after a cure"):
-                if self._told is None:
-                    return  # a round was taken apart, and what failed is in the log
-                found = self._network.audit(self._told)
-                self.watch.saw(found)
-                if not found:
-                    return
-                for one in found[:20]:
-                    log.error("the fabric is not as it should be (%s): %s", attempt, one.what)
-                log.error("%d findings: the fabric is told once more what it should be", len(found))
-                self.round(anew=True)
-        except FabricError as err:
-            self.watch.failed(err)
-            raise
+        trouble = _failure(self.round) if self._told is None else None
+        wrong = False
+        for attempt in ("found", "still there after a repair"):
+            book, found = self._look()
+            wrong = wrong or bool(found)
+            self.watch.saw(found, trouble, _holders(book))
+            if not found:
+                break
+            for one in found[:20]:
+                log.error("the fabric is not as it should be (%s): %s", attempt, one.what)
+            if all(one.unread and not one.open for one in found):
+                break  # nothing that could be told would make it readable
+            log.error("%d findings: the fabric is told once more what it should be", len(found))
+            trouble = _failure(partial(self.round, anew=True))
+        if trouble is not None:
+            raise trouble
+        return wrong
 
-
-class Watch:
-    """What the auditor knows; read by another thread than that which writes it."""
-
-    def __init__(self, deadline_s: float, steady: Callable[[], float]) -> None:
-        self._deadline_s = deadline_s
-        self._steady = steady
-        self._since: tuple[float, float] | None = None  # of a steady clock, and of the wall's
-        self._state = FabricState()
-
-    def saw(self, found: tuple[Finding, ...]) -> None:
-        """Note what an audit found."""
-        opening = [one for one in found if one.open]
-        if opening:
-            self._since = self._since or (self._steady(), time.time())
-        elif self._since is not None:
-            log.warning("the fabric is closed again after %.0f s", self._steady() - self._since[0])
-            self._since = None
-        self._state = FabricState(
-            open_since=self._since[1] if self._since else None,
-            what=(*opening, *found)[0].what if found else "",
-            audited=self._state.audited if found else time.time(),
+    def _look(self) -> tuple[Book, tuple[Finding, ...]]:
+        """What the fabric should carry, and what is seen to be wrong."""
+        if self._told is not None:
+            return self._told, self.network.audit(self._told)
+        # A change broke off.  What ports lack may not have been given; but ACTIVE jobs had their keys.
+        book = self._write(self._rounds.book)
+        found, holders = self.network.audit(book, unsure=True), _holders(book)
+        certain = tuple(
+            one for one in found if one.open or one.unread or (one.lost and one.port_guid in holders)
         )
+        return book, certain
 
-    def failed(self, err: FabricError) -> None:
-        """Note that an audit could not be made, or a cure not be applied."""
-        self._state = msgspec.structs.replace(self._state, what=self._state.what or err.line())
 
-    def state(self) -> FabricState:
-        """Whether the fabric keeps jobs apart, as far as is known."""
-        since = self._since
-        safe = since is None or self._steady() - since[0] < self._deadline_s
-        return msgspec.structs.replace(self._state, safe=safe)
+def _failure(call: Callable[[], object]) -> FabricError | None:
+    try:
+        call()
+    except FabricError as err:
+        return err
+    return None
 
-    def must_be_safe(self) -> None:
-        """FabricError while the fabric is not safe: who would have a key had better wait."""
-        state = self.state()
-        if not state.safe:
-            raise FabricError(
-                "the fabric does not keep jobs apart",
-                state.what,
-                "vhpcd serves no job with a key until it does; see: vhpc fabric audit",
-            )
+
+def _holders(book: Book) -> dict[int, Generation]:
+    """Whose a port is, by its GUID; only of generations that were told that they have their keys."""
+    active = (claim for claim in book.carried() if claim.state is KeyState.ACTIVE)
+    return {guid: claim.generation for claim in active for guid in claim.port_guids()}

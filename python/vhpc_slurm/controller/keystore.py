@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from vhpc_slurm.controller.dberror import DamagedError, explain
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.keys import Book, Claim, KeyState
@@ -199,6 +200,10 @@ def read_book(database: str | Path) -> Book:
             db.execute("BEGIN")
             return SqliteKeys(db).book()
     except sqlite3.Error as err:
+        if isinstance(found := explain(err, database), DamagedError):
+            raise found from err
         raise FabricError(
             f"cannot read the keys in {database}", str(err), "root can, on the host of vhpcd"
         ) from err
+    except ValueError as err:
+        raise DamagedError(database, f"a claim of a key cannot be read: {err}") from err

@@ -28,7 +28,7 @@ from vhpc_slurm.model import (
     Stage,
 )
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE = 1 << 20
 """Longest frame in bytes; also what munged itself takes."""
 PAGE_BYTES = 256 << 10
@@ -37,6 +37,8 @@ TTL_S = 60
 """Time to live of credentials; how far the clocks of two hosts may differ."""
 MAX_WAIT_S = 600.0
 HEADER = struct.Struct(">I")
+CONTROLLER, ANY = "@controller", "@any"
+"""In ``Status.speaks_for``; no node has such a name."""
 
 JobId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 Restarts = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
@@ -173,16 +175,21 @@ class FabricState(Wire, frozen=True):
     """Whether the fabric keeps jobs apart.
 
     Attributes:
-        safe: False when it has been open for longer than the site allows: guests with keys must end.
-        open_since: seconds since the epoch; None while it is not known to be open.
+        safe: False when it has been open, or could not be read, for longer than the site allows:
+            guests with keys must end.
+        open_since: since when it has been open, or a part of it could not be read, in seconds since the
+            epoch; None while all of it is seen to be closed.
         what: the first finding of the auditor, or why it cannot look; empty when all is well.
         audited: when it was last seen to be as it should be; None: not since vhpcd began.
+        lost: generations whose ports have lacked their key for longer than the site allows, each with
+            what was seen: their guests must end.
     """
 
     safe: bool = True
     open_since: float | None = None
     what: str = ""
     audited: float | None = None
+    lost: tuple[tuple[str, str], ...] = ()
 
 
 class AlarmWire(Wire, frozen=True):
@@ -195,7 +202,11 @@ class AlarmWire(Wire, frozen=True):
 
 
 class Status(Wire, frozen=True, tag="status"):
-    """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state."""
+    """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state.
+
+    ``seen_at`` is the address that the request came from, ``speaks_for`` are the
+    nodes that it may speak for, CONTROLLER among them, or ANY alone.
+    """
 
     version: str
     protocol: int
@@ -206,6 +217,8 @@ class Status(Wire, frozen=True, tag="status"):
     connections: int
     fabric: FabricState = FabricState()
     alarms: tuple[AlarmWire, ...] = ()
+    seen_at: str = ""
+    speaks_for: tuple[str, ...] = ()
 
 
 class Fenced(Wire, frozen=True, tag="fenced"):

@@ -141,6 +141,10 @@ class Rounds:
             log.warning("%s: its tombstone may go, says uid %d", generation, by_uid)
             self.leaving.add(generation)
 
+    def book(self) -> Book:
+        """All claims: no port may have a key of any other."""
+        return self.store.keys.book()
+
     def begin_round(self, coming: Collection[Generation] = ()) -> Round:
         """What the fabric shall carry, so that these come and whatever is to leave does."""
         decided: dict[Generation, LeaseRecord | FabricError] = {}

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from vhpc_slurm.controller import schema
+from vhpc_slurm.controller.dberror import DamagedError, explain
 from vhpc_slurm.controller.forms import LeaseWire, TimelineWire
 from vhpc_slurm.controller.keystore import KeyStore, SqliteKeys
-from vhpc_slurm.errors import FabricError
+from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import ALARM, Alarm, Generation, Lease, LeaseRecord, LeaseState, Timeline
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class LeaseStore(Protocol):
     def close(self) -> None:
         """End; nothing is lost without it."""
 
+    def explain(self, err: sqlite3.Error) -> FabricError:
+        """An error of the database as one line: what it is, and what to do."""
+
 
 class SqliteStore:
     """The store in one SQLite file; use it from one thread at a time."""
@@ -99,17 +103,46 @@ class SqliteStore:
         """Open or create the database.
 
         Raises:
-            FabricError: it cannot be opened, is not ours, damaged, or of a newer vhpcd.
+            DamagedError: it holds what nobody wrote.
+            FabricError: it cannot be opened, is not ours, or of a newer vhpcd.
         """
+        self._path = path
+        self._db = sqlite3.connect(":memory:")  # until there is the right one
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
             schema.prepare(self._db, path)
+            self._keys = SqliteKeys(self._db)
+            self._check()
         except sqlite3.Error as err:
-            raise FabricError(f"cannot open the database {path}", str(err)) from err
-        self._keys = SqliteKeys(self._db)
+            self._db.close()
+            raise explain(err, path) from err
+        except FabricError:
+            self._db.close()
+            raise
+
+    def _check(self) -> None:
+        """DamagedError when pages, tables or rows are not what vhpcd writes.
+
+        A lease that nobody can read would keep all others from being served at the first list of leases.
+        """
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise DamagedError(self._path, found)
+        (stray,) = self._db.execute("SELECT count(*) FROM pragma_foreign_key_check").fetchone()
+        if stray:
+            raise DamagedError(self._path, f"{stray} rows belong to a lease or key that is not there")
+        self.live()
+        try:
+            self._keys.book()
+        except ValueError as err:
+            raise DamagedError(self._path, f"a claim of a key cannot be read: {err}") from err
+
+    def explain(self, err: sqlite3.Error) -> FabricError:
+        """An error of the database as one line: what it is, and what to do."""
+        return explain(err, self._path)
 
     @property
     def keys(self) -> KeyStore:
@@ -129,14 +162,15 @@ class SqliteStore:
                 yield
             except BaseException:
                 self._keys.forget()
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk has ended it already
+                    self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
         except sqlite3.Error as err:
             self._keys.forget()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise FabricError("vhpcd cannot write its database", str(err), "is the disk full?") from err
+            raise explain(err, self._path) from err
 
     @contextmanager
     def _part(self) -> Iterator[None]:
@@ -149,7 +183,7 @@ class SqliteStore:
                 self._db.execute("ROLLBACK TO part")
                 self._db.execute("RELEASE part")
             if isinstance(err, sqlite3.Error):
-                raise FabricError("vhpcd cannot write its database", str(err), "is the disk full?") from err
+                raise explain(err, self._path) from err
             raise
         self._db.execute("RELEASE part")
 
@@ -217,7 +251,7 @@ class SqliteStore:
         row = self._db.execute(
             "SELECT created, updated, body FROM lease WHERE job_id = ? ORDER BY id DESC LIMIT 1", (job_id,)
         ).fetchone()
-        return None if row is None else LeaseRecord(_unpacked(row[2]), row[0], row[1], ())
+        return None if row is None else LeaseRecord(self._unpacked(row[2]), row[0], row[1], ())
 
     def live(self) -> tuple[LeaseRecord, ...]:
         """All leases that are not released."""
@@ -231,7 +265,10 @@ class SqliteStore:
     def states(self) -> dict[Generation, LeaseState]:
         """The state of each lease that is not released."""
         rows = self._db.execute("SELECT generation, state FROM lease WHERE state <> 'released'").fetchall()
-        return {Generation.parse(name): LeaseState(state) for name, state in rows}
+        try:
+            return {Generation.parse(name): LeaseState(state) for name, state in rows}
+        except ValueError as err:
+            raise DamagedError(self._path, str(err)) from err
 
     def released(self, jobs: Iterable[int]) -> tuple[LeaseRecord, ...]:
         """All released leases of some jobs."""
@@ -259,7 +296,12 @@ class SqliteStore:
             " WHERE timeline.id > ? AND (? IS NULL OR lease.job_id = ?) ORDER BY timeline.id LIMIT ?",
             (after, job_id, job_id, limit),
         ).fetchall()
-        return tuple((serial, msgspec.json.decode(body, type=TimelineWire).unpack()) for serial, body in rows)
+        try:
+            return tuple(
+                (serial, msgspec.json.decode(body, type=TimelineWire).unpack()) for serial, body in rows
+            )
+        except UNDECODABLE as err:
+            raise DamagedError(self._path, f"a timeline cannot be read: {err}") from err
 
     def counts(self) -> dict[str, int]:
         """How many leases there are in each state."""
@@ -298,12 +340,18 @@ class SqliteStore:
             (serial, self._record(serial, created, updated, body)) for serial, created, updated, body in rows
         ]
 
+    def _unpacked(self, body: bytes) -> Lease:
+        try:
+            return _unpacked(body)
+        except UNDECODABLE as err:
+            raise DamagedError(self._path, f"a lease cannot be read: {err}") from err
+
     def _record(self, serial: int, created: float, updated: float, body: bytes) -> LeaseRecord:
         nodes = self._db.execute(
             "SELECT node, taken, clean, note FROM node WHERE lease = ? ORDER BY node", (serial,)
         ).fetchall()
         return LeaseRecord(
-            _unpacked(body),
+            self._unpacked(body),
             created,
             updated,
             acknowledged=tuple(node for node, _, clean, _ in nodes if clean),

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from vhpc_slurm.controller.fabricwork import FabricWork, Results
 from vhpc_slurm.errors import FabricError, VhpcError
+from vhpc_slurm.fabric.filewatch import FileWatch
 from vhpc_slurm.model import Generation, LeaseRecord
 
 log = logging.getLogger("vhpcd")
@@ -25,6 +26,10 @@ GATHER_S = 0.5
 """How long a round waits for leases that are being made."""
 LINGER_S = 1.0
 """How long what leaves waits for company where nothing comes."""
+CALM_S = 1.0
+"""So long after a change of ours the fabric is audited: what comes next need not wait for that."""
+NOTICE_S = 0.02
+"""What is noticed within so many seconds is looked at once."""
 
 Result = TypeVar("Result")
 
@@ -45,6 +50,10 @@ class FabricWorker:
         self._starts = asyncio.Event()
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
+        self._audit = asyncio.Event()
+        self._disturbed = False
+        self._asking: asyncio.Task[None] | None = None
+        self._filewatch: FileWatch | None = None
         self._last_round = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
@@ -96,17 +105,46 @@ class FabricWorker:
         # What has begun is finished, even when its client has gone away.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, call))
 
-    async def changed(self, seconds: float) -> bool:
-        """Wait so long, or until a round has changed something since the last wait; whether one has."""
-        await _within(seconds, self._changed)
-        changed = self._changed.is_set()
+    async def audit_due(self, seconds: float) -> None:
+        """Wait so long, or until something is to be looked at.
+
+        That is a round that has changed something, a moment after it, or what others did, at once.
+        """
+        await _within(seconds, self._audit)
+        if self._changed.is_set() and not self._disturbed:
+            # What comes next need not wait for the audit.
+            await asyncio.sleep(min(CALM_S, seconds))
+        self._audit.clear()
         self._changed.clear()
-        return changed
+        self._disturbed = False
+
+    def watch(self) -> None:
+        """Have the backend tell of what others do; FabricError when it cannot."""
+        loop = asyncio.get_running_loop()
+        self._filewatch = self._work.network.watch(lambda: _soon(loop, self._noticed))
+
+    def _noticed(self) -> None:
+        """Ask, between two rounds, whether that was somebody else."""
+        if self._asking is None:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+
+    async def _ask(self) -> None:
+        try:
+            await asyncio.sleep(NOTICE_S)
+            disturbed = await self.run(self._work.network.disturbed)
+        finally:
+            self._asking = None
+        if disturbed:
+            self._disturbed = True
+            self._audit.set()
 
     def close(self) -> None:
         """End after what runs; the rest is found again at the next start."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._filewatch is not None:
+            self._filewatch.close()
+        for task in (self._task, self._asking):
+            if task is not None:
+                task.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _rounds(self) -> None:
@@ -128,6 +166,7 @@ class FabricWorker:
             if self._work.changes != before:
                 self._last_round = asyncio.get_running_loop().time()
                 self._changed.set()
+                self._audit.set()
             for generation, future in coming.items():
                 _resolve(future, results.get(generation))
 
@@ -138,6 +177,11 @@ class FabricWorker:
         if not self._coming:
             await _within(LINGER_S, self._starts)
         await _within(GATHER_S, self._settled)
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # vhpcd ends
+        loop.call_soon_threadsafe(call)
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:

@@ -7,8 +7,11 @@ something was done before it is durable.
 
 from __future__ import annotations
 
+import logging
 import queue
+import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -16,8 +19,12 @@ from typing import Any, TypeVar
 from vhpc_slurm.controller.store import LeaseStore
 from vhpc_slurm.errors import FabricError
 
+log = logging.getLogger("vhpcd")
+
 MOST = 256
 """So many calls share a commit."""
+TELL_S = 60.0
+"""That the database cannot be used is logged once in so many seconds; each client hears it."""
 
 Result = TypeVar("Result")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], "Future[Any]"]
@@ -29,6 +36,7 @@ class Writer:
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._told = float("-inf")
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
         self._thread.start()
 
@@ -57,6 +65,14 @@ class Writer:
             if batch:
                 self._do(batch)
 
+    def _trouble(self, err: sqlite3.Error) -> FabricError:
+        found = self._store.explain(err)
+        now = time.monotonic()
+        if now - self._told >= TELL_S:
+            self._told = now
+            log.critical("%s", found.line())
+        return found
+
     def _do(self, batch: list[_Call]) -> None:
         done: list[tuple[Future[Any], Any, BaseException | None]] = []
         try:
@@ -66,6 +82,8 @@ class Writer:
                         continue
                     try:
                         done.append((future, call(*arguments), None))
+                    except sqlite3.Error as err:
+                        done.append((future, None, self._trouble(err)))
                     except Exception as err:  # it is the caller's, wherever he waits
                         done.append((future, None, err))
         except FabricError as err:

@@ -11,13 +11,14 @@ after the other in a thread of their own, which may wait for a fabric.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from typing import Literal, Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.fabric.filewatch import FileWatch
 from vhpc_slurm.fabric.keys import Book, Claim, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.partitions import Partition
@@ -59,11 +60,17 @@ class Finding:
         what: a line for an operator.
         open: whether somebody may talk to whom he should not: a port has more than its keys, or
             will have.  (A port that lacks a key is closed.)
+        unread: whether this is something that could not be read, and so could be open.
+        blind: whether it is ports' tables that could not be read.
+        lost: whether the port lacks the key of a job.
     """
 
     port_guid: int
     what: str
     open: bool = False
+    unread: bool = False
+    blind: bool = False
+    lost: bool = False
 
 
 class NetworkBackend(Protocol):
@@ -95,11 +102,30 @@ class NetworkBackend(Protocol):
         Raises FabricError when the fabric cannot be read at all.
         """
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
-        """Compare the whole fabric with what the book carries; changes nothing."""
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
+        """Compare the whole fabric with what the book carries; changes nothing.
+
+        What cannot be read is a finding, and keeps nothing else from being read.
+        ``unsure``: a change broke off, and the fabric may or may not have been told
+        what the book says; what differs only for that reason is left out, but for
+        what ports lack.
+        """
 
     def cure(self, book: Book) -> None:
-        """Make the fabric carry the book once more, whatever it was seen to carry before."""
+        """Make the fabric carry the book once more, whatever it was seen to carry before.
+
+        Where a part of the fabric cannot be told, the others are put right before FabricError is raised.
+        """
+
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Have ``notice`` called, from another thread, when ``disturbed`` should be asked; None: never.
+
+        Raises:
+            FabricError: nothing can be watched here.
+        """
+
+    def disturbed(self) -> bool:
+        """Whether something was changed, or done by the subnet manager, since the fabric was read last."""
 
 
 class NoNetwork:
@@ -142,13 +168,22 @@ class NoNetwork:
                 )
         return outcomes
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
         """Nothing to compare."""
-        del book
+        del book, unsure
         return ()
 
     def cure(self, book: Book) -> None:
         """Nothing to cure."""
+
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Nothing to watch."""
+        del notice
+        return None
+
+    def disturbed(self) -> bool:
+        """Nothing can be."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -202,10 +237,19 @@ class KeyPolicy:
 
 
 class ByPolicy:
-    """The part of a backend that chooses: all but ``NoNetwork`` leave it to their policy."""
+    """What all backends but ``NoNetwork`` share: their policy chooses."""
 
     def __init__(self, policy: KeyPolicy) -> None:
         self._policy = policy
+
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Nothing to watch, but for backends that have files."""
+        del notice
+        return None
+
+    def disturbed(self) -> bool:
+        """Only the auditor will see it."""
+        return False
 
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book

@@ -16,7 +16,17 @@ import msgspec
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.child import LineChild
-from vhpc_slurm.fabric.opensm import COMPLAINTS, SWEPT, ComplaintError, Mark, Opensm, SubnetManager, sweep
+from vhpc_slurm.fabric.opensm import (
+    COMPLAINTS,
+    SWEPT,
+    ComplaintError,
+    Mark,
+    Opensm,
+    SubnetManager,
+    repair,
+    sweep,
+)
+from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.smp import FabricReader, Scan
 
 MAX_SAID = 1000
@@ -45,18 +55,35 @@ class Managers:
             if len(refused) == len(managers):
                 raise refused[0]
 
+    def each(self) -> Sequence[SubnetManager]:
+        """All of them."""
+        return self._all
+
     def read(self) -> bytes | None:
-        """The first one's file."""
-        return self._all[0].read()
+        """The file of the first one that can be read; FabricError when none can."""
+        refused: list[FabricError] = []
+        for manager in self._all:
+            try:
+                return manager.read()
+            except FabricError as err:
+                refused.append(err)
+        raise refused[0]
 
     def differing(self) -> list[str]:
-        """Whose file is not the first one's."""
+        """Whose file is not the one that ``read`` returns; one that cannot be read may be."""
         first = self.read()
-        return [
-            f"{one.partitions} is not the same file as {self.partitions}"
-            for one in self._all[1:]
-            if one.read() != first
-        ]
+        found = []
+        for manager in self._all:
+            try:
+                if manager.read() != first:
+                    found.append(f"{manager.partitions} is not the same file as {self.partitions}")
+            except FabricError as err:
+                found.append(err.line())
+        return found
+
+    def repair(self, data: bytes) -> FabricError | None:
+        """Put the file wherever that is possible, and have it read there."""
+        return repair(self._subnets, data, self._timeout_s)
 
     def replace(self, data: bytes) -> None:
         """Give all of them the new file; the first one last, since it says what all were given."""
@@ -99,11 +126,23 @@ class SeveralReaders:
             reader.look_ahead()
 
     def scan(self, timeout_s: float) -> Scan:
-        """Read them one after the other; FabricError when one cannot be read."""
-        scans = [reader.scan(timeout_s) for reader in self._readers]
-        ports = tuple(port for scan in scans for port in scan.ports)
-        switches = tuple(switch for scan in scans for switch in scan.switches)
-        return Scan(ports, sum(scan.silent for scan in scans), switches)
+        """Read them one after the other; FabricError when none can be read."""
+        scans: list[Scan] = []
+        refused: list[FabricError] = []
+        for reader in self._readers:
+            try:
+                scans.append(reader.scan(timeout_s))
+            except FabricError as err:
+                refused.append(err)
+        if not scans:
+            raise refused[0]
+        return Scan(
+            tuple(port for scan in scans for port in scan.ports),
+            sum(scan.silent for scan in scans),
+            tuple(switch for scan in scans for switch in scan.switches),
+            tuple(route for scan in scans for route in scan.silent_at),
+            tuple(err.line() for err in refused),
+        )
 
     def close(self) -> None:
         """End all of them."""
@@ -130,6 +169,8 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     said: bytes = b""
     error: tuple[str, str, str] | None = None
     complaint: bool = False
+    plain: bool = True
+    """False: in the place of the file there is something else, such as a folder."""
 
 
 class RemoteOpensm:
@@ -142,7 +183,8 @@ class RemoteOpensm:
     def __init__(self, command: tuple[str, ...], timeout_s: float) -> None:
         self._child = LineChild(command)
         self._timeout_s = timeout_s
-        self.partitions: Path | str = f"the file behind `{' '.join(command)}`"
+        self._command = " ".join(command)
+        self.partitions: Path | str = f"the file behind `{self._command}`"
 
     def check(self) -> None:
         """Whether the host answers, and OpenSM runs there."""
@@ -152,9 +194,17 @@ class RemoteOpensm:
         """Its file."""
         return self._ask(Request("read")).file
 
+    def each(self) -> Sequence[SubnetManager]:
+        """This one."""
+        return (self,)
+
     def differing(self) -> list[str]:
         """Nothing: there is one file."""
         return []
+
+    def repair(self, data: bytes) -> FabricError | None:
+        """Send the file and have it read; None, or FabricError when that cannot be done."""
+        return repair([(self,)], data, self._timeout_s)
 
     def replace(self, data: bytes) -> None:
         """Send a new file, which the host looks at before it takes it."""
@@ -196,13 +246,17 @@ class RemoteOpensm:
             self.close()
             raise self._lost(str(err)) from err
         if answer.error is not None:
+            if not answer.plain:
+                raise NotPlainError(*answer.error)
             kind = ComplaintError if answer.complaint else FabricError
             raise kind(*answer.error)
         return answer
 
     def _lost(self, why: str) -> FabricError:
         return FabricError(
-            f"cannot reach {self.partitions}", why, "does the command run `vhpc fabric manager` there?"
+            f"cannot reach the file behind `{self._command}`",
+            why,
+            "does the command run `vhpc fabric manager` there?",
         )
 
 
@@ -213,7 +267,11 @@ def serve(opensm: Opensm, line: bytes) -> Answer:
     except UNDECODABLE as err:
         return Answer(error=("that is no request", str(err), "see vhpc fabric manager in vhpc(1)"))
     except FabricError as err:
-        return Answer(error=(err.what, err.why, err.cure), complaint=isinstance(err, ComplaintError))
+        return Answer(
+            error=(err.what, err.why, err.cure),
+            complaint=isinstance(err, ComplaintError),
+            plain=not isinstance(err, NotPlainError),
+        )
 
 
 def _serve(opensm: Opensm, request: Request) -> Answer:

@@ -8,22 +8,25 @@ sweeps it did.)
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import stat
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric import plainfile
 from vhpc_slurm.fabric.backend import RefusedError
 
 POLL_S = 0.002
 FIRST_POLL_S = 0.0002
 """Logs are looked at more often in the beginning: a small fabric is swept in three milliseconds."""
 MAX_FILE = 256 << 20
+MAX_PIDFILE = 64
 MAX_LOG = 16 << 20
 """Bytes of the log's end that are looked at; what is longer came from something else than one sweep."""
 
@@ -49,6 +52,9 @@ class SubnetManager(Protocol):
     partitions: Path | str
     """What its file is called in messages."""
 
+    def each(self) -> Sequence[SubnetManager]:
+        """All that are behind this one; itself where it is one."""
+
     def check(self) -> None:
         """Whether it is there and can be spoken to."""
 
@@ -60,6 +66,12 @@ class SubnetManager(Protocol):
 
     def replace(self, data: bytes) -> None:
         """Put a new file in the place of the old one, which is there whole until the new one is."""
+
+    def repair(self, data: bytes) -> FabricError | None:
+        """Put the file wherever that is possible, and have it read there; why it was not possible elsewhere.
+
+        Raises FabricError where it was possible nowhere, or a subnet did not come up.
+        """
 
     def hang_up(self) -> None:
         """Have the file read (SIGHUP)."""
@@ -82,30 +94,27 @@ class Opensm:
 
     def __init__(self, partitions: Path, pidfile: Path, log: Path, timeout_s: float) -> None:
         self.partitions: Path | str = partitions
-        self._file = partitions
+        self.file = partitions
+        self.log = log
         self._pidfile = pidfile
-        self._log = log
         self._timeout_s = timeout_s
+        # A thread that watches the file puts it back while another one waits for a sweep.
+        self._writing = threading.Lock()
+        self._installed: bytes | None = None
+        self._touched = False
+
+    def each(self) -> Sequence[SubnetManager]:
+        """This one."""
+        return (self,)
 
     def read(self) -> bytes | None:
         """The partitions file as it is; None when there is none.
 
         Raises:
-            FabricError: it cannot be read, or is no plain file.
+            NotPlainError: it is no regular file, or too large.
+            FabricError: it cannot be read.
         """
-        try:
-            descriptor = os.open(self._file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as err:
-            raise FabricError(f"cannot read {self.partitions}", err.strerror or str(err)) from err
-        with os.fdopen(descriptor, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise FabricError(f"cannot read {self.partitions}", "it is no plain file")
-            data = opened.read(MAX_FILE + 1)
-        if len(data) > MAX_FILE:
-            raise FabricError(f"cannot read {self.partitions}", f"it has more than {MAX_FILE} bytes")
-        return data
+        return plainfile.read(self.file, MAX_FILE)
 
     def replace(self, data: bytes) -> None:
         """Put a new file in the place of the old one, which is there whole until the new one is.
@@ -113,8 +122,37 @@ class Opensm:
         Raises:
             FabricError: it cannot be written; the old one is still there.
         """
-        folder = self._file.parent
-        new = folder / f".{self._file.name}.vhpcd"
+        with self._writing:
+            self._write(data)
+            self._installed = data
+
+    def put_back(self) -> bool:
+        """Write again what ``replace`` wrote last where the file is something else now; whether it was.
+
+        Raises:
+            FabricError: it cannot be written.
+        """
+        with self._writing:
+            if self._installed is None or not self._differs():
+                return False
+            self._touched = True
+            self._write(self._installed)
+            return True
+
+    def touched(self) -> bool:
+        """Whether the file was put back since this was last asked."""
+        touched, self._touched = self._touched, False
+        return touched
+
+    def _differs(self) -> bool:
+        try:
+            return self.read() != self._installed
+        except FabricError:
+            return True
+
+    def _write(self, data: bytes) -> None:
+        folder = self.file.parent
+        new = folder / f".{self.file.name}.vhpcd"
         try:
             new.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -123,7 +161,10 @@ class Opensm:
                 opened.write(data)
                 opened.flush()
                 os.fsync(opened.fileno())
-            new.replace(self._file)
+            if self.file.is_dir() and not self.file.is_symlink():
+                # A file cannot be renamed over a folder.
+                self.file.rename(folder / f"{self.file.name}.folder-{time.time_ns()}")
+            new.replace(self.file)
         except OSError as err:
             raise FabricError(
                 f"cannot write {self.partitions}", str(err), "vhpcd's user needs to write into its folder"
@@ -132,17 +173,21 @@ class Opensm:
     def keep(self) -> None:
         """Write the folder to the disk; FabricError when it cannot be."""
         try:
-            place = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            place = os.open(self.file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(place)
             finally:
                 os.close(place)
         except OSError as err:
-            raise FabricError(f"cannot write {self._file.parent}", str(err), "is its disk well?") from err
+            raise FabricError(f"cannot write {self.file.parent}", str(err), "is its disk well?") from err
 
     def differing(self) -> list[str]:
         """Nothing: there is one file."""
         return []
+
+    def repair(self, data: bytes) -> FabricError | None:
+        """Put the file there and have it read; None, or FabricError when that cannot be done."""
+        return repair([(self,)], data, self._timeout_s)
 
     def sweep(self) -> None:
         """Have the file read: SIGHUP, then wait until the subnet is up and nothing was complained of.
@@ -154,39 +199,43 @@ class Opensm:
 
     def mark(self) -> tuple[Mark, ...]:
         """Where the log ends now; FabricError when there is none."""
-        try:
-            found = self._log.stat()
-        except OSError as err:
-            raise FabricError(f"cannot read OpenSM's log {self._log}", err.strerror or str(err)) from err
-        return (Mark(found.st_ino, found.st_size),)
+        with self._open_log() as opened:
+            found = os.fstat(opened.fileno())
+            return (Mark(found.st_ino, found.st_size),)
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
         """What was logged after a place; all of it when the log was rotated or cut since."""
         (mark,) = marks
+        with self._open_log() as opened:
+            found = os.fstat(opened.fileno())
+            same = found.st_ino == mark.inode and found.st_size >= mark.size
+            opened.seek(max(mark.size if same else 0, found.st_size - MAX_LOG))
+            return (opened.read(MAX_LOG),)
+
+    @contextlib.contextmanager
+    def _open_log(self) -> Iterator[BinaryIO]:
         try:
-            with self._log.open("rb") as opened:
-                found = os.fstat(opened.fileno())
-                same = found.st_ino == mark.inode and found.st_size >= mark.size
-                opened.seek(max(mark.size if same else 0, found.st_size - MAX_LOG))
-                return (opened.read(MAX_LOG),)
+            with os.fdopen(plainfile.open_plain(self.log), "rb") as opened:
+                yield opened
         except OSError as err:
-            raise FabricError(f"cannot read OpenSM's log {self._log}", err.strerror or str(err)) from err
+            raise FabricError(f"cannot read OpenSM's log {self.log}", err.strerror or str(err)) from err
 
     def check(self) -> None:
         """FabricError unless it runs, with a log, and a file that could be replaced."""
-        os.close(self._process())
+        self.pid()
         self.mark()
-        if not os.access(self._file.parent, os.W_OK):
-            raise FabricError(f"cannot write into {self._file.parent}", "vhpcd replaces a file there")
+        if not os.access(self.file.parent, os.W_OK):
+            raise FabricError(f"cannot write into {self.file.parent}", "vhpcd replaces a file there")
 
     def pid(self) -> int:
         """Its process; FabricError when it does not run."""
-        os.close(self._process())
-        return int(self._pidfile.read_text())
+        pid, process = self._process()
+        os.close(process)
+        return pid
 
     def hang_up(self) -> None:
         """SIGHUP; FabricError when it does not run."""
-        process = self._process()
+        _, process = self._process()
         try:
             signal.pidfd_send_signal(process, signal.SIGHUP)
         except OSError as err:
@@ -196,15 +245,17 @@ class Opensm:
         finally:
             os.close(process)
 
-    def _process(self) -> int:
-        """A descriptor of OpenSM's process: a number alone may be another's by the time of the signal."""
+    def _process(self) -> tuple[int, int]:
+        """OpenSM's pid, and a descriptor: a number alone may be another's by the time of the signal."""
+        cure = "see fabric.opensm_pidfile in vhpc.toml"
+        raw = plainfile.read(self._pidfile, MAX_PIDFILE)
+        if raw is None:
+            raise FabricError("OpenSM does not run", f"there is no {self._pidfile}", cure)
         try:
-            pid = int(self._pidfile.read_text())
+            pid = int(raw)
             process = os.pidfd_open(pid)
         except (OSError, ValueError) as err:
-            raise FabricError(
-                "OpenSM does not run", f"{self._pidfile}: {err}", "see fabric.opensm_pidfile in vhpc.toml"
-            ) from err
+            raise FabricError("OpenSM does not run", f"{self._pidfile}: {err}", cure) from err
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
         except OSError as err:
@@ -213,11 +264,37 @@ class Opensm:
         if name != "opensm":
             os.close(process)
             raise FabricError("OpenSM does not run", f"process {pid} of {self._pidfile} is {name!r}")
-        return process
+        return pid, process
 
 
 class ComplaintError(RefusedError):
     """OpenSM has read its file and did not like it: the fabric may be open now."""
+
+
+def repair(subnets: Sequence[Sequence[SubnetManager]], data: bytes, timeout_s: float) -> FabricError | None:
+    """Give the file to all managers that take it, and have it read; why one of the others did not take it.
+
+    A change needs all of them (``replace``).  To put the fabric right where it can
+    be reached must not wait for a standby that is away.
+
+    Raises:
+        FabricError: none of a subnet took it, or its subnet did not come up.
+    """
+    refused: list[FabricError] = []
+    takers: list[list[SubnetManager]] = []
+    for managers in subnets:
+        takers.append([])
+        for manager in reversed(managers):
+            try:
+                manager.replace(data)
+            except FabricError as err:
+                refused.append(err)
+            else:
+                takers[-1].insert(0, manager)
+        if not takers[-1]:
+            raise refused[-1]
+    sweep(takers, timeout_s)
+    return refused[0] if refused else None
 
 
 def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
@@ -230,7 +307,7 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
         ComplaintError: one of them does not like its file.
         FabricError: none of a subnet's runs, or finishes in time.
     """
-    before = {}
+    before: dict[SubnetManager, tuple[Mark, ...]] = {}
     for managers in subnets:
         refused: list[FabricError] = []
         for manager in managers:
@@ -250,7 +327,7 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
     heard = 0.0
     left = list(subnets)
     while True:
-        said = {manager: b"\n".join(manager.since(mark)) for manager, mark in before.items()}
+        said = _said(subnets, before)
         complaint, over = next(filter(None, map(complaint_of, said.values())), ("", False))
         if complaint:
             heard = heard or time.monotonic()
@@ -270,6 +347,24 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
                 "is it master, and force_log_flush TRUE?",
             )
         time.sleep(min(POLL_S, max(FIRST_POLL_S, (time.monotonic() - began) / 10)))
+
+
+def _said(
+    subnets: Sequence[Sequence[SubnetManager]], before: Mapping[SubnetManager, tuple[Mark, ...]]
+) -> dict[SubnetManager, bytes]:
+    """What each has logged since; FabricError when no log of a subnet can be read any more."""
+    said: dict[SubnetManager, bytes] = {}
+    for managers in subnets:
+        refused: list[FabricError] = []
+        asked = [one for one in managers if one in before]
+        for manager in asked:
+            try:
+                said[manager] = b"\n".join(manager.since(before[manager]))
+            except FabricError as err:
+                refused.append(err)
+        if refused and len(refused) == len(asked):
+            raise refused[0]
+    return said
 
 
 def complaint_of(said: bytes) -> tuple[str, bool] | None:

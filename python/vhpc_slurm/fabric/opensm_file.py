@@ -9,18 +9,26 @@ does not run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, rewrite
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof
+from vhpc_slurm.fabric.filewatch import FileWatch, Watched
 from vhpc_slurm.fabric.keys import Book
-from vhpc_slurm.fabric.opensm import ComplaintError, Mark, SubnetManager, complaint_of
+from vhpc_slurm.fabric.opensm import ComplaintError, Opensm, SubnetManager
+from vhpc_slurm.fabric.opensm_logs import OpensmLogs
 from vhpc_slurm.fabric.partitions import Partition
-from vhpc_slurm.fabric.readback import Readback
+from vhpc_slurm.fabric.plainfile import NotPlainError
+from vhpc_slurm.fabric.readback import Expected, Readback
 from vhpc_slurm.model import Generation
 
 log = logging.getLogger("vhpcd")
+
+SLACK = 1 << 20
+"""Bytes that a file may have beyond twice what vhpcd would write, before it is read at all."""
+MAX_BLOCKS = 4
+"""Blocks of a port's table that are written again: 128 keys, what adapters have."""
 
 
 class OpensmFile(ByPolicy):
@@ -45,10 +53,12 @@ class OpensmFile(ByPolicy):
         self._site = site
         self._ipoib = ipoib
         self._max_lost_percent = max_lost_percent
-        # what was written last, what OpenSM was seen to have swept with, and where its log was then
+        # what was written last, and what OpenSM was seen to have swept with
         self._last: tuple[Partition, ...] | None = None
         self._swept: tuple[Partition, ...] | None = None
-        self._heard: tuple[Mark, ...] | None = None
+        self._logs = OpensmLogs(opensm.each())
+        # the bytes of the last file, and what they mean
+        self._wrote: tuple[bytes, tuple[Partition, ...]] | None = None
         # whether it is certain that OpenSM has read what was written last
         self._read = False
 
@@ -70,14 +80,17 @@ class OpensmFile(ByPolicy):
         claims = [book.must(generation) for generation in generations]
         meant = self._meant(book)
         try:
+            self._logs.reading()
             outcomes = self._readback.carried(claims, meant, book)
             if not self._read and not any(_seen(one) for one in outcomes.values()):
                 # No port of theirs can show that OpenSM has read the new file: the first SUBNET UP
                 # may have been of a sweep that began with the old one.  A second cannot be.
                 self._opensm.sweep()
+                self._logs.reading()
                 outcomes = self._readback.carried(claims, meant, book)
             self._read = True
-            self._listen()
+            for err in self._logs.complaints():
+                raise err
         except FabricError:
             self._swept = None
             raise
@@ -86,6 +99,7 @@ class OpensmFile(ByPolicy):
     def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
         """Read back that no port has the generations' keys any more."""
         claims = [book.must(generation) for generation in generations]
+        self._logs.reading()
         try:
             return self._doubting(self._readback.gone(claims, self._meant(book), book))
         except FabricError:
@@ -98,59 +112,157 @@ class OpensmFile(ByPolicy):
             self._swept = None
         return outcomes
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
-        """Compare file, log and fabric with the book."""
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
+        """Compare files, logs and fabric with the book."""
         meant = self._meant(book)
-        found = [Finding(0, what, True) for what in self._file_findings(meant)]
-        try:
-            self._listen()
-        except ComplaintError as err:
-            found.append(Finding(0, err.line(), True))
-        found += self._readback.findings(meant)
+        files = self._file_findings(None if unsure else meant)
+        complaints = tuple(self._complaints())
+        self._logs.reading()
+        found = (*files, *complaints, *self._readback.findings(meant))
         if found:
             self._swept = None  # whatever OpenSM has now, the next change makes it sweep
-        return tuple(found)
+        return found
 
     def cure(self, book: Book) -> None:
-        """Write the file anew, whatever OpenSM was seen to have, and let it sweep."""
-        self._swept = None
-        self._bring(book)
+        """Write the file anew, whatever OpenSM was seen to have, and have it write tables that still differ.
 
-    def _file_findings(self, meant: tuple[Partition, ...]) -> list[str]:
-        data = self._opensm.read()
+        An OpenSM that cannot be reached keeps none of the others from it; FabricError says so in the end.
+        """
+        self._swept = None
+        away = self._bring(book, repairing=True)
+        self._rewrite(book)
+        if away is not None:
+            raise away
+
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Watch files and logs of OpenSM on this host; files are put back at once."""
+        here = [one for one in self._opensm.each() if isinstance(one, Opensm)]
+        return filewatch.start([Watched(one.file, one.log, one.put_back) for one in here], notice)
+
+    def disturbed(self) -> bool:
+        """Whether OpenSM has swept since the fabric was read last, or a file is not what was written."""
+        return self._logs.swept() or any(
+            one.touched() for one in self._opensm.each() if isinstance(one, Opensm)
+        )
+
+    def _file_findings(self, meant: tuple[Partition, ...] | None) -> list[Finding]:
+        """What is wrong with the files of all OpenSM; with None any will do that OpenSM can read."""
+        found: list[Finding] = []
+        first: tuple[str, bytes | None] | None = None
+        for manager in self._opensm.each():
+            name = str(manager.partitions)
+            try:
+                data = manager.read()
+            except FabricError as err:
+                # What is no file OpenSM cannot read either: its next sweep opens the fabric.
+                found.append(Finding(0, err.line(), open=isinstance(err, NotPlainError), unread=True))
+                continue
+            if first is None or meant is None:
+                first = (name, data)
+                found += [Finding(0, what, open=True) for what in self._defects(name, data, meant)]
+            elif data != first[1]:
+                found.append(Finding(0, f"{name} is not the same file as {first[0]}", open=True))
+        return found
+
+    def _defects(self, name: str, data: bytes | None, meant: tuple[Partition, ...] | None) -> list[str]:
         if data is None:
-            return [f"{self._opensm.partitions} is gone: at its next sweep OpenSM opens the fabric"]
+            return [f"{name} is gone: at its next sweep OpenSM opens the fabric"]
+        if self._wrote is not None and data == self._wrote[0] and meant in (None, self._wrote[1]):
+            return []
+        if meant is not None and len(data) > 2 * len(partitions.render(meant, 0)) + SLACK:
+            return [f"{name} has {len(data)} bytes, and is not what vhpcd wrote"]
         defects = partitions.lint(data)
         if defects:
-            return [f"{self._opensm.partitions} line {one.line}: {one.reason}" for one in defects[:10]]
-        if partitions.parse(data) != meant:
-            return [f"{self._opensm.partitions} is not what vhpcd wrote"]
-        return self._opensm.differing()
+            return [f"{name} line {one.line}: {one.reason}" for one in defects[:10]]
+        if meant is not None and partitions.parse(data) != meant:
+            return [f"{name} is not what vhpcd wrote"]
+        return []
 
-    def _bring(self, book: Book, *, force: bool = False) -> None:
+    def _complaints(self) -> Iterator[Finding]:
+        """What OpenSM have said of their files since these were last written."""
+        for err in self._logs.complaints():
+            heard = isinstance(err, ComplaintError)
+            yield Finding(0, err.line(), open=heard, unread=not heard)
+
+    def _bring(self, book: Book, *, force: bool = False, repairing: bool = False) -> FabricError | None:
+        """Have OpenSM sweep with what the book says.
+
+        Returns why one of them could not be given the file; FabricError unless ``repairing``.
+        """
         meant = self._meant(book)
-        old = self._opensm.read()
+        old = self._old()
         if not force:
             self._guard(old, book)
         same = old is not None and not partitions.lint(old) and partitions.parse(old) == meant
         same = same and not self._opensm.differing()
         if same and self._swept == meant:
-            return
+            return None
         self._swept, self._read = None, False
         data = partitions.render(meant, book.epoch, book.tag)
         partitions.parse(data, "what vhpcd would write")
-        self._heard = self._opensm.mark()
-        if not same:
+        if repairing:
+            self._logs.repairing()
+        else:
+            self._logs.writing()
+        away: FabricError | None = None
+        if not repairing and (not same or self._wrote is None):
             self._opensm.replace(data)
         before, self._last = self._last, meant
+        self._wrote = (data, meant)
         self._readback.look_ahead()
         try:
-            self._opensm.sweep()
+            if repairing:
+                away = self._opensm.repair(data)
+            else:
+                self._opensm.sweep()
         except ComplaintError:
             if self._go_back(old, data):
                 self._last = before
             raise
-        self._swept = meant
+        if away is None:
+            self._swept = meant
+        return away
+
+    def _old(self) -> bytes | None:
+        """The file that would be replaced; None where there is none, or no file in its place."""
+        try:
+            return self._opensm.read()
+        except NotPlainError as err:
+            log.error("%s; it is replaced", err.line())
+            return None
+
+    def _rewrite(self, book: Book) -> None:
+        """Have OpenSM write tables again that it takes to be right: see ``rewrite``.
+
+        What is wrong even then the next audit finds.
+        """
+        meant = self._meant(book)
+        expected = Expected(meant)
+        if not expected.wrong_ports(self._readback.scan()):
+            return
+        self._opensm.sweep()  # what was just heard to end may have begun with the old file
+        for block in range(MAX_BLOCKS):
+            scan = self._readback.scan()
+            wrong = expected.wrong_ports(scan)
+            if not wrong:
+                return
+            free = rewrite.free_keys(self._policy.pool, book)
+            extra = rewrite.extra_partitions(wrong, expected, scan, free, block)
+            if not extra:
+                break
+            log.warning(
+                "tables of %d ports (the first is %#018x) were changed behind OpenSM: "
+                "it is made to write block %d of them again",
+                len(wrong),
+                wrong[0].guid,
+                block,
+            )
+            try:
+                self._opensm.repair(partitions.render((*meant, *extra), book.epoch, book.tag))
+            finally:
+                data = partitions.render(meant, book.epoch, book.tag)
+                self._wrote = (data, meant)
+                self._opensm.repair(data)
 
     def _go_back(self, old: bytes | None, new: bytes) -> bool:
         """OpenSM did not like the new file, so the fabric may be open: rather the last one, if there is."""
@@ -178,6 +290,7 @@ class OpensmFile(ByPolicy):
             return
         else:
             had = () if partitions.lint(old) else partitions.parse(old)
+            had = tuple(one for one in had if not rewrite.is_extra(one))
             since = self._origin(old, had)
         kept = {one.pkey for one in (partitions.DEFAULT, *self._site)}
         lost = book.missing({one.pkey for one in had} - kept, since, self._max_lost_percent)
@@ -202,16 +315,6 @@ class OpensmFile(ByPolicy):
                 "put a file with nothing but Default in the place of this one",
             )
         return origin[0]
-
-    def _listen(self) -> None:
-        """FabricError when OpenSM has complained since its file was last written."""
-        if self._heard is None:
-            self._heard = self._opensm.mark()
-        end = self._opensm.mark()
-        found = complaint_of(b"\n".join(self._opensm.since(self._heard)))
-        if found:
-            raise ComplaintError("OpenSM has complained", found[0])
-        self._heard = end
 
     def _meant(self, book: Book) -> tuple[Partition, ...]:
         return (*partitions.of_book(book, ipoib=self._ipoib), *self._site)

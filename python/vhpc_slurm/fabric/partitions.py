@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vhpc_slurm.errors import FabricError
@@ -22,7 +23,15 @@ from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL, PKEYS, KeyPool, port_g
 MAX_LINE = 4000
 """Bytes of a line; opensm reads 4095 at a time."""
 MEMBERS_A_LINE = 64
+MAX_DEFECTS = 1000
+"""After so many the linter reads no further."""
+MAX_STATEMENT = 1 << 18
+"""Lines of a statement; what vhpcd writes is shorter."""
 
+_LONG = re.compile(rb"^[^\n]{%d,}+" % (MAX_LINE + 1), re.MULTILINE)
+_UNPRINTABLE = re.compile(rb"[^\t\n\x20-\x7e]")
+_LINE = re.compile(rb"^[ \t]*+[^\s#][^\n]*+", re.MULTILINE)
+"""A line that is neither empty nor a comment: such are passed over as a whole, however many there are."""
 _EPOCH = re.compile(rb"^# vhpcd epoch ([0-9]{1,18}) tag ([0-9a-f]{0,32})$", re.MULTILINE)
 _HEAD = re.compile(r"^(?P<name>[^=:,\s]*)=(?P<pkey>[^=:,\s]*)(?P<flags>[^:]*):(?P<rest>.*)$", re.ASCII)
 _NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,62}\Z", re.ASCII)
@@ -147,6 +156,10 @@ class _Statement:
     lines: list[tuple[int, str]] = field(default_factory=list)
 
 
+class _TooManyError(Exception):
+    """The linter has seen enough."""
+
+
 class _Reader:
     """Reads a file once; what it does not understand becomes a defect, and the next statement is tried."""
 
@@ -156,6 +169,11 @@ class _Reader:
         self._names: dict[str, int] = {}
         self._pkeys: dict[int, int] = {}
         self._full: dict[str, int] = {}
+        with suppress(_TooManyError):
+            self._read(data)
+        self.defects.sort(key=lambda defect: defect.line)
+
+    def _read(self, data: bytes) -> None:
         last = data.count(b"\n") + 1
         if data and not data.endswith(b"\n"):
             self._refuse(last, "the last line has no end: the file is torn")
@@ -165,30 +183,48 @@ class _Reader:
             self._refuse(last, "there is no partition: OpenSM would let every port talk to every other")
         elif not self.defects and self.partitions[0].name != "Default":
             self._refuse(1, "the first partition must be Default")
-        self.defects.sort(key=lambda defect: defect.line)
 
     def _refuse(self, line: int, reason: str) -> None:
         self.defects.append(Defect(line, reason))
+        if len(self.defects) >= MAX_DEFECTS:
+            raise _TooManyError
 
     def _statements(self, data: bytes) -> Iterator[_Statement]:
+        refused = self._odd_lines(data)
         statement = _Statement()
-        number = 0
-        for number, raw in enumerate(data.split(b"\n"), 1):
-            if len(raw) > MAX_LINE:
-                self._refuse(number, f"{len(raw)} bytes in one line: OpenSM cuts after 4095")
+        number, end = 1, 0
+        for match in _LINE.finditer(data):
+            comment = data.find(b"#", end, match.start()) if statement.lines else -1
+            if comment >= 0:
+                statement.lines.append((number + data.count(b"\n", end, comment), "#"))
+            number += data.count(b"\n", end, match.start())
+            end = match.end()
+            if number in refused:
                 continue
-            if any(byte != 9 and not 32 <= byte < 127 for byte in raw):
-                self._refuse(number, "a byte that is no printable ASCII character")
-                continue
-            text = raw.decode("ascii").strip()
-            if not text or (text.startswith("#") and not statement.lines):
-                continue
-            statement.lines.append((number, text))
-            if ";" in text:
+            statement.lines.append((number, match[0].decode("ascii").strip()))
+            if b";" in match[0]:
                 yield statement
                 statement = _Statement()
+            elif len(statement.lines) > MAX_STATEMENT:
+                break
         if statement.lines:
             self._refuse(statement.lines[0][0], "the statement that begins here has no ';'")
+
+    def _odd_lines(self, data: bytes) -> set[int]:
+        """Lines of which OpenSM would read something else than is written; each is refused."""
+        found: set[int] = set()
+        for pattern, reason in (
+            (_LONG, "{} bytes in one line: OpenSM cuts after 4095"),
+            (_UNPRINTABLE, "a byte that is no printable ASCII character"),
+        ):
+            number, end = 1, 0
+            for match in pattern.finditer(data):
+                number += data.count(b"\n", end, match.start())
+                end = match.start()
+                if number not in found:
+                    found.add(number)
+                    self._refuse(number, reason.format(len(match[0])))
+        return found
 
     def _statement(self, statement: _Statement) -> None:
         number, text = statement.lines[-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
@@ -58,12 +58,25 @@ class Expected:
             expected = meant | {DEFAULT_PKEY | FULL if port.master else DEFAULT_PKEY}
             if has != expected:
                 keys = frozenset(entry & ~FULL for entry in meant | has) - {DEFAULT_PKEY}
-                found.append(
-                    Difference(Finding(port.guid, _unlike(port, expected), bool(has - expected)), keys)
-                )
+                what = _unlike(port, expected)
+                one = Finding(port.guid, what, open=bool(has - expected), lost=not meant <= has)
+                found.append(Difference(one, keys))
         if scan.silent:
-            found.append(Difference(Finding(0, f"{scan.silent} nodes do not answer"), None))
+            what = f"{scan.silent} nodes do not answer"
+            if scan.silent_at:
+                what += f"; try: smpquery -D nodeinfo {scan.silent_at[0]}"
+            found.append(Difference(Finding(0, what, unread=True, blind=True), None))
+        found += [Difference(Finding(0, what, unread=True, blind=True), None) for what in scan.unread]
         return found
+
+    def wrong_ports(self, scan: Scan) -> tuple[Port, ...]:
+        """The ports among these differences."""
+        wrong = {one.finding.port_guid for one in self.differences(scan)}
+        return tuple(port for port in scan.ports if port.guid in wrong)
+
+    def entries(self, guid: int) -> int:
+        """How many keys a port should have, the default one among them."""
+        return len(self._entries.get(guid, _NONE)) + 1
 
 
 _NONE: frozenset[int] = frozenset()
@@ -154,9 +167,28 @@ class Readback:
 
         return self._until(claims, prove, "key {:#06x} of {} is still on the fabric")
 
-    def findings(self, partitions: Iterable[Partition]) -> list[Finding]:
-        """Compare the whole fabric, once."""
-        scan = self._reader.scan(self._timeout_s)
+    def scan(self) -> Scan:
+        """Read everything once; FabricError when it cannot be read."""
+        return self._reader.scan(self._timeout_s)
+
+    def findings(self, partitions: Iterable[Partition], only: Set[int] | None = None) -> list[Finding]:
+        """Compare the whole fabric, once; that it cannot be read is a finding.
+
+        ``only`` are the keys that are looked at, besides the default one; None: all.
+        """
+        try:
+            scan = self.scan()
+        except FabricError as err:
+            return [Finding(0, err.line(), unread=True, blind=True)]
+        if only is not None:
+            judged = only | {DEFAULT_PKEY}
+            scan = replace(
+                scan,
+                ports=tuple(
+                    replace(port, pkeys=tuple(one for one in port.pkeys if one & ~FULL in judged))
+                    for port in scan.ports
+                ),
+            )
         return [one.finding for one in Expected(partitions).differences(scan)]
 
     def _until(self, claims: Iterable[Claim], prove: Callable[[Scan], _Judge], what: str) -> Outcomes:
@@ -169,7 +201,10 @@ class Readback:
                 outcomes[claim.generation] = keys.another_s(claim)
                 left.remove(claim)
         while left:
-            judge = prove(self._reader.scan(max(SCAN_S, deadline - time.monotonic())))
+            scan = self._reader.scan(max(SCAN_S, deadline - time.monotonic()))
+            if scan.unread:
+                raise FabricError("a part of the fabric cannot be read", scan.unread[0])
+            judge = prove(scan)
             over = time.monotonic() >= deadline
             for claim in tuple(left):
                 found = judge(claim)

@@ -47,8 +47,9 @@ class Segments(ByPolicy):
                 outcomes[claim.generation] = keys.another_s(claim)
         return outcomes
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
         """Numbers in use that the configuration does not hand out any more."""
+        del unsure
         return tuple(
             Finding(0, f"{numbers.label(claim.pkey)} of {claim.generation} is not of the pool")
             for claim in book.carried()

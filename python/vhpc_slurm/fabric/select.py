@@ -8,11 +8,11 @@ from pathlib import Path
 
 from vhpc_slurm.config.fabric import Fabric, Manager
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import partitions, portmap
+from vhpc_slurm.fabric import partitions, plainfile, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
 from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
 from vhpc_slurm.fabric.numbers import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, VNIS, KeyPool
-from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
+from vhpc_slurm.fabric.opensm import MAX_FILE, Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.portmap import PortMap
@@ -179,8 +179,8 @@ def port_map(fabric: Fabric) -> PortMap | None:
             f"fabric.port_map is nothing for {fabric.backend}", "it knows ports by the GUIDs that nodes set"
         )
     try:
-        text = Path(fabric.port_map).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
+        text = _text(fabric.port_map).decode()
+    except UnicodeDecodeError as err:
         raise FabricError(f"cannot read {fabric.port_map}", str(err)) from err
     return portmap.parse(text, fabric.port_map)
 
@@ -218,11 +218,7 @@ def site_partitions(fabric: Fabric) -> tuple[Partition, ...]:
     """
     if not fabric.site_partitions:
         return ()
-    try:
-        data = Path(fabric.site_partitions).read_bytes()
-    except OSError as err:
-        raise FabricError(f"cannot read {fabric.site_partitions}", err.strerror or str(err)) from err
-    found = partitions.parse(data, fabric.site_partitions)
+    found = partitions.parse(_text(fabric.site_partitions), fabric.site_partitions)
     pool = frozenset(key_pool(fabric).numbers())
     for one in found:
         if one.pkey in pool:
@@ -236,3 +232,10 @@ def site_partitions(fabric: Fabric) -> tuple[Partition, ...]:
                 f"{fabric.site_partitions} has the name {one.name}", "jobs' partitions are called so"
             )
     return found[1:]
+
+
+def _text(name: str) -> bytes:
+    data = plainfile.read(Path(name), MAX_FILE)
+    if data is None:
+        raise FabricError(f"cannot read {name}", "No such file or directory")
+    return data

@@ -37,6 +37,8 @@ PORT_DOWN, PORT_ACTIVE = 1, 4
 KEYS_A_BLOCK = 32
 DEFAULT_FULL = 0xFFFF
 MAX_HOPS = 63
+SHOWN = 3
+"""Routes to so many of the nodes that do not answer are told."""
 _CLASSES = (0x81, 0x01)  # directed route, LID routed
 _TIMEOUT_MS, _RETRIES = 300, 2
 AHEAD_S = 2.0
@@ -71,11 +73,18 @@ class Switch:
 
 @dataclass(frozen=True)
 class Scan:
-    """All end ports and switches that were found, and how many nodes did not answer."""
+    """All end ports and switches that were found, and what could not be read.
+
+    ``silent`` nodes did not answer; ``silent_at`` are directed routes to some of
+    them, as ``smpquery -D`` takes them; ``unread`` are subnets that could not be
+    read at all, each with the reason.
+    """
 
     ports: tuple[Port, ...]
     silent: int = 0
     switches: tuple[Switch, ...] = ()
+    silent_at: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     def tables(self) -> dict[int, tuple[int, ...]]:
         """Keys by port GUID."""
@@ -203,7 +212,7 @@ class _Found:
 
     ports: dict[int, tuple[tuple[int, ...], int, Port]] = field(default_factory=dict)
     switches: dict[int, Switch] = field(default_factory=dict)
-    silent: int = 0
+    silent: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def _look(mad: _Mad) -> _Found:
@@ -214,7 +223,7 @@ def _look(mad: _Mad) -> _Found:
         path = routes.popleft()
         node = mad.get(path, NODE_INFO)
         if node is None:
-            found.silent += 1
+            found.silent.append(path)
             continue
         kind, count, node_guid, port_guid, cap, number = struct.unpack_from(">2xBB8xQQH6xB", node)
         if kind == SWITCH:
@@ -228,7 +237,7 @@ def _look(mad: _Mad) -> _Found:
             continue
         info = mad.get(path, PORT_INFO, number)
         if info is None:
-            found.silent += 1
+            found.silent.append(path)
             continue
         found.ports[port_guid] = (path, number, _port(port_guid, path, info, cap))
         if not path:
@@ -239,7 +248,7 @@ def _look(mad: _Mad) -> _Found:
 def _read(mad: _Mad, found: _Found) -> Scan:
     """The tables of these ports."""
     ports = []
-    silent = found.silent
+    silent = list(found.silent)
     for guid in sorted(found.ports):
         path, number, port = found.ports[guid]
         pkeys = _table(mad, path, port.room)
@@ -249,10 +258,11 @@ def _read(mad: _Mad, found: _Found) -> Scan:
             pkeys = None if info is None else pkeys
             port = port if info is None else _port(guid, path, info, port.room)
         if pkeys is None:
-            silent += 1
+            silent.append(path)
         else:
             ports.append(replace(port, pkeys=pkeys))
-    return Scan(tuple(ports), silent, tuple(found.switches.values()))
+    where = tuple(",".join(map(str, (0, *path))) for path in silent[:SHOWN])
+    return Scan(tuple(ports), len(silent), tuple(found.switches.values()), where)
 
 
 def _port(guid: int, path: tuple[int, ...], info: bytes, room: int) -> Port:

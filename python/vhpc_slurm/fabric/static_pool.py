@@ -7,14 +7,17 @@ GUID.  What remains to be done is to choose, and to read back.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric import keys, numbers, partitions
+from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, plainfile
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes
+from vhpc_slurm.fabric.filewatch import FileWatch, Watched
 from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.opensm import MAX_FILE
 from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.model import Generation
 
@@ -36,6 +39,7 @@ class StaticPool(ByPolicy):
         self._site = site
         self._declared = (*pool, *site)
         self._file = file
+        self._changed = False
 
     def validate(self, book: Book) -> None:
         """Whether the file declares the pool that the configuration describes."""
@@ -58,10 +62,13 @@ class StaticPool(ByPolicy):
         claims = [book.must(generation) for generation in generations]
         return self._readback.gone(claims, (*partitions.of_book(book), *self._site), book)
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
         """Compare the file and the fabric with what was declared."""
-        del book
-        file = tuple(Finding(0, what, True) for what in self._file_findings())
+        del book, unsure
+        try:
+            file = tuple(Finding(0, what, open=True) for what in self._file_findings())
+        except FabricError as err:
+            file = (Finding(0, err.line(), open=isinstance(err, NotPlainError), unread=True),)
         return (*file, *self._readback.findings(self._declared))
 
     def cure(self, book: Book) -> None:
@@ -71,13 +78,27 @@ class StaticPool(ByPolicy):
             "vhpcd writes nothing for a static pool", cure="install: vhpc fabric render --pool, and SIGHUP"
         )
 
+    def watch(self, notice: Callable[[], None]) -> FileWatch | None:
+        """Watch the file, where it is on this host."""
+        if not self._file.parent.is_dir():
+            return None
+
+        def changed() -> None:
+            self._changed = True
+            notice()
+
+        return filewatch.start([Watched(self._file)], changed)
+
+    def disturbed(self) -> bool:
+        """Whether the file was written."""
+        changed, self._changed = self._changed, False
+        return changed
+
     def _file_findings(self) -> list[str]:
-        try:
-            data = self._file.read_bytes()
-        except FileNotFoundError:
+        """What is wrong with the file; FabricError when it cannot be read."""
+        data = plainfile.read(self._file, MAX_FILE)
+        if data is None:
             return []  # the subnet manager lives on another host, or in a switch
-        except OSError as err:
-            return [f"cannot read {self._file}: {err.strerror}"]
         defects = partitions.lint(data)
         if defects:
             return [f"{self._file} line {one.line}: {one.reason}" for one in defects[:10]]

@@ -87,6 +87,7 @@ class UfmRest(ByPolicy):
         self._timeout_s = timeout_s
         self._max_lost_percent = max_lost_percent
         self._pool = frozenset(policy.pool.numbers())
+        self._seen: Members | None = None  # what UFM showed last
         self._late: dict[int, str] = {}  # by key: why UFM did not do what it was asked for last
         if mark_pkey in self._pool:
             raise FabricError(
@@ -180,9 +181,14 @@ class UfmRest(ByPolicy):
             outcomes |= self._readback.gone(good, self._partitions(have, book), book)
         return outcomes
 
-    def audit(self, book: Book) -> tuple[Finding, ...]:
+    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
         """Compare UFM and the fabric with the book."""
-        have = self._look(time.monotonic() + self._timeout_s)
+        try:
+            have = self._look(time.monotonic() + self._timeout_s)
+        except FabricError as err:
+            return (Finding(0, err.line(), unread=True), *self._port_findings(book))
+        if unsure:
+            return self._port_findings(book)
         carried = {claim.pkey for claim in book.carried()}
         found = [Finding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, book)]
         found += [
@@ -195,9 +201,17 @@ class UfmRest(ByPolicy):
             for guid in sorted(have[pkey])
             if not _ours(pkey, guid)
         ]
-        if self._readback is not None:
-            found += self._readback.findings(self._partitions(have, book))
-        return tuple(found)
+        return (*found, *self._port_findings(book))
+
+    def _port_findings(self, book: Book) -> tuple[Finding, ...]:
+        """Compare the fabric with the book, and with what UFM showed last of the site's own keys.
+
+        Where UFM has shown nothing yet, keys outside of the pool are not judged.
+        """
+        if self._readback is None:
+            return ()
+        only = None if self._seen is not None else self._pool
+        return tuple(self._readback.findings(self._partitions(self._seen or {}, book), only))
 
     def cure(self, book: Book) -> None:
         """Tell UFM once more."""
@@ -209,7 +223,8 @@ class UfmRest(ByPolicy):
         """What UFM shows; asked for again while it is busy and there is time."""
         while True:
             try:
-                return self._ufm.partitions()
+                self._seen = self._ufm.partitions()
+                return self._seen
             except UfmBusyError:
                 if time.monotonic() >= deadline:
                     raise

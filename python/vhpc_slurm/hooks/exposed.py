@@ -1,7 +1,8 @@
 """Guests with a key on a fabric that does not keep jobs apart: their virtual functions go off, they end.
 
-vhpcd says whether the fabric is safe; a node that cannot ask it does not know,
-and leaves its guests alone.
+So do the guests of a job whose ports have lost their key for good: it would
+compute on without a network.  vhpcd says both; a node that cannot ask it does
+not know, and leaves its guests alone.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from vhpc_slurm.node import audit, devices, joblock, journal, resources, statefi
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.timeline import Recorder
 
-KIND = "open-fabric"
+KIND, KIND_LOST = "open-fabric", "lost-key"
 LOCK_TIMEOUT_S = 30.0
 
 
 def exposed(
     layout: Layout, node: str, records: Sequence[LeaseRecord], fabric: FabricState
 ) -> Iterator[audit.Finding]:
-    """Generations of this node that others can reach, each with the end of its guests as the cure.
+    """Generations of this node that others can reach, or nobody, each with the end of its guests as the cure.
 
     Args:
         layout: where the node keeps what it has.
@@ -32,21 +33,27 @@ def exposed(
         records: live leases with a part on it.
         fabric: what vhpcd says of the fabric.
     """
-    if fabric.safe:
+    lost = dict(fabric.lost)
+    if fabric.safe and not lost:
         return
     known = set(journal.generations(layout.journals))
     for record in records:
         generation = record.lease.generation
         if record.lease.network.kind == "none" or generation not in known:
             continue
+        seen = lost.get(str(generation))
+        if fabric.safe and seen is None:
+            continue
         if any(entry.kind != resources.RUN_DIR for entry in journal.read(layout.journals, generation)):
-            error = FabricError(
-                f"the guests of job {generation.job_id} were ended on {node}",
-                f"the fabric does not keep jobs apart: {fabric.what}",
-                "submit the job again when it does",
-            )
-            what = f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
-            yield audit.Finding(KIND, what, partial(_end, layout, node, record, error))
+            why = f"the fabric does not keep jobs apart: {fabric.what}"
+            kind, what = KIND, f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
+            cure = "submit the job again when it does"
+            if fabric.safe:
+                why = f"the job's partition key was taken from its port and cannot be given back: {seen}"
+                kind, what = KIND_LOST, f"job {generation.job_id} has lost its key on the fabric"
+                cure = "submit the job again"
+            error = FabricError(f"the guests of job {generation.job_id} were ended on {node}", why, cure)
+            yield audit.Finding(kind, what, partial(_end, layout, node, record, error))
 
 
 def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> None:

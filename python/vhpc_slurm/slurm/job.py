@@ -100,6 +100,15 @@ class JobRef:
         return str(self.het[0] if self.het else self.job_id)
 
 
+@dataclass(frozen=True)
+class SlurmNode:
+    """A node and where Slurm reaches it: NodeAddr and NodeHostName, each a name or an address."""
+
+    name: str
+    address: str
+    hostname: str
+
+
 class Slurm(Protocol):
     """What vhpc asks of Slurm.  Every call ends within a deadline and raises SlurmError at its end.
 
@@ -122,6 +131,12 @@ class Slurm(Protocol):
 
     def knows(self, job_id: int) -> bool:
         """Whether slurmctld has this job, and the job has not ended; one RPC."""
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        """Return all nodes that are in a partition, in one RPC."""
+
+    def controllers(self) -> tuple[str, ...]:
+        """Return names and addresses of the hosts that slurmctld may run on."""
 
     def cancel(self, job_id: int) -> None:
         """End a job that has started; one that is gone already is no error."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob, SlurmNode
 from vhpc_slurm.slurm.parse import CPU_IDS_CUT
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -90,6 +90,14 @@ class PySlurm:
                     JobStatus(int(job.id), int(job.requeue_count), state, str(job.state_reason), started)
                 )
         return tuple(found)
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        """All nodes, by sinfo, as they are asked for seldom."""
+        return self._commands.nodes()
+
+    def controllers(self) -> tuple[str, ...]:
+        """Hosts of slurmctld, by scontrol."""
+        return self._commands.controllers()
 
     def cancel(self, job_id: int) -> None:
         """End a job."""

@@ -15,7 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from vhpc_slurm.slurm.job import JobRef, JobStatus, NoSuchJobError, NotRequeueableError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.hosts import SINFO_FORMAT, parse_controllers, parse_nodes
+from vhpc_slurm.slurm.job import (
+    JobRef,
+    JobStatus,
+    NoSuchJobError,
+    NotRequeueableError,
+    SlurmError,
+    SlurmJob,
+    SlurmNode,
+)
 from vhpc_slurm.slurm.parse import REF_FORMAT, SQUEUE_FORMAT, narrower, parse_job, parse_ref, parse_squeue
 
 T = TypeVar("T")
@@ -25,7 +34,7 @@ _NO_SCRIPT, _NO_REQUEUE = "Only batch jobs are accepted", "Requested operation i
 
 
 class Scontrol:
-    """Slurm through scontrol, squeue and scancel."""
+    """Slurm through scontrol, squeue, sinfo and scancel."""
 
     def __init__(self, bin_dir: str = "/usr/bin", *, slurm_conf: str = "", timeout_s: float = 5.0) -> None:
         """Use the commands in ``bin_dir``; ``slurm_conf`` empty means Slurm's own default."""
@@ -88,6 +97,19 @@ class Scontrol:
         """
         options = ("--noheader", "--all", "--array", "--local", "--states=all", "--jobs", _number(job_id))
         return parse_ref(self._run("squeue", *options, "-O", REF_FORMAT), job_id)
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        """All nodes, by sinfo.
+
+        ``scontrol show node`` would print what a node says of itself (its system's
+        name, its version) in front of, or behind, what slurmctld knows.
+        """
+        options = ("--all", "--local", "--Node", "--noheader", f"--format={SINFO_FORMAT}")
+        return parse_nodes(self._run("sinfo", *options))
+
+    def controllers(self) -> tuple[str, ...]:
+        """Hosts of slurmctld, by ``scontrol show config``."""
+        return parse_controllers(self._run("scontrol", "show", "config"))
 
     def cancel(self, job_id: int) -> None:
         """End a job, by scancel, which says nothing about jobs that are gone."""

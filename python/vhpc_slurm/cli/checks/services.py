@@ -17,7 +17,7 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import Munge
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.protocol import AlarmWire, FabricState
+    from vhpc_slurm.controller.protocol import AlarmWire, FabricState, Status
 
 USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
 SKEW_S = 30
@@ -54,8 +54,15 @@ def sbcast(config: Config) -> Iterator[Finding]:
     )
 
 
-def vhpcd(config: Config, *, listener: bool) -> Iterator[Finding]:
-    """Whether vhpcd answers, is of this version, and tells the same time."""
+def vhpcd(config: Config, *, listener: bool, node: str = "", controller: bool = False) -> Iterator[Finding]:
+    """Whether vhpcd answers, is of this version, tells the same time, and believes what this host says.
+
+    Args:
+        config: names vhpcd.
+        listener: whether vhpcd listens to this user.
+        node: Slurm's name of this host; empty where it is no node.
+        controller: whether slurmctld may run here.
+    """
     where = f"{config.controller.host}:{config.controller.port}"
     if not listener:
         yield warn("vhpcd", f"vhpcd at {where} was not asked", "run vhpc doctor as root")
@@ -84,8 +91,32 @@ def vhpcd(config: Config, *, listener: bool) -> Iterator[Finding]:
         )
     else:
         yield ok("clock", f"vhpcd's clock differs by {skew:+.1f} s")
+    yield from _believed(status, node, controller=controller)
     yield from _isolation(status.fabric, status.time)
     yield from _alarms(status.alarms, status.time)
+
+
+def _believed(status: Status, node: str, *, controller: bool) -> Iterator[Finding]:
+    from vhpc_slurm.controller.protocol import ANY, CONTROLLER
+
+    if status.speaks_for == (ANY,):
+        return
+    if node and node not in status.speaks_for:
+        yield error(
+            "address",
+            f"vhpcd sees this host at {status.seen_at}, which Slurm does not have as an address of node "
+            f"{node}, so it takes no lease and no acknowledgement from here",
+            "name the address in controller.node_names or node_addresses of vhpcd's vhpc.toml, restart vhpcd",
+        )
+    elif node:
+        yield ok("address", f"vhpcd knows {status.seen_at} as an address of node {node}")
+    if controller and CONTROLLER not in status.speaks_for:
+        yield error(
+            "address",
+            f"vhpcd sees this host at {status.seen_at}, which is no host of slurmctld for all that it knows, "
+            "so it takes no job from here",
+            "name the address in controller.controller_addresses of vhpcd's vhpc.toml, and restart vhpcd",
+        )
 
 
 def _isolation(fabric: FabricState, now: float) -> Iterator[Finding]:
@@ -95,11 +126,15 @@ def _isolation(fabric: FabricState, now: float) -> Iterator[Finding]:
         open_s = now - (fabric.open_since or now)
         yield error(
             "fabric.open",
-            f"the fabric has been open for {open_s:.0f} s, so no job with a key starts, and nodes end "
-            f"the guests that have one: {fabric.what}",
+            f"for {open_s:.0f} s the fabric has been open or unreadable, so no job with a key starts, "
+            f"and nodes end the guests that have one: {fabric.what}",
             audit,
         )
-    elif fabric.what:
+    for generation, what in fabric.lost:
+        yield error(
+            "fabric.lost-key", f"{generation} has lost its key, and nodes end its guests: {what}", audit
+        )
+    if fabric.safe and fabric.what:
         yield warn("fabric.open", f"the fabric is not as vhpcd wants it: {fabric.what}", audit)
 
 

@@ -1,0 +1,147 @@
+"""What peers may hold of vhpcd before it knows who they are: connections, and bytes.
+
+Each address has a share, and each *group* of addresses has room that no other
+group can take.  Who takes more than his share loses what he has held longest, or
+what is largest; whoever came last is not the one to suffer, since he may be the
+one who has something to say.
+
+Groups follow from what nobody can choose for himself: the address, the port (a
+port below 1024 takes root on the peer's host), and, on vhpcd's own host, the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+PRIVILEGED_PORTS = 1024
+
+
+class Group(Enum):
+    """Whose connections share room."""
+
+    TRUSTED = "root of the cluster's hosts"
+    MEMBER = "the cluster's hosts"
+    OTHER = "other hosts"
+
+
+@dataclass(frozen=True)
+class Share:
+    """The most that a group and an address of it may hold."""
+
+    connections: int
+    connections_each: int
+    bytes: int
+    bytes_each: int
+
+
+SHARES: Mapping[Group, Share] = {
+    Group.TRUSTED: Share(4096, 1024, 64 << 20, 32 << 20),
+    Group.MEMBER: Share(1024, 64, 16 << 20, 4 << 20),
+    Group.OTHER: Share(256, 32, 16 << 20, 4 << 20),
+}
+"""A request has at most 1 MiB.  A node that holds a thousand leases reports their ends one by one."""
+
+
+class Peer:
+    """A connection whose user is not known yet."""
+
+    def __init__(self, address: str, group: Group, drop: Callable[[], None]) -> None:
+        """``drop`` ends the connection; it is called at most once."""
+        self.address = address
+        self.group = group
+        self.held = 0
+        self._drop = drop
+
+    def drop(self) -> None:
+        """End it."""
+        self._drop()
+
+
+class Admission:
+    """All such connections; belongs to the event loop."""
+
+    def __init__(
+        self, shares: Mapping[Group, Share], dropped: Callable[[Peer, str], None] = lambda _peer, _why: None
+    ) -> None:
+        """``dropped`` hears of each connection that has to go, and why."""
+        self._shares = shares
+        self._dropped = dropped
+        # Peers of an address in the order in which they came.
+        self._peers: dict[Group, dict[str, dict[Peer, None]]] = {group: {} for group in Group}
+        self._bytes: dict[Group, dict[str, int]] = {group: {} for group in Group}
+        self._connections = dict.fromkeys(Group, 0)
+        self._held = dict.fromkeys(Group, 0)
+
+    def enter(self, peer: Peer) -> None:
+        """A connection has come; the oldest of its address, or of the address with most, may have to go."""
+        share, group = self._shares[peer.group], peer.group
+        of_address = self._peers[group].setdefault(peer.address, {})
+        of_address[peer] = None
+        self._connections[group] += 1
+        if len(of_address) > share.connections_each:
+            self._oust(next(iter(of_address)), "its address has too many connections")
+        elif self._connections[group] > share.connections:
+            most = max(self._peers[group].values(), key=len)
+            self._oust(next(iter(most)), f"{group.value} have too many connections")
+
+    def grew(self, peer: Peer, count: int) -> None:
+        """A connection holds so many bytes more; the largest of its address, or of all, may have to go."""
+        share, group = self._shares[peer.group], peer.group
+        if peer not in self._peers[group].get(peer.address, ()):
+            return  # it has just been dropped
+        self._hold(peer, count)
+        if self._bytes[group][peer.address] > share.bytes_each:
+            self._oust(self._largest(group, peer.address), "its address holds too many bytes")
+        elif self._held[group] > share.bytes:
+            most = max(self._bytes[group], key=self._bytes[group].__getitem__)
+            self._oust(self._largest(group, most), f"{group.value} hold too many bytes")
+
+    def leave(self, peer: Peer) -> None:
+        """A connection has ended, or its user is known now; twice is as good as once."""
+        of_address = self._peers[peer.group].get(peer.address, {})
+        if peer not in of_address:
+            return
+        self._hold(peer, -peer.held)
+        del of_address[peer]
+        self._connections[peer.group] -= 1
+        if not of_address:
+            del self._peers[peer.group][peer.address]
+            self._bytes[peer.group].pop(peer.address, None)
+
+    def count(self, group: Group) -> int:
+        """How many connections of a group there are."""
+        return self._connections[group]
+
+    def _hold(self, peer: Peer, count: int) -> None:
+        peer.held += count
+        self._held[peer.group] += count
+        of_address = self._bytes[peer.group]
+        of_address[peer.address] = of_address.get(peer.address, 0) + count
+
+    def _largest(self, group: Group, address: str) -> Peer:
+        # The first of several as large: the oldest.
+        return max(self._peers[group][address], key=lambda peer: peer.held)
+
+    def _oust(self, peer: Peer, why: str) -> None:
+        self.leave(peer)
+        self._dropped(peer, why)
+        peer.drop()
+
+
+def scaled(shares: Mapping[Group, Share], descriptors: int) -> dict[Group, Share]:
+    """The shares where there are only so many descriptors for connections."""
+    wanted = sum(share.connections for share in shares.values())
+    if descriptors >= wanted:
+        return dict(shares)
+    part = max(0.0, descriptors / wanted)
+    return {
+        group: Share(
+            max(8, int(share.connections * part)),
+            max(4, int(share.connections_each * part)),
+            share.bytes,
+            share.bytes_each,
+        )
+        for group, share in shares.items()
+    }

@@ -1,0 +1,149 @@
+"""Who may say what: nodes for themselves, the controller for jobs and for the fabric.
+
+What only reads (a look at a lease, lists, the status) any host may ask that has a
+credential of root or SlurmUser: there is no secret in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.addresses import HostAddresses
+from vhpc_slurm.errors import FabricError, VhpcError
+
+log = logging.getLogger("vhpcd")
+
+LEARN_S = 300.0
+"""So often Slurm is asked where its hosts are."""
+AGAIN_S = 10.0
+"""So soon again where that failed."""
+WAIT_S = 6.0
+"""So long a request waits for what Slurm says; what is learnt later serves the next one."""
+SOON_S = 1.0
+"""Who is not known has Slurm asked at once, but no more often than this."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a request came from: the address of the other end, and whether that is this host."""
+
+    address: str
+    own_host: bool
+
+
+def speaker(request: wire.Request) -> str | None:
+    """The node in whose name a request speaks; empty: the controller's; None: it only reads."""
+    match request:
+        case wire.GetLease():
+            return request.node if request.wait_s > 0 else None
+        case wire.Acknowledge():
+            return request.node
+        case wire.ReportTimeline():
+            return request.timeline.node
+        case wire.OpenGeneration() | wire.Ending() | wire.Fence() | wire.ClearKey() | wire.TellFabric():
+            return ""
+    return None
+
+
+class Authority:
+    """Belongs to the event loop; Slurm is asked in a thread of its own."""
+
+    def __init__(self, addresses: HostAddresses, clock: Callable[[], float] = time.monotonic) -> None:
+        self._addresses = addresses
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "addresses")
+        self._asked = float("-inf")
+        self._learning: asyncio.Future[None] | None = None
+        self._trouble = ""
+
+    def knows(self, address: str) -> bool:
+        """Whether an address is one of a host of the cluster."""
+        return address in self._addresses.known.every
+
+    def speaks_for(self, origin: Origin) -> tuple[str, ...]:
+        """Whom requests from there may speak for, as ``Status`` says it."""
+        if origin.own_host:
+            return (wire.ANY,)
+        known = self._addresses.known
+        nodes = tuple(node for node, addresses in known.nodes.items() if origin.address in addresses)
+        return (*nodes, *([wire.CONTROLLER] if origin.address in known.controllers else []))
+
+    async def check(self, request: wire.Request, origin: Origin) -> None:
+        """FabricError when this request may not come from there."""
+        node = speaker(request)
+        if node is None or origin.own_host or self._allows(node, origin):
+            return
+        await self._learn_soon()
+        if not self._allows(node, origin):
+            raise self._refusal(node, origin)
+
+    def _allows(self, node: str, origin: Origin) -> bool:
+        known = self._addresses.known
+        return origin.address in (known.nodes.get(node, ()) if node else known.controllers)
+
+    def _refusal(self, node: str, origin: Origin) -> FabricError:
+        known = self._addresses.known
+        if not known.every:
+            return FabricError(
+                "vhpcd does not know where Slurm's hosts are, and so cannot tell who speaks",
+                self._trouble,
+                "see controller.slurm_bin in vhpc.toml, and the log of vhpcd",
+            )
+        if not node:
+            return FabricError(
+                f"{origin.address} may not speak for the controller",
+                f"it is neither vhpcd's own host nor one of {_some(known.controllers)}",
+                "run it there, or name the address in controller.controller_addresses of vhpcd's vhpc.toml",
+            )
+        if node not in known.nodes:
+            return FabricError(f"Slurm has no node {node[:80]}", self._trouble, "see: sinfo -N")
+        return FabricError(
+            f"{origin.address} may not speak for node {node}",
+            f"Slurm has the node at {_some(known.nodes[node])}",
+            "if it is an address of the node, name it in controller.node_names or node_addresses of vhpcd's "
+            "vhpc.toml",
+        )
+
+    async def keep_learning(self) -> None:
+        """Ask Slurm again and again; never returns."""
+        while True:
+            await self._learn_soon()
+            await asyncio.sleep(AGAIN_S if self._trouble else LEARN_S)
+
+    async def _learn_soon(self) -> None:
+        """Ask Slurm, unless that was done a moment ago; share what others have asked for."""
+        if self._learning is None:
+            if self._clock() - self._asked < SOON_S:
+                return
+            loop = asyncio.get_running_loop()
+            self._learning = asyncio.ensure_future(loop.run_in_executor(self._thread, self._addresses.learn))
+            self._learning.add_done_callback(self._learnt)
+        await asyncio.wait([self._learning], timeout=WAIT_S)
+
+    def _learnt(self, done: asyncio.Future[None]) -> None:
+        self._learning = None
+        self._asked = self._clock()
+        if done.cancelled():
+            return
+        err = done.exception()
+        trouble = err.line() if isinstance(err, VhpcError) else repr(err) if err else ""
+        if trouble and trouble != self._trouble:
+            log.warning("addresses of Slurm's hosts cannot be learnt: %s", trouble)
+        self._trouble = trouble
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _some(addresses: frozenset[str]) -> str:
+    shown = sorted(addresses)[:4]
+    return (
+        ", ".join(shown) + (f" and {len(addresses) - 4} more" if len(addresses) > 4 else "") or "no address"
+    )

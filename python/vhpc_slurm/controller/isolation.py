@@ -1,0 +1,108 @@
+"""What the auditor knows of the fabric, and what follows from it for jobs.
+
+Seen to be open, a fabric counts as not safe after one deadline; with a part that
+cannot be read, and so could be open, after another.  A job whose port lacks its
+key hurts nobody else: it alone ends when that cannot be put right.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from vhpc_slurm.controller.protocol import FabricState
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric.backend import Finding
+from vhpc_slurm.model import Generation
+
+log = logging.getLogger("vhpcd")
+
+_Since = tuple[float, float]
+"""Of a steady clock, and of the wall's."""
+
+
+class Watch:
+    """Read by other threads than the one which writes it."""
+
+    def __init__(
+        self, open_deadline_s: float, unread_deadline_s: float, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._open_deadline_s = open_deadline_s
+        self._unread_deadline_s = unread_deadline_s
+        self._steady = steady
+        self._open: _Since | None = None
+        self._unread: _Since | None = None
+        self._lost: dict[Generation, tuple[float, str]] = {}
+        self._state = FabricState()
+
+    def saw(
+        self,
+        found: tuple[Finding, ...],
+        trouble: FabricError | None = None,
+        holders: Mapping[int, Generation] | None = None,
+    ) -> None:
+        """Note what an audit found.
+
+        Args:
+            found: its findings.
+            trouble: why the fabric could not be told what it should be.
+            holders: whose the ports are, by their GUIDs.
+        """
+        opening = [one for one in found if one.open]
+        unread = [one for one in found if one.unread]
+        blind = any(one.blind for one in found)
+        if opening:
+            self._open = self._open or self._now()
+        elif self._open is not None and not blind:
+            log.warning("the fabric is closed again after %.0f s", self._steady() - self._open[0])
+            self._open = None
+        self._unread = (self._unread or self._now()) if unread else None
+        self._note_lost(found, holders or {}, blind=blind)
+        since = [one[1] for one in (self._open, self._unread) if one is not None]
+        first = next(iter((*opening, *unread, *found)), None)
+        what = first.what if first else trouble.line() if trouble else ""
+        audited = self._state.audited if found or trouble else time.time()
+        self._state = FabricState(open_since=min(since, default=None), what=what, audited=audited)
+
+    def _note_lost(
+        self, found: tuple[Finding, ...], holders: Mapping[int, Generation], *, blind: bool
+    ) -> None:
+        lost = {holders[one.port_guid]: one.what for one in found if one.lost and one.port_guid in holders}
+        for generation in lost.keys() - self._lost.keys():
+            log.error("%s has lost its key: %s", generation, lost[generation])
+        kept = self._lost if blind else {}
+        self._lost = kept | {
+            generation: (self._lost.get(generation, (self._steady(), ""))[0], what)
+            for generation, what in lost.items()
+        }
+
+    def state(self) -> FabricState:
+        """Whether the fabric keeps jobs apart, as far as is known, and which jobs have lost their keys."""
+        safe = not (
+            self._over(self._open, self._open_deadline_s) or self._over(self._unread, self._unread_deadline_s)
+        )
+        lost = tuple(
+            (str(generation), what)
+            for generation, (since, what) in self._lost.items()
+            if self._steady() - since >= self._open_deadline_s
+        )
+        return msgspec.structs.replace(self._state, safe=safe, lost=lost)
+
+    def must_be_safe(self) -> None:
+        """FabricError while the fabric is not safe: who would have a key had better wait."""
+        state = self.state()
+        if not state.safe:
+            raise FabricError(
+                "the fabric does not keep jobs apart",
+                state.what,
+                "vhpcd serves no job with a key until it does; see: vhpc fabric audit",
+            )
+
+    def _now(self) -> _Since:
+        return self._steady(), time.time()
+
+    def _over(self, since: _Since | None, deadline_s: float) -> bool:
+        return since is not None and self._steady() - since[0] >= deadline_s

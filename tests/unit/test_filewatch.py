@@ -1,0 +1,276 @@
+"""Files of OpenSM that others change under a running vhpcd, whose auditor looks every five minutes only."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from controller_lab import Munged, wait_for
+from fabric_lab import DEFAULT, GUIDS, SimulatedFabric, holding, sets
+from test_auditor import KINDS
+from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened
+from vhpcd_process import Vhpcd
+
+from vhpc_slurm.fabric import filewatch
+from vhpc_slurm.fabric.filewatch import FileWatch, Inotify, Watched
+from vhpc_slurm.fabric.managers import serve
+from vhpc_slurm.fabric.opensm import Opensm
+
+simulated = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
+
+OPENING = DEFAULT + f"key_1000=0x1000 : {GUIDS[0]:#018x}=full, {GUIDS[9]:#018x}=full ;\n".encode()
+
+
+@pytest.fixture
+def vhpcd(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> Iterator[Vhpcd]:
+    """It has seen the fabric once, and will not look again by itself while a test lasts."""
+    with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=300.0, reconcile_s=300.0) as started:
+        opened(started, 1, "n1", "n2")
+        wait_for(lambda: started.client.status().fabric.audited is not None, "no audit")
+        time.sleep(1.5)  # the audit after the job's round
+        yield started
+
+
+def in_place(path: Path) -> None:
+    path.write_bytes(OPENING)
+
+
+def renamed(path: Path) -> None:
+    new = path.with_name("other")
+    new.write_bytes(OPENING)
+    new.replace(path)
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def appended(path: Path) -> None:
+    with path.open("ab") as opened:
+        opened.write(b"junk")
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def moved_away(path: Path) -> None:
+    path.rename(path.with_name("away"))
+
+
+@simulated
+@pytest.mark.parametrize(
+    "change",
+    [in_place, renamed, emptied, appended, deleted, moved_away, *KINDS],
+    ids=lambda one: one.__name__,
+)
+def test_a_changed_file_is_put_back_before_opensm_reads_it(
+    vhpcd: Vhpcd, fabric: SimulatedFabric, change: Callable[[Path], None]
+) -> None:
+    right = fabric.partitions.read_bytes()
+    before = fabric.sweeps()
+    change(fabric.partitions)
+    wait_for(lambda: "was changed, not by vhpcd, and is put back" in vhpcd.log, "not noticed")
+    assert fabric.partitions.is_file()
+    assert fabric.partitions.read_bytes() == right
+    fabric.sweep()
+    assert sets(fabric) == holding((0x1000, 2))
+    assert fabric.sweeps() == before + 1, "there was nothing else to put right"
+
+
+@simulated
+def test_what_opensm_has_read_is_put_right_at_once(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
+    assert vhpcd.process is not None
+    vhpcd.process.send_signal(signal.SIGSTOP)  # so that OpenSM is sooner
+    try:
+        fabric.replace(OPENING)
+        fabric.sweep()
+        assert 0x9000 in sets(fabric)[GUIDS[9]]
+    finally:
+        vhpcd.process.send_signal(signal.SIGCONT)
+    carries(fabric, holding((0x1000, 2)))
+
+
+@simulated
+def test_a_sweep_of_others_is_followed_by_an_audit_and_one_of_vhpcd_s_own_by_no_second(
+    vhpcd: Vhpcd, fabric: SimulatedFabric
+) -> None:
+    audited = vhpcd.client.status().fabric.audited
+    fabric.sweep()
+    wait_for(lambda: vhpcd.client.status().fabric.audited != audited, "no audit")
+    fabric.write_table(GUIDS[9], 0x7FFF, 0x9000)
+    fabric.sweep()
+    carries(fabric, holding((0x1000, 2)))
+    opened(vhpcd, 2)
+    time.sleep(2.0)
+    audited, sweeps = vhpcd.client.status().fabric.audited, fabric.sweeps()
+    time.sleep(2.0)
+    assert (vhpcd.client.status().fabric.audited, fabric.sweeps()) == (audited, sweeps), "it is quiet again"
+
+
+@simulated
+def test_a_log_that_was_cut_or_begun_anew_is_still_heard(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
+    old = fabric.log.with_suffix(".1")
+
+    def says_so() -> None:
+        audited = vhpcd.client.status().fabric.audited
+        with fabric.log.open("ab") as written:
+            written.write(b"Nov 22 06:08:16 448151 [50A726C0] 0x02 -> SUBNET UP\n")
+        wait_for(lambda: vhpcd.client.status().fabric.audited != audited, "no audit")
+
+    os.truncate(fabric.log, 0)
+    says_so()
+    fabric.log.rename(old)
+    try:
+        says_so()
+    finally:
+        old.rename(fabric.log)  # which OpenSM goes on writing
+
+
+@simulated
+def test_who_changes_the_file_without_end_meets_the_auditor(
+    tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
+) -> None:
+    with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=1.0) as vhpcd:
+        opened(vhpcd, 1, "n1", "n2")
+        until = time.monotonic() + 5.0
+        while time.monotonic() < until:
+            fabric.replace(OPENING)
+            time.sleep(0.01)
+            assert vhpcd.client.status()
+        assert 1 <= vhpcd.log.count("and is put back") <= filewatch.BURST
+        carries(fabric, holding((0x1000, 2)))
+        wait_for(lambda: vhpcd.client.status().fabric.what == "", "not well again", 20.0)
+
+
+# --- the watch alone ------------------------------------------------------------------------------
+
+
+class Place:
+    """A folder with two files, which are watched."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.log = folder / "conf" / "file", folder / "log" / "log"
+        for path in (self.file, self.log):
+            path.parent.mkdir()
+            path.write_text("right")
+        self.noticed = 0
+        self.watch = filewatch.start([Watched(self.file, self.log, self.restore)], self.notice)
+
+    def notice(self) -> None:
+        self.noticed += 1
+
+    def restore(self) -> bool:
+        if self.file.is_file() and self.file.read_text() == "right":
+            return False
+        new = self.file.with_name("new")
+        new.write_text("right")
+        new.replace(self.file)
+        return True
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(filewatch, "AGAIN_S", 0.2)
+    place = Place(tmp_path)
+    yield place
+    place.watch.close()
+
+
+def test_each_change_is_noticed_and_what_was_put_back_is_none(place: Place) -> None:
+    place.file.write_text("wrong")
+    wait_for(lambda: place.noticed == 1, "not noticed")
+    assert place.file.read_text() == "right"
+    time.sleep(0.3)
+    assert place.noticed == 1
+    (place.file.parent / "neighbour").write_text("wrong")
+    (place.log.parent / "neighbour").write_text("wrong")
+    time.sleep(0.3)
+    assert place.noticed == 1
+    with place.log.open("a") as log:
+        log.write("more")
+    wait_for(lambda: place.noticed == 2, "not noticed")
+
+
+def test_a_folder_that_is_moved_away_and_back_is_watched_again(place: Place) -> None:
+    for path in (place.file, place.log):
+        before = place.noticed
+        away = path.parent.with_name("away")
+        path.parent.rename(away)
+        time.sleep(0.5)
+        away.rename(path.parent)
+        time.sleep(0.5)
+        before = place.noticed
+        path.write_text("wrong")
+        wait_for(lambda before=before: place.noticed > before, "not noticed")  # type: ignore[misc]
+
+
+def test_a_folder_that_is_not_there_yet_is_watched_when_it_is(tmp_path: Path) -> None:
+    filewatch.AGAIN_S, before = 0.2, filewatch.AGAIN_S
+    noticed: list[int] = []
+    watch = FileWatch([Watched(tmp_path / "later" / "file")], lambda: noticed.append(1))
+    try:
+        (tmp_path / "later").mkdir()
+        time.sleep(0.5)
+        (tmp_path / "later" / "file").touch()
+        wait_for(lambda: noticed, "not noticed")
+    finally:
+        watch.close()
+        filewatch.AGAIN_S = before
+
+
+def test_an_end_of_the_watch_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        FileWatch([Watched(tmp_path / "file", tmp_path / "log")], lambda: None).close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_events_that_were_too_many_count_as_a_change_of_everything(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Inotify, "read", lambda _: [(-1, filewatch.IN_Q_OVERFLOW, b"")])
+    place.file.write_text("wrong")
+    wait_for(lambda: place.file.read_text() == "right", "not put back")
+
+
+def test_the_other_end_of_a_command_puts_its_file_back_too(tmp_path: Path) -> None:
+    file = tmp_path / "partitions.conf"
+    file.write_bytes(DEFAULT)
+    (tmp_path / "vhpc.toml").write_text(f'[fabric]\npartitions = "{file}"\n')
+    with subprocess.Popen(
+        [sys.executable, "-m", "vhpc_slurm.cli.main", "fabric", "manager"],
+        env=os.environ | {"VHPC_CONFIG": str(tmp_path / "vhpc.toml")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as manager:
+        assert manager.stdin is not None
+        assert manager.stdout is not None
+        manager.stdin.write(b'{"do":"read"}\n')
+        manager.stdin.flush()
+        manager.stdout.readline()
+        file.write_bytes(DEFAULT + b"# by hand\n")  # before vhpcd has sent one, whatever is there stays
+        time.sleep(0.3)
+        assert file.read_bytes().endswith(b"by hand\n")
+        manager.stdin.write(b'{"do":"replace","file":"' + base64.b64encode(DEFAULT) + b'"}\n')
+        manager.stdin.flush()
+        manager.stdout.readline()
+        file.write_bytes(OPENING)
+        wait_for(lambda: file.read_bytes() == DEFAULT, "not put back")
+        manager.stdin.close()
+
+
+def test_a_file_that_nobody_wrote_is_not_put_back(tmp_path: Path) -> None:
+    opensm = Opensm(tmp_path / "file", tmp_path / "pid", tmp_path / "log", 1.0)
+    (tmp_path / "file").write_bytes(b"x")
+    assert not opensm.put_back()
+    assert (tmp_path / "file").read_bytes() == b"x"
+    assert serve(opensm, b'{"do":"read"}').file == b"x"
