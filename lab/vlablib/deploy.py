@@ -91,7 +91,7 @@ def _parts(rootfs: Path) -> tuple[_Part, ...]:
     guest = ("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine")
     headers = f"-DSLURM_INCLUDE_DIR={rootfs}/usr/include"
     return (
-        _Part("guest", "guest", guest, guest, ("-DVHPC_SPANK=OFF",)),
+        _Part("guest", "programs", guest, guest, ("-DVHPC_SPANK=OFF",)),
         # loads only in the Slurm whose headers it was built against: a build folder for each system tree
         _Part("spank_plugin", _build_folder(rootfs), ("vhpc_spank",), ("vhpc.so",), (headers,)),
     )
@@ -107,7 +107,7 @@ def _build_folder(rootfs: Path) -> str:
     key = hashlib.sha256(str(rootfs.absolute()).encode())
     for header in sorted((rootfs / "usr/include/slurm").glob("*.h")):
         key.update(header.read_bytes())
-    return f"{rootfs.name}-{key.hexdigest()[:8]}"
+    return f"plugin-{rootfs.name}-{key.hexdigest()[:8]}"
 
 
 def _build(part: _Part) -> dict[str, Path]:
@@ -115,10 +115,20 @@ def _build(part: _Part) -> dict[str, Path]:
         say(f"skipping {part.name}: it has no CMakeLists.txt yet")
         return {}
     build = CHECKOUT / "build/lab" / part.folder
-    configure = ["cmake", "-S", str(CHECKOUT), "-B", str(build), "-DBUILD_TESTING=OFF", *part.options]
+    configure = [
+        "cmake",
+        "-G",
+        "Ninja",
+        "-S",
+        str(CHECKOUT),
+        "-B",
+        str(build),
+        "-DBUILD_TESTING=OFF",
+        *part.options,
+    ]
     compile_ = ["cmake", "--build", str(build), "--parallel", _BUILD_JOBS, "--target", *part.targets]
     # a configured build folder answers at once, and runs cmake itself when it must
-    configured = (build / "Makefile").exists() or (build / "build.ninja").exists()
+    configured = (build / "build.ninja").exists()
     with nullcontext() if configured else step(f"building {part.name}"):
         if not configured:
             _run(configure)

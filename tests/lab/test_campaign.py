@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from campaign import report
+from campaign.attack import Attacks, Start
 from campaign.faults import FAULTS, JOB
 from campaign.findings import carry_out
 from campaign.judge import End, differs, drained_by, judge, touches
@@ -41,6 +42,12 @@ def test_a_long_campaign_leaves_nothing_unexplained(lab: Lab) -> None:
     run(lab, draw(1, *LONG), ROOT / "build/campaign.md")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(9000)
+def test_a_user_who_attacks_harms_nobody_in_a_long_campaign(lab: Lab) -> None:
+    run(lab, draw(3, *LONG, attacked=True), ROOT / "build/campaign-attacked.md")
+
+
 # --- of the campaign itself: it must be able to find something -------------------------------
 
 
@@ -51,6 +58,20 @@ def test_a_seed_gives_one_plan_and_a_long_one_holds_every_kind() -> None:
     assert plan.jobs != draw(8, *LONG).jobs
     assert {job.kind for job in plan.jobs} == set(KINDS)
     assert {fault.kind for fault in plan.faults} == set(FAULTS)
+
+
+@pytest.mark.vlab_itself
+def test_an_attacked_campaign_judges_the_other_user_alone() -> None:
+    assert {job.user for job in draw(7, *LONG).jobs} == {"alice", "bob"}
+    assert {job.user for job in draw(7, *LONG, attacked=True).jobs} == {"bob"}
+
+
+@pytest.mark.vlab_itself
+def test_a_start_that_takes_seconds_longer_than_others_was_delayed() -> None:
+    usual = [Start(number, 0.4, attacked=False) for number in range(9)]
+    slow, fair = Start(10, 6.0, attacked=True), Start(11, 2.0, attacked=True)
+    assert Attacks(starts=[*usual, slow, fair]).delayed == [slow]
+    assert Attacks().delayed == []
 
 
 def seen(state: str, code: str = "0:0", at: float = 100.0, nodes: tuple[str, ...] = ("n1",)) -> Seen:

@@ -146,7 +146,8 @@ def made_for(plugin: str) -> int:
 def test_each_tree_has_a_plugin_for_its_own_slurm(tmp_path: Path) -> None:
     """Two caches of one checkout hold trees of the same name, perhaps of another Slurm."""
     tree = Path(status()["rootfs"])
-    versions, built = [], set()
+    versions: list[int] = []
+    built = set()
     for number in ("0x180b05", "0x180b06", "0x180b07"):  # the third in the place of the second
         copy = tmp_path / ("first" if not versions else "second") / tree.name
         shutil.rmtree(copy, ignore_errors=True)

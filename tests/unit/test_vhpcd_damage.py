@@ -37,7 +37,9 @@ def noticed(vhpcd: Vhpcd) -> int:
 DAMAGE = [(text.encode(), does) for text, _, _, does in BAD]
 
 
-@pytest.mark.parametrize("damage", [*(text for text, _ in DAMAGE), None], ids=str)
+@pytest.mark.parametrize(
+    "damage", [*(text for text, _ in DAMAGE), None], ids=[*(f"{row}" for row in range(len(DAMAGE))), "gone"]
+)
 def test_a_file_damaged_by_hand_under_a_running_vhpcd_is_noticed_and_cured(
     lasting_vhpcd: Vhpcd, lasting: SimulatedFabric, damage: bytes | None
 ) -> None:

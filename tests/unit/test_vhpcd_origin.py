@@ -32,8 +32,8 @@ pytestmark = [
 
 NODE, LOGIN, CONTROLLER = "127.0.0.3", "127.0.0.2", "127.0.0.5"
 FLOOD = Path(__file__).parents[1] / "lab" / "flood.py"
-PATIENCE_S = 1.0
-"""What a request may take that a flood must not delay; without one it takes milliseconds."""
+PATIENCE_S = 4.0
+"""What a request may take that a flood must not delay: else it takes milliseconds, and without shares 8 s."""
 
 
 @pytest.fixture
@@ -283,17 +283,28 @@ def test_what_unknown_peers_send_is_held_within_bounds(vhpcd: Vhpcd) -> None:
 
     before = resident()
     with contextlib.ExitStack() as held:
+        links: list[socket.socket] = []
         for _ in range(60):
-            link = held.enter_context(from_port(vhpcd, LOGIN))
+            links.append(held.enter_context(from_port(vhpcd, LOGIN)))
             with contextlib.suppress(OSError):
-                link.sendall(struct.pack(">I", 1 << 20) + b"MUNGE:" + b"A" * ((1 << 20) - 7))
-        wait_for(lambda: "its address holds too many bytes" in vhpcd.log, "nothing was dropped")
+                links[-1].sendall(struct.pack(">I", 1 << 20) + b"MUNGE:" + b"A" * ((1 << 20) - 7))
+        # the last ones are those that were not dropped
+        assert is_open(links[-1])
+        assert sum(map(is_open, links)) < 30
         assert resident() - before < 32 << 20
         assert took(vhpcd, NODE, 903) < PATIENCE_S
-        # the last ones are those that were not dropped
-        link.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            link.recv(1)
+    assert "is dropped: its address " in vhpcd.log
+
+
+def is_open(link: socket.socket) -> bool:
+    """Whether the other side waits for more."""
+    link.settimeout(0.2)
+    try:
+        return link.recv(1) != b""
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
 
 
 def test_true_credentials_of_other_users_are_looked_at_one_after_the_other(vhpcd: Vhpcd) -> None:

@@ -52,6 +52,7 @@ class FabricWorker:
         self._changed = asyncio.Event()
         self._audit = asyncio.Event()
         self._disturbed = False
+        self._news = False
         self._asking: asyncio.Task[None] | None = None
         self._filewatch: FileWatch | None = None
         self._last_round = float("-inf")
@@ -125,18 +126,20 @@ class FabricWorker:
 
     def _noticed(self) -> None:
         """Ask, between two rounds, whether that was somebody else."""
+        self._news = True
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._ask())
 
     async def _ask(self) -> None:
         try:
-            await asyncio.sleep(NOTICE_S)
-            disturbed = await self.run(self._work.network.disturbed)
+            while self._news:
+                await asyncio.sleep(NOTICE_S)
+                self._news = False
+                if await self.run(self._work.network.disturbed):
+                    self._disturbed = True
+                    self._audit.set()
         finally:
             self._asking = None
-        if disturbed:
-            self._disturbed = True
-            self._audit.set()
 
     def close(self) -> None:
         """End after what runs; the rest is found again at the next start."""

@@ -133,18 +133,22 @@ class Opensm:
             FabricError: it cannot be written.
         """
         with self._writing:
-            if self._installed is None or not self._differs():
+            if not self._differs():
                 return False
+            assert self._installed is not None
             self._touched = True
             self._write(self._installed)
             return True
 
     def touched(self) -> bool:
-        """Whether the file was put back since this was last asked."""
-        touched, self._touched = self._touched, False
-        return touched
+        """Whether the file was put back since this was last asked, or is not what ``replace`` wrote last."""
+        with self._writing:
+            touched, self._touched = self._touched, False
+            return touched or self._differs()
 
     def _differs(self) -> bool:
+        if self._installed is None:
+            return False
         try:
             return self.read() != self._installed
         except FabricError:

@@ -243,11 +243,11 @@ def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
         for ref in process.of_uid(uid):
             process.end(ref)  # libvirt waits for it
         raise
+    except DomainRefusedError as err:
+        # with QEMU its daemons have ended
+        raise helpers.disturbed() or refusal.judge(work.hypervisor, spec, work.inventory, err) from err
     except NodeError as err:
-        cause = helpers.disturbed() or helpers.ended()
-        if cause is None and isinstance(err, DomainRefusedError):
-            cause = refusal.judge(work.hypervisor, spec, work.inventory, err)
-        raise cause or err from err
+        raise helpers.disturbed() or helpers.ended() or err from err
 
 
 def _spec(work: Boot, guest: GuestPlan, uid: int, boot_files: tuple[Path, Path]) -> DomainSpec:

@@ -18,7 +18,7 @@ from campaign.plan import draw
 def main() -> int:
     """Run a campaign on the lab that is up; 1 when something is left, drained or unexplained."""
     options = _parser().parse_args()
-    plan = draw(options.seed, options.jobs, options.faults, short=options.short)
+    plan = draw(options.seed, options.jobs, options.faults, short=options.short, attacked=options.attacked)
     if options.plan:
         print(json.dumps(asdict(plan), indent=1))
         return 0
@@ -39,6 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=300, help="default 300")
     parser.add_argument("--faults", type=int, default=100, help="default 100")
     parser.add_argument("--short", action="store_true", help="leave out kinds that take minutes")
+    parser.add_argument(
+        "--attacked", action="store_true", help="alice attacks meanwhile, and all jobs are bob's"
+    )
     parser.add_argument("--plan", action="store_true", help="only print the plan, as JSON")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the report, as Markdown")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write plan and findings, as JSON")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cluster import NODES, Lab
 
+from campaign.attack import starts
 from campaign.judge import HOLDER, End, Verdict, differs, drained_by, judge, touches
 from campaign.kinds import FOLDER
 from campaign.plan import USERS, Plan
@@ -35,6 +36,8 @@ class Findings:
     clean_after_s: float
     states: dict[str, str]
     duration_s: float
+    harm: list[str]
+    """What the attacker reached, and the starts of others that she delayed."""
 
     @property
     def unexplained(self) -> list[Verdict]:
@@ -50,7 +53,7 @@ class Findings:
     def passed(self) -> bool:
         """Whether there is nothing to be mended."""
         idle = all(state.removesuffix("+PLANNED") == "IDLE" for state in self.states.values())
-        return idle and not (self.unexplained or self.causeless or self.left)
+        return idle and not (self.unexplained or self.causeless or self.left or self.harm)
 
 
 def carry_out(lab: Lab, plan: Plan) -> tuple[Record, Findings]:
@@ -86,7 +89,23 @@ def find(campaign: Campaign, duration_s: float) -> Findings:
             verdicts.append(judge(end, touched, reused))
     drains = [(trouble, drained_by(trouble, record.injected)) for trouble in campaign.watch.troubles]
     states = {node: lab.node_state(node)[0] for node in NODES}
-    return Findings(verdicts, drains, left, clean_after_s, states, duration_s)
+    return Findings(verdicts, drains, left, clean_after_s, states, duration_s, harm_done(campaign, verdicts))
+
+
+def harm_done(campaign: Campaign, verdicts: list[Verdict]) -> list[str]:
+    """What an attacker did to others; measured with jobs that no fault touched."""
+    attacks = campaign.record.attacks
+    if attacks is None:
+        return []
+    jobs: dict[int, float] = {}
+    for verdict in verdicts:
+        track = verdict.end.track
+        if verdict.own and not verdict.touched and track is not None and len(track.ids) == 1:
+            begun = [seen.at for seen in track.seen if seen.state != "PENDING"]
+            jobs |= {track.now.job: begun[0]} if begun and not track.now.restarts else {}
+    attacks.starts = starts(campaign.lab, attacks.done, jobs)
+    delayed = [f"vhpcd cost the start of job {start.job} {start.cost_s:.1f} s" for start in attacks.delayed]
+    return [f"the attacker: {breach}" for breach in attacks.breaches] + delayed
 
 
 def _ended(campaign: Campaign, key: tuple[str, int]) -> bool:

@@ -53,22 +53,26 @@ class Plan:
     seed: int
     jobs: tuple[PlannedJob, ...]
     faults: tuple[PlannedFault, ...]
+    attacked: bool = False
+    """All jobs are bob's, and alice attacks meanwhile."""
 
 
-def draw(seed: int, jobs: int, faults: int, *, short: bool = False) -> Plan:
+def draw(seed: int, jobs: int, faults: int, *, short: bool = False, attacked: bool = False) -> Plan:
     """Draw a campaign.
 
     Kinds come from decks that are shuffled anew when they are used up, so that
     a campaign of some length holds all of them.  ``short`` leaves out what
-    takes minutes.
+    takes minutes; in an ``attacked`` one all jobs are of the user who is not
+    the attacker.
     """
+    users = USERS[1:] if attacked else USERS
     dice = random.Random(seed)
     kinds = _draw(dice, [kind for kind in KINDS.values() if not (short and kind.long)], jobs)
     hits = _draw(dice, [fault for fault in FAULTS.values() if not (short and fault.long)], faults)
     return Plan(
         seed,
         tuple(
-            PlannedJob(number, kind, dice.choice(USERS), _seconds(dice, 0, 2), _seconds(dice, 0, 8))
+            PlannedJob(number, kind, dice.choice(users), _seconds(dice, 0, 2), _seconds(dice, 0, 8))
             for number, kind in enumerate(kinds)
         ),
         tuple(
@@ -83,6 +87,7 @@ def draw(seed: int, jobs: int, faults: int, *, short: bool = False) -> Plan:
             )
             for number, kind in enumerate(hits)
         ),
+        attacked,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from campaign.attack import Attacks
 from campaign.findings import Findings
 from campaign.judge import Verdict
 from campaign.plan import Plan
@@ -50,6 +53,7 @@ def markdown(plan: Plan, record: Record, findings: Findings) -> str:
         _list(_unexplained(verdict) for verdict in findings.unexplained),
         "## Left behind",
         _list(findings.left),
+        *(["## Attacks", _attacks(record.attacks), _list(findings.harm)] if record.attacks else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -82,6 +86,8 @@ def plain(plan: Plan, record: Record, findings: Findings) -> dict[str, Any]:
         "drains": [(trouble.node, trouble.reason, bool(fault)) for trouble, fault in findings.drains],
         "left": findings.left,
         "operator": record.helped,
+        "attacks": asdict(record.attacks) if record.attacks else None,
+        "harm": findings.harm,
     }
 
 
@@ -120,6 +126,22 @@ def _faults(record: Record, verdicts: Sequence[Verdict]) -> str:
     return _table(
         ("fault", "injected", "nothing to hit", "jobs touched", "of these not as their kind says"),
         [(kind, done[kind], missed[kind], touched[kind], changed[kind]) for kind in sorted({*done, *missed})],
+    )
+
+
+def _attacks(attacks: Attacks) -> str:
+    done = Counter(attack.name for attack in attacks.done)
+    rows = []
+    for name, attacked in (("during an attack", True), ("between attacks", False)):
+        costs = sorted(start.cost_s for start in attacks.starts if start.attacked == attacked)
+        if costs:
+            rows.append((name, len(costs), f"{statistics.median(costs):.1f}", f"{costs[-1]:.1f}"))
+    return "\n\n".join(
+        (
+            _table(("attack", "times"), sorted(done.items())),
+            "What vhpcd cost the starts that no fault touched:",
+            _table(("starts", "count", "median, s", "longest, s"), rows),
+        )
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cluster import NODES, VLAB, Done, Lab
 
+from campaign.attack import Attacker, Attacks
 from campaign.faults import FAULTS, JOB, Fault
 from campaign.kinds import FOLDER, KINDS, Kind
 from campaign.plan import USERS, Plan, PlannedFault, PlannedJob
@@ -73,6 +74,7 @@ class Record:
     missed: list[PlannedFault] = field(default_factory=list)
     helped: list[str] = field(default_factory=list)
     """What the operator did."""
+    attacks: Attacks | None = None
 
 
 class Campaign:
@@ -101,14 +103,23 @@ class Campaign:
             folder = f"/home/{user}/{FOLDER}"
             self.lab.run("login", "sh", "-c", f"rm -rf {folder}; mkdir {folder}", user=user)
         threads = [self._thread(self._inject), self._thread(self._operate)]
+        attacker = Attacker(self.lab, self.plan.seed, self.log) if self.plan.attacked else None
+        if attacker is not None:
+            self.record.attacks = attacker.attacks
+            attacks = self._thread(attacker.run)
         try:
             self._submit()
             threads[0].join()
             for thread in (*self._holds, *self._users):
                 thread.join(600)
+            if attacker is not None:
+                attacker.stop()
+                attacks.join(120)
             self._drained_queue()
         finally:
             self._over.set()
+            if attacker is not None:
+                attacker.stop()
             for thread in threads:
                 thread.join(60)
             self.watch.close()
