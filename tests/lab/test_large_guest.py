@@ -28,6 +28,7 @@ BOOT = textwrap.dedent("""
     import base64, os, pathlib, sys, tempfile, time
     from vhpc_slurm.catalog import resolve
     from vhpc_slurm.config import load
+    from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec
     from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, ImageRef, VcpuPin
     from vhpc_slurm.node import accounts, console, guest, images, inventory, refusal
@@ -65,7 +66,7 @@ BOOT = textwrap.dedent("""
         refusal.check_vcpus(hypervisor, [plan], host, config.guests.emulator)
         began = time.monotonic()
         try:
-            refusal.start(hypervisor, spec, 300, host)
+            hypervisor.create(render(spec), 300)
             while hypervisor.running(spec.name) and time.monotonic() - began < int(sys.argv[3]):
                 time.sleep(1)
                 if "cpus: end" in (folder / "console.log").read_text(errors="replace"):

@@ -42,6 +42,7 @@ TRY = textwrap.dedent("""
     import os, pathlib, sys, tempfile
     from dataclasses import replace
     from vhpc_slurm.config import load
+    from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec
     from vhpc_slurm.errors import VhpcError
     from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, VcpuPin
@@ -82,8 +83,11 @@ TRY = textwrap.dedent("""
                 "kvm": lambda: replace(spec, hypervisor="kvm"),
             }[case]()
             try:
-                refusal.start(hypervisor, changed, 60, host)
-                print(case, "started")
+                try:
+                    hypervisor.create(render(changed), 60)
+                    print(case, "started")
+                except guest.DomainRefusedError as err:
+                    raise refusal.judge(hypervisor, changed, host, err) from err
             except VhpcError as err:
                 print(case, type(err).__name__, err.line())
             assert hypervisor.names() == [], hypervisor.names()
