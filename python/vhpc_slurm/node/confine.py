@@ -146,15 +146,15 @@ class Started:
         if error := disturbed(self.name, [self.ref]):
             return error
         share = self.confinement.share
-        if share is None or b"opened" in self._said:
-            return NodeError(f"cannot start {self.name}", waited, "look at the node's load and logs")
-        mounts = fuse_mounts(self.confinement.who.uid)
-        if mounts and _waits_for_fuse(self.ref.pid):
+        mounts = [] if share is None else fuse_mounts(self.confinement.who.uid)
+        if share is not None and mounts and _waits_for_fuse(self.ref.pid):
             return UserError(
                 f"{share.path} does not answer",
                 f"{waited}; it is on a FUSE file system of yours ({mounts[0]})",
                 "end what serves it, or submit the job from another directory",
             )
+        if share is None or b"opened" in self._said:
+            return NodeError(f"cannot start {self.name}", waited, "look at the node's load and logs")
         return NodeError(f"{share.path} does not answer", waited, "check the file system")
 
 
