@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -201,6 +202,24 @@ def test_a_stopped_helper_is_the_users_doing(sleeper: process.ProcessRef) -> Non
     os.kill(sleeper.pid, signal.SIGKILL)
     assert process.wait_gone(sleeper, 5)
     assert "SIGKILL" in str(confine.disturbed("it", [sleeper]))
+
+
+@pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: modprobe fuse")
+def test_a_file_system_of_the_users_that_hangs_is_his_doing(folder: Path) -> None:
+    """Nobody serves it: whatever asks it for anything waits until it is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    served = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={served},rootmode=40000,user_id=2001,group_id=2001,allow_other".encode()
+    target = str(folder).encode()
+    assert libc.mount(b"nobody", target, b"fuse.hung", 6, options) == 0, os.strerror(ctypes.get_errno())
+    try:
+        helper = confine.start(["/usr/bin/true"], confinement(folder), generation=GENERATION, stderr=2)
+        with pytest.raises(UserError, match="does not answer: .* FUSE file system of yours"):
+            helper.finish(1.0)
+    finally:
+        os.close(served)  # who waits for it is told that it has gone
+        libc.umount2(target, 2)
+    assert process.wait_gone(helper.ref, 5)
 
 
 def test_fuse_file_systems_of_a_user_are_told_from_the_sites() -> None:
