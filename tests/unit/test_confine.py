@@ -214,7 +214,7 @@ def test_a_file_system_of_the_users_that_hangs_is_his_doing(folder: Path) -> Non
     assert libc.mount(b"nobody", target, b"fuse.hung", 6, options) == 0, os.strerror(ctypes.get_errno())
     try:
         helper = confine.start(["/usr/bin/true"], confinement(folder), generation=GENERATION, stderr=2)
-        with pytest.raises(UserError, match="does not answer: .* FUSE file system of yours"):
+        with pytest.raises(UserError, match=r"does not answer: .* FUSE file system of yours"):
             helper.finish(1.0)
     finally:
         os.close(served)  # who waits for it is told that it has gone
