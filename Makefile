@@ -87,8 +87,8 @@ lab-up: deps ## Bring the one-machine cluster up, with this checkout installed a
 	scripts/publish-image
 
 .PHONY: lab-tests
-lab-tests: lab-up ## End-to-end tests with real jobs
-	$(PY) -m pytest -m "lab and not slow" --durations=15 --durations-min=20 tests
+lab-tests: deps ## End-to-end tests with real jobs
+	scripts/lab-tests --durations=15 --durations-min=20
 
 .PHONY: check-hw
 check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machine with an IOMMU, SR-IOV and NUMA nodes

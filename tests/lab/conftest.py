@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 from cluster import VLAB, Lab
 from twins import FILES, WHERE
+
+# Each worker of pytest-xdist but the first has a lab of its own: scripts/lab-tests brings them up.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+if _WORKER != "gw0":
+    os.environ["VLAB_STATE"] = os.environ.get("VLAB_STATE", "/run/vhpc-lab") + f"-{_WORKER}"
+    if "VLAB_DATA" in os.environ:
+        os.environ["VLAB_DATA"] += f"-{_WORKER}"
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,8 @@ def test_a_qemu_killed_in_a_boot_fails_the_job_and_spares_the_node(lab: Lab) -> 
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("virtiofsd .*--shared-dir=/home/alice( |$)", "the daemon of a shared folder"),
-        ("vhpc-shim ", "vhpc-shim"),
+        ("virtiofsd", r"the daemon of shared folder \w+"),
+        ("vhpc-shim", "vhpc-shim"),
     ],
 )
 def test_a_helper_killed_in_a_boot_is_named_and_the_image_is_not_blamed(
@@ -49,10 +49,10 @@ def test_a_helper_killed_in_a_boot_is_named_and_the_image_is_not_blamed(
 ) -> None:
     job = lab.submit("echo up", "-w", "n1")
     booting = f"virsh -q list --name --state-running | grep -q '^vhpc-{job.id}-'"
-    script = f"{booting} && pkill -9 -f '^[^ ]*{program}'"
+    script = f"{booting} && pkill -9 -n -x {program}"
     until(lambda: lab.run("n1", "sh", "-c", script, check=False).code == 0, "the process", 30)
     assert job.wait() == "FAILED"
-    one_line(job, rf"^vhpc: a process that the guest needs was killed on n1 while .*: {said} had SIGKILL")
+    one_line(job, rf"^vhpc: {said}, which the guest needs, was ended by a signal on n1 while .*: SIGKILL")
     settled(lab)
 
 
@@ -64,8 +64,7 @@ def test_a_killed_daemon_of_a_shared_folder_ends_the_job(lab: Lab) -> None:
     """The guest itself would wait for the folder for ever."""
     job = lab.submit(f"echo up; touch ~/x; {NOISE}", "-w", "n1")
     runs(lab, job)
-    script = f"kill -9 $(pgrep -f '^[^ ]*virtiofsd .*--shared-dir=/home/{job.user}( |$)')"
-    lab.run("n1", "sh", "-c", script)
+    lab.run("n1", "pkill", "-9", "-x", "-n", "virtiofsd")
     assert job.wait(timeout=60) == "FAILED"
     one_line(job, GONE + r" \(the daemon of a shared folder has ended\)$")
     settled(lab)
