@@ -23,12 +23,17 @@ class Said(Protocol):
 
 
 class ByHand:
-    """Such a job; ``lease`` are the words of killed_prolog.py's open, ``run`` runs a command on the node."""
+    """Such a job; ``lease`` are the words of killed_prolog.py's open.
+
+    ``run`` runs a command on the node, and ``control`` on a host of slurmctld.
+    """
 
     ids = itertools.count(int(time.time()) % 10**8 * 10 + 10**9)
 
-    def __init__(self, run: Callable[..., Said], node: str, image: str, *lease: str) -> None:
-        self.run, self.id = run, next(self.ids)
+    def __init__(
+        self, run: Callable[..., Said], control: Callable[..., Said], node: str, image: str, *lease: str
+    ) -> None:
+        self.run, self.control, self.id = run, control, next(self.ids)
         self.env = (
             "env",
             "-i",
@@ -40,7 +45,8 @@ class ByHand:
 
     def drive(self, *argv: str, check: bool = True) -> Said:
         """Run killed_prolog.py with these words."""
-        return self.run(*self.env, *PYTHON, *argv, stdin=DRIVER, check=check)
+        where = self.control if argv[0] in ("open", "end") else self.run
+        return where(*self.env, *PYTHON, *argv, stdin=DRIVER, check=check)
 
     def hook(self, name: str, check: bool = True) -> Said:
         """Call a hook as Slurm would."""

@@ -1,8 +1,8 @@
-"""Runs on a node, as root, in place of Slurm: a lease by hand, and the real Prolog with a kill at some write.
+"""Runs as root in place of Slurm: a lease by hand, and the real Prolog with a kill at some write.
 
     killed_prolog.py open [--guests N] [--cpus N] [--memory MIB] [--gpu INDEX] [--vfs N]
                                    make the lease of the job in SLURM_JOB_ID
-    killed_prolog.py end           say that the job is over
+    killed_prolog.py end           say that the job is over; both on a host of slurmctld
     killed_prolog.py N [torn]      the Prolog; before its N-th journal write (from 1) it ends as by kill -9,
                                    with ``torn`` leaving half of that line behind
     killed_prolog.py N libvirtd    the Prolog, and before its N-th journal write libvirtd is killed; says how

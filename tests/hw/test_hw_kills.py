@@ -19,7 +19,8 @@ WRITES = 10
 def job_by_hand(machine: Machine) -> ByHand:
     """With both CPUs, a GPU and a function."""
     lease = ("--cpus", "2", "--memory", "768", "--gpu", "0", "--vfs", "1")
-    return ByHand(partial(machine.run, timeout=300), "hw", IMAGE, *lease)
+    run = partial(machine.run, timeout=300)
+    return ByHand(run, run, "hw", IMAGE, *lease)
 
 
 def end(job: ByHand) -> None:

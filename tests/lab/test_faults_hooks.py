@@ -21,7 +21,9 @@ class LabJob(ByHand):
 
     def __init__(self, lab: Lab, guests: int = 1) -> None:
         self.lab = lab
-        super().__init__(partial(lab.run, "n1"), "n1", IMAGE, "--guests", str(guests))
+        super().__init__(
+            partial(lab.run, "n1"), partial(lab.run, "ctl"), "n1", IMAGE, "--guests", str(guests)
+        )
 
     def clean(self) -> None:
         assert self.lab.leaks() == [], self.generation

@@ -109,7 +109,7 @@ def test_steps_are_told_by_their_slurmstepds_titles(tmp_path: Path) -> None:
     processes = [
         ("slurmstepd: [7.extern]", program, 0),
         ("slurmstepd: [7.batch]", f"{program} (deleted)", 0),
-        ("slurmstepd: [8+1.0]", program, 0),
+        ("slurmstepd: [8+1.0]", "/usr/sbin/slurmstepd-wlm", 0),  # as Debian calls it
         ("/usr/sbin/slurmd -D", "/usr/sbin/slurmd", 0),
         ("sh -c slurmstepd: [9.batch]", "/bin/sh", 0),
         ("slurmstepd: [10.extern]", "/usr/bin/sudo", 0),  # a user has named it so

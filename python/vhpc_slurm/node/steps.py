@@ -10,8 +10,8 @@ _TITLE = re.compile(rb"slurmstepd: \[(\d+)(?:\+\d+)?\.(\w+)\]")
 
 
 def _is_stepd(entry: Path) -> bool:
-    """Whether a process runs slurmstepd's program; after an upgrade its file is "(deleted)"."""
-    return (entry / "exe").readlink().name.removesuffix(" (deleted)") == "slurmstepd"
+    """Whether a process runs slurmstepd's program; Debian calls it slurmstepd-wlm."""
+    return (entry / "exe").readlink().name.startswith("slurmstepd")
 
 
 def running(proc: Path = Path("/proc")) -> dict[int, frozenset[str]]:
