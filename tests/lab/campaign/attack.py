@@ -184,6 +184,8 @@ class Attacker:
                     one.note = attack(kind)
                 except AssertionError as err:  # a fault took the host away meanwhile
                     one.note = f"not carried out: {str(err)[:200]}"
+                # the queue is not what she attacks
+                self.lab.run("login", "scancel", "--name", JOB, user=ATTACKER, check=False)
                 one.end = time.monotonic()
                 self._say(f"ATTACK {kind}: {one.note}")
         self.lab.run("ctl", "scancel", "--user", ATTACKER, "--name", JOB)
@@ -201,7 +203,7 @@ class Attacker:
         script = _SIGNALS if kind in ("KILL", "STOP") else {"reach": _REACH, "channel": _CHANNEL}[kind]
         shell = ("sh", "-c", script, "sh") if script is _SIGNALS else ("python3", "-c", script)
         more = (kind,) if script is _SIGNALS else ()
-        self._submit(_GUEST, "-n1", f"--vhpc-image={IMAGE}", "--time=2", "--no-requeue")
+        self._submit(_GUEST, "-n1", f"--vhpc-image={IMAGE}", "--time=2")
 
         def attack(node: str) -> list[str]:
             return self.lab.run(node, *shell, str(FLOOD_S), *more, user=ATTACKER).out.splitlines()
