@@ -47,9 +47,19 @@ from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.placement import nccl
 from vhpc_slurm.placement.usage import fold
 
+MEMORY = "memory"
+"""Its key in the journal."""
 ASK_S = 10.0
 """How often a boot asks whether its job goes on: slurmd begins no Epilog before the Prolog has ended."""
 log = logging.getLogger("vhpc")
+
+
+@dataclass
+class GuestMemory:
+    """Memory of all guests: uids whose processes may have it, and its memfds."""
+
+    owners: list[int]
+    inodes: set[guestmemory.Inode]
 
 
 @dataclass
@@ -73,6 +83,7 @@ class Boot:
     """Folders that the job's guests are to see."""
     staged: images.StagedImage | None = None
     cgroup: Cgroup | None = None
+    memory: GuestMemory = field(default_factory=lambda: GuestMemory([], set()))
     helpers: dict[int, Helpers] = field(default_factory=dict)
     """By guest."""
 
@@ -96,6 +107,9 @@ def boot(work: Boot) -> None:
     with work.recorder.stage("shares"):
         _choose_shares(work)
     _make_cgroup(work)
+    # released after all guests have ended: what is charged to the control group is theirs together
+    work.memory.owners.append(work.account.uid)
+    work.journal.acquire(resources.MEMORY, MEMORY, owners=work.memory.owners)
     if taken := _devices(work.plan):
         with work.recorder.stage("devices", " ".join(device.address for device in taken)):
             _take_devices(work)
@@ -188,8 +202,8 @@ def _start_guest(work: Boot, guest: GuestPlan) -> None:
     # libvirt makes the agent's socket writable for a whole group: nobody but root gets near it
     agent_socket(run_dir).parent.mkdir(mode=0o700)
     uid = _claim_uid(work)
-    memory = f"memory:g{guest.index}"
-    work.journal.acquire(resources.MEMORY, memory, owners=[work.account.uid, uid])
+    work.memory.owners.append(uid)
+    work.journal.update(MEMORY, owners=work.memory.owners)
     limits = limits_of(work.plan, layout.config.guests)
     helpers = Helpers(layout, work.journal, guest, work.account, uid, work.cgroup, limits)
     work.helpers[guest.index] = helpers
@@ -203,12 +217,11 @@ def _start_guest(work: Boot, guest: GuestPlan) -> None:
     _create(work, spec, uid)
     for path in boot_files:
         path.unlink()  # QEMU has read them
-    inodes = set()
     for ref in process.of_uid(uid):
-        inodes |= guestmemory.of_process(ref.pid)
+        work.memory.inodes |= guestmemory.of_process(ref.pid)
         if work.cgroup is not None:
             work.cgroup.add(ref.pid)
-    work.journal.update(memory, inodes=sorted(inodes))
+    work.journal.update(MEMORY, inodes=sorted(work.memory.inodes))
 
 
 def _claim_uid(work: Boot) -> int:
