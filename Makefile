@@ -38,22 +38,12 @@ deps: .venv/.done ## Install what building and testing need
 	@scripts/deps
 
 .PHONY: lint
-lint: deps tidy ## ruff, clang-format, clang-tidy, shellcheck, mandoc
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	git ls-files '*.c' '*.h' | xargs clang-format --dry-run --Werror
-	scripts/shell-files | xargs shellcheck
-	git ls-files 'docs/man/*.[1-9]' | xargs mandoc -T lint -W error
+lint: deps ## ruff, clang-format, clang-tidy, shellcheck, mandoc
+	scripts/lint
 
-# One file at a time: clang-tidy 14 takes every va_list for uninitialized in the files after its first.
-# tests/image/programs/ is built by the tests themselves, without CMake.
-.PHONY: tidy
-tidy: deps
-	@mkdir -p $(BUILD)
-	@cmake -S . -B $(BUILD)/tidy -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
-	    >$(BUILD)/tidy.log || { cat $(BUILD)/tidy.log; exit 1; }
-	git ls-files '*.c' ':!tests/image/' | \
-	    xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p $(BUILD)/tidy 2> >(grep -v 'warnings\? generated' >&2)
+.PHONY: fix
+fix: deps ## Format all sources, and fix what ruff can fix
+	scripts/lint --fix
 
 .PHONY: types
 types: deps ## mypy --strict
