@@ -8,6 +8,9 @@ BUILD  := build
 PY     := .venv/bin/python
 MYPY   := .venv/bin/mypy --strict
 SUITES ?= bookworm sid
+# Most tests wait for a daemon; what they share is kept apart by tests/conftest.py.
+JOBS   ?= $(shell echo $$((2 * $$(nproc))))
+UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -n $(JOBS) --dist loadgroup
 
 .PHONY: help
 help: ## This list
@@ -55,13 +58,26 @@ types: deps ## mypy --strict
 	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
 
-.PHONY: unit
-unit: deps ## Python unit tests, some of them of the guest programs
+.PHONY: unit-programs
+unit-programs: deps
 	@mkdir -p $(BUILD)
 	@cmake -S . -B $(BUILD)/unit -G Ninja -DBUILD_TESTING=OFF -DVHPC_SPANK=OFF >$(BUILD)/unit.log || \
 	    { cat $(BUILD)/unit.log; exit 1; }
-	cmake --build $(BUILD)/unit
-	VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -m "not lab and not slow and not hw" tests
+	@cmake --build $(BUILD)/unit >$(BUILD)/unit.log || { cat $(BUILD)/unit.log; exit 1; }
+
+.PHONY: unit
+unit: unit-programs ## Python unit tests, some of them of the guest programs
+	$(UNIT) -m "not lab and not slow and not hw" tests
+
+.PHONY: quick
+quick: unit-programs ## After each change: lint of what changed, types, unit tests that take no longer than seconds
+	scripts/lint --changed
+	@$(MAKE) --no-print-directory types
+	$(UNIT) -m "not lab and not slow and not hw and not long" tests
+
+.PHONY: test-one
+test-one: unit-programs ## T=…: a test file, a node id, or C tests by their name
+	@scripts/test-one "$(T)"
 
 .PHONY: ctest
 ctest: deps ## C tests with address and undefined-behaviour sanitizers, and a short fuzz run

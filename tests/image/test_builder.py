@@ -188,6 +188,7 @@ def test_missing_tools_are_named_with_their_packages(tmp_path: Path, standin: Pa
     assert [p.suffix for p in (tmp_path / "k").iterdir()] == [".lock"]
 
 
+@pytest.mark.long
 def test_a_failing_tool_is_quoted_and_leaves_nothing(tmp_path: Path, standin: Path, init: Path) -> None:
     need("mmdebstrap")
     need("mkfs.erofs")

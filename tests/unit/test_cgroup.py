@@ -39,9 +39,12 @@ def usable() -> bool:
     return os.getuid() == 0 and bool(cgroup.hierarchies())
 
 
-pytestmark = pytest.mark.skipif(
-    not usable(), reason="control groups cannot be made here: run as root, with /sys/fs/cgroup writable"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not usable(), reason="control groups cannot be made here: run as root, with /sys/fs/cgroup writable"
+    ),
+    pytest.mark.xdist_group("cgroup"),
+]
 
 
 @pytest.fixture
@@ -159,6 +162,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 def test_memory_that_somebody_holds_is_noticed_and_its_holder_named(group: Cgroup) -> None:
     """A "QEMU" in the group hands its guest's memory to a process outside, and ends."""
     ours, its = socket.socketpair()
