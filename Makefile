@@ -8,6 +8,9 @@ BUILD  := build
 PY     := .venv/bin/python
 MYPY   := .venv/bin/mypy --strict
 SUITES ?= bookworm sid
+# Most tests wait for a daemon; what they share is kept apart by tests/conftest.py.
+JOBS   ?= $(shell echo $$((2 * $$(nproc))))
+UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -n $(JOBS) --dist loadgroup
 
 .PHONY: help
 help: ## This list
@@ -38,22 +41,12 @@ deps: .venv/.done ## Install what building and testing need
 	@scripts/deps
 
 .PHONY: lint
-lint: deps tidy ## ruff, clang-format, clang-tidy, shellcheck, mandoc
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	git ls-files '*.c' '*.h' | xargs clang-format --dry-run --Werror
-	scripts/shell-files | xargs shellcheck
-	git ls-files 'docs/man/*.[1-9]' | xargs mandoc -T lint -W error
+lint: deps ## ruff, clang-format, clang-tidy, shellcheck, mandoc
+	scripts/lint
 
-# One file at a time: clang-tidy 14 takes every va_list for uninitialized in the files after its first.
-# tests/image/programs/ is built by the tests themselves, without CMake.
-.PHONY: tidy
-tidy: deps
-	@mkdir -p $(BUILD)
-	@cmake -S . -B $(BUILD)/tidy -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_EXPORT_COMPILE_COMMANDS=ON \
-	    >$(BUILD)/tidy.log || { cat $(BUILD)/tidy.log; exit 1; }
-	git ls-files '*.c' ':!tests/image/' | \
-	    xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p $(BUILD)/tidy 2> >(grep -v 'warnings\? generated' >&2)
+.PHONY: fix
+fix: deps ## Format all sources, and fix what ruff can fix
+	scripts/lint --fix
 
 .PHONY: types
 types: deps ## mypy --strict
@@ -65,13 +58,26 @@ types: deps ## mypy --strict
 	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
 
-.PHONY: unit
-unit: deps ## Python unit tests, some of them of the guest programs
+.PHONY: unit-programs
+unit-programs: deps
 	@mkdir -p $(BUILD)
 	@cmake -S . -B $(BUILD)/unit -G Ninja -DBUILD_TESTING=OFF -DVHPC_SPANK=OFF >$(BUILD)/unit.log || \
 	    { cat $(BUILD)/unit.log; exit 1; }
-	cmake --build $(BUILD)/unit
-	VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -m "not lab and not slow and not hw" tests
+	@cmake --build $(BUILD)/unit >$(BUILD)/unit.log || { cat $(BUILD)/unit.log; exit 1; }
+
+.PHONY: unit
+unit: unit-programs ## Python unit tests, some of them of the guest programs
+	$(UNIT) -m "not lab and not slow and not hw" tests
+
+.PHONY: quick
+quick: unit-programs ## After each change: lint of what changed, types, unit tests that take no longer than seconds
+	scripts/lint --changed
+	@$(MAKE) --no-print-directory types
+	$(UNIT) -m "not lab and not slow and not hw and not long" tests
+
+.PHONY: test-one
+test-one: unit-programs ## T=…: a test file, a node id, or C tests by their name
+	@scripts/test-one "$(T)"
 
 .PHONY: ctest
 ctest: deps ## C tests with address and undefined-behaviour sanitizers, and a short fuzz run

@@ -1,8 +1,35 @@
-"""For all tests: processes that they start import the checkout's package too."""
+"""For all tests: processes that they start import the checkout's package too, and tests may run side by side.
+
+With ``pytest -n N --dist loadgroup`` (pytest-xdist; `make unit`) the tests of
+a file stay on one worker, since they share fixtures such as a subnet manager.
+Each worker has a network of its own, with nothing but a loopback interface, so
+that fixed addresses and ports below 1024 are its own.  What else exists once on
+a machine is a group of the mark ``xdist_group``, such as the one of control
+groups.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
 from pathlib import Path
 
+import pytest
+
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "python")
+_CLONE_NEWNET = 0x40000000  # os.unshare comes with Python 3.12
+
+
+@pytest.hookimpl(trylast=True)  # plugins connect to the main process first
+def pytest_configure() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0:
+        if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "cannot give the tests a network of their own: unshare")
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=10)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))

@@ -19,6 +19,7 @@ from vmimages import recipe as recipes
 from vmimages.errors import BuildError
 from vmimages.host import Step, say
 from vmimages.initrd import initrd, program, version
+from vmimages.mirrors import ENVIRONMENT, choose
 from vmimages.recipe import Recipe
 from vmimages.rootfs import Base, base
 from vmimages.store import Published, publish
@@ -33,6 +34,8 @@ the manifest's "created" is of the moment, and fixed by SOURCE_DATE_EPOCH.
 
 Environment:
   VHPC_MIRROR, VHPC_SECURITY_MIRROR   default of --mirror and --security-mirror
+                                      (else the recipe's, else those of this
+                                      host's APT configuration)
   VHPC_IMAGE_CACHE                    default of --cache
   SOURCE_DATE_EPOCH                   the manifest's "created", seconds since 1970
 """
@@ -107,15 +110,15 @@ def _parse(argv: Sequence[str] | None) -> Options:
     )
     add(
         "--mirror",
-        default=os.environ.get("VHPC_MIRROR"),
+        default=os.environ.get(ENVIRONMENT[0]),
         metavar="URL",
-        help="Debian mirror, not the recipe's",
+        help="Debian mirror, instead of the recipe's or this host's",
     )
     add(
         "--security-mirror",
-        default=os.environ.get("VHPC_SECURITY_MIRROR"),
+        default=os.environ.get(ENVIRONMENT[1]),
         metavar="URL",
-        help="mirror of Debian's security updates, not the recipe's",
+        help="mirror of Debian's security updates, likewise",
     )
     add("--refresh", action="store_true", help="install anew, with the packages of today")
     add("--json", action="store_true", dest="as_json", help="print the result as JSON")
@@ -157,11 +160,12 @@ def _recipe(options: Options) -> Recipe:
                 f"--tag={options.tag} is no tag", "letters, digits, '.', '_' and '-' are possible"
             )
         image = replace(image, tag=options.tag)
-    debian = replace(
-        debian,
-        mirror=options.mirror or debian.mirror,
-        security_mirror=options.security_mirror or debian.security_mirror,
+    mirrors = choose(
+        debian.suite,
+        options.mirror or debian.mirror,
+        options.security_mirror or debian.security_mirror,
     )
+    debian = replace(debian, mirror=mirrors.archive, security_mirror=mirrors.security)
     return replace(recipe, image=image, debian=debian)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vmimages.errors import BuildError
+from vmimages.mirrors import Mirrors, sources
 
 # The same as in vhpc_slurm.model, which a bare build host cannot import.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
@@ -48,21 +49,17 @@ class DebianTable:
     """``[debian]``: where its files come from."""
 
     suite: str
-    mirror: str = "http://deb.debian.org/debian"
-    security_mirror: str = "http://deb.debian.org/debian-security"
+    # empty: those that the build host's APT is configured with
+    mirror: str = ""
+    security_mirror: str = ""
     components: tuple[str, ...] = ("main",)
     packages: tuple[str, ...] = ()
     exclude_paths: tuple[str, ...] = ()
     include_paths: tuple[str, ...] = ()
 
     def sources(self) -> list[str]:
-        """Lines of sources.list."""
-        parts = " ".join(self.components)
-        return [
-            f"deb {self.mirror} {self.suite} {parts}",
-            f"deb {self.mirror} {self.suite}-updates {parts}",
-            f"deb {self.security_mirror} {self.suite}-security {parts}",
-        ]
+        """Lines of sources.list; the mirrors must be known."""
+        return sources(self.suite, Mirrors(self.mirror, self.security_mirror), self.components)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,9 @@ environment:
   VLAB_DATA    disks of the hosts, homes; not on tmpfs (default /var/tmp/vhpc-lab...)
   VLAB_CACHE   system trees by suite and recipe (default /var/cache/vhpc-lab);
                remove a tree to have it bootstrapped anew
+  VHPC_MIRROR, VHPC_SECURITY_MIRROR
+               where Debian packages come from (default: the mirrors that this
+               host's APT is configured with)
 """
 _PROGRAMS = ("mmdebstrap", "unshare", "nsenter", "ip", "cmake")
 

@@ -10,6 +10,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from vmimages.errors import BuildError
+from vmimages.mirrors import ENVIRONMENT, choose, sources
+
 from vlablib.recipe import CUSTOMIZE, PYTHON_PACKAGES, SUITES, Suite
 from vlablib.report import LabError, say, step
 from vlablib.settings import USERS
@@ -26,7 +29,7 @@ def acquire(cache: Path, suite: Suite) -> tuple[Path, int]:
     The tree is bootstrapped when the recipe has none yet.
 
     Raises:
-        LabError: mmdebstrap is missing or failed.
+        LabError: mmdebstrap is missing or failed, or no mirror is known.
     """
     while True:
         tree = _ensure(cache, suite)
@@ -118,7 +121,8 @@ def _mmdebstrap(
         command += [f"--customize-hook={hook}" for hook in (suite.finish,) if hook is not None]
     if not _KEYRING.exists():
         raise LabError(f"{_KEYRING} is missing; run: apt-get install debian-archive-keyring")
-    command += [suite.archive or suite.name, str(target)]
+    release = suite.archive or suite.name
+    command += [release, str(target), *_sources(release)]
     log = target.with_name(target.name + ".log")
     with log.open("wb") as output:
         ended = subprocess.run(
@@ -128,6 +132,15 @@ def _mmdebstrap(
         tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:])
         raise LabError(f"{shlex.join(command)}\nended with {ended.returncode}; the whole log: {log}\n{tail}")
     log.unlink()
+
+
+def _sources(release: str) -> list[str]:
+    """Lines of sources.list: the mirrors that the environment names, else those of this host's APT."""
+    archive, security = (os.environ.get(name, "") for name in ENVIRONMENT)
+    try:
+        return sources(release, choose(release, archive, security))
+    except BuildError as err:
+        raise LabError(str(err)) from err
 
 
 def _remove(folder: Path) -> None:

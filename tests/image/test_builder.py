@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,7 @@ def test_help_names_every_option() -> None:
 def test_missing_tools_are_named_with_their_packages(tmp_path: Path, standin: Path, init: Path) -> None:
     done = build(
         RECIPES[0], "--output", tmp_path / "c", "--cache", tmp_path / "k", "--agent", standin, "--init", init,
-        path=str(tmp_path),
+        "--mirror", "http://a.example", "--security-mirror", "http://a.example", path=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("vmimages/build: not installed: mmdebstrap")
@@ -187,6 +188,7 @@ def test_missing_tools_are_named_with_their_packages(tmp_path: Path, standin: Pa
     assert [p.suffix for p in (tmp_path / "k").iterdir()] == [".lock"]
 
 
+@pytest.mark.long
 def test_a_failing_tool_is_quoted_and_leaves_nothing(tmp_path: Path, standin: Path, init: Path) -> None:
     need("mmdebstrap")
     need("mkfs.erofs")
@@ -204,7 +206,11 @@ def test_a_failing_tool_is_quoted_and_leaves_nothing(tmp_path: Path, standin: Pa
 
 def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: Path, init: Path) -> None:
     path = CHECKOUT / "vmimages/recipes/debian-minimal.toml"
-    base = tmp_path / "cache" / recipe.load(path).base_key()
+    archive, security = "http://a.example/debian", "http://a.example/security"
+    named = ("--mirror", archive, "--security-mirror", security)
+    loaded = recipe.load(path)
+    debian = replace(loaded.debian, mirror=archive, security_mirror=security)
+    base = tmp_path / "cache" / replace(loaded, debian=debian).base_key()
     (base / "modules").mkdir(parents=True)
     (base / "modules/load").write_text("")
     (base / "base.json").write_text(json.dumps({"kernel_release": "6.12.0"}))
@@ -213,7 +219,7 @@ def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: P
     (base / "root.erofs").write_bytes(b"r")
     command = (
         path, "--output", tmp_path / "c", "--cache", tmp_path / "cache", "--agent", standin, "--init", init,
-        "--tag", "13", "--json",
+        "--tag", "13", "--json", *named,
     )  # fmt: skip
     first = json.loads(build(*command, path="/usr/bin").stdout)
     again = json.loads(build(*command, path="/usr/bin").stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,9 +48,11 @@ sysfs_root = "{tmp_path}/sys"
 
 
 @pytest.fixture(scope="session")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> Trees:
-    """Captured machines, each unpacked once."""
-    return functools.cache(lambda name: unpack(name, tmp_path_factory.mktemp("tree")))
+def trees() -> Iterator[Trees]:
+    """Captured machines, each unpacked once; in memory, as they are tens of thousands of small files."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="vhpc-trees-", dir=memory) as folder:
+        yield functools.cache(lambda name: unpack(name, Path(tempfile.mkdtemp(dir=folder))))
 
 
 @pytest.fixture(scope="module")

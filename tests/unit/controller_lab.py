@@ -6,6 +6,7 @@ import encodings.idna  # noqa: F401 - getaddrinfo's, which another user may not 
 import hashlib
 import os
 import pickle
+import random
 import shutil
 import signal
 import socket
@@ -106,7 +107,7 @@ def munged(key: bytes | None = None, shift_s: int = 0) -> Iterator[Munged]:
         shutil.rmtree(folder)
 
 
-def wait_for(ready: Callable[[], object], complaint: str, seconds: float = 10.0) -> None:
+def wait_for(ready: Callable[[], object], complaint: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, complaint
@@ -143,9 +144,13 @@ class ChildError(Exception):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that the kernel gives to no outgoing connection (32768 and up)."""
+    choice = random.SystemRandom()
+    while True:
+        port = choice.randrange(15000, 30000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def manifest(name: str = "debian-minimal", tag: str = "latest", min_memory_mib: int = 256) -> ImageManifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -24,26 +25,34 @@ from vhpc_slurm.fabric.backend import Finding
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.model import Generation
 
-pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
+pytestmark = [pytest.mark.skipif(not HAVE_ALL, reason=NEEDED), pytest.mark.long]
 
 STRANGER = GUIDS[9]
 JOINED = (0x7FFF, 0x9000)  # the first job's key
 
 
+def replaced(path: Path, make: Callable[[], object]) -> None:
+    """Make something else of that name; vhpcd may be quicker and write the file first."""
+    for _ in range(100):
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):
+            make()
+            return
+    pytest.fail(f"{path} is always there already")
+
+
 def folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-    (path / "something").touch()
+    replaced(path, path.mkdir)
+    with contextlib.suppress(FileNotFoundError):  # put back already
+        (path / "something").touch()
 
 
 def link_to_nothing(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/null")
+    replaced(path, lambda: path.symlink_to("/dev/null"))
 
 
 def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+    replaced(path, lambda: os.mkfifo(path))
 
 
 def named_socket(path: Path) -> None:

@@ -21,6 +21,7 @@ from vhpc_slurm.node.confine import AbsentError, Confinement, SharedDirectory
 
 BUILT = Path(os.environ.get("VHPC_GUEST_BIN", "")).parent / "confine/vhpc-confine"
 pytestmark = [
+    pytest.mark.xdist_group("cgroup"),
     pytest.mark.skipif(os.getuid() != 0, reason="makes namespaces and changes uids: run as root"),
     pytest.mark.skipif(not BUILT.is_file(), reason="programs are not built: run by `make unit`"),
 ]

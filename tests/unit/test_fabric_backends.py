@@ -50,7 +50,7 @@ from vhpc_slurm.fabric.static_pool import StaticPool
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.slurm import connect
 
-pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
+pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), pytest.mark.long]
 
 FOUR = ("n1", "n2", "n3", "n4")
 

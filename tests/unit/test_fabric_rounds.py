@@ -35,7 +35,7 @@ from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.model import LeaseRecord, LeaseState
 
-pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
+pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), pytest.mark.long]
 
 
 # --- killed between any two steps ----------------------------------------------------------------

@@ -23,6 +23,7 @@ from vhpc_slurm.fabric.filewatch import FileWatch, Inotify, Watched
 from vhpc_slurm.fabric.managers import serve
 from vhpc_slurm.fabric.opensm import Opensm
 
+pytestmark = pytest.mark.long
 simulated = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
 
 OPENING = DEFAULT + f"key_1000=0x1000 : {GUIDS[0]:#018x}=full, {GUIDS[9]:#018x}=full ;\n".encode()

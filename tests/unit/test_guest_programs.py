@@ -172,6 +172,7 @@ def test_stdin_may_be_a_file_and_its_end_is_seen(guest: Guest, tmp_path: Path) -
     assert (tmp_path / "out").read_bytes() == b"abc" * 100000
 
 
+@pytest.mark.long
 def test_a_quarter_gibibyte_passes_each_stream_intact(guest: Guest) -> None:
     size = 256 << 20
     # A stream cipher's keystream: no two places look alike, and any slip shows in the digest.
@@ -515,6 +516,7 @@ def test_a_program_that_catches_sigtstp_is_stopped_with_its_relay(
     assert _becomes(pid, stopped=False)
 
 
+@pytest.mark.long
 def test_a_program_is_stopped_with_its_relay_and_goes_on_with_it(guest: Guest) -> None:
     """SIGSTOP cannot be caught, so no relay can pass it on."""
     script = "i=0; echo $$; while :; do i=$((i + 1)); echo $i >&2; sleep 0.1; done"

@@ -43,7 +43,7 @@ from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.model import LeaseRecord, LeaseState
 
-pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
+pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), pytest.mark.long]
 
 TIMEOUT_S = 5.0
 HELD = {0x7FFF, 0x9000}

@@ -31,6 +31,8 @@ from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
 from vhpc_slurm.fabric.ufm_rest import UfmRest
 from vhpc_slurm.model import LeaseRecord, LeaseState
 
+pytestmark = pytest.mark.long
+
 MARK = 0x0FFF
 ALICE = {GUIDS[0], GUIDS[1]}
 

@@ -17,7 +17,7 @@ from vhpc_slurm.config.fabric import Manager, Subnet
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState, NetworkIdentity
 
-pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
+pytestmark = [pytest.mark.skipif(not HAVE_ALL, reason=NEEDED), pytest.mark.long]
 
 
 @pytest.fixture

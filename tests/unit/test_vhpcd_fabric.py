@@ -24,7 +24,7 @@ from vhpc_slurm.cli.checks import Finding, Level, services
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState
 
-pytestmark = pytest.mark.skipif(not HAVE_ALL, reason=NEEDED)
+pytestmark = [pytest.mark.skipif(not HAVE_ALL, reason=NEEDED), pytest.mark.long]
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Munge
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge"),
     pytest.mark.skipif(os.geteuid() != 0, reason="uses privileged ports and other users: run as root"),
 ]

@@ -1,0 +1,62 @@
+"""The documents: links lead somewhere, decisions are whole, and every page is in the list of pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """Names that a forge gives to a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        if not other.exists() or (anchor and anchor not in anchors(other)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_the_list_of_pages_has_every_page() -> None:
+    text = (ROOT / "docs/README.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    manuals = {path.name for path in (ROOT / "docs/man").iterdir()}
+    assert {page for page in pages if f"({page})" not in text} == set()
+    assert {manual for manual in manuals if f"man/{manual}`" not in text} == set()
+
+
+def test_each_decision_has_its_parts_and_its_place_in_the_index() -> None:
+    head, *topics = re.split(r"^## ", (ROOT / "docs/decisions.md").read_text(), flags=re.MULTILINE)
+    index = re.findall(r"^( *)- \[(.+)\]\(#", head, re.MULTILINE)
+    titles = []
+    for topic in topics:
+        name, *decisions = re.split(r"^### ", topic, flags=re.MULTILINE)
+        titles.append(("", name.strip()))
+        for decision in decisions:
+            title, date, *_ = decision.splitlines()
+            titles.append(("  ", title))
+            assert re.match(r"20\d\d-\d\d-\d\d", date), f"{title}: no date"
+            parts = re.findall(r"^- \*\*(\w+)\.\*\*", decision, re.MULTILINE)
+            assert parts == ["Context", "Choice", "Price"], title
+    assert index == titles
+    assert len(titles) > 90
+
+
+def test_terms_are_in_order_and_once() -> None:
+    rows = re.findall(r"^\| (.+?) \| .+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    terms = [re.sub(r"[,(].*", "", row).strip().lower() for row in rows if row not in {"term", "---"}]
+    assert terms == sorted(terms)
+    assert len(rows) == len(set(rows))
