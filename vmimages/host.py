@@ -35,7 +35,7 @@ def need(*tools: str) -> None:
     missing = [tool for tool in tools if shutil.which(tool, path=SEARCH) is None]
     if missing:
         packages = " ".join(sorted({PACKAGES[tool] for tool in missing}))
-        raise BuildError(f"not installed: {', '.join(missing)}", cure=f"apt-get install {packages}")
+        raise BuildError(f"not installed: {', '.join(missing)}", hint=f"apt-get install {packages}")
 
 
 def say(text: str) -> None:

@@ -110,7 +110,7 @@ def _build(recipe: Recipe, work: Path) -> None:
     for driver in recipe.image.drivers:
         if not modules.has(driver):
             raise BuildError(
-                f"kernel {release} has no driver {driver}", cure="correct image.drivers of the recipe"
+                f"kernel {release} has no driver {driver}", hint="correct image.drivers of the recipe"
             )
     steps = modules.load_order(recipe.kernel.modules)
     for step in steps:
@@ -165,7 +165,7 @@ def _need_tools() -> None:
     """Find out at once what would be missing after a minute."""
     need("mmdebstrap", "mkfs.erofs", "zstd", *(() if os.geteuid() == 0 else ("newuidmap",)))
     if not KEYRING.exists():
-        raise BuildError(f"{KEYRING} is missing", cure="apt-get install debian-archive-keyring")
+        raise BuildError(f"{KEYRING} is missing", hint="apt-get install debian-archive-keyring")
 
 
 def _mode() -> str:

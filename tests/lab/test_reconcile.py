@@ -53,8 +53,8 @@ def test_an_abandoned_generation_is_found_and_removed_and_a_running_job_is_not(l
     assert "4000000.0.0123abcd" in found[0]["what"]
     assert "vhpc-4000000-0-0123abcd-g0" in lab.run("n1", "virsh", "-q", "list", "--name").out
 
-    mended = lab.vhpc("n1", "reconcile")
-    assert [(f["kind"], f["mended"]) for f in mended] == [("stale-generation", True), ("outbox", True)]
+    repaired = lab.vhpc("n1", "reconcile")
+    assert [(f["kind"], f["mended"]) for f in repaired] == [("stale-generation", True), ("outbox", True)]
     assert lab.vhpc("n1", "reconcile", "--check") == []
     assert "4000000" not in lab.run("n1", "virsh", "-q", "list", "--name").out
 

@@ -70,7 +70,7 @@ class Fabric:
     def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
         return ()
 
-    def cure(self, book: Book) -> None:
+    def repair(self, book: Book) -> None:
         self.apply(book)
 
     def watch(self, notice: Callable[[], None]) -> None:

@@ -76,7 +76,7 @@ def test_slurms_defaults_are_not(release: str) -> None:
         "EpilogSlurmctld": "error",
         "HealthCheckProgram": "warn",
     }
-    assert all(finding.cure for finding in found if finding.level is not Level.OK)
+    assert all(finding.hint for finding in found if finding.level is not Level.OK)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_boots_that_are_longer_than_slurm_keeps_silent_are_pointed_out(tmp_path:
     assert found.level is Level.WARN
     assert "after 8 s" in found.what
     assert "12.4 s" in found.what
-    assert found.cure.startswith("MessageTimeout=30")
+    assert found.hint.startswith("MessageTimeout=30")
     assert boottime.message_timeout(30, longest).level is Level.OK
 
 
@@ -248,7 +248,7 @@ def test_a_vhpcd_that_may_not_requeue_jobs_is_a_warning(
     finding = slurm.operator(changed("SlurmUser", "slurm(64030)"), config)
     assert finding.level.value == level
     assert says in finding.what
-    assert (finding.cure == "") == (level == "ok")
+    assert (finding.hint == "") == (level == "ok")
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_apparmor_without_a_rule_for_the_sockets_of_shares_is_a_warning(tmp_path
     assert finding.level is Level.WARN
     rule = tmp_path / "etc/apparmor.d/abstractions/libvirt-qemu.d/vhpc"
     rule.parent.mkdir(parents=True)
-    rule.write_text(finding.cure.split('"', 2)[1] + "\n")
+    rule.write_text(finding.hint.split('"', 2)[1] + "\n")
     assert node.apparmor(Config(), tmp_path).level is Level.OK
 
 

@@ -162,7 +162,7 @@ def test_a_user_who_cannot_replace_the_file_or_signal_opensm_is_told_so(
     assert levels(config(opensm, "nobody", **away))["fabric.writable"] == "error"
     os.chown(folder, 65534, 65534)
     found = seen(config(opensm, "nobody", **away))["fabric.writable"]
-    assert (found.level, "AmbientCapabilities=CAP_KILL" in found.cure) == (Level.WARN, True)
+    assert (found.level, "AmbientCapabilities=CAP_KILL" in found.hint) == (Level.WARN, True)
     assert levels(config(opensm, "no-such-user"))["fabric.writable"] == "error"
 
 

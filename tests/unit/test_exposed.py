@@ -57,7 +57,7 @@ def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> N
         "job 1 has a key of a fabric that does not keep jobs apart",
     )
     assert kinds(layout, record) == ["rundir", "uid"], "looking changes nothing"
-    finding.mend()
+    finding.repair()
     assert kinds(layout, record) == ["rundir"], "the run folder is for the plugin and the Epilog"
     state = statefile.read(layout.state_file(1))
     assert (state["status"], state["kind"], state["generation"]) == ("failed", "fabric", "1.0.0123abcd")
@@ -72,7 +72,7 @@ def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout
     state = FabricState(lost=((str(lost.lease.generation), "port 0x1 has the keys 0x7fff"),))
     (finding,) = exposed.exposed(layout, "n1", [lost, other], state)
     assert (finding.kind, finding.what) == ("lost-key", "job 1 has lost its key on the fabric")
-    finding.mend()
+    finding.repair()
     assert kinds(layout, lost) == ["rundir"]
     assert kinds(layout, other) == ["rundir", "uid"]
     message = statefile.read(layout.state_file(1))["message"]

@@ -262,7 +262,7 @@ def test_a_database_that_knows_nothing_takes_no_key_away(
         (written.replace(b"# vhpcd epoch", b"# epoch"), "it has keys, and no epoch"),
     ):
         fabric.replace(text)
-        for attempt in (empty.backend.validate, empty.backend.apply, empty.backend.cure):
+        for attempt in (empty.backend.validate, empty.backend.apply, empty.backend.repair):
             with pytest.raises(FabricError, match=says):
                 attempt(empty.store.keys.book())
         with pytest.raises(FabricError, match=says):
@@ -286,7 +286,7 @@ def test_a_copy_of_yesterday_s_database_writes_nothing(
         with pytest.raises(FabricError, match="restored from a copy"):
             old.open(job_id, "n1")
     with pytest.raises(FabricError, match="restored from a copy"):
-        old.backend.cure(old.store.keys.book())
+        old.backend.repair(old.store.keys.book())
     assert sets(fabric) == holding((0x1000, 1), (0x1001, 2))
 
 

@@ -130,7 +130,7 @@ def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
     record = LeaseRecord(what, 1.0, 1.0, ())
     fabric = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
     (finding,) = exposed.exposed(rig.layout, "n1", [record], fabric)
-    finding.mend()
+    finding.repair()
     assert journal.read(rig.layout.journals, GENERATION) == []
     teardown.clear(rig.layout, GENERATION, "n1")
 

@@ -316,14 +316,14 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     book = journal.Journal(layout.journals, Generation.parse(GENERATION))
     book.acquire(resources.UID, f"uid:{uid}", uid=uid)
     for finding in found:
-        finding.mend()
+        finding.repair()
     assert layout.job(42).is_dir()
     assert list(uids.claims(layout)) == [(uid, GENERATION)]
     assert len(list(images.pins(layout))) == 1
     book.released(f"uid:{uid}")
     book.remove()
     for finding in found:
-        finding.mend()
+        finding.repair()
     assert not layout.job(42).exists()
     assert list(uids.claims(layout)) == []
     assert list(images.pins(layout)) == []
@@ -360,7 +360,7 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
     journal.Journal(layout.journals, here).close()
     found = list(audit.unacknowledged(layout, "n1", [told, queued, here]))
     assert [str(told) in finding.what for finding in found] == [True]
-    found[0].mend()
+    found[0].repair()
     assert {path.stem for path in outbox.pending(layout.outbox)} == {str(told), str(queued)}
     assert list(journal.generations(layout.journals)) == [here]
     assert joblock.buried(layout, told), "a Prolog that is late must not start it"

@@ -80,7 +80,7 @@ class Node:
             starts.lost(self.config, node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses)
         )
         for finding in found:
-            finding.mend()
+            finding.repair()
         return [finding.what for finding in found]
 
     def pauses(self, _: float) -> None:

@@ -444,7 +444,7 @@ def test_a_stranger_on_a_job_s_key_is_left_alone_and_keeps_the_job_from_starting
     with pytest.raises(FabricError, match=r"none of vhpcd's: the first is 0x0002c90300000001"):
         site.open(1, "n1")
     assert [one.port_guid for one in site.backend.audit(site.book)] == [int(stranger, 16)]
-    site.backend.cure(site.book)
+    site.backend.repair(site.book)
     assert stranger in ufm.keys[0x1000].ports
     assert site.open(2, "n1").lease.network.pkey == 0x1001
 
@@ -464,7 +464,7 @@ def test_what_is_lost_or_left_in_ufm_is_found_and_cured(site: Site, ufm: FakeUfm
     assert [one.what for one in site.backend.audit(site.book)] == [
         "UFM: key 0x1000 lacks 1 ports and has 1 too many"
     ]
-    site.backend.cure(site.book)
+    site.backend.repair(site.book)
     assert ufm.members(0x1000) == ALICE
     assert site.backend.audit(site.book) == ()
 

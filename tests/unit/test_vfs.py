@@ -267,7 +267,7 @@ def test_a_vf_on_a_network_that_nobody_has_is_called_in(audited: Rig) -> None:
         f"virtual function {audited.pfs[0].virtfns[2]} is nobody's: "
         "its port GUID is 02:cc:12:34:00:00:04:00, not ff:ff:ff:ff:ff:ff:ff:ff"
     )
-    found.mend()
+    found.repair()
     assert (port.port_guid, port.state) == (PARKED_GUID, 2)
     assert strays(audited) == []
 
@@ -278,7 +278,7 @@ def test_a_jobs_vf_is_no_stray_from_its_claim_on(audited: Rig) -> None:
     (found,) = strays(audited)
     book = audited.journal()
     book.acquire("claim", "claim:g0", devices=[audited.pfs[0].virtfns[2]])
-    found.mend()  # found before the job came
+    found.repair()  # found before the job came
     assert port.port_guid == 1
     assert strays(audited) == []
     book.released("claim:g0")
@@ -292,6 +292,6 @@ def test_a_stray_that_cannot_be_called_in_is_quarantined(audited: Rig) -> None:
     interface.deaf.add(PORT)
     (found,) = strays(audited)
     with pytest.raises(TeardownError, match="may still be on its network"):
-        found.mend()
+        found.repair()
     assert [record.address for record in quarantine.read(audited.layout)] == [audited.pfs[0].virtfns[0]]
     assert strays(audited) == []

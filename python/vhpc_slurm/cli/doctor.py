@@ -1,9 +1,8 @@
-"""vhpc doctor: everything that is checked, with a cure for what is not as it should be."""
+"""vhpc doctor: everything that is checked, with a hint for what is not as it should be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from vhpc_slurm.cli import here, output
@@ -21,14 +20,23 @@ def doctor(config: Config, node: str, *, as_json: bool, quiet: bool) -> int:
     found = list(findings(config, node))
     shown = [finding for finding in found if not (quiet and finding.level is Level.OK)]
     if as_json:
-        output.write_json([asdict(finding) for finding in shown])
+        output.write_json([_fields(finding) for finding in shown])
     else:
         _show(shown, found)
     return 1 if any(finding.level is Level.ERROR for finding in found) else 0
 
 
+def _fields(finding: Finding) -> dict[str, str]:
+    return {
+        "check": finding.check,
+        "level": finding.level.value,
+        "what": finding.what,
+        "cure": finding.hint,
+    }
+
+
 def findings(config: Config, node: str) -> Iterator[Finding]:
-    """All findings that apply to this host, in the order in which to mend them."""
+    """All findings that apply to this host, in the order in which to repair them."""
     root = here.is_root()
     yield services.munge(config)
     is_node, is_controller, own = _slurmd_runs(), False, ""
@@ -102,8 +110,8 @@ def _show(shown: list[Finding], found: list[Finding]) -> None:
     rows = []
     for finding in shown:
         text = printable(finding.what)
-        if finding.cure:
-            text += f"\n-> {printable(finding.cure)}"
+        if finding.hint:
+            text += f"\n-> {printable(finding.hint)}"
         rows.append((Text(finding.level.value, style=STYLE[finding.level]), finding.check, Text(text)))
     output.write_table(("LEVEL", "CHECK", "FINDING"), rows)
     count = {level: sum(finding.level is level for finding in found) for level in Level}

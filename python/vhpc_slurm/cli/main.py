@@ -247,7 +247,7 @@ def doctor(
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
-    """Check this host and Slurm's settings; each finding comes with its cure.
+    """Check this host and Slurm's settings; each finding comes with a hint.
 
     Run it as root on the controller, on a login node and on every compute node.
     The exit status is 1 when there is an error among the findings.

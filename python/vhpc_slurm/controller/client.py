@@ -183,7 +183,7 @@ class ControllerClient:
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(2 * pause_s, 1.0)
         if isinstance(answer, wire.Failure):
-            raise _KINDS.get(answer.kind, FabricError)(answer.what, answer.why, answer.cure)
+            raise _KINDS.get(answer.kind, FabricError)(answer.what, answer.why, answer.hint)
         if not isinstance(answer, expected):
             raise FabricError("vhpcd gave an answer to another question", type(answer).__name__)
         return answer
@@ -209,7 +209,7 @@ class ControllerClient:
         try:
             credential = self._munge.decode(frame)
         except CredentialError as err:
-            raise FabricError(what, err.why, err.cure) from err
+            raise FabricError(what, err.why, err.hint) from err
         if credential.uid not in self._trusted():
             user = self._settings.user
             raise FabricError(

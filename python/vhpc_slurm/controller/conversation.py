@@ -243,7 +243,7 @@ class Server:
                 credential = await self._in_thread(peer, lambda: self._munge.decode(frame))
         except (CredentialExpiredError, CredentialRewoundError) as err:
             self._log.warning("message from %s: %s", peer.address, err.line())
-            return err.credential, wire.Failure(kind="fabric", what=err.what, why=err.why, cure=err.cure)
+            return err.credential, wire.Failure(kind="fabric", what=err.what, why=err.why, hint=err.hint)
         except MungeError as err:
             self._log.warning("message from %s: %s", peer.address, err.line())
             return None, None
@@ -283,7 +283,7 @@ class Server:
                 kind="fabric",
                 what=f"vhpcd does not speak protocol {envelope.version}",
                 why=f"vhpcd {__version__} speaks protocol {wire.VERSION}",
-                cure="install one version of vhpc on all hosts",
+                hint="install one version of vhpc on all hosts",
             )
         if not self._nonces.fresh(envelope.nonce, asyncio.get_running_loop().time()):
             self._log.warning("replayed request of uid %d from %s", credential.uid, address)
@@ -303,7 +303,7 @@ class Server:
                 await self._authority.check(request, origin)
             except VhpcError as err:
                 self._log.warning("uid %d at %s is refused: %s", uid, origin.address, err.line())
-                return wire.Failure(kind=err.kind, what=err.what, why=err.why, cure=err.cure)
+                return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
         answer = asyncio.ensure_future(self._dispatcher.answer(request, uid))
         gone = asyncio.ensure_future(reader.read(1))
         try:

@@ -78,12 +78,12 @@ class Dispatcher:
         try:
             return await self._answer(request, uid)
         except VhpcError as err:
-            return wire.Failure(kind=err.kind, what=err.what, why=err.why, cure=err.cure)
+            return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
         except (ValueError, msgspec.MsgspecError) as err:
             return wire.Failure(kind="fabric", what="vhpcd cannot use that request", why=str(err)[:300])
         except Exception:
             log.exception("internal error")
-            return wire.Failure(kind="fabric", what="vhpcd failed", cure="see its log")
+            return wire.Failure(kind="fabric", what="vhpcd failed", hint="see its log")
 
     async def reconcile(self) -> None:
         """One round; FabricError when Slurm cannot be asked, and then no job was judged."""

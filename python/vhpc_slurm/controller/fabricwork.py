@@ -93,7 +93,7 @@ class FabricWork:
         self.changes += 1
         try:
             if anew and not force:
-                self.network.cure(book)
+                self.network.repair(book)
             else:
                 self.network.apply(book, force=force)
         except RefusedError as err:

@@ -234,7 +234,7 @@ class Failure(Wire, frozen=True, tag="failure"):
     kind: str
     what: str
     why: str = ""
-    cure: str = ""
+    hint: str = msgspec.field(name="cure", default="")  # its name on the wire since the first release
 
 
 Answer = LeaseAnswer | Done | LeasePage | TimelinePage | Status | Fenced | Failure

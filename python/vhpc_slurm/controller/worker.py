@@ -199,8 +199,8 @@ def _resolve(future: asyncio.Future[LeaseRecord], result: LeaseRecord | FabricEr
     if isinstance(result, LeaseRecord):
         future.set_result(result)
     else:
-        future.set_exception(result or FabricError("vhpcd failed", cure="see its log"))
+        future.set_exception(result or FabricError("vhpcd failed", hint="see its log"))
 
 
 def _as_fabric(err: VhpcError) -> FabricError:
-    return err if isinstance(err, FabricError) else FabricError(err.what, err.why, err.cure)
+    return err if isinstance(err, FabricError) else FabricError(err.what, err.why, err.hint)

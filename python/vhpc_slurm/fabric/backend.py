@@ -111,7 +111,7 @@ class NetworkBackend(Protocol):
         what ports lack.
         """
 
-    def cure(self, book: Book) -> None:
+    def repair(self, book: Book) -> None:
         """Make the fabric carry the book once more, whatever it was seen to carry before.
 
         Where a part of the fabric cannot be told, the others are put right before FabricError is raised.
@@ -173,8 +173,8 @@ class NoNetwork:
         del book, unsure
         return ()
 
-    def cure(self, book: Book) -> None:
-        """Nothing to cure."""
+    def repair(self, book: Book) -> None:
+        """Nothing to repair."""
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:
         """Nothing to watch."""

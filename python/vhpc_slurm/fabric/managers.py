@@ -268,7 +268,7 @@ def serve(opensm: Opensm, line: bytes) -> Answer:
         return Answer(error=("that is no request", str(err), "see vhpc fabric manager in vhpc(1)"))
     except FabricError as err:
         return Answer(
-            error=(err.what, err.why, err.cure),
+            error=(err.what, err.why, err.hint),
             complaint=isinstance(err, ComplaintError),
             plain=not isinstance(err, NotPlainError),
         )

@@ -251,15 +251,15 @@ class Opensm:
 
     def _process(self) -> tuple[int, int]:
         """OpenSM's pid, and a descriptor: a number alone may be another's by the time of the signal."""
-        cure = "see fabric.opensm_pidfile in vhpc.toml"
+        hint = "see fabric.opensm_pidfile in vhpc.toml"
         raw = plainfile.read(self._pidfile, MAX_PIDFILE)
         if raw is None:
-            raise FabricError("OpenSM does not run", f"there is no {self._pidfile}", cure)
+            raise FabricError("OpenSM does not run", f"there is no {self._pidfile}", hint)
         try:
             pid = int(raw)
             process = os.pidfd_open(pid)
         except (OSError, ValueError) as err:
-            raise FabricError("OpenSM does not run", f"{self._pidfile}: {err}", cure) from err
+            raise FabricError("OpenSM does not run", f"{self._pidfile}: {err}", hint) from err
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
         except OSError as err:

@@ -123,7 +123,7 @@ class OpensmFile(ByPolicy):
             self._swept = None  # whatever OpenSM has now, the next change makes it sweep
         return found
 
-    def cure(self, book: Book) -> None:
+    def repair(self, book: Book) -> None:
         """Write the file anew, whatever OpenSM was seen to have, and have it write tables that still differ.
 
         An OpenSM that cannot be reached keeps none of the others from it; FabricError says so in the end.

@@ -56,5 +56,5 @@ class Segments(ByPolicy):
             if claim.pkey not in self._policy.pool
         )
 
-    def cure(self, book: Book) -> None:
+    def repair(self, book: Book) -> None:
         """Nothing: what is not of the pool any more leaves with its job."""

@@ -71,11 +71,11 @@ class StaticPool(ByPolicy):
             file = (Finding(0, err.line(), open=isinstance(err, NotPlainError), unread=True),)
         return (*file, *self._readback.findings(self._declared))
 
-    def cure(self, book: Book) -> None:
+    def repair(self, book: Book) -> None:
         """FabricError: the file is the site's."""
         del book
         raise FabricError(
-            "vhpcd writes nothing for a static pool", cure="install: vhpc fabric render --pool, and SIGHUP"
+            "vhpcd writes nothing for a static pool", hint="install: vhpc fabric render --pool, and SIGHUP"
         )
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:

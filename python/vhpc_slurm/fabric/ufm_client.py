@@ -92,7 +92,7 @@ class UfmClient:
             or parts.query
             or port == -1
         ):
-            raise FabricError(f"{url!r} is no address of a UFM", cure="fabric.ufm_url is https://HOST[:PORT]")
+            raise FabricError(f"{url!r} is no address of a UFM", hint="fabric.ufm_url is https://HOST[:PORT]")
         self._host, self._port = parts.hostname, port or 443
         self._token_file = token_file
         self._timeout_s = timeout_s

@@ -213,7 +213,7 @@ class UfmRest(ByPolicy):
         only = None if self._seen is not None else self._pool
         return tuple(self._readback.findings(self._partitions(self._seen or {}, book), only))
 
-    def cure(self, book: Book) -> None:
+    def repair(self, book: Book) -> None:
         """Tell UFM once more."""
         self.apply(book)
 

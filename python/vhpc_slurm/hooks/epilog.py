@@ -72,7 +72,7 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
     except VhpcError as err:
         _queue(layout, env, generation, clean=False, note=err.line())
         common.drain(env.node, err)
-        raise TeardownError(err.what, err.why, err.cure) from err
+        raise TeardownError(err.what, err.why, err.hint) from err
     _queue(layout, env, generation, clean=True, note=alarm)
     common.log.info("clean")
 

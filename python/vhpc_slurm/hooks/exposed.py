@@ -25,7 +25,7 @@ LOCK_TIMEOUT_S = 30.0
 def exposed(
     layout: Layout, node: str, records: Sequence[LeaseRecord], fabric: FabricState
 ) -> Iterator[audit.Finding]:
-    """Generations of this node that others can reach, or nobody, each with the end of its guests as the cure.
+    """Generations of this node that others can reach, or nobody; the repair ends their guests.
 
     Args:
         layout: where the node keeps what it has.
@@ -47,12 +47,12 @@ def exposed(
         if any(entry.kind != resources.RUN_DIR for entry in journal.read(layout.journals, generation)):
             why = f"the fabric does not keep jobs apart: {fabric.what}"
             kind, what = KIND, f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
-            cure = "submit the job again when it does"
+            hint = "submit the job again when it does"
             if fabric.safe:
                 why = f"the job's partition key was taken from its port and cannot be given back: {seen}"
                 kind, what = KIND_LOST, f"job {generation.job_id} has lost its key on the fabric"
-                cure = "submit the job again"
-            error = FabricError(f"the guests of job {generation.job_id} were ended on {node}", why, cure)
+                hint = "submit the job again"
+            error = FabricError(f"the guests of job {generation.job_id} were ended on {node}", why, hint)
             yield audit.Finding(kind, what, partial(_end, layout, node, record, error))
 
 

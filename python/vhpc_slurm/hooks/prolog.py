@@ -93,8 +93,8 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             if _requeue(config, env, err):
                 teardown.tear_down(layout, book, recorder)
             else:
-                cure = "; ".join(filter(None, (err.cure, "the job may not be requeued: submit it again")))
-                last = UserError(err.what, err.why, cure)
+                hint = "; ".join(filter(None, (err.hint, "the job may not be requeued: submit it again")))
+                last = UserError(err.what, err.why, hint)
                 _user_failure(layout, env, lease, book, recorder, last)
             return 0
         except (NodeError, TeardownError):

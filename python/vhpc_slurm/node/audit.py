@@ -1,4 +1,4 @@
-"""What is on this node against what should be: findings, each with its cure.
+"""What is on this node against what should be: findings, each with its repair.
 
 Three views are compared: the journals, the node itself (libvirt, processes,
 uids, folders, pins) and the controller's leases.  What belongs to a running
@@ -41,13 +41,13 @@ from vhpc_slurm.node.quarantine import QuarantinedError
 class Finding:
     """Something that should not be there.
 
-    ``kind`` is one word for machines, ``what`` one line for people, ``mend``
+    ``kind`` is one word for machines, ``what`` one line for people, ``repair``
     removes it and raises VhpcError when it cannot.
     """
 
     kind: str
     what: str
-    mend: Callable[[], object]
+    repair: Callable[[], object]
 
 
 def _never(job_id: int) -> bool:
@@ -94,12 +94,12 @@ def _known(layout: Layout) -> list[Generation]:
     return list(journal.generations(layout.journals))
 
 
-def _unless(owned: Callable[[], bool], mend: Callable[[], object]) -> Callable[[], object]:
-    """Mend only what has no journal at that moment either."""
+def _unless(owned: Callable[[], bool], repair: Callable[[], object]) -> Callable[[], object]:
+    """Repair only what has no journal at that moment either."""
 
     def act() -> None:
         if not owned():
-            mend()
+            repair()
 
     return act
 
@@ -190,8 +190,8 @@ def _orphan_domains(layout: Layout) -> Iterator[Finding]:
 
     for name in names:
         if not owned(name):
-            mend = _unless(partial(owned, name), partial(_destroy, layout, name))
-            yield Finding("orphan-domain", f"guest {name} has no journal", mend)
+            repair = _unless(partial(owned, name), partial(_destroy, layout, name))
+            yield Finding("orphan-domain", f"guest {name} has no journal", repair)
 
 
 def _destroy(layout: Layout, name: str) -> None:
@@ -203,13 +203,13 @@ def _destroy(layout: Layout, name: str) -> None:
 def _orphan_processes(layout: Layout) -> Iterator[Finding]:
     found = {ref: name for ref, name in process.marked() if not _is_known(layout, name)}
     for ref, name in found.items():
-        mend = _unless(partial(_is_known, layout, name), partial(process.end, ref))
-        yield Finding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", mend)
+        repair = _unless(partial(_is_known, layout, name), partial(process.end, ref))
+        yield Finding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", repair)
     in_use = {uid for uid in process.uids_in_use() if uids.in_range(layout.config, uid)}
     for uid in in_use - {uid for uid, _ in uids.claims(layout)}:
         for ref in set(process.of_uid(uid)) - found.keys():
-            mend = _unless(partial(_is_claimed, layout, uid), partial(process.end, ref))
-            yield Finding("orphan-process", f"process {ref.pid} with unclaimed uid {uid}", mend)
+            repair = _unless(partial(_is_claimed, layout, uid), partial(process.end, ref))
+            yield Finding("orphan-process", f"process {ref.pid} with unclaimed uid {uid}", repair)
 
 
 def _is_known(layout: Layout, name: str) -> bool:
@@ -223,15 +223,17 @@ def _is_claimed(layout: Layout, uid: int) -> bool:
 def _orphan_uids(layout: Layout) -> Iterator[Finding]:
     for uid, name in list(uids.claims(layout)):
         if not _is_known(layout, name):
-            mend = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
-            yield Finding("orphan-uid", f"uid {uid} is claimed by generation {name[:40]!r}", mend)
+            repair = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
+            yield Finding("orphan-uid", f"uid {uid} is claimed by generation {name[:40]!r}", repair)
 
 
 def _orphan_cgroups(layout: Layout) -> Iterator[Finding]:
     for name in sorted(cgroup.generations()):
         if not _is_known(layout, name):
-            mend = _unless(partial(_is_known, layout, name), partial(_end_cgroup, name))
-            yield Finding("orphan-cgroup", f"control group of generation {name[:40]!r} has no journal", mend)
+            repair = _unless(partial(_is_known, layout, name), partial(_end_cgroup, name))
+            yield Finding(
+                "orphan-cgroup", f"control group of generation {name[:40]!r} has no journal", repair
+            )
 
 
 def _end_cgroup(name: str) -> None:
@@ -244,8 +246,8 @@ def _orphan_folders(layout: Layout) -> Iterator[Finding]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(layout.jobs.iterdir()):
             if not _is_of_known_job(layout, path.name):
-                mend = _unless(partial(_is_of_known_job, layout, path.name), partial(shutil.rmtree, path))
-                yield Finding("orphan-folder", f"folder {path} has no journal", mend)
+                repair = _unless(partial(_is_of_known_job, layout, path.name), partial(shutil.rmtree, path))
+                yield Finding("orphan-folder", f"folder {path} has no journal", repair)
 
 
 def _is_of_known_job(layout: Layout, name: str) -> bool:
@@ -255,9 +257,9 @@ def _is_of_known_job(layout: Layout, name: str) -> bool:
 def _orphan_pins(layout: Layout) -> Iterator[Finding]:
     for digest, name in list(images.pins(layout)):
         if not _is_known(layout, name):
-            mend = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
+            repair = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
             what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}"
-            yield Finding("orphan-pin", what, mend)
+            yield Finding("orphan-pin", what, repair)
 
 
 def _stray_functions(layout: Layout) -> Iterator[Finding]:

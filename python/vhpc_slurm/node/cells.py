@@ -65,7 +65,7 @@ def _gpus(proc_root: str) -> dict[int, str]:
     folder = f"{proc_root}/driver/nvidia/gpus"
     found = {}
     for address in sysfs.listing(folder):
-        match = _NODE.search(sysfs.hint(f"{folder}/{address}/numa_status"))
+        match = _NODE.search(sysfs.text_or_empty(f"{folder}/{address}/numa_status"))
         if match is not None:
             found[int(match[1])] = address
     return found

@@ -184,7 +184,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
         if driver in ("", VFIO):
             vfio.reset(root, address, before)
             if data["role"] == GPU:
-                scrub.scrub(config, address, int(sysfs.hint(f"{path}/vendor"), 16))
+                scrub.scrub(config, address, int(sysfs.text_or_empty(f"{path}/vendor"), 16))
         methods = data["methods"]
         vfio.give_back(
             root,
@@ -354,7 +354,7 @@ def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | No
         if driver in ("", VFIO):
             vfio.reset(root, address, config.timeout_s)
             if record.role == GPU:
-                scrub.scrub(config, address, int(sysfs.hint(f"{path}/vendor"), 16))
+                scrub.scrub(config, address, int(sysfs.text_or_empty(f"{path}/vendor"), 16))
         vfio.give_back(root, address, record.driver, record.override, before.methods, config.timeout_s)
     except OSError as err:
         raise TeardownError(

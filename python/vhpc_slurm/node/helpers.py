@@ -99,7 +99,7 @@ class Helpers:
                 os.close(self._logs.pop(share.tag))
             except NodeError as err:
                 why = " | ".join(filter(None, (err.why, self._said(share.tag))))
-                raise NodeError(err.what, why, err.cure) from err
+                raise NodeError(err.what, why, err.hint) from err
             else:
                 self.shares.append(share)
 

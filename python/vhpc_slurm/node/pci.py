@@ -68,7 +68,7 @@ def _function(
         return None  # gone, or not to be told
 
     def maybe(name: str) -> str:
-        return sysfs.hint(f"{path}/{name}") if name in entries else ""
+        return sysfs.text_or_empty(f"{path}/{name}") if name in entries else ""
 
     def points(name: str) -> str:
         return sysfs.link(f"{path}/{name}").rpartition("/")[2] if name in entries else ""
@@ -107,7 +107,7 @@ def _identity(path: str) -> tuple[int, int, int]:
     Raises:
         OSError, ValueError: neither is there.
     """
-    words = [sysfs.hint(f"{path}/{name}") for name in ("class", "vendor", "device")]
+    words = [sysfs.text_or_empty(f"{path}/{name}") for name in ("class", "vendor", "device")]
     if all(words):
         kind, vendor, device = (int(word, 16) for word in words)
         return kind, vendor, device

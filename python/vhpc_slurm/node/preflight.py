@@ -197,7 +197,9 @@ def check(case: Case, address: str, role: str) -> Before:
 
 
 def _check_kind(case: Case, path: str, address: str, role: str) -> None:
-    identity = ":".join(sysfs.hint(f"{path}/{name}").removeprefix("0x") for name in ("vendor", "device"))
+    identity = ":".join(
+        sysfs.text_or_empty(f"{path}/{name}").removeprefix("0x") for name in ("vendor", "device")
+    )
     if case.config.allow and identity not in case.config.allow:
         raise NotAllowedError(
             f"device {address} is a {identity}", "devices.allow does not have it", "see vhpc.toml(5)"
@@ -212,7 +214,7 @@ def _check_kind(case: Case, path: str, address: str, role: str) -> None:
     header = config_space(path, HEADER_TYPE, 1)
     if header and header[0] != 0xFF and header[0] & 0x7F:
         raise NotAllowedError(f"device {address} is a bridge", f"header type {header[0] & 0x7F}")
-    if int(sysfs.hint(f"{path}/sriov_numvfs") or 0):
+    if int(sysfs.text_or_empty(f"{path}/sriov_numvfs") or 0):
         raise VfsInUseError(
             f"device {address} has virtual functions",
             "vfio-pci takes no physical function that has some",
@@ -254,10 +256,10 @@ def _check_group(case: Case, path: str, address: str) -> int:
                 if driver == VFIO
                 else "the kernel gives a group only as a whole"
             )
-            cure = f"bind {member} to {VFIO} with the same job, to no driver, or isolate the slots (ACS)"
+            hint = f"bind {member} to {VFIO} with the same job, to no driver, or isolate the slots (ACS)"
             kind = SharedGroupError if driver == VFIO else NotViableError
             raise kind(
-                f"device {address} shares IOMMU group {group} with {member}, which {driver} has", why, cure
+                f"device {address} shares IOMMU group {group} with {member}, which {driver} has", why, hint
             )
     return int(group)
 
@@ -295,11 +297,11 @@ def _alone(case: Case, address: str) -> bool:
 
 
 def _check_alive(path: str, address: str, timeout_s: float) -> None:
-    state = sysfs.hint(f"{path}/power_state")
+    state = sysfs.text_or_empty(f"{path}/power_state")
     if state not in AWAKE:
         with contextlib.suppress(OSError):
             attribute.write(f"{path}/power/control", "on", timeout_s)
-        state = sysfs.hint(f"{path}/power_state")
+        state = sysfs.text_or_empty(f"{path}/power_state")
     if state not in AWAKE:
         raise AsleepError(
             f"device {address} is in {state}",
@@ -341,7 +343,7 @@ def _open_nodes(proc: Path, nodes: list[str]) -> Iterator[tuple[int, str, str]]:
             for node in nodes:
                 rest = target.removeprefix(node)
                 if target == node or (not node[-1].isdigit() and rest != target and rest.isdigit()):
-                    yield int(entry.name), sysfs.hint(f"{entry.path}/comm"), target
+                    yield int(entry.name), sysfs.text_or_empty(f"{entry.path}/comm"), target
 
 
 def config_space(path: str, offset: int, size: int) -> bytes:

@@ -112,7 +112,7 @@ def _virtual_functions(
         yield Step("vfs", f"{count} virtual functions of {pf}", State.FAILED, f"{pf} is not there")
         return
     # first: no driver of the host may ever see a virtual function
-    probe = sysfs.hint(f"{path}/sriov_drivers_autoprobe")
+    probe = sysfs.text_or_empty(f"{path}/sriov_drivers_autoprobe")
     what = f"no driver of the host for virtual functions of {pf}"
     if probe in ("0", ""):
         yield Step("autoprobe", what, State.OK if probe else State.FAILED, "" if probe else "no SR-IOV")
@@ -193,7 +193,8 @@ def _hint(err: OSError, path: str) -> str:
     if err.errno == errno.ENOENT:
         return "its driver makes them at load only: mlx4_core by its option num_vfs"
     if err.errno == errno.ERANGE:
-        return f"it has {sysfs.hint(f'{path}/sriov_totalvfs') or 'few'}; more are a setting of its firmware"
+        most = sysfs.text_or_empty(f"{path}/sriov_totalvfs") or "few"
+        return f"it has {most}; more are a setting of its firmware"
     return "see dmesg"
 
 
@@ -290,7 +291,7 @@ def _hugepages(layout: Layout, wish: str, place: Place, *, dry_run: bool) -> Ste
         f"{layout.config.host.sysfs_root}/devices/system/node/node{cell}"
         f"/hugepages/hugepages-{PAGE_KIB[size]}kB/nr_hugepages"
     )
-    there = sysfs.hint(path)
+    there = sysfs.text_or_empty(path)
     if not there.isdecimal():
         return Step("hugepages", what, State.FAILED, f"{path} is not there")
     if int(there) >= count:
@@ -310,7 +311,7 @@ def _grow(path: str, count: int, size: str, place: Place) -> None:
             for name, text in (("drop_caches", "3"), ("compact_memory", "1")):
                 (place.proc / "sys/vm" / name).write_text(text)
         attribute.write(path, str(count), 120.0)  # it clears them
-        granted = int(sysfs.hint(path) or 0)
+        granted = int(sysfs.text_or_empty(path) or 0)
         if granted >= count:
             return
     raise NodeError(

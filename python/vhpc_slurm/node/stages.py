@@ -347,7 +347,7 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
     if error := work.helpers[guest.index].disturbed():
-        return UserError(f"{error.what} on {node} while image {image} booted", error.why, error.cure)
+        return UserError(f"{error.what} on {node} while image {image} booted", error.why, error.hint)
     if late:
         return UserError(
             f"image {image} did not get ready within {_boot_limit(work, guest)} s on {node}",

@@ -77,8 +77,8 @@ def _interface(pf_path: str, kind: str) -> int | None:
     """Number of the physical function's own interface: not one of its partitions', which have a parent."""
     for name in sysfs.listing(f"{pf_path}/net"):
         path = f"{pf_path}/net/{name}"
-        if sysfs.hint(f"{path}/type") == kind and not sysfs.hint(f"{path}/parent"):
-            index = sysfs.hint(f"{path}/ifindex")
+        if sysfs.text_or_empty(f"{path}/type") == kind and not sysfs.text_or_empty(f"{path}/parent"):
+            index = sysfs.text_or_empty(f"{path}/ifindex")
             if index.isdecimal():
                 return int(index)
     return None
@@ -212,7 +212,7 @@ class Mlx4:
         return first, second
 
     def _guid_path(self) -> str:
-        return f"{self.table}/admin_guids/{sysfs.hint(f'{self.port}/gid_idx/0')}"
+        return f"{self.table}/admin_guids/{sysfs.text_or_empty(f'{self.port}/gid_idx/0')}"
 
     def switch_off(self) -> None:
         """No key is mapped."""
@@ -235,7 +235,7 @@ class Mlx4:
         until = time.monotonic() + self.wait_s
         while True:
             for number, path in sysfs.numbered(f"{self.table}/pkeys", ""):
-                value = sysfs.hint(path)
+                value = sysfs.text_or_empty(path)
                 if value and int(value, 16) & PKEY_MASK == pkey:
                     return str(number)
             if time.monotonic() >= until:

@@ -75,7 +75,7 @@ def give_back(
         OSError: the kernel refused.
     """
     path = device_path(root, address)
-    if methods is not None and tuple(sysfs.hint(f"{path}/reset_method").split()) != methods:
+    if methods is not None and tuple(sysfs.text_or_empty(f"{path}/reset_method").split()) != methods:
         attribute.write(f"{path}/reset_method", " ".join(methods), timeout_s)
     if driver != VFIO:
         _unbind(root, address, timeout_s, keep=driver)
@@ -112,7 +112,7 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
         DoubtError: it failed, or the function is not as it has to be afterwards.
     """
     path = device_path(root, address)
-    identity = sysfs.hint(f"{path}/vendor"), sysfs.hint(f"{path}/device")
+    identity = sysfs.text_or_empty(f"{path}/vendor"), sysfs.text_or_empty(f"{path}/device")
     log = _follow()
     try:
         attribute.write(f"{path}/reset", "1", timeout_s)
@@ -132,7 +132,7 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
     # Bus mastering is: with it a function writes to memory.
     if int.from_bytes(head[COMMAND : COMMAND + 2], "little") & BUS_MASTER:
         raise DoubtError(f"device {address} is a bus master after its reset", "something still drives it")
-    state = sysfs.hint(f"{path}/power_state")
+    state = sysfs.text_or_empty(f"{path}/power_state")
     if state in ("D3cold", "error"):
         raise DoubtError(f"device {address} is in {state} after its reset")
     if complaint:

@@ -124,23 +124,23 @@ def functions_of(good: int, slurm: int | None, gres: str) -> Finding:
 
 def adapters(addresses: Sequence[str], sysfs_root: str) -> Finding:
     """The physical functions are on their networks: of one that is off, virtual functions reach nobody."""
-    off, cures = [], []
+    off, hints = [], []
     for address in addresses:
         pf = f"{sysfs_root}/bus/pci/devices/{address}"
         for name in sysfs.listing(f"{pf}/net"):
             # an IPoIB interface may be off while its port works
-            ethernet = sysfs.hint(f"{pf}/net/{name}/type") == ARPHRD_ETHER
+            ethernet = sysfs.text_or_empty(f"{pf}/net/{name}/type") == ARPHRD_ETHER
             if ethernet and sysfs.interface_up(f"{pf}/net/{name}") is False:
                 off.append(f"{name} of {address} is off")
-                cures.append(f"ip link set dev {name} up, and at each boot")
+                hints.append(f"ip link set dev {name} up, and at each boot")
         for hca in sysfs.listing(f"{pf}/infiniband"):
             for port in sysfs.listing(f"{pf}/infiniband/{hca}/ports"):
-                state = sysfs.hint(f"{pf}/infiniband/{hca}/ports/{port}/state")
+                state = sysfs.text_or_empty(f"{pf}/infiniband/{hca}/ports/{port}/state")
                 if state and not state.startswith(PORT_ACTIVE):
                     off.append(f"port {port} of {hca} is {state.partition(': ')[2] or state}")
-                    cures.append("see to its cable and to the subnet manager: ibstat")
+                    hints.append("see to its cable and to the subnet manager: ibstat")
     if off:
-        return warn("devices.adapters", "; ".join(off), "; ".join(dict.fromkeys(cures)))
+        return warn("devices.adapters", "; ".join(off), "; ".join(dict.fromkeys(hints)))
     return ok("devices.adapters", f"{len(addresses)} adapters with virtual functions are on their networks")
 
 
@@ -160,8 +160,8 @@ def vfio(sysfs_root: str) -> Finding:
     """The driver is there."""
     if sysfs.listing(f"{sysfs_root}/bus/pci/drivers/{VFIO}"):
         return ok("devices.vfio", f"{VFIO} is loaded")
-    cure = f"modprobe {VFIO}, and name it in /etc/modules-load.d"
-    return error("devices.vfio", f"the kernel has no driver {VFIO}", cure)
+    hint = f"modprobe {VFIO}, and name it in /etc/modules-load.d"
+    return error("devices.vfio", f"the kernel has no driver {VFIO}", hint)
 
 
 def clearing(config: Config) -> Finding:
@@ -182,6 +182,6 @@ def nodes(gpus: Sequence[str], folder: Path) -> Finding:
     """What gres.conf names is there."""
     missing = [f"gpu{index}" for index in range(len(gpus)) if not (folder / f"gpu{index}").is_char_device()]
     if missing:
-        cure = "vhpc node-setup; systemctl enable vhpc-node-setup.service"
-        return warn("devices.nodes", f"{folder} lacks {', '.join(missing)}", cure)
+        hint = "vhpc node-setup; systemctl enable vhpc-node-setup.service"
+        return warn("devices.nodes", f"{folder} lacks {', '.join(missing)}", hint)
     return ok("devices.nodes", f"{folder} has a node for each GPU")

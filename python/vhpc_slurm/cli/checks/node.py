@@ -152,12 +152,12 @@ def libvirt_folder(config: Config, path: Path) -> Iterator[Finding]:
 def virtiofsd(path: str) -> Finding:
     """The Rust virtiofsd: QEMU's old one in C cannot be run as a plain user."""
     name = "node.virtiofsd"
-    cure = "install virtiofsd (the Rust one) and set shares.virtiofsd in vhpc.toml"
+    hint = "install virtiofsd (the Rust one) and set shares.virtiofsd in vhpc.toml"
     code, text = _version_of(path)
     if code != 0:
-        return error(name, f"{path} cannot be run: {text}", cure)
+        return error(name, f"{path} cannot be run: {text}", hint)
     if "FUSE kernel interface" in text or "Bellard" in text:
-        return error(name, f"{path} is QEMU's old virtiofsd in C", cure)
+        return error(name, f"{path} is QEMU's old virtiofsd in C", hint)
     return ok(name, f"{path}: {text.splitlines()[0]}")
 
 
@@ -187,11 +187,11 @@ def uid_range(config: Config, subuid: Path) -> Iterator[Finding]:
     """QEMU's uids must be nobody else's, neither a user's nor a rootless container's."""
     first, count = config.guests.uid_base, config.guests.uid_count
     last = first + count - 1
-    cure = "choose another guests.uid_base, the same on all nodes"
+    hint = "choose another guests.uid_base, the same on all nodes"
     owners = [entry.pw_name for entry in pwd.getpwall() if first <= entry.pw_uid <= last]
     owners += [name for uid in (first, last) if (name := _name_of(uid)) and name not in owners]
     if owners:
-        yield error("node.uids", f"uids {first}-{last} are not free: {', '.join(owners[:5])}", cure)
+        yield error("node.uids", f"uids {first}-{last} are not free: {', '.join(owners[:5])}", hint)
         return
     try:
         lines = subuid.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -200,7 +200,7 @@ def uid_range(config: Config, subuid: Path) -> Iterator[Finding]:
     for line in lines:
         match = _SUBUID.match(line)
         if match and int(match[1]) <= last and int(match[1]) + int(match[2]) > first:
-            yield error("node.uids", f"uids {first}-{last} overlap {subuid}: {line.strip()}", cure)
+            yield error("node.uids", f"uids {first}-{last} overlap {subuid}: {line.strip()}", hint)
             return
     yield ok("node.uids", f"uids {first}-{last} belong to nobody else")
 

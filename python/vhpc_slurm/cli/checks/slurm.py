@@ -140,8 +140,8 @@ def _batch_start(settings: Settings, budget: int) -> Finding:
     if seconds is None or seconds >= max(BATCH_START_S, budget):
         return ok(name, f"BatchStartTimeout={seconds or 'infinite'}")
     what = f"BatchStartTimeout={seconds}: a slurmd that registers later during a boot loses the job"
-    cure = f"BatchStartTimeout={max(BATCH_START_S, budget)}"
-    return error(name, what, cure) if seconds < budget else warn(name, what, cure)
+    hint = f"BatchStartTimeout={max(BATCH_START_S, budget)}"
+    return error(name, what, hint) if seconds < budget else warn(name, what, hint)
 
 
 def _script_timeouts(settings: Settings, config: Config, budget: int) -> Iterator[Finding]:
@@ -238,16 +238,16 @@ def operator(settings: Settings, config: Config) -> Finding:
     what = f"vhpcd's user {user} is no operator of Slurm: jobs that a crash left behind are not " + (
         "noticed, since PrivateData hides them" if hidden else "requeued"
     )
-    cure = f"sacctmgr add user {user} account=… adminlevel=operator, or user = SlurmUser under [controller]"
+    hint = f"sacctmgr add user {user} account=… adminlevel=operator, or user = SlurmUser under [controller]"
     try:
         words = ("--noheader", "--parsable2", "show", "user", user, "format=User,AdminLevel")
         rows = ask(config, *words, command="sacctmgr").split()
     except FabricError as err:
-        return warn(name, err.line(), cure)
+        return warn(name, err.line(), hint)
     level = next((row.partition("|")[2] for row in rows if row.partition("|")[0] == user), "None")
     if level.startswith(("Oper", "Admin")):
         return ok(name, f"{user} is {level}")
-    return error(name, what, cure) if hidden else warn(name, what, cure)
+    return error(name, what, hint) if hidden else warn(name, what, hint)
 
 
 def hooks(settings: Settings, config: Config) -> Iterator[Finding]:
@@ -279,14 +279,14 @@ def _names(values: tuple[str, ...], ours: str) -> bool:
 
 def _health_check(settings: Settings, config: Config) -> Iterator[Finding]:
     name, ours = "slurm.HealthCheckProgram", f"{config.paths.libexec}/healthcheck"
-    cure = f"HealthCheckProgram={ours}, HealthCheckInterval=120, HealthCheckNodeState=ANY,CYCLE"
+    hint = f"HealthCheckProgram={ours}, HealthCheckInterval=120, HealthCheckNodeState=ANY,CYCLE"
     values = settings.values.get("HealthCheckProgram", ())
     if not values:
-        yield warn(name, "HealthCheckProgram is not set: what a crash leaves is not cleared", cure)
+        yield warn(name, "HealthCheckProgram is not set: what a crash leaves is not cleared", hint)
     elif not _names(values, ours):
-        yield warn(name, f"HealthCheckProgram={values[0]} is not {ours}", f"{cure}, or run it from there")
+        yield warn(name, f"HealthCheckProgram={values[0]} is not {ours}", f"{hint}, or run it from there")
     elif not settings.seconds("HealthCheckInterval"):
-        yield warn(name, "HealthCheckInterval=0: the health check runs only when slurmd starts", cure)
+        yield warn(name, "HealthCheckInterval=0: the health check runs only when slurmd starts", hint)
     else:
         yield ok(name, f"HealthCheckProgram={values[0]}, every {settings.seconds('HealthCheckInterval')} s")
 
