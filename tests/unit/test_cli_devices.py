@@ -12,7 +12,7 @@ from fake_pci import Device, fail
 
 from vhpc_slurm.cli import here
 from vhpc_slurm.cli.main import main
-from vhpc_slurm.hooks import common, doubt
+from vhpc_slurm.hooks import common, drain_policy
 from vhpc_slurm.node import quarantine
 
 
@@ -91,8 +91,8 @@ def test_a_bad_vf_costs_the_node_only_when_slurm_counts_on_it(
     bad = quarantine.record(rig.vfs[0].address, "vf", "trusted")
     quarantine.put(rig.layout, bad)
     monkeypatch.setattr(common, "scontrol_says", lambda *args: said)
-    assert doubt.must_drain(rig.layout, "n1", [bad]) is drained
+    assert drain_policy.must_drain(rig.layout, "n1", [bad]) is drained
 
 
 def test_a_bad_gpu_always_costs_the_node(rig: Rig) -> None:
-    assert doubt.must_drain(rig.layout, "n1", [quarantine.record(rig.gpus[0].address, "gpu", "hot")])
+    assert drain_policy.must_drain(rig.layout, "n1", [quarantine.record(rig.gpus[0].address, "gpu", "hot")])

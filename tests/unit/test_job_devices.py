@@ -17,7 +17,7 @@ from test_placement import MANIFEST, REQUEST
 
 from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hooks import exposed, prolog, slurmctld
+from vhpc_slurm.hooks import fabric_isolation, prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import (
     Allocation,
@@ -129,7 +129,7 @@ def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
     monkeypatch.setattr(teardown, "release_guests", looking)
     record = LeaseRecord(what, 1.0, 1.0, ())
     fabric = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
-    (finding,) = exposed.exposed(rig.layout, "n1", [record], fabric)
+    (finding,) = fabric_isolation.findings(rig.layout, "n1", [record], fabric)
     finding.repair()
     assert journal.read(rig.layout.journals, GENERATION) == []
     teardown.clear(rig.layout, GENERATION, "n1")

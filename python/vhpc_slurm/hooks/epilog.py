@@ -10,7 +10,7 @@ import sys
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, doubt
+from vhpc_slurm.hooks import common, drain_policy
 from vhpc_slurm.model import ALARM, Generation, Lease
 from vhpc_slurm.node import (
     accounts,
@@ -64,7 +64,7 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
         teardown.clear(layout, generation, env.node)
     except quarantine.QuarantinedError as err:
         _queue(layout, env, generation, clean=True, note=err.line())
-        if not doubt.must_drain(layout, env.node, err.records):
+        if not drain_policy.must_drain(layout, env.node, err.records):
             common.log.warning("%s; others are left", err.line())
             return
         common.drain(env.node, err)

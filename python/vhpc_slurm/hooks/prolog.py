@@ -12,7 +12,7 @@ from functools import partial
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.hooks import common, forgotten
+from vhpc_slurm.hooks import common, purged_jobs
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan
 from vhpc_slurm.node import (
     accounts,
@@ -126,7 +126,7 @@ def _boot(
         try:
             plan = _book(config, layout, host, lease, book)
         except FabricError:
-            if not forgotten.clear(config, env.node, but=lease.generation):
+            if not purged_jobs.clear(config, env.node, but=lease.generation):
                 raise
             plan = _book(config, layout, host, lease, book)
     if not host.kvm:

@@ -15,7 +15,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, exposed, forgotten, starts
+from vhpc_slurm.hooks import common, fabric_isolation, lost_jobs, purged_jobs
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node import audit, outbox
 from vhpc_slurm.node.layout import Layout
@@ -53,14 +53,14 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
             Outcome("controller", err.line(), repaired=False, error="the controller's view is missing")
         )
     outcomes.extend(
-        _repair(finding, check=check) for finding in exposed.exposed(layout, node, records, fabric)
+        _repair(finding, check=check) for finding in fabric_isolation.findings(layout, node, records, fabric)
     )
-    unknown = partial(forgotten.is_forgotten, config)
+    unknown = partial(purged_jobs.is_purged, config)
     outcomes.extend(_repair(finding, check=check) for finding in audit.audit(layout, node, live, unknown))
     outcomes.extend(
         _repair(finding, check=check) for finding in audit.unacknowledged(layout, node, _owed(of_node, node))
     )
-    outcomes.extend(_repair(finding, check=check) for finding in starts.lost(config, node, records))
+    outcomes.extend(_repair(finding, check=check) for finding in lost_jobs.findings(config, node, records))
     outcomes.extend(_acknowledgements(layout, client, check=check))
     return outcomes
 
@@ -113,7 +113,7 @@ def run(config: Config) -> int:
     bad = []
     for outcome in reconcile(config, node, check=False):
         common.log.warning("%s: %s%s", outcome.kind, outcome.what, " (repaired)" if outcome.repaired else "")
-        if not outcome.repaired and outcome.kind not in ("controller", "outbox", starts.KIND):
+        if not outcome.repaired and outcome.kind not in ("controller", "outbox", lost_jobs.KIND):
             bad.append(outcome)
     if bad:
         common.drain(node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))

@@ -59,7 +59,7 @@ def audit(
     layout: Layout,
     node: str,
     live: Mapping[int, Generation] | None,
-    forgotten: Callable[[int], bool] = _never,
+    purged: Callable[[int], bool] = _never,
 ) -> list[Finding]:
     """Compare the views.
 
@@ -69,11 +69,11 @@ def audit(
         live: generations that the controller holds for this node and that are
             not ending, by job; None when the controller could not be asked,
             then no generation that has a journal is called stale.
-        forgotten: whether slurmctld is sure to know nothing of a job; asked only
+        purged: whether slurmctld is sure to know nothing of a job; asked only
             about jobs that have ended and whose steps still run here.
     """
     return [
-        *_stale_generations(layout, node, live, forgotten),
+        *_stale_generations(layout, node, live, purged),
         *_orphan_domains(layout),
         *_orphan_processes(layout),
         *_orphan_uids(layout),
@@ -110,7 +110,7 @@ def waiting(layout: Layout) -> int:
 
 
 def _stale_generations(
-    layout: Layout, node: str, live: Mapping[int, Generation] | None, forgotten: Callable[[int], bool]
+    layout: Layout, node: str, live: Mapping[int, Generation] | None, purged: Callable[[int], bool]
 ) -> Iterator[Finding]:
     if live is None:
         return
@@ -122,7 +122,7 @@ def _stale_generations(
         # to say their last words in, and then the Epilog comes. None comes for a job that a killed slurmctld
         # has forgotten, while the step of its allocation may sleep on for hours.
         over = generation.job_id in running and generation.job_id not in live
-        if over and not forgotten(generation.job_id):
+        if over and not purged(generation.job_id):
             continue
         yield Finding(
             "stale-generation",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vhpc_slurm.cli import timeline
 from vhpc_slurm.cli.checks import Finding, ok, warn
 from vhpc_slurm.config import Config
-from vhpc_slurm.hooks.doubt import counted
+from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node import deadlines
 from vhpc_slurm.node import timeline as stored
 from vhpc_slurm.node.layout import Layout
@@ -32,8 +32,8 @@ class NodeSize:
     def parse(cls, line: str, config: Config) -> NodeSize:
         """From a line of ``scontrol -o show node``."""
         memory = re.search(r"(?:^|\s)RealMemory=(\d+)", line)
-        gpus = counted(line, config.placement.gpu_gres) or 0
-        functions = bool(counted(line, config.placement.vf_gres) or config.devices.virtual_functions)
+        gpus = gres_count(line, config.placement.gpu_gres) or 0
+        functions = bool(gres_count(line, config.placement.vf_gres) or config.devices.virtual_functions)
         return cls(gpus, int(memory[1]) if memory else 0, gpus > 0 or functions)
 
 

@@ -9,7 +9,7 @@ from vhpc_slurm.cli.checks import Finding, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import NodeDevices, PciFunction
-from vhpc_slurm.hooks.doubt import counted
+from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node import gpumap, inventory, quarantine, scrub, setup, sysfs
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import NVIDIA, VFIO
@@ -40,10 +40,10 @@ def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Find
     for remark in host.remarks:
         yield warn("devices.pci", remark, "compare with lspci; no guest gets it")
     functions = {function.address: function for function in host.pci}
-    slurm_gpus = counted(slurm, config.placement.gpu_gres)
+    slurm_gpus = gres_count(slurm, config.placement.gpu_gres)
     yield from gpu_map(path, gpus, functions, slurm_gpus, config)
     vfs = pool(host, NodeDevices(gpus))
-    slurm_vfs = counted(slurm, config.placement.vf_gres)
+    slurm_vfs = gres_count(slurm, config.placement.vf_gres)
     if vfs or slurm_vfs:
         good = len([vf for vf in vfs if vf.address not in {record.address for record in records}])
         yield functions_of(good, slurm_vfs, config.placement.vf_gres)

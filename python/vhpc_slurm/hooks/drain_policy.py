@@ -23,7 +23,7 @@ def must_drain(layout: Layout, node: str, records: Sequence[Record]) -> bool:
     """Whether Slurm would miss one of these devices; True when that cannot be told."""
     if any(record.role != VF for record in records):
         return True
-    expected = counted(common.scontrol_says("-o", "show", "node", node), layout.config.placement.vf_gres)
+    expected = gres_count(common.scontrol_says("-o", "show", "node", node), layout.config.placement.vf_gres)
     try:
         found = devices.handed_out(layout)
         vfs = pool(inventory.read(node, layout.config), found)
@@ -34,7 +34,7 @@ def must_drain(layout: Layout, node: str, records: Sequence[Record]) -> bool:
     return expected is None or good < expected
 
 
-def counted(text: str | None, name: str) -> int | None:
+def gres_count(text: str | None, name: str) -> int | None:
     """How many of a generic resource Slurm believes a node to have; None when it does not say."""
     gres = re.search(r"(?:^|\s)Gres=(\S+)", text or "")
     if gres is None:

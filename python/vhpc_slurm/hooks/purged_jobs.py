@@ -1,4 +1,4 @@
-"""Jobs that a killed slurmctld has forgotten, and whose guests live on.
+"""Purged jobs: a slurmctld that was killed has no record of them, and their guests still run.
 
 Slurm gives what they had to the next job at once; their own end is told to
 nobody, and the step of their allocation may sleep on for hours.
@@ -16,7 +16,7 @@ from vhpc_slurm.slurm.job import NoSuchJobError
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 
-def is_forgotten(config: Config, job_id: int) -> bool:
+def is_purged(config: Config, job_id: int) -> bool:
     """Whether slurmctld says that there is no such job; no answer is none."""
     try:
         # not by what scontrol shows, which holds texts of the user's
@@ -29,7 +29,7 @@ def is_forgotten(config: Config, job_id: int) -> bool:
 
 
 def clear(config: Config, node: str, but: Generation) -> bool:
-    """End the guests of forgotten jobs on this node, when they are in the way of another's.
+    """End the guests of purged jobs on this node, when they are in the way of another's.
 
     Returns whether there were any.
 
@@ -40,9 +40,9 @@ def clear(config: Config, node: str, but: Generation) -> bool:
     holders = {Generation.parse(claim.generation) for claim in claims.live(layout, but=but)}
     cleared = False
     for generation in sorted(holders):
-        if joblock.busy(layout, generation.job_id) or not is_forgotten(config, generation.job_id):
+        if joblock.busy(layout, generation.job_id) or not is_purged(config, generation.job_id):
             continue
-        common.log.warning("clearing generation %s: Slurm has forgotten its job", generation)
+        common.log.warning("clearing generation %s: slurmctld has no record of its job", generation)
         audit.bury_and_clear(layout, generation, node)
         cleared = True
     return cleared

@@ -12,7 +12,7 @@ from controller_lab import allocation, identity, request
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.protocol import FabricState
-from vhpc_slurm.hooks import exposed
+from vhpc_slurm.hooks import fabric_isolation
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
 from vhpc_slurm.node import journal, resources, statefile
 from vhpc_slurm.node.layout import Layout
@@ -51,7 +51,7 @@ def kinds(layout: Layout, record: LeaseRecord) -> list[str]:
 def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> None:
     record = a_record(1)
     prepared(layout, record)
-    (finding,) = exposed.exposed(layout, "n1", [record], OPEN)
+    (finding,) = fabric_isolation.findings(layout, "n1", [record], OPEN)
     assert (finding.kind, finding.what) == (
         "open-fabric",
         "job 1 has a key of a fabric that does not keep jobs apart",
@@ -62,7 +62,7 @@ def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> N
     state = statefile.read(layout.state_file(1))
     assert (state["status"], state["kind"], state["generation"]) == ("failed", "fabric", "1.0.0123abcd")
     assert "port 0x1 has the keys 0xffff" in state["message"]
-    assert list(exposed.exposed(layout, "n1", [record], OPEN)) == [], "once"
+    assert list(fabric_isolation.findings(layout, "n1", [record], OPEN)) == [], "once"
 
 
 def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout) -> None:
@@ -70,7 +70,7 @@ def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout
     for record in (lost, other):
         prepared(layout, record)
     state = FabricState(lost=((str(lost.lease.generation), "port 0x1 has the keys 0x7fff"),))
-    (finding,) = exposed.exposed(layout, "n1", [lost, other], state)
+    (finding,) = fabric_isolation.findings(layout, "n1", [lost, other], state)
     assert (finding.kind, finding.what) == ("lost-key", "job 1 has lost its key on the fabric")
     finding.repair()
     assert kinds(layout, lost) == ["rundir"]
@@ -96,8 +96,8 @@ def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout
 def test_other_guests_are_left_alone(layout: Layout, network: NetworkIdentity, fabric: FabricState) -> None:
     record = a_record(1, network)
     prepared(layout, record)
-    assert list(exposed.exposed(layout, "n1", [record], fabric)) == []
+    assert list(fabric_isolation.findings(layout, "n1", [record], fabric)) == []
 
 
 def test_a_job_that_has_nothing_on_this_node_is_none_of_its(layout: Layout) -> None:
-    assert list(exposed.exposed(layout, "n1", [a_record(1)], OPEN)) == []
+    assert list(fabric_isolation.findings(layout, "n1", [a_record(1)], OPEN)) == []

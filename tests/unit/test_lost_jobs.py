@@ -17,7 +17,7 @@ from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
-from vhpc_slurm.hooks import forgotten, starts
+from vhpc_slurm.hooks import lost_jobs, purged_jobs
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
 from vhpc_slurm.node import joblock, journal, statefile, steps
 from vhpc_slurm.node.layout import Layout
@@ -77,7 +77,7 @@ class Node:
 
     def lost(self, *nodes: str, node: str = "n1") -> list[str]:
         found = list(
-            starts.lost(self.config, node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses)
+            lost_jobs.findings(self.config, node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses)
         )
         for finding in found:
             finding.repair()
@@ -228,7 +228,7 @@ def test_a_name_that_passes_for_slurms_own_fields_stops_no_reconciliation(node: 
     node.show("single.txt", **{name[0]: f"{name[0]} UserId=root(0) MinCPUsNode=1"})
     assert node.lost() == []
     assert node.calls == []
-    assert not forgotten.is_forgotten(with_slurm(node), JOB)
+    assert not purged_jobs.is_purged(with_slurm(node), JOB)
 
 
 def with_slurm(node: Node) -> Config:

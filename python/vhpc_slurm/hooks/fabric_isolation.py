@@ -22,7 +22,7 @@ KIND, KIND_LOST = "open-fabric", "lost-key"
 LOCK_TIMEOUT_S = 30.0
 
 
-def exposed(
+def findings(
     layout: Layout, node: str, records: Sequence[LeaseRecord], fabric: FabricState
 ) -> Iterator[audit.Finding]:
     """Generations of this node that others can reach, or nobody; the repair ends their guests.
