@@ -49,12 +49,12 @@ def test_a_device_in_quarantine_keeps_no_acknowledgement_back(
     layout, generation = Layout(config), Generation(7, 0, "0123abcd")
     layout.journals.mkdir(parents=True)
     Journal(layout.journals, generation).acquire("rundir", "rundir:x", path=str(tmp_path / "x"))
-    doubt = quarantine.QuarantinedError(
+    quarantined = quarantine.QuarantinedError(
         [quarantine.record("0000:42:00.0", "gpu", "it is not there any more")]
     )
 
     def clear(*_: object) -> None:
-        raise doubt
+        raise quarantined
 
     said: list[Acknowledgement] = []
     monkeypatch.setenv("SLURM_JOB_ID", "7")

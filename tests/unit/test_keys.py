@@ -108,8 +108,10 @@ def test_a_user_s_jobs_share_his_key_and_fill_the_gaps_between_their_ranks() -> 
     assert (chosen.pkey, chosen.first_rank) == (0x1000, 2)
     chosen = keys.claim(POOL, book, generation(4), "user 1", ranks=4, rails=1, vfs=1)
     assert (chosen.pkey, chosen.first_rank) == (0x1000, 7)
-    buried = replace(book, claims=(replace(book.claims[0], state=KeyState.TOMBSTONE), *book.claims[1:]))
-    assert keys.claim(POOL, buried, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1002
+    with_tombstone = replace(
+        book, claims=(replace(book.claims[0], state=KeyState.TOMBSTONE), *book.claims[1:])
+    )
+    assert keys.claim(POOL, with_tombstone, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1002
     full = Book(1, (a_claim(1, owner="user 1", ranks=65536),))
     assert keys.claim(POOL, full, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1001
 

@@ -130,8 +130,8 @@ class AnyOrder(RuleBasedStateMachine):
     def clear(self) -> None:
         with self.alive(), suppress(UserError):
             claims = self.store.keys.book().claims
-            buried = [one.generation for one in claims if one.state is KeyState.TOMBSTONE]
-            self.service.rounds.clear(buried, 0)
+            with_tombstone = [one.generation for one in claims if one.state is KeyState.TOMBSTONE]
+            self.service.rounds.clear(with_tombstone, 0)
             self.service.settle()
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, 21.0, -1e6]))

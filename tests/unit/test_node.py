@@ -213,13 +213,13 @@ def test_an_epilog_ends_a_health_check_that_hangs(layout: Layout, monkeypatch: p
 
 def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:
     this, other = Generation(42, 0, "0123abcd"), Generation(42, 0, "4567cdef")
-    joblock.bury(layout, this)
-    assert joblock.buried(layout, this)
-    assert not joblock.buried(layout, other)
+    joblock.write_tombstone(layout, this)
+    assert joblock.has_tombstone(layout, this)
+    assert not joblock.has_tombstone(layout, other)
     joblock.sweep(layout, older_than_s=3600)
-    assert joblock.buried(layout, this)
+    assert joblock.has_tombstone(layout, this)
     joblock.sweep(layout, older_than_s=-1)
-    assert not joblock.buried(layout, this)
+    assert not joblock.has_tombstone(layout, this)
 
 
 # --- uids --------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
     found[0].repair()
     assert {path.stem for path in outbox.pending(layout.outbox)} == {str(told), str(queued)}
     assert list(journal.generations(layout.journals)) == [here]
-    assert joblock.buried(layout, told), "a Prolog that is late must not start it"
+    assert joblock.has_tombstone(layout, told), "a Prolog that is late must not start it"
     assert list(audit.unacknowledged(layout, "n1", [told, queued, here])) == []
 
 

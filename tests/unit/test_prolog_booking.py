@@ -73,7 +73,7 @@ def test_a_user_error_frees_what_was_claimed_before_the_epilog_comes(layout: Lay
 
 def test_a_job_that_has_ended_takes_nothing_more(layout: Layout) -> None:
     ended = lease(7, 0, 1)
-    joblock.bury(layout, ended.generation)
+    joblock.write_tombstone(layout, ended.generation)
     with pytest.raises(Stopped):
         book(layout, ended)
     assert claims.live(layout) == ()

@@ -163,15 +163,15 @@ def fence(config: Config, node: str, *, yes: bool, as_json: bool) -> int:
 
 def clear(config: Config, what: str, *, as_json: bool) -> int:
     """Lift tombstones after a look at the fabric."""
-    buried = [one for one in _chosen(config, what) if one.state is keys.KeyState.TOMBSTONE]
-    if not buried:
+    with_tombstone = [one for one in _chosen(config, what) if one.state is keys.KeyState.TOMBSTONE]
+    if not with_tombstone:
         raise UserError(f"{what} has no tombstone", "", "see: vhpc fabric ls")
-    generations = [one.generation for one in buried]
+    generations = [one.generation for one in with_tombstone]
     ControllerClient(config).clear(generations, _patience(config))
     if as_json:
         output.write_json({"cleared": [str(one) for one in generations]})
     else:
-        for one in buried:
+        for one in with_tombstone:
             print(f"{one.generation}: no port has key {one.pkey:#06x}; it rests now, and is free then")
     return 0
 

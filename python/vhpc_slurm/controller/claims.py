@@ -29,7 +29,7 @@ _BEFORE = {
 }
 
 
-_DOUBTFUL = (KeyState.DRAINING, KeyState.STRIPPED, KeyState.QUARANTINE)
+_MAY_BE_UNCLEAN = (KeyState.DRAINING, KeyState.STRIPPED, KeyState.QUARANTINE)
 
 
 class ClaimKeeper:
@@ -80,21 +80,21 @@ class ClaimKeeper:
         if claim is not None:
             self._store.keys.update([keys.end(claim)])
             for node, note in record.unclean:
-                self.doubt(claim.generation, f"{node}: {note}")
+                self.write_tombstone(claim.generation, f"{node}: {note}")
 
-    def doubt(self, generation: Generation, why: str) -> None:
+    def write_tombstone(self, generation: Generation, why: str) -> None:
         """Somebody cannot say that nothing is left of an ending generation: nobody else gets its key."""
         claim = self._store.keys.book().of(generation)
-        if claim is not None and claim.state in _DOUBTFUL:
+        if claim is not None and claim.state in _MAY_BE_UNCLEAN:
             self._store.keys.update([keys.move(claim, KeyState.TOMBSTONE, note=why[:1000])])
             log.error("%s leaves a tombstone on key %s: %s", generation, numbers.label(claim.pkey), why)
 
-    def tombstone(self, generation: Generation) -> bool:
+    def has_tombstone(self, generation: Generation) -> bool:
         """Whether a generation has left one."""
         claim = self._store.keys.book().of(generation)
         return claim is not None and claim.state is KeyState.TOMBSTONE
 
-    def doubted(self, record: LeaseRecord) -> bool:
+    def has_unclean_tombstone(self, record: LeaseRecord) -> bool:
         """Whether a tombstone stands, and a node's last word is still that it is not clean."""
         claim = self._store.keys.book().of(record.lease.generation)
         return claim is not None and claim.state is KeyState.TOMBSTONE and bool(record.unclean)
@@ -107,7 +107,7 @@ class ClaimKeeper:
         claim = self._store.keys.book().of(generation)
         return claim is not None and claim.state in STRIPPABLE
 
-    def rest(self, generation: Generation) -> bool:
+    def quarantine(self, generation: Generation) -> bool:
         """The lease is to be RELEASED; False when its claim is not so far."""
         claim = self._store.keys.book().of(generation)
         if claim is not None:
@@ -132,7 +132,7 @@ class ClaimKeeper:
         for claim in over:
             log.info("key %s is free of %s", numbers.label(claim.pkey), claim.generation)
 
-    def bury_orphans(self) -> None:
+    def write_orphan_tombstones(self) -> None:
         """A claim whose lease is not there cannot be judged by anybody: a tombstone."""
         live = self._store.states()
         for claim in self._store.keys.book().claims:

@@ -66,16 +66,16 @@ class Rounds:
         self._ending: dict[Generation, float] = {}
 
     def settle(self) -> None:
-        """Release what a crash kept from being released, and doubt what waits for a lost node."""
+        """Release what a crash kept from being released; write tombstones for what waits for a lost node."""
         ending = self.store.ending()
         for record in ending:
             if leases.releasable(record):
                 self.release(record.lease.generation)
-        self._doubt_lost(ending)
+        self._write_lost_tombstones(ending)
         self._claims.age()
-        self._claims.bury_orphans()
+        self._claims.write_orphan_tombstones()
 
-    def _doubt_lost(self, ending: tuple[LeaseRecord, ...]) -> None:
+    def _write_lost_tombstones(self, ending: tuple[LeaseRecord, ...]) -> None:
         """Tombstones for keys that somebody may still use; time counts while vhpcd lives."""
         now = self._steady()
         self._ending = {
@@ -86,7 +86,7 @@ class Rounds:
             silent = sorted(leases.holders(record))
             if silent and now - self._ending[generation] >= self._lost_after_s:
                 with self.store.transaction():
-                    self._claims.doubt(
+                    self._claims.write_tombstone(
                         generation, f"{' '.join(silent)} did not acknowledge within {self._lost_after_s:g} s"
                     )
 
@@ -100,8 +100,10 @@ class Rounds:
         """
         fenced, in_use = [], []
         claims = self.store.keys.book().claims
-        buried = [self.store.get(one.generation) for one in claims if one.state is KeyState.TOMBSTONE]
-        records = {one.lease.generation: one for one in (*buried, *self.store.live()) if one is not None}
+        with_tombstone = [self.store.get(one.generation) for one in claims if one.state is KeyState.TOMBSTONE]
+        records = {
+            one.lease.generation: one for one in (*with_tombstone, *self.store.live()) if one is not None
+        }
         for generation, record in sorted(records.items()):
             if record.lease.state in leases.USABLE and node in leases.holders(record):
                 in_use.append(generation)
@@ -127,7 +129,7 @@ class Rounds:
             UserError: a generation has none, or one of its nodes has not let go of it.
         """
         for generation in generations:
-            if not self._claims.tombstone(generation):
+            if not self._claims.has_tombstone(generation):
                 raise UserError(f"{generation} has no tombstone", "", "see: vhpc fabric ls")
             record = self.store.get(generation)
             held = sorted({*leases.holders(record), *dict(record.unclean)}) if record else []
@@ -238,7 +240,7 @@ class Rounds:
         """
         if record.lease.state is LeaseState.RELEASED:
             return not record.unclean
-        return leases.releasable(record) and not self._claims.doubted(record)
+        return leases.releasable(record) and not self._claims.has_unclean_tombstone(record)
 
     def _free(self, gone: Collection[Generation]) -> None:
         """Nothing is left of these on the fabric."""
@@ -249,7 +251,7 @@ class Rounds:
                 record = self.store.get(generation)
                 if record is not None and not self._nobody_holds(record):
                     continue
-                if not self._claims.rest(generation) or record is None:
+                if not self._claims.quarantine(generation) or record is None:
                     continue
                 if record.lease.state is LeaseState.ENDING:
                     self.store.put(leases.move(record, LeaseState.RELEASED, now))

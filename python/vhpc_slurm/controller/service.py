@@ -217,7 +217,7 @@ class LeaseService:
             if timeline is not None:
                 self.store.report(timeline)
             if not clean:
-                self._claims.doubt(generation, f"{node}: {note}")
+                self._claims.write_tombstone(generation, f"{node}: {note}")
         if not clean:
             log.error("%s not clean on %s: %s", generation, node, note)
         elif note.startswith(ALARM):

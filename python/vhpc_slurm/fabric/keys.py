@@ -281,13 +281,13 @@ def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
 def _exhausted(pool: KeyPool, book: Book) -> ExhaustedError:
     book = replace(book, claims=tuple(one for one in book.claims if pool.space.has(one.pkey)))
     resting = [one for one in book.claims if one.state is KeyState.QUARANTINE]
-    buried = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
-    used = {one.pkey for one in book.claims} - {one.pkey for one in resting} - buried
+    with_tombstone = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
+    used = {one.pkey for one in book.claims} - {one.pkey for one in resting} - with_tombstone
     why = f"{len(used)} are in use, {len({one.pkey for one in resting})} in quarantine"
     if resting:
         why += f" (the next for {min(one.left_s for one in resting):.0f} s)"
-    if buried:
-        why += f", {len(buried)} tombstones"
+    if with_tombstone:
+        why += f", {len(with_tombstone)} tombstones"
     return ExhaustedError(
         f"no {pool.space.name} is free", why, "a Slurm license as large as the pool lets jobs wait instead"
     )

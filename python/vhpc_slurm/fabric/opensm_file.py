@@ -94,19 +94,19 @@ class OpensmFile(ByPolicy):
         except FabricError:
             self._swept = None
             raise
-        return self._doubting(outcomes)
+        return self._sweep_unless_proven(outcomes)
 
     def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
         """Read back that no port has the generations' keys any more."""
         claims = [book.must(generation) for generation in generations]
         self._logs.reading()
         try:
-            return self._doubting(self._readback.gone(claims, self._meant(book), book))
+            return self._sweep_unless_proven(self._readback.gone(claims, self._meant(book), book))
         except FabricError:
             self._swept = None
             raise
 
-    def _doubting(self, outcomes: Outcomes) -> Outcomes:
+    def _sweep_unless_proven(self, outcomes: Outcomes) -> Outcomes:
         """The next change makes OpenSM sweep again where something could not be proven."""
         if any(isinstance(one, FabricError) for one in outcomes.values()):
             self._swept = None

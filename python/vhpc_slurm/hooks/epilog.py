@@ -41,7 +41,7 @@ def run(config: Config) -> int:
     if lease is not None:
         ending.add(lease.generation)
     for generation in ending:
-        joblock.bury(layout, generation)
+        joblock.write_tombstone(layout, generation)
     try:
         with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S, end_holder=True):
             _hand_over_console(config, lease, layout, env)

@@ -66,7 +66,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             outbox.put(
                 layout.outbox, outbox.Acknowledgement(old, env.node, clean=True, note="cleared by Prolog")
             )
-    if joblock.buried(layout, lease.generation):
+    if joblock.has_tombstone(layout, lease.generation):
         common.log.info("the job's Epilog has been here: nothing to prepare")
         # its acknowledgement may have come before the lease was taken here, and then counts no more
         note = "nothing prepared after its Epilog"

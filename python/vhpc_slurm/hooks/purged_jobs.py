@@ -43,6 +43,6 @@ def clear(config: Config, node: str, but: Generation) -> bool:
         if joblock.busy(layout, generation.job_id) or not is_purged(config, generation.job_id):
             continue
         common.log.warning("clearing generation %s: slurmctld has no record of its job", generation)
-        audit.bury_and_clear(layout, generation, node)
+        audit.tombstone_and_clear(layout, generation, node)
         cleared = True
     return cleared

@@ -127,7 +127,7 @@ def _stale_generations(
         yield Finding(
             "stale-generation",
             f"generation {generation} is still here, and the controller has it no more",
-            partial(bury_and_clear, layout, generation, node),
+            partial(tombstone_and_clear, layout, generation, node),
         )
 
 
@@ -151,27 +151,27 @@ def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> I
         yield Finding(
             "unacknowledged",
             f"nothing is left of generation {generation}, and the controller was not told",
-            partial(bury_and_clear, layout, generation, node),
+            partial(tombstone_and_clear, layout, generation, node),
         )
 
 
-def bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
+def tombstone_and_clear(layout: Layout, generation: Generation, node: str) -> None:
     """Remove all of a generation that nobody else will remove, and leave word of it for the controller.
 
     Raises:
         TeardownError: not all of it could be removed.
     """
-    joblock.bury(layout, generation)
+    joblock.write_tombstone(layout, generation)
     with joblock.held(layout, generation.job_id, timeout_s=30.0, brief=True):
-        doubt: QuarantinedError | None = None
+        quarantined: QuarantinedError | None = None
         try:
             teardown.clear(layout, generation, node)
         except QuarantinedError as err:
-            doubt = err
-    note = doubt.line() if doubt else "cleared by reconcile"
+            quarantined = err
+    note = quarantined.line() if quarantined else "cleared by reconcile"
     outbox.put(layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note=note))
-    if doubt:
-        raise doubt
+    if quarantined:
+        raise quarantined
 
 
 def _orphan_domains(layout: Layout) -> Iterator[Finding]:

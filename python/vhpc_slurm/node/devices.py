@@ -117,7 +117,7 @@ def acquire(
                 way = vf_ways.find(case.root, device.address, config.timeout_s)
                 vf.give(way, device.address, identities[device.address])
         except attribute.StuckError as err:
-            raise _doubt(
+            raise _quarantine(
                 layout, str(book.generation), book.entry(f"{KIND}:{device.address}"), err.line()
             ) from err
 
@@ -171,7 +171,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
     if any(record.address == address for record in quarantine.read(layout)):
         return
     if not there:
-        raise _doubt(layout, generation, entry, "it is not there any more")
+        raise _quarantine(layout, generation, entry, "it is not there any more")
     try:
         before = attribute.Until(config.timeout_s)
         driver, now = preflight.bound_to(root, address), preflight.override(root, address, before)
@@ -180,7 +180,9 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
         _see_unused(root, layout, entry, driver, host or Host())
         errors = aer.risen(data.get("aer", {}), aer.counts(path))  # before the reset, which may cause some
         if errors:
-            raise vfio.DoubtError(f"device {address} has reported PCI Express errors during the job", errors)
+            raise vfio.NotCleanError(
+                f"device {address} has reported PCI Express errors during the job", errors
+            )
         if driver in ("", VFIO):
             vfio.reset(root, address, before)
             if data["role"] == GPU:
@@ -194,10 +196,10 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
             None if methods is None else tuple(methods),
             attribute.Until(config.timeout_s),
         )
-    except (vfio.DoubtError, attribute.StuckError) as err:
-        raise _doubt(layout, generation, entry, err.line()) from err
+    except (vfio.NotCleanError, attribute.StuckError) as err:
+        raise _quarantine(layout, generation, entry, err.line()) from err
     except OSError as err:
-        raise _doubt(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
+        raise _quarantine(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
 
 
 def release_together(
@@ -249,7 +251,7 @@ def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
         park(layout, address)
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
-        _doubt(layout, generation, entry, line)
+        _quarantine(layout, generation, entry, line)
         raise TeardownError(f"virtual function {address} may still be on its network", line) from err
 
 
@@ -267,7 +269,7 @@ def park(layout: Layout, address: str) -> None:
 def cut_off(layout: Layout, entries: Iterable[Entry]) -> None:
     """Take a generation's virtual functions off their networks now, while a guest may have them.
 
-    The release does it once more, and doubts those that are not off then.
+    The release does it once more, and quarantines those that are not off then.
     """
     for entry in entries:
         if entry.kind == KIND and entry.data["role"] == VF:
@@ -309,7 +311,7 @@ def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host
         raise TeardownError(f"device {address} cannot be given back", err.line()) from err
 
 
-def _doubt(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
+def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
     """Put a device into quarantine, on disk before anybody hears of it."""
     data = entry.data
     record = quarantine.record(

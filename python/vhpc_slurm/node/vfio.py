@@ -24,7 +24,7 @@ KMSG = Path("/dev/kmsg")
 GIVEN_UP = re.compile(r"not ready \d+ms after .*giving up", re.ASCII)
 
 
-class DoubtError(TeardownError):
+class NotCleanError(TeardownError):
     """A device may not be as it has to be for its next user."""
 
 
@@ -71,7 +71,7 @@ def give_back(
 
     Raises:
         StuckError: the kernel does not come back.
-        DoubtError: another driver has it afterwards, or none.
+        NotCleanError: another driver has it afterwards, or none.
         OSError: the kernel refused.
     """
     path = device_path(root, address)
@@ -85,7 +85,7 @@ def give_back(
         attribute.write(f"{root}/bus/pci/drivers_probe", address, timeout_s)
     now = bound_to(root, address)
     if now != driver:
-        raise DoubtError(
+        raise NotCleanError(
             f"device {address} has {now or 'no driver'}",
             f"{driver or 'no driver'} had it before the job",
             "see dmesg",
@@ -109,7 +109,7 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
 
     Raises:
         StuckError: the kernel does not come back.
-        DoubtError: it failed, or the function is not as it has to be afterwards.
+        NotCleanError: it failed, or the function is not as it has to be afterwards.
     """
     path = device_path(root, address)
     identity = sysfs.text_or_empty(f"{path}/vendor"), sysfs.text_or_empty(f"{path}/device")
@@ -118,7 +118,7 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
         attribute.write(f"{path}/reset", "1", timeout_s)
         complaint = _complaint(log, address)
     except OSError as err:
-        raise DoubtError(f"device {address} cannot be reset", str(err.strerror), "see dmesg") from err
+        raise NotCleanError(f"device {address} cannot be reset", str(err.strerror), "see dmesg") from err
     finally:
         if log >= 0:
             os.close(log)
@@ -127,16 +127,16 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
     # the ids of a virtual function read ffff in its own configuration space
     silent = len(head) < 6 or head[4:6] == b"\xff\xff"
     if silent or (said != identity and not sysfs.link(f"{path}/physfn")):
-        raise DoubtError(f"device {address} does not answer after its reset", f"it says {head.hex(' ')}")
+        raise NotCleanError(f"device {address} does not answer after its reset", f"it says {head.hex(' ')}")
     # Memory decoding is no sign: vfio-pci restores at close what it found when it enabled the function.
     # Bus mastering is: with it a function writes to memory.
     if int.from_bytes(head[COMMAND : COMMAND + 2], "little") & BUS_MASTER:
-        raise DoubtError(f"device {address} is a bus master after its reset", "something still drives it")
+        raise NotCleanError(f"device {address} is a bus master after its reset", "something still drives it")
     state = sysfs.text_or_empty(f"{path}/power_state")
     if state in ("D3cold", "error"):
-        raise DoubtError(f"device {address} is in {state} after its reset")
+        raise NotCleanError(f"device {address} is in {state} after its reset")
     if complaint:
-        raise DoubtError(f"device {address} did not come back from its reset in time", complaint)
+        raise NotCleanError(f"device {address} did not come back from its reset in time", complaint)
 
 
 def _follow() -> int:
