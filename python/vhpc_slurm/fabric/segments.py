@@ -1,7 +1,7 @@
 """The backends ``ethernet`` and ``vxlan``: a VLAN, or a VXLAN network identifier, for each job.
 
 No subnet manager stands between hosts and wire here: a node's own network
-interface puts the number on every frame (``node.vf_ways.Ethernet``), and the
+interface puts the number on every frame (``node.vf_drivers.Ethernet``), and the
 guest cannot change it.  So there is nothing that the controller could apply or
 read.  What it can promise is that no two generations have a number at the same
 time, nor one soon after the other: a number is handed on when every node has

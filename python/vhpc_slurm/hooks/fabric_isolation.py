@@ -68,7 +68,7 @@ def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> 
                 failed = {"status": "failed", "kind": error.kind, "message": error.line()}
                 statefile.write(path, fields | failed, record.lease.request.uid)
             # Before the guests: one may take its time to end.
-            devices.cut_off(layout, book.held())
+            devices.disconnect(layout, book.held())
             recorder = Recorder(layout.timeline(generation), generation, node)
             teardown.release_guests(layout, book, recorder)
         finally:

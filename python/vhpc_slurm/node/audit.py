@@ -80,7 +80,7 @@ def audit(
         *_orphan_cgroups(layout),
         *_orphan_folders(layout),
         *_orphan_pins(layout),
-        *_stray_functions(layout),
+        *_unparked_functions(layout),
     ]
 
 
@@ -262,7 +262,7 @@ def _orphan_pins(layout: Layout) -> Iterator[Finding]:
             yield Finding("orphan-pin", what, repair)
 
 
-def _stray_functions(layout: Layout) -> Iterator[Finding]:
+def _unparked_functions(layout: Layout) -> Iterator[Finding]:
     """Virtual functions that are on a network, and no guest has them."""
     try:
         known = {record.address for record in quarantine.read(layout)}
@@ -271,10 +271,10 @@ def _stray_functions(layout: Layout) -> Iterator[Finding]:
         yield Finding("stray-function", err.line(), partial(_raise, err))
         return
     for address in free:
-        wrong = devices.stray(layout, address)
+        wrong = devices.why_not_parked(layout, address)
         if wrong:
             what = f"virtual function {address} is nobody's: {wrong}"
-            yield Finding("stray-function", what, partial(_call_in, layout, address))
+            yield Finding("stray-function", what, partial(_park_orphan, layout, address))
 
 
 def _has(layout: Layout, address: str) -> bool:
@@ -287,11 +287,11 @@ def _has(layout: Layout, address: str) -> bool:
     )
 
 
-def _call_in(layout: Layout, address: str) -> None:
+def _park_orphan(layout: Layout, address: str) -> None:
     # under the lock that plans are made under: whoever comes first has it
     with claims.booking(layout, layout.config.guests.stage_timeout_s):
         if not _has(layout, address):
-            devices.call_in(layout, address)
+            devices.park_orphan(layout, address)
 
 
 def _raise(err: VhpcError) -> None:

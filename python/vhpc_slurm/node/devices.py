@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
-from vhpc_slurm.node import aer, attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_ways, vfio
+from vhpc_slurm.node import aer, attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_drivers, vfio
 from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU, VF, VFIO, DeviceError
@@ -114,8 +114,8 @@ def acquire(
             vfio.bind(case.root, device.address, before, config.timeout_s)
             if device.role == VF:
                 # after its driver is gone, which would keep what it had; before the guest's reads it
-                way = vf_ways.find(case.root, device.address, config.timeout_s)
-                vf.give(way, device.address, identities[device.address])
+                vf_driver = vf_drivers.find(case.root, device.address, config.timeout_s)
+                vf.give(vf_driver, device.address, identities[device.address])
         except attribute.StuckError as err:
             raise _quarantine(
                 layout, str(book.generation), book.entry(f"{KIND}:{device.address}"), err.line()
@@ -260,13 +260,13 @@ def park(layout: Layout, address: str) -> None:
 
     Raises:
         ParkError: it may still be somebody's.
-        NoWayError: its driver offers no way to.
+        NoVfDriverError: its driver has no interface for it.
     """
     timeout_s = layout.config.devices.timeout_s
-    vf.take_back(vf_ways.find(layout.config.host.sysfs_root, address, timeout_s), address)
+    vf.take_back(vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s), address)
 
 
-def cut_off(layout: Layout, entries: Iterable[Entry]) -> None:
+def disconnect(layout: Layout, entries: Iterable[Entry]) -> None:
     """Take a generation's virtual functions off their networks now, while a guest may have them.
 
     The release does it once more, and quarantines those that are not off then.
@@ -277,16 +277,16 @@ def cut_off(layout: Layout, entries: Iterable[Entry]) -> None:
                 park(layout, str(entry.data["address"]))
 
 
-def stray(layout: Layout, address: str) -> str:
-    """In which way a function that nobody has is still somebody's; empty when in none, or when not told."""
+def why_not_parked(layout: Layout, address: str) -> str:
+    """Why an unassigned function is not parked; empty if it is parked or cannot be read."""
     timeout_s = layout.config.devices.timeout_s
     try:
-        return vf_ways.find(layout.config.host.sysfs_root, address, timeout_s).parked()
+        return vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s).why_not_parked()
     except (VhpcError, OSError):
         return ""
 
 
-def call_in(layout: Layout, address: str) -> None:
+def park_orphan(layout: Layout, address: str) -> None:
     """Park a virtual function that nobody has; one that will not be is quarantined.
 
     Raises:

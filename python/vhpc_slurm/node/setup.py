@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, VhpcError
-from vhpc_slurm.node import attribute, gpumap, quarantine, sysfs, vf, vf_ways
+from vhpc_slurm.node import attribute, gpumap, quarantine, sysfs, vf, vf_drivers
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.pci import ADDRESS
 from vhpc_slurm.node.preflight import VF, device_path
@@ -203,13 +203,13 @@ def _park(layout: Layout, address: str, *, dry_run: bool) -> Step:
     what = f"virtual function {address} is nobody's"
     timeout_s = layout.config.devices.timeout_s
     try:
-        way = vf_ways.find(layout.config.host.sysfs_root, address, timeout_s)
-        if not way.parked():
+        vf_driver = vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s)
+        if not vf_driver.why_not_parked():
             return Step("park", what, State.OK)
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
         return Step("park", what, State.FAILED, line)
-    step = _step("park", what, partial(vf.take_back, way, address), dry_run=dry_run)
+    step = _step("park", what, partial(vf.take_back, vf_driver, address), dry_run=dry_run)
     if step.state is State.FAILED:
         with contextlib.suppress(OSError):
             quarantine.put(layout, quarantine.record(address, VF, step.error))

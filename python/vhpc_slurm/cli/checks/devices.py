@@ -13,7 +13,7 @@ from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node import gpumap, inventory, quarantine, scrub, setup, sysfs
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import NVIDIA, VFIO
-from vhpc_slurm.node.vf_ways import ARPHRD_ETHER
+from vhpc_slurm.node.vf_drivers import ARPHRD_ETHER
 from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c

@@ -1,4 +1,4 @@
-"""The ways to set a virtual function, and which one a physical function has.
+"""The drivers that set virtual functions, and which one a physical function needs.
 
 =====================  =====================================================================
 ``NetlinkInfiniband``  mlx5 of Linux, by the IPoIB interface of the physical function
@@ -28,7 +28,7 @@ from vhpc_slurm.node.rtnetlink import (
     Link,
     VfInfo,
 )
-from vhpc_slurm.node.vf import PARKED_GUID, Identity, NoWayError, Way, colons
+from vhpc_slurm.node.vf import PARKED_GUID, Identity, NoVfDriverError, VfDriver, colons
 
 ARPHRD_ETHER, ARPHRD_INFINIBAND = "1", "32"
 PKEY_MASK = 0x7FFF
@@ -38,11 +38,11 @@ NO_MAC = bytes(6)
 PORT = 1  # each port of an mlx5 adapter is a physical function of its own; of mlx4 the first is used
 
 
-def find(root: str, address: str, timeout_s: float) -> Way:
-    """The way to set a virtual function.
+def find(root: str, address: str, timeout_s: float) -> VfDriver:
+    """The driver that sets a virtual function.
 
     Raises:
-        NoWayError: there is none.
+        NoVfDriverError: there is none.
     """
     path = device_path(root, address)
     pf = sysfs.link(f"{path}/physfn").rpartition("/")[2]
@@ -55,11 +55,11 @@ def find(root: str, address: str, timeout_s: float) -> Way:
             iov = f"{pf_path}/infiniband/{name}/iov"
             if sysfs.listing(f"{iov}/{address}/ports/{PORT}"):
                 return Mlx4(iov, address, timeout_s)
-        for kind, way in ((ARPHRD_INFINIBAND, NetlinkInfiniband), (ARPHRD_ETHER, Ethernet)):
+        for kind, vf_driver in ((ARPHRD_INFINIBAND, NetlinkInfiniband), (ARPHRD_ETHER, Ethernet)):
             index = _interface(pf_path, kind)
             if index is not None:
-                return way(index, number)
-    raise NoWayError(
+                return vf_driver(index, number)
+    raise NoVfDriverError(
         f"virtual function {address} cannot be set",
         f"its physical function {pf} with driver {bound_to(root, pf) or '(none)'} has no network interface",
         "for InfiniBand: modprobe ib_ipoib",
@@ -125,7 +125,7 @@ class NetlinkInfiniband:
         """Nobody's GUIDs."""
         self.set(Identity(PARKED_GUID, PARKED_GUID))
 
-    def parked(self) -> str:
+    def why_not_parked(self) -> str:
         """As ``difference``."""
         return self.difference(Identity(PARKED_GUID, PARKED_GUID))
 
@@ -182,7 +182,7 @@ class OfedInfiniband:
         """Nobody's GUIDs."""
         self.set(Identity(PARKED_GUID, PARKED_GUID))
 
-    def parked(self) -> str:
+    def why_not_parked(self) -> str:
         """As ``difference``."""
         return self.difference(Identity(PARKED_GUID, PARKED_GUID))
 
@@ -259,7 +259,7 @@ class Mlx4:
         """The GUID is taken back: all ones delete it."""
         attribute.write(self._guid_path(), f"{PARKED_GUID:016x}", self.timeout_s)
 
-    def parked(self) -> str:
+    def why_not_parked(self) -> str:
         """No GUID, no key."""
         return self.difference(Identity(port_guid=PARKED_GUID))
 
@@ -329,6 +329,6 @@ class Ethernet:
         """No MAC address, no VLAN."""
         self.set(Identity(mac=NO_MAC))
 
-    def parked(self) -> str:
+    def why_not_parked(self) -> str:
         """As ``difference``."""
         return self.difference(Identity(mac=NO_MAC))
