@@ -29,12 +29,12 @@ def _journal(raw: bytes) -> None:
     path = _HERE / f"{_GENERATION}.jsonl"
     path.write_bytes(raw)
     try:
-        book = Journal(_HERE, _GENERATION)
+        journal = Journal(_HERE, _GENERATION)
     except NodeError:
         return
-    book.acquire("file", "fuzz:new", path="/x")
-    held = book.held()
-    book.close()
+    journal.acquire("file", "fuzz:new", path="/x")
+    held = journal.held()
+    journal.close()
     if held[0].key != "fuzz:new":
         raise InternalError("what was taken last is not released first")
     again = Journal(_HERE, _GENERATION)

@@ -16,7 +16,8 @@ from pathlib import Path
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.config import load
 from vhpc_slurm.model import *
-from vhpc_slurm.node import accounts, guest, inventory, journal, resources, stages, timeline
+from vhpc_slurm.node import accounts, guest, inventory, resources, stages, timeline
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.placement.plan import plan_node
 
@@ -28,16 +29,16 @@ generation = Generation(4000000, 0, "0123abcd")
 request = JobRequest(4000000, 0, 2001, 2001, "alice", "/home/alice", ref)
 part = NodeAllocation("n1", (0,), 1024)
 lease = Lease(generation, LeaseState.READY, request, Allocation((part,)), image)
-book = journal.Journal(layout.journals, generation)
+journal = Journal(layout.journals, generation)
 folder = layout.job(generation.job_id)
-book.acquire(resources.RUN_DIR, "rundir", path=str(folder))
+journal.acquire(resources.RUN_DIR, "rundir", path=str(folder))
 folder.mkdir(mode=0o711, parents=True)
 host = inventory.read("n1", config)
 plan = plan_node(generation, part, host, request, image.manifest, config)
 recorder = timeline.Recorder(layout.timeline(generation), generation, "n1")
 with guest.connect(config.guests.libvirt_uri, 60) as hypervisor:
     stages.boot(stages.Boot(
-        layout, lease, image, plan, host, book, recorder, accounts.account(2001), hypervisor
+        layout, lease, image, plan, host, journal, recorder, accounts.account(2001), hypervisor
     ))
 """
 

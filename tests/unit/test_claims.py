@@ -19,8 +19,8 @@ from vhpc_slurm.model import (
     NodePlan,
     VcpuPin,
 )
-from vhpc_slurm.node import claims, journal, resources
-from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node import claims, resources
+from vhpc_slurm.node.journal import Journal, read_entries
 from vhpc_slurm.node.layout import Layout
 
 FIRST, SECOND = Generation(42, 0, "0123abcd"), Generation(43, 0, "4567ef01")
@@ -70,33 +70,33 @@ def test_a_generation_does_not_count_against_itself(layout: Layout) -> None:
 
 
 def test_a_claim_ends_when_everything_of_the_generation_is_released(layout: Layout) -> None:
-    book = Journal(layout.journals, FIRST)
-    claims.announce(book, plan(FIRST, (0,)))
-    assert resources.release_all(layout, book) == []
+    journal = Journal(layout.journals, FIRST)
+    claims.announce(journal, plan(FIRST, (0,)))
+    assert resources.release_all(layout, journal) == []
     assert claims.live(layout) == ()
 
 
 def test_a_claim_stays_while_a_guest_cannot_be_ended(layout: Layout) -> None:
     """Its release comes after the guest's own, and what failed stays in the journal."""
-    book = Journal(layout.journals, FIRST)
-    claims.announce(book, plan(FIRST, (0,)))
-    book.acquire(resources.DOMAIN, "domain:g0", name="vhpc-42-0-0123abcd-g0", uid=0)
-    assert [entry.kind for entry in book.held()] == [resources.DOMAIN, resources.CLAIM]
+    journal = Journal(layout.journals, FIRST)
+    claims.announce(journal, plan(FIRST, (0,)))
+    journal.acquire(resources.DOMAIN, "domain:g0", name="vhpc-42-0-0123abcd-g0", uid=0)
+    assert [entry.kind for entry in journal.held()] == [resources.DOMAIN, resources.CLAIM]
 
 
 def test_reading_a_journal_changes_nothing_of_it(layout: Layout) -> None:
     """A line that is being written by its owner must not be cut off by a reader."""
-    book = Journal(layout.journals, FIRST)
-    book.acquire("uid", "uid:1", uid=1)
-    with book.path.open("a") as out:
+    journal = Journal(layout.journals, FIRST)
+    journal.acquire("uid", "uid:1", uid=1)
+    with journal.path.open("a") as out:
         out.write('{"event":"acq')
-    before = book.path.read_bytes()
-    assert [entry.key for entry in journal.read(layout.journals, FIRST)] == ["uid:1"]
-    assert book.path.read_bytes() == before
+    before = journal.path.read_bytes()
+    assert [entry.key for entry in read_entries(layout.journals, FIRST)] == ["uid:1"]
+    assert journal.path.read_bytes() == before
 
 
 def test_no_journal_holds_nothing(layout: Layout) -> None:
-    assert journal.read(layout.journals, FIRST) == []
+    assert read_entries(layout.journals, FIRST) == []
     assert claims.live(layout) == ()
 
 

@@ -29,8 +29,8 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 def hold(rig: Rig, *addresses: str) -> None:
-    book = rig.journal()
-    book.acquire(
+    journal = rig.journal()
+    journal.acquire(
         "claim", "claim:g0", generation=str(GENERATION), guest=0, cpus=[], cells=[], devices=addresses
     )
 

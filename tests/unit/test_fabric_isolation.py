@@ -15,6 +15,7 @@ from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.hooks import fabric_isolation
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
 from vhpc_slurm.node import journal, resources, statefile
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 
 KEY = NetworkIdentity("ib", pkey=0x1000, rails=1, vfs=1)
@@ -36,16 +37,16 @@ def a_record(job_id: int, network: NetworkIdentity = KEY) -> LeaseRecord:
 def prepared(layout: Layout, record: LeaseRecord) -> None:
     """A run folder, and the uid that a guest runs as."""
     generation = record.lease.generation
-    book = journal.Journal(layout.journals, generation)
+    journal = Journal(layout.journals, generation)
     folder = layout.job(generation.job_id)
-    book.acquire(resources.RUN_DIR, f"rundir:{folder}", path=str(folder))
+    journal.acquire(resources.RUN_DIR, f"rundir:{folder}", path=str(folder))
     folder.mkdir(parents=True)
-    book.acquire(resources.UID, "uid:712345", uid=712345)
-    book.close()
+    journal.acquire(resources.UID, "uid:712345", uid=712345)
+    journal.close()
 
 
 def kinds(layout: Layout, record: LeaseRecord) -> list[str]:
-    return [entry.kind for entry in journal.read(layout.journals, record.lease.generation)]
+    return [entry.kind for entry in journal.read_entries(layout.journals, record.lease.generation)]
 
 
 def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> None:

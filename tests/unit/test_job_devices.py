@@ -37,13 +37,12 @@ from vhpc_slurm.node import (
     guestports,
     identities,
     inventory,
-    journal,
     quarantine,
     stages,
     teardown,
 )
 from vhpc_slurm.node.guest import Hypervisor
-from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.journal import Journal, read_entries
 from vhpc_slurm.node.preflight import NoVfioError, SilentError
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
@@ -78,24 +77,24 @@ def host(rig: Rig) -> HostInventory:
 
 def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
     """What Prolog does until the first guest starts."""
-    book = Journal(rig.layout.journals, what.generation)
+    journal = Journal(rig.layout.journals, what.generation)
     recorder = Recorder(rig.layout.timeline(what.generation), what.generation, "n1")
     node = host(rig)
-    plan = prolog._book(rig.layout.config, rig.layout, node, what, book)
+    plan = prolog._reserve(rig.layout.config, rig.layout, node, what, journal)
     assert what.image is not None
     work = stages.Boot(
-        rig.layout, what, what.image, plan, node, book, recorder,
+        rig.layout, what, what.image, plan, node, journal, recorder,
         cast(accounts.Account, None), cast(Hypervisor, None),
-        replan=partial(prolog._book, rig.layout.config, rig.layout, node, what, book),
+        replan=partial(prolog._reserve, rig.layout.config, rig.layout, node, what, journal),
     )  # fmt: skip
     stages._take_devices(work)
-    return work.plan, book
+    return work.plan, journal
 
 
 def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> None:
     for gpu in rig.gpus:
         rig.give_to_host(gpu)
-    plan, book = prepare(rig, lease(gpus(1), vfs(2)))
+    plan, journal = prepare(rig, lease(gpus(1), vfs(2)))
     got = {device.address: device.role for device in plan.guests[0].devices}
     assert got == {rig.gpus[1].address: "gpu", rig.vfs[0].address: "vf", rig.vfs[1].address: "vf"}
     assert [gpu.driver for gpu in rig.gpus] == ["nvidia", "vfio-pci"]
@@ -104,7 +103,7 @@ def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> 
     assert [f"{ports[n].port_guid:016x}" for n in (0, 1)] == ["02cc123400000400", "02cc123400000401"]
     assert [f"{ports[n].node_guid:016x}" for n in (0, 1)] == ["02cd123400000400", "02cd123400000401"]
     assert ports[2].port_guid == 0
-    book.close()
+    journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert [gpu.driver for gpu in rig.gpus] == ["nvidia", "nvidia"]
     assert [ports[n].port_guid for n in (0, 1)] == [PARKED_GUID, PARKED_GUID]
@@ -115,8 +114,8 @@ def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what = lease(vfs(2))
-    _, book = prepare(rig, what)
-    book.close()
+    _, journal = prepare(rig, what)
+    journal.close()
     ports = rig.kernel.interfaces[1].ports
     off = [(PARKED_GUID, 2)] * 2
     assert [(ports[n].port_guid, ports[n].state) for n in (0, 1)] != off
@@ -131,16 +130,16 @@ def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
     fabric = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
     (finding,) = fabric_isolation.findings(rig.layout, "n1", [record], fabric)
     finding.repair()
-    assert journal.read(rig.layout.journals, GENERATION) == []
+    assert read_entries(rig.layout.journals, GENERATION) == []
     teardown.clear(rig.layout, GENERATION, "n1")
 
 
 def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(rig: Rig) -> None:
     quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
     quarantine.put(rig.layout, quarantine.record(rig.gpus[0].address, "gpu", "hot"))
-    plan, book = prepare(rig, lease(vfs(1)))
+    plan, journal = prepare(rig, lease(vfs(1)))
     assert [device.address for device in plan.guests[0].devices] == [rig.vfs[1].address]
-    book.close()
+    journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     with pytest.raises(NodeError, match=f"device {rig.gpus[0].address} of n1 is quarantined"):
         prepare(rig, lease(gpus(0)))
@@ -152,7 +151,7 @@ def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_
     silent, pinned, good = rig.vfs[:3]
     silent.config[:] = b"\xff" * 64
     pinned.override = "pci-stub"
-    plan, book = prepare(rig, lease(gpus(0), vfs(1)))
+    plan, journal = prepare(rig, lease(gpus(0), vfs(1)))
     assert [device.address for device in plan.guests[0].devices] == [rig.gpus[0].address, good.address]
     assert [path for path, _ in rig.pci.log if silent.address in path or pinned.address in path] == []
     found = {record.address: record.reason for record in quarantine.read(rig.layout)}
@@ -163,7 +162,7 @@ def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_
     # what the job holds is what it got, and all of that comes back
     (claim,) = claims.live(rig.layout)
     assert set(claim.devices) == {rig.gpus[0].address, good.address}
-    book.close()
+    journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert good.was_reset == 1
     assert claims.live(rig.layout) == ()

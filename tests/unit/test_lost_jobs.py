@@ -19,7 +19,8 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.hooks import lost_jobs, purged_jobs
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
-from vhpc_slurm.node import joblock, journal, statefile, steps
+from vhpc_slurm.node import joblock, statefile, steps
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -186,9 +187,9 @@ def rebooted(node: Node) -> None:
     """The journal is on disk, the run folder was not."""
     node.path.unlink()
     node.path.parent.rmdir()
-    book = journal.Journal(Layout(node.config).journals, GENERATION)
-    book.acquire("rundir", "rundir", path=str(node.path.parent))
-    book.close()
+    journal = Journal(Layout(node.config).journals, GENERATION)
+    journal.acquire("rundir", "rundir", path=str(node.path.parent))
+    journal.close()
 
 
 @pytest.mark.parametrize("reason", ["None", "Prolog"])
@@ -214,9 +215,9 @@ def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: No
     layout = Layout(node.config)
     with joblock.held(layout, JOB, timeout_s=1.0):
         assert node.lost() == []
-    book = journal.Journal(layout.journals, GENERATION)
-    book.released("rundir")
-    book.remove()
+    journal = Journal(layout.journals, GENERATION)
+    journal.released("rundir")
+    journal.remove()
     assert node.lost() == []
 
 

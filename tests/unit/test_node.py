@@ -37,6 +37,7 @@ from vhpc_slurm.node import (
     uids,
 )
 from vhpc_slurm.node.accounts import Account
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 
 layout = node_layout
@@ -289,10 +290,10 @@ def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
     try:
         while not list(process.of_uid(uid)):
             time.sleep(0.01)
-        book = journal.Journal(layout.journals, Generation.parse(GENERATION))
-        book.acquire(resources.UID, f"uid:{uid}", uid=uid)
-        book.acquire(resources.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
-        assert resources.release_all(layout, book, ()) == []
+        journal = Journal(layout.journals, Generation.parse(GENERATION))
+        journal.acquire(resources.UID, f"uid:{uid}", uid=uid)
+        journal.acquire(resources.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
+        assert resources.release_all(layout, journal, ()) == []
         assert process.alive(ref)
         assert list(uids.claims(layout)) == [(uid, other)]
     finally:
@@ -313,15 +314,15 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     ]  # processes are the whole machine's: not ours to end
     found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in kinds]
     assert sorted(finding.kind for finding in found) == kinds
-    book = journal.Journal(layout.journals, Generation.parse(GENERATION))
-    book.acquire(resources.UID, f"uid:{uid}", uid=uid)
+    journal = Journal(layout.journals, Generation.parse(GENERATION))
+    journal.acquire(resources.UID, f"uid:{uid}", uid=uid)
     for finding in found:
         finding.repair()
     assert layout.job(42).is_dir()
     assert list(uids.claims(layout)) == [(uid, GENERATION)]
     assert len(list(images.pins(layout))) == 1
-    book.released(f"uid:{uid}")
-    book.remove()
+    journal.released(f"uid:{uid}")
+    journal.remove()
     for finding in found:
         finding.repair()
     assert not layout.job(42).exists()
@@ -339,7 +340,7 @@ def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
     layout: Layout, running: bool, forgotten: bool, stale: bool
 ) -> None:
     generation = Generation.parse(f"{os.getpid() + 1_000_000_000}.0.0123abcd")
-    journal.Journal(layout.journals, generation).close()
+    Journal(layout.journals, generation).close()
     asked: list[int] = []
 
     def unknown(job_id: int) -> bool:
@@ -357,7 +358,7 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
     first = os.getpid() + 1_000_000_000
     told, queued, here = (Generation.parse(f"{first + n}.0.0123abcd") for n in range(3))
     outbox.put(layout.outbox, outbox.Acknowledgement(queued, "n1", clean=True))
-    journal.Journal(layout.journals, here).close()
+    Journal(layout.journals, here).close()
     found = list(audit.unacknowledged(layout, "n1", [told, queued, here]))
     assert [str(told) in finding.what for finding in found] == [True]
     found[0].repair()

@@ -14,6 +14,7 @@ from fake_pci import Device
 
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.node import audit, devices, journal, quarantine, teardown, vf, vf_drivers
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.vf import PARKED_GUID, Identity, ParkError, VfError
 
@@ -194,11 +195,11 @@ def test_what_a_driver_cannot_grant_need_not_be_taken_back(rig: Rig) -> None:
 # --- in a job ---------------------------------------------------------------------------
 
 
-def take(rig: Rig, *found: Device) -> journal.Journal:
-    book = journal.Journal(rig.layout.journals, GENERATION)
+def take(rig: Rig, *found: Device) -> Journal:
+    journal = Journal(rig.layout.journals, GENERATION)
     wanted = {device.address: identity(device) for device in found}
-    devices.acquire(rig.layout, book, passthrough(*found, role="vf"), wanted, rig.host)
-    return book
+    devices.acquire(rig.layout, journal, passthrough(*found, role="vf"), wanted, rig.host)
+    return journal
 
 
 def test_a_vf_has_its_guids_after_vfio_has_it_and_loses_them_before_its_reset(rig: Rig) -> None:
@@ -221,11 +222,11 @@ def test_a_vf_that_keeps_its_guid_is_quarantined_and_stays_the_jobs(rig: Rig) ->
     for _ in range(2):  # a second try does not forget it either
         with pytest.raises(TeardownError, match="may still be on its network"):
             teardown.clear(rig.layout, GENERATION, "n1")
-        assert [entry.kind for entry in journal.read(rig.layout.journals, GENERATION)] == ["device"]
+        assert [entry.kind for entry in journal.read_entries(rig.layout.journals, GENERATION)] == ["device"]
         assert [record.address for record in quarantine.read(rig.layout)] == [function.address]
     interface.deaf.clear()
     teardown.clear(rig.layout, GENERATION, "n1")
-    assert journal.read(rig.layout.journals, GENERATION) == []
+    assert journal.read_entries(rig.layout.journals, GENERATION) == []
     assert interface.ports[0].port_guid == PARKED_GUID
     assert [record.address for record in quarantine.read(rig.layout)] == [function.address]
     devices.clear(rig.layout, function.address, {}, rig.host)
@@ -278,13 +279,13 @@ def test_a_jobs_vf_is_no_stray_from_its_claim_on(audited: Rig) -> None:
     port = audited.kernel.interfaces[1].ports[2]
     port.port_guid = 1
     (found,) = unparked(audited)
-    book = audited.journal()
-    book.acquire("claim", "claim:g0", devices=[audited.pfs[0].virtfns[2]])
+    journal = audited.journal()
+    journal.acquire("claim", "claim:g0", devices=[audited.pfs[0].virtfns[2]])
     found.repair()  # found before the job came
     assert port.port_guid == 1
     assert unparked(audited) == []
-    book.released("claim:g0")
-    book.acquire("device", "device:x", address=audited.pfs[0].virtfns[2])
+    journal.released("claim:g0")
+    journal.acquire("device", "device:x", address=audited.pfs[0].virtfns[2])
     assert unparked(audited) == []
 
 

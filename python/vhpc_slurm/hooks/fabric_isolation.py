@@ -15,6 +15,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import LeaseRecord
 from vhpc_slurm.node import audit, devices, joblock, journal, resources, statefile, teardown
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.timeline import Recorder
 
@@ -44,7 +45,9 @@ def findings(
         seen = lost.get(str(generation))
         if fabric.safe and seen is None:
             continue
-        if any(entry.kind != resources.RUN_DIR for entry in journal.read(layout.journals, generation)):
+        if any(
+            entry.kind != resources.RUN_DIR for entry in journal.read_entries(layout.journals, generation)
+        ):
             why = f"the fabric does not keep jobs apart: {fabric.what}"
             kind, what = KIND, f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
             hint = "submit the job again when it does"
@@ -60,7 +63,7 @@ def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> 
     """End guests and give back what they had; the run folder stays for the Epilog, and says why."""
     generation = record.lease.generation
     with joblock.held(layout, generation.job_id, timeout_s=LOCK_TIMEOUT_S, brief=True):
-        book = journal.Journal(layout.journals, generation)
+        journal = Journal(layout.journals, generation)
         try:
             path = layout.state_file(generation.job_id)
             if path.parent.exists():
@@ -68,9 +71,9 @@ def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> 
                 failed = {"status": "failed", "kind": error.kind, "message": error.line()}
                 statefile.write(path, fields | failed, record.lease.request.uid)
             # Before the guests: one may take its time to end.
-            devices.disconnect(layout, book.held())
+            devices.disconnect(layout, journal.held())
             recorder = Recorder(layout.timeline(generation), generation, node)
-            teardown.release_guests(layout, book, recorder)
+            teardown.release_guests(layout, journal, recorder)
         finally:
-            book.close()
+            journal.close()
     common.log.error("%s", error.line())

@@ -32,6 +32,7 @@ from vhpc_slurm.node import (
     teardown,
     timeline,
 )
+from vhpc_slurm.node.journal import Journal, Stopped
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU
 from vhpc_slurm.placement.plan import plan_node
@@ -76,36 +77,36 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
     recorder.note("python", timeline.process_began(), began)
     recorder.note("lease", began)
-    book = journal.Journal(layout.journals, lease.generation)
-    book.stop_when(layout.tombstone(lease.generation))
+    journal = Journal(layout.journals, lease.generation)
+    journal.stop_when(layout.tombstone(lease.generation))
     try:
-        _open_run_dir(layout, lease, book)
+        _open_run_dir(layout, lease, journal)
         try:
-            _boot(config, layout, env, lease, book, recorder, partial(_over, client, env, lease))
+            _boot(config, layout, env, lease, journal, recorder, partial(_over, client, env, lease))
             common.log.info("ready in %.2f s", time.time() - began)
         except UserError as err:
-            _user_failure(layout, env, lease, book, recorder, err)
-        except journal.Stopped:
+            _user_failure(layout, env, lease, journal, recorder, err)
+        except Stopped:
             common.log.info("the job was ended during its boot")
-            teardown.tear_down(layout, book, recorder)
+            teardown.tear_down(layout, journal, recorder)
             return 0
         except FabricError as err:
             if _requeue(config, env, err):
-                teardown.tear_down(layout, book, recorder)
+                teardown.tear_down(layout, journal, recorder)
             else:
                 hint = "; ".join(filter(None, (err.hint, "the job may not be requeued: submit it again")))
                 last = UserError(err.what, err.why, hint)
-                _user_failure(layout, env, lease, book, recorder, last)
+                _user_failure(layout, env, lease, journal, recorder, last)
             return 0
         except (NodeError, TeardownError):
-            teardown.tear_down(layout, book, recorder)
+            teardown.tear_down(layout, journal, recorder)
             raise
         # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it
         with contextlib.suppress(FabricError):
             client.report_timeline(recorder.timeline())
         return 0
     finally:
-        book.close()
+        journal.close()
 
 
 def _boot(
@@ -113,7 +114,7 @@ def _boot(
     layout: Layout,
     env: common.HookEnv,
     lease: Lease,
-    book: journal.Journal,
+    journal: Journal,
     recorder: timeline.Recorder,
     over: Callable[[], bool],
 ) -> None:
@@ -124,17 +125,17 @@ def _boot(
     with recorder.stage("plan"):
         host: HostInventory = inventory.read(env.node, config)
         try:
-            plan = _book(config, layout, host, lease, book)
+            plan = _reserve(config, layout, host, lease, journal)
         except FabricError:
             if not purged_jobs.clear(config, env.node, but=lease.generation):
                 raise
-            plan = _book(config, layout, host, lease, book)
+            plan = _reserve(config, layout, host, lease, journal)
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
     with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
         work = stages.Boot(
-            layout, lease, lease.image, plan, host, book, recorder, account, hypervisor,
-            replan=partial(_book, config, layout, host, lease, book), over=over,
+            layout, lease, lease.image, plan, host, journal, recorder, account, hypervisor,
+            replan=partial(_reserve, config, layout, host, lease, journal), over=over,
         )  # fmt: skip
         stages.boot(work)
     fields = statefile.header(lease.generation, str(lease.request.image)) | {
@@ -178,12 +179,12 @@ def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
     ]
 
 
-def _book(
+def _reserve(
     config: Config,
     layout: Layout,
     host: HostInventory,
     lease: Lease,
-    book: journal.Journal,
+    journal: Journal,
     avoid: frozenset[str] = frozenset(),
 ) -> NodePlan:
     """Plan from what other jobs leave, and write down what this one takes, before any other may plan.
@@ -203,13 +204,13 @@ def _book(
             fold(claims.live(layout, but=lease.generation)),
             replace(there, quarantined=(*there.quarantined, *avoid)),
         )
-        claims.announce(book, plan)
+        claims.announce(journal, plan)
     return plan
 
 
-def _open_run_dir(layout: Layout, lease: Lease, book: journal.Journal) -> None:
+def _open_run_dir(layout: Layout, lease: Lease, journal: Journal) -> None:
     path = layout.job(lease.generation.job_id)
-    book.acquire(resources.RUN_DIR, f"rundir:{path}", path=str(path))
+    journal.acquire(resources.RUN_DIR, f"rundir:{path}", path=str(path))
     path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     path.mkdir(mode=0o711)
     statefile.write(
@@ -223,7 +224,7 @@ def _user_failure(
     layout: Layout,
     env: common.HookEnv,
     lease: Lease,
-    book: journal.Journal,
+    journal: Journal,
     recorder: timeline.Recorder,
     error: UserError,
 ) -> None:
@@ -257,7 +258,7 @@ def _user_failure(
     if refused:
         fields["alarm"] = refused
     statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
-    teardown.release_guests(layout, book, recorder)
+    teardown.release_guests(layout, journal, recorder)
 
 
 def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:

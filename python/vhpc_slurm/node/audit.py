@@ -282,7 +282,7 @@ def _has(layout: Layout, address: str) -> bool:
     return any(
         address == entry.data.get("address") or address in entry.data.get("devices", ())
         for generation in _known(layout)
-        for entry in journal.read(layout.journals, generation)
+        for entry in journal.read_entries(layout.journals, generation)
         if entry.kind in (resources.DEVICE, resources.CLAIM)
     )
 

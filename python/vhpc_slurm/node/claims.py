@@ -48,24 +48,24 @@ def live(layout: Layout, but: Generation | None = None) -> tuple[Claim, ...]:
     for generation in journal.generations(layout.journals):
         if generation == but:
             continue
-        for entry in journal.read(layout.journals, generation):
+        for entry in journal.read_entries(layout.journals, generation):
             if entry.kind == resources.CLAIM:
                 found.append(_parse(layout, generation, entry.data))
     return tuple(found)
 
 
-def announce(book: Journal, plan: NodePlan) -> None:
+def announce(journal: Journal, plan: NodePlan) -> None:
     """Write down what the guests of a plan will hold, in place of an earlier plan of the same job.
 
     Raises:
         Stopped: the job has been ended meanwhile.
         NodeError: the journal cannot be written.
     """
-    for entry in book.held():
+    for entry in journal.held():
         if entry.kind == resources.CLAIM:
-            book.released(entry.key)
+            journal.released(entry.key)
     for claim in of_plan(plan):
-        book.acquire(resources.CLAIM, f"claim:g{claim.guest}", **msgspec.to_builtins(claim))
+        journal.acquire(resources.CLAIM, f"claim:g{claim.guest}", **msgspec.to_builtins(claim))
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def handed_out(layout: Layout) -> NodeDevices:
 
 def acquire(
     layout: Layout,
-    book: Journal,
+    journal: Journal,
     devices: Sequence[PassthroughDevice],
     identities: Mapping[str, Identity],
     host: Host,
@@ -73,7 +73,7 @@ def acquire(
 
     Args:
         layout: of this node.
-        book: the job's journal.
+        journal: the job's journal.
         devices: of all guests of the job.
         identities: of each virtual function, by address.
         host: who holds what.
@@ -99,7 +99,7 @@ def acquire(
     )
     looked = _look(layout, case, devices)
     for device, before in zip(devices, looked, strict=True):
-        book.acquire(
+        journal.acquire(
             KIND,
             f"{KIND}:{device.address}",
             address=device.address,
@@ -118,7 +118,7 @@ def acquire(
                 vf.give(vf_driver, device.address, identities[device.address])
         except attribute.StuckError as err:
             raise _quarantine(
-                layout, str(book.generation), book.entry(f"{KIND}:{device.address}"), err.line()
+                layout, str(journal.generation), journal.entry(f"{KIND}:{device.address}"), err.line()
             ) from err
 
 

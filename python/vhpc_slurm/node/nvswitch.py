@@ -138,12 +138,12 @@ def choose(partitions: Iterable[Partition], modules: frozenset[int], node: str) 
     )
 
 
-def acquire(provider: Provider, book: Journal, plan: NodePlan, modules: Mapping[str, int]) -> None:
+def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mapping[str, int]) -> None:
     """Activate the partition of each guest with GPUs.
 
     Args:
         provider: who has the partitions.
-        book: the job's journal.
+        journal: the job's journal.
         plan: which guest has which GPUs.
         modules: module by PCI address.
 
@@ -170,7 +170,7 @@ def acquire(provider: Provider, book: Journal, plan: NodePlan, modules: Mapping[
                 "no job has it: somebody else activated it, or a crash left it",
                 f"fmpm -d {one.number}, once nobody uses its GPUs",
             )
-        book.acquire(KIND, f"{KIND}:{one.number}", number=one.number)
+        journal.acquire(KIND, f"{KIND}:{one.number}", number=one.number)
         provider.activate(one.number)
         if not _active(provider, one.number):
             raise NodeError(f"NVSwitch partition {one.number} of {plan.node} does not become active")

@@ -66,7 +66,7 @@ class Boot:
     account: accounts.Account
     hypervisor: Hypervisor
     replan: Callable[[frozenset[str]], NodePlan] | None = None
-    """Makes and books another plan, without what is in quarantine by now and these addresses."""
+    """Makes and reserves another plan, without what is in quarantine by now and these addresses."""
     over: Callable[[], bool] = lambda: False
     """Whether the job has ended meanwhile."""
     shares: list[shares.Share] = field(default_factory=list)
