@@ -33,11 +33,11 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.node import (
     accounts,
-    claims,
     guestports,
     identities,
     inventory,
     quarantine,
+    reservations,
     stages,
     teardown,
 )
@@ -160,12 +160,12 @@ def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_
     assert "is pinned to driver pci-stub" in found[pinned.address]
     assert all(f"quarantined: {address}" in caplog.text for address in found)
     # what the job holds is what it got, and all of that comes back
-    (claim,) = claims.live(rig.layout)
-    assert set(claim.devices) == {rig.gpus[0].address, good.address}
+    (reservation,) = reservations.live(rig.layout)
+    assert set(reservation.devices) == {rig.gpus[0].address, good.address}
     journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert good.was_reset == 1
-    assert claims.live(rig.layout) == ()
+    assert reservations.live(rig.layout) == ()
 
 
 def test_a_vf_whose_group_another_jobs_guest_has_is_passed_over_and_not_put_away(
@@ -190,8 +190,8 @@ def test_a_vf_whose_group_another_jobs_guest_has_is_passed_over_and_not_put_away
     assert [device.address for device in plan.guests[0].devices] == [good.address]
     assert f"in use: {beside.address}" in caplog.text
     assert quarantine.read(rig.layout) == ()
-    claimed = {claim.generation: claim.devices for claim in claims.live(rig.layout)}
-    assert claimed == {str(first.generation): (other.address,), str(GENERATION): (good.address,)}
+    reserved = {reservation.generation: reservation.devices for reservation in reservations.live(rig.layout)}
+    assert reserved == {str(first.generation): (other.address,), str(GENERATION): (good.address,)}
 
 
 def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:

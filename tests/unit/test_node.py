@@ -229,23 +229,23 @@ def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:
 def test_uids_are_claimed_once_and_the_range_ends(layout: Layout) -> None:
     announced: list[int] = []
     for _ in range(3):
-        uids.claim(layout, GENERATION, announced.append)
+        uids.allocate(layout, GENERATION, announced.append)
     assert announced == [4_100_000, 4_100_001, 4_100_002]
     with pytest.raises(NodeError, match="uid_count"):
-        uids.claim(layout, GENERATION, announced.append)
+        uids.allocate(layout, GENERATION, announced.append)
     uids.release(layout, 4_100_001, GENERATION)
-    assert uids.claim(layout, "43.0.0123abcd", announced.append) == 4_100_001
+    assert uids.allocate(layout, "43.0.0123abcd", announced.append) == 4_100_001
 
 
 def test_a_uid_is_used_again_when_all_others_have_been(layout: Layout) -> None:
     """Also after a reboot, which takes the claims."""
     used = []
     for _ in range(5):
-        used.append(uids.claim(layout, GENERATION, lambda _: None))
+        used.append(uids.allocate(layout, GENERATION, lambda _: None))
         shutil.rmtree(layout.uids)
     assert [uid - 4_100_000 for uid in used] == [0, 1, 2, 0, 1]
     (layout.state / "uid-next").write_text("torn")
-    assert uids.claim(layout, GENERATION, lambda _: None) == 4_100_000
+    assert uids.allocate(layout, GENERATION, lambda _: None) == 4_100_000
 
 
 @needs_root
@@ -258,24 +258,24 @@ def test_a_uid_that_owns_a_file_is_not_handed_out(layout: Layout, tmp_path: Path
     raw = msgspec.to_builtins(layout.config)
     raw["guests"]["uid_check_paths"] = [str(checked), str(tmp_path / "absent")]
     changed = Layout(msgspec.convert(raw, Config))
-    assert uids.claim(changed, GENERATION, lambda _: None) == 4_100_001
+    assert uids.allocate(changed, GENERATION, lambda _: None) == 4_100_001
 
 
 def test_a_claim_of_another_generation_is_not_released(layout: Layout) -> None:
-    uid = uids.claim(layout, GENERATION, lambda _: None)
+    uid = uids.allocate(layout, GENERATION, lambda _: None)
     uids.release(layout, uid, "43.0.0123abcd")
-    assert list(uids.claims(layout)) == [(uid, GENERATION)]
+    assert list(uids.allocated(layout)) == [(uid, GENERATION)]
 
 
 @needs_root
 def test_a_uid_with_a_living_process_is_not_handed_out_and_its_release_ends_it(layout: Layout) -> None:
-    uid = uids.claim(layout, GENERATION, lambda _: None)
+    uid = uids.allocate(layout, GENERATION, lambda _: None)
     ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534))
     (layout.uids / str(uid)).unlink()  # as after a loss of /run
     deadline = time.monotonic() + 5
     while not list(process.of_uid(uid)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert uids.claim(layout, GENERATION, lambda _: None) == uid + 1
+    assert uids.allocate(layout, GENERATION, lambda _: None) == uid + 1
     (layout.uids / str(uid)).write_text(GENERATION)
     uids.release(layout, uid, GENERATION)
     assert not process.alive(ref)
@@ -285,7 +285,7 @@ def test_a_uid_with_a_living_process_is_not_handed_out_and_its_release_ends_it(l
 def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
     """The journal of the guest that a power cut ended still names it; claims were on a tmpfs."""
     other = "43.0.0123abcd"
-    uid = uids.claim(layout, other, lambda _: None)
+    uid = uids.allocate(layout, other, lambda _: None)
     ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534), generation=other)
     try:
         while not list(process.of_uid(uid)):
@@ -295,7 +295,7 @@ def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
         journal.acquire(resources.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
         assert resources.release_all(layout, journal, ()) == []
         assert process.alive(ref)
-        assert list(uids.claims(layout)) == [(uid, other)]
+        assert list(uids.allocated(layout)) == [(uid, other)]
     finally:
         process.end(ref)
 
@@ -304,7 +304,7 @@ def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
 
 
 def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
-    uid = uids.claim(layout, GENERATION, lambda _: None)
+    uid = uids.allocate(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
     images.pin(layout, publish(layout), GENERATION)
     kinds = [
@@ -319,14 +319,14 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     for finding in found:
         finding.repair()
     assert layout.job(42).is_dir()
-    assert list(uids.claims(layout)) == [(uid, GENERATION)]
+    assert list(uids.allocated(layout)) == [(uid, GENERATION)]
     assert len(list(images.pins(layout))) == 1
     journal.released(f"uid:{uid}")
     journal.remove()
     for finding in found:
         finding.repair()
     assert not layout.job(42).exists()
-    assert list(uids.claims(layout)) == []
+    assert list(uids.allocated(layout)) == []
     assert list(images.pins(layout)) == []
 
 

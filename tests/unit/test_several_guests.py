@@ -24,7 +24,7 @@ from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.hooks import prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import GresAllocation, Lease, NetworkIdentity
-from vhpc_slurm.node import claims, console, guestports, identities, teardown
+from vhpc_slurm.node import console, guestports, identities, reservations, teardown
 from vhpc_slurm.slurm.job import SlurmJob
 
 TWO = replace(request(), guests_per_node=2)
@@ -89,10 +89,10 @@ def test_functions_of_two_guests_have_identities_of_two_ranks(rig: Rig) -> None:
     # a GPU and a function each, and Slurm's number of each guest's GPU
     assert [sorted(device.role for device in guest.devices) for guest in plan.guests] == [["gpu", "vf"]] * 2
     assert sorted(prolog._gpu_indexes(rig.layout, plan)) == [[0], [1]]
-    assert [claim.guest for claim in claims.live(rig.layout)] == [0, 1]
+    assert [reservation.guest for reservation in reservations.live(rig.layout)] == [0, 1]
     book.close()
     teardown.clear(rig.layout, GENERATION, "n1")
-    assert claims.live(rig.layout) == ()
+    assert reservations.live(rig.layout) == ()
 
 
 def test_a_guest_shows_the_port_of_its_own_row(rig: Rig) -> None:

@@ -10,8 +10,8 @@ from vhpc_slurm.cli.hostview import maker
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction, address_key
-from vhpc_slurm.node import claims, inventory, quarantine
 from vhpc_slurm.node import devices as node_devices
+from vhpc_slurm.node import inventory, quarantine, reservations
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.pci import ADDRESS
 from vhpc_slurm.placement.devices import pool
@@ -93,8 +93,8 @@ def clear(config: Config, address: str, *, as_json: bool) -> int:
         )
     layout = Layout(config)
     # no job may be given it while it is checked
-    with claims.booking(layout, config.guests.stage_timeout_s):
-        node_devices.clear(layout, address, fold(claims.live(layout)).devices)
+    with reservations.plan_lock(layout, config.guests.stage_timeout_s):
+        node_devices.clear(layout, address, fold(reservations.live(layout)).devices)
     if as_json:
         output.write_json({"address": address, "state": "free"})
     else:
@@ -106,7 +106,7 @@ def _rows(config: Config, node: str) -> list[Row]:
     layout = Layout(config)
     host = inventory.read(node, config)
     found = node_devices.handed_out(layout)
-    held = fold(claims.live(layout)).devices
+    held = fold(reservations.live(layout)).devices
     records = {record.address: record for record in quarantine.read(layout)}
     functions = {function.address: function for function in host.pci}
     roles = {vf.address: "vf" for vf in pool(host, found)} | dict.fromkeys(found.gpus, "gpu")

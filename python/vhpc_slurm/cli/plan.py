@@ -26,7 +26,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import accounts, claims, devices, gpumap, inventory, shares
+from vhpc_slurm.node import accounts, devices, gpumap, inventory, reservations, shares
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
@@ -134,7 +134,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
 
 def _usage(config: Config, generation: Generation) -> Usage:
     """What other jobs hold here, which only root can see."""
-    return fold(claims.live(Layout(config), but=generation)) if here.is_root() else NOTHING
+    return fold(reservations.live(Layout(config), but=generation)) if here.is_root() else NOTHING
 
 
 def _devices(config: Config) -> NodeDevices:

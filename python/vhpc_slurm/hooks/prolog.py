@@ -16,7 +16,6 @@ from vhpc_slurm.hooks import common, purged_jobs
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan
 from vhpc_slurm.node import (
     accounts,
-    claims,
     console,
     devices,
     guest,
@@ -26,6 +25,7 @@ from vhpc_slurm.node import (
     outbox,
     quarantine,
     refusal,
+    reservations,
     resources,
     stages,
     statefile,
@@ -192,7 +192,7 @@ def _reserve(
     ``avoid`` are devices that were found to be busy.
     """
     assert lease.image is not None
-    with claims.booking(layout, LOCK_TIMEOUT_S):
+    with reservations.plan_lock(layout, LOCK_TIMEOUT_S):
         there = devices.handed_out(layout)
         plan = plan_node(
             lease.generation,
@@ -201,10 +201,10 @@ def _reserve(
             lease.request,
             lease.image.manifest,
             config,
-            fold(claims.live(layout, but=lease.generation)),
+            fold(reservations.live(layout, but=lease.generation)),
             replace(there, quarantined=(*there.quarantined, *avoid)),
         )
-        claims.announce(journal, plan)
+        reservations.reserve(journal, plan)
     return plan
 
 

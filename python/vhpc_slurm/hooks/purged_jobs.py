@@ -10,7 +10,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import audit, claims, joblock
+from vhpc_slurm.node import audit, joblock, reservations
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.slurm.job import NoSuchJobError
 from vhpc_slurm.slurm.scontrol import Scontrol
@@ -37,7 +37,7 @@ def clear(config: Config, node: str, but: Generation) -> bool:
         TeardownError: they could not be ended.
     """
     layout = Layout(config)
-    holders = {Generation.parse(claim.generation) for claim in claims.live(layout, but=but)}
+    holders = {Generation.parse(reservation.generation) for reservation in reservations.live(layout, but=but)}
     cleared = False
     for generation in sorted(holders):
         if joblock.busy(layout, generation.job_id) or not is_purged(config, generation.job_id):

@@ -18,7 +18,6 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import (
     cgroup,
-    claims,
     devices,
     guest,
     images,
@@ -27,6 +26,7 @@ from vhpc_slurm.node import (
     outbox,
     process,
     quarantine,
+    reservations,
     resources,
     setup,
     steps,
@@ -206,25 +206,27 @@ def _orphan_processes(layout: Layout) -> Iterator[Finding]:
         repair = _unless(partial(_is_known, layout, name), partial(process.end, ref))
         yield Finding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", repair)
     in_use = {uid for uid in process.uids_in_use() if uids.in_range(layout.config, uid)}
-    for uid in in_use - {uid for uid, _ in uids.claims(layout)}:
+    for uid in in_use - {uid for uid, _ in uids.allocated(layout)}:
         for ref in set(process.of_uid(uid)) - found.keys():
-            repair = _unless(partial(_is_claimed, layout, uid), partial(process.end, ref))
-            yield Finding("orphan-process", f"process {ref.pid} with unclaimed uid {uid}", repair)
+            repair = _unless(partial(_is_allocated, layout, uid), partial(process.end, ref))
+            yield Finding(
+                "orphan-process", f"process {ref.pid} with uid {uid}, which no generation has", repair
+            )
 
 
 def _is_known(layout: Layout, name: str) -> bool:
     return name in {str(generation) for generation in _known(layout)}
 
 
-def _is_claimed(layout: Layout, uid: int) -> bool:
-    return uid in {claimed for claimed, _ in uids.claims(layout)}
+def _is_allocated(layout: Layout, uid: int) -> bool:
+    return uid in {other for other, _ in uids.allocated(layout)}
 
 
 def _orphan_uids(layout: Layout) -> Iterator[Finding]:
-    for uid, name in list(uids.claims(layout)):
+    for uid, name in list(uids.allocated(layout)):
         if not _is_known(layout, name):
             repair = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
-            yield Finding("orphan-uid", f"uid {uid} is claimed by generation {name[:40]!r}", repair)
+            yield Finding("orphan-uid", f"uid {uid} is allocated to generation {name[:40]!r}", repair)
 
 
 def _orphan_cgroups(layout: Layout) -> Iterator[Finding]:
@@ -283,13 +285,13 @@ def _has(layout: Layout, address: str) -> bool:
         address == entry.data.get("address") or address in entry.data.get("devices", ())
         for generation in _known(layout)
         for entry in journal.read_entries(layout.journals, generation)
-        if entry.kind in (resources.DEVICE, resources.CLAIM)
+        if entry.kind in (resources.DEVICE, resources.RESERVATION)
     )
 
 
 def _park_orphan(layout: Layout, address: str) -> None:
     # under the lock that plans are made under: whoever comes first has it
-    with claims.booking(layout, layout.config.guests.stage_timeout_s):
+    with reservations.plan_lock(layout, layout.config.guests.stage_timeout_s):
         if not _has(layout, address):
             devices.park_orphan(layout, address)
 

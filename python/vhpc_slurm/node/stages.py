@@ -20,7 +20,6 @@ from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
 from vhpc_slurm.node import (
     accounts,
-    claims,
     console,
     deadlines,
     devices,
@@ -33,6 +32,7 @@ from vhpc_slurm.node import (
     process,
     qemulog,
     refusal,
+    reservations,
     resources,
     shares,
     uids,
@@ -164,7 +164,7 @@ def _take_devices(work: Boot) -> None:
     avoid: frozenset[str] = frozenset()
     while True:
         wanted = identities.of_plan(work.lease, work.plan, work.inventory)
-        held = fold(claims.live(work.layout, but=work.lease.generation)).devices
+        held = fold(reservations.live(work.layout, but=work.lease.generation)).devices
         try:
             devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.Host(held))
             break
@@ -187,7 +187,7 @@ def _start_guest(work: Boot, guest: GuestPlan) -> None:
     run_dir.mkdir(mode=0o711)
     # libvirt makes the agent's socket writable for a whole group: nobody but root gets near it
     agent_socket(run_dir).parent.mkdir(mode=0o700)
-    uid = _claim_uid(work)
+    uid = _allocate_uid(work)
     memory = f"memory:g{guest.index}"
     work.journal.acquire(resources.MEMORY, memory, owners=[work.account.uid, uid])
     limits = limits_of(work.plan, layout.config.guests)
@@ -211,17 +211,17 @@ def _start_guest(work: Boot, guest: GuestPlan) -> None:
     work.journal.update(memory, inodes=sorted(inodes))
 
 
-def _claim_uid(work: Boot) -> int:
-    claimed: list[str] = []
+def _allocate_uid(work: Boot) -> int:
+    announced: list[str] = []
 
     def announce(uid: int) -> None:
         """Journal first; a number that another job took meanwhile is crossed out again."""
-        if claimed:
-            work.journal.released(claimed.pop())
-        claimed.append(f"uid:{uid}")
-        work.journal.acquire(resources.UID, claimed[0], uid=uid)
+        if announced:
+            work.journal.released(announced.pop())
+        announced.append(f"uid:{uid}")
+        work.journal.acquire(resources.UID, announced[0], uid=uid)
 
-    return uids.claim(work.layout, str(work.lease.generation), announce)
+    return uids.allocate(work.layout, str(work.lease.generation), announce)
 
 
 def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
