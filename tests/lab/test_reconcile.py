@@ -83,7 +83,7 @@ def test_a_job_that_is_being_ended_has_its_guest_until_its_processes_are_gone(la
     assert ours(said(lab, job)) == []
 
 
-def test_stray_files_and_processes_are_found_and_removed(lab: Lab) -> None:
+def test_orphaned_files_and_processes_are_found_and_removed(lab: Lab) -> None:
     lab.run(
         "n1",
         "sh",

@@ -333,7 +333,7 @@ def _driver_refuses(rig: Rig, gpu: Device) -> None:
         (_driver_refuses, "has no driver: nvidia had it before the job"),
     ],
 )
-def test_a_device_in_doubt_is_quarantined_and_nothing_else_is_left(
+def test_a_device_that_is_not_clean_is_quarantined_and_nothing_else_is_left(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Rig, Device], None], words: str
 ) -> None:
     gpu, other = rig.gpus

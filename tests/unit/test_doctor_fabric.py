@@ -94,7 +94,7 @@ def levels(found: Config) -> dict[str, str]:
 
 
 @simulated
-def test_a_fabric_as_it_should_be_has_nothing_to_mend(opensm: SimulatedFabric) -> None:
+def test_a_fabric_as_it_should_be_has_nothing_to_repair(opensm: SimulatedFabric) -> None:
     found = seen(config(opensm))
     assert {check: finding.level.value for check, finding in found.items()} == GOOD_LEVELS
     assert found["fabric.room"].what == "ports have room for 64 keys or more"

@@ -325,7 +325,7 @@ def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site:
         (DEFAULT + b"x=0x1000 : A=full ;\n", "is no port GUID"),
     ],
 )
-def test_the_auditor_sees_a_damaged_file_and_its_effect_and_cures_them(
+def test_the_auditor_sees_a_damaged_file_and_its_effect_and_repairs_them(
     site: Site, fabric: SimulatedFabric, damage: bytes | None, says: str
 ) -> None:
     site.open(1, "n1", "n2")

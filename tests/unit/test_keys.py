@@ -131,7 +131,7 @@ def test_an_exhausted_pool_says_what_holds_it() -> None:
         keys.claim(POOL, book, generation(9), "job 9", ranks=1, rails=1, vfs=1)
 
 
-def test_a_claim_goes_only_the_ways_that_are_drawn() -> None:
+def test_an_assignment_goes_only_through_the_states_that_are_drawn() -> None:
     drawn = {
         "reserved": "applied draining tombstone",
         "applied": "verified draining tombstone",
@@ -160,7 +160,9 @@ def store(tmp_path: Path) -> SqliteStore:
     return SqliteStore(tmp_path / "leases.sqlite")
 
 
-def test_claims_are_there_after_reopening_and_every_change_counts(store: SqliteStore, tmp_path: Path) -> None:
+def test_assignments_are_there_after_reopening_and_every_change_counts(
+    store: SqliteStore, tmp_path: Path
+) -> None:
     with store.transaction():
         store.keys.claim(a_claim(1))
         store.keys.claim(a_claim(2, pkey=0x1001))
@@ -233,7 +235,7 @@ def test_a_port_with_a_guid_of_its_own_has_one_owner_until_it_is_released(store:
     assert store.keys.book().ports_held() == {0xFEFF_FF00_0000_0001}
 
 
-def test_a_claim_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> None:
+def test_an_assignment_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> None:
     with pytest.raises(RuntimeError), store.transaction():  # noqa: PT012 - what was done before it
         store.keys.claim(a_claim())
         raise RuntimeError
@@ -351,7 +353,7 @@ def test_a_clock_that_is_set_frees_no_key_and_buries_none(tmp_path: Path) -> Non
     assert states() == ["tombstone"]
 
 
-def test_a_claim_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:
+def test_an_assignment_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:
     service = Alone(store, Fabric(KeyPolicy(POOL)), reserve_mib=0)
     with store.transaction():
         store.keys.claim(a_claim(1, state=KeyState.ACTIVE))

@@ -173,7 +173,7 @@ def test_a_master_that_is_handed_the_subnet_back_has_the_file_of_this_moment(
     pytest.fail("the simulator lost packets of each of 8 handovers")
 
 
-def test_a_standby_with_another_file_is_found_and_cured(
+def test_a_standby_with_another_file_is_found_and_repaired(
     pair: tuple[SimulatedFabric, StandbyOpensm, FabricReader], tmp_path: Path
 ) -> None:
     fabric, standby, reader = pair

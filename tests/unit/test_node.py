@@ -226,7 +226,7 @@ def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:
 # --- uids --------------------------------------------------------------------
 
 
-def test_uids_are_claimed_once_and_the_range_ends(layout: Layout) -> None:
+def test_uids_are_allocated_once_and_the_range_ends(layout: Layout) -> None:
     announced: list[int] = []
     for _ in range(3):
         uids.allocate(layout, GENERATION, announced.append)
@@ -261,7 +261,7 @@ def test_a_uid_that_owns_a_file_is_not_handed_out(layout: Layout, tmp_path: Path
     assert uids.allocate(changed, GENERATION, lambda _: None) == 4_100_001
 
 
-def test_a_claim_of_another_generation_is_not_released(layout: Layout) -> None:
+def test_a_uid_of_another_generation_is_not_released(layout: Layout) -> None:
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     uids.release(layout, uid, "43.0.0123abcd")
     assert list(uids.allocated(layout)) == [(uid, GENERATION)]

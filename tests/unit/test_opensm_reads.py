@@ -27,7 +27,7 @@ GOOD = DEFAULT + f"key_1000=0x1000, indx0 : {GUIDS[0]:#018x}=full, {GUIDS[1]:#01
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_opensm_reads_what_is_rendered_as_the_book_means_it(fabric: SimulatedFabric, seed: int) -> None:
+def test_opensm_reads_what_is_rendered_as_the_key_table_means_it(fabric: SimulatedFabric, seed: int) -> None:
     chance = random.Random(seed)
     claims = []
     for number, pkey in enumerate(KEYS, 1):

@@ -129,7 +129,7 @@ def claims_strategy() -> st.SearchStrategy[tuple[Claim, ...]]:
 
 
 @given(claims=claims_strategy(), epoch=st.integers(0, 10**18 - 1), ipoib=st.booleans())
-def test_whatever_is_rendered_passes_and_says_what_the_book_says(
+def test_whatever_is_rendered_passes_and_says_what_the_key_table_says(
     claims: tuple[Claim, ...], epoch: int, ipoib: bool
 ) -> None:
     book = Book(epoch, claims)

@@ -373,7 +373,7 @@ def test_cpus_of_another_jobs_guest_are_never_given_again() -> None:
         ),
     ],
 )
-def test_two_claims_on_one_thing_are_an_error_and_not_a_choice(
+def test_two_reservations_of_one_thing_are_an_error_and_not_a_choice(
     first: Reservation, second: Reservation
 ) -> None:
     with pytest.raises(NodeError, match="reserved twice"):

@@ -63,7 +63,7 @@ def test_the_same_job_may_plan_again_after_a_crash(layout: Layout) -> None:
     assert len(reservations.live(layout)) == 1
 
 
-def test_a_user_error_frees_what_was_claimed_before_the_epilog_comes(layout: Layout) -> None:
+def test_a_user_error_frees_what_was_reserved_before_the_epilog_comes(layout: Layout) -> None:
     journal = reserve(layout, lease(7, 0, 1))
     generation = journal.generation
     teardown.release_guests(layout, journal, Recorder(layout.timeline(generation), generation, "n1"))

@@ -69,14 +69,14 @@ def test_a_generation_does_not_count_against_itself(layout: Layout) -> None:
     assert [reservation.generation for reservation in reservations.live(layout, but=FIRST)] == [str(SECOND)]
 
 
-def test_a_claim_ends_when_everything_of_the_generation_is_released(layout: Layout) -> None:
+def test_a_reservation_ends_when_everything_of_the_generation_is_released(layout: Layout) -> None:
     journal = Journal(layout.journals, FIRST)
     reservations.reserve(journal, plan(FIRST, (0,)))
     assert resources.release_all(layout, journal) == []
     assert reservations.live(layout) == ()
 
 
-def test_a_claim_stays_while_a_guest_cannot_be_ended(layout: Layout) -> None:
+def test_a_reservation_stays_while_a_guest_cannot_be_ended(layout: Layout) -> None:
     """Its release comes after the guest's own, and what failed stays in the journal."""
     journal = Journal(layout.journals, FIRST)
     reservations.reserve(journal, plan(FIRST, (0,)))
@@ -100,7 +100,7 @@ def test_no_journal_holds_nothing(layout: Layout) -> None:
     assert reservations.live(layout) == ()
 
 
-def test_a_damaged_claim_is_an_error_and_not_a_free_cpu(layout: Layout) -> None:
+def test_a_damaged_reservation_is_an_error_and_not_a_free_cpu(layout: Layout) -> None:
     Journal(layout.journals, FIRST).acquire(resources.RESERVATION, "claim:g0", cpus="all")
     with pytest.raises(NodeError, match="is damaged"):
         reservations.live(layout)

@@ -197,7 +197,7 @@ def test_more_rails_than_have_room_in_an_address_are_refused() -> None:
         backend(Fabric(backend="ethernet", rails=17), lambda _epoch, _tag: False)
 
 
-def test_claims_of_an_older_database_are_kept_and_vlans_find_room(tmp_path: Path) -> None:
+def test_assignments_of_an_older_database_are_kept_and_vlans_find_room(tmp_path: Path) -> None:
     claims = (a_claim(1, ports=(0xA1, 0xA2)), a_claim(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=9.0))
     now = SqliteStore(tmp_path / "now")
     with now.transaction():

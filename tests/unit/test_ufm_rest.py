@@ -457,7 +457,7 @@ def test_keys_of_the_site_s_own_are_left_alone(site: Site, ufm: FakeUfm) -> None
     assert site.backend.audit(site.book) == ()
 
 
-def test_what_is_lost_or_left_in_ufm_is_found_and_cured(site: Site, ufm: FakeUfm) -> None:
+def test_what_is_lost_or_left_in_ufm_is_found_and_repaired(site: Site, ufm: FakeUfm) -> None:
     site.open(1, "n1", "n2")
     del ufm.keys[0x1000].ports["02cc100000000100"]
     ufm.keys[0x1000].ports["02cc100000000700"] = ("full", True)

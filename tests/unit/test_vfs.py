@@ -78,7 +78,7 @@ def test_what_the_kernel_refuses_is_said(rig: Rig) -> None:
         vf.take_back(vf_driver(rig, 0), "a VF")
 
 
-def test_an_adapter_without_an_interface_has_no_way(rig: Rig) -> None:
+def test_an_adapter_without_an_interface_has_no_driver(rig: Rig) -> None:
     del rig.pfs[0].folder.entries["net"]
     with pytest.raises(
         vf.NoVfDriverError, match=r"with driver mlx5_core has no network interface .*ib_ipoib"
@@ -275,7 +275,7 @@ def test_a_vf_on_a_network_that_nobody_has_is_called_in(audited: Rig) -> None:
     assert unparked(audited) == []
 
 
-def test_a_jobs_vf_is_no_stray_from_its_claim_on(audited: Rig) -> None:
+def test_a_jobs_vf_is_no_orphan_from_its_reservation_on(audited: Rig) -> None:
     port = audited.kernel.interfaces[1].ports[2]
     port.port_guid = 1
     (found,) = unparked(audited)
@@ -289,7 +289,7 @@ def test_a_jobs_vf_is_no_stray_from_its_claim_on(audited: Rig) -> None:
     assert unparked(audited) == []
 
 
-def test_a_stray_that_cannot_be_called_in_is_quarantined(audited: Rig) -> None:
+def test_an_orphan_vf_that_cannot_be_parked_is_quarantined(audited: Rig) -> None:
     interface = audited.kernel.interfaces[1]
     interface.ports[0].port_guid = 1
     interface.deaf.add(PORT)
