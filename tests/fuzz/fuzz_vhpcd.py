@@ -35,7 +35,7 @@ from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Credential, Munge
@@ -60,8 +60,8 @@ class Keys(NoNetwork):
 
     plan = KeyPolicy(KeyPool(0x1000, 0x1001)).plan
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
-        return self.verify(generations, book)
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+        return self.verify(generations, snapshot)
 
 
 def one_input(data: bytes) -> None:

@@ -84,13 +84,13 @@ def test_what_is_no_file_hides_no_open_port_and_is_put_right(
     site.open(1, "n1", "n2")
     kind(fabric.partitions)
     fabric.write_table(STRANGER, *JOINED)
-    found = site.backend.audit(site.store.keys.book())
+    found = site.backend.audit(site.store.keys.snapshot())
     assert {one.port_guid for one in found} == {0, STRANGER}
     assert all(one.open for one in found), found
     site.service.work.audit()
     assert partitions.lint(fabric.partitions.read_bytes()) == ()
     assert sets(fabric) == holding((0x1000, 2))
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
 @pytest.mark.parametrize("kind", [folder, link_to_nothing, pipe, named_socket], ids=lambda k: k.__name__)
@@ -172,9 +172,9 @@ def test_a_table_changed_by_a_management_packet_is_written_again(
     site.service.work.audit()
     assert sets(fabric) == holding((0x1000, 2), (0x1001, 1))
     assert partitions.parse(fabric.partitions.read_bytes())[1:] == tuple(
-        one for one in partitions.of_book(site.store.keys.book())[1:]
+        one for one in partitions.of_snapshot(site.store.keys.snapshot())[1:]
     )
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
 def test_all_ports_that_were_opened_by_packets_are_closed_again(
@@ -197,7 +197,7 @@ def test_a_vhpcd_killed_while_a_table_is_written_again_knows_its_file(
     fabric.replace(left)
     fabric.sweep()
     again = Site(fabric, reader, tmp_path / "db")
-    again.backend.validate(again.store.keys.book())
+    again.backend.validate(again.store.keys.snapshot())
     again.service.work.audit()
     assert sets(fabric) == holding((0x1000, 1))
 

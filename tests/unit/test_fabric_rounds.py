@@ -130,16 +130,18 @@ def test_killed_between_any_two_steps_the_next_vhpcd_comes_to_the_same_end(
 
 def ends_well(site: Site, fabric: SimulatedFabric, reader: FabricReader, what: str) -> None:
     """A vhpcd that was just started knows all that is on the fabric, and all goes on."""
-    book = site.store.keys.book()
+    snapshot = site.store.keys.snapshot()
     tables = reader.scan(5.0).tables()
     on_fabric = {entry & 0x7FFF for entries in tables.values() for entry in entries} - {0x7FFF}
-    assert on_fabric <= {claim.pkey for claim in book.claims}, "the database knows all that is there"
+    assert on_fabric <= {assignment.pkey for assignment in snapshot.assignments}, (
+        "the database knows all that is there"
+    )
     for record in site.store.live():
         if record.lease.state is LeaseState.READY:
-            claim = book.must(record.lease.generation)
-            assert claim.state is KeyState.ACTIVE
-            assert claim.pkey in on_fabric, "what was told to be READY is on the fabric"
-    site.backend.validate(book)
+            assignment = snapshot.must(record.lease.generation)
+            assert assignment.state is KeyState.ACTIVE
+            assert assignment.pkey in on_fabric, "what was told to be READY is on the fabric"
+    site.backend.validate(snapshot)
     site.service.settle()
     site.service.work.audit()
     known = {record.lease.request.job_id: record for _, record in site.store.page(0)}
@@ -153,7 +155,7 @@ def ends_well(site: Site, fabric: SimulatedFabric, reader: FabricReader, what: s
     site.service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
     site.service.settle()
     assert site.states() == {1: "quarantine", 2: "active"}, what
-    assert sets(fabric) == holding((site.store.keys.book().claims[-1].pkey, 1)), what
+    assert sets(fabric) == holding((site.store.keys.snapshot().assignments[-1].pkey, 1)), what
     site.store.close()
 
 

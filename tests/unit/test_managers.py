@@ -107,7 +107,7 @@ def test_a_standby_that_takes_over_has_the_file_and_no_job_loses_its_key(
     assert sets(fabric, *GUIDS[:3]) == {GUIDS[0]: HELD, GUIDS[1]: HELD, GUIDS[2]: {0x7FFF}}
     assert standby.partitions.read_bytes() == fabric.partitions.read_bytes()
     assert not standby.says(b"SUBNET UP"), "it only stood by"
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
     fabric.opensm.kill()
     fabric.opensm.wait()
     wait_for(lambda: standby.says(b"SUBNET UP"), "the standby does not take over")
@@ -115,7 +115,7 @@ def test_a_standby_that_takes_over_has_the_file_and_no_job_loses_its_key(
     assert site.open(2, "n1").lease.state is LeaseState.READY, "and jobs begin and end as before"
     site.service.end(1, 0)
     assert sets(fabric, GUIDS[0], GUIDS[4]) == {GUIDS[0]: {0x7FFF}, GUIDS[4]: {0x7FFF, 0x9001}}
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
 class PacketsLostError(Exception):
@@ -154,7 +154,7 @@ def handed_back(folder: Path) -> None:
             fabric.start_opensm()
         assert sets(fabric, *held) == held
         assert [port.guid for port in reader.scan(30.0).ports if port.master] == [SM_GUID]
-        assert site.backend.audit(site.store.keys.book()) == ()
+        assert site.backend.audit(site.store.keys.snapshot()) == ()
         assert site.open(3, "n1").lease.state is LeaseState.READY
         assert sets(fabric, *held, GUIDS[8]) == held | {GUIDS[8]: {0x7FFF, 0x9002}}
 
@@ -180,14 +180,14 @@ def test_a_standby_with_another_file_is_found_and_repaired(
     site = Site(tmp_path / "db", Managers([[local(fabric), local(standby)]], TIMEOUT_S), [reader])
     site.open(1, "n1")
     standby.partitions.write_bytes(DEFAULT)
-    (found,) = site.backend.audit(site.store.keys.book())
+    (found,) = site.backend.audit(site.store.keys.snapshot())
     assert (found.what, found.open) == (
         f"{standby.partitions} is not the same file as {fabric.partitions}",
         True,
     )
     site.service.work.audit()
     assert standby.partitions.read_bytes() == fabric.partitions.read_bytes()
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
 def test_no_opensm_reads_a_file_that_a_standby_could_not_be_given(
@@ -198,7 +198,7 @@ def test_no_opensm_reads_a_file_that_a_standby_could_not_be_given(
     managers = Managers([[local(fabric), unreachable]], TIMEOUT_S)
     site = Site(tmp_path / "db", managers, [reader])
     with pytest.raises(FabricError, match="cannot reach the file behind `false`"):
-        site.backend.validate(site.store.keys.book())
+        site.backend.validate(site.store.keys.snapshot())
     before, file = fabric.sweeps(), fabric.partitions.read_bytes()
     with pytest.raises(FabricError, match="cannot reach the file behind `false`"):
         site.open(1, "n1")
@@ -211,10 +211,10 @@ def test_an_opensm_behind_a_command_is_as_good_as_one_here(
     fabric, standby, reader = pair
     far: SubnetManager = remote(tmp_path, fabric)
     site = Site(tmp_path / "db", Managers([[far, local(standby)]], 30.0), [reader])
-    site.backend.validate(site.store.keys.book())
+    site.backend.validate(site.store.keys.snapshot())
     assert site.open(1, "n1").lease.state is LeaseState.READY
     assert sets(fabric, GUIDS[0]) == {GUIDS[0]: HELD}
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
     with pytest.raises(FabricError, match="what was sent is refused, line 1"):
         far.replace(b"Default=0x7fff : ALL=full ;\n")
     assert partitions.lint(fabric.partitions.read_bytes()) == ()
@@ -237,11 +237,11 @@ def test_ports_on_two_subnets_have_the_same_key(tmp_path: Path, monkeypatch: pyt
         site = Site(tmp_path / "db", managers, readers)
         record = site.open(1, "n1")
         assert [sets(one, GUIDS[0]) for one in fabrics] == [{GUIDS[0]: HELD}] * 2
-        book = site.store.keys.book()
-        assert site.backend.audit(book) == ()
+        snapshot = site.store.keys.snapshot()
+        assert site.backend.audit(snapshot) == ()
         fabrics[1].replace(DEFAULT)
         fabrics[1].sweep()
-        assert {one.port_guid for one in site.backend.audit(book)} == {0, GUIDS[0]}
+        assert {one.port_guid for one in site.backend.audit(snapshot)} == {0, GUIDS[0]}
         site.service.work.audit()
         assert [sets(one, GUIDS[0]) for one in fabrics] == [{GUIDS[0]: HELD}] * 2
         os.kill(fabrics[1].opensm.pid, signal.SIGKILL)

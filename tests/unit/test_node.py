@@ -238,7 +238,7 @@ def test_uids_are_allocated_once_and_the_range_ends(layout: Layout) -> None:
 
 
 def test_a_uid_is_used_again_when_all_others_have_been(layout: Layout) -> None:
-    """Also after a reboot, which takes the claims."""
+    """Also after a reboot, which takes the allocations."""
     used = []
     for _ in range(5):
         used.append(uids.allocate(layout, GENERATION, lambda _: None))
@@ -283,7 +283,7 @@ def test_a_uid_with_a_living_process_is_not_handed_out_and_its_release_ends_it(l
 
 @needs_root
 def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
-    """The journal of the guest that a power cut ended still names it; claims were on a tmpfs."""
+    """The journal of the guest that a power cut ended still names it; allocations were on a tmpfs."""
     other = "43.0.0123abcd"
     uid = uids.allocate(layout, other, lambda _: None)
     ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534), generation=other)

@@ -106,7 +106,9 @@ def test_a_damaged_reservation_is_an_error_and_not_a_free_cpu(layout: Layout) ->
         reservations.live(layout)
 
 
-def _book(layout: Layout, generation: Generation, cpus: int, found: multiprocessing.SimpleQueue[int]) -> None:
+def _reserve_lowest(
+    layout: Layout, generation: Generation, cpus: int, found: multiprocessing.SimpleQueue[int]
+) -> None:
     """Take the lowest free CPU, slowly: without the lock both would take the same."""
     with reservations.plan_lock(layout, 30):
         held = {cpu for reservation in reservations.live(layout) for cpu in reservation.cpus}
@@ -120,7 +122,7 @@ def test_two_prologs_never_take_the_same_cpu(layout: Layout) -> None:
     context = multiprocessing.get_context("fork")
     found: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
     generations = [Generation(job, 0, "0123abcd") for job in range(1, 5)]
-    workers = [context.Process(target=_book, args=(layout, g, 8, found)) for g in generations]
+    workers = [context.Process(target=_reserve_lowest, args=(layout, g, 8, found)) for g in generations]
     for worker in workers:
         worker.start()
     for worker in workers:

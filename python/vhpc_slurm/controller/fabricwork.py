@@ -7,7 +7,7 @@ one change::
     DRAINING ─ apply ───────────── strip ─> STRIPPED ─> QUARANTINE (lease RELEASED)
 
 Each step is durable before the next begins.  Whoever is killed in between finds
-claims that are behind the fabric, never before it, and does the step again.
+assignments that are behind the fabric, never before it, and does the step again.
 The database belongs to another thread: what touches it goes through ``submit``.
 """
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from vhpc_slurm.controller.isolation import Watch
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import Finding, NetworkBackend, Outcomes, RefusedError
-from vhpc_slurm.fabric.keys import Book, KeyState
+from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.model import Generation, LeaseRecord
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class FabricWork:
         self._submit = submit
         self.changes = 0
         """How often the fabric was told something."""
-        self._told: Book | None = None
+        self._told: KeySnapshot | None = None
         """What the fabric was told last, and took; None when that is not certain."""
 
     def round(
@@ -85,17 +85,17 @@ class FabricWork:
         """
         begun = self._write(self._rounds.begin_round, coming)
         results: Results = dict(begun.decided)
-        book = begun.book
-        told = self._told is not None and self._told.carried() == book.carried() and not anew
+        snapshot = begun.snapshot
+        told = self._told is not None and self._told.carried() == snapshot.carried() and not anew
         if told and not begun.coming and not begun.leaving:
             return results
         self._told = None
         self.changes += 1
         try:
             if anew and not force:
-                self.network.repair(book)
+                self.network.repair(snapshot)
             else:
-                self.network.apply(book, force=force)
+                self.network.apply(snapshot, force=force)
         except RefusedError as err:
             if len(begun.coming) < 2:
                 raise
@@ -104,13 +104,13 @@ class FabricWork:
             return results | self._apart(begun.coming)
         # The disk may write this while the fabric is read; what is proven comes after it.
         applied = self._submit(self._rounds.applied, begun.coming)
-        self._told = book
+        self._told = snapshot
         if begun.coming:
-            found = self.network.verify(begun.coming, book)
+            found = self.network.verify(begun.coming, snapshot)
             results |= self._write(self._rounds.proven, found)
         applied.result()
         if begun.leaving:
-            results |= self._write(self._rounds.stripped, self._strip(begun.leaving, book))
+            results |= self._write(self._rounds.stripped, self._strip(begun.leaving, snapshot))
         return results
 
     def _write(self, call: Callable[..., Result], *arguments: Any) -> Result:
@@ -126,9 +126,9 @@ class FabricWork:
                 results |= dict.fromkeys(part, err)
         return results
 
-    def _strip(self, leaving: tuple[Generation, ...], book: Book) -> Outcomes:
+    def _strip(self, leaving: tuple[Generation, ...], snapshot: KeySnapshot) -> Outcomes:
         try:
-            return self.network.strip(leaving, book)
+            return self.network.strip(leaving, snapshot)
         except FabricError as err:  # whatever came with them is READY all the same
             return dict.fromkeys(leaving, err)
 
@@ -143,9 +143,9 @@ class FabricWork:
         trouble = _failure(self.round) if self._told is None else None
         wrong = False
         for attempt in ("found", "still there after a repair"):
-            book, found = self._look()
+            snapshot, found = self._look()
             wrong = wrong or bool(found)
-            self.watch.saw(found, trouble, _holders(book))
+            self.watch.saw(found, trouble, _holders(snapshot))
             if not found:
                 break
             for one in found[:20]:
@@ -158,17 +158,17 @@ class FabricWork:
             raise trouble
         return wrong
 
-    def _look(self) -> tuple[Book, tuple[Finding, ...]]:
+    def _look(self) -> tuple[KeySnapshot, tuple[Finding, ...]]:
         """What the fabric should carry, and what is seen to be wrong."""
         if self._told is not None:
             return self._told, self.network.audit(self._told)
         # A change broke off.  What ports lack may not have been given; but ACTIVE jobs had their keys.
-        book = self._write(self._rounds.book)
-        found, holders = self.network.audit(book, unsure=True), _holders(book)
+        snapshot = self._write(self._rounds.snapshot)
+        found, holders = self.network.audit(snapshot, unsure=True), _holders(snapshot)
         certain = tuple(
             one for one in found if one.open or one.unread or (one.lost and one.port_guid in holders)
         )
-        return book, certain
+        return snapshot, certain
 
 
 def _failure(call: Callable[[], object]) -> FabricError | None:
@@ -179,7 +179,7 @@ def _failure(call: Callable[[], object]) -> FabricError | None:
     return None
 
 
-def _holders(book: Book) -> dict[int, Generation]:
+def _holders(snapshot: KeySnapshot) -> dict[int, Generation]:
     """Whose a port is, by its GUID; only of generations that were told that they have their keys."""
-    active = (claim for claim in book.carried() if claim.state is KeyState.ACTIVE)
-    return {guid: claim.generation for claim in active for guid in claim.port_guids()}
+    active = (assignment for assignment in snapshot.carried() if assignment.state is KeyState.ACTIVE)
+    return {guid: assignment.generation for assignment in active for guid in assignment.port_guids()}

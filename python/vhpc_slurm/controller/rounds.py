@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.claims import STRIPPABLE, ClaimKeeper
+from vhpc_slurm.controller.key_lifecycle import STRIPPABLE, KeyLifecycle
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.keys import Book, KeyState
+from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ class Round:
     """What a round of the fabric is about.
 
     Attributes:
-        book: what the fabric shall carry, and what not (any more, or yet).
+        snapshot: what the fabric shall carry, and what not (any more, or yet).
         coming: generations that shall be READY.
         leaving: generations that shall be RELEASED.
         decided: those of which there is nothing to be done, with what they are, or why not.
     """
 
-    book: Book
+    snapshot: KeySnapshot
     coming: tuple[Generation, ...]
     leaving: tuple[Generation, ...]
     decided: dict[Generation, LeaseRecord | FabricError]
@@ -50,7 +50,7 @@ class Rounds:
     def __init__(
         self,
         store: LeaseStore,
-        claims: ClaimKeeper,
+        keys: KeyLifecycle,
         *,
         lost_after_s: float,
         clock: Callable[[], float],
@@ -59,7 +59,7 @@ class Rounds:
         """Times in seconds, of the wall's clock and of one that never jumps."""
         self.store = store
         self.leaving: set[Generation] = set()
-        self._claims = claims
+        self._keys = keys
         self._clock = clock
         self._steady = steady
         self._lost_after_s = lost_after_s
@@ -72,8 +72,8 @@ class Rounds:
             if leases.releasable(record):
                 self.release(record.lease.generation)
         self._write_lost_tombstones(ending)
-        self._claims.age()
-        self._claims.write_orphan_tombstones()
+        self._keys.age()
+        self._keys.write_orphan_tombstones()
 
     def _write_lost_tombstones(self, ending: tuple[LeaseRecord, ...]) -> None:
         """Tombstones for keys that somebody may still use; time counts while vhpcd lives."""
@@ -86,7 +86,7 @@ class Rounds:
             silent = sorted(leases.holders(record))
             if silent and now - self._ending[generation] >= self._lost_after_s:
                 with self.store.transaction():
-                    self._claims.write_tombstone(
+                    self._keys.write_tombstone(
                         generation, f"{' '.join(silent)} did not acknowledge within {self._lost_after_s:g} s"
                     )
 
@@ -99,8 +99,10 @@ class Rounds:
             UserError: no generation has anything to do with that node.
         """
         fenced, in_use = [], []
-        claims = self.store.keys.book().claims
-        with_tombstone = [self.store.get(one.generation) for one in claims if one.state is KeyState.TOMBSTONE]
+        assignments = self.store.keys.snapshot().assignments
+        with_tombstone = [
+            self.store.get(one.generation) for one in assignments if one.state is KeyState.TOMBSTONE
+        ]
         records = {
             one.lease.generation: one for one in (*with_tombstone, *self.store.live()) if one is not None
         }
@@ -129,7 +131,7 @@ class Rounds:
             UserError: a generation has none, or one of its nodes has not let go of it.
         """
         for generation in generations:
-            if not self._claims.has_tombstone(generation):
+            if not self._keys.has_tombstone(generation):
                 raise UserError(f"{generation} has no tombstone", "", "see: vhpc fabric ls")
             record = self.store.get(generation)
             held = sorted({*leases.holders(record), *dict(record.unclean)}) if record else []
@@ -143,9 +145,9 @@ class Rounds:
             log.warning("%s: its tombstone may go, says uid %d", generation, by_uid)
             self.leaving.add(generation)
 
-    def book(self) -> Book:
-        """All claims: no port may have a key of any other."""
-        return self.store.keys.book()
+    def snapshot(self) -> KeySnapshot:
+        """All assignments: no port may have a key of any other."""
+        return self.store.keys.snapshot()
 
     def begin_round(self, coming: Collection[Generation] = ()) -> Round:
         """What the fabric shall carry, so that these come and whatever is to leave does."""
@@ -159,19 +161,19 @@ class Rounds:
                 decided[generation] = record
             else:
                 try:
-                    self._claims.must_hold(record)
+                    self._keys.must_hold(record)
                     mine.append(generation)
                 except FabricError as err:
                     decided[generation] = err
-        book = self.store.keys.book()
-        self.leaving &= {one.generation for one in book.claims if one.state in STRIPPABLE}
+        snapshot = self.store.keys.snapshot()
+        self.leaving &= {one.generation for one in snapshot.assignments if one.state in STRIPPABLE}
         leaving = tuple(sorted(self.leaving))
-        waiting = {one.generation for one in book.claims if one.state is KeyState.RESERVED}
-        return Round(book.but({*leaving, *waiting.difference(mine)}), tuple(mine), leaving, decided)
+        waiting = {one.generation for one in snapshot.assignments if one.state is KeyState.RESERVED}
+        return Round(snapshot.but({*leaving, *waiting.difference(mine)}), tuple(mine), leaving, decided)
 
     def applied(self, coming: Collection[Generation]) -> None:
         """The fabric has taken what it was told."""
-        self._claims.advance(coming, KeyState.APPLIED)
+        self._keys.advance(coming, KeyState.APPLIED)
 
     def proven(self, found: Outcomes) -> dict[Generation, LeaseRecord | FabricError]:
         """What was read back of those that come; they are READY where it is as it should be."""
@@ -187,7 +189,7 @@ class Rounds:
             else:
                 records.append(record)
         with self.store.transaction():  # nothing happens outside between the two
-            self._claims.advance(proven, KeyState.VERIFIED)
+            self._keys.advance(proven, KeyState.VERIFIED)
             ready = self.ready(records)
         results |= {record.lease.generation: record for record in ready}
         for generation in (record.lease.generation for record in records):
@@ -209,7 +211,7 @@ class Rounds:
             and ((record := self.store.get(generation)) is None or self._nobody_holds(record))
         ]
         with self.store.transaction():
-            self._claims.advance(gone, KeyState.STRIPPED)
+            self._keys.advance(gone, KeyState.STRIPPED)
             self._free(gone)
         return {generation: why for generation, why in found.items() if isinstance(why, FabricError)}
 
@@ -220,7 +222,7 @@ class Rounds:
         with self.store.transaction():
             for record in ready:
                 self.store.put(record)
-            self._claims.activate([record.lease.generation for record in ready])
+            self._keys.activate([record.lease.generation for record in ready])
         return ready
 
     def release(self, generation: Generation) -> None:
@@ -228,7 +230,7 @@ class Rounds:
         record = self.store.get(generation)
         if record is None or not self._nobody_holds(record):
             return
-        if self._claims.strippable(generation):
+        if self._keys.strippable(generation):
             self.leaving.add(generation)
         elif record.lease.state is LeaseState.ENDING:
             self._free([generation])
@@ -240,18 +242,18 @@ class Rounds:
         """
         if record.lease.state is LeaseState.RELEASED:
             return not record.unclean
-        return leases.releasable(record) and not self._claims.has_unclean_tombstone(record)
+        return leases.releasable(record) and not self._keys.has_unclean_tombstone(record)
 
     def _free(self, gone: Collection[Generation]) -> None:
         """Nothing is left of these on the fabric."""
-        self._claims.age()  # or the time before this quarantine would count for it
+        self._keys.age()  # or the time before this quarantine would count for it
         now = self._clock()
         with self.store.transaction():
             for generation in gone:
                 record = self.store.get(generation)
                 if record is not None and not self._nobody_holds(record):
                     continue
-                if not self._claims.quarantine(generation) or record is None:
+                if not self._keys.quarantine(generation) or record is None:
                     continue
                 if record.lease.state is LeaseState.ENDING:
                     self.store.put(leases.move(record, LeaseState.RELEASED, now))

@@ -1,4 +1,4 @@
-"""OpenSM's partitions file: rendered whole from the book of claims, and a strict linter for it.  Pure.
+"""OpenSM's partitions file: rendered whole from the key assignments, and a strict linter for it.  Pure.
 
 OpenSM reads this file leniently and fails open: after any error, and for a file
 that is empty or absent, all ports become full members of the default partition
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL, PKEYS, KeyPool, port_guid
 
 MAX_LINE = 4000
@@ -63,13 +63,15 @@ class Defect:
     reason: str
 
 
-def of_book(book: Book, *, ipoib: bool = True) -> tuple[Partition, ...]:
-    """The default partition, and one for each key that the book carries."""
+def of_snapshot(snapshot: KeySnapshot, *, ipoib: bool = True) -> tuple[Partition, ...]:
+    """The default partition, and one for each key that the snapshot carries."""
     members: dict[int, list[tuple[str, bool]]] = {}
-    for claim in book.carried():
-        if not PKEYS.has(claim.pkey):
+    for assignment in snapshot.carried():
+        if not PKEYS.has(assignment.pkey):
             continue  # of another backend, which the site has left
-        members.setdefault(claim.pkey, []).extend((_guid(guid), True) for guid in claim.port_guids())
+        members.setdefault(assignment.pkey, []).extend(
+            (_guid(guid), True) for guid in assignment.port_guids()
+        )
     return _with_default(members, ipoib=ipoib)
 
 
@@ -118,7 +120,7 @@ def render(partitions: Iterable[Partition], epoch: int, tag: str = "") -> bytes:
 
 
 def origin(data: bytes) -> tuple[int, str] | None:
-    """Epoch and tag of the book that a file was rendered from; None when it says none."""
+    """Epoch and tag of the snapshot that a file was rendered from; None when it says none."""
     match = _EPOCH.search(data)
     return (int(match[1]), match[2].decode()) if match else None
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.readback import Expected
@@ -50,7 +50,7 @@ def extra_partitions(
     return found if len(found) == count else ()
 
 
-def free_keys(pool: KeyPool, book: Book) -> Iterator[int]:
+def free_keys(pool: KeyPool, snapshot: KeySnapshot) -> Iterator[int]:
     """Keys of the pool that nobody has, or had a moment ago."""
-    taken = {claim.pkey for claim in book.claims}
+    taken = {assignment.pkey for assignment in snapshot.assignments}
     return (pkey for pkey in pool.numbers() if pkey not in taken)

@@ -16,45 +16,47 @@ from collections.abc import Collection
 
 from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, Outcomes, Proof
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.model import Generation
 
 
 class Segments(ByPolicy):
     """Hands out numbers."""
 
-    def validate(self, book: Book) -> None:
+    def validate(self, snapshot: KeySnapshot) -> None:
         """Refuse to serve while numbers of another kind are in use: nobody would take them off."""
-        keys.refuse_strangers(self._policy.pool.space, book)
+        keys.refuse_other_spaces(self._policy.pool.space, snapshot)
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Nothing: nodes do it."""
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
         """Nothing can be read back: no port counts as seen."""
-        return self._outcomes(generations, book)
+        return self._outcomes(generations, snapshot)
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
         """Nothing can be read back: all nodes have said that nothing is left, or this was not asked."""
-        return self._outcomes(generations, book)
+        return self._outcomes(generations, snapshot)
 
-    def _outcomes(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def _outcomes(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
         outcomes: Outcomes = {}
-        for claim in map(book.must, generations):
-            if self._policy.pool.space.has(claim.pkey):
-                outcomes[claim.generation] = Proof(book.epoch, absent=claim.ranks * claim.rails * claim.vfs)
+        for assignment in map(snapshot.must, generations):
+            if self._policy.pool.space.has(assignment.pkey):
+                outcomes[assignment.generation] = Proof(
+                    snapshot.epoch, absent=assignment.ranks * assignment.rails * assignment.vfs
+                )
             else:
-                outcomes[claim.generation] = keys.another_s(claim)
+                outcomes[assignment.generation] = keys.foreign_assignment(assignment)
         return outcomes
 
-    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
         """Numbers in use that the configuration does not hand out any more."""
         del unsure
         return tuple(
-            Finding(0, f"{numbers.label(claim.pkey)} of {claim.generation} is not of the pool")
-            for claim in book.carried()
-            if claim.pkey not in self._policy.pool
+            Finding(0, f"{numbers.label(assignment.pkey)} of {assignment.generation} is not of the pool")
+            for assignment in snapshot.carried()
+            if assignment.pkey not in self._policy.pool
         )
 
-    def repair(self, book: Book) -> None:
+    def repair(self, snapshot: KeySnapshot) -> None:
         """Nothing: what is not of the pool any more leaves with its job."""

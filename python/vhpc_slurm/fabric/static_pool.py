@@ -14,7 +14,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, plainfile
 from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes
 from vhpc_slurm.fabric.filewatch import FileWatch, Watched
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.opensm import MAX_FILE
 from vhpc_slurm.fabric.partitions import Partition
 from vhpc_slurm.fabric.plainfile import NotPlainError
@@ -41,39 +41,39 @@ class StaticPool(ByPolicy):
         self._file = file
         self._changed = False
 
-    def validate(self, book: Book) -> None:
+    def validate(self, snapshot: KeySnapshot) -> None:
         """Whether the file declares the pool that the configuration describes."""
-        keys.refuse_strangers(numbers.PKEYS, book)
+        keys.refuse_other_spaces(numbers.PKEYS, snapshot)
         for what in self._file_findings():
             raise FabricError("the static pool is not declared", what, "install: vhpc fabric render --pool")
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Nothing: it was declared before."""
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
         """Read back that no stranger has a key, nor a port of the generations any other."""
-        claims = [book.must(generation) for generation in generations]
-        theirs = {claim.pkey for claim in claims}
+        assignments = [snapshot.must(generation) for generation in generations]
+        theirs = {assignment.pkey for assignment in assignments}
         declared = (one for one in self._declared if one.pkey in theirs)
-        return self._readback.carried(claims, (*declared, *self._site), book)
+        return self._readback.carried(assignments, (*declared, *self._site), snapshot)
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
         """Read back that no port of the generations is left on the fabric with its key."""
-        claims = [book.must(generation) for generation in generations]
-        return self._readback.gone(claims, (*partitions.of_book(book), *self._site), book)
+        assignments = [snapshot.must(generation) for generation in generations]
+        return self._readback.gone(assignments, (*partitions.of_snapshot(snapshot), *self._site), snapshot)
 
-    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
         """Compare the file and the fabric with what was declared."""
-        del book, unsure
+        del snapshot, unsure
         try:
             file = tuple(Finding(0, what, open=True) for what in self._file_findings())
         except FabricError as err:
             file = (Finding(0, err.line(), open=isinstance(err, NotPlainError), unread=True),)
         return (*file, *self._readback.findings(self._declared))
 
-    def repair(self, book: Book) -> None:
+    def repair(self, snapshot: KeySnapshot) -> None:
         """FabricError: the file is the site's."""
-        del book
+        del snapshot
         raise FabricError(
             "vhpcd writes nothing for a static pool", hint="install: vhpc fabric render --pool, and SIGHUP"
         )
