@@ -85,7 +85,7 @@ async def _live(lines: list[bytes]) -> None:
             await _walk(dispatcher, listing)
         if isinstance(await dispatcher.answer(wire.AskStatus()), wire.Failure):
             raise InternalError("no status")
-        service.rounds.settle()
+        service.transitions.settle()
         service.prune(0.0)
     finally:
         await server.close()

@@ -87,7 +87,7 @@ def test_what_is_no_file_hides_no_open_port_and_is_put_right(
     found = site.backend.audit(site.store.keys.snapshot())
     assert {one.port_guid for one in found} == {0, STRANGER}
     assert all(one.open for one in found), found
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert partitions.lint(fabric.partitions.read_bytes()) == ()
     assert sets(fabric) == holding((0x1000, 2))
     assert site.backend.audit(site.store.keys.snapshot()) == ()
@@ -106,8 +106,8 @@ def test_a_log_that_is_none_hides_no_open_port(
     try:
         fabric.write_table(STRANGER, *JOINED)
         with pytest.raises(FabricError, match="cannot read"):
-            site.service.work.audit()
-        state = site.service.work.watch.state()
+            site.service.fabric_sync.audit()
+        state = site.service.fabric_sync.watch.state()
         assert state.open_since is not None
         assert f"port {STRANGER:#018x} has the keys 0x7fff 0x9000" in state.what
     finally:
@@ -117,7 +117,7 @@ def test_a_log_that_is_none_hides_no_open_port(
         else:
             fabric.log.unlink()
         kept.rename(fabric.log)
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -169,7 +169,7 @@ def test_a_table_changed_by_a_management_packet_is_written_again(
     fabric.write_table(guid, *entries, block=block)
     fabric.sweep()
     assert sets(fabric) != holding((0x1000, 2), (0x1001, 1)), "OpenSM leaves it as it is"
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert sets(fabric) == holding((0x1000, 2), (0x1001, 1))
     assert partitions.parse(fabric.partitions.read_bytes())[1:] == tuple(
         one for one in partitions.of_snapshot(site.store.keys.snapshot())[1:]
@@ -184,7 +184,7 @@ def test_all_ports_that_were_opened_by_packets_are_closed_again(
     site.open(1, "n1")
     for guid in GUIDS:
         fabric.write_table(guid, 0xFFFF)
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -198,7 +198,7 @@ def test_a_vhpcd_killed_while_a_table_is_written_again_knows_its_file(
     fabric.sweep()
     again = Site(fabric, reader, tmp_path / "db")
     again.backend.validate(again.store.keys.snapshot())
-    again.service.work.audit()
+    again.service.fabric_sync.audit()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -313,18 +313,18 @@ def test_a_fabric_that_cannot_be_read_at_all_is_not_safe_for_ever(
     reader.scan(60.0)
     site = Site(fabric, reader, tmp_path / "db", timeout_s=2.0)
     site.open(1, "n1")
-    work = site.service.work
+    fabric_sync = site.service.fabric_sync
     now = 0.0
-    work.watch = Watch(60.0, 300.0, lambda: now)
+    fabric_sync.watch = Watch(60.0, 300.0, lambda: now)
     reader._child.close()
     reader._child._command = ("false",)
-    work.audit()
-    assert "cannot read the fabric" in work.watch.state().what
-    assert (work.watch.state().safe, work.watch.state().open_since is not None) == (True, True)
+    fabric_sync.audit()
+    assert "cannot read the fabric" in fabric_sync.watch.state().what
+    assert (fabric_sync.watch.state().safe, fabric_sync.watch.state().open_since is not None) == (True, True)
     now = 301.0
-    assert not work.watch.state().safe
+    assert not fabric_sync.watch.state().safe
     with pytest.raises(FabricError, match="does not keep jobs apart"):
-        work.watch.must_be_safe()
+        fabric_sync.watch.must_be_safe()
 
 
 # --- what the watch makes of it ----------------------------------------------------------------------

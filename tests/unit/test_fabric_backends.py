@@ -31,8 +31,8 @@ from fabric_lab import (
 from test_keys import an_assignment
 
 from vhpc_slurm.config import Config, Images
-from vhpc_slurm.controller import forms
 from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
@@ -346,7 +346,7 @@ def test_the_auditor_sees_a_damaged_file_and_its_effect_and_repairs_them(
         "ports that nobody named show it"
     )
     assert sets(fabric) != holding((0x1000, 2))
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     wait_for(lambda: site.backend.audit(snapshot) == (), "not cured")
     assert sets(fabric) == holding((0x1000, 2))
 
@@ -399,7 +399,7 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     site = Site(fabric, reader, tmp_path / "db", last=0x1063, timeout_s=30.0)
     config = Config(images=Images(catalog=str(tmp_path / "catalog")))
     asked = [
-        wire.OpenGeneration(request=request(job_id), layouts=forms.pack_allocation(allocation("n1")))
+        wire.OpenGeneration(request=request(job_id), node_groups=wire_types.pack_allocation(allocation("n1")))
         for job_id in range(1, 101)
     ]
 

@@ -124,14 +124,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(node=nodes)
     def fence(self, node: str) -> None:
         with self.alive(), suppress(UserError):
-            self.service.rounds.fence(node, 0)
+            self.service.transitions.fence(node, 0)
 
     @rule()
     def clear(self) -> None:
         with self.alive(), suppress(UserError):
             assignments = self.store.keys.snapshot().assignments
             with_tombstone = [one.generation for one in assignments if one.state is KeyState.TOMBSTONE]
-            self.service.rounds.clear(with_tombstone, 0)
+            self.service.transitions.clear(with_tombstone, 0)
             self.service.settle()
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, 21.0, -1e6]))

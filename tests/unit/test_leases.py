@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.forms import (
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.wire_types import (
     LeaseWire,
     pack_allocation,
     unpack_allocation,
 )
-from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes, Proof
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
@@ -497,7 +497,7 @@ def test_a_thousand_equal_nodes_travel_as_one_layout_in_their_order() -> None:
     names = tuple(f"n{number}" for number in range(1000, 0, -1))
     nodes = allocation(*names, cpu_ids=tuple(range(128)))
     packed = pack_allocation(nodes)
-    assert [layout.cpu_ids for layout in packed] == ["0-127"]
+    assert [group.cpu_ids for group in packed] == ["0-127"]
     assert unpack_allocation(packed) == nodes
 
 

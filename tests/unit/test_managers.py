@@ -185,7 +185,7 @@ def test_a_standby_with_another_file_is_found_and_repaired(
         f"{standby.partitions} is not the same file as {fabric.partitions}",
         True,
     )
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert standby.partitions.read_bytes() == fabric.partitions.read_bytes()
     assert site.backend.audit(site.store.keys.snapshot()) == ()
 
@@ -242,7 +242,7 @@ def test_ports_on_two_subnets_have_the_same_key(tmp_path: Path, monkeypatch: pyt
         fabrics[1].replace(DEFAULT)
         fabrics[1].sweep()
         assert {one.port_guid for one in site.backend.audit(snapshot)} == {0, GUIDS[0]}
-        site.service.work.audit()
+        site.service.fabric_sync.audit()
         assert [sets(one, GUIDS[0]) for one in fabrics] == [{GUIDS[0]: HELD}] * 2
         os.kill(fabrics[1].opensm.pid, signal.SIGKILL)
         fabrics[1].opensm.wait()

@@ -243,7 +243,7 @@ def test_one_job_s_trouble_is_not_the_other_s(ufm: FakeUfm, tmp_path: Path) -> N
         site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
         for job_id in (1, 2)
     )
-    results = site.service.work.round([first, second])
+    results = site.service.fabric_sync.run_batch([first, second])
     assert isinstance(results[first], FabricError)
     assert site.states() == {1: "applied", 2: "active"}
 

@@ -58,7 +58,7 @@ def test_what_needs_no_sweep_never_waits_for_one(vhpcd: Vhpcd, fabric: Simulated
         with ThreadPoolExecutor(1) as hooks:
             started = hooks.submit(opened, vhpcd, 2)
             wait_for(lambda: states(vhpcd).get(2) == "reserved", "no lease is made")
-            wait_for(lambda: b"0x1001" in fabric.partitions.read_bytes(), "the round does not begin")
+            wait_for(lambda: b"0x1001" in fabric.partitions.read_bytes(), "the batch does not begin")
             assert vhpcd.client.lease(1, 0, "n1", 5.0).generation == ready.generation
             vhpcd.client.acknowledge(Ack(ready.generation, "n1", clean=False, note="busy"))
             vhpcd.client.acknowledge(Ack(ready.generation, "n1"))

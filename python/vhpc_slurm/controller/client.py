@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 
 from vhpc_slurm import errors
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import forms, rootport
 from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller import rootport, wire_types
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
 from vhpc_slurm.munge import CredentialError, Munge
@@ -71,8 +71,8 @@ class ControllerClient:
 
     def open_generation(self, request: JobRequest, allocation: Allocation) -> Lease:
         """Make the job's lease, or return the one it has: READY, or REFUSED with the line for the user."""
-        layouts = forms.pack_allocation(allocation)
-        body = wire.OpenGeneration(request=request, layouts=layouts)
+        node_groups = wire_types.pack_allocation(allocation)
+        body = wire.OpenGeneration(request=request, node_groups=node_groups)
         return self._ask(body, wire.LeaseAnswer).lease.unpack()
 
     def lease(self, job_id: int, restart: int | None, node: str, wait_s: float) -> Lease:
@@ -107,7 +107,7 @@ class ControllerClient:
 
     def report_timeline(self, timeline: Timeline) -> None:
         """Leave a node's timeline with vhpcd, instead of an earlier one of that node and generation."""
-        line = forms.TimelineWire(
+        line = wire_types.TimelineWire(
             generation=str(timeline.generation), node=timeline.node, stages=timeline.stages
         )
         self._ask(wire.ReportTimeline(timeline=line), wire.Done)
@@ -122,7 +122,7 @@ class ControllerClient:
             live: only those that are not released.
             timelines: with what nodes reported; costs as much again.
         """
-        records: list[forms.RecordWire] = []
+        records: list[wire_types.RecordWire] = []
         after: int | None = 0
         while after is not None:
             page = self._ask(wire.ListLeases(after=after, job_id=job_id, live=live), wire.LeasePage)

@@ -21,7 +21,7 @@ from vhpc_slurm.catalog import resolve
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.key_lifecycle import KeyLifecycle
-from vhpc_slurm.controller.rounds import Rounds
+from vhpc_slurm.controller.lease_transitions import LeaseTransitions
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError
 from vhpc_slurm.model import (
@@ -59,7 +59,7 @@ def look_up(catalog: Path, ref: ImageRef) -> ImageIdentity | UserError:
 
 
 class LeaseService:
-    """Leases of all jobs; what the fabric has to do with them is in ``rounds``."""
+    """Leases of all jobs; what the fabric has to do with them is in ``transitions``."""
 
     def __init__(
         self,
@@ -83,7 +83,9 @@ class LeaseService:
         """
         self.store = store
         self._keys = KeyLifecycle(store, quarantine_s, steady)
-        self.rounds = Rounds(store, self._keys, lost_after_s=lost_after_s, clock=clock, steady=steady)
+        self.transitions = LeaseTransitions(
+            store, self._keys, lost_after_s=lost_after_s, clock=clock, steady=steady
+        )
         self._network = network
         config = config or Config()
         guests = msgspec.structs.replace(config.guests, memory_reserve_mib=reserve_mib)
@@ -134,7 +136,7 @@ class LeaseService:
         record = self.find(request, allocation) or self._make(request, allocation, image)
         if record.lease.state is not LeaseState.RESERVED or self._keys.wants_fabric(record):
             return record
-        return self.rounds.ready([record])[0]
+        return self.transitions.ready([record])[0]
 
     def look(self, job_id: int, restart: int | None) -> LeaseRecord | None:
         """The newest lease of a job (of that incarnation), in whatever state."""
@@ -199,7 +201,7 @@ class LeaseService:
             self.store.put(leases.move(record, LeaseState.ENDING, self._clock()))
             self._keys.end(record)
         log.info("%s ending: %s", generation, why)
-        self.rounds.release(generation)
+        self.transitions.release(generation)
 
     def acknowledge(
         self, generation: Generation, node: str, *, clean: bool, note: str, timeline: Timeline | None
@@ -223,7 +225,7 @@ class LeaseService:
         elif note.startswith(ALARM):
             log.error("%s on %s: %s", generation, node, note)
             self._alarm(Alarm(generation.job_id, node, self._clock(), note.removeprefix(ALARM)))
-        self.rounds.release(generation)
+        self.transitions.release(generation)
 
     def report(self, timeline: Timeline) -> None:
         """Keep a node's timeline."""
@@ -263,7 +265,7 @@ class LeaseService:
             self.store.put(record)
         for old in stale:
             log.info("%s ending: replaced by %s", old.lease.generation, generation)
-            self.rounds.release(old.lease.generation)
+            self.transitions.release(old.lease.generation)
         log.info(
             "%s %s for %s on %d nodes %s",
             generation,

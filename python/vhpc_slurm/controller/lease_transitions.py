@@ -24,8 +24,8 @@ log = logging.getLogger("vhpcd")
 
 
 @dataclass(frozen=True)
-class Round:
-    """What a round of the fabric is about.
+class Batch:
+    """What a batch of the fabric is about.
 
     Attributes:
         snapshot: what the fabric shall carry, and what not (any more, or yet).
@@ -40,7 +40,7 @@ class Round:
     decided: dict[Generation, LeaseRecord | FabricError]
 
 
-class Rounds:
+class LeaseTransitions:
     """The way of leases to READY and to RELEASED.
 
     ``leaving`` are generations that no node holds any more, and of which the
@@ -125,7 +125,7 @@ class Rounds:
         return fenced, in_use
 
     def clear(self, generations: Collection[Generation], by_uid: int) -> None:
-        """Tombstones may go, says an operator; the next round looks whether the fabric agrees.
+        """Tombstones may go, says an operator; the next batch looks whether the fabric agrees.
 
         Raises:
             UserError: a generation has none, or one of its nodes has not let go of it.
@@ -149,7 +149,7 @@ class Rounds:
         """All assignments: no port may have a key of any other."""
         return self.store.keys.snapshot()
 
-    def begin_round(self, coming: Collection[Generation] = ()) -> Round:
+    def begin_batch(self, coming: Collection[Generation] = ()) -> Batch:
         """What the fabric shall carry, so that these come and whatever is to leave does."""
         decided: dict[Generation, LeaseRecord | FabricError] = {}
         mine = []
@@ -169,7 +169,7 @@ class Rounds:
         self.leaving &= {one.generation for one in snapshot.assignments if one.state in STRIPPABLE}
         leaving = tuple(sorted(self.leaving))
         waiting = {one.generation for one in snapshot.assignments if one.state is KeyState.RESERVED}
-        return Round(snapshot.but({*leaving, *waiting.difference(mine)}), tuple(mine), leaving, decided)
+        return Batch(snapshot.but({*leaving, *waiting.difference(mine)}), tuple(mine), leaving, decided)
 
     def applied(self, coming: Collection[Generation]) -> None:
         """The fabric has taken what it was told."""

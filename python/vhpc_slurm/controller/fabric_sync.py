@@ -1,6 +1,6 @@
-"""What is done to the fabric: rounds of changes, and audits.  One at a time, in a thread of their own.
+"""What is done to the fabric: batches of changes, and audits.  One at a time, in a thread of their own.
 
-A round takes all generations that come and go by then, and costs the fabric
+A batch takes all generations that come and go by then, and costs the fabric
 one change::
 
     RESERVED ─ apply ─> APPLIED ─ verify ─> VERIFIED ─> ACTIVE     (lease READY)
@@ -27,7 +27,7 @@ from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.model import Generation, LeaseRecord
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.rounds import Rounds
+    from vhpc_slurm.controller.lease_transitions import LeaseTransitions
 
 log = logging.getLogger("vhpcd")
 
@@ -42,21 +42,21 @@ class Submit(Protocol):
         """What the call returns, or raises, when that is durable."""
 
 
-def here(call: Callable[..., Result], *arguments: Any) -> Future[Result]:
+def call_directly(call: Callable[..., Result], *arguments: Any) -> Future[Result]:
     """The ``submit`` of whoever has the database to himself."""
     future: Future[Result] = Future()
     future.set_result(call(*arguments))
     return future
 
 
-class FabricWork:
-    """Rounds and audits."""
+class FabricSync:
+    """Batches and audits."""
 
     def __init__(
         self,
-        rounds: Rounds,
+        transitions: LeaseTransitions,
         network: NetworkBackend,
-        submit: Submit = here,
+        submit: Submit = call_directly,
         *,
         open_deadline_s: float = 60.0,
         unread_deadline_s: float = 300.0,
@@ -64,7 +64,7 @@ class FabricWork:
     ) -> None:
         """A fabric that is open, or cannot be read, for so long is not safe."""
         self.watch = Watch(open_deadline_s, unread_deadline_s, steady)
-        self._rounds = rounds
+        self._transitions = transitions
         self.network = network
         self._submit = submit
         self.changes = 0
@@ -72,7 +72,7 @@ class FabricWork:
         self._told: KeySnapshot | None = None
         """What the fabric was told last, and took; None when that is not certain."""
 
-    def round(
+    def run_batch(
         self, coming: Collection[Generation] = (), *, anew: bool = False, force: bool = False
     ) -> Results:
         """Bring those that come to READY and those that go to RELEASED; what became of each.
@@ -83,11 +83,11 @@ class FabricWork:
         Raises:
             FabricError: nothing could be changed; each may be asked for again.
         """
-        begun = self._write(self._rounds.begin_round, coming)
-        results: Results = dict(begun.decided)
-        snapshot = begun.snapshot
+        batch = self._write(self._transitions.begin_batch, coming)
+        results: Results = dict(batch.decided)
+        snapshot = batch.snapshot
         told = self._told is not None and self._told.carried() == snapshot.carried() and not anew
-        if told and not begun.coming and not begun.leaving:
+        if told and not batch.coming and not batch.leaving:
             return results
         self._told = None
         self.changes += 1
@@ -97,31 +97,31 @@ class FabricWork:
             else:
                 self.network.apply(snapshot, force=force)
         except RefusedError as err:
-            if len(begun.coming) < 2:
+            if len(batch.coming) < 2:
                 raise
             # One of them is the reason, and the others must not suffer for it.
-            log.warning("a round of %d jobs is taken apart: %s", len(begun.coming), err.line())
-            return results | self._apart(begun.coming)
+            log.warning("a batch of %d jobs is split: %s", len(batch.coming), err.line())
+            return results | self._split_batch(batch.coming)
         # The disk may write this while the fabric is read; what is proven comes after it.
-        applied = self._submit(self._rounds.applied, begun.coming)
+        applied = self._submit(self._transitions.applied, batch.coming)
         self._told = snapshot
-        if begun.coming:
-            found = self.network.verify(begun.coming, snapshot)
-            results |= self._write(self._rounds.proven, found)
+        if batch.coming:
+            found = self.network.verify(batch.coming, snapshot)
+            results |= self._write(self._transitions.proven, found)
         applied.result()
-        if begun.leaving:
-            results |= self._write(self._rounds.stripped, self._strip(begun.leaving, snapshot))
+        if batch.leaving:
+            results |= self._write(self._transitions.stripped, self._strip(batch.leaving, snapshot))
         return results
 
     def _write(self, call: Callable[..., Result], *arguments: Any) -> Result:
         return self._submit(call, *arguments).result()
 
-    def _apart(self, coming: tuple[Generation, ...]) -> Results:
+    def _split_batch(self, coming: tuple[Generation, ...]) -> Results:
         results: Results = {}
         middle = len(coming) // 2
         for part in ((), coming[:middle], coming[middle:]):
             try:
-                results |= self.round(part)
+                results |= self.run_batch(part)
             except FabricError as err:
                 results |= dict.fromkeys(part, err)
         return results
@@ -140,7 +140,7 @@ class FabricWork:
         Raises:
             FabricError: a part of the fabric cannot be told what it should be.
         """
-        trouble = _failure(self.round) if self._told is None else None
+        trouble = _failure(self.run_batch) if self._told is None else None
         wrong = False
         for attempt in ("found", "still there after a repair"):
             snapshot, found = self._look()
@@ -153,7 +153,7 @@ class FabricWork:
             if all(one.unread and not one.open for one in found):
                 break  # nothing that could be told would make it readable
             log.error("%d findings: the fabric is told once more what it should be", len(found))
-            trouble = _failure(partial(self.round, anew=True))
+            trouble = _failure(partial(self.run_batch, anew=True))
         if trouble is not None:
             raise trouble
         return wrong
@@ -163,7 +163,7 @@ class FabricWork:
         if self._told is not None:
             return self._told, self.network.audit(self._told)
         # A change broke off.  What ports lack may not have been given; but ACTIVE jobs had their keys.
-        snapshot = self._write(self._rounds.snapshot)
+        snapshot = self._write(self._transitions.snapshot)
         found, holders = self.network.audit(snapshot, unsure=True), _holders(snapshot)
         certain = tuple(
             one for one in found if one.open or one.unread or (one.lost and one.port_guid in holders)
