@@ -10,7 +10,7 @@ import pytest
 from device_rig import GENERATION, Rig, machine
 from fake_pci import Device, fail
 
-from vhpc_slurm.cli import here
+from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.hooks import common, drain_policy
 from vhpc_slurm.node import quarantine
@@ -24,7 +24,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
             f'[host]\nsysfs_root = "{tmp_path}/sys"\n[placement]\ngpu_map = "{tmp_path}/gpu.map"\n'
         )
         monkeypatch.setenv("VHPC_CONFIG", str(tmp_path / "vhpc.toml"))
-        monkeypatch.setattr(here, "is_root", lambda: True)
+        monkeypatch.setattr(context, "is_root", lambda: True)
         yield found
 
 

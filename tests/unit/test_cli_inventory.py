@@ -12,7 +12,7 @@ from captured import Trees
 from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
-from vhpc_slurm.cli import here, picture
+from vhpc_slurm.cli import context, picture
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.journal import Journal
 
@@ -22,12 +22,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "is_root", lambda: True)
+    monkeypatch.setattr(context, "is_root", lambda: True)
 
 
 @pytest.fixture
 def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "is_root", lambda: False)
+    monkeypatch.setattr(context, "is_root", lambda: False)
 
 
 def reservation(vhpc: Vhpc, generation: Generation, **data: Any) -> Journal:

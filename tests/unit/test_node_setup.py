@@ -19,7 +19,7 @@ from device_rig import Rig, machine
 from fake_hca import Port
 from fake_pci import Device
 
-from vhpc_slurm.cli import here
+from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.node import quarantine, setup
 from vhpc_slurm.node.layout import Layout
@@ -267,7 +267,7 @@ def test_the_command_says_what_came_of_each_step(
         f'[placement]\ngpu_map = "{tmp_path}/none"\n[devices]\nvirtual_functions = ["{pf.address}=2"]\n'
     )
     monkeypatch.setenv("VHPC_CONFIG", str(tmp_path / "vhpc.toml"))
-    monkeypatch.setattr(here, "is_root", lambda: True)
+    monkeypatch.setattr(context, "is_root", lambda: True)
     monkeypatch.setattr(setup, "GPU_NODES", tmp_path / "nodes")
     assert main(["node-setup", "--dry-run", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
-from vhpc_slurm.cli import here, output
+from vhpc_slurm.cli import context, output
 from vhpc_slurm.cli.hostview import maker
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
@@ -51,7 +51,7 @@ def ls(config: Config, node: str, *, as_json: bool) -> int:
     Raises:
         NodeError: the node cannot be read.
     """
-    here.need_root("devices")
+    context.need_root("devices")
     rows = _rows(config, node)
     if as_json:
         output.write_json([asdict(row) for row in rows])
@@ -86,7 +86,7 @@ def clear(config: Config, address: str, *, as_json: bool) -> int:
         UserError: it is none, or in no quarantine.
         TeardownError: the check did not pass.
     """
-    here.need_root("devices clear")
+    context.need_root("devices clear")
     if not ADDRESS.fullmatch(address):
         raise UserError(
             f"{address[:40]!r} is no PCI address", "0000:1b:00.0 or the like is expected", "see: vhpc devices"

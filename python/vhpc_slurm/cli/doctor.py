@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from vhpc_slurm.cli import here, output
+from vhpc_slurm.cli import context, output
 from vhpc_slurm.cli.checks import Finding, Level, boottime, error, fabric, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
@@ -37,7 +37,7 @@ def _fields(finding: Finding) -> dict[str, str]:
 
 def findings(config: Config, node: str) -> Iterator[Finding]:
     """All findings that apply to this host, in the order in which to repair them."""
-    root = here.is_root()
+    root = context.is_root()
     yield services.munge(config)
     is_node, is_controller, own = _slurmd_runs(), False, ""
     try:
@@ -68,7 +68,7 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
         yield from services.sbcast(config)
         if is_controller:
             yield slurm.operator(settings, config)
-    listener = root or here.user_name() == config.controller.slurm_user
+    listener = root or context.user_name() == config.controller.slurm_user
     yield from services.vhpcd(
         config, listener=listener, node=node if is_node else "", controller=is_controller
     )

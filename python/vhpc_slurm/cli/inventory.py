@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vhpc_slurm.cli import here, hostview, output
+from vhpc_slurm.cli import context, hostview, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
@@ -59,7 +59,7 @@ def _this(config: Config, node: str) -> Picture:
     from vhpc_slurm.node import inventory as reader
 
     host = reader.read(node, config)
-    if not here.is_root():
+    if not context.is_root():
         return Picture(host, True, None, (*host.remarks, "who holds what is for root to see"))
     remarks = (*host.remarks, *_libvirt(config, host))
     from vhpc_slurm.node import reservations

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm.catalog import resolve
-from vhpc_slurm.cli import here, jobs, output, planview
+from vhpc_slurm.cli import context, jobs, output, planview
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError, VhpcError
@@ -119,7 +119,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
         restart=0,
         uid=uid,
         gid=0,
-        user=wish.user or here.user_name(uid),
+        user=wish.user or context.user_name(uid),
         work_dir=wish.work_dir,
         image=image.ref,
         mem_reserve_mib=wish.mem_reserve_mib,
@@ -134,12 +134,12 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
 
 def _usage(config: Config, generation: Generation) -> Usage:
     """What other jobs hold here, which only root can see."""
-    return fold(reservations.live(Layout(config), but=generation)) if here.is_root() else NOTHING
+    return fold(reservations.live(Layout(config), but=generation)) if context.is_root() else NOTHING
 
 
 def _devices(config: Config) -> NodeDevices:
     """What may be given; what is in quarantine only root can see."""
-    if here.is_root():
+    if context.is_root():
         return devices.handed_out(Layout(config))
     return NodeDevices(gpumap.read(Path(config.placement.gpu_map)))
 
@@ -214,7 +214,7 @@ def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:
     import pwd
 
     if user is None:
-        if here.is_root():
+        if context.is_root():
             return 0, ("shares are left out: they depend on the user, name one with --user",)
         return os.geteuid(), ()
     try:
@@ -230,7 +230,7 @@ def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[shares.Share
     """
     account = accounts.account(uid)
     program, timeout = f"{config.paths.libexec}/vhpc-confine", config.guests.stage_timeout_s
-    if not here.is_root() or not os.access(program, os.X_OK):
+    if not context.is_root() or not os.access(program, os.X_OK):
         found, notes = shares.wanted(config.shares, account, work_dir)
         notes.append(f"whether {account.name} can enter them was not tried: root can, with {program}")
         return tuple(found), tuple(notes)
@@ -292,8 +292,8 @@ def _xml(config: Config, case: Case, guest: GuestPlan) -> str:
 def _accelerator(config: Config, case: Case) -> tuple[str, str]:
     """(kvm or tcg, why)."""
     why = case.host.kvm_reason
-    if config.guests.accelerator == "auto" and not case.host.kvm and not here.is_root():
-        why += f"; judged as {here.user_name()}, Prolog judges as root"
+    if config.guests.accelerator == "auto" and not case.host.kvm and not context.is_root():
+        why += f"; judged as {context.user_name()}, Prolog judges as root"
     return ("kvm" if case.host.kvm else "tcg"), why
 
 

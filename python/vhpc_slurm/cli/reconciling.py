@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vhpc_slurm.cli import here, output
+from vhpc_slurm.cli import context, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.hooks.reconcile import reconcile as run
 
@@ -13,7 +13,7 @@ def reconcile(config: Config, node: str, *, check: bool, as_json: bool) -> int:
     Returns 1 when something is left that should not be there, with ``check``
     when anything was found at all.
     """
-    here.need_root("reconcile")
+    context.need_root("reconcile")
     outcomes = run(config, node, check=check)
     if as_json:
         output.write_json(

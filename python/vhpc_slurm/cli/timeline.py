@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vhpc_slurm.cli import here, jobs, output
+from vhpc_slurm.cli import context, jobs, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Generation, Stage, Timeline
@@ -90,7 +90,7 @@ def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
 
 def _local(config: Config, job_id: int) -> Timeline | None:
     """The last incarnation's timeline on this node, where there is one."""
-    if not here.is_root():
+    if not context.is_root():
         return None
     folder = Layout(config).timelines
     found = [

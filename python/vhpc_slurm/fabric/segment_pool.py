@@ -20,7 +20,7 @@ from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.model import Generation
 
 
-class Segments(ByPolicy):
+class SegmentPool(ByPolicy):
     """Hands out numbers."""
 
     def validate(self, snapshot: KeySnapshot) -> None:
