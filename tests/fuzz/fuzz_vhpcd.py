@@ -34,7 +34,7 @@ from vhpc_slurm.controller.conversation import Server
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
-from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes
+from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, ProofResults
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import Generation
@@ -60,7 +60,7 @@ class Keys(NoNetwork):
 
     plan = KeyPolicy(KeyPool(0x1000, 0x1001)).plan
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         return self.verify(generations, snapshot)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import numbers
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
+from vhpc_slurm.fabric.backend import FabricFinding, KeyPolicy, Proof, ProofResults
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
@@ -54,14 +54,14 @@ class Fabric:
         }
         self.step()
 
-    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         self.step()
         for generation in generations:
             assignment = snapshot.must(generation)
             assert {self.tables[name] for name in self.names(assignment)} == {assignment.pkey}
         return {generation: Proof(snapshot.epoch) for generation in generations}
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         self.step()
         for generation in generations:
             # a port with a GUID of its own may be another job's by now: its node had said that it is free
@@ -71,7 +71,7 @@ class Fabric:
             assert not self.tables.keys() & set(self.names(snapshot.must(generation))) - others
         return {generation: Proof(snapshot.epoch) for generation in generations}
 
-    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         return ()
 
     def repair(self, snapshot: KeySnapshot) -> None:

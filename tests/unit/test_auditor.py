@@ -17,10 +17,10 @@ from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened
 from vhpcd_process import Vhpcd
 
 from vhpc_slurm.config.fabric import Manager, Subnet
-from vhpc_slurm.controller.isolation import Watch
+from vhpc_slurm.controller.isolation import IsolationWatch
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import Finding
+from vhpc_slurm.fabric.backend import FabricFinding
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.model import Generation
 
@@ -315,7 +315,7 @@ def test_a_fabric_that_cannot_be_read_at_all_is_not_safe_for_ever(
     site.open(1, "n1")
     fabric_sync = site.service.fabric_sync
     now = 0.0
-    fabric_sync.watch = Watch(60.0, 300.0, lambda: now)
+    fabric_sync.watch = IsolationWatch(60.0, 300.0, lambda: now)
     reader._child.close()
     reader._child._command = ("false",)
     fabric_sync.audit()
@@ -329,16 +329,16 @@ def test_a_fabric_that_cannot_be_read_at_all_is_not_safe_for_ever(
 
 # --- what the watch makes of it ----------------------------------------------------------------------
 
-OPEN = Finding(1, "port 1 is open", open=True)
-BLIND = Finding(0, "nobody answers", unread=True, blind=True)
-AWAY = Finding(0, "the standby is away", unread=True)
-LOST = Finding(2, "port 2 has nothing", lost=True)
+OPEN = FabricFinding(1, "port 1 is open", open=True)
+BLIND = FabricFinding(0, "nobody answers", unread=True, blind=True)
+AWAY = FabricFinding(0, "the standby is away", unread=True)
+LOST = FabricFinding(2, "port 2 has nothing", lost=True)
 JOB = Generation(7, 0, "00000001")
 
 
 def test_an_open_fabric_that_cannot_be_read_any_more_stays_open() -> None:
     now = 0.0
-    watch = Watch(60.0, 300.0, lambda: now)
+    watch = IsolationWatch(60.0, 300.0, lambda: now)
     watch.saw((OPEN,))
     now = 50.0
     watch.saw((BLIND,))
@@ -355,7 +355,7 @@ def test_an_open_fabric_that_cannot_be_read_any_more_stays_open() -> None:
 
 def test_a_lost_key_counts_from_when_it_was_first_missed() -> None:
     now = 0.0
-    watch = Watch(60.0, 300.0, lambda: now)
+    watch = IsolationWatch(60.0, 300.0, lambda: now)
     watch.saw((LOST,), holders={2: JOB})
     now = 40.0
     watch.saw((BLIND,), holders={2: JOB})

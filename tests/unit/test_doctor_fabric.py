@@ -14,7 +14,7 @@ import pytest
 from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, PATH, SimulatedFabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 
-from vhpc_slurm.cli.checks import Finding, Level, fabric
+from vhpc_slurm.cli.checks import CheckResult, Level, fabric
 from vhpc_slurm.config import Config, Controller
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.fabric import opensm_options
@@ -85,7 +85,7 @@ def config(one: SimulatedFabric, user: str = "root", **other: object) -> Config:
     return Config(fabric=Fabric(**keys | other), controller=Controller(user=user))  # type: ignore[arg-type]
 
 
-def seen(found: Config) -> dict[str, Finding]:
+def seen(found: Config) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in fabric.check(found, root=True)}
 
 

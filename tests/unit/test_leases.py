@@ -21,7 +21,7 @@ from vhpc_slurm.controller.wire_types import (
     unpack_allocation,
 )
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes, Proof
+from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Proof, ProofResults
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import (
@@ -59,11 +59,11 @@ class BrokenNetwork(NoNetwork):
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         self._call("apply")
 
-    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         self._call("verify")
         return {generation: Proof(snapshot.epoch) for generation in generations}
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         self._call("strip")
         return {generation: Proof(snapshot.epoch) for generation in generations}
 

@@ -34,7 +34,7 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, RefusedError
-from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, Request, SeveralReaders, serve
+from vhpc_slurm.fabric.managers import ManagerRequest, Managers, RemoteOpensm, SeveralReaders, serve
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
@@ -309,7 +309,7 @@ def test_whatever_comes_there_is_an_answer(here: Opensm, line: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"# none\n", b"Default=0x7fff : ALL=full ;\n", DEFAULT[:-3]])
 def test_no_host_takes_a_file_that_opens_its_fabric(here: Opensm, tmp_path: Path, data: bytes) -> None:
-    request = msgspec.json.encode(Request("replace", file=data))
+    request = msgspec.json.encode(ManagerRequest("replace", file=data))
     assert serve(here, request).error is not None
     assert (tmp_path / "partitions.conf").read_bytes() == DEFAULT
 

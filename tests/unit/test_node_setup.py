@@ -23,7 +23,7 @@ from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.node import quarantine, setup
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.setup import State, Step
+from vhpc_slurm.node.setup import SetupStep, State
 from vhpc_slurm.node.vf import PARKED_GUID
 
 ROOT = Path(__file__).parents[2]
@@ -51,12 +51,12 @@ def configure(rig: Rig, *vfs: str, pages: tuple[str, ...] = ()) -> None:
     )
 
 
-def run(rig: Rig, *, dry_run: bool = False, held: tuple[str, ...] = ()) -> list[Step]:
+def run(rig: Rig, *, dry_run: bool = False, held: tuple[str, ...] = ()) -> list[SetupStep]:
     place = setup.Place(rig.root / "proc", rig.root / "nodes")
     return list(setup.steps(rig.layout, dict.fromkeys(held, "7.0.0123abcd"), dry_run=dry_run, place=place))
 
 
-def states(steps: list[Step], kind: str) -> list[State]:
+def states(steps: list[SetupStep], kind: str) -> list[State]:
     return [step.state for step in steps if step.kind == kind]
 
 

@@ -257,7 +257,7 @@ def audited(rig: Rig) -> Rig:
     return rig
 
 
-def unparked(rig: Rig) -> list[audit.Finding]:
+def unparked(rig: Rig) -> list[audit.NodeFinding]:
     return list(audit._unparked_functions(rig.layout))
 
 

@@ -20,7 +20,7 @@ from vhpc_command import Vhpc
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
 from vhpcd_process import Vhpcd
 
-from vhpc_slurm.cli.checks import Finding, Level, services
+from vhpc_slurm.cli.checks import CheckResult, Level, services
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState
 
@@ -93,7 +93,7 @@ def test_a_hundred_jobs_at_once_cost_three_sweeps_and_their_ends_three_more(
         assert 1 <= fabric.sweeps() - before <= 3
 
 
-def doctor_on_isolation(vhpcd: Vhpcd) -> list[Finding]:
+def doctor_on_isolation(vhpcd: Vhpcd) -> list[CheckResult]:
     """What `vhpc doctor` says of it on any host."""
     return [one for one in services.vhpcd(vhpcd.config, listener=True) if one.check == "fabric.open"]
 

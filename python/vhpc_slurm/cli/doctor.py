@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm.cli import context, output
-from vhpc_slurm.cli.checks import Finding, Level, boottime, error, fabric, ok, services, slurm
+from vhpc_slurm.cli.checks import CheckResult, Level, boottime, error, fabric, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.node.layout import Layout
@@ -26,7 +26,7 @@ def doctor(config: Config, node: str, *, as_json: bool, quiet: bool) -> int:
     return 1 if any(finding.level is Level.ERROR for finding in found) else 0
 
 
-def _fields(finding: Finding) -> dict[str, str]:
+def _fields(finding: CheckResult) -> dict[str, str]:
     return {
         "check": finding.check,
         "level": finding.level.value,
@@ -35,13 +35,13 @@ def _fields(finding: Finding) -> dict[str, str]:
     }
 
 
-def findings(config: Config, node: str) -> Iterator[Finding]:
+def findings(config: Config, node: str) -> Iterator[CheckResult]:
     """All findings that apply to this host, in the order in which to repair them."""
     root = context.is_root()
     yield services.munge(config)
     is_node, is_controller, own = _slurmd_runs(), False, ""
     try:
-        settings = slurm.Settings.parse(slurm.ask(config, "show", "config"))
+        settings = slurm.SlurmSettings.parse(slurm.ask(config, "show", "config"))
         nodes = slurm.ask(config, "-o", "show", "node")
         parts = slurm.ask(config, "-o", "show", "partition")
     except VhpcError as err:
@@ -84,7 +84,7 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
     yield ok("host", f"{node} was checked as {' and '.join(roles) or 'login node'}")
 
 
-def _node(config: Config, node: str, own: str, *, root: bool) -> Iterator[Finding]:
+def _node(config: Config, node: str, own: str, *, root: bool) -> Iterator[CheckResult]:
     from vhpc_slurm.cli.checks import devices
     from vhpc_slurm.cli.checks import node as checks
 
@@ -104,7 +104,7 @@ def _slurmd_runs() -> bool:
     return False
 
 
-def _show(shown: list[Finding], found: list[Finding]) -> None:
+def _show(shown: list[CheckResult], found: list[CheckResult]) -> None:
     from rich.text import Text
 
     rows = []

@@ -64,11 +64,11 @@ DULL_CLASSES = frozenset((0x0C05, 0x0780, 0x0B00))
 
 
 @dataclass(frozen=True)
-class Port:
+class FunctionTree:
     """A PCI function and what hangs below it; virtual functions are with their physical one."""
 
     function: PciFunction
-    below: tuple[Port, ...]
+    below: tuple[FunctionTree, ...]
     vfs: tuple[PciFunction, ...]
 
 
@@ -78,7 +78,7 @@ class Complex:
 
     name: str
     cell: int
-    ports: tuple[Port, ...]
+    ports: tuple[FunctionTree, ...]
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _complexes(functions: Sequence[PciFunction]) -> tuple[list[Complex], int]:
     return found, shown
 
 
-def _ports(members: list[PciFunction]) -> tuple[Port, ...]:
+def _ports(members: list[PciFunction]) -> tuple[FunctionTree, ...]:
     here = {function.address: function for function in members}
     below: dict[str, list[PciFunction]] = {}
     vfs: dict[str, list[PciFunction]] = {}
@@ -248,12 +248,12 @@ def _ports(members: list[PciFunction]) -> tuple[Port, ...]:
             above = [bridge for bridge in function.bridges if bridge in here]
             below.setdefault(above[-1] if above else "", []).append(function)
 
-    def build(parent: str) -> tuple[Port, ...]:
+    def build(parent: str) -> tuple[FunctionTree, ...]:
         ports = []
         for function in below.get(parent, ()):
             inner = build(function.address)
             if inner or not _dull(function):
-                ports.append(Port(function, inner, tuple(vfs.get(function.address, ()))))
+                ports.append(FunctionTree(function, inner, tuple(vfs.get(function.address, ()))))
         return tuple(ports)
 
     return build("")
@@ -264,7 +264,7 @@ def _dull(function: PciFunction) -> bool:
     return code >> 8 in DULL or code in DULL_CLASSES
 
 
-def _all(ports: Iterable[Port]) -> Iterable[PciFunction]:
+def _all(ports: Iterable[FunctionTree]) -> Iterable[PciFunction]:
     for port in ports:
         yield port.function
         yield from port.vfs

@@ -270,7 +270,9 @@ def cpu_lines(view: hostview.CellView) -> list[str]:
     return lines
 
 
-def _show_ports(branch: Tree, ports: Sequence[hostview.Port], held_by: dict[str, Reservation]) -> None:
+def _show_ports(
+    branch: Tree, ports: Sequence[hostview.FunctionTree], held_by: dict[str, Reservation]
+) -> None:
     for port in ports:
         inner = branch.add(function_line(port.function, held_by.get(port.function.address)))
         for vf in port.vfs:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 from vhpc_slurm.cli import hostview
-from vhpc_slurm.cli.hostview import CellView, Complex, Group, Port
+from vhpc_slurm.cli.hostview import CellView, Complex, FunctionTree, Group
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.hardware import PciFunction, Reservation
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory
@@ -245,7 +245,7 @@ def _complex(canvas: Canvas, x: float, y: float, root: Complex) -> float:
     return height + 2
 
 
-def _ports(canvas: Canvas, x: float, y: float, ports: Sequence[Port], width: float) -> float:
+def _ports(canvas: Canvas, x: float, y: float, ports: Sequence[FunctionTree], width: float) -> float:
     """Functions one below the other; below a bridge they are indented, chains of bridges share a line."""
     height = 0.0
     for port in ports:
@@ -271,7 +271,7 @@ def _ports(canvas: Canvas, x: float, y: float, ports: Sequence[Port], width: flo
     return height
 
 
-def _tops(ports: Sequence[Port]) -> list[float]:
+def _tops(ports: Sequence[FunctionTree]) -> list[float]:
     """Where each of these ports will begin, counted from the first."""
     tops, at = [], 0.0
     for port in ports:
@@ -280,7 +280,7 @@ def _tops(ports: Sequence[Port]) -> list[float]:
     return tops
 
 
-def _height(port: Port) -> float:
+def _height(port: FunctionTree) -> float:
     last = port
     while len(last.below) == 1 and last.function.bridge and last.below[0].function.bridge:
         last = last.below[0]

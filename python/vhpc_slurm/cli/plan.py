@@ -50,7 +50,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Case:
+class PlanInput:
     """All that a plan follows from."""
 
     generation: Generation
@@ -64,7 +64,7 @@ class Case:
     devices: NodeDevices | None = None
 
 
-def of_job(config: Config, job_id: int, node: str) -> Case:
+def of_job(config: Config, job_id: int, node: str) -> PlanInput:
     """The case of an existing job on this node, from its lease.
 
     Raises:
@@ -86,7 +86,7 @@ def of_job(config: Config, job_id: int, node: str) -> Case:
         )
     host = inventory.read(node, config)
     found, notes = _shares(config, lease.request.uid, lease.request.work_dir)
-    return Case(
+    return PlanInput(
         lease.generation,
         lease.allocation.on(node),
         host,
@@ -99,7 +99,7 @@ def of_job(config: Config, job_id: int, node: str) -> Case:
     )
 
 
-def of_wish(config: Config, wish: Wish, node: str) -> Case:
+def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
     """The case of an allocation that could be.
 
     Raises:
@@ -129,7 +129,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
     found, more = _shares(config, uid, wish.work_dir) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")
     allocation = NodeAllocation(node, cpus, memory, gres)
-    return Case(generation, allocation, host, request, image, found, (*notes, *more), NOTHING, given)
+    return PlanInput(generation, allocation, host, request, image, found, (*notes, *more), NOTHING, given)
 
 
 def _usage(config: Config, generation: Generation) -> Usage:
@@ -156,7 +156,7 @@ def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeD
     return (gres,) if indexes else (), _devices(config)
 
 
-def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
+def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     """Show the plan of a case.
 
     Raises:
@@ -191,7 +191,7 @@ def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
     return 0
 
 
-def _within_qemus_limit(config: Config, case: Case, found: NodePlan) -> NodePlan | Refusal:
+def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> NodePlan | Refusal:
     """The plan, or a refusal where QEMU gives no guest so many vCPUs; libvirt is asked about large ones."""
     from vhpc_slurm.domain import iommu
     from vhpc_slurm.node import guest, refusal
@@ -254,7 +254,7 @@ def _hypervisor(config: Config) -> tuple[int, str]:
         return LIBVIRT_OLDEST, f"as for the oldest libvirt that will do; the running one was not asked: {err}"
 
 
-def _xml(config: Config, case: Case, guest: GuestPlan) -> str:
+def _xml(config: Config, case: PlanInput, guest: GuestPlan) -> str:
     """The domain as stages.boot would have it; uid and paths of files are those of a first guest."""
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
@@ -289,7 +289,7 @@ def _xml(config: Config, case: Case, guest: GuestPlan) -> str:
     return f"<!-- {remark.replace('--', '- -')} -->\n{text}" if remark else text
 
 
-def _accelerator(config: Config, case: Case) -> tuple[str, str]:
+def _accelerator(config: Config, case: PlanInput) -> tuple[str, str]:
     """(kvm or tcg, why)."""
     why = case.host.kvm_reason
     if config.guests.accelerator == "auto" and not case.host.kvm and not context.is_root():
@@ -297,7 +297,7 @@ def _accelerator(config: Config, case: Case) -> tuple[str, str]:
     return ("kvm" if case.host.kvm else "tcg"), why
 
 
-def _json(config: Config, case: Case, plan_: NodePlan) -> dict[str, Any]:
+def _json(config: Config, case: PlanInput, plan_: NodePlan) -> dict[str, Any]:
     """The NodePlan itself with what it follows from beside it."""
     accelerator, why = _accelerator(config, case)
     abstract = {os_cpu: number for number, os_cpu in enumerate(case.host.abstract)}

@@ -32,7 +32,7 @@ CLOSE_S = 0.5
 """So long vhpcd may take to close a connection that it has answered."""
 
 
-class Acknowledgement(Protocol):
+class AcknowledgementFields(Protocol):
     """A node's word about a generation; ``timeline`` is what it went through, if known."""
 
     @property
@@ -94,7 +94,7 @@ class ControllerClient:
         """Say that the job's incarnations up to this restart count (None: all) are over."""
         self._ask(wire.Ending(job_id=job_id, restart=restart), wire.Done)
 
-    def acknowledge(self, ack: Acknowledgement) -> None:
+    def acknowledge(self, ack: AcknowledgementFields) -> None:
         """Say whether this node still holds something of a generation."""
         body = wire.Acknowledge(
             generation=str(ack.generation),

@@ -20,9 +20,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from vhpc_slurm.controller.isolation import Watch
+from vhpc_slurm.controller.isolation import IsolationWatch
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.backend import Finding, NetworkBackend, Outcomes, RefusedError
+from vhpc_slurm.fabric.backend import FabricFinding, NetworkBackend, ProofResults, RefusedError
 from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.model import Generation, LeaseRecord
 
@@ -63,7 +63,7 @@ class FabricSync:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         """A fabric that is open, or cannot be read, for so long is not safe."""
-        self.watch = Watch(open_deadline_s, unread_deadline_s, steady)
+        self.watch = IsolationWatch(open_deadline_s, unread_deadline_s, steady)
         self._transitions = transitions
         self.network = network
         self._submit = submit
@@ -126,7 +126,7 @@ class FabricSync:
                 results |= dict.fromkeys(part, err)
         return results
 
-    def _strip(self, leaving: tuple[Generation, ...], snapshot: KeySnapshot) -> Outcomes:
+    def _strip(self, leaving: tuple[Generation, ...], snapshot: KeySnapshot) -> ProofResults:
         try:
             return self.network.strip(leaving, snapshot)
         except FabricError as err:  # whatever came with them is READY all the same
@@ -158,7 +158,7 @@ class FabricSync:
             raise trouble
         return wrong
 
-    def _look(self) -> tuple[KeySnapshot, tuple[Finding, ...]]:
+    def _look(self) -> tuple[KeySnapshot, tuple[FabricFinding, ...]]:
         """What the fabric should carry, and what is seen to be wrong."""
         if self._told is not None:
             return self._told, self.network.audit(self._told)

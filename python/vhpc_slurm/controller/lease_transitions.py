@@ -18,7 +18,7 @@ from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store import LeaseStore
-    from vhpc_slurm.fabric.backend import Outcomes
+    from vhpc_slurm.fabric.backend import ProofResults
 
 log = logging.getLogger("vhpcd")
 
@@ -175,7 +175,7 @@ class LeaseTransitions:
         """The fabric has taken what it was told."""
         self._keys.advance(coming, KeyState.APPLIED)
 
-    def proven(self, found: Outcomes) -> dict[Generation, LeaseRecord | FabricError]:
+    def proven(self, found: ProofResults) -> dict[Generation, LeaseRecord | FabricError]:
         """What was read back of those that come; they are READY where it is as it should be."""
         results: dict[Generation, LeaseRecord | FabricError] = {
             generation: one for generation, one in found.items() if isinstance(one, FabricError)
@@ -196,7 +196,7 @@ class LeaseTransitions:
             log.info("%s ready; %s", generation, found[generation])
         return results
 
-    def stripped(self, found: Outcomes) -> dict[Generation, LeaseRecord | FabricError]:
+    def stripped(self, found: ProofResults) -> dict[Generation, LeaseRecord | FabricError]:
         """What was read back of those that leave; they are RELEASED where nothing is left of them.
 
         Returns why others are not.

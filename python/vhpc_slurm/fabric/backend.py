@@ -47,12 +47,12 @@ class Proof:
     absent: int = 0
 
 
-Outcomes = dict[Generation, Proof | FabricError]
+ProofResults = dict[Generation, Proof | FabricError]
 """For each generation the proof, or why there is none: one job's trouble is not that of all."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class FabricFinding:
     """One thing that is not as the snapshot says.
 
     Attributes:
@@ -90,19 +90,19 @@ class NetworkBackend(Protocol):
         ``force``: also where the snapshot seems to be of another database than what the fabric has.
         """
 
-    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back, after ``apply``, that each generation's ports have their keys, and nobody else has.
 
         Raises FabricError when the fabric cannot be read at all.
         """
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back, after ``apply``, that nothing is left of generations that the snapshot does not carry.
 
         Raises FabricError when the fabric cannot be read at all.
         """
 
-    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Compare the whole fabric with what the snapshot carries; changes nothing.
 
         What cannot be read is a finding, and keeps nothing else from being read.
@@ -153,13 +153,13 @@ class NoNetwork:
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Nothing to apply."""
 
-    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Nothing to read back."""
         return {generation: Proof(snapshot.epoch) for generation in generations}
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Nothing to strip; an error for what began under another backend."""
-        outcomes: Outcomes = {}
+        outcomes: ProofResults = {}
         for generation in generations:
             assignment = snapshot.of(generation)
             outcomes[generation] = Proof(snapshot.epoch)
@@ -170,7 +170,7 @@ class NoNetwork:
                 )
         return outcomes
 
-    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Nothing to compare."""
         del snapshot, unsure
         return ()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, rewrite
-from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof
+from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, Proof, ProofResults
 from vhpc_slurm.fabric.filewatch import FileWatch, Watched
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.opensm import ComplaintError, Opensm, SubnetManager
@@ -75,7 +75,7 @@ class OpensmFile(ByPolicy):
         """
         self._bring(snapshot, force=force)
 
-    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that the generations' ports have their keys, and nobody else has."""
         assignments = [snapshot.must(generation) for generation in generations]
         meant = self._meant(snapshot)
@@ -96,7 +96,7 @@ class OpensmFile(ByPolicy):
             raise
         return self._sweep_unless_proven(outcomes)
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no port has the generations' keys any more."""
         assignments = [snapshot.must(generation) for generation in generations]
         self._logs.reading()
@@ -108,13 +108,13 @@ class OpensmFile(ByPolicy):
             self._swept = None
             raise
 
-    def _sweep_unless_proven(self, outcomes: Outcomes) -> Outcomes:
+    def _sweep_unless_proven(self, outcomes: ProofResults) -> ProofResults:
         """The next change makes OpenSM sweep again where something could not be proven."""
         if any(isinstance(one, FabricError) for one in outcomes.values()):
             self._swept = None
         return outcomes
 
-    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Compare files, logs and fabric with the snapshot."""
         meant = self._meant(snapshot)
         files = self._file_findings(None if unsure else meant)
@@ -147,9 +147,9 @@ class OpensmFile(ByPolicy):
             one.touched() for one in self._opensm.each() if isinstance(one, Opensm)
         )
 
-    def _file_findings(self, meant: tuple[Partition, ...] | None) -> list[Finding]:
+    def _file_findings(self, meant: tuple[Partition, ...] | None) -> list[FabricFinding]:
         """What is wrong with the files of all OpenSM; with None any will do that OpenSM can read."""
-        found: list[Finding] = []
+        found: list[FabricFinding] = []
         first: tuple[str, bytes | None] | None = None
         for manager in self._opensm.each():
             name = str(manager.partitions)
@@ -157,13 +157,13 @@ class OpensmFile(ByPolicy):
                 data = manager.read()
             except FabricError as err:
                 # What is no file OpenSM cannot read either: its next sweep opens the fabric.
-                found.append(Finding(0, err.line(), open=isinstance(err, NotPlainError), unread=True))
+                found.append(FabricFinding(0, err.line(), open=isinstance(err, NotPlainError), unread=True))
                 continue
             if first is None or meant is None:
                 first = (name, data)
-                found += [Finding(0, what, open=True) for what in self._defects(name, data, meant)]
+                found += [FabricFinding(0, what, open=True) for what in self._defects(name, data, meant)]
             elif data != first[1]:
-                found.append(Finding(0, f"{name} is not the same file as {first[0]}", open=True))
+                found.append(FabricFinding(0, f"{name} is not the same file as {first[0]}", open=True))
         return found
 
     def _defects(self, name: str, data: bytes | None, meant: tuple[Partition, ...] | None) -> list[str]:
@@ -180,11 +180,11 @@ class OpensmFile(ByPolicy):
             return [f"{name} is not what vhpcd wrote"]
         return []
 
-    def _complaints(self) -> Iterator[Finding]:
+    def _complaints(self) -> Iterator[FabricFinding]:
         """What OpenSM have said of their files since these were last written."""
         for err in self._logs.complaints():
             heard = isinstance(err, ComplaintError)
-            yield Finding(0, err.line(), open=heard, unread=not heard)
+            yield FabricFinding(0, err.line(), open=heard, unread=not heard)
 
     def _bring(
         self, snapshot: KeySnapshot, *, force: bool = False, repairing: bool = False

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers
-from vhpc_slurm.fabric.backend import Finding, Outcomes, Proof
+from vhpc_slurm.fabric.backend import FabricFinding, Proof, ProofResults
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
 from vhpc_slurm.fabric.partitions import Partition
@@ -26,7 +26,7 @@ SCAN_S = 1.0
 SHOWN = 3
 """So many of what is wrong go into one line."""
 
-_Judge = Callable[[KeyAssignment], Proof | list[Finding]]
+_Judge = Callable[[KeyAssignment], Proof | list[FabricFinding]]
 
 
 class Reader(Protocol):
@@ -59,14 +59,14 @@ class Expected:
             if has != expected:
                 keys = frozenset(entry & ~FULL for entry in meant | has) - {DEFAULT_PKEY}
                 what = _unlike(port, expected)
-                one = Finding(port.guid, what, open=bool(has - expected), lost=not meant <= has)
+                one = FabricFinding(port.guid, what, open=bool(has - expected), lost=not meant <= has)
                 found.append(Difference(one, keys))
         if scan.silent:
             what = f"{scan.silent} nodes do not answer"
             if scan.silent_at:
                 what += f"; try: smpquery -D nodeinfo {scan.silent_at[0]}"
-            found.append(Difference(Finding(0, what, unread=True, blind=True), None))
-        found += [Difference(Finding(0, what, unread=True, blind=True), None) for what in scan.unread]
+            found.append(Difference(FabricFinding(0, what, unread=True, blind=True), None))
+        found += [Difference(FabricFinding(0, what, unread=True, blind=True), None) for what in scan.unread]
         return found
 
     def wrong_ports(self, scan: Scan) -> tuple[Port, ...]:
@@ -86,7 +86,7 @@ _NONE: frozenset[int] = frozenset()
 class Difference:
     """A finding, and the keys that are not proven because of it; None: none is."""
 
-    finding: Finding
+    finding: FabricFinding
     keys: frozenset[int] | None
 
     def concerns(self, pkey: int) -> bool:
@@ -113,7 +113,7 @@ class Readback:
 
     def carried(
         self, assignments: Iterable[KeyAssignment], partitions: Iterable[Partition], snapshot: KeySnapshot
-    ) -> Outcomes:
+    ) -> ProofResults:
         """Prove that each assignment's ports have exactly their keys and that no stranger has its key.
 
         Raises:
@@ -125,7 +125,7 @@ class Readback:
             wrong = expected.differences(scan)
             guids = frozenset(port.guid for port in scan.ports)
 
-            def judge(assignment: KeyAssignment) -> Proof | list[Finding]:
+            def judge(assignment: KeyAssignment) -> Proof | list[FabricFinding]:
                 found = [one.finding for one in wrong if one.concerns(assignment.pkey)]
                 if found:
                     return found
@@ -139,7 +139,7 @@ class Readback:
 
     def gone(
         self, assignments: Iterable[KeyAssignment], partitions: Iterable[Partition], snapshot: KeySnapshot
-    ) -> Outcomes:
+    ) -> ProofResults:
         """Prove that no port of an assignment, and no stranger, has its key any more.
 
         ``partitions`` are those without these assignments; other assignments of the same key may stay.
@@ -156,10 +156,10 @@ class Readback:
                 for entry in port.pkeys:
                     carriers.setdefault(entry & ~FULL, set()).add(port.guid)
 
-            def judge(assignment: KeyAssignment) -> Proof | list[Finding]:
+            def judge(assignment: KeyAssignment) -> Proof | list[FabricFinding]:
                 having = carriers.get(assignment.pkey, set())
                 still = sorted(having & frozenset(assignment.port_guids()))
-                found = [Finding(guid, f"port {guid:#018x} has it", True) for guid in still] or [
+                found = [FabricFinding(guid, f"port {guid:#018x} has it", True) for guid in still] or [
                     one.finding
                     for one in wrong
                     if one.concerns(assignment.pkey)
@@ -175,7 +175,7 @@ class Readback:
         """Read everything once; FabricError when it cannot be read."""
         return self._reader.scan(self._timeout_s)
 
-    def findings(self, partitions: Iterable[Partition], only: Set[int] | None = None) -> list[Finding]:
+    def findings(self, partitions: Iterable[Partition], only: Set[int] | None = None) -> list[FabricFinding]:
         """Compare the whole fabric, once; that it cannot be read is a finding.
 
         ``only`` are the keys that are looked at, besides the default one; None: all.
@@ -183,7 +183,7 @@ class Readback:
         try:
             scan = self.scan()
         except FabricError as err:
-            return [Finding(0, err.line(), unread=True, blind=True)]
+            return [FabricFinding(0, err.line(), unread=True, blind=True)]
         if only is not None:
             judged = only | {DEFAULT_PKEY}
             scan = replace(
@@ -197,9 +197,9 @@ class Readback:
 
     def _until(
         self, assignments: Iterable[KeyAssignment], prove: Callable[[Scan], _Judge], what: str
-    ) -> Outcomes:
+    ) -> ProofResults:
         """Read until all is proven, or the deadline is over; what is left then has its reason."""
-        outcomes: Outcomes = {}
+        outcomes: ProofResults = {}
         left = list(assignments)
         deadline = time.monotonic() + self._timeout_s
         for assignment in tuple(left):
@@ -228,7 +228,7 @@ class Readback:
         return outcomes
 
 
-def _unproven(what: str, found: list[Finding]) -> FabricError:
+def _unproven(what: str, found: list[FabricFinding]) -> FabricError:
     why = "; ".join(one.what for one in found[:SHOWN])
     more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return FabricError(what, why + more, "see: vhpc fabric ls, and the log of the subnet manager")

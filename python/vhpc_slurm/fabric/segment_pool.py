@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from vhpc_slurm.fabric import keys, numbers
-from vhpc_slurm.fabric.backend import ByPolicy, Finding, Outcomes, Proof
+from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, Proof, ProofResults
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.model import Generation
 
@@ -30,16 +30,16 @@ class SegmentPool(ByPolicy):
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Nothing: nodes do it."""
 
-    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Nothing can be read back: no port counts as seen."""
         return self._outcomes(generations, snapshot)
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Nothing can be read back: all nodes have said that nothing is left, or this was not asked."""
         return self._outcomes(generations, snapshot)
 
-    def _outcomes(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
-        outcomes: Outcomes = {}
+    def _outcomes(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
+        outcomes: ProofResults = {}
         for assignment in map(snapshot.must, generations):
             if self._policy.pool.space.has(assignment.pkey):
                 outcomes[assignment.generation] = Proof(
@@ -49,11 +49,13 @@ class SegmentPool(ByPolicy):
                 outcomes[assignment.generation] = keys.foreign_assignment(assignment)
         return outcomes
 
-    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Numbers in use that the configuration does not hand out any more."""
         del unsure
         return tuple(
-            Finding(0, f"{numbers.label(assignment.pkey)} of {assignment.generation} is not of the pool")
+            FabricFinding(
+                0, f"{numbers.label(assignment.pkey)} of {assignment.generation} is not of the pool"
+            )
             for assignment in snapshot.carried()
             if assignment.pkey not in self._policy.pool
         )

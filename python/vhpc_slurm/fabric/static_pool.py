@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, plainfile
-from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes
+from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, ProofResults
 from vhpc_slurm.fabric.filewatch import FileWatch, Watched
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.opensm import MAX_FILE
@@ -50,25 +50,25 @@ class StaticPool(ByPolicy):
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Nothing: it was declared before."""
 
-    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no stranger has a key, nor a port of the generations any other."""
         assignments = [snapshot.must(generation) for generation in generations]
         theirs = {assignment.pkey for assignment in assignments}
         declared = (one for one in self._declared if one.pkey in theirs)
         return self._readback.carried(assignments, (*declared, *self._site), snapshot)
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no port of the generations is left on the fabric with its key."""
         assignments = [snapshot.must(generation) for generation in generations]
         return self._readback.gone(assignments, (*partitions.of_snapshot(snapshot), *self._site), snapshot)
 
-    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Compare the file and the fabric with what was declared."""
         del snapshot, unsure
         try:
-            file = tuple(Finding(0, what, open=True) for what in self._file_findings())
+            file = tuple(FabricFinding(0, what, open=True) for what in self._file_findings())
         except FabricError as err:
-            file = (Finding(0, err.line(), open=isinstance(err, NotPlainError), unread=True),)
+            file = (FabricFinding(0, err.line(), open=isinstance(err, NotPlainError), unread=True),)
         return (*file, *self._readback.findings(self._declared))
 
     def repair(self, snapshot: KeySnapshot) -> None:

@@ -62,7 +62,7 @@ class _Version(msgspec.Struct, frozen=True):
     ufm_release_version: str
 
 
-class Settings(msgspec.Struct, frozen=True):
+class UfmSettings(msgspec.Struct, frozen=True):
     """UFM's subnet manager settings, as far as they say who may speak to it; keys are hexadecimal."""
 
     m_key: str = "0x0"
@@ -111,9 +111,9 @@ class UfmClient:
         found = self._decode(self._ask("GET", "/resources/pkeys?guids_data=true"), dict[str, _Partition])
         return {_pkey(key): _members(one) for key, one in found.items()}
 
-    def settings(self) -> Settings:
+    def settings(self) -> UfmSettings:
         """What its subnet manager was told."""
-        return self._decode(self._ask("GET", "/app/smconf"), Settings)
+        return self._decode(self._ask("GET", "/app/smconf"), UfmSettings)
 
     def default_membership(self) -> str:
         """What ports are in the default partition: full, limited, or empty where UFM does not say."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers, partitions
-from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof, RefusedError
+from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, Proof, ProofResults, RefusedError
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import PORT_PREFIX
 from vhpc_slurm.fabric.partitions import Partition
@@ -135,11 +135,11 @@ class UfmRest(ByPolicy):
         self._late = {pkey: why or "UFM has accepted it" for pkey, why in late.items()}
         log.error("UFM did not do within %g s: %s", self._timeout_s, _some(todo))
 
-    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that the generations' ports have their keys in UFM and on the fabric, and nobody else."""
         have = self._look(time.monotonic() + self._timeout_s)
         todo = {one.pkey: one for one in self._todo(have, snapshot)}
-        outcomes: Outcomes = {}
+        outcomes: ProofResults = {}
         good = []
         for assignment in map(snapshot.must, generations):
             pkey = assignment.pkey
@@ -163,11 +163,11 @@ class UfmRest(ByPolicy):
             outcomes |= self._readback.carried(good, self._partitions(have, snapshot), snapshot)
         return outcomes
 
-    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no port has the generations' keys any more, in UFM and on the fabric."""
         have = self._look(time.monotonic() + self._timeout_s)
         todo = {one.pkey: one for one in self._todo(have, snapshot)}
-        outcomes: Outcomes = {}
+        outcomes: ProofResults = {}
         good = []
         for assignment in map(snapshot.must, generations):
             if not numbers.PKEYS.has(assignment.pkey):
@@ -181,18 +181,20 @@ class UfmRest(ByPolicy):
             outcomes |= self._readback.gone(good, self._partitions(have, snapshot), snapshot)
         return outcomes
 
-    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Compare UFM and the fabric with the snapshot."""
         try:
             have = self._look(time.monotonic() + self._timeout_s)
         except FabricError as err:
-            return (Finding(0, err.line(), unread=True), *self._port_findings(snapshot))
+            return (FabricFinding(0, err.line(), unread=True), *self._port_findings(snapshot))
         if unsure:
             return self._port_findings(snapshot)
         carried = {assignment.pkey for assignment in snapshot.carried()}
-        found = [Finding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, snapshot)]
+        found = [
+            FabricFinding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, snapshot)
+        ]
         found += [
-            Finding(
+            FabricFinding(
                 guid,
                 f"UFM: port {guid:#018x}, which is none of vhpcd's, is on key {pkey:#06x} of the pool",
                 open=pkey in carried,
@@ -203,7 +205,7 @@ class UfmRest(ByPolicy):
         ]
         return (*found, *self._port_findings(snapshot))
 
-    def _port_findings(self, snapshot: KeySnapshot) -> tuple[Finding, ...]:
+    def _port_findings(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
         """Compare the fabric with the snapshot, and with what UFM showed last of the site's own keys.
 
         Where UFM has shown nothing yet, keys outside of the pool are not judged.

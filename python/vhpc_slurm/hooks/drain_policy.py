@@ -15,11 +15,11 @@ from vhpc_slurm.hooks import common
 from vhpc_slurm.node import devices, inventory
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import VF
-from vhpc_slurm.node.quarantine import Record
+from vhpc_slurm.node.quarantine import QuarantineRecord
 from vhpc_slurm.placement.devices import pool
 
 
-def must_drain(layout: Layout, node: str, records: Sequence[Record]) -> bool:
+def must_drain(layout: Layout, node: str, records: Sequence[QuarantineRecord]) -> bool:
     """Whether Slurm would miss one of these devices; True when that cannot be told."""
     if any(record.role != VF for record in records):
         return True

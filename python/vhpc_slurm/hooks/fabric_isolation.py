@@ -25,7 +25,7 @@ LOCK_TIMEOUT_S = 30.0
 
 def findings(
     layout: Layout, node: str, records: Sequence[LeaseRecord], fabric: FabricState
-) -> Iterator[audit.Finding]:
+) -> Iterator[audit.NodeFinding]:
     """Generations of this node that others can reach, or nobody; the repair ends their guests.
 
     Args:
@@ -56,7 +56,7 @@ def findings(
                 kind, what = KIND_LOST, f"job {generation.job_id} has lost its key on the fabric"
                 hint = "submit the job again"
             error = FabricError(f"the guests of job {generation.job_id} were ended on {node}", why, hint)
-            yield audit.Finding(kind, what, partial(_end, layout, node, record, error))
+            yield audit.NodeFinding(kind, what, partial(_end, layout, node, record, error))
 
 
 def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> None:

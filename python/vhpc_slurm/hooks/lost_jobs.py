@@ -38,7 +38,7 @@ def findings(
     *,
     slurm: Slurm | None = None,
     pause: Callable[[float], None] = time.sleep,
-) -> Iterator[audit.Finding]:
+) -> Iterator[audit.NodeFinding]:
     """Jobs that Slurm takes for alive on this node, and that are not.
 
     Slurm is asked only about jobs for which no step but the one of their
@@ -60,7 +60,7 @@ def findings(
     for lost in sorted(found.intersection(_silent(layout, node, records))):
         if _should_run(slurm, lost, node):
             what = f"job {lost.generation.job_id}: {lost.why}"
-            yield audit.Finding(KIND, what, partial(start_again, slurm, lost.generation.job_id, lost.why))
+            yield audit.NodeFinding(KIND, what, partial(start_again, slurm, lost.generation.job_id, lost.why))
 
 
 @dataclass(frozen=True, order=True)

@@ -24,7 +24,7 @@ ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RepairResult:
     """What a reconciliation found, in the order found; ``error`` is empty for what was repaired."""
 
     kind: str
@@ -33,11 +33,11 @@ class Outcome:
     error: str = ""
 
 
-def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
+def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
     """Compare and, unless ``check``, repair.  An empty list means clean."""
     layout = Layout(config)
     client = ControllerClient(config)
-    outcomes: list[Outcome] = []
+    outcomes: list[RepairResult] = []
     live: dict[int, Generation] | None = None
     of_node: list[LeaseRecord] = []
     records: list[LeaseRecord] = []
@@ -50,7 +50,7 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
         live = {record.lease.generation.job_id: record.lease.generation for record in records}
     except FabricError as err:
         outcomes.append(
-            Outcome("controller", err.line(), repaired=False, error="the controller's view is missing")
+            RepairResult("controller", err.line(), repaired=False, error="the controller's view is missing")
         )
     outcomes.extend(
         _repair(finding, check=check) for finding in fabric_isolation.findings(layout, node, records, fabric)
@@ -85,26 +85,26 @@ def _owed(records: list[LeaseRecord], node: str) -> list[Generation]:
     ]
 
 
-def _repair(finding: audit.Finding, *, check: bool) -> Outcome:
+def _repair(finding: audit.NodeFinding, *, check: bool) -> RepairResult:
     if check:
-        return Outcome(finding.kind, finding.what, repaired=False)
+        return RepairResult(finding.kind, finding.what, repaired=False)
     try:
         finding.repair()
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
-        return Outcome(finding.kind, finding.what, repaired=False, error=line)
-    return Outcome(finding.kind, finding.what, repaired=True)
+        return RepairResult(finding.kind, finding.what, repaired=False, error=line)
+    return RepairResult(finding.kind, finding.what, repaired=True)
 
 
-def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) -> list[Outcome]:
+def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) -> list[RepairResult]:
     waiting = audit.waiting(layout)
     if not waiting:
         return []
     what = f"{waiting} acknowledgements wait for vhpcd"
     if check:
-        return [Outcome("outbox", what, repaired=False)]
+        return [RepairResult("outbox", what, repaired=False)]
     left = outbox.flush(layout.outbox, client.acknowledge)
-    return [Outcome("outbox", what, repaired=left == 0, error="vhpcd cannot be reached" if left else "")]
+    return [RepairResult("outbox", what, repaired=left == 0, error="vhpcd cannot be reached" if left else "")]
 
 
 def run(config: Config) -> int:

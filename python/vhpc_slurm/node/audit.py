@@ -38,7 +38,7 @@ from vhpc_slurm.node.quarantine import QuarantinedError
 
 
 @dataclass(frozen=True)
-class Finding:
+class NodeFinding:
     """Something that should not be there.
 
     ``kind`` is one word for machines, ``what`` one line for people, ``repair``
@@ -60,7 +60,7 @@ def audit(
     node: str,
     live: Mapping[int, Generation] | None,
     purged: Callable[[int], bool] = _never,
-) -> list[Finding]:
+) -> list[NodeFinding]:
     """Compare the views.
 
     Args:
@@ -111,7 +111,7 @@ def waiting(layout: Layout) -> int:
 
 def _stale_generations(
     layout: Layout, node: str, live: Mapping[int, Generation] | None, purged: Callable[[int], bool]
-) -> Iterator[Finding]:
+) -> Iterator[NodeFinding]:
     if live is None:
         return
     running = steps.running()
@@ -124,14 +124,14 @@ def _stale_generations(
         over = generation.job_id in running and generation.job_id not in live
         if over and not purged(generation.job_id):
             continue
-        yield Finding(
+        yield NodeFinding(
             "stale-generation",
             f"generation {generation} is still here, and the controller has it no more",
             partial(tombstone_and_clear, layout, generation, node),
         )
 
 
-def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> Iterator[Finding]:
+def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> Iterator[NodeFinding]:
     """Generations that are over and that the controller believes to be here, although nothing of them is.
 
     A hook that is killed between the end of a journal and its word to the
@@ -148,7 +148,7 @@ def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> I
         # An Epilog is to come, or at work: that one knows more.
         if generation in known or generation.job_id in running or joblock.busy(layout, generation.job_id):
             continue
-        yield Finding(
+        yield NodeFinding(
             "unacknowledged",
             f"nothing is left of generation {generation}, and the controller was not told",
             partial(tombstone_and_clear, layout, generation, node),
@@ -174,14 +174,14 @@ def tombstone_and_clear(layout: Layout, generation: Generation, node: str) -> No
         raise quarantined
 
 
-def _orphan_domains(layout: Layout) -> Iterator[Finding]:
+def _orphan_domains(layout: Layout) -> Iterator[NodeFinding]:
     config = layout.config.guests
     try:
         with guest.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
             names = hypervisor.names()
     except VhpcError as err:
         line = err.line()
-        yield Finding("libvirt", line, partial(_raise, err))
+        yield NodeFinding("libvirt", line, partial(_raise, err))
         return
 
     def owned(name: str) -> bool:
@@ -191,7 +191,7 @@ def _orphan_domains(layout: Layout) -> Iterator[Finding]:
     for name in names:
         if not owned(name):
             repair = _unless(partial(owned, name), partial(_destroy, layout, name))
-            yield Finding("orphan-domain", f"guest {name} has no journal", repair)
+            yield NodeFinding("orphan-domain", f"guest {name} has no journal", repair)
 
 
 def _destroy(layout: Layout, name: str) -> None:
@@ -200,16 +200,16 @@ def _destroy(layout: Layout, name: str) -> None:
         hypervisor.destroy(name)
 
 
-def _orphan_processes(layout: Layout) -> Iterator[Finding]:
+def _orphan_processes(layout: Layout) -> Iterator[NodeFinding]:
     found = {ref: name for ref, name in process.marked() if not _is_known(layout, name)}
     for ref, name in found.items():
         repair = _unless(partial(_is_known, layout, name), partial(process.end, ref))
-        yield Finding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", repair)
+        yield NodeFinding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", repair)
     in_use = {uid for uid in process.uids_in_use() if uids.in_range(layout.config, uid)}
     for uid in in_use - {uid for uid, _ in uids.allocated(layout)}:
         for ref in set(process.of_uid(uid)) - found.keys():
             repair = _unless(partial(_is_allocated, layout, uid), partial(process.end, ref))
-            yield Finding(
+            yield NodeFinding(
                 "orphan-process", f"process {ref.pid} with uid {uid}, which no generation has", repair
             )
 
@@ -222,18 +222,18 @@ def _is_allocated(layout: Layout, uid: int) -> bool:
     return uid in {other for other, _ in uids.allocated(layout)}
 
 
-def _orphan_uids(layout: Layout) -> Iterator[Finding]:
+def _orphan_uids(layout: Layout) -> Iterator[NodeFinding]:
     for uid, name in list(uids.allocated(layout)):
         if not _is_known(layout, name):
             repair = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
-            yield Finding("orphan-uid", f"uid {uid} is allocated to generation {name[:40]!r}", repair)
+            yield NodeFinding("orphan-uid", f"uid {uid} is allocated to generation {name[:40]!r}", repair)
 
 
-def _orphan_cgroups(layout: Layout) -> Iterator[Finding]:
+def _orphan_cgroups(layout: Layout) -> Iterator[NodeFinding]:
     for name in sorted(cgroup.generations()):
         if not _is_known(layout, name):
             repair = _unless(partial(_is_known, layout, name), partial(_end_cgroup, name))
-            yield Finding(
+            yield NodeFinding(
                 "orphan-cgroup", f"control group of generation {name[:40]!r} has no journal", repair
             )
 
@@ -244,39 +244,39 @@ def _end_cgroup(name: str) -> None:
     group.remove()
 
 
-def _orphan_folders(layout: Layout) -> Iterator[Finding]:
+def _orphan_folders(layout: Layout) -> Iterator[NodeFinding]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(layout.jobs.iterdir()):
             if not _is_of_known_job(layout, path.name):
                 repair = _unless(partial(_is_of_known_job, layout, path.name), partial(shutil.rmtree, path))
-                yield Finding("orphan-folder", f"folder {path} has no journal", repair)
+                yield NodeFinding("orphan-folder", f"folder {path} has no journal", repair)
 
 
 def _is_of_known_job(layout: Layout, name: str) -> bool:
     return name.isdigit() and int(name) in {generation.job_id for generation in _known(layout)}
 
 
-def _orphan_pins(layout: Layout) -> Iterator[Finding]:
+def _orphan_pins(layout: Layout) -> Iterator[NodeFinding]:
     for digest, name in list(images.pins(layout)):
         if not _is_known(layout, name):
             repair = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
             what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}"
-            yield Finding("orphan-pin", what, repair)
+            yield NodeFinding("orphan-pin", what, repair)
 
 
-def _unparked_functions(layout: Layout) -> Iterator[Finding]:
+def _unparked_functions(layout: Layout) -> Iterator[NodeFinding]:
     """Virtual functions that are on a network, and no guest has them."""
     try:
         known = {record.address for record in quarantine.read(layout)}
         free = [one for one in setup.made(layout) if one not in known and not _has(layout, one)]
     except VhpcError as err:  # a journal or a record is damaged: who has what is not known
-        yield Finding("stray-function", err.line(), partial(_raise, err))
+        yield NodeFinding("stray-function", err.line(), partial(_raise, err))
         return
     for address in free:
         wrong = devices.why_not_parked(layout, address)
         if wrong:
             what = f"virtual function {address} is nobody's: {wrong}"
-            yield Finding("stray-function", what, partial(_park_orphan, layout, address))
+            yield NodeFinding("stray-function", what, partial(_park_orphan, layout, address))
 
 
 def _has(layout: Layout, address: str) -> bool:

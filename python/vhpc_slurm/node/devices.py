@@ -33,7 +33,7 @@ class UnfitError(DeviceError):
         busy: addresses of those that somebody else has, or has the group of.
     """
 
-    def __init__(self, records: Sequence[quarantine.Record], busy: Mapping[str, str]) -> None:
+    def __init__(self, records: Sequence[quarantine.QuarantineRecord], busy: Mapping[str, str]) -> None:
         kinds = [("quarantined", [record.address for record in records]), ("in use", [*busy])]
         super().__init__(
             "; ".join(f"{kind}: {', '.join(addresses)}" for kind, addresses in kinds if addresses),
@@ -44,7 +44,7 @@ class UnfitError(DeviceError):
 
 
 @dataclass(frozen=True)
-class Host:
+class HostState:
     """Where the node's files are, and who holds what; tests put others in place."""
 
     held: Mapping[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def acquire(
     journal: Journal,
     devices: Sequence[PassthroughDevice],
     identities: Mapping[str, Identity],
-    host: Host,
+    host: HostState,
 ) -> None:
     """Bind a job's devices to vfio-pci, and make its virtual functions what they are to be.
 
@@ -88,7 +88,7 @@ def acquire(
         Stopped: the job was ended meanwhile.
     """
     config = layout.config.devices
-    case = preflight.Case(
+    case = preflight.CheckInput(
         root=layout.config.host.sysfs_root,
         config=config,
         mine=frozenset(device.address for device in devices),
@@ -123,7 +123,7 @@ def acquire(
 
 
 def _look(
-    layout: Layout, case: preflight.Case, devices: Sequence[PassthroughDevice]
+    layout: Layout, case: preflight.CheckInput, devices: Sequence[PassthroughDevice]
 ) -> list[preflight.Before]:
     """The checks of all devices.
 
@@ -133,7 +133,7 @@ def _look(
     them is no fault of one.
     """
     found: list[preflight.Before] = []
-    unfit: list[quarantine.Record] = []
+    unfit: list[quarantine.QuarantineRecord] = []
     busy: dict[str, str] = {}
     for device in devices:
         try:
@@ -152,7 +152,7 @@ def _look(
     return found
 
 
-def release(layout: Layout, generation: str, entry: Entry, host: Host | None = None) -> None:
+def release(layout: Layout, generation: str, entry: Entry, host: HostState | None = None) -> None:
     """Give a device back: reset, verified, cleared, and with the driver that it had.
 
     Takes ``devices.timeout_s`` twice at most, before and after it is cleared, and
@@ -177,7 +177,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
         driver, now = preflight.bound_to(root, address), preflight.override(root, address, before)
         if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
             return  # nothing was done to it yet, or all was undone
-        _see_unused(root, layout, entry, driver, host or Host())
+        _see_unused(root, layout, entry, driver, host or HostState())
         errors = aer.risen(data.get("aer", {}), aer.counts(path))  # before the reset, which may cause some
         if errors:
             raise vfio.NotCleanError(
@@ -203,7 +203,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
 
 
 def release_together(
-    layout: Layout, generation: str, entries: Sequence[Entry], host: Host | None = None
+    layout: Layout, generation: str, entries: Sequence[Entry], host: HostState | None = None
 ) -> Iterator[tuple[Entry, Exception | None]]:
     """Give devices back side by side; yields each with what came of it, as they end.
 
@@ -300,9 +300,9 @@ def park_orphan(layout: Layout, address: str) -> None:
         raise TeardownError(f"virtual function {address} may still be on its network", line) from err
 
 
-def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host) -> None:
+def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: HostState) -> None:
     address = str(entry.data["address"])
-    case = preflight.Case(
+    case = preflight.CheckInput(
         root, layout.config.devices, frozenset((address,)), {}, frozenset(), host.proc, host.dev
     )
     try:
@@ -326,7 +326,7 @@ def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> q
     return quarantine.QuarantinedError([record])
 
 
-def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | None = None) -> None:
+def clear(layout: Layout, address: str, held: Mapping[str, str], host: HostState | None = None) -> None:
     """Check a device in quarantine as after a guest; if nothing speaks against it, give it back.
 
     Raises:
@@ -345,8 +345,14 @@ def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | No
     path = preflight.device_path(root, address)
     if not sysfs.listing(path):
         raise TeardownError(f"device {address} is not there", "", "compare with lspci -D")
-    case = preflight.Case(
-        root, config, frozenset((address,)), held, frozenset(), (host or Host()).proc, (host or Host()).dev
+    case = preflight.CheckInput(
+        root,
+        config,
+        frozenset((address,)),
+        held,
+        frozenset(),
+        (host or HostState()).proc,
+        (host or HostState()).dev,
     )
     driver = preflight.bound_to(root, address)
     try:

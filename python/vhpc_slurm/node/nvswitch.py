@@ -43,7 +43,7 @@ class _Partitions(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True)
-class Partition:
+class NvSwitchPartition:
     """A partition: its number, the modules of its GPUs, whether it is active."""
 
     number: int
@@ -54,7 +54,7 @@ class Partition:
 class Provider(Protocol):
     """Who has the partitions; methods raise NodeError when it cannot be asked."""
 
-    def partitions(self) -> tuple[Partition, ...]:
+    def partitions(self) -> tuple[NvSwitchPartition, ...]:
         """All that there are."""
 
     def activate(self, number: int) -> None:
@@ -70,7 +70,7 @@ class Fmpm:
     def __init__(self, config: Devices) -> None:
         self.argv, self.timeout_s = config.fmpm, config.timeout_s
 
-    def partitions(self) -> tuple[Partition, ...]:
+    def partitions(self) -> tuple[NvSwitchPartition, ...]:
         """From ``-l``."""
         said = self._run("-l")
         try:
@@ -78,7 +78,7 @@ class Fmpm:
         except (msgspec.ValidationError, *UNDECODABLE) as err:
             raise NodeError("the list of NVSwitch partitions is none", str(err), "see devices.fmpm") from err
         return tuple(
-            Partition(
+            NvSwitchPartition(
                 one.partition_id, frozenset(gpu.physical_id for gpu in one.gpu_info), bool(one.is_active)
             )
             for one in found.partition_info
@@ -112,7 +112,7 @@ class Fmpm:
         return done.stdout
 
 
-def choose(partitions: Iterable[Partition], modules: frozenset[int], node: str) -> Partition:
+def choose(partitions: Iterable[NvSwitchPartition], modules: frozenset[int], node: str) -> NvSwitchPartition:
     """The partition that has exactly these GPUs.
 
     Raises:

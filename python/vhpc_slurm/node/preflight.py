@@ -117,7 +117,7 @@ class Before:
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckInput:
     """What the checks depend on beside the device.
 
     Attributes:
@@ -160,7 +160,7 @@ def override(root: str, address: str, timeout_s: float | attribute.Until) -> str
     return "" if said == "(null)" else said
 
 
-def check(case: Case, address: str, role: str) -> Before:
+def check(case: CheckInput, address: str, role: str) -> Before:
     """Do all checks.
 
     Raises:
@@ -196,7 +196,7 @@ def check(case: Case, address: str, role: str) -> Before:
     return Before(driver, pinned, methods, accepted, group)
 
 
-def _check_kind(case: Case, path: str, address: str, role: str) -> None:
+def _check_kind(case: CheckInput, path: str, address: str, role: str) -> None:
     identity = ":".join(
         sysfs.text_or_empty(f"{path}/{name}").removeprefix("0x") for name in ("vendor", "device")
     )
@@ -232,7 +232,7 @@ def _check_host(path: str, address: str) -> None:
             )
 
 
-def _check_group(case: Case, path: str, address: str) -> int:
+def _check_group(case: CheckInput, path: str, address: str) -> int:
     group = sysfs.link(f"{path}/iommu_group").rpartition("/")[2]
     if not group.isdecimal():
         raise IommuOffError(
@@ -264,7 +264,7 @@ def _check_group(case: Case, path: str, address: str) -> int:
     return int(group)
 
 
-def _check_reset(case: Case, path: str, address: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+def _check_reset(case: CheckInput, path: str, address: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     said = sysfs.text(f"{path}/reset_method")
     if said is None and "reset" in sysfs.listing(path):
         return None, ()  # before Linux 5.15 the kernel resets as it sees fit
@@ -289,7 +289,7 @@ def _check_reset(case: Case, path: str, address: str) -> tuple[tuple[str, ...] |
     return methods, accepted
 
 
-def _alone(case: Case, address: str) -> bool:
+def _alone(case: CheckInput, address: str) -> bool:
     """Whether all that a reset of its bus would reset is this job's."""
     bus = address.rpartition(":")[0]
     there = sysfs.listing(f"{case.root}/bus/pci/devices")
@@ -315,7 +315,7 @@ def _check_alive(path: str, address: str, timeout_s: float) -> None:
         )
 
 
-def check_holders(case: Case, address: str, group: int, driver: str) -> None:
+def check_holders(case: CheckInput, address: str, group: int, driver: str) -> None:
     """See that no process has the device.
 
     Raises:

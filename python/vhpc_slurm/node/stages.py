@@ -166,7 +166,7 @@ def _take_devices(work: Boot) -> None:
         wanted = identities.of_plan(work.lease, work.plan, work.inventory)
         held = fold(reservations.live(work.layout, but=work.lease.generation)).devices
         try:
-            devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.Host(held))
+            devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.HostState(held))
             break
         except devices.UnfitError as err:
             if work.replan is None:

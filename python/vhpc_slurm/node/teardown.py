@@ -15,7 +15,7 @@ from vhpc_slurm.node.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.helpers import ROOT_SOCKET
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.quarantine import QuarantinedError, Record
+from vhpc_slurm.node.quarantine import QuarantinedError, QuarantineRecord
 from vhpc_slurm.node.timeline import Recorder
 
 log = logging.getLogger("vhpc")
@@ -60,7 +60,7 @@ def clear(layout: Layout, generation: Generation, node: str) -> None:
 
 def _release(
     layout: Layout, journal: Journal, recorder: Recorder, keep: tuple[str, ...]
-) -> tuple[Record, ...]:
+) -> tuple[QuarantineRecord, ...]:
     """Release; returns what was put into quarantine."""
     with recorder.stage("release"):
         failures = resources.release_all(layout, journal, keep)

@@ -15,7 +15,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at.
 
     Attributes:
@@ -31,16 +31,16 @@ class Finding:
     hint: str = ""
 
 
-def ok(check: str, what: str) -> Finding:
+def ok(check: str, what: str) -> CheckResult:
     """It is as it should be."""
-    return Finding(check, Level.OK, what)
+    return CheckResult(check, Level.OK, what)
 
 
-def warn(check: str, what: str, hint: str) -> Finding:
+def warn(check: str, what: str, hint: str) -> CheckResult:
     """It works, but somebody will be surprised one day."""
-    return Finding(check, Level.WARN, what, hint)
+    return CheckResult(check, Level.WARN, what, hint)
 
 
-def error(check: str, what: str, hint: str) -> Finding:
+def error(check: str, what: str, hint: str) -> CheckResult:
     """Jobs fail, or are not what they claim to be, until this is repaired."""
-    return Finding(check, Level.ERROR, what, hint)
+    return CheckResult(check, Level.ERROR, what, hint)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from vhpc_slurm.cli import timeline
-from vhpc_slurm.cli.checks import Finding, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node import deadlines
@@ -59,7 +59,7 @@ def longest_boot_s(layout: Layout) -> float | None:
     return max((took for line in lines if (took := timeline.ready_after(line)) is not None), default=None)
 
 
-def message_timeout(seconds: int, longest_s: float | None) -> Finding:
+def message_timeout(seconds: int, longest_s: float | None) -> CheckResult:
     """Whether boots as long as the longest one here pass without a word.
 
     After MessageTimeout - 2 s of a Prolog slurmd tells salloc and srun that it hangs.

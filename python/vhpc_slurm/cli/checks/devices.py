@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import NodeDevices, PciFunction
@@ -20,7 +20,7 @@ PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
 DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 
 
-def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Finding]:
+def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[CheckResult]:
     """Findings; none on a node without GPUs, virtual functions, and words of Slurm or the site about them.
 
     Args:
@@ -68,7 +68,7 @@ def gpu_map(
     functions: dict[str, PciFunction],
     slurm: int | None,
     config: Config,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """The map names GPUs that are there, each once, as many as Slurm counts."""
     there = [
         function.address
@@ -111,7 +111,7 @@ def gpu_map(
         yield ok("devices.map", f"{path} names {len(gpus)} GPUs" + more)
 
 
-def functions_of(good: int, slurm: int | None, gres: str) -> Finding:
+def functions_of(good: int, slurm: int | None, gres: str) -> CheckResult:
     """There are as many virtual functions as Slurm counts."""
     if slurm is not None and good < slurm:
         return error(
@@ -122,7 +122,7 @@ def functions_of(good: int, slurm: int | None, gres: str) -> Finding:
     return ok("devices.vfs", f"{good} virtual functions, Slurm counts {'none' if slurm is None else slurm}")
 
 
-def adapters(addresses: Sequence[str], sysfs_root: str) -> Finding:
+def adapters(addresses: Sequence[str], sysfs_root: str) -> CheckResult:
     """The physical functions are on their networks: of one that is off, virtual functions reach nobody."""
     off, hints = [], []
     for address in addresses:
@@ -144,7 +144,7 @@ def adapters(addresses: Sequence[str], sysfs_root: str) -> Finding:
     return ok("devices.adapters", f"{len(addresses)} adapters with virtual functions are on their networks")
 
 
-def iommu(devices: Sequence[PciFunction]) -> Finding:
+def iommu(devices: Sequence[PciFunction]) -> CheckResult:
     """Every device is behind an IOMMU."""
     off = [function.address for function in devices if function.iommu_group is None]
     if off:
@@ -156,7 +156,7 @@ def iommu(devices: Sequence[PciFunction]) -> Finding:
     return ok("devices.iommu", f"{len(devices)} devices in {len({d.iommu_group for d in devices})} groups")
 
 
-def vfio(sysfs_root: str) -> Finding:
+def vfio(sysfs_root: str) -> CheckResult:
     """The driver is there."""
     if sysfs.listing(f"{sysfs_root}/bus/pci/drivers/{VFIO}"):
         return ok("devices.vfio", f"{VFIO} is loaded")
@@ -164,7 +164,7 @@ def vfio(sysfs_root: str) -> Finding:
     return error("devices.vfio", f"the kernel has no driver {VFIO}", hint)
 
 
-def clearing(config: Config) -> Finding:
+def clearing(config: Config) -> CheckResult:
     """Something clears the memory of NVIDIA's GPUs between guests."""
     argv = scrub.command(config.devices, "ADDRESS", NVIDIA)
     if not argv:
@@ -178,7 +178,7 @@ def clearing(config: Config) -> Finding:
     return ok("devices.clearing", " ".join(argv))
 
 
-def nodes(gpus: Sequence[str], folder: Path) -> Finding:
+def nodes(gpus: Sequence[str], folder: Path) -> CheckResult:
     """What gres.conf names is there."""
     missing = [f"gpu{index}" for index in range(len(gpus)) if not (folder / f"gpu{index}").is_char_device()]
     if missing:
