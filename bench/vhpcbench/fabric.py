@@ -40,7 +40,7 @@ from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import FIRST_POLL_S
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.munge import Munge
 from vhpcbench.common import CHECKOUT, BenchError, Report, main
@@ -126,7 +126,7 @@ def _ready(
 def _bare(fabric: SimulatedFabric, reader: FabricReader, pkey: int, guids: tuple[int, ...]) -> float:
     """Milliseconds of the least that has to be done; all is as before at the end."""
     old = fabric.partitions.read_bytes()
-    one = Partition("bare", pkey, tuple((f"{guid:#018x}", True) for guid in guids), ("indx0", "ipoib"))
+    one = IbPartition("bare", pkey, tuple((f"{guid:#018x}", True) for guid in guids), ("indx0", "ipoib"))
     new = partitions.render((*partitions.parse(old), one), *(partitions.origin(old) or (0, "")))
     began = time.perf_counter()
     _swap(fabric, new)

@@ -28,7 +28,7 @@ from rig import InternalError, fuzz
 from vhpc_slurm.config import Config, Images
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.admission import Group, Peer
+from vhpc_slurm.controller.admission import Peer, PeerGroup
 from vhpc_slurm.controller.authority import Origin
 from vhpc_slurm.controller.conversation import Server
 from vhpc_slurm.controller.dispatch import Dispatcher
@@ -98,12 +98,12 @@ async def _say(server: Server, line: bytes) -> wire.Answer | None:
     if line[:1] == b"R":
         reader.feed_data(line[1:])
         reader.feed_eof()
-        peer = Peer("192.0.2.1", Group.OTHER, lambda: None)
+        peer = Peer("192.0.2.1", PeerGroup.OTHER, lambda: None)
         server._admission.enter(peer)
         with contextlib.suppress(EOFError):
             await server._receive(reader, peer)
         server._admission.leave(peer)
-        if peer.held or server._admission.count(Group.OTHER):
+        if peer.held or server._admission.count(PeerGroup.OTHER):
             raise InternalError(f"{peer.held} bytes still held")
         return None
     if line[:1] == b"P":

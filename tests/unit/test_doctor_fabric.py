@@ -18,7 +18,7 @@ from vhpc_slurm.cli.checks import CheckResult, Level, fabric
 from vhpc_slurm.config import Config, Controller
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.fabric import opensm_options
-from vhpc_slurm.fabric.opensm_options import Options
+from vhpc_slurm.fabric.opensm_options import OpensmOptions
 from vhpc_slurm.fabric.smp import Port, Scan, Switch
 
 simulated = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
@@ -242,7 +242,7 @@ def test_options_of_the_command_line_are_read(words: str, options: tuple[str | N
 
 
 def test_a_log_that_is_kept_back_is_an_error() -> None:
-    options = Options(opensm_options.DEFAULTS, "")
+    options = OpensmOptions(opensm_options.DEFAULTS, "")
     manager = Manager(
         partitions=options["partition_config_file"], pidfile="/run/opensm.pid", log=options["log_file"]
     )

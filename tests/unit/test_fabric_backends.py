@@ -42,7 +42,7 @@ from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.opensm_file import OpensmFile
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.smp import FabricReader
@@ -65,7 +65,7 @@ class Site:
         database: Path,
         *,
         owner: Literal["job", "user"] = "job",
-        site: tuple[Partition, ...] = (),
+        site: tuple[IbPartition, ...] = (),
         timeout_s: float = 5.0,
         last: int = 0x1003,
         store: type[SqliteStore] = SqliteStore,
@@ -422,7 +422,7 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
 def test_a_job_does_not_begin_on_a_key_that_a_stranger_has(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
-    stranger = Partition("other", 0x1000, ((f"{GUIDS[15]:#018x}", True),))
+    stranger = IbPartition("other", 0x1000, ((f"{GUIDS[15]:#018x}", True),))
     site = Site(fabric, reader, tmp_path / "db", timeout_s=0.5)
     snapshot = KeySnapshot(1, (an_assignment(1, ranks=1),))
     fabric.replace(partitions.render((partitions.DEFAULT, stranger), 1))

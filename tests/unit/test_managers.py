@@ -33,7 +33,7 @@ from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import KeyPolicy, RefusedError
+from vhpc_slurm.fabric.backend import FabricRefusedError, KeyPolicy
 from vhpc_slurm.fabric.managers import ManagerRequest, Managers, RemoteOpensm, SeveralReaders, serve
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
@@ -366,7 +366,7 @@ def test_a_command_that_is_not_there_is_no_answer() -> None:
 
 def test_a_complaint_elsewhere_is_a_complaint_here() -> None:
     answer = '{"error": ["OpenSM does not like it", "PARSE ERROR", ""], "complaint": true}'
-    with pytest.raises(RefusedError, match="PARSE ERROR"):
+    with pytest.raises(FabricRefusedError, match="PARSE ERROR"):
         RemoteOpensm(("sh", "-c", f"read line; echo '{answer}'"), 5.0).hang_up()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.model import Generation
 
 DEFAULT = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
@@ -24,8 +24,8 @@ def test_a_good_file_is_read() -> None:
     assert partitions.lint(GOOD.encode()) == ()
     default, first, second = partitions.parse(GOOD.encode())
     assert default == partitions.DEFAULT
-    assert first == Partition("key_1000", 0x1000, ((A, True), (B, True)), ("indx0", "ipoib"))
-    assert second == Partition("key_1001", 0x1001, ((C, True),))
+    assert first == IbPartition("key_1000", 0x1000, ((A, True), (B, True)), ("indx0", "ipoib"))
+    assert second == IbPartition("key_1001", 0x1001, ((C, True),))
 
 
 # On the right: what opensm 3.3.23 makes of it (those with OPEN are tried in test_opensm_reads.py).

@@ -92,7 +92,7 @@ class CellView:
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """Cells that share sockets: mostly one socket and its cells, or all sockets and one cell."""
 
     sockets: tuple[int, ...]
@@ -110,7 +110,7 @@ class Group:
 class HostView:
     """All groups; ``hidden`` counts PCI functions that are not worth a line."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[CellGroup, ...]
     offline: tuple[int, ...]
     hidden: int
 
@@ -134,7 +134,7 @@ def arrange(host: HostInventory) -> HostView:
     if strays or astray:
         cpus = {cpu.os_cpu for core in astray for cpu in core}
         sockets = tuple(sorted({cpu.socket for core in astray for cpu in core}))
-        groups.append(Group(sockets, (CellView(None, astray, strays, _caches_of(host, cpus)),)))
+        groups.append(CellGroup(sockets, (CellView(None, astray, strays, _caches_of(host, cpus)),)))
     offline = tuple(cpu.os_cpu for cpu in host.cpus if not cpu.online)
     return HostView(tuple(groups), offline, len(host.pci) - shown)
 
@@ -193,7 +193,7 @@ def _caches_of(host: HostInventory, cpus: set[int]) -> tuple[HostCache, ...]:
     return tuple(cache for cache in host.caches if set(cache.cpus) & cpus)
 
 
-def _groups(views: list[CellView]) -> list[Group]:
+def _groups(views: list[CellView]) -> list[CellGroup]:
     """Cells by the sockets of their CPUs; a cell without CPUs goes with the nearest that has some."""
     sockets = {view: frozenset(cpu.socket for core in view.cores for cpu in core) for view in views}
     joined: list[tuple[set[int], list[CellView]]] = []
@@ -213,7 +213,7 @@ def _groups(views: list[CellView]) -> list[Group]:
             joined.append((set(), [view]))
         else:
             home[1].append(view)
-    found = [Group(tuple(sorted(s)), tuple(vs)) for s, vs in joined]
+    found = [CellGroup(tuple(sorted(s)), tuple(vs)) for s, vs in joined]
     return sorted(found, key=lambda group: group.sockets or (1 << 16,))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 from vhpc_slurm.cli import hostview
-from vhpc_slurm.cli.hostview import CellView, Complex, FunctionTree, Group
+from vhpc_slurm.cli.hostview import CellGroup, CellView, Complex, FunctionTree
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.hardware import PciFunction, Reservation
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory
@@ -130,7 +130,7 @@ def _legend(canvas: Canvas, x: float, y: float, width: float) -> float:
     return len(canvas.reservations) * LINE + (6 if canvas.reservations else 0)
 
 
-def _group(canvas: Canvas, x: float, y: float, group: Group) -> float:
+def _group(canvas: Canvas, x: float, y: float, group: CellGroup) -> float:
     place, width = canvas.reserve(), CELL_WIDTH + 2 * PAD
     canvas.text(x + PAD, y + 18, group.title, "head")
     height = 28.0

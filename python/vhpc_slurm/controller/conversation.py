@@ -22,7 +22,7 @@ import msgspec
 from vhpc_slurm import __version__
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.addresses import plain
-from vhpc_slurm.controller.admission import PRIVILEGED_PORTS, SHARES, Admission, Group, Peer, scaled
+from vhpc_slurm.controller.admission import PRIVILEGED_PORTS, SHARES, Admission, Peer, PeerGroup, scaled
 from vhpc_slurm.controller.attempts import Attempts
 from vhpc_slurm.controller.authority import Authority, Origin
 from vhpc_slurm.controller.dispatch import Dispatcher
@@ -120,7 +120,7 @@ class Server:
             return connection.close()
         origin = Origin(plain(place[0]), plain(own[0]) == plain(place[0]))
         group = self._group(origin, place, own)
-        if group is not Group.TRUSTED and not self._attempts.another(origin.address):
+        if group is not PeerGroup.TRUSTED and not self._attempts.another(origin.address):
             self._log.warning("%s connects too often, and is not listened to for a while", origin.address)
             return connection.close()
         peer = Peer(origin.address, group, lambda: _cancel(task))
@@ -137,16 +137,16 @@ class Server:
         self._admission.enter(peer)
         return None
 
-    def _group(self, origin: Origin, place: tuple[str, int], own: tuple[str, int]) -> Group:
+    def _group(self, origin: Origin, place: tuple[str, int], own: tuple[str, int]) -> PeerGroup:
         privileged = place[1] < PRIVILEGED_PORTS
         if origin.own_host:
             uid = 0 if privileged else self._uids.of(place, own) if self._uids is not None else None
             if uid is None:
-                return Group.MEMBER
-            return Group.TRUSTED if uid in self._allowed else Group.OTHER
+                return PeerGroup.MEMBER
+            return PeerGroup.TRUSTED if uid in self._allowed else PeerGroup.OTHER
         if self._authority is None or not self._authority.knows(origin.address):
-            return Group.OTHER
-        return Group.TRUSTED if privileged else Group.MEMBER
+            return PeerGroup.OTHER
+        return PeerGroup.TRUSTED if privileged else PeerGroup.MEMBER
 
     def _dropped(self, peer: Peer, why: str) -> None:
         self._log.warning("a connection of %s is dropped: %s", peer.address, why)
@@ -252,7 +252,7 @@ class Server:
     @contextlib.asynccontextmanager
     async def _turn(self, peer: Peer) -> AsyncIterator[None]:
         """Wait for munged's time: at once for trusted peers, one after the other for those of an address."""
-        if peer.group is Group.TRUSTED:
+        if peer.group is PeerGroup.TRUSTED:
             yield
             return
         lock, users = self._turns.get(peer.address, (asyncio.Lock(), 0))
@@ -266,7 +266,7 @@ class Server:
                 self._turns[peer.address] = (lock, users - 1)
 
     async def _in_thread(self, peer: Peer, call: Callable[[], Result]) -> Result:
-        threads = self._threads if peer.group is Group.TRUSTED else self._others
+        threads = self._threads if peer.group is PeerGroup.TRUSTED else self._others
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     def _object(self, envelope: wire.Envelope, credential: Credential, address: str) -> wire.Failure | None:

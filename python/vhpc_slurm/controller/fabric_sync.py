@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from vhpc_slurm.controller.isolation import IsolationWatch
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.backend import FabricFinding, NetworkBackend, ProofResults, RefusedError
+from vhpc_slurm.fabric.backend import FabricFinding, FabricRefusedError, NetworkBackend, ProofResults
 from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.model import Generation, LeaseRecord
 
@@ -96,7 +96,7 @@ class FabricSync:
                 self.network.repair(snapshot)
             else:
                 self.network.apply(snapshot, force=force)
-        except RefusedError as err:
+        except FabricRefusedError as err:
             if len(batch.coming) < 2:
                 raise
             # One of them is the reason, and the others must not suffer for it.

@@ -21,12 +21,12 @@ from vhpc_slurm.fabric import keys, numbers, partitions
 from vhpc_slurm.fabric.filewatch import FileWatch
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
 
-class RefusedError(FabricError):
+class FabricRefusedError(FabricError):
     """The fabric does not take what it was told, and something in that is the reason."""
 
 
@@ -206,7 +206,7 @@ class KeyPolicy:
     limit: int = numbers.MAX_RANKS
     ports: PortMap | None = None
     in_guests: bool = False
-    site: tuple[Partition, ...] = ()
+    site: tuple[IbPartition, ...] = ()
     network: IPv4Network | None = None
 
     def plan(
@@ -279,7 +279,7 @@ def addresses_of(
 
 
 def identity(
-    assignment: KeyAssignment, *, in_guests: bool = False, site: tuple[Partition, ...] = ()
+    assignment: KeyAssignment, *, in_guests: bool = False, site: tuple[IbPartition, ...] = ()
 ) -> NetworkIdentity:
     """The assignment as a lease carries it to the nodes, which find their GUIDs in it or compute them."""
     place = NetworkIdentity(first_rank=assignment.first_rank, rails=assignment.rails, vfs=assignment.vfs)

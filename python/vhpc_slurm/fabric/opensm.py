@@ -20,7 +20,7 @@ from typing import BinaryIO, Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import plainfile
-from vhpc_slurm.fabric.backend import RefusedError
+from vhpc_slurm.fabric.backend import FabricRefusedError
 
 POLL_S = 0.002
 FIRST_POLL_S = 0.0002
@@ -271,7 +271,7 @@ class Opensm:
         return pid, process
 
 
-class ComplaintError(RefusedError):
+class ComplaintError(FabricRefusedError):
     """OpenSM has read its file and did not like it: the fabric may be open now."""
 
 

@@ -18,7 +18,7 @@ from vhpc_slurm.fabric.filewatch import FileWatch, Watched
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.opensm import ComplaintError, Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_logs import OpensmLogs
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.readback import Expected, Readback
 from vhpc_slurm.model import Generation
@@ -41,7 +41,7 @@ class OpensmFile(ByPolicy):
         readback: Readback,
         knows: Callable[[int, str], bool],
         *,
-        site: tuple[Partition, ...] = (),
+        site: tuple[IbPartition, ...] = (),
         ipoib: bool = True,
         max_lost_percent: int = 0,
     ) -> None:
@@ -54,11 +54,11 @@ class OpensmFile(ByPolicy):
         self._ipoib = ipoib
         self._max_lost_percent = max_lost_percent
         # what was written last, and what OpenSM was seen to have swept with
-        self._last: tuple[Partition, ...] | None = None
-        self._swept: tuple[Partition, ...] | None = None
+        self._last: tuple[IbPartition, ...] | None = None
+        self._swept: tuple[IbPartition, ...] | None = None
         self._logs = OpensmLogs(opensm.each())
         # the bytes of the last file, and what they mean
-        self._wrote: tuple[bytes, tuple[Partition, ...]] | None = None
+        self._wrote: tuple[bytes, tuple[IbPartition, ...]] | None = None
         # whether it is certain that OpenSM has read what was written last
         self._read = False
 
@@ -147,7 +147,7 @@ class OpensmFile(ByPolicy):
             one.touched() for one in self._opensm.each() if isinstance(one, Opensm)
         )
 
-    def _file_findings(self, meant: tuple[Partition, ...] | None) -> list[FabricFinding]:
+    def _file_findings(self, meant: tuple[IbPartition, ...] | None) -> list[FabricFinding]:
         """What is wrong with the files of all OpenSM; with None any will do that OpenSM can read."""
         found: list[FabricFinding] = []
         first: tuple[str, bytes | None] | None = None
@@ -166,7 +166,7 @@ class OpensmFile(ByPolicy):
                 found.append(FabricFinding(0, f"{name} is not the same file as {first[0]}", open=True))
         return found
 
-    def _defects(self, name: str, data: bytes | None, meant: tuple[Partition, ...] | None) -> list[str]:
+    def _defects(self, name: str, data: bytes | None, meant: tuple[IbPartition, ...] | None) -> list[str]:
         if data is None:
             return [f"{name} is gone: at its next sweep OpenSM opens the fabric"]
         if self._wrote is not None and data == self._wrote[0] and meant in (None, self._wrote[1]):
@@ -305,7 +305,7 @@ class OpensmFile(ByPolicy):
                 "is the database damaged? see fabric.max_lost_percent in vhpc.toml(5)",
             )
 
-    def _origin(self, old: bytes, had: tuple[Partition, ...]) -> int:
+    def _origin(self, old: bytes, had: tuple[IbPartition, ...]) -> int:
         """The epoch that the file was made of; FabricError when it was another database's."""
         origin = partitions.origin(old)
         ours = {one.pkey for one in (partitions.DEFAULT, *self._site)}
@@ -320,7 +320,7 @@ class OpensmFile(ByPolicy):
             )
         return origin[0]
 
-    def _meant(self, snapshot: KeySnapshot) -> tuple[Partition, ...]:
+    def _meant(self, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
         return (*partitions.of_snapshot(snapshot, ipoib=self._ipoib), *self._site)
 
 

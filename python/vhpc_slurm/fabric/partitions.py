@@ -43,7 +43,7 @@ _DEFAULT_MEMBERS = (("ALL", False), ("SELF", True))
 
 
 @dataclass(frozen=True)
-class Partition:
+class IbPartition:
     """One statement of the file; ``members`` are words or GUIDs as written, each full or limited."""
 
     name: str
@@ -52,7 +52,7 @@ class Partition:
     flags: tuple[str, ...] = ()
 
 
-DEFAULT = Partition("Default", DEFAULT_PKEY, _DEFAULT_MEMBERS, ("ipoib",))
+DEFAULT = IbPartition("Default", DEFAULT_PKEY, _DEFAULT_MEMBERS, ("ipoib",))
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Defect:
     reason: str
 
 
-def of_snapshot(snapshot: KeySnapshot, *, ipoib: bool = True) -> tuple[Partition, ...]:
+def of_snapshot(snapshot: KeySnapshot, *, ipoib: bool = True) -> tuple[IbPartition, ...]:
     """The default partition, and one for each key that the snapshot carries."""
     members: dict[int, list[tuple[str, bool]]] = {}
     for assignment in snapshot.carried():
@@ -75,7 +75,7 @@ def of_snapshot(snapshot: KeySnapshot, *, ipoib: bool = True) -> tuple[Partition
     return _with_default(members, ipoib=ipoib)
 
 
-def common_entries(partitions: Iterable[Partition], guids: Iterable[int]) -> tuple[int, ...]:
+def common_entries(partitions: Iterable[IbPartition], guids: Iterable[int]) -> tuple[int, ...]:
     """The entries that the tables of all these ports have because of the partitions, besides the default."""
     wanted = {_guid(guid) for guid in guids}
     found = []
@@ -89,22 +89,27 @@ def common_entries(partitions: Iterable[Partition], guids: Iterable[int]) -> tup
     return tuple(found)
 
 
-def of_pool(pool: KeyPool, *, ranks: int, rails: int, vfs: int, ipoib: bool = True) -> tuple[Partition, ...]:
+def of_pool(
+    pool: KeyPool, *, ranks: int, rails: int, vfs: int, ipoib: bool = True
+) -> tuple[IbPartition, ...]:
     """The default partition, and every key of the pool with all GUIDs that it could ever have."""
     places = [(rail, rank, vf) for rank in range(ranks) for rail in range(rails) for vf in range(vfs)]
     members = {pkey: [(_guid(port_guid(pkey, *place)), True) for place in places] for pkey in pool.numbers()}
     return _with_default(members, ipoib=ipoib)
 
 
-def _with_default(members: dict[int, list[tuple[str, bool]]], *, ipoib: bool) -> tuple[Partition, ...]:
+def _with_default(members: dict[int, list[tuple[str, bool]]], *, ipoib: bool) -> tuple[IbPartition, ...]:
     flags = ("indx0", "ipoib") if ipoib else ("indx0",)
     return (
         DEFAULT,
-        *(Partition(f"key_{pkey:04x}", pkey, tuple(ports), flags) for pkey, ports in sorted(members.items())),
+        *(
+            IbPartition(f"key_{pkey:04x}", pkey, tuple(ports), flags)
+            for pkey, ports in sorted(members.items())
+        ),
     )
 
 
-def render(partitions: Iterable[Partition], epoch: int, tag: str = "") -> bytes:
+def render(partitions: Iterable[IbPartition], epoch: int, tag: str = "") -> bytes:
     """The whole file, in the one form that the linter takes."""
     lines = [
         "# Written by vhpcd as a whole; what is changed here is lost.",
@@ -130,7 +135,7 @@ def lint(data: bytes) -> tuple[Defect, ...]:
     return tuple(_Reader(data).defects)
 
 
-def parse(data: bytes, name: str = "the partitions file") -> tuple[Partition, ...]:
+def parse(data: bytes, name: str = "the partitions file") -> tuple[IbPartition, ...]:
     """The partitions of a file.
 
     Raises:
@@ -166,7 +171,7 @@ class _Reader:
     """Reads a file once; what it does not understand becomes a defect, and the next statement is tried."""
 
     def __init__(self, data: bytes) -> None:
-        self.partitions: list[Partition] = []
+        self.partitions: list[IbPartition] = []
         self.defects: list[Defect] = []
         self._names: dict[str, int] = {}
         self._pkeys: dict[int, int] = {}
@@ -249,7 +254,7 @@ class _Reader:
         flags = self._flags(first, match["flags"])
         members = self._members([(first, match["rest"].strip()), *lines[1:]], default=pkey == DEFAULT_PKEY)
         if len(self.defects) == before_members:
-            self.partitions.append(Partition(match["name"], pkey, tuple(members), tuple(flags)))
+            self.partitions.append(IbPartition(match["name"], pkey, tuple(members), tuple(flags)))
 
     def _key(self, line: int, name: str, text: str) -> int:
         if not _NAME.match(name):

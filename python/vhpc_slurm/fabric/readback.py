@@ -17,7 +17,7 @@ from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import FabricFinding, Proof, ProofResults
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.smp import Port, Scan
 
 POLL_S = 0.01
@@ -42,7 +42,7 @@ class Reader(Protocol):
 class Expected:
     """What each port should have, as some partitions say it; made once, compared often."""
 
-    def __init__(self, partitions: Iterable[Partition]) -> None:
+    def __init__(self, partitions: Iterable[IbPartition]) -> None:
         self._entries: dict[int, set[int]] = {}
         for one in partitions:
             if one.pkey == DEFAULT_PKEY:
@@ -112,7 +112,7 @@ class Readback:
         self._reader.look_ahead()
 
     def carried(
-        self, assignments: Iterable[KeyAssignment], partitions: Iterable[Partition], snapshot: KeySnapshot
+        self, assignments: Iterable[KeyAssignment], partitions: Iterable[IbPartition], snapshot: KeySnapshot
     ) -> ProofResults:
         """Prove that each assignment's ports have exactly their keys and that no stranger has its key.
 
@@ -138,7 +138,7 @@ class Readback:
         return self._until(assignments, prove, "the fabric does not carry key {:#06x} of {}")
 
     def gone(
-        self, assignments: Iterable[KeyAssignment], partitions: Iterable[Partition], snapshot: KeySnapshot
+        self, assignments: Iterable[KeyAssignment], partitions: Iterable[IbPartition], snapshot: KeySnapshot
     ) -> ProofResults:
         """Prove that no port of an assignment, and no stranger, has its key any more.
 
@@ -175,7 +175,9 @@ class Readback:
         """Read everything once; FabricError when it cannot be read."""
         return self._reader.scan(self._timeout_s)
 
-    def findings(self, partitions: Iterable[Partition], only: Set[int] | None = None) -> list[FabricFinding]:
+    def findings(
+        self, partitions: Iterable[IbPartition], only: Set[int] | None = None
+    ) -> list[FabricFinding]:
         """Compare the whole fabric, once; that it cannot be read is a finding.
 
         ``only`` are the keys that are looked at, besides the default one; None: all.

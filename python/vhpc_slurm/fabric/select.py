@@ -14,7 +14,7 @@ from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
 from vhpc_slurm.fabric.numbers import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, VNIS, KeyPool
 from vhpc_slurm.fabric.opensm import MAX_FILE, Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.segment_pool import SegmentPool
@@ -151,7 +151,7 @@ def _ufm_rest(
     )
 
 
-def static_pool(fabric: Fabric) -> tuple[Partition, ...]:
+def static_pool(fabric: Fabric) -> tuple[IbPartition, ...]:
     """The partitions of the static pool, without the site's own."""
     return partitions.of_pool(
         key_pool(fabric),
@@ -210,7 +210,7 @@ def key_pool(fabric: Fabric) -> KeyPool:
     return KeyPool(fabric.pkey_first, fabric.pkey_last, frozenset(fabric.pkey_reserved))
 
 
-def site_partitions(fabric: Fabric) -> tuple[Partition, ...]:
+def site_partitions(fabric: Fabric) -> tuple[IbPartition, ...]:
     """The partitions that the site has beside the jobs'.
 
     Raises:

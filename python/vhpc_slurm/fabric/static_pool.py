@@ -16,7 +16,7 @@ from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, ProofR
 from vhpc_slurm.fabric.filewatch import FileWatch, Watched
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.opensm import MAX_FILE
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.model import Generation
@@ -29,8 +29,8 @@ class StaticPool(ByPolicy):
         self,
         policy: KeyPolicy,
         readback: Readback,
-        pool: tuple[Partition, ...],
-        site: tuple[Partition, ...],
+        pool: tuple[IbPartition, ...],
+        site: tuple[IbPartition, ...],
         file: Path,
     ) -> None:
         """``pool`` and ``site`` are what ``file`` must say, where that is on this host."""

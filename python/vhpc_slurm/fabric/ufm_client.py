@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
-from vhpc_slurm.fabric.backend import RefusedError
+from vhpc_slurm.fabric.backend import FabricRefusedError
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY
 from vhpc_slurm.terminal import printable
 
@@ -53,7 +53,7 @@ class Member(msgspec.Struct, frozen=True):
     membership: str | None = None
 
 
-class _Partition(msgspec.Struct, frozen=True):
+class _UfmPartition(msgspec.Struct, frozen=True):
     guids: tuple[Member, ...] | None = None
     membership: str | None = None
 
@@ -108,7 +108,7 @@ class UfmClient:
 
     def partitions(self) -> dict[int, dict[int, bool]]:
         """By key, by port GUID: whether it is a full member."""
-        found = self._decode(self._ask("GET", "/resources/pkeys?guids_data=true"), dict[str, _Partition])
+        found = self._decode(self._ask("GET", "/resources/pkeys?guids_data=true"), dict[str, _UfmPartition])
         return {_pkey(key): _members(one) for key, one in found.items()}
 
     def settings(self) -> UfmSettings:
@@ -118,7 +118,7 @@ class UfmClient:
     def default_membership(self) -> str:
         """What ports are in the default partition: full, limited, or empty where UFM does not say."""
         found = self._ask("GET", f"/resources/pkeys/{DEFAULT_PKEY:#x}?guids_data=true")
-        return self._decode(found, _Partition).membership or ""
+        return self._decode(found, _UfmPartition).membership or ""
 
     def add(self, pkey: int, guids: list[int], *, ipoib: bool) -> None:
         """Make ports full members of a key, which comes into being where it is not there."""
@@ -233,7 +233,7 @@ def _refusal(what: str, request: str, status: int, said: bytes) -> FabricError:
         return FabricError(f"{what} does not let us", why, "the token's user needs the role System_Admin")
     if status in (408, 409, 423, 425, 429) or status >= 500:
         return UfmBusyError(f"{what} could not do it", why)
-    return RefusedError(f"{what} refuses", why)
+    return FabricRefusedError(f"{what} refuses", why)
 
 
 def _pkey(text: str) -> int:
@@ -242,7 +242,7 @@ def _pkey(text: str) -> int:
     return int(text, 16) & 0x7FFF
 
 
-def _members(one: _Partition) -> dict[int, bool]:
+def _members(one: _UfmPartition) -> dict[int, bool]:
     found = {}
     for member in one.guids or ():
         if not _GUID.match(member.guid):

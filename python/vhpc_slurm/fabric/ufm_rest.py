@@ -18,10 +18,17 @@ from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers, partitions
-from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, Proof, ProofResults, RefusedError
+from vhpc_slurm.fabric.backend import (
+    ByPolicy,
+    FabricFinding,
+    FabricRefusedError,
+    KeyPolicy,
+    Proof,
+    ProofResults,
+)
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import PORT_PREFIX
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
 from vhpc_slurm.model import Generation
@@ -267,7 +274,7 @@ class UfmRest(ByPolicy):
                 self._ufm.add(one.pkey, list(one.add), ipoib=self._ipoib)
             if one.delete:
                 self._ufm.delete(one.pkey)
-        except (UfmBusyError, RefusedError) as err:
+        except (UfmBusyError, FabricRefusedError) as err:
             return err.line()
         return ""
 
@@ -280,12 +287,12 @@ class UfmRest(ByPolicy):
             late.update(dict.fromkeys(late, why))
         return not why
 
-    def _partitions(self, have: Members, snapshot: KeySnapshot) -> tuple[Partition, ...]:
+    def _partitions(self, have: Members, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
         """What ports should have: our assignments, and all else that UFM has."""
         ours = partitions.of_snapshot(snapshot, ipoib=self._ipoib)
         known = {one.pkey for one in ours}
         others = (
-            Partition(
+            IbPartition(
                 f"ufm_{pkey:04x}", pkey, tuple((f"{guid:#018x}", full) for guid, full in members.items())
             )
             for pkey, members in have.items()

@@ -32,14 +32,14 @@ class _Gpu(msgspec.Struct, frozen=True, rename="camel"):
     physical_id: int
 
 
-class _Partition(msgspec.Struct, frozen=True, rename="camel"):
+class _FmPartition(msgspec.Struct, frozen=True, rename="camel"):
     partition_id: int
     is_active: int
     gpu_info: tuple[_Gpu, ...] = ()
 
 
 class _Partitions(msgspec.Struct, frozen=True, rename="camel"):
-    partition_info: tuple[_Partition, ...] = ()
+    partition_info: tuple[_FmPartition, ...] = ()
 
 
 @dataclass(frozen=True)

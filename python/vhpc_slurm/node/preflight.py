@@ -34,7 +34,7 @@ class DeviceError(NodeError):
     """A device of this node cannot be handed out."""
 
 
-class AbsentError(DeviceError):
+class DeviceAbsentError(DeviceError):
     """There is no such function."""
 
 
@@ -172,7 +172,9 @@ def check(case: CheckInput, address: str, role: str) -> Before:
             f"device {address} is quarantined", "", f"vhpc devices; vhpc devices clear {address}"
         )
     if not sysfs.listing(path):
-        raise AbsentError(f"device {address} is not there", f"{path} does not exist", "compare with lspci -D")
+        raise DeviceAbsentError(
+            f"device {address} is not there", f"{path} does not exist", "compare with lspci -D"
+        )
     _check_kind(case, path, address, role)
     _check_host(path, address)
     group = _check_group(case, path, address)

@@ -15,7 +15,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.managers import RemoteOpensm
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
-from vhpc_slurm.fabric.opensm_options import Options, of_process
+from vhpc_slurm.fabric.opensm_options import OpensmOptions, of_process
 from vhpc_slurm.fabric.select import descriptions, key_pool, manager, reader, ufm
 from vhpc_slurm.fabric.smp import Scan
 
@@ -146,7 +146,7 @@ def _writable(user: str, file: Path, pid: int) -> CheckResult:
     return ok("fabric.writable", f"{user} can replace {file} and signal OpenSM")
 
 
-def _paths(one: Manager, options: Options) -> Iterator[CheckResult]:
+def _paths(one: Manager, options: OpensmOptions) -> Iterator[CheckResult]:
     for check, option, meant, argument in (
         ("fabric.partitions", "partition_config_file", one.partitions, "-P"),
         ("fabric.log", "log_file", one.log, "-f"),
@@ -171,7 +171,7 @@ def _same(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-def _options(options: Options) -> Iterator[CheckResult]:
+def _options(options: OpensmOptions) -> Iterator[CheckResult]:
     enforce = "off" if options.on("no_partition_enforcement") else options["part_enforce"]
     if enforce == "both":
         yield ok("fabric.enforcement", "switches enforce partitions in both directions")
