@@ -33,7 +33,7 @@ journal = Journal(layout.journals, generation)
 folder = layout.job(generation.job_id)
 journal.acquire(resources.RUN_DIR, "rundir", path=str(folder))
 folder.mkdir(mode=0o711, parents=True)
-host = inventory.read("n1", config)
+host = inventory.read_inventory("n1", config)
 plan = plan_node(generation, part, host, request, image.manifest, config)
 recorder = timeline.Recorder(layout.timeline(generation), generation, "n1")
 with guest.connect(config.guests.libvirt_uri, 60) as hypervisor:

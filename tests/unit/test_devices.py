@@ -59,7 +59,7 @@ def state(device: Device) -> tuple[str, str, tuple[str, ...]]:
 
 
 def quarantined(rig: Rig) -> list[str]:
-    return [record.address for record in quarantine.read(rig.layout)]
+    return [record.address for record in quarantine.read_records(rig.layout)]
 
 
 @pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", ""])
@@ -266,7 +266,7 @@ def test_a_locked_device_cannot_hang_the_epilog(rig: Rig) -> None:
 def test_a_write_that_the_kernel_refuses_is_an_error_of_its_number(rig: Rig) -> None:
     path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/reset"
     with pytest.raises(OSError, match="Invalid argument") as caught:
-        attribute.write(path, "2", 5)
+        attribute.write_attribute(path, "2", 5)
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, path)
 
 
@@ -348,7 +348,7 @@ def test_a_device_that_is_not_clean_is_quarantined_and_nothing_else_is_left(
     assert read_entries(rig.layout.journals, GENERATION) == []
     assert not rig.layout.journals.joinpath(f"{GENERATION}.jsonl").exists()
     assert gpu.driver != "nvidia"  # no driver of the host touches it
-    (record,) = quarantine.read(rig.layout)
+    (record,) = quarantine.read_records(rig.layout)
     assert (record.address, record.role, record.generation) == (gpu.address, "gpu", str(GENERATION))
     assert devices.handed_out(rig.layout).quarantined == (gpu.address,)
 
@@ -501,8 +501,8 @@ def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
 def test_questions_to_one_device_share_their_deadline(rig: Rig) -> None:
     path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/driver_override"
     with pytest.raises(attribute.StuckError):
-        attribute.read(path, attribute.Until(0))
-    assert attribute.read(path, attribute.Until(20)) == "(null)"
+        attribute.read_attribute(path, attribute.Until(0))
+    assert attribute.read_attribute(path, attribute.Until(20)) == "(null)"
 
 
 # --- kill -9 ----------------------------------------------------------------------------
@@ -577,7 +577,7 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
     rig.with_devices(reset_methods=("bus",))
     before = state(gpu)
-    real = attribute.write
+    real = attribute.write_attribute
 
     def whole_job(at: int, *, after: bool) -> None:
         left = at
@@ -590,7 +590,7 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        attribute.write = write
+        attribute.write_attribute = write
         journal = rig.journal()
         devices.acquire(rig.layout, journal, passthrough(gpu), {}, rig.host)
         resources.release_all(rig.layout, journal)

@@ -25,7 +25,7 @@ def test_what_a_prolog_wants_somebody_to_hear_of_goes_to_vhpcd(
     layout, generation = Layout(Config(paths=paths)), Generation(7, 0, "0123abcd")
     layout.job(7).mkdir(parents=True)
     fields = statefile.header(generation, "debian:latest") | {"status": "failed", "alarm": "odd XML"}
-    statefile.write(layout.state_file(7), fields, os.getuid())
+    statefile.write_state(layout.state_file(7), fields, os.getuid())
     layout.journals.mkdir(parents=True)
     journal = Journal(layout.journals, generation)
     journal.acquire("rundir", "rundir:x", path=str(layout.job(7)))

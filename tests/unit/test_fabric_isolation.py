@@ -60,7 +60,7 @@ def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> N
     assert kinds(layout, record) == ["rundir", "uid"], "looking changes nothing"
     finding.repair()
     assert kinds(layout, record) == ["rundir"], "the run folder is for the plugin and the Epilog"
-    state = statefile.read(layout.state_file(1))
+    state = statefile.read_state(layout.state_file(1))
     assert (state["status"], state["kind"], state["generation"]) == ("failed", "fabric", "1.0.0123abcd")
     assert "port 0x1 has the keys 0xffff" in state["message"]
     assert list(fabric_isolation.findings(layout, "n1", [record], OPEN)) == [], "once"
@@ -76,7 +76,7 @@ def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout
     finding.repair()
     assert kinds(layout, lost) == ["rundir"]
     assert kinds(layout, other) == ["rundir", "uid"]
-    message = statefile.read(layout.state_file(1))["message"]
+    message = statefile.read_state(layout.state_file(1))["message"]
     assert message == (
         "the guests of job 1 were ended on n1: the job's partition key was taken from its port and cannot be "
         "given back: port 0x1 has the keys 0x7fff (submit the job again)"

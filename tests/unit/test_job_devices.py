@@ -72,7 +72,7 @@ def vfs(count: int) -> GresAllocation:
 
 
 def host(rig: Rig) -> HostInventory:
-    return inventory.read("n1", rig.layout.config, proc_root=rig.root / "written/proc")
+    return inventory.read_inventory("n1", rig.layout.config, proc_root=rig.root / "written/proc")
 
 
 def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
@@ -154,7 +154,7 @@ def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_
     plan, journal = prepare(rig, lease(gpus(0), vfs(1)))
     assert [device.address for device in plan.guests[0].devices] == [rig.gpus[0].address, good.address]
     assert [path for path, _ in rig.pci.log if silent.address in path or pinned.address in path] == []
-    found = {record.address: record.reason for record in quarantine.read(rig.layout)}
+    found = {record.address: record.reason for record in quarantine.read_records(rig.layout)}
     assert found.keys() == {silent.address, pinned.address}
     assert "does not answer" in found[silent.address]
     assert "is pinned to driver pci-stub" in found[pinned.address]
@@ -189,7 +189,7 @@ def test_a_vf_whose_group_another_jobs_guest_has_is_passed_over_and_not_put_away
     plan, _ = prepare(rig, second)
     assert [device.address for device in plan.guests[0].devices] == [good.address]
     assert f"in use: {beside.address}" in caplog.text
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
     reserved = {reservation.generation: reservation.devices for reservation in reservations.live(rig.layout)}
     assert reserved == {str(first.generation): (other.address,), str(GENERATION): (good.address,)}
 
@@ -200,7 +200,9 @@ def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
     with pytest.raises(NodeError, match="the job needs 2 virtual functions on n1, 1 are free"):
         prepare(rig, lease(vfs(2)))
     # of those that were tried and found bad
-    assert {record.address for record in quarantine.read(rig.layout)} == {vf.address for vf in rig.vfs[1:]}
+    assert {record.address for record in quarantine.read_records(rig.layout)} == {
+        vf.address for vf in rig.vfs[1:]
+    }
     assert not any(path.endswith("driver_override") for path, _ in rig.pci.log)
 
 
@@ -208,14 +210,14 @@ def test_a_bad_gpu_is_replaced_by_no_other_and_quarantines_no_vf(rig: Rig) -> No
     rig.gpus[0].config[:] = b"\xff" * 64
     with pytest.raises(SilentError, match=f"device {rig.gpus[0].address} does not answer"):
         prepare(rig, lease(gpus(0), vfs(1)))
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
 
 
 def test_what_speaks_against_all_vfs_puts_none_away(rig: Rig) -> None:
     rig.pci.unload("vfio-pci")
     with pytest.raises(NoVfioError, match="the kernel has no such driver"):
         prepare(rig, lease(vfs(1)))
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Node:
         (self.folder / "job").write_text(text)
 
     def ready(self, status: str = "ready", age: float = 100, generation: Generation = GENERATION) -> None:
-        statefile.write(self.path, {"generation": str(generation), "status": status}, os.getuid())
+        statefile.write_state(self.path, {"generation": str(generation), "status": status}, os.getuid())
         os.utime(self.path, (time.time() - age,) * 2)
 
     def record(self, *nodes: str) -> LeaseRecord:

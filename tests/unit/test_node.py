@@ -373,9 +373,9 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
 
 def test_control_characters_cannot_forge_a_line_of_the_state_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    statefile.write(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"}, 2001)
+    statefile.write_state(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"}, 2001)
     assert path.read_text() == "version=1\nmessage=bad status=ready  [31m\nstatus=failed\n"
-    assert statefile.read(path)["status"] == "failed"
+    assert statefile.read_state(path)["status"] == "failed"
 
 
 @needs_root
@@ -384,7 +384,7 @@ def test_a_state_file_is_for_root_and_for_the_jobs_user(tmp_path: Path) -> None:
         if str(folder).startswith("/tmp/"):
             folder.chmod(0o755)
     path = tmp_path / "state"
-    statefile.write(path, {"status": "ready"}, 2001)
+    statefile.write_state(path, {"status": "ready"}, 2001)
     assert path.stat().st_mode & 0o037 == 0, "written by nobody else, read by no group and no other"
     codes = {}
     for uid in (2001, 2002):
@@ -397,8 +397,8 @@ def test_a_state_file_is_for_root_and_for_the_jobs_user(tmp_path: Path) -> None:
 
 def test_a_very_long_message_is_cut_at_a_character(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    statefile.write(path, {"message": "ü" * 5000}, 2001)
-    assert statefile.read(path)["message"] == "ü" * 2000
+    statefile.write_state(path, {"message": "ü" * 5000}, 2001)
+    assert statefile.read_state(path)["message"] == "ü" * 2000
 
 
 # --- shares ------------------------------------------------------------------
@@ -587,7 +587,7 @@ def test_a_stage_that_ended_before_is_kept_as_it_was(layout: Layout) -> None:
     path = layout.timeline(Generation.parse(GENERATION))
     recorder = timeline.Recorder(path, Generation.parse(GENERATION), "n1")
     recorder.note("python", 100.0, 100.5)
-    kept = timeline.read(path)
+    kept = timeline.read_timeline(path)
     assert kept is not None
     assert [(s.name, s.began, s.ended) for s in kept.stages] == [("python", 100.0, 100.5)]
 

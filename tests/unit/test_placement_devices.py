@@ -28,7 +28,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> HostInventory:
     """Two sockets of 8 cores, on each two root complexes with a switch of two GPUs and an HCA of four VFs."""
     tree = gpu_node(tmp_path_factory.mktemp("tree"))
     config = Config(host=Host(sysfs_root=str(tree.sys)), guests=Guests(accelerator="tcg"))
-    found = inventory.read("n1", config, proc_root=tree.root / "proc", kvm_device=Path("/nowhere"))
+    found = inventory.read_inventory("n1", config, proc_root=tree.root / "proc", kvm_device=Path("/nowhere"))
     return replace(found, kvm=True, arch="x86_64")
 
 

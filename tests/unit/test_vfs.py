@@ -223,14 +223,14 @@ def test_a_vf_that_keeps_its_guid_is_quarantined_and_stays_the_jobs(rig: Rig) ->
         with pytest.raises(TeardownError, match="may still be on its network"):
             teardown.clear(rig.layout, GENERATION, "n1")
         assert [entry.kind for entry in journal.read_entries(rig.layout.journals, GENERATION)] == ["device"]
-        assert [record.address for record in quarantine.read(rig.layout)] == [function.address]
+        assert [record.address for record in quarantine.read_records(rig.layout)] == [function.address]
     interface.deaf.clear()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert journal.read_entries(rig.layout.journals, GENERATION) == []
     assert interface.ports[0].port_guid == PARKED_GUID
-    assert [record.address for record in quarantine.read(rig.layout)] == [function.address]
+    assert [record.address for record in quarantine.read_records(rig.layout)] == [function.address]
     devices.clear(rig.layout, function.address, {}, rig.host)
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
 
 
 def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig: Rig) -> None:
@@ -241,7 +241,7 @@ def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig:
     rig.kernel.interfaces[1].deaf.clear()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
 
 
 # --- reconcile --------------------------------------------------------------------------
@@ -296,5 +296,7 @@ def test_an_orphan_vf_that_cannot_be_parked_is_quarantined(audited: Rig) -> None
     (found,) = unparked(audited)
     with pytest.raises(TeardownError, match="may still be on its network"):
         found.repair()
-    assert [record.address for record in quarantine.read(audited.layout)] == [audited.pfs[0].virtfns[0]]
+    assert [record.address for record in quarantine.read_records(audited.layout)] == [
+        audited.pfs[0].virtfns[0]
+    ]
     assert unparked(audited) == []

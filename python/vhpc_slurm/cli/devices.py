@@ -104,10 +104,10 @@ def clear(config: Config, address: str, *, as_json: bool) -> int:
 
 def _rows(config: Config, node: str) -> list[Row]:
     layout = Layout(config)
-    host = inventory.read(node, config)
+    host = inventory.read_inventory(node, config)
     found = node_devices.handed_out(layout)
     held = fold(reservations.live(layout)).devices
-    records = {record.address: record for record in quarantine.read(layout)}
+    records = {record.address: record for record in quarantine.read_records(layout)}
     functions = {function.address: function for function in host.pci}
     roles = {vf.address: "vf" for vf in pool(host, found)} | dict.fromkeys(found.gpus, "gpu")
     roles |= {address: record.role for address, record in records.items()}

@@ -258,7 +258,7 @@ def lint(file: str, *, as_json: bool) -> int:
 
 def _read(file: str) -> bytes:
     try:
-        data = plainfile.read(Path(file), MAX_FILE)
+        data = plainfile.read_file(Path(file), MAX_FILE)
     except FabricError as err:
         raise UserError(err.what, err.why) from err
     if data is None:

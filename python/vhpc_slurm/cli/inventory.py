@@ -58,7 +58,7 @@ def inventory(config: Config, node: str, *, sysfs_root: str | None, svg: str | N
 def _this(config: Config, node: str) -> Picture:
     from vhpc_slurm.node import inventory as reader
 
-    host = reader.read(node, config)
+    host = reader.read_inventory(node, config)
     if not context.is_root():
         return Picture(host, True, None, (*host.remarks, "who holds what is for root to see"))
     remarks = (*host.remarks, *_libvirt(config, host))
@@ -95,7 +95,7 @@ def _other(config: Config, node: str, sysfs_root: str) -> Picture:
         host=msgspec.structs.replace(config.host, sysfs_root=str(root)),
         guests=msgspec.structs.replace(config.guests, accelerator="tcg"),
     )
-    host = reader.read(node, elsewhere, proc_root=root.parent / "proc")
+    host = reader.read_inventory(node, elsewhere, proc_root=root.parent / "proc")
     return Picture(host, False, (), host.remarks)
 
 

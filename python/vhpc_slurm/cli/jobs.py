@@ -136,7 +136,7 @@ def _local_guests(config: Config) -> list[dict[str, Any]]:
         running = set(hypervisor.names())
     found = []
     for generation in journal.generations(layout.journals):
-        state = statefile.read(layout.state_file(generation.job_id))
+        state = statefile.read_state(layout.state_file(generation.job_id))
         if state.get("generation") != str(generation):
             state = {}  # the run folder belongs to another incarnation
         folders = layout.job(generation.job_id).glob("g[0-9]*") if state else ()

@@ -84,7 +84,7 @@ def of_job(config: Config, job_id: int, node: str) -> PlanInput:
             f"its nodes are {output.node_list(names)}",
             "a plan follows from the topology of the node that vhpc plan runs on: run it there",
         )
-    host = inventory.read(node, config)
+    host = inventory.read_inventory(node, config)
     found, notes = _shares(config, lease.request.uid, lease.request.work_dir)
     return PlanInput(
         lease.generation,
@@ -105,7 +105,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
     Raises:
         UserError: unknown image or user, or a CPU list that is none.
     """
-    host = inventory.read(node, config)
+    host = inventory.read_inventory(node, config)
     image = resolve(Path(config.images.catalog), ImageRef.parse(wish.image))
     try:
         cpus = tuple(range(len(host.abstract))) if wish.cpus is None else parse_cpu_list(wish.cpus)
@@ -141,7 +141,7 @@ def _devices(config: Config) -> NodeDevices:
     """What may be given; what is in quarantine only root can see."""
     if context.is_root():
         return devices.handed_out(Layout(config))
-    return NodeDevices(gpumap.read(Path(config.placement.gpu_map)))
+    return NodeDevices(gpumap.read_gpu_map(Path(config.placement.gpu_map)))
 
 
 def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeDevices | None]:

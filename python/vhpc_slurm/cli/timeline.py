@@ -96,7 +96,7 @@ def _local(config: Config, job_id: int) -> Timeline | None:
     found = [
         line
         for path in folder.glob(f"{job_id}.*.json")
-        if (line := stored.read(path)) is not None and line.stages
+        if (line := stored.read_timeline(path)) is not None and line.stages
     ]
     return max(found, key=lambda line: (line.generation.restart, line.stages[0].began), default=None)
 

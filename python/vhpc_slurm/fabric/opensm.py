@@ -114,7 +114,7 @@ class Opensm:
             NotPlainError: it is no regular file, or too large.
             FabricError: it cannot be read.
         """
-        return plainfile.read(self.file, MAX_FILE)
+        return plainfile.read_file(self.file, MAX_FILE)
 
     def replace(self, data: bytes) -> None:
         """Put a new file in the place of the old one, which is there whole until the new one is.
@@ -252,7 +252,7 @@ class Opensm:
     def _process(self) -> tuple[int, int]:
         """OpenSM's pid, and a descriptor: a number alone may be another's by the time of the signal."""
         hint = "see fabric.opensm_pidfile in vhpc.toml"
-        raw = plainfile.read(self._pidfile, MAX_PIDFILE)
+        raw = plainfile.read_file(self._pidfile, MAX_PIDFILE)
         if raw is None:
             raise FabricError("OpenSM does not run", f"there is no {self._pidfile}", hint)
         try:

@@ -235,7 +235,7 @@ def site_partitions(fabric: Fabric) -> tuple[IbPartition, ...]:
 
 
 def _text(name: str) -> bytes:
-    data = plainfile.read(Path(name), MAX_FILE)
+    data = plainfile.read_file(Path(name), MAX_FILE)
     if data is None:
         raise FabricError(f"cannot read {name}", "No such file or directory")
     return data

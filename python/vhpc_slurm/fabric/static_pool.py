@@ -96,7 +96,7 @@ class StaticPool(ByPolicy):
 
     def _file_findings(self) -> list[str]:
         """What is wrong with the file; FabricError when it cannot be read."""
-        data = plainfile.read(self._file, MAX_FILE)
+        data = plainfile.read_file(self._file, MAX_FILE)
         if data is None:
             return []  # the subnet manager lives on another host, or in a switch
         defects = partitions.lint(data)

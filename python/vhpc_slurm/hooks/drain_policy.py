@@ -26,7 +26,7 @@ def must_drain(layout: Layout, node: str, records: Sequence[QuarantineRecord]) -
     expected = gres_count(common.scontrol_says("-o", "show", "node", node), layout.config.placement.vf_gres)
     try:
         found = devices.handed_out(layout)
-        vfs = pool(inventory.read(node, layout.config), found)
+        vfs = pool(inventory.read_inventory(node, layout.config), found)
     except VhpcError as err:
         common.log.warning("%s", err.line())
         return True

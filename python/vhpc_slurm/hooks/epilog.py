@@ -79,7 +79,7 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
 
 def _alarm(layout: Layout, generation: Generation) -> str:
     """What its Prolog wants somebody to hear of; empty mostly."""
-    state = statefile.read(layout.state_file(generation.job_id))
+    state = statefile.read_state(layout.state_file(generation.job_id))
     ours = state.get("generation") == str(generation)
     return ALARM + state["alarm"] if ours and "alarm" in state else ""
 
@@ -87,13 +87,13 @@ def _alarm(layout: Layout, generation: Generation) -> str:
 def _queue(
     layout: Layout, env: common.HookEnv, generation: Generation, *, clean: bool, note: str = ""
 ) -> None:
-    line = timeline.read(layout.timeline(generation))
+    line = timeline.read_timeline(layout.timeline(generation))
     outbox.put(layout.outbox, outbox.Acknowledgement(generation, env.node, clean, note, line))
 
 
 def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env: common.HookEnv) -> None:
     """Give the user his guest's console when he asked for it (--vhpc-console)."""
-    state = statefile.read(layout.state_file(env.job_id))
+    state = statefile.read_state(layout.state_file(env.job_id))
     if lease is None or lease.request.console is None or state.get("generation") != str(lease.generation):
         return
     consoles = console.of_guests(layout.job(env.job_id))

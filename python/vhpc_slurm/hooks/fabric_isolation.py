@@ -69,7 +69,7 @@ def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> 
             if path.parent.exists():
                 fields = statefile.header(generation, str(record.lease.request.image))
                 failed = {"status": "failed", "kind": error.kind, "message": error.line()}
-                statefile.write(path, fields | failed, record.lease.request.uid)
+                statefile.write_state(path, fields | failed, record.lease.request.uid)
             # Before the guests: one may take its time to end.
             devices.disconnect(layout, journal.held())
             recorder = Recorder(layout.timeline(generation), generation, node)

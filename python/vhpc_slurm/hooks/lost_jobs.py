@@ -81,7 +81,7 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         if joblock.busy(layout, generation.job_id):
             continue
         path = layout.state_file(generation.job_id)
-        state, here = statefile.read(path), running.get(generation.job_id, frozenset())
+        state, here = statefile.read_state(path), running.get(generation.job_id, frozenset())
         if not path.parent.exists():  # on a tmpfs, while the journal is on disk
             if generation in known and not here:
                 yield _LostJob(generation, f"{node} was rebooted under it", guests=False)

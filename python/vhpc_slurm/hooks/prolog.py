@@ -123,7 +123,7 @@ def _boot(
     common.check_user(env, lease.request.uid)
     account = accounts.account(lease.request.uid)
     with recorder.stage("plan"):
-        host: HostInventory = inventory.read(env.node, config)
+        host: HostInventory = inventory.read_inventory(env.node, config)
         try:
             plan = _reserve(config, layout, host, lease, journal)
         except FabricError:
@@ -148,7 +148,7 @@ def _boot(
         "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(layout, work.plan)),
         "warning": _warning(lease, env, account),
     }
-    statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
+    statefile.write_state(layout.state_file(env.job_id), fields, lease.request.uid)
 
 
 def _warning(lease: Lease, env: common.HookEnv, account: accounts.Account) -> str:
@@ -213,7 +213,7 @@ def _open_run_dir(layout: Layout, lease: Lease, journal: Journal) -> None:
     journal.acquire(resources.RUN_DIR, f"rundir:{path}", path=str(path))
     path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     path.mkdir(mode=0o711)
-    statefile.write(
+    statefile.write_state(
         layout.state_file(lease.generation.job_id),
         statefile.header(lease.generation, str(lease.request.image)) | {"status": "booting"},
         lease.request.uid,
@@ -257,7 +257,7 @@ def _user_failure(
     }
     if refused:
         fields["alarm"] = refused
-    statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
+    statefile.write_state(layout.state_file(env.job_id), fields, lease.request.uid)
     teardown.release_guests(layout, journal, recorder)
 
 

@@ -267,7 +267,7 @@ def _orphan_pins(layout: Layout) -> Iterator[NodeFinding]:
 def _unparked_functions(layout: Layout) -> Iterator[NodeFinding]:
     """Virtual functions that are on a network, and no guest has them."""
     try:
-        known = {record.address for record in quarantine.read(layout)}
+        known = {record.address for record in quarantine.read_records(layout)}
         free = [one for one in setup.made(layout) if one not in known and not _has(layout, one)]
     except VhpcError as err:  # a journal or a record is damaged: who has what is not known
         yield NodeFinding("stray-function", err.line(), partial(_raise, err))

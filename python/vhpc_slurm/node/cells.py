@@ -26,7 +26,7 @@ def cell_cpus(sysfs_root: str, online: int) -> dict[int, int]:
     return cells or {0: online}
 
 
-def read(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[HostCell, ...]:
+def read_cells(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[HostCell, ...]:
     """The cells of a host, by their numbers.
 
     Args:

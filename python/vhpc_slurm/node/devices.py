@@ -58,8 +58,8 @@ def handed_out(layout: Layout) -> NodeDevices:
     Raises:
         NodeError: the GPU map or a record of the quarantine cannot be read.
     """
-    gpus = gpumap.read(Path(layout.config.placement.gpu_map))
-    return NodeDevices(gpus, None, tuple(record.address for record in quarantine.read(layout)))
+    gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
+    return NodeDevices(gpus, None, tuple(record.address for record in quarantine.read_records(layout)))
 
 
 def acquire(
@@ -93,7 +93,7 @@ def acquire(
         config=config,
         mine=frozenset(device.address for device in devices),
         held=host.held,
-        quarantined=frozenset(record.address for record in quarantine.read(layout)),
+        quarantined=frozenset(record.address for record in quarantine.read_records(layout)),
         proc=host.proc,
         dev=host.dev,
     )
@@ -168,7 +168,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
     there = bool(sysfs.listing(path))
     if data["role"] == VF and there:
         _take_back(layout, generation, entry)
-    if any(record.address == address for record in quarantine.read(layout)):
+    if any(record.address == address for record in quarantine.read_records(layout)):
         return
     if not there:
         raise _quarantine(layout, generation, entry, "it is not there any more")
@@ -333,7 +333,7 @@ def clear(layout: Layout, address: str, held: Mapping[str, str], host: HostState
         UserError: it is in no quarantine.
         TeardownError: the check did not pass; it stays where it is.
     """
-    records = {record.address: record for record in quarantine.read(layout)}
+    records = {record.address: record for record in quarantine.read_records(layout)}
     if address not in records:
         raise UserError(f"device {address} is not in quarantine", "", "see: vhpc devices")
     if address in held:

@@ -31,7 +31,7 @@ NOBODY = 0xFFFF
 WIDTHS = frozenset((1, 2, 4, 8, 12, 16, 32))  # the kernel prints 0, 63 or 255 for a link that is down
 
 
-def read(
+def read_functions(
     sysfs_root: str, cell_cpus: dict[int, int], online: int
 ) -> tuple[tuple[PciFunction, ...], tuple[str, ...]]:
     """All PCI functions of a host, by their addresses, none where it has no PCI, and remarks.

@@ -156,7 +156,7 @@ def override(root: str, address: str, timeout_s: float | attribute.Until) -> str
         StuckError: the device is locked.
         OSError: it cannot be read.
     """
-    said = attribute.read(f"{device_path(root, address)}/driver_override", timeout_s)
+    said = attribute.read_attribute(f"{device_path(root, address)}/driver_override", timeout_s)
     return "" if said == "(null)" else said
 
 
@@ -302,7 +302,7 @@ def _check_alive(path: str, address: str, timeout_s: float) -> None:
     state = sysfs.text_or_empty(f"{path}/power_state")
     if state not in AWAKE:
         with contextlib.suppress(OSError):
-            attribute.write(f"{path}/power/control", "on", timeout_s)
+            attribute.write_attribute(f"{path}/power/control", "on", timeout_s)
         state = sysfs.text_or_empty(f"{path}/power_state")
     if state not in AWAKE:
         raise AsleepError(

@@ -85,7 +85,7 @@ def remove(layout: Layout, address: str) -> None:
         sync_folder(layout.quarantine)
 
 
-def read(layout: Layout) -> tuple[QuarantineRecord, ...]:
+def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:
     """All, by address.
 
     Raises:

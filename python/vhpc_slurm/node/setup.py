@@ -117,7 +117,7 @@ def _virtual_functions(
     if probe in ("0", ""):
         yield SetupStep("autoprobe", what, State.OK if probe else State.FAILED, "" if probe else "no SR-IOV")
     else:
-        write = partial(attribute.write, f"{path}/sriov_drivers_autoprobe", "0", timeout_s)
+        write = partial(attribute.write_attribute, f"{path}/sriov_drivers_autoprobe", "0", timeout_s)
         yield _step("autoprobe", what, write, dry_run=dry_run)
     what = f"{count} virtual functions of {pf}"
     if len(_functions(path)) == count:
@@ -165,7 +165,7 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
     _await_driver(pf, path, timeout_s)
     try:
         for number in ("0", str(count)) if there else (str(count),):
-            attribute.write(f"{path}/sriov_numvfs", number, timeout_s)
+            attribute.write_attribute(f"{path}/sriov_numvfs", number, timeout_s)
     except OSError as err:
         raise NodeError(
             f"{pf} does not make {count} virtual functions", str(err.strerror), _hint(err, path)
@@ -226,7 +226,7 @@ def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[Setup
     its own, so that Slurm's device constraints can tell them apart.
     """
     try:
-        gpus = gpumap.read(Path(layout.config.placement.gpu_map))
+        gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
         major = _major(place) if gpus else 0
     except (VhpcError, OSError) as err:
         yield SetupStep(
@@ -310,7 +310,7 @@ def _grow(path: str, count: int, size: str, place: Place) -> None:
         if attempt:
             for name, text in (("drop_caches", "3"), ("compact_memory", "1")):
                 (place.proc / "sys/vm" / name).write_text(text)
-        attribute.write(path, str(count), 120.0)  # it clears them
+        attribute.write_attribute(path, str(count), 120.0)  # it clears them
         granted = int(sysfs.text_or_empty(path) or 0)
         if granted >= count:
             return

@@ -153,10 +153,10 @@ class OfedInfiniband:
 
     def _write(self, name: str, text: str) -> None:
         # older ones compare with the newline
-        attribute.write(f"{self.path}/{name}", f"{text}\n", self.timeout_s)
+        attribute.write_attribute(f"{self.path}/{name}", f"{text}\n", self.timeout_s)
 
     def _read(self, name: str) -> str:
-        return attribute.read(f"{self.path}/{name}", self.timeout_s)
+        return attribute.read_attribute(f"{self.path}/{name}", self.timeout_s)
 
     def switch_off(self) -> None:
         """The port is down."""
@@ -205,10 +205,12 @@ class Mlx4:
 
     def _map(self, *indexes: str) -> None:
         for number, index in enumerate(indexes):
-            attribute.write(f"{self.port}/pkey_idx/{number}", index, self.timeout_s)
+            attribute.write_attribute(f"{self.port}/pkey_idx/{number}", index, self.timeout_s)
 
     def _mapped(self) -> tuple[str, str]:
-        first, second = (attribute.read(f"{self.port}/pkey_idx/{n}", self.timeout_s) for n in (0, 1))
+        first, second = (
+            attribute.read_attribute(f"{self.port}/pkey_idx/{n}", self.timeout_s) for n in (0, 1)
+        )
         return first, second
 
     def _guid_path(self) -> str:
@@ -227,7 +229,7 @@ class Mlx4:
 
     def set(self, identity: Identity) -> None:
         """The GUID, and where in the port's table the keys are."""
-        attribute.write(self._guid_path(), f"{identity.port_guid:016x}", self.timeout_s)
+        attribute.write_attribute(self._guid_path(), f"{identity.port_guid:016x}", self.timeout_s)
         self._keys = self._index(identity.pkey), self._index(DEFAULT_PKEY)
 
     def _index(self, pkey: int) -> str:
@@ -246,7 +248,7 @@ class Mlx4:
 
     def difference(self, identity: Identity) -> str:
         """The GUID that was asked for, and no key mapped yet."""
-        guid = int(attribute.read(self._guid_path(), self.timeout_s) or "0", 16)
+        guid = int(attribute.read_attribute(self._guid_path(), self.timeout_s) or "0", 16)
         if guid != identity.port_guid:
             return f"its GUID is {colons(guid)}, not {colons(identity.port_guid)}"
         return self._any_key()
@@ -257,7 +259,7 @@ class Mlx4:
 
     def park(self) -> None:
         """The GUID is taken back: all ones delete it."""
-        attribute.write(self._guid_path(), f"{PARKED_GUID:016x}", self.timeout_s)
+        attribute.write_attribute(self._guid_path(), f"{PARKED_GUID:016x}", self.timeout_s)
 
     def why_not_parked(self) -> str:
         """No GUID, no key."""

@@ -37,16 +37,16 @@ def bind(root: str, address: str, before: Before, timeout_s: float) -> None:
     """
     path = device_path(root, address)
     try:
-        attribute.write(f"{path}/driver_override", VFIO, timeout_s)
+        attribute.write_attribute(f"{path}/driver_override", VFIO, timeout_s)
         for name, text in (("power/control", "on"), ("d3cold_allowed", "0")):
             # older kernels and conventional PCI lack them; without D3cold there is nothing to prevent
             if sysfs.text(f"{path}/{name}") is not None:
-                attribute.write(f"{path}/{name}", text, timeout_s)
+                attribute.write_attribute(f"{path}/{name}", text, timeout_s)
         if before.methods is not None and before.methods != before.accepted:
-            attribute.write(f"{path}/reset_method", " ".join(before.accepted), timeout_s)
+            attribute.write_attribute(f"{path}/reset_method", " ".join(before.accepted), timeout_s)
         _unbind(root, address, timeout_s, keep=VFIO)
         if bound_to(root, address) != VFIO:
-            attribute.write(f"{root}/bus/pci/drivers/{VFIO}/bind", address, timeout_s)
+            attribute.write_attribute(f"{root}/bus/pci/drivers/{VFIO}/bind", address, timeout_s)
     except OSError as err:
         raise NodeError(
             f"device {address} cannot be bound to {VFIO}", f"{err.filename}: {err.strerror}", "see dmesg"
@@ -76,13 +76,13 @@ def give_back(
     """
     path = device_path(root, address)
     if methods is not None and tuple(sysfs.text_or_empty(f"{path}/reset_method").split()) != methods:
-        attribute.write(f"{path}/reset_method", " ".join(methods), timeout_s)
+        attribute.write_attribute(f"{path}/reset_method", " ".join(methods), timeout_s)
     if driver != VFIO:
         _unbind(root, address, timeout_s, keep=driver)
     # an empty line clears it
-    attribute.write(f"{path}/driver_override", override or "\n", timeout_s)
+    attribute.write_attribute(f"{path}/driver_override", override or "\n", timeout_s)
     if driver and bound_to(root, address) != driver:
-        attribute.write(f"{root}/bus/pci/drivers_probe", address, timeout_s)
+        attribute.write_attribute(f"{root}/bus/pci/drivers_probe", address, timeout_s)
     now = bound_to(root, address)
     if now != driver:
         raise NotCleanError(
@@ -96,7 +96,7 @@ def _unbind(root: str, address: str, timeout_s: float | attribute.Until, *, keep
     now = bound_to(root, address)
     if now and now != keep:
         try:
-            attribute.write(f"{root}/bus/pci/drivers/{now}/unbind", address, timeout_s)
+            attribute.write_attribute(f"{root}/bus/pci/drivers/{now}/unbind", address, timeout_s)
         except OSError as err:
             if err.errno != errno.ENODEV:  # somebody else was faster
                 raise
@@ -115,7 +115,7 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
     identity = sysfs.text_or_empty(f"{path}/vendor"), sysfs.text_or_empty(f"{path}/device")
     log = _follow()
     try:
-        attribute.write(f"{path}/reset", "1", timeout_s)
+        attribute.write_attribute(f"{path}/reset", "1", timeout_s)
         complaint = _complaint(log, address)
     except OSError as err:
         raise NotCleanError(f"device {address} cannot be reset", str(err.strerror), "see dmesg") from err

@@ -55,7 +55,7 @@ def boot_budget_s(config: Config, node: NodeSize) -> int:
 def longest_boot_s(layout: Layout) -> float | None:
     """Seconds that the longest of the last boots took whose guests got ready; None without any."""
     files = sorted(layout.timelines.glob("*.json"), key=lambda path: path.stat().st_mtime)[-BOOTS:]
-    lines = [line for path in files if (line := stored.read(path)) is not None]
+    lines = [line for path in files if (line := stored.read_timeline(path)) is not None]
     return max((took for line in lines if (took := timeline.ready_after(line)) is not None), default=None)
 
 

@@ -31,9 +31,9 @@ def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Chec
     """
     path = Path(config.placement.gpu_map)
     try:
-        gpus = gpumap.read(path)
-        host = inventory.read(node, config)
-        records = quarantine.read(Layout(config)) if root else ()
+        gpus = gpumap.read_gpu_map(path)
+        host = inventory.read_inventory(node, config)
+        records = quarantine.read_records(Layout(config)) if root else ()
     except VhpcError as err:
         yield error("devices.map", err.line(), "see vhpc.toml(5)")
         return

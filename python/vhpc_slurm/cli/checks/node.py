@@ -51,7 +51,7 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
 def topology(config: Config, node: str) -> Iterator[CheckResult]:
     """CPUs, KVM and huge pages."""
     try:
-        host = inventory.read(node, config)
+        host = inventory.read_inventory(node, config)
     except VhpcError as err:
         yield error("node.topology", err.line(), "see vhpc.toml(5)")
         return
@@ -107,7 +107,7 @@ def hypervisor(config: Config) -> Iterator[CheckResult]:
 def largest_guest(config: Config, node: str) -> Iterator[CheckResult]:
     """Whether a guest may have all CPUs of a large node; nothing on smaller ones, or when nobody can say."""
     try:
-        host = inventory.read(node, config)
+        host = inventory.read_inventory(node, config)
         if len(host.abstract) <= iommu.ALL_CPUS:
             return
         with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
