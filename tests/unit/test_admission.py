@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vhpc_slurm.controller.admission import SHARES, Admission, Peer, PeerGroup, Quota, scaled
 from vhpc_slurm.controller.attempts import REMEMBERED, Attempts
-from vhpc_slurm.controller.sparinglog import SparingLog
+from vhpc_slurm.controller.ratelimited_log import RateLimitedLog
 
 SMALL = {
     PeerGroup.TRUSTED: Quota(8, 8, 1000, 1000),
@@ -171,7 +171,7 @@ def test_of_a_kind_of_line_so_many_are_logged_and_the_rest_counted(caplog: pytes
     caplog.set_level(logging.WARNING, "sparing")
 
     async def say() -> None:
-        sparing = SparingLog(logging.getLogger("sparing"), lines=2, window_s=0.1)
+        sparing = RateLimitedLog(logging.getLogger("sparing"), lines=2, window_s=0.1)
         for number in range(1000):
             sparing.warning("message %d", number)
         sparing.warning("another kind")

@@ -105,7 +105,7 @@ def verify(backend: NetworkBackend, generation: Generation, snapshot: KeySnapsho
 
 
 def strip(backend: NetworkBackend, generation: Generation, snapshot: KeySnapshot) -> Proof:
-    return proof(backend.strip([generation], snapshot.but([generation]))[generation])
+    return proof(backend.strip([generation], snapshot.without([generation]))[generation])
 
 
 def proof(outcome: Proof | FabricError) -> Proof:

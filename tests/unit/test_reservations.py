@@ -66,7 +66,9 @@ def test_what_a_plan_takes_is_read_back_from_the_journal(layout: Layout) -> None
 def test_a_generation_does_not_count_against_itself(layout: Layout) -> None:
     reservations.reserve(Journal(layout.journals, FIRST), plan(FIRST, (0,)))
     reservations.reserve(Journal(layout.journals, SECOND), plan(SECOND, (1,)))
-    assert [reservation.generation for reservation in reservations.live(layout, but=FIRST)] == [str(SECOND)]
+    assert [reservation.generation for reservation in reservations.live(layout, excluding=FIRST)] == [
+        str(SECOND)
+    ]
 
 
 def test_a_reservation_ends_when_everything_of_the_generation_is_released(layout: Layout) -> None:

@@ -41,12 +41,12 @@ def ethernet(rig: Rig) -> Interface:
 
 def test_an_infiniband_vf_is_set_while_it_is_off(rig: Rig) -> None:
     interface = rig.kernel.interfaces[1]
-    vf.give(vf_driver(rig, 2), "a VF", ONE)
+    vf.configure(vf_driver(rig, 2), "a VF", ONE)
     port = interface.ports[2]
     assert (port.node_guid, port.port_guid, port.state) == (ONE.node_guid, ONE.port_guid, 0)
     assert interface.log == [STATE, NODE, PORT, STATE]
     assert [interface.ports[n].port_guid for n in (0, 1, 3)] == [0, 0, 0]
-    vf.take_back(vf_driver(rig, 2), "a VF")
+    vf.park(vf_driver(rig, 2), "a VF")
     assert (port.node_guid, port.port_guid, port.state) == (PARKED_GUID, PARKED_GUID, 2)
 
 
@@ -64,18 +64,18 @@ def test_a_driver_that_forgets_what_it_took_is_found_out_before_the_port_is_up(
     interface = rig.kernel.interfaces[1]
     interface.deaf.add(what)
     with pytest.raises(VfError, match=words):
-        vf.give(vf_driver(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
     assert interface.log == [STATE, NODE, PORT]
     with pytest.raises(ParkError, match="is not parked"):
-        vf.take_back(vf_driver(rig, 0), "a VF")
+        vf.park(vf_driver(rig, 0), "a VF")
 
 
 def test_what_the_kernel_refuses_is_said(rig: Rig) -> None:
     rig.kernel.interfaces[1].refuse[PORT] = errno.EPERM
     with pytest.raises(VfError, match="cannot be set: Operation not permitted"):
-        vf.give(vf_driver(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
     with pytest.raises(ParkError, match="cannot be parked: Operation not permitted"):
-        vf.take_back(vf_driver(rig, 0), "a VF")
+        vf.park(vf_driver(rig, 0), "a VF")
 
 
 def test_an_adapter_without_an_interface_has_no_driver(rig: Rig) -> None:
@@ -91,13 +91,13 @@ def test_an_adapter_without_an_interface_has_no_driver(rig: Rig) -> None:
 
 def test_files_of_mlnx_ofed_come_before_netlink(rig: Rig) -> None:
     firmware = ofed(rig.pfs[0])
-    vf.give(vf_driver(rig, 1), "a VF", ONE)
+    vf.configure(vf_driver(rig, 1), "a VF", ONE)
     assert firmware[1] == {
         "node": "02:cd:10:12:00:00:01:00",
         "port": "02:cc:10:12:00:00:01:00",
         "policy": "Follow",
     }
-    vf.take_back(vf_driver(rig, 1), "a VF")
+    vf.park(vf_driver(rig, 1), "a VF")
     assert firmware[1] == {"node": ":".join(["ff"] * 8), "port": ":".join(["ff"] * 8), "policy": "Down"}
     assert rig.kernel.interfaces[1].log == []
 
@@ -109,10 +109,10 @@ def test_a_connectx_3_vf_sees_the_jobs_key_and_the_default_one(rig: Rig) -> None
     pf = rig.pfs[0]
     port = Mlx4Port(pf)
     port.pkeys[0], port.pkeys[5] = "0x7fff", "0x9012"
-    vf.give(vf_driver(rig, 1), "a VF", ONE)
+    vf.configure(vf_driver(rig, 1), "a VF", ONE)
     assert port.mapped[pf.virtfns[1]] == [5, 0]
     assert port.guids[2] == ONE.port_guid
-    vf.take_back(vf_driver(rig, 1), "a VF")
+    vf.park(vf_driver(rig, 1), "a VF")
     assert port.mapped[pf.virtfns[1]] == [port.LENGTH, port.LENGTH]
     assert port.guids[2] == PARKED_GUID
     assert port.mapped[pf.virtfns[0]] == [41, port.LENGTH]  # not ours to touch
@@ -125,7 +125,7 @@ def test_a_key_that_the_subnet_manager_never_gives_ends_the_wait_with_nothing_ma
     port.pkeys[0] = "0xffff"
     monkeypatch.setattr(vf_drivers.Mlx4, "wait_s", 0.1)
     with pytest.raises(VfError, match=r"has no partition key 0x1012 after 0\.1 s"):
-        vf.give(vf_driver(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
     assert port.mapped[rig.pfs[0].virtfns[0]] == [port.LENGTH, port.LENGTH]
 
 
@@ -136,28 +136,28 @@ def test_an_ethernet_vf_may_forge_nothing_and_is_trusted_with_nothing(rig: Rig) 
     interface = ethernet(rig)
     port = interface.ports[3]
     port.trust, port.rate = 1, (10, 1000)
-    vf.give(vf_driver(rig, 3), "a VF", ONE)
+    vf.configure(vf_driver(rig, 3), "a VF", ONE)
     assert (port.mac, port.vlan, port.spoofchk, port.trust, port.rate) == (ONE.mac, 100, 1, 0, (0, 0))
-    vf.take_back(vf_driver(rig, 3), "a VF")
+    vf.park(vf_driver(rig, 3), "a VF")
     assert (port.mac, port.vlan, port.spoofchk, port.trust, port.rate) == (bytes(6), 0, 1, 0, (0, 0))
 
 
 def test_a_rate_that_is_not_there_is_not_taken_back(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.link_up = False  # igb takes no rate then, not even none: seen on Linux 6.12
-    vf.give(vf_driver(rig, 0), "a VF", ONE)
+    vf.configure(vf_driver(rig, 0), "a VF", ONE)
     interface.ports[0].rate = (10, 1000)
     with pytest.raises(ParkError, match="Invalid argument"):
-        vf.take_back(vf_driver(rig, 0), "a VF")
+        vf.park(vf_driver(rig, 0), "a VF")
 
 
 def test_a_link_that_should_be_down_and_is_not_is_found_out(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.operations |= {STATE}
-    vf.give(vf_driver(rig, 0), "a VF", ONE)
+    vf.configure(vf_driver(rig, 0), "a VF", ONE)
     interface.deaf.add(STATE)
     with pytest.raises(VfError, match="its link state is 0, not 2"):
-        vf.give(vf_driver(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
 
 
 @pytest.mark.parametrize(
@@ -175,21 +175,21 @@ def test_each_setting_of_an_ethernet_vf_is_read_back(rig: Rig, what: int, words:
     interface.ports[0].trust, interface.ports[0].rate = 1, (10, 1000)
     interface.deaf.add(what)
     with pytest.raises(VfError, match=words):
-        vf.give(vf_driver(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
 
 
 def test_a_driver_without_a_check_of_forged_addresses_will_not_do(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.operations = frozenset((MAC, VLAN))
     with pytest.raises(VfError, match="Operation not supported"):
-        vf.give(vf_driver(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
 
 
 def test_what_a_driver_cannot_grant_need_not_be_taken_back(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.operations = frozenset((MAC, VLAN, SPOOFCHK))
-    vf.give(vf_driver(rig, 0), "a VF", ONE)
-    vf.take_back(vf_driver(rig, 0), "a VF")
+    vf.configure(vf_driver(rig, 0), "a VF", ONE)
+    vf.park(vf_driver(rig, 0), "a VF")
 
 
 # --- in a job ---------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def audited(rig: Rig) -> Rig:
     made = msgspec.structs.replace(config.devices, virtual_functions=(f"{rig.pfs[0].address}=4",))
     rig.layout = Layout(msgspec.structs.replace(config, devices=made))
     for number in range(4):
-        vf.take_back(vf_driver(rig, number), "a VF")
+        vf.park(vf_driver(rig, number), "a VF")
     return rig
 
 

@@ -134,7 +134,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
 
 def _usage(config: Config, generation: Generation) -> Usage:
     """What other jobs hold here, which only root can see."""
-    return fold(reservations.live(Layout(config), but=generation)) if context.is_root() else NOTHING
+    return fold(reservations.live(Layout(config), excluding=generation)) if context.is_root() else NOTHING
 
 
 def _devices(config: Config) -> NodeDevices:

@@ -27,7 +27,7 @@ from vhpc_slurm.controller.attempts import Attempts
 from vhpc_slurm.controller.authority import Authority, Origin
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.peeruid import PeerUids
-from vhpc_slurm.controller.sparinglog import SparingLog
+from vhpc_slurm.controller.ratelimited_log import RateLimitedLog
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import (
     Credential,
@@ -88,7 +88,7 @@ class Server:
         self._allowed = allowed
         self._authority = authority
         self._nonces = FreshNonces()
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._admission = Admission(scaled(SHARES, descriptors), self._dropped)
         self._attempts = Attempts()
         self._known: Counter[str] = Counter()

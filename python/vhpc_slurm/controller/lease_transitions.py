@@ -169,7 +169,7 @@ class LeaseTransitions:
         self.leaving &= {one.generation for one in snapshot.assignments if one.state in STRIPPABLE}
         leaving = tuple(sorted(self.leaving))
         waiting = {one.generation for one in snapshot.assignments if one.state is KeyState.RESERVED}
-        return Batch(snapshot.but({*leaving, *waiting.difference(mine)}), tuple(mine), leaving, decided)
+        return Batch(snapshot.without({*leaving, *waiting.difference(mine)}), tuple(mine), leaving, decided)
 
     def applied(self, coming: Collection[Generation]) -> None:
         """The fabric has taken what it was told."""
@@ -208,7 +208,7 @@ class LeaseTransitions:
             generation
             for generation, one in found.items()
             if not isinstance(one, FabricError)
-            and ((record := self.store.get(generation)) is None or self._nobody_holds(record))
+            and ((record := self.store.get(generation)) is None or self._all_nodes_clean(record))
         ]
         with self.store.transaction():
             self._keys.advance(gone, KeyState.STRIPPED)
@@ -228,14 +228,14 @@ class LeaseTransitions:
     def release(self, generation: Generation) -> None:
         """Let the fabric be stripped of a generation, or release it, where nothing holds it back."""
         record = self.store.get(generation)
-        if record is None or not self._nobody_holds(record):
+        if record is None or not self._all_nodes_clean(record):
             return
         if self._keys.strippable(generation):
             self.leaving.add(generation)
         elif record.lease.state is LeaseState.ENDING:
             self._free([generation])
 
-    def _nobody_holds(self, record: LeaseRecord) -> bool:
+    def _all_nodes_clean(self, record: LeaseRecord) -> bool:
         """Whether all nodes of an ended generation have let go of it.
 
         (One that was released can be held again: a node that was taken for off says that it is not.)
@@ -251,7 +251,7 @@ class LeaseTransitions:
         with self.store.transaction():
             for generation in gone:
                 record = self.store.get(generation)
-                if record is not None and not self._nobody_holds(record):
+                if record is not None and not self._all_nodes_clean(record):
                     continue
                 if not self._keys.quarantine(generation) or record is None:
                     continue

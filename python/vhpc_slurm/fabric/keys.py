@@ -167,7 +167,7 @@ class KeySnapshot:
         few = len(found) * 100 <= max_percent * len(had)
         return frozenset() if few and self.assignments else found
 
-    def but(self, generations: Iterable[Generation]) -> KeySnapshot:
+    def without(self, generations: Iterable[Generation]) -> KeySnapshot:
         """The same, with nothing of these generations on the fabric."""
         return replace(self, off=self.off | frozenset(generations))
 

@@ -127,7 +127,7 @@ def _boot(
         try:
             plan = _reserve(config, layout, host, lease, journal)
         except FabricError:
-            if not purged_jobs.clear(config, env.node, but=lease.generation):
+            if not purged_jobs.clear(config, env.node, excluding=lease.generation):
                 raise
             plan = _reserve(config, layout, host, lease, journal)
     if not host.kvm:
@@ -201,7 +201,7 @@ def _reserve(
             lease.request,
             lease.image.manifest,
             config,
-            fold(reservations.live(layout, but=lease.generation)),
+            fold(reservations.live(layout, excluding=lease.generation)),
             replace(there, quarantined=(*there.quarantined, *avoid)),
         )
         reservations.reserve(journal, plan)

@@ -28,7 +28,7 @@ def is_purged(config: Config, job_id: int) -> bool:
     return False
 
 
-def clear(config: Config, node: str, but: Generation) -> bool:
+def clear(config: Config, node: str, excluding: Generation) -> bool:
     """End the guests of purged jobs on this node, when they are in the way of another's.
 
     Returns whether there were any.
@@ -37,7 +37,10 @@ def clear(config: Config, node: str, but: Generation) -> bool:
         TeardownError: they could not be ended.
     """
     layout = Layout(config)
-    holders = {Generation.parse(reservation.generation) for reservation in reservations.live(layout, but=but)}
+    holders = {
+        Generation.parse(reservation.generation)
+        for reservation in reservations.live(layout, excluding=excluding)
+    }
     cleared = False
     for generation in sorted(holders):
         if joblock.busy(layout, generation.job_id) or not is_purged(config, generation.job_id):

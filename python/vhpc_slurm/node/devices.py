@@ -115,7 +115,7 @@ def acquire(
             if device.role == VF:
                 # after its driver is gone, which would keep what it had; before the guest's reads it
                 vf_driver = vf_drivers.find(case.root, device.address, config.timeout_s)
-                vf.give(vf_driver, device.address, identities[device.address])
+                vf.configure(vf_driver, device.address, identities[device.address])
         except attribute.StuckError as err:
             raise _quarantine(
                 layout, str(journal.generation), journal.entry(f"{KIND}:{device.address}"), err.line()
@@ -167,7 +167,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
     path = preflight.device_path(root, address)
     there = bool(sysfs.listing(path))
     if data["role"] == VF and there:
-        _take_back(layout, generation, entry)
+        _park_released(layout, generation, entry)
     if any(record.address == address for record in quarantine.read_records(layout)):
         return
     if not there:
@@ -237,7 +237,7 @@ def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(found.values())
 
 
-def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
+def _park_released(layout: Layout, generation: str, entry: Entry) -> None:
     """Take a virtual function off its network.
 
     One that may still be in the job's partition is in quarantine, and held by
@@ -263,7 +263,7 @@ def park(layout: Layout, address: str) -> None:
         NoVfDriverError: its driver has no interface for it.
     """
     timeout_s = layout.config.devices.timeout_s
-    vf.take_back(vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s), address)
+    vf.park(vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s), address)
 
 
 def disconnect(layout: Layout, entries: Iterable[Entry]) -> None:

@@ -38,7 +38,7 @@ def of_plan(plan: NodePlan) -> tuple[Reservation, ...]:
     )
 
 
-def live(layout: Layout, but: Generation | None = None) -> tuple[Reservation, ...]:
+def live(layout: Layout, excluding: Generation | None = None) -> tuple[Reservation, ...]:
     """Reservations of all generations that have a journal here, but for one.
 
     Raises:
@@ -46,7 +46,7 @@ def live(layout: Layout, but: Generation | None = None) -> tuple[Reservation, ..
     """
     found = []
     for generation in journal.generations(layout.journals):
-        if generation == but:
+        if generation == excluding:
             continue
         for entry in journal.read_entries(layout.journals, generation):
             if entry.kind == resources.RESERVATION:

@@ -209,7 +209,7 @@ def _park(layout: Layout, address: str, *, dry_run: bool) -> SetupStep:
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
         return SetupStep("park", what, State.FAILED, line)
-    step = _step("park", what, partial(vf.take_back, vf_driver, address), dry_run=dry_run)
+    step = _step("park", what, partial(vf.park, vf_driver, address), dry_run=dry_run)
     if step.state is State.FAILED:
         with contextlib.suppress(OSError):
             quarantine.put(layout, quarantine.record(address, VF, step.error))

@@ -164,7 +164,7 @@ def _take_devices(work: Boot) -> None:
     avoid: frozenset[str] = frozenset()
     while True:
         wanted = identities.of_plan(work.lease, work.plan, work.inventory)
-        held = fold(reservations.live(work.layout, but=work.lease.generation)).devices
+        held = fold(reservations.live(work.layout, excluding=work.lease.generation)).devices
         try:
             devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.HostState(held))
             break

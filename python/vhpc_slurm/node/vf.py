@@ -73,7 +73,7 @@ class VfDriver(Protocol):
         """Let it onto its network."""
 
 
-def give(vf_driver: VfDriver, address: str, identity: Identity) -> None:
+def configure(vf_driver: VfDriver, address: str, identity: Identity) -> None:
     """Make a function what a guest shall have, and let it onto its network.
 
     Raises:
@@ -91,7 +91,7 @@ def give(vf_driver: VfDriver, address: str, identity: Identity) -> None:
         raise VfError(f"virtual function {address} does not take what it is given", wrong, "see dmesg")
 
 
-def take_back(vf_driver: VfDriver, address: str) -> None:
+def park(vf_driver: VfDriver, address: str) -> None:
     """Take a function off its network, and make it nobody's.
 
     Raises:
