@@ -149,7 +149,7 @@ class UfmClient:
 
         Raises:
             UfmBusyError: UFM cannot be reached, has cut the connection, is busy or broken.
-            RefusedError: UFM does not take this request.
+            FabricRefusedError: UFM does not take this request.
             FabricError: it is not the UFM that is meant, or it lets nobody in.
         """
         what = f"UFM at {self._host}:{self._port}"

@@ -101,8 +101,8 @@ class Started:
         """Wait until the program is executed.
 
         Raises:
-            AbsentError: the user cannot enter the shared directory.
-            RefusedError: it may not be shared.
+            ShareAbsentError: the user cannot enter the shared directory.
+            ShareRefusedError: it may not be shared.
             UserError: the user has ended or stopped the helper, or serves a file system that hangs.
             NodeError: anything else.
         """
