@@ -17,7 +17,7 @@ from typing import Any
 
 from vmimages import recipe as recipes
 from vmimages.errors import BuildError
-from vmimages.host import Step, say
+from vmimages.host import BuildStep, say
 from vmimages.initrd import initrd, program, version
 from vmimages.mirrors import ENVIRONMENT, choose
 from vmimages.recipe import Recipe
@@ -141,7 +141,7 @@ def _build(options: Options) -> dict[str, Any]:
     made = base(recipe, options.cache.absolute(), refresh=options.refresh)
     if made.cached:
         say(f"root and kernel {made.kernel_release} are in the cache")
-    with Step(f"publishing in {options.output}"):
+    with BuildStep(f"publishing in {options.output}"):
         blobs: dict[str, Path | bytes] = {
             "kernel": made.kernel,
             "initrd": initrd(made, init, agent, recipe.root.source_date_epoch),

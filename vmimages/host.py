@@ -35,7 +35,7 @@ def need(*tools: str) -> None:
     missing = [tool for tool in tools if shutil.which(tool, path=SEARCH) is None]
     if missing:
         packages = " ".join(sorted({PACKAGES[tool] for tool in missing}))
-        raise BuildError(f"not installed: {', '.join(missing)}", cure=f"apt-get install {packages}")
+        raise BuildError(f"not installed: {', '.join(missing)}", hint=f"apt-get install {packages}")
 
 
 def say(text: str) -> None:
@@ -43,14 +43,14 @@ def say(text: str) -> None:
     print(f"image: {text}", file=sys.stderr, flush=True)
 
 
-class Step:
-    """``with Step("what is being done"):`` says what is done, and how long it took."""
+class BuildStep:
+    """``with BuildStep("what is being done"):`` says what is done, and how long it took."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.start = 0.0
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> BuildStep:
         self.start = time.monotonic()
         say(f"{self.text} …")
         return self

@@ -29,18 +29,18 @@ def vmlinux(bzimage: bytes) -> bytes:
         BuildError: no bzImage, a compression that we do not know, or a kernel
             without a PVH entry point.
     """
-    cure = 'set kernel.format = "bzImage" in the recipe'
+    hint = 'set kernel.format = "bzImage" in the recipe'
     payload = _payload(bzimage)
     image = _decompress(payload)
     if image is None:
         raise BuildError(
-            "cannot take the kernel out of its bzImage", f"compressed with {payload[:4].hex()}", cure
+            "cannot take the kernel out of its bzImage", f"compressed with {payload[:4].hex()}", hint
         )
     try:
         if not elf.has_pvh_entry(image):
-            raise BuildError("the kernel has no PVH entry point", "it was built without CONFIG_PVH", cure)
+            raise BuildError("the kernel has no PVH entry point", "it was built without CONFIG_PVH", hint)
     except ValueError as err:
-        raise BuildError("cannot take the kernel out of its bzImage", str(err), cure) from err
+        raise BuildError("cannot take the kernel out of its bzImage", str(err), hint) from err
     return image
 
 

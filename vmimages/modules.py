@@ -81,7 +81,7 @@ class ModuleTree:
             if not self.has(name):
                 raise BuildError(
                     f"kernel {self.folder.name} has no module {name}",
-                    cure="correct kernel.modules of the recipe",
+                    hint="correct kernel.modules of the recipe",
                 )
             self._add(canonical(name), order, ())
         return [LoadStep(self.folder / self._files[name], optional) for name, optional in order.items()]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from vmimages import kernel
 from vmimages.errors import BuildError
-from vmimages.host import SEARCH, Step, environment, need, run
+from vmimages.host import SEARCH, BuildStep, environment, need, run
 from vmimages.modules import ModuleTree, file_name, load_list, read_module
 from vmimages.recipe import FINISH_SCRIPT, Recipe
 
@@ -100,9 +100,9 @@ def _load(folder: Path, *, cached: bool) -> Base | None:
 def _build(recipe: Recipe, work: Path) -> None:
     tree, out = work / "tree", work / "base"
     (out / "modules").mkdir(parents=True)
-    with Step(f"installing Debian {recipe.debian.suite} from {recipe.debian.mirror}"):
+    with BuildStep(f"installing Debian {recipe.debian.suite} from {recipe.debian.mirror}"):
         _install(recipe, tree, work / "log")
-    with Step(f"writing {recipe.root.format}"):
+    with BuildStep(f"writing {recipe.root.format}"):
         _write_root(recipe, tree, out / "root.erofs", work / "log")
     own = tree / ".vhpc"
     release = (own / "release").read_text().strip()
@@ -110,7 +110,7 @@ def _build(recipe: Recipe, work: Path) -> None:
     for driver in recipe.image.drivers:
         if not modules.has(driver):
             raise BuildError(
-                f"kernel {release} has no driver {driver}", cure="correct image.drivers of the recipe"
+                f"kernel {release} has no driver {driver}", hint="correct image.drivers of the recipe"
             )
     steps = modules.load_order(recipe.kernel.modules)
     for step in steps:
@@ -165,7 +165,7 @@ def _need_tools() -> None:
     """Find out at once what would be missing after a minute."""
     need("mmdebstrap", "mkfs.erofs", "zstd", *(() if os.geteuid() == 0 else ("newuidmap",)))
     if not KEYRING.exists():
-        raise BuildError(f"{KEYRING} is missing", cure="apt-get install debian-archive-keyring")
+        raise BuildError(f"{KEYRING} is missing", hint="apt-get install debian-archive-keyring")
 
 
 def _mode() -> str:

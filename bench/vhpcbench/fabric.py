@@ -37,10 +37,10 @@ from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.fabric.keys import Claim, KeyState
+from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import FIRST_POLL_S
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.munge import Munge
 from vhpcbench.common import CHECKOUT, BenchError, Report, main
@@ -126,7 +126,7 @@ def _ready(
 def _bare(fabric: SimulatedFabric, reader: FabricReader, pkey: int, guids: tuple[int, ...]) -> float:
     """Milliseconds of the least that has to be done; all is as before at the end."""
     old = fabric.partitions.read_bytes()
-    one = Partition("bare", pkey, tuple((f"{guid:#018x}", True) for guid in guids), ("indx0", "ipoib"))
+    one = IbPartition("bare", pkey, tuple((f"{guid:#018x}", True) for guid in guids), ("indx0", "ipoib"))
     new = partitions.render((*partitions.parse(old), one), *(partitions.origin(old) or (0, "")))
     began = time.perf_counter()
     _swap(fabric, new)
@@ -306,8 +306,10 @@ def _large_store(report: Report, daemon: Munged) -> None:
         with store.transaction():
             for job in range(1, GENERATIONS + 1):
                 generation = service.reserve(request(job), nodes, identity(0)).lease.generation
-                claim = Claim(generation, 0x0FFF + job, f"job {generation}", 0, 4, 1, 1, KeyState.ACTIVE)
-                store.keys.claim(claim)
+                assignment = KeyAssignment(
+                    generation, 0x0FFF + job, f"job {generation}", 0, 4, 1, 1, KeyState.ACTIVE
+                )
+                store.keys.add(assignment)
         store.close()
         report.add("store of 10,000 generations", "MiB", [database.stat().st_size / 2**20])
         with a_vhpcd(Path(folder), daemon, None, reconcile_s=60.0) as vhpcd:

@@ -35,12 +35,12 @@ def bench(args: argparse.Namespace) -> Report:
         config = Config(host=Host(sysfs_root=root), guests=Guests(accelerator="tcg"))
         online, _ = topology.cpu_numbers(root)
         cell_cpus = cells.cell_cpus(root, online)
-        functions = len(pci.read(root, cell_cpus, online))
+        functions = len(pci.read_functions(root, cell_cpus, online))
         bare, scan, whole = [], [], []
         for _ in range(args.rounds):
             bare.append(milliseconds(lambda: _read_all(tree.sys / "bus/pci/devices")))
-            scan.append(milliseconds(lambda: pci.read(root, cell_cpus, online)))
-            whole.append(milliseconds(lambda: inventory.read("n1", config, proc_root=proc)))
+            scan.append(milliseconds(lambda: pci.read_functions(root, cell_cpus, online)))
+            whole.append(milliseconds(lambda: inventory.read_inventory("n1", config, proc_root=proc)))
     report.add("the bare files", "ms", bare)
     found = report.add(f"{functions} PCI functions", "ms", scan)
     report.add("the whole inventory", "ms", whole)

@@ -66,7 +66,7 @@ def _planner(sockets: int) -> tuple[str, Callable[[], object]]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         tree = gpu_node(Path(folder), sockets=sockets, cells_per_socket=2, cores=32, threads=2, gpus=1, vfs=4)
         config = Config(host=Host(sysfs_root=str(tree.sys)), guests=Guests(accelerator="tcg"))
-        found = inventory.read("n1", config, proc_root=tree.root / "proc")
+        found = inventory.read_inventory("n1", config, proc_root=tree.root / "proc")
     host = replace(found, kvm=True, arch="x86_64", address_bits=52)
     gpus = tuple(function.address for function in host.pci if function.class_code >> 8 == 0x0302)
     vfs = sum(bool(function.physfn) for function in host.pci)

@@ -235,8 +235,8 @@ def _wait_for_nodes(ctl: int, record: Record, *, report: bool) -> None:
             raise LabError(f"nodes did not register with slurmctld: {states}; see: vlab logs n1 slurmd")
     for name, state in sorted(states.items()):
         if state.startswith("drain"):
-            cure = f"vlab exec ctl -- scontrol update nodename={name} state=resume"
-            say(f"{name} is {state}; why: vlab exec login -- sinfo -R; to use it again: {cure}")
+            hint = f"vlab exec ctl -- scontrol update nodename={name} state=resume"
+            say(f"{name} is {state}; why: vlab exec login -- sinfo -R; to use it again: {hint}")
 
 
 def _unheard(state: str) -> bool:

@@ -189,8 +189,8 @@ def _unknown(catalog: Path, ref: ImageRef) -> UserError:
         return UserError(f"image {ref} is unknown", f"the catalogue {catalog} is empty", "ask your operator")
     tags = [str(other) for other in known if other.name == ref.name]
     near = tags or difflib.get_close_matches(str(ref), [str(other) for other in known], n=NEAR_NAMES)
-    cure = f"did you mean {' or '.join(near[:NEAR_NAMES])}? " if near else ""
-    return UserError(f"image {ref} is unknown", cure=cure + "see: vhpc image ls")
+    hint = f"did you mean {' or '.join(near[:NEAR_NAMES])}? " if near else ""
+    return UserError(f"image {ref} is unknown", hint=hint + "see: vhpc image ls")
 
 
 def _check(manifest: ImageManifest) -> None:

@@ -20,16 +20,16 @@ class VhpcError(Exception):
     Attributes:
         what: one clause, no final full stop: what failed.
         why: the cause as far as it is known, may be empty.
-        cure: what the reader can do about it, may be empty.
+        hint: what the reader can do about it, may be empty.
     """
 
     kind = "internal"
 
-    def __init__(self, what: str, why: str = "", cure: str = "") -> None:
-        super().__init__(what, why, cure)
+    def __init__(self, what: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what, why, hint)
         self.what = what
         self.why = why
-        self.cure = cure
+        self.hint = hint
 
     def __str__(self) -> str:
         return self.line()
@@ -39,8 +39,8 @@ class VhpcError(Exception):
         text = self.what
         if self.why:
             text += f": {self.why}"
-        if self.cure:
-            text += f" ({self.cure})"
+        if self.hint:
+            text += f" ({self.hint})"
         return one_line(text)
 
 

@@ -114,7 +114,7 @@ def address_key(address: str) -> tuple[int, int, int, int]:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Reservation:
     """What one live guest holds of its node.
 
     Attributes:

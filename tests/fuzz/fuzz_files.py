@@ -29,12 +29,12 @@ def _journal(raw: bytes) -> None:
     path = _HERE / f"{_GENERATION}.jsonl"
     path.write_bytes(raw)
     try:
-        book = Journal(_HERE, _GENERATION)
+        journal = Journal(_HERE, _GENERATION)
     except NodeError:
         return
-    book.acquire("file", "fuzz:new", path="/x")
-    held = book.held()
-    book.close()
+    journal.acquire("file", "fuzz:new", path="/x")
+    held = journal.held()
+    journal.close()
     if held[0].key != "fuzz:new":
         raise InternalError("what was taken last is not released first")
     again = Journal(_HERE, _GENERATION)
@@ -48,18 +48,18 @@ def _journal(raw: bytes) -> None:
 def _state(raw: bytes) -> None:
     path = _HERE / "state"
     path.write_bytes(raw)
-    fields = statefile.read(path)
-    statefile.write(path, fields, os.getuid())
-    first = statefile.read(path)
-    statefile.write(path, first, os.getuid())
-    if statefile.read(path) != first:
+    fields = statefile.read_state(path)
+    statefile.write_state(path, fields, os.getuid())
+    first = statefile.read_state(path)
+    statefile.write_state(path, first, os.getuid())
+    if statefile.read_state(path) != first:
         raise InternalError("what was written is not what is read")
 
 
 def _timeline(raw: bytes) -> None:
     path = _HERE / "timeline"
     path.write_bytes(raw)
-    timeline.read(path)
+    timeline.read_timeline(path)
 
 
 def _outbox(raw: bytes) -> None:

@@ -28,14 +28,14 @@ from rig import InternalError, fuzz
 from vhpc_slurm.config import Config, Images
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.admission import Group, Peer
+from vhpc_slurm.controller.admission import Peer, PeerGroup
 from vhpc_slurm.controller.authority import Origin
 from vhpc_slurm.controller.conversation import Server
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import SqliteStore
-from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, ProofResults
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Credential, Munge
@@ -60,8 +60,8 @@ class Keys(NoNetwork):
 
     plan = KeyPolicy(KeyPool(0x1000, 0x1001)).plan
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
-        return self.verify(generations, book)
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
+        return self.verify(generations, snapshot)
 
 
 def one_input(data: bytes) -> None:
@@ -85,7 +85,7 @@ async def _live(lines: list[bytes]) -> None:
             await _walk(dispatcher, listing)
         if isinstance(await dispatcher.answer(wire.AskStatus()), wire.Failure):
             raise InternalError("no status")
-        service.rounds.settle()
+        service.transitions.settle()
         service.prune(0.0)
     finally:
         await server.close()
@@ -98,12 +98,12 @@ async def _say(server: Server, line: bytes) -> wire.Answer | None:
     if line[:1] == b"R":
         reader.feed_data(line[1:])
         reader.feed_eof()
-        peer = Peer("192.0.2.1", Group.OTHER, lambda: None)
+        peer = Peer("192.0.2.1", PeerGroup.OTHER, lambda: None)
         server._admission.enter(peer)
         with contextlib.suppress(EOFError):
             await server._receive(reader, peer)
         server._admission.leave(peer)
-        if peer.held or server._admission.count(Group.OTHER):
+        if peer.held or server._admission.count(PeerGroup.OTHER):
             raise InternalError(f"{peer.held} bytes still held")
         return None
     if line[:1] == b"P":

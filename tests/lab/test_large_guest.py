@@ -35,7 +35,7 @@ BOOT = textwrap.dedent("""
     from vhpc_slurm.node.layout import Layout
 
     config, count, words = load(), int(sys.argv[1]), sys.argv[2]
-    host = inventory.read(os.uname().nodename, config)
+    host = inventory.read_inventory(os.uname().nodename, config)
     real = [cpu.os_cpu for cpu in host.cpus if cpu.online]
     folder = pathlib.Path(tempfile.mkdtemp(dir=config.paths.run))
     folder.chmod(0o711)

@@ -16,7 +16,8 @@ from pathlib import Path
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.config import load
 from vhpc_slurm.model import *
-from vhpc_slurm.node import accounts, guest, inventory, journal, resources, stages, timeline
+from vhpc_slurm.node import accounts, guest, inventory, resources, stages, timeline
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.placement.plan import plan_node
 
@@ -28,16 +29,16 @@ generation = Generation(4000000, 0, "0123abcd")
 request = JobRequest(4000000, 0, 2001, 2001, "alice", "/home/alice", ref)
 part = NodeAllocation("n1", (0,), 1024)
 lease = Lease(generation, LeaseState.READY, request, Allocation((part,)), image)
-book = journal.Journal(layout.journals, generation)
+journal = Journal(layout.journals, generation)
 folder = layout.job(generation.job_id)
-book.acquire(resources.RUN_DIR, "rundir", path=str(folder))
+journal.acquire(resources.RUN_DIR, "rundir", path=str(folder))
 folder.mkdir(mode=0o711, parents=True)
-host = inventory.read("n1", config)
+host = inventory.read_inventory("n1", config)
 plan = plan_node(generation, part, host, request, image.manifest, config)
 recorder = timeline.Recorder(layout.timeline(generation), generation, "n1")
 with guest.connect(config.guests.libvirt_uri, 60) as hypervisor:
     stages.boot(stages.Boot(
-        layout, lease, image, plan, host, book, recorder, accounts.account(2001), hypervisor
+        layout, lease, image, plan, host, journal, recorder, accounts.account(2001), hypervisor
     ))
 """
 
@@ -53,8 +54,8 @@ def test_an_abandoned_generation_is_found_and_removed_and_a_running_job_is_not(l
     assert "4000000.0.0123abcd" in found[0]["what"]
     assert "vhpc-4000000-0-0123abcd-g0" in lab.run("n1", "virsh", "-q", "list", "--name").out
 
-    mended = lab.vhpc("n1", "reconcile")
-    assert [(f["kind"], f["mended"]) for f in mended] == [("stale-generation", True), ("outbox", True)]
+    repaired = lab.vhpc("n1", "reconcile")
+    assert [(f["kind"], f["mended"]) for f in repaired] == [("stale-generation", True), ("outbox", True)]
     assert lab.vhpc("n1", "reconcile", "--check") == []
     assert "4000000" not in lab.run("n1", "virsh", "-q", "list", "--name").out
 
@@ -82,7 +83,7 @@ def test_a_job_that_is_being_ended_has_its_guest_until_its_processes_are_gone(la
     assert ours(said(lab, job)) == []
 
 
-def test_stray_files_and_processes_are_found_and_removed(lab: Lab) -> None:
+def test_orphaned_files_and_processes_are_found_and_removed(lab: Lab) -> None:
     lab.run(
         "n1",
         "sh",

@@ -49,7 +49,7 @@ TRY = textwrap.dedent("""
     from vhpc_slurm.node import accounts, console, guest, inventory, refusal
 
     config = load()
-    host = inventory.read(os.uname().nodename, config)
+    host = inventory.read_inventory(os.uname().nodename, config)
     folder = pathlib.Path(tempfile.mkdtemp(dir=config.paths.run))
     folder.chmod(0o711)
     uid = config.guests.uid_base + config.guests.uid_count - 1

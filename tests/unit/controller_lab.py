@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm.controller.fabricwork import FabricWork
+from vhpc_slurm.controller.fabric_sync import FabricSync
 from vhpc_slurm.controller.service import LeaseService
 from vhpc_slurm.controller.store import LeaseStore
 from vhpc_slurm.errors import FabricError, UserError
@@ -216,16 +216,16 @@ def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
 
 
 class Alone(LeaseService):
-    """vhpcd without threads: each call has its round of the fabric at once."""
+    """vhpcd without threads: each call has its batch of the fabric at once."""
 
     def __init__(self, store: LeaseStore, network: NetworkBackend, **other: Any) -> None:
         super().__init__(store, network, **other)
-        self.work = FabricWork(self.rounds, network)
+        self.fabric_sync = FabricSync(self.transitions, network)
 
     def open(self, job: JobRequest, nodes: Allocation, image: ImageIdentity | UserError) -> LeaseRecord:
         record = self.reserve(job, nodes, image)
         if record.lease.state is LeaseState.RESERVED:
-            result = self.work.round([record.lease.generation])[record.lease.generation]
+            result = self.fabric_sync.run_batch([record.lease.generation])[record.lease.generation]
             if isinstance(result, FabricError):
                 raise result
             return result
@@ -243,10 +243,10 @@ class Alone(LeaseService):
         self._strip()
 
     def settle(self) -> None:
-        self.rounds.settle()
+        self.transitions.settle()
         self._strip()
 
     def _strip(self) -> None:
-        if self.rounds.leaving:
+        if self.transitions.leaving:
             with suppress(FabricError):
-                self.work.round()
+                self.fabric_sync.run_batch()

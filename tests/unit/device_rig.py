@@ -33,7 +33,7 @@ class Rig:
     fs: AttributeFs
     root: Path
     layout: Layout
-    host: devices.Host
+    host: devices.HostState
     kernel: FakeRtnetlink
 
     @property
@@ -102,5 +102,5 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
             placement=Placement(gpu_map=str(tmp / "gpu.map")),
             devices=Devices(timeout_s=5),
         )
-        host = devices.Host(proc=tmp / "proc", dev=str(tmp / "dev"))
+        host = devices.HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
         yield Rig(pci, fs, tmp, Layout(config), host, kernel)

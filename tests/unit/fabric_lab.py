@@ -22,7 +22,7 @@ from pathlib import Path
 
 from controller_lab import wait_for
 
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 
 PRELOAD = Path("/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
@@ -265,10 +265,10 @@ def simulated_fabric(folder: Path, shape: Shape = Shape()) -> Iterator[Simulated
         fabric.stop()
 
 
-def crowding(guid: int, keys: int) -> tuple[Partition, ...]:
+def crowding(guid: int, keys: int) -> tuple[IbPartition, ...]:
     """Partitions of a site that put so many keys into the 64 entries of a port's table."""
     member = (f"{guid:#018x}", False)
-    return tuple(Partition(f"site_{pkey:04x}", pkey, (member,)) for pkey in range(0x10, 0x10 + keys))
+    return tuple(IbPartition(f"site_{pkey:04x}", pkey, (member,)) for pkey in range(0x10, 0x10 + keys))
 
 
 def sets(fabric: SimulatedFabric, *only: int) -> dict[int, set[int]]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import numbers
-from vhpc_slurm.fabric.backend import Finding, KeyPolicy, Outcomes, Proof
-from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.backend import FabricFinding, KeyPolicy, Proof, ProofResults
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
 
@@ -30,48 +30,52 @@ class Fabric:
             if not self.kill_in:
                 raise Killed
 
-    def names(self, claim: Claim) -> Iterable[int]:
+    def names(self, assignment: KeyAssignment) -> Iterable[int]:
         """What tells its ports from all others: GUIDs, or MAC addresses."""
-        if numbers.PKEYS.has(claim.pkey):
-            return claim.port_guids()
-        ranks = range(claim.first_rank, claim.first_rank + claim.ranks)
-        return (int(numbers.mac(claim.pkey, 0, rank, 0).replace(":", ""), 16) for rank in ranks)
+        if numbers.PKEYS.has(assignment.pkey):
+            return assignment.port_guids()
+        ranks = range(assignment.first_rank, assignment.first_rank + assignment.ranks)
+        return (int(numbers.mac(assignment.pkey, 0, rank, 0).replace(":", ""), 16) for rank in ranks)
 
-    def validate(self, book: Book) -> None:
+    def validate(self, snapshot: KeySnapshot) -> None:
         pass
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim]:
-        return self.policy.plan(generation, request, allocation, book)
+        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+    ) -> tuple[NetworkIdentity, KeyAssignment]:
+        return self.policy.plan(generation, request, allocation, snapshot)
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         self.step()
         if self.fails:
             raise FabricError("the fabric will not")
-        self.tables = {name: claim.pkey for claim in book.carried() for name in self.names(claim)}
+        self.tables = {
+            name: assignment.pkey for assignment in snapshot.carried() for name in self.names(assignment)
+        }
         self.step()
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         self.step()
         for generation in generations:
-            claim = book.must(generation)
-            assert {self.tables[name] for name in self.names(claim)} == {claim.pkey}
-        return {generation: Proof(book.epoch) for generation in generations}
+            assignment = snapshot.must(generation)
+            assert {self.tables[name] for name in self.names(assignment)} == {assignment.pkey}
+        return {generation: Proof(snapshot.epoch) for generation in generations}
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         self.step()
         for generation in generations:
             # a port with a GUID of its own may be another job's by now: its node had said that it is free
-            others = {n for one in book.carried() if one.generation != generation for n in self.names(one)}
-            assert not self.tables.keys() & set(self.names(book.must(generation))) - others
-        return {generation: Proof(book.epoch) for generation in generations}
+            others = {
+                n for one in snapshot.carried() if one.generation != generation for n in self.names(one)
+            }
+            assert not self.tables.keys() & set(self.names(snapshot.must(generation))) - others
+        return {generation: Proof(snapshot.epoch) for generation in generations}
 
-    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         return ()
 
-    def cure(self, book: Book) -> None:
-        self.apply(book)
+    def repair(self, snapshot: KeySnapshot) -> None:
+        self.apply(snapshot)
 
     def watch(self, notice: Callable[[], None]) -> None:
         pass

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vhpc_slurm.config import Controller
-from vhpc_slurm.controller import authority, forms
+from vhpc_slurm.controller import authority, wire_types
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.addresses import HostAddresses, plain, resolve
 from vhpc_slurm.controller.authority import Authority, Origin
@@ -231,15 +231,15 @@ def test_names_are_resolved_by_the_system() -> None:
 
 # --- who may say what -----------------------------------------------------------------------------------
 
-LAYOUTS = forms.pack_allocation(allocation("n1"))
-TIMELINE = forms.TimelineWire(generation="1.0.00000001", node="n1", stages=())
+NODE_GROUPS = wire_types.pack_allocation(allocation("n1"))
+TIMELINE = wire_types.TimelineWire(generation="1.0.00000001", node="n1", stages=())
 OF_NODES: list[wire.Request] = [
     wire.GetLease(job_id=1, restart=None, node="n1", wait_s=1.0),
     wire.Acknowledge(generation="1.0.00000001", node="n1", clean=True),
     wire.ReportTimeline(timeline=TIMELINE),
 ]
 OF_THE_CONTROLLER: list[wire.Request] = [
-    wire.OpenGeneration(request=request(), layouts=LAYOUTS),
+    wire.OpenGeneration(request=request(), node_groups=NODE_GROUPS),
     wire.Ending(job_id=1, restart=None),
     wire.Fence(node="n1"),
     wire.ClearKey(generations=()),

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vhpc_slurm.controller.admission import SHARES, Admission, Group, Peer, Share, scaled
+from vhpc_slurm.controller.admission import SHARES, Admission, Peer, PeerGroup, Quota, scaled
 from vhpc_slurm.controller.attempts import REMEMBERED, Attempts
-from vhpc_slurm.controller.sparinglog import SparingLog
+from vhpc_slurm.controller.ratelimited_log import RateLimitedLog
 
 SMALL = {
-    Group.TRUSTED: Share(8, 8, 1000, 1000),
-    Group.MEMBER: Share(6, 3, 600, 300),
-    Group.OTHER: Share(4, 2, 200, 100),
+    PeerGroup.TRUSTED: Quota(8, 8, 1000, 1000),
+    PeerGroup.MEMBER: Quota(6, 3, 600, 300),
+    PeerGroup.OTHER: Quota(4, 2, 200, 100),
 }
 
 
@@ -29,7 +29,7 @@ class Hall:
         self.why: list[str] = []
         self.admission = Admission(SMALL, lambda _peer, why: self.why.append(why))
 
-    def enter(self, name: str, address: str, group: Group = Group.OTHER) -> Peer:
+    def enter(self, name: str, address: str, group: PeerGroup = PeerGroup.OTHER) -> Peer:
         peer = self.peers[name] = Peer(address, group, lambda: self.dropped.append(name))
         self.admission.enter(peer)
         return peer
@@ -61,13 +61,13 @@ def test_when_all_have_too_many_the_address_with_most_gives_way(hall: Hall) -> N
 def test_no_group_takes_the_room_of_another(hall: Hall) -> None:
     for number in range(50):
         hall.enter(f"o{number}", str(number))
-        hall.enter(f"m{number}", "m", Group.MEMBER)
-    trusted = [hall.enter(f"t{number}", "m", Group.TRUSTED) for number in range(8)]
+        hall.enter(f"m{number}", "m", PeerGroup.MEMBER)
+    trusted = [hall.enter(f"t{number}", "m", PeerGroup.TRUSTED) for number in range(8)]
     assert not any(name.startswith("t") for name in hall.dropped)
-    assert {group: hall.admission.count(group) for group in Group} == {
-        Group.TRUSTED: 8,
-        Group.MEMBER: 3,
-        Group.OTHER: 4,
+    assert {group: hall.admission.count(group) for group in PeerGroup} == {
+        PeerGroup.TRUSTED: 8,
+        PeerGroup.MEMBER: 3,
+        PeerGroup.OTHER: 4,
     }
     for peer in trusted:
         hall.admission.grew(peer, 100)
@@ -99,12 +99,14 @@ def test_of_all_the_address_that_holds_most_gives_way(hall: Hall) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(list(Group)), st.sampled_from("123"), st.integers(0, 400), st.booleans()),
+        st.tuples(
+            st.sampled_from(list(PeerGroup)), st.sampled_from("123"), st.integers(0, 400), st.booleans()
+        ),
         max_size=60,
     )
 )
 def test_whatever_comes_nobody_holds_more_than_his_share(
-    steps: list[tuple[Group, str, int, bool]],
+    steps: list[tuple[PeerGroup, str, int, bool]],
 ) -> None:
     alive: dict[Peer, None] = {}
     admission = Admission(SMALL, lambda peer, _why: alive.pop(peer))
@@ -117,7 +119,7 @@ def test_whatever_comes_nobody_holds_more_than_his_share(
             admission.leave(peer)
             admission.leave(peer)
             alive.pop(peer, None)
-        for one in Group:
+        for one in PeerGroup:
             mine = [other for other in alive if other.group is one]
             assert admission.count(one) == len(mine) <= SMALL[one].connections
             assert sum(other.held for other in mine) <= SMALL[one].bytes
@@ -127,7 +129,7 @@ def test_whatever_comes_nobody_holds_more_than_his_share(
                 assert sum(other.held for other in there) <= SMALL[one].bytes_each
     for peer in alive:
         admission.leave(peer)
-    assert [admission.count(group) for group in Group] == [0, 0, 0]
+    assert [admission.count(group) for group in PeerGroup] == [0, 0, 0]
 
 
 def test_a_process_with_few_descriptors_has_smaller_shares() -> None:
@@ -169,7 +171,7 @@ def test_of_a_kind_of_line_so_many_are_logged_and_the_rest_counted(caplog: pytes
     caplog.set_level(logging.WARNING, "sparing")
 
     async def say() -> None:
-        sparing = SparingLog(logging.getLogger("sparing"), lines=2, window_s=0.1)
+        sparing = RateLimitedLog(logging.getLogger("sparing"), lines=2, window_s=0.1)
         for number in range(1000):
             sparing.warning("message %d", number)
         sparing.warning("another kind")

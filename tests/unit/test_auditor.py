@@ -18,10 +18,10 @@ from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened
 from vhpcd_process import Vhpcd
 
 from vhpc_slurm.config.fabric import Manager, Subnet
-from vhpc_slurm.controller.isolation import Watch
+from vhpc_slurm.controller.isolation import IsolationWatch
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import Finding
+from vhpc_slurm.fabric.backend import FabricFinding
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.model import Generation
 
@@ -93,13 +93,13 @@ def test_what_is_no_file_hides_no_open_port_and_is_put_right(
     site.open(1, "n1", "n2")
     kind(fabric.partitions)
     fabric.write_table(STRANGER, *JOINED)
-    found = site.backend.audit(site.store.keys.book())
+    found = site.backend.audit(site.store.keys.snapshot())
     assert {one.port_guid for one in found} == {0, STRANGER}
     assert all(one.open for one in found), found
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert partitions.lint(fabric.partitions.read_bytes()) == ()
     assert sets(fabric) == holding((0x1000, 2))
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
 @pytest.mark.parametrize("kind", [folder, link_to_nothing, pipe, named_socket], ids=lambda k: k.__name__)
@@ -115,8 +115,8 @@ def test_a_log_that_is_none_hides_no_open_port(
     try:
         fabric.write_table(STRANGER, *JOINED)
         with pytest.raises(FabricError, match="cannot read"):
-            site.service.work.audit()
-        state = site.service.work.watch.state()
+            site.service.fabric_sync.audit()
+        state = site.service.fabric_sync.watch.state()
         assert state.open_since is not None
         assert f"port {STRANGER:#018x} has the keys 0x7fff 0x9000" in state.what
     finally:
@@ -126,7 +126,7 @@ def test_a_log_that_is_none_hides_no_open_port(
         else:
             fabric.log.unlink()
         kept.rename(fabric.log)
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -178,12 +178,12 @@ def test_a_table_changed_by_a_management_packet_is_written_again(
     fabric.write_table(guid, *entries, block=block)
     fabric.sweep()
     assert sets(fabric) != holding((0x1000, 2), (0x1001, 1)), "OpenSM leaves it as it is"
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert sets(fabric) == holding((0x1000, 2), (0x1001, 1))
     assert partitions.parse(fabric.partitions.read_bytes())[1:] == tuple(
-        one for one in partitions.of_book(site.store.keys.book())[1:]
+        one for one in partitions.of_snapshot(site.store.keys.snapshot())[1:]
     )
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
 def test_all_ports_that_were_opened_by_packets_are_closed_again(
@@ -193,7 +193,7 @@ def test_all_ports_that_were_opened_by_packets_are_closed_again(
     site.open(1, "n1")
     for guid in GUIDS:
         fabric.write_table(guid, 0xFFFF)
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -206,8 +206,8 @@ def test_a_vhpcd_killed_while_a_table_is_written_again_knows_its_file(
     fabric.replace(left)
     fabric.sweep()
     again = Site(fabric, reader, tmp_path / "db")
-    again.backend.validate(again.store.keys.book())
-    again.service.work.audit()
+    again.backend.validate(again.store.keys.snapshot())
+    again.service.fabric_sync.audit()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -322,32 +322,32 @@ def test_a_fabric_that_cannot_be_read_at_all_is_not_safe_for_ever(
     reader.scan(60.0)
     site = Site(fabric, reader, tmp_path / "db", timeout_s=2.0)
     site.open(1, "n1")
-    work = site.service.work
+    fabric_sync = site.service.fabric_sync
     now = 0.0
-    work.watch = Watch(60.0, 300.0, lambda: now)
+    fabric_sync.watch = IsolationWatch(60.0, 300.0, lambda: now)
     reader._child.close()
     reader._child._command = ("false",)
-    work.audit()
-    assert "cannot read the fabric" in work.watch.state().what
-    assert (work.watch.state().safe, work.watch.state().open_since is not None) == (True, True)
+    fabric_sync.audit()
+    assert "cannot read the fabric" in fabric_sync.watch.state().what
+    assert (fabric_sync.watch.state().safe, fabric_sync.watch.state().open_since is not None) == (True, True)
     now = 301.0
-    assert not work.watch.state().safe
+    assert not fabric_sync.watch.state().safe
     with pytest.raises(FabricError, match="does not keep jobs apart"):
-        work.watch.must_be_safe()
+        fabric_sync.watch.must_be_safe()
 
 
 # --- what the watch makes of it ----------------------------------------------------------------------
 
-OPEN = Finding(1, "port 1 is open", open=True)
-BLIND = Finding(0, "nobody answers", unread=True, blind=True)
-AWAY = Finding(0, "the standby is away", unread=True)
-LOST = Finding(2, "port 2 has nothing", lost=True)
+OPEN = FabricFinding(1, "port 1 is open", open=True)
+BLIND = FabricFinding(0, "nobody answers", unread=True, blind=True)
+AWAY = FabricFinding(0, "the standby is away", unread=True)
+LOST = FabricFinding(2, "port 2 has nothing", lost=True)
 JOB = Generation(7, 0, "00000001")
 
 
 def test_an_open_fabric_that_cannot_be_read_any_more_stays_open() -> None:
     now = 0.0
-    watch = Watch(60.0, 300.0, lambda: now)
+    watch = IsolationWatch(60.0, 300.0, lambda: now)
     watch.saw((OPEN,))
     now = 50.0
     watch.saw((BLIND,))
@@ -364,7 +364,7 @@ def test_an_open_fabric_that_cannot_be_read_any_more_stays_open() -> None:
 
 def test_a_lost_key_counts_from_when_it_was_first_missed() -> None:
     now = 0.0
-    watch = Watch(60.0, 300.0, lambda: now)
+    watch = IsolationWatch(60.0, 300.0, lambda: now)
     watch.saw((LOST,), holders={2: JOB})
     now = 40.0
     watch.saw((BLIND,), holders={2: JOB})

@@ -48,11 +48,11 @@ def test_why_the_node_has_ended_a_guest_is_the_line_that_its_user_reads(
 ) -> None:
     state = tmp_path / "state"
     fields = {"message": "the guests of job 42 were ended on n1: somebody could listen"}
-    statefile.write(state, fields | {"status": "ready"}, os.getuid())
+    statefile.write_state(state, fields | {"status": "ready"}, os.getuid())
     run = guest.popen("sleep", "1000", SLURM_JOB_ID="42", SLURMD_NODENAME="n1", VHPC_RUN_STATE=str(state))
     time.sleep(0.3)
     assert guest.agent is not None
-    statefile.write(state, fields | {"status": status}, os.getuid())
+    statefile.write_state(state, fields | {"status": status}, os.getuid())
     guest.agent.terminate()
     assert run.communicate(timeout=WAIT_S)[1] == line
     assert run.returncode == 125

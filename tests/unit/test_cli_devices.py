@@ -10,9 +10,9 @@ import pytest
 from device_rig import GENERATION, Rig, machine
 from fake_pci import Device, fail
 
-from vhpc_slurm.cli import here
+from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
-from vhpc_slurm.hooks import common, doubt
+from vhpc_slurm.hooks import common, drain_policy
 from vhpc_slurm.node import quarantine
 
 
@@ -24,13 +24,13 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
             f'[host]\nsysfs_root = "{tmp_path}/sys"\n[placement]\ngpu_map = "{tmp_path}/gpu.map"\n'
         )
         monkeypatch.setenv("VHPC_CONFIG", str(tmp_path / "vhpc.toml"))
-        monkeypatch.setattr(here, "is_root", lambda: True)
+        monkeypatch.setattr(context, "is_root", lambda: True)
         yield found
 
 
 def hold(rig: Rig, *addresses: str) -> None:
-    book = rig.journal()
-    book.acquire(
+    journal = rig.journal()
+    journal.acquire(
         "claim", "claim:g0", generation=str(GENERATION), guest=0, cpus=[], cells=[], devices=addresses
     )
 
@@ -91,8 +91,8 @@ def test_a_bad_vf_costs_the_node_only_when_slurm_counts_on_it(
     bad = quarantine.record(rig.vfs[0].address, "vf", "trusted")
     quarantine.put(rig.layout, bad)
     monkeypatch.setattr(common, "scontrol_says", lambda *args: said)
-    assert doubt.must_drain(rig.layout, "n1", [bad]) is drained
+    assert drain_policy.must_drain(rig.layout, "n1", [bad]) is drained
 
 
 def test_a_bad_gpu_always_costs_the_node(rig: Rig) -> None:
-    assert doubt.must_drain(rig.layout, "n1", [quarantine.record(rig.gpus[0].address, "gpu", "hot")])
+    assert drain_policy.must_drain(rig.layout, "n1", [quarantine.record(rig.gpus[0].address, "gpu", "hot")])

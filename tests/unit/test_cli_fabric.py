@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_keys import a_claim
+from test_keys import an_assignment
 from vhpc_command import Vhpc
 
 from vhpc_slurm.controller.store import SqliteStore
@@ -28,8 +28,8 @@ STORAGE = "storage=0x0010 : 0x0002c90300000001=full, 0x02cc100000000000=limited 
 def vhpc(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Vhpc:
     store = SqliteStore(tmp_path / "db")
     with store.transaction():
-        store.keys.claim(a_claim(1, state=KeyState.ACTIVE))
-        store.keys.claim(a_claim(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=61.0))
+        store.keys.add(an_assignment(1, state=KeyState.ACTIVE))
+        store.keys.add(an_assignment(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=61.0))
     store.close()
     settle(tmp_path, monkeypatch)
     return Vhpc(tmp_path, capsys)

@@ -12,7 +12,7 @@ from captured import Trees
 from machine_tree import gpu_node
 from vhpc_command import Vhpc
 
-from vhpc_slurm.cli import here, picture
+from vhpc_slurm.cli import context, picture
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.journal import Journal
 
@@ -22,15 +22,15 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "is_root", lambda: True)
+    monkeypatch.setattr(context, "is_root", lambda: True)
 
 
 @pytest.fixture
 def as_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "is_root", lambda: False)
+    monkeypatch.setattr(context, "is_root", lambda: False)
 
 
-def claim(vhpc: Vhpc, generation: Generation, **data: Any) -> Journal:
+def reservation(vhpc: Vhpc, generation: Generation, **data: Any) -> Journal:
     journal = Journal(vhpc.folder / "state/journal", generation)
     built = {"generation": str(generation), "guest": 0, "cpus": [], "cells": [], "devices": []} | data
     journal.acquire("claim", "claim:g0", **built)
@@ -106,7 +106,7 @@ def documented() -> set[str]:
 
 @pytest.mark.usefixtures("as_root")
 def test_the_document_has_the_fields_that_its_description_names(vhpc: Vhpc) -> None:
-    claim(vhpc, Generation(7, 0, "0123abcd"), cpus=[0, 4], cells=[[0, 1024]])
+    reservation(vhpc, Generation(7, 0, "0123abcd"), cpus=[0, 4], cells=[[0, 1024]])
     gpu_node(vhpc.folder / "gpus", sockets=2, cores=2)
     live = vhpc.json("inventory")
     other = vhpc.json("inventory", "--sysfs-root", str(vhpc.folder / "gpus"))
@@ -117,9 +117,9 @@ def test_the_document_has_the_fields_that_its_description_names(vhpc: Vhpc) -> N
 
 @pytest.mark.usefixtures("as_root")
 def test_root_sees_who_holds_what(vhpc: Vhpc) -> None:
-    claim(vhpc, Generation(42, 0, "0123abcd"), cpus=[0, 2, 4, 6], cells=[[0, 2048]], hugepage_kib=2048)
-    claim(vhpc, Generation(43, 1, "ffffffff"), cpus=[1, 5], cells=[[-1, 512]], devices=["0000:0b:00.0"])
-    claim(vhpc, Generation(44, 0, "00000000"), cpus=[3, 7]).released("claim:g0")
+    reservation(vhpc, Generation(42, 0, "0123abcd"), cpus=[0, 2, 4, 6], cells=[[0, 2048]], hugepage_kib=2048)
+    reservation(vhpc, Generation(43, 1, "ffffffff"), cpus=[1, 5], cells=[[-1, 512]], devices=["0000:0b:00.0"])
+    reservation(vhpc, Generation(44, 0, "00000000"), cpus=[3, 7]).released("claim:g0")
     out = vhpc("inventory")
     assert "42.0.0123abcd g0: CPUs 0,2,4,6, 2048 MiB in pages of 2 MiB of cell 0\n" in out
     assert "43.1.ffffffff g0: CPUs 1,5, 512 MiB, 0b:00.0\n" in out
@@ -133,7 +133,7 @@ def test_root_sees_who_holds_what(vhpc: Vhpc) -> None:
 
 @pytest.mark.usefixtures("as_root")
 def test_a_damaged_journal_is_a_remark_and_not_an_empty_node(vhpc: Vhpc) -> None:
-    claim(vhpc, Generation(42, 0, "0123abcd"), cpus="what")
+    reservation(vhpc, Generation(42, 0, "0123abcd"), cpus="what")
     assert vhpc.json("inventory")["claims"] is None
     assert re.search(r"note: journal .*42\.0\.0123abcd\.jsonl is damaged", vhpc("inventory"))
 
@@ -177,7 +177,7 @@ def test_nothing_is_drawn_outside_of_the_picture(vhpc: Vhpc) -> None:
 
 @pytest.mark.usefixtures("as_root")
 def test_what_a_guest_holds_has_its_colour(vhpc: Vhpc) -> None:
-    claim(vhpc, Generation(42, 0, "0123abcd"), cpus=[0, 4], cells=[[0, 1000]])
+    reservation(vhpc, Generation(42, 0, "0123abcd"), cpus=[0, 4], cells=[[0, 1000]])
     drawing = svg(vhpc("inventory", "--svg", "-"))
     coloured = [box for box in drawing.iter(f"{SVG}rect") if picture.COLOURS[0] in box.get("style", "")]
     assert len(coloured) == 4  # the legend, two CPUs, a part of the bar of cell 0's memory

@@ -16,8 +16,8 @@ import pytest
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node import confine, process
-from vhpc_slurm.node.cgroup import Entry
-from vhpc_slurm.node.confine import AbsentError, Confinement, SharedDirectory
+from vhpc_slurm.node.cgroup import CgroupEntry
+from vhpc_slurm.node.confine import Confinement, ShareAbsentError, SharedDirectory
 
 BUILT = Path(os.environ.get("VHPC_GUEST_BIN", "")).parent / "confine/vhpc-confine"
 pytestmark = [
@@ -172,7 +172,7 @@ def test_a_folder_with_run_folders_of_jobs_in_it_is_not_shared(folder: Path) -> 
 def test_a_folder_that_the_user_cannot_enter_is_absent(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "roots").mkdir(mode=0o700)
     for path in (tmp_path / "roots", tmp_path / "none", folder / ("x" * 300)):
-        with pytest.raises(AbsentError):
+        with pytest.raises(ShareAbsentError):
             run(confinement(path), "/usr/bin/true")
 
 
@@ -346,6 +346,6 @@ def test_it_joins_the_control_groups_it_is_told_to(folder: Path, tmp_path: Path)
     """Here a plain file stands for cgroup.procs; tests of control groups have real ones."""
     procs = tmp_path / "cgroup.procs"
     procs.touch()
-    own = confinement(folder, entry=Entry(procs=(procs,)))
+    own = confinement(folder, entry=CgroupEntry(procs=(procs,)))
     assert run(own, "/usr/bin/true") == "0"
     assert procs.read_text() == "0"

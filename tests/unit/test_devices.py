@@ -27,6 +27,7 @@ from vhpc_slurm.node import (
     teardown,
     vfio,
 )
+from vhpc_slurm.node.journal import Journal, read_entries
 from vhpc_slurm.node.quarantine import QuarantinedError
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
@@ -38,18 +39,18 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield found
 
 
-def take(rig: Rig, *found: Device, role: str = "gpu") -> journal.Journal:
-    book = rig.journal()
+def take(rig: Rig, *found: Device, role: str = "gpu") -> Journal:
+    journal = rig.journal()
     devices.acquire(
-        rig.layout, book, passthrough(*found, role=role), {d.address: identity(d) for d in found}, rig.host
+        rig.layout, journal, passthrough(*found, role=role), {d.address: identity(d) for d in found}, rig.host
     )
-    return book
+    return journal
 
 
-def clear(rig: Rig, book: journal.Journal | None = None) -> None:
+def clear(rig: Rig, journal: Journal | None = None) -> None:
     """What the Epilog does."""
-    if book is not None:
-        book.close()
+    if journal is not None:
+        journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
 
 
@@ -58,7 +59,7 @@ def state(device: Device) -> tuple[str, str, tuple[str, ...]]:
 
 
 def quarantined(rig: Rig) -> list[str]:
-    return [record.address for record in quarantine.read(rig.layout)]
+    return [record.address for record in quarantine.read_records(rig.layout)]
 
 
 @pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", ""])
@@ -71,10 +72,10 @@ def test_a_gpu_comes_back_to_the_driver_it_had(rig: Rig, driver: str) -> None:
     if driver:
         rig.pci._attach(rig.pci.drivers[driver], gpu)
     before = state(gpu)
-    book = take(rig, gpu)
+    journal = take(rig, gpu)
     assert state(gpu)[:2] == ("vfio-pci", "vfio-pci")
     assert not gpu.d3cold
-    clear(rig, book)
+    clear(rig, journal)
     assert state(gpu) == before
     assert gpu.was_reset == 1
     assert not rig.layout.journals.joinpath(f"{GENERATION}.jsonl").exists()
@@ -101,9 +102,9 @@ def test_the_override_is_written_before_the_driver_is_taken_away_and_cleared_aft
 def test_only_trusted_reset_methods_stay_enabled_while_a_guest_has_the_device(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.with_devices(reset_methods=("bus",))
-    book = take(rig, gpu)
+    journal = take(rig, gpu)
     assert state(gpu)[2] == ("bus",)
-    clear(rig, book)
+    clear(rig, journal)
     assert state(gpu)[2] == ("flr", "bus")
 
 
@@ -192,7 +193,7 @@ def test_each_check_has_its_error_and_changes_nothing(
     assert type(caught.value) is kind
     assert state(gpu) == before
     assert [path for path, _ in rig.pci.log if not path.endswith("power/control")] == []
-    assert journal.read(rig.layout.journals, GENERATION) == []
+    assert read_entries(rig.layout.journals, GENERATION) == []
 
 
 def test_a_function_that_is_gone_and_one_that_is_whole_are_refused(rig: Rig) -> None:
@@ -242,11 +243,11 @@ def test_a_driver_that_does_not_let_go_stops_nobody_and_its_device_is_quarantine
         raise Stuck
 
     rig.pci.drivers["nvidia"].remove = hang
-    book = rig.journal()
+    journal = rig.journal()
     with pytest.raises(QuarantinedError, match=f"quarantined: {gpu.address}.*the kernel does not come back"):
-        devices.acquire(rig.layout, book, passthrough(gpu), {}, rig.host)
+        devices.acquire(rig.layout, journal, passthrough(gpu), {}, rig.host)
     assert quarantined(rig) == [gpu.address]
-    clear(rig, book)  # does not touch what would never answer
+    clear(rig, journal)  # does not touch what would never answer
     with pytest.raises(TeardownError, match="stays in quarantine"):
         devices.clear(rig.layout, gpu.address, {}, rig.host)
     assert quarantined(rig) == [gpu.address]
@@ -255,17 +256,17 @@ def test_a_driver_that_does_not_let_go_stops_nobody_and_its_device_is_quarantine
 def test_a_locked_device_cannot_hang_the_epilog(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.with_devices(timeout_s=1)
-    book = take(rig, gpu)
+    journal = take(rig, gpu)
     gpu.locked = True
     with pytest.raises(QuarantinedError, match="does not come back"):
-        clear(rig, book)
+        clear(rig, journal)
     assert quarantined(rig) == [gpu.address]
 
 
 def test_a_write_that_the_kernel_refuses_is_an_error_of_its_number(rig: Rig) -> None:
     path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/reset"
     with pytest.raises(OSError, match="Invalid argument") as caught:
-        attribute.write(path, "2", 5)
+        attribute.write_attribute(path, "2", 5)
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, path)
 
 
@@ -332,32 +333,32 @@ def _driver_refuses(rig: Rig, gpu: Device) -> None:
         (_driver_refuses, "has no driver: nvidia had it before the job"),
     ],
 )
-def test_a_device_in_doubt_is_quarantined_and_nothing_else_is_left(
+def test_a_device_that_is_not_clean_is_quarantined_and_nothing_else_is_left(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Rig, Device], None], words: str
 ) -> None:
     gpu, other = rig.gpus
     monkeypatch.setattr(vfio, "KMSG", rig.root / "kmsg")
     for device in (gpu, other):
         rig.give_to_host(device)
-    book = take(rig, gpu)
+    journal = take(rig, gpu)
     break_it(rig, gpu)
     with pytest.raises(QuarantinedError, match=words) as caught:
-        clear(rig, book)
+        clear(rig, journal)
     assert [record.address for record in caught.value.records] == [gpu.address]
-    assert journal.read(rig.layout.journals, GENERATION) == []
+    assert read_entries(rig.layout.journals, GENERATION) == []
     assert not rig.layout.journals.joinpath(f"{GENERATION}.jsonl").exists()
     assert gpu.driver != "nvidia"  # no driver of the host touches it
-    (record,) = quarantine.read(rig.layout)
+    (record,) = quarantine.read_records(rig.layout)
     assert (record.address, record.role, record.generation) == (gpu.address, "gpu", str(GENERATION))
     assert devices.handed_out(rig.layout).quarantined == (gpu.address,)
 
 
 def test_a_device_that_is_gone_after_the_job_is_quarantined_for_when_it_comes_back(rig: Rig) -> None:
     gpu = rig.gpus[0]
-    book = take(rig, gpu)
+    journal = take(rig, gpu)
     rig.pci.tree.drop(f"bus/pci/devices/{gpu.address}")
     with pytest.raises(QuarantinedError, match="is not there any more"):
-        clear(rig, book)
+        clear(rig, journal)
     assert quarantined(rig) == [gpu.address]
 
 
@@ -365,9 +366,9 @@ def test_a_device_that_a_process_still_has_is_not_reset_under_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = rig.gpus[0]
-    book = take(rig, gpu)
+    journal = take(rig, gpu)
     _opened(rig, gpu)
-    entry = book.entry(f"device:{gpu.address}")
+    entry = journal.entry(f"device:{gpu.address}")
     with pytest.raises(TeardownError, match=r"process 4711 .* has .* open"):
         devices.release(rig.layout, str(GENERATION), entry, rig.host)
     assert gpu.was_reset == 0
@@ -389,10 +390,10 @@ def test_a_device_that_had_errors_under_a_guest_goes_to_nobody_until_it_is_clear
 ) -> None:
     gpu, other = rig.gpus
     gpu.errors[kind][name] = other.errors[kind][name] = 4  # of earlier days
-    book = take(rig, gpu, other)
+    journal = take(rig, gpu, other)
     gpu.errors[kind][name] += 1
     with pytest.raises(QuarantinedError, match=words):
-        clear(rig, book)
+        clear(rig, journal)
     assert quarantined(rig) == [gpu.address]
     assert other.was_reset == 1
     devices.clear(rig.layout, gpu.address, {}, rig.host)
@@ -402,10 +403,10 @@ def test_a_device_that_had_errors_under_a_guest_goes_to_nobody_until_it_is_clear
 
 def test_a_vf_that_had_errors_is_off_its_network_all_the_same(rig: Rig) -> None:
     vf = rig.vfs[0]
-    book = take(rig, vf, role="vf")
+    journal = take(rig, vf, role="vf")
     vf.errors["fatal"]["TLP"] = 2
     with pytest.raises(QuarantinedError, match=r"2 fatal \(TLP 2\)"):
-        clear(rig, book)
+        clear(rig, journal)
     assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
 
 
@@ -426,10 +427,10 @@ def test_errors_are_told_by_name_and_a_function_that_came_back_counts_anew(tmp_p
 def test_a_quarantine_ends_with_a_check_that_passes_and_no_other_way(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.give_to_host(gpu)
-    book = take(rig, gpu)
+    journal = take(rig, gpu)
     _reset_fails(rig, gpu)
     with pytest.raises(QuarantinedError):
-        clear(rig, book)
+        clear(rig, journal)
     with pytest.raises(preflight.QuarantinedDeviceError):
         take(rig, gpu)
     with pytest.raises(TeardownError, match=r"stays in quarantine: .*cannot be reset"):
@@ -462,8 +463,8 @@ def test_gpus_are_cleared_side_by_side(rig: Rig) -> None:
     begun.mkdir()
     wait = f'touch {begun}/$0; until [ "$(ls {begun} | wc -l)" = {len(rig.gpus)} ]; do sleep 0.02; done'
     rig.with_devices(gpu_scrub=("/bin/sh", "-c", wait, "{address}"), scrub_timeout_s=20)
-    book = take(rig, *rig.gpus)
-    clear(rig, book)
+    journal = take(rig, *rig.gpus)
+    clear(rig, journal)
     assert sorted(path.name for path in begun.iterdir()) == [gpu.address for gpu in rig.gpus]
     assert quarantined(rig) == []
     assert len(rig.gpus) > 1
@@ -489,10 +490,10 @@ def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
 def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
     one, other = rig.gpus
     rig.with_devices(timeout_s=2)
-    book = take(rig, one, other)
+    journal = take(rig, one, other)
     one.locked = True
     with pytest.raises(QuarantinedError, match="does not come back"):
-        clear(rig, book)
+        clear(rig, journal)
     assert quarantined(rig) == [one.address]
     assert other.was_reset == 1
 
@@ -500,8 +501,8 @@ def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
 def test_questions_to_one_device_share_their_deadline(rig: Rig) -> None:
     path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/driver_override"
     with pytest.raises(attribute.StuckError):
-        attribute.read(path, attribute.Until(0))
-    assert attribute.read(path, attribute.Until(20)) == "(null)"
+        attribute.read_attribute(path, attribute.Until(0))
+    assert attribute.read_attribute(path, attribute.Until(20)) == "(null)"
 
 
 # --- kill -9 ----------------------------------------------------------------------------
@@ -553,11 +554,11 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
 
     def whole_job(at: int) -> None:
         journal.os = _Killing(at)  # type: ignore[assignment, attr-defined]
-        book = rig.journal()
+        ours = rig.journal()
         vf = rig.vfs[0]
         taken = [*passthrough(*rig.gpus), *passthrough(vf, role="vf")]
-        devices.acquire(rig.layout, book, taken, {vf.address: identity(vf)}, rig.host)
-        resources.release_all(rig.layout, book)
+        devices.acquire(rig.layout, ours, taken, {vf.address: identity(vf)}, rig.host)
+        resources.release_all(rig.layout, ours)
 
     killed, at = True, 0
     while killed:
@@ -576,7 +577,7 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
     rig.with_devices(reset_methods=("bus",))
     before = state(gpu)
-    real = attribute.write
+    real = attribute.write_attribute
 
     def whole_job(at: int, *, after: bool) -> None:
         left = at
@@ -589,10 +590,10 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
             if not left:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        attribute.write = write
-        book = rig.journal()
-        devices.acquire(rig.layout, book, passthrough(gpu), {}, rig.host)
-        resources.release_all(rig.layout, book)
+        attribute.write_attribute = write
+        journal = rig.journal()
+        devices.acquire(rig.layout, journal, passthrough(gpu), {}, rig.host)
+        resources.release_all(rig.layout, journal)
 
     for after in (False, True):
         killed, at = True, 0
@@ -609,8 +610,8 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
 def test_release_may_be_repeated_at_any_time(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
     before = state(gpu)
-    book = take(rig, gpu)
-    entry = book.entry(f"device:{gpu.address}")
+    journal = take(rig, gpu)
+    entry = journal.entry(f"device:{gpu.address}")
     for _ in range(3):
         devices.release(rig.layout, str(GENERATION), entry)
         assert state(gpu) == before

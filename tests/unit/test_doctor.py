@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli.checks import Finding, Level, boottime, node, services, slurm
+from vhpc_slurm.cli.checks import CheckResult, Level, boottime, node, services, slurm
 from vhpc_slurm.cli.checks.boottime import NodeSize
 from vhpc_slurm.config import Config, Controller, Devices, Guests, Paths, Placement
 from vhpc_slurm.model import Generation
@@ -19,24 +19,24 @@ DATA = Path(__file__).parent.parent / "data" / "slurm-config"
 RELEASES = ("22.05.8", "24.11.5", "26.05.5")
 
 
-def settings(name: str) -> slurm.Settings:
-    return slurm.Settings.parse((DATA / f"{name}.txt").read_text())
+def settings(name: str) -> slurm.SlurmSettings:
+    return slurm.SlurmSettings.parse((DATA / f"{name}.txt").read_text())
 
 
-def changed(key: str, value: str) -> slurm.Settings:
+def changed(key: str, value: str) -> slurm.SlurmSettings:
     """The recommended settings of 24.11 with one line changed."""
     lines = (DATA / "24.11.5-recommended.txt").read_text().splitlines()
     assert any(line.split()[:1] == [key] for line in lines)
-    return slurm.Settings.parse(
+    return slurm.SlurmSettings.parse(
         "\n".join(f"{key} = {value}" if line.split()[:1] == [key] else line for line in lines)
     )
 
 
-def levels(found: list[Finding]) -> dict[str, str]:
+def levels(found: list[CheckResult]) -> dict[str, str]:
     return {finding.check.removeprefix("slurm."): finding.level.value for finding in found}
 
 
-def one(found: list[Finding], check: str) -> Finding:
+def one(found: list[CheckResult], check: str) -> CheckResult:
     (finding,) = [finding for finding in found if finding.check == check]
     return finding
 
@@ -76,7 +76,7 @@ def test_slurms_defaults_are_not(release: str) -> None:
         "EpilogSlurmctld": "error",
         "HealthCheckProgram": "warn",
     }
-    assert all(finding.cure for finding in found if finding.level is not Level.OK)
+    assert all(finding.hint for finding in found if finding.level is not Level.OK)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_one_wrong_setting_is_one_finding(key: str, value: str, level: str, says
 def test_separate_timeouts_of_newer_releases_count_each_for_itself() -> None:
     text = (DATA / "26.05.5-recommended.txt").read_text()
     text += "PrologTimeout = 300\nEpilogTimeout = 30\n"
-    found = list(slurm.check(slurm.Settings.parse(text), Config()))
+    found = list(slurm.check(slurm.SlurmSettings.parse(text), Config()))
     assert one(found, "slurm.PrologTimeout").level is Level.OK
     assert one(found, "slurm.EpilogTimeout").level is Level.ERROR
     assert "PrologEpilogTimeout" not in levels(found)
@@ -185,7 +185,7 @@ def test_boots_that_are_longer_than_slurm_keeps_silent_are_pointed_out(tmp_path:
     assert found.level is Level.WARN
     assert "after 8 s" in found.what
     assert "12.4 s" in found.what
-    assert found.cure.startswith("MessageTimeout=30")
+    assert found.hint.startswith("MessageTimeout=30")
     assert boottime.message_timeout(30, longest).level is Level.OK
 
 
@@ -211,7 +211,7 @@ def test_a_site_script_in_place_of_a_hook_is_pointed_out_and_a_link_to_it_is_not
     scripts = tmp_path / "prolog.d"
     scripts.mkdir()
     config = Config(paths=Paths(libexec=str(tmp_path)))
-    pattern = slurm.Settings.parse(f"Prolog[0] = /site/first\nProlog[1] = {scripts}/*\n")
+    pattern = slurm.SlurmSettings.parse(f"Prolog[0] = /site/first\nProlog[1] = {scripts}/*\n")
     before = one(list(slurm.hooks(pattern, config)), "slurm.Prolog")
     assert (before.level, before.what) == (
         Level.WARN,
@@ -248,7 +248,7 @@ def test_a_vhpcd_that_may_not_requeue_jobs_is_a_warning(
     finding = slurm.operator(changed("SlurmUser", "slurm(64030)"), config)
     assert finding.level.value == level
     assert says in finding.what
-    assert (finding.cure == "") == (level == "ok")
+    assert (finding.hint == "") == (level == "ok")
 
 
 @pytest.mark.parametrize(
@@ -290,14 +290,14 @@ def test_hooks_that_cannot_be_run_are_errors(tmp_path: Path) -> None:
 # --- plugstack ---------------------------------------------------------------
 
 
-def plugstack(tmp_path: Path, text: str, *, installed: bool = True) -> Finding:
+def plugstack(tmp_path: Path, text: str, *, installed: bool = True) -> CheckResult:
     (tmp_path / "plugstack.conf").write_text(text)
     folder = tmp_path / "plugins"
     folder.mkdir()
     if installed:
         (folder / "vhpc.so").write_bytes(b"")
     return slurm.plugstack(
-        slurm.Settings.parse(f"SLURM_CONF = {tmp_path}/slurm.conf\nPluginDir = /absent:{folder}\n")
+        slurm.SlurmSettings.parse(f"SLURM_CONF = {tmp_path}/slurm.conf\nPluginDir = /absent:{folder}\n")
     )
 
 
@@ -344,7 +344,7 @@ def test_the_old_virtiofsd_is_told_from_the_new_one(tmp_path: Path) -> None:
 def test_programs_of_another_version_are_errors(tmp_path: Path) -> None:
     same = executable(tmp_path / "vhpc-run", "echo vhpc-run 0.1.0")
     other = executable(tmp_path / "vhpc-shim", "echo vhpc-shim 0.0.9")
-    assert node.guest_program(same) == Finding("node.vhpc-run", Level.OK, f"{same} 0.1.0")
+    assert node.guest_program(same) == CheckResult("node.vhpc-run", Level.OK, f"{same} 0.1.0")
     assert node.guest_program(other).what == f"{other} has version 0.0.9, this package 0.1.0"
     mute = executable(tmp_path / "mute", "exit 2")
     assert node.guest_program(mute).level is Level.ERROR
@@ -406,7 +406,7 @@ def test_apparmor_without_a_rule_for_the_sockets_of_shares_is_a_warning(tmp_path
     assert finding.level is Level.WARN
     rule = tmp_path / "etc/apparmor.d/abstractions/libvirt-qemu.d/vhpc"
     rule.parent.mkdir(parents=True)
-    rule.write_text(finding.cure.split('"', 2)[1] + "\n")
+    rule.write_text(finding.hint.split('"', 2)[1] + "\n")
     assert node.apparmor(Config(), tmp_path).level is Level.OK
 
 

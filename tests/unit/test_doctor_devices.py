@@ -9,7 +9,7 @@ import pytest
 from attribute_fs import fixed
 from device_rig import Rig, machine
 
-from vhpc_slurm.cli.checks import Finding, Level, devices
+from vhpc_slurm.cli.checks import CheckResult, Level, devices
 from vhpc_slurm.node import quarantine, setup
 
 AGREES = "NodeName=n1 Arch=x86_64 Gres=gpu:h200:2(S:0),ibvf:4 State=IDLE"
@@ -22,7 +22,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         yield found
 
 
-def findings(rig: Rig, slurm: str = AGREES) -> dict[str, Finding]:
+def findings(rig: Rig, slurm: str = AGREES) -> dict[str, CheckResult]:
     return {found.check: found for found in devices.check(rig.layout.config, "n1", slurm, root=True)}
 
 

@@ -14,11 +14,11 @@ import pytest
 from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, PATH, SimulatedFabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 
-from vhpc_slurm.cli.checks import Finding, Level, fabric
+from vhpc_slurm.cli.checks import CheckResult, Level, fabric
 from vhpc_slurm.config import Config, Controller
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.fabric import opensm_options
-from vhpc_slurm.fabric.opensm_options import Options
+from vhpc_slurm.fabric.opensm_options import OpensmOptions
 from vhpc_slurm.fabric.smp import Port, Scan, Switch
 
 simulated = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
@@ -85,7 +85,7 @@ def config(one: SimulatedFabric, user: str = "root", **other: object) -> Config:
     return Config(fabric=Fabric(**keys | other), controller=Controller(user=user))  # type: ignore[arg-type]
 
 
-def seen(found: Config) -> dict[str, Finding]:
+def seen(found: Config) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in fabric.check(found, root=True)}
 
 
@@ -94,7 +94,7 @@ def levels(found: Config) -> dict[str, str]:
 
 
 @simulated
-def test_a_fabric_as_it_should_be_has_nothing_to_mend(opensm: SimulatedFabric) -> None:
+def test_a_fabric_as_it_should_be_has_nothing_to_repair(opensm: SimulatedFabric) -> None:
     found = seen(config(opensm))
     assert {check: finding.level.value for check, finding in found.items()} == GOOD_LEVELS
     assert found["fabric.room"].what == "ports have room for 64 keys or more"
@@ -162,7 +162,7 @@ def test_a_user_who_cannot_replace_the_file_or_signal_opensm_is_told_so(
     assert levels(config(opensm, "nobody", **away))["fabric.writable"] == "error"
     os.chown(folder, 65534, 65534)
     found = seen(config(opensm, "nobody", **away))["fabric.writable"]
-    assert (found.level, "AmbientCapabilities=CAP_KILL" in found.cure) == (Level.WARN, True)
+    assert (found.level, "AmbientCapabilities=CAP_KILL" in found.hint) == (Level.WARN, True)
     assert levels(config(opensm, "no-such-user"))["fabric.writable"] == "error"
 
 
@@ -242,7 +242,7 @@ def test_options_of_the_command_line_are_read(words: str, options: tuple[str | N
 
 
 def test_a_log_that_is_kept_back_is_an_error() -> None:
-    options = Options(opensm_options.DEFAULTS, "")
+    options = OpensmOptions(opensm_options.DEFAULTS, "")
     manager = Manager(
         partitions=options["partition_config_file"], pidfile="/run/opensm.pid", log=options["log_file"]
     )

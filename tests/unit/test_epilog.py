@@ -25,7 +25,7 @@ def test_what_a_prolog_wants_somebody_to_hear_of_goes_to_vhpcd(
     layout, generation = Layout(Config(paths=paths)), Generation(7, 0, "0123abcd")
     layout.job(7).mkdir(parents=True)
     fields = statefile.header(generation, "debian:latest") | {"status": "failed", "alarm": "odd XML"}
-    statefile.write(layout.state_file(7), fields, os.getuid())
+    statefile.write_state(layout.state_file(7), fields, os.getuid())
     layout.journals.mkdir(parents=True)
     journal = Journal(layout.journals, generation)
     journal.acquire("rundir", "rundir:x", path=str(layout.job(7)))
@@ -49,12 +49,12 @@ def test_a_device_in_quarantine_keeps_no_acknowledgement_back(
     layout, generation = Layout(config), Generation(7, 0, "0123abcd")
     layout.journals.mkdir(parents=True)
     Journal(layout.journals, generation).acquire("rundir", "rundir:x", path=str(tmp_path / "x"))
-    doubt = quarantine.QuarantinedError(
+    quarantined = quarantine.QuarantinedError(
         [quarantine.record("0000:42:00.0", "gpu", "it is not there any more")]
     )
 
     def clear(*_: object) -> None:
-        raise doubt
+        raise quarantined
 
     said: list[Acknowledgement] = []
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -28,21 +28,21 @@ from fabric_lab import (
     sets,
     simulated_fabric,
 )
-from test_keys import a_claim
+from test_keys import an_assignment
 
 from vhpc_slurm.config import Config, Images
-from vhpc_slurm.controller import forms
 from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, Proof
-from vhpc_slurm.fabric.keys import Book, KeyState
+from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.opensm_file import OpensmFile
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.smp import FabricReader
@@ -65,7 +65,7 @@ class Site:
         database: Path,
         *,
         owner: Literal["job", "user"] = "job",
-        site: tuple[Partition, ...] = (),
+        site: tuple[IbPartition, ...] = (),
         timeout_s: float = 5.0,
         last: int = 0x1003,
         store: type[SqliteStore] = SqliteStore,
@@ -89,7 +89,10 @@ class Site:
         return self.service.open(request(job_id, uid=uid), allocation(*nodes), identity(0))
 
     def states(self) -> dict[int, str]:
-        return {claim.generation.job_id: claim.state.value for claim in self.store.keys.book().claims}
+        return {
+            assignment.generation.job_id: assignment.state.value
+            for assignment in self.store.keys.snapshot().assignments
+        }
 
 
 @pytest.fixture
@@ -97,12 +100,12 @@ def site(fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path) -> Site:
     return Site(fabric, reader, tmp_path / "db")
 
 
-def verify(backend: NetworkBackend, generation: Generation, book: Book) -> Proof:
-    return proof(backend.verify([generation], book)[generation])
+def verify(backend: NetworkBackend, generation: Generation, snapshot: KeySnapshot) -> Proof:
+    return proof(backend.verify([generation], snapshot)[generation])
 
 
-def strip(backend: NetworkBackend, generation: Generation, book: Book) -> Proof:
-    return proof(backend.strip([generation], book.but([generation]))[generation])
+def strip(backend: NetworkBackend, generation: Generation, snapshot: KeySnapshot) -> Proof:
+    return proof(backend.strip([generation], snapshot.without([generation]))[generation])
 
 
 def proof(outcome: Proof | FabricError) -> Proof:
@@ -156,7 +159,7 @@ def test_while_jobs_run_their_ports_have_their_own_keys_and_after_them_none(
     assert (alice.lease.network.pkey, bob.lease.network.pkey) == (0x1000, 0x1001)
     assert site.states() == {1: "active", 2: "active"}
     assert sets(fabric) == holding((0x1000, 2), (0x1001, 4))
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
     for node in ("n1", "n2"):
         site.service.take(1, 0, node)
     site.service.end(1, 0)
@@ -191,8 +194,8 @@ def test_a_user_s_jobs_share_a_key_and_no_port(
 
 def test_ports_that_are_not_there_yet_are_said_to_be_absent(site: Site, fabric: SimulatedFabric) -> None:
     record = site.open(1, *(f"n{number}" for number in range(1, 7)))
-    claim = site.store.keys.book().must(record.lease.generation)
-    proof = verify(site.backend, claim.generation, site.store.keys.book())
+    assignment = site.store.keys.snapshot().must(record.lease.generation)
+    proof = verify(site.backend, assignment.generation, site.store.keys.snapshot())
     assert (proof.scanned, proof.seen, proof.absent) == (17, 4, 2)
 
 
@@ -205,7 +208,7 @@ def test_nothing_is_ready_while_opensm_is_dead_and_all_is_when_it_is_back(
     fabric.opensm.wait()
     try:
         with pytest.raises(FabricError, match="OpenSM does not run"):
-            site.backend.validate(site.store.keys.book())
+            site.backend.validate(site.store.keys.snapshot())
         with pytest.raises(FabricError, match="OpenSM does not run"):
             site.open(2, "n1")
         assert site.states() == {1: "active", 2: "reserved"}
@@ -262,16 +265,16 @@ def test_a_database_that_knows_nothing_takes_no_key_away(
         (written.replace(b"# vhpcd epoch", b"# epoch"), "it has keys, and no epoch"),
     ):
         fabric.replace(text)
-        for attempt in (empty.backend.validate, empty.backend.apply, empty.backend.cure):
+        for attempt in (empty.backend.validate, empty.backend.apply, empty.backend.repair):
             with pytest.raises(FabricError, match=says):
-                attempt(empty.store.keys.book())
+                attempt(empty.store.keys.snapshot())
         with pytest.raises(FabricError, match=says):
             empty.open(2, "n1", "n2")
         empty.service.end(2, 0)
         assert fabric.partitions.read_bytes() == text
     fabric.sweep()
     assert sets(fabric) == holding((0x1000, 1))
-    empty.backend.apply(Book(0), force=True)
+    empty.backend.apply(KeySnapshot(0), force=True)
     assert sets(fabric) == NOBODY
 
 
@@ -286,7 +289,7 @@ def test_a_copy_of_yesterday_s_database_writes_nothing(
         with pytest.raises(FabricError, match="restored from a copy"):
             old.open(job_id, "n1")
     with pytest.raises(FabricError, match="restored from a copy"):
-        old.backend.cure(old.store.keys.book())
+        old.backend.repair(old.store.keys.snapshot())
     assert sets(fabric) == holding((0x1000, 1), (0x1001, 2))
 
 
@@ -297,7 +300,7 @@ def test_a_vhpcd_that_is_started_anew_knows_its_file(
     site.open(2, "n1", "n2")
     site.service.end(1, 0)
     again = Site(fabric, reader, tmp_path / "db")
-    again.backend.validate(again.store.keys.book())
+    again.backend.validate(again.store.keys.snapshot())
     again.open(3, "n1")
     assert sets(fabric) == holding((0x1001, 2), (0x1002, 1))
 
@@ -305,11 +308,13 @@ def test_a_vhpcd_that_is_started_anew_knows_its_file(
 def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site: Site) -> None:
     for job_id in (1, 2, 3):
         site.open(job_id, "n1")
-    book = site.store.keys.book()
-    shrunk = Book(book.epoch, book.claims[1:], {}, book.tag)
+    snapshot = site.store.keys.snapshot()
+    shrunk = KeySnapshot(snapshot.epoch, snapshot.assignments[1:], {}, snapshot.tag)
     with pytest.raises(FabricError, match="does not know 1 keys"):
         site.backend.apply(shrunk)
-    site.backend.apply(Book(book.epoch, book.claims[1:], {0x1000: book.epoch}, book.tag))
+    site.backend.apply(
+        KeySnapshot(snapshot.epoch, snapshot.assignments[1:], {0x1000: snapshot.epoch}, snapshot.tag)
+    )
 
 
 # --- the file, the log and the fabric by others' hands ------------------------------------------
@@ -325,7 +330,7 @@ def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site:
         (DEFAULT + b"x=0x1000 : A=full ;\n", "is no port GUID"),
     ],
 )
-def test_the_auditor_sees_a_damaged_file_and_its_effect_and_cures_them(
+def test_the_auditor_sees_a_damaged_file_and_its_effect_and_repairs_them(
     site: Site, fabric: SimulatedFabric, damage: bytes | None, says: str
 ) -> None:
     site.open(1, "n1", "n2")
@@ -334,15 +339,15 @@ def test_the_auditor_sees_a_damaged_file_and_its_effect_and_cures_them(
     else:
         fabric.replace(damage)
     fabric.sweep()
-    book = site.store.keys.book()
-    found = site.backend.audit(book)
+    snapshot = site.store.keys.snapshot()
+    found = site.backend.audit(snapshot)
     assert any(says in one.what for one in found)
     assert {GUIDS[14], GUIDS[15]} & {one.port_guid for one in found} or damage == DEFAULT, (
         "ports that nobody named show it"
     )
     assert sets(fabric) != holding((0x1000, 2))
-    site.service.work.audit()
-    wait_for(lambda: site.backend.audit(book) == (), "not cured")
+    site.service.fabric_sync.audit()
+    wait_for(lambda: site.backend.audit(snapshot) == (), "not cured")
     assert sets(fabric) == holding((0x1000, 2))
 
 
@@ -376,15 +381,15 @@ def test_a_burst_of_jobs_without_ports_costs_a_second_sweep_only_after_a_change(
     site: Site, fabric: SimulatedFabric
 ) -> None:
     record = site.open(1, *(f"n{number}" for number in range(1, 3)))
-    book = site.store.keys.book()
-    absent = a_claim(9, pkey=0x1002, first_rank=8, ranks=1)
-    book = Book(book.epoch, (*book.claims, absent), book.freed, book.tag)
-    site.backend.apply(book)
+    snapshot = site.store.keys.snapshot()
+    absent = an_assignment(9, pkey=0x1002, first_rank=8, ranks=1)
+    snapshot = KeySnapshot(snapshot.epoch, (*snapshot.assignments, absent), snapshot.freed, snapshot.tag)
+    site.backend.apply(snapshot)
     before = fabric.sweeps()
     for _ in range(3):
-        assert verify(site.backend, absent.generation, book).absent == 1
+        assert verify(site.backend, absent.generation, snapshot).absent == 1
     assert fabric.sweeps() == before + 1
-    assert verify(site.backend, record.lease.generation, book).seen == 2
+    assert verify(site.backend, record.lease.generation, snapshot).seen == 2
 
 
 def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
@@ -394,7 +399,7 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     site = Site(fabric, reader, tmp_path / "db", last=0x1063, timeout_s=30.0)
     config = Config(images=Images(catalog=str(tmp_path / "catalog")))
     asked = [
-        wire.OpenGeneration(request=request(job_id), layouts=forms.pack_allocation(allocation("n1")))
+        wire.OpenGeneration(request=request(job_id), node_groups=wire_types.pack_allocation(allocation("n1")))
         for job_id in range(1, 101)
     ]
 
@@ -411,19 +416,19 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     assert states == [LeaseState.READY] * 100
     assert 1 <= fabric.sweeps() - before <= 3
     assert sets(fabric) == holding((0x1000, 1), (0x1001, 1), (0x1002, 1), (0x1003, 1))
-    assert len({claim.pkey for claim in site.store.keys.book().claims}) == 100
+    assert len({assignment.pkey for assignment in site.store.keys.snapshot().assignments}) == 100
 
 
 def test_a_job_does_not_begin_on_a_key_that_a_stranger_has(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
-    stranger = Partition("other", 0x1000, ((f"{GUIDS[15]:#018x}", True),))
+    stranger = IbPartition("other", 0x1000, ((f"{GUIDS[15]:#018x}", True),))
     site = Site(fabric, reader, tmp_path / "db", timeout_s=0.5)
-    book = Book(1, (a_claim(1, ranks=1),))
+    snapshot = KeySnapshot(1, (an_assignment(1, ranks=1),))
     fabric.replace(partitions.render((partitions.DEFAULT, stranger), 1))
     fabric.sweep()
     with pytest.raises(FabricError, match=r"0x02cc100300000300 has the keys .*0x9000"):
-        verify(site.backend, Generation(1, 0, "00000001"), book)
+        verify(site.backend, Generation(1, 0, "00000001"), snapshot)
 
 
 def test_a_file_that_fills_a_port_s_table_is_taken_back(
@@ -462,22 +467,22 @@ def test_a_static_pool_needs_no_sweep_and_is_not_stripped_while_a_port_has_the_k
     declared = partitions.of_pool(pool, ranks=4, rails=1, vfs=1)
     backend = StaticPool(KeyPolicy(pool, limit=4), Readback(reader, 5.0), declared, (), fabric.partitions)
     with pytest.raises(FabricError, match="not what the configuration describes"):
-        backend.validate(Book(0))
+        backend.validate(KeySnapshot(0))
     fabric.replace(partitions.render(declared, 0))
     fabric.sweep()
-    backend.validate(Book(0))
+    backend.validate(KeySnapshot(0))
     before = fabric.sweeps()
-    here, elsewhere = a_claim(1, ranks=4), a_claim(2, pkey=0x1001, first_rank=4, ranks=2)
-    book = Book(1, (here, elsewhere))
-    backend.apply(book)
-    assert verify(backend, here.generation, book).seen == 4
+    here, elsewhere = an_assignment(1, ranks=4), an_assignment(2, pkey=0x1001, first_rank=4, ranks=2)
+    snapshot = KeySnapshot(1, (here, elsewhere))
+    backend.apply(snapshot)
+    assert verify(backend, here.generation, snapshot).seen == 4
     assert sets(fabric)[GUIDS[0]] == {0x7FFF, 0x9000}
     soon = StaticPool(KeyPolicy(pool), Readback(reader, 0.5), declared, (), fabric.partitions)
     with pytest.raises(FabricError, match="is still on the fabric"):
-        strip(soon, here.generation, book)
+        strip(soon, here.generation, snapshot)
     with pytest.raises(FabricError, match="at most 4 guests"):
-        backend.plan(Generation(3, 0, "0" * 8), request(3), allocation("n1", *FOUR), Book(0))
-    assert backend.audit(book) == ()
+        backend.plan(Generation(3, 0, "0" * 8), request(3), allocation("n1", *FOUR), KeySnapshot(0))
+    assert backend.audit(snapshot) == ()
     assert fabric.sweeps() == before
 
 
@@ -487,5 +492,5 @@ def test_a_static_pool_is_clean_when_no_port_has_the_guid(
     pool = KeyPool(0x2000, 0x2001)
     declared = partitions.of_pool(pool, ranks=4, rails=1, vfs=1)
     backend = StaticPool(KeyPolicy(pool), Readback(reader, 5.0), declared, (), fabric.partitions)
-    claim = a_claim(1, pkey=0x2000, state=KeyState.DRAINING)
-    assert strip(backend, claim.generation, Book(1, (claim,))).scanned == 17
+    assignment = an_assignment(1, pkey=0x2000, state=KeyState.DRAINING)
+    assert strip(backend, assignment.generation, KeySnapshot(1, (assignment,))).scanned == 17

@@ -39,8 +39,8 @@ def echo(rig: Rig, text: str, path: str) -> int:
 
 
 def test_the_inventory_reads_the_mounted_tree_as_the_one_on_disk(rig: Rig) -> None:
-    live, _ = pci.read(f"{rig.root}/sys", {0: 3}, 3)
-    on_disk, _ = pci.read(f"{rig.root}/written/sys", {0: 3}, 3)
+    live, _ = pci.read_functions(f"{rig.root}/sys", {0: 3}, 3)
+    on_disk, _ = pci.read_functions(f"{rig.root}/written/sys", {0: 3}, 3)
     # the rig adds an interface of a partition
     assert [replace(one, names=()) for one in live] == [replace(one, names=()) for one in on_disk]
     assert len(live) == 2 + 3 + 2 + 1 + 4

@@ -35,7 +35,7 @@ def vhpcd(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> Iterator[V
     with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=300.0, reconcile_s=300.0) as started:
         opened(started, 1, "n1", "n2")
         wait_for(lambda: started.client.status().fabric.audited is not None, "no audit")
-        time.sleep(1.5)  # the audit after the job's round
+        time.sleep(1.5)  # the audit after the job's batch
         yield started
 
 

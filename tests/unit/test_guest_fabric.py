@@ -17,7 +17,7 @@ from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import backend, partitions, select
 from vhpc_slurm.fabric.backend import KeyPolicy
-from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import (
@@ -178,7 +178,7 @@ def test_what_is_no_address_is_refused(guest: Guest, tree: HcaTree, address: str
 
 def a_lease(policy: KeyPolicy, *nodes: str) -> Lease:
     made = Generation(42, 0, "0" * 8)
-    network, _ = policy.plan(made, request(), allocation(*nodes), Book(0))
+    network, _ = policy.plan(made, request(), allocation(*nodes), KeySnapshot(0))
     return Lease(made, LeaseState.READY, request(), allocation(*nodes), identity(), network)
 
 
@@ -225,13 +225,13 @@ def test_guests_have_addresses_by_their_ranks() -> None:
     assert guestports.address_of(lease, "n2") == "10.128.0.2/29"
     assert guestports.address_of(a_lease(POLICY, "n1"), "n1") == ""
     # another job of the same user, on the same key
-    claim = Claim(Generation(1, 0, "0" * 8), 0x1000, "user 2001", 4, 2, 1, 1)
-    assert backend.addresses_of(IPv4Network("10.128.0.0/29"), claim, ("n1", "n3")) == (
+    assignment = KeyAssignment(Generation(1, 0, "0" * 8), 0x1000, "user 2001", 4, 2, 1, 1)
+    assert backend.addresses_of(IPv4Network("10.128.0.0/29"), assignment, ("n1", "n3")) == (
         ("n1", "10.128.0.5"),
         ("n3", "10.128.0.6"),
     )
     with pytest.raises(FabricError, match="has no address for guest 7"):
-        backend.addresses_of(IPv4Network("10.128.0.0/29"), replace(claim, first_rank=5), ("n1", "n3"))
+        backend.addresses_of(IPv4Network("10.128.0.0/29"), replace(assignment, first_rank=5), ("n1", "n3"))
 
 
 @pytest.mark.parametrize("text", ["10.128.0.0", "10.128.0.1/8", "10.0.0.0/31", "0.0.0.0/0", "fd00::/8", "x"])

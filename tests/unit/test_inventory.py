@@ -20,7 +20,7 @@ from vhpc_slurm.node import inventory
 
 def read(tree: Path) -> HostInventory:
     config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
-    return inventory.read("n1", config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")
+    return inventory.read_inventory("n1", config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")
 
 
 class Hwloc:

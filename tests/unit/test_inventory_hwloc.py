@@ -26,7 +26,7 @@ KINDS = {"0": "unified", "1": "data", "2": "instruction"}
 
 def read(tree: Path, name: str) -> HostInventory:
     config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
-    return inventory.read(name, config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")
+    return inventory.read_inventory(name, config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from test_placement import MANIFEST, REQUEST
 
 from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hooks import exposed, prolog, slurmctld
+from vhpc_slurm.hooks import fabric_isolation, prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import (
     Allocation,
@@ -33,17 +33,16 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.node import (
     accounts,
-    claims,
     guestports,
     identities,
     inventory,
-    journal,
     quarantine,
+    reservations,
     stages,
     teardown,
 )
 from vhpc_slurm.node.guest import Hypervisor
-from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.journal import Journal, read_entries
 from vhpc_slurm.node.preflight import NoVfioError, SilentError
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
@@ -73,29 +72,29 @@ def vfs(count: int) -> GresAllocation:
 
 
 def host(rig: Rig) -> HostInventory:
-    return inventory.read("n1", rig.layout.config, proc_root=rig.root / "written/proc")
+    return inventory.read_inventory("n1", rig.layout.config, proc_root=rig.root / "written/proc")
 
 
 def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
     """What Prolog does until the first guest starts."""
-    book = Journal(rig.layout.journals, what.generation)
+    journal = Journal(rig.layout.journals, what.generation)
     recorder = Recorder(rig.layout.timeline(what.generation), what.generation, "n1")
     node = host(rig)
-    plan = prolog._book(rig.layout.config, rig.layout, node, what, book)
+    plan = prolog._reserve(rig.layout.config, rig.layout, node, what, journal)
     assert what.image is not None
     work = stages.Boot(
-        rig.layout, what, what.image, plan, node, book, recorder,
+        rig.layout, what, what.image, plan, node, journal, recorder,
         cast(accounts.Account, None), cast(Hypervisor, None),
-        replan=partial(prolog._book, rig.layout.config, rig.layout, node, what, book),
+        replan=partial(prolog._reserve, rig.layout.config, rig.layout, node, what, journal),
     )  # fmt: skip
     stages._take_devices(work)
-    return work.plan, book
+    return work.plan, journal
 
 
 def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> None:
     for gpu in rig.gpus:
         rig.give_to_host(gpu)
-    plan, book = prepare(rig, lease(gpus(1), vfs(2)))
+    plan, journal = prepare(rig, lease(gpus(1), vfs(2)))
     got = {device.address: device.role for device in plan.guests[0].devices}
     assert got == {rig.gpus[1].address: "gpu", rig.vfs[0].address: "vf", rig.vfs[1].address: "vf"}
     assert [gpu.driver for gpu in rig.gpus] == ["nvidia", "vfio-pci"]
@@ -104,7 +103,7 @@ def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> 
     assert [f"{ports[n].port_guid:016x}" for n in (0, 1)] == ["02cc123400000400", "02cc123400000401"]
     assert [f"{ports[n].node_guid:016x}" for n in (0, 1)] == ["02cd123400000400", "02cd123400000401"]
     assert ports[2].port_guid == 0
-    book.close()
+    journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert [gpu.driver for gpu in rig.gpus] == ["nvidia", "nvidia"]
     assert [ports[n].port_guid for n in (0, 1)] == [PARKED_GUID, PARKED_GUID]
@@ -115,8 +114,8 @@ def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what = lease(vfs(2))
-    _, book = prepare(rig, what)
-    book.close()
+    _, journal = prepare(rig, what)
+    journal.close()
     ports = rig.kernel.interfaces[1].ports
     off = [(PARKED_GUID, 2)] * 2
     assert [(ports[n].port_guid, ports[n].state) for n in (0, 1)] != off
@@ -129,18 +128,18 @@ def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
     monkeypatch.setattr(teardown, "release_guests", looking)
     record = LeaseRecord(what, 1.0, 1.0, ())
     fabric = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
-    (finding,) = exposed.exposed(rig.layout, "n1", [record], fabric)
-    finding.mend()
-    assert journal.read(rig.layout.journals, GENERATION) == []
+    (finding,) = fabric_isolation.findings(rig.layout, "n1", [record], fabric)
+    finding.repair()
+    assert read_entries(rig.layout.journals, GENERATION) == []
     teardown.clear(rig.layout, GENERATION, "n1")
 
 
 def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(rig: Rig) -> None:
     quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
     quarantine.put(rig.layout, quarantine.record(rig.gpus[0].address, "gpu", "hot"))
-    plan, book = prepare(rig, lease(vfs(1)))
+    plan, journal = prepare(rig, lease(vfs(1)))
     assert [device.address for device in plan.guests[0].devices] == [rig.vfs[1].address]
-    book.close()
+    journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     with pytest.raises(NodeError, match=f"device {rig.gpus[0].address} of n1 is quarantined"):
         prepare(rig, lease(gpus(0)))
@@ -152,21 +151,21 @@ def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_
     silent, pinned, good = rig.vfs[:3]
     silent.config[:] = b"\xff" * 64
     pinned.override = "pci-stub"
-    plan, book = prepare(rig, lease(gpus(0), vfs(1)))
+    plan, journal = prepare(rig, lease(gpus(0), vfs(1)))
     assert [device.address for device in plan.guests[0].devices] == [rig.gpus[0].address, good.address]
     assert [path for path, _ in rig.pci.log if silent.address in path or pinned.address in path] == []
-    found = {record.address: record.reason for record in quarantine.read(rig.layout)}
+    found = {record.address: record.reason for record in quarantine.read_records(rig.layout)}
     assert found.keys() == {silent.address, pinned.address}
     assert "does not answer" in found[silent.address]
     assert "is pinned to driver pci-stub" in found[pinned.address]
     assert all(f"quarantined: {address}" in caplog.text for address in found)
     # what the job holds is what it got, and all of that comes back
-    (claim,) = claims.live(rig.layout)
-    assert set(claim.devices) == {rig.gpus[0].address, good.address}
-    book.close()
+    (reservation,) = reservations.live(rig.layout)
+    assert set(reservation.devices) == {rig.gpus[0].address, good.address}
+    journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert good.was_reset == 1
-    assert claims.live(rig.layout) == ()
+    assert reservations.live(rig.layout) == ()
 
 
 def test_a_vf_whose_group_another_jobs_guest_has_is_passed_over_and_not_put_away(
@@ -190,9 +189,9 @@ def test_a_vf_whose_group_another_jobs_guest_has_is_passed_over_and_not_put_away
     plan, _ = prepare(rig, second)
     assert [device.address for device in plan.guests[0].devices] == [good.address]
     assert f"in use: {beside.address}" in caplog.text
-    assert quarantine.read(rig.layout) == ()
-    claimed = {claim.generation: claim.devices for claim in claims.live(rig.layout)}
-    assert claimed == {str(first.generation): (other.address,), str(GENERATION): (good.address,)}
+    assert quarantine.read_records(rig.layout) == ()
+    reserved = {reservation.generation: reservation.devices for reservation in reservations.live(rig.layout)}
+    assert reserved == {str(first.generation): (other.address,), str(GENERATION): (good.address,)}
 
 
 def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
@@ -201,7 +200,9 @@ def test_only_when_no_vf_fits_is_it_the_nodes_fault(rig: Rig) -> None:
     with pytest.raises(NodeError, match="the job needs 2 virtual functions on n1, 1 are free"):
         prepare(rig, lease(vfs(2)))
     # of those that were tried and found bad
-    assert {record.address for record in quarantine.read(rig.layout)} == {vf.address for vf in rig.vfs[1:]}
+    assert {record.address for record in quarantine.read_records(rig.layout)} == {
+        vf.address for vf in rig.vfs[1:]
+    }
     assert not any(path.endswith("driver_override") for path, _ in rig.pci.log)
 
 
@@ -209,14 +210,14 @@ def test_a_bad_gpu_is_replaced_by_no_other_and_quarantines_no_vf(rig: Rig) -> No
     rig.gpus[0].config[:] = b"\xff" * 64
     with pytest.raises(SilentError, match=f"device {rig.gpus[0].address} does not answer"):
         prepare(rig, lease(gpus(0), vfs(1)))
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
 
 
 def test_what_speaks_against_all_vfs_puts_none_away(rig: Rig) -> None:
     rig.pci.unload("vfio-pci")
     with pytest.raises(NoVfioError, match="the kernel has no such driver"):
         prepare(rig, lease(vfs(1)))
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
-from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import Generation, LeaseState, NetworkIdentity
 
@@ -28,9 +28,9 @@ def generation(number: int) -> Generation:
     return Generation(number, 0, f"{number:08x}")
 
 
-def a_claim(number: int = 1, **other: object) -> Claim:
+def an_assignment(number: int = 1, **other: object) -> KeyAssignment:
     return replace(
-        Claim(generation(number), 0x1000, f"job {number}", 0, 2, 1, 1),
+        KeyAssignment(generation(number), 0x1000, f"job {number}", 0, 2, 1, 1),
         **other,  # type: ignore[arg-type]
     )
 
@@ -85,51 +85,54 @@ def test_keys_never_used_come_first_then_the_one_that_was_freed_longest_ago() ->
     freed = {0x1000: 7, 0x1001: 3, 0x1003: 5}
     pool = KeyPool(0x1000, 0x1004, frozenset({0x1004}))
     order = []
-    book = Book(9, (), freed)
+    snapshot = KeySnapshot(9, (), freed)
     for number in range(1, 5):
-        chosen = keys.claim(pool, book, generation(number), f"job {number}", ranks=1, rails=1, vfs=1)
+        chosen = keys.assign(pool, snapshot, generation(number), f"job {number}", ranks=1, rails=1, vfs=1)
         order.append(chosen.pkey)
-        book = replace(book, claims=(*book.claims, chosen))
+        snapshot = replace(snapshot, assignments=(*snapshot.assignments, chosen))
     assert order == [0x1002, 0x1001, 0x1003, 0x1000]
     with pytest.raises(FabricError, match="4 are in use, 0 in quarantine"):
-        keys.claim(pool, book, generation(9), "job 9", ranks=1, rails=1, vfs=1)
+        keys.assign(pool, snapshot, generation(9), "job 9", ranks=1, rails=1, vfs=1)
 
 
 def test_a_user_s_jobs_share_his_key_and_fill_the_gaps_between_their_ranks() -> None:
-    book = Book(
+    snapshot = KeySnapshot(
         1,
         (
-            a_claim(1, owner="user 1", first_rank=0, ranks=2),
-            a_claim(2, owner="user 1", first_rank=5, ranks=2),
-            a_claim(3, owner="user 2", pkey=0x1001),
+            an_assignment(1, owner="user 1", first_rank=0, ranks=2),
+            an_assignment(2, owner="user 1", first_rank=5, ranks=2),
+            an_assignment(3, owner="user 2", pkey=0x1001),
         ),
     )
-    chosen = keys.claim(POOL, book, generation(4), "user 1", ranks=3, rails=1, vfs=1)
+    chosen = keys.assign(POOL, snapshot, generation(4), "user 1", ranks=3, rails=1, vfs=1)
     assert (chosen.pkey, chosen.first_rank) == (0x1000, 2)
-    chosen = keys.claim(POOL, book, generation(4), "user 1", ranks=4, rails=1, vfs=1)
+    chosen = keys.assign(POOL, snapshot, generation(4), "user 1", ranks=4, rails=1, vfs=1)
     assert (chosen.pkey, chosen.first_rank) == (0x1000, 7)
-    buried = replace(book, claims=(replace(book.claims[0], state=KeyState.TOMBSTONE), *book.claims[1:]))
-    assert keys.claim(POOL, buried, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1002
-    full = Book(1, (a_claim(1, owner="user 1", ranks=65536),))
-    assert keys.claim(POOL, full, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1001
+    with_tombstone = replace(
+        snapshot,
+        assignments=(replace(snapshot.assignments[0], state=KeyState.TOMBSTONE), *snapshot.assignments[1:]),
+    )
+    assert keys.assign(POOL, with_tombstone, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1002
+    full = KeySnapshot(1, (an_assignment(1, owner="user 1", ranks=65536),))
+    assert keys.assign(POOL, full, generation(4), "user 1", ranks=1, rails=1, vfs=1).pkey == 0x1001
 
 
 def test_an_exhausted_pool_says_what_holds_it() -> None:
     states = (KeyState.ACTIVE, KeyState.QUARANTINE, KeyState.TOMBSTONE, KeyState.QUARANTINE)
-    book = Book(
+    snapshot = KeySnapshot(
         1,
         tuple(
-            a_claim(number, pkey=0x1000 + number, state=state, left_s=10.0 * number)
+            an_assignment(number, pkey=0x1000 + number, state=state, left_s=10.0 * number)
             for number, state in enumerate(states)
         ),
     )
     with pytest.raises(
         FabricError, match=r"1 are in use, 2 in quarantine \(the next for 10 s\), 1 tombstones"
     ):
-        keys.claim(POOL, book, generation(9), "job 9", ranks=1, rails=1, vfs=1)
+        keys.assign(POOL, snapshot, generation(9), "job 9", ranks=1, rails=1, vfs=1)
 
 
-def test_a_claim_goes_only_the_ways_that_are_drawn() -> None:
+def test_an_assignment_goes_only_through_the_states_that_are_drawn() -> None:
     drawn = {
         "reserved": "applied draining tombstone",
         "applied": "verified draining tombstone",
@@ -142,12 +145,12 @@ def test_a_claim_goes_only_the_ways_that_are_drawn() -> None:
     }
     for state in KeyState:
         for to in KeyState:
-            claim = a_claim(state=state)
+            assignment = an_assignment(state=state)
             if to.value in drawn[state.value].split():
-                assert keys.move(claim, to).state is to
+                assert keys.move(assignment, to).state is to
             else:
                 with pytest.raises(keys.KeyTransitionError):
-                    keys.move(claim, to)
+                    keys.move(assignment, to)
 
 
 # --- the database ----------------------------------------------------------------------------
@@ -158,29 +161,31 @@ def store(tmp_path: Path) -> SqliteStore:
     return SqliteStore(tmp_path / "leases.sqlite")
 
 
-def test_claims_are_there_after_reopening_and_every_change_counts(store: SqliteStore, tmp_path: Path) -> None:
+def test_assignments_are_there_after_reopening_and_every_change_counts(
+    store: SqliteStore, tmp_path: Path
+) -> None:
     with store.transaction():
-        store.keys.claim(a_claim(1))
-        store.keys.claim(a_claim(2, pkey=0x1001))
-        store.keys.update([a_claim(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü")])
+        store.keys.add(an_assignment(1))
+        store.keys.add(an_assignment(2, pkey=0x1001))
+        store.keys.update([an_assignment(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü")])
         store.keys.free([generation(2)])
     store.close()
-    book = SqliteStore(tmp_path / "leases.sqlite").keys.book()
-    claims = (a_claim(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü"),)
-    assert replace(book, tag="") == Book(4, claims, {0x1001: 4})
+    snapshot = SqliteStore(tmp_path / "leases.sqlite").keys.snapshot()
+    assignments = (an_assignment(1, state=KeyState.QUARANTINE, left_s=2.5, note="ü"),)
+    assert replace(snapshot, tag="") == KeySnapshot(4, assignments, {0x1001: 4})
 
 
 def test_a_copy_of_the_database_does_not_know_what_came_after_it(store: SqliteStore, tmp_path: Path) -> None:
     with store.transaction():
-        store.keys.claim(a_claim(1))
+        store.keys.add(an_assignment(1))
     store._db.execute("VACUUM INTO ?", (str(tmp_path / "copy"),))
-    common = store.keys.book()
+    common = store.keys.snapshot()
     copy = SqliteStore(tmp_path / "copy")
     for one in (store, copy):
         with one.transaction():
-            one.keys.claim(a_claim(2, pkey=0x1001))
-    later = store.keys.book()
-    assert later.epoch == copy.keys.book().epoch == 2
+            one.keys.add(an_assignment(2, pkey=0x1001))
+    later = store.keys.snapshot()
+    assert later.epoch == copy.keys.snapshot().epoch == 2
     assert copy.keys.knows(common.epoch, common.tag)
     assert store.keys.knows(later.epoch, later.tag)
     assert not copy.keys.knows(later.epoch, later.tag)
@@ -188,54 +193,54 @@ def test_a_copy_of_the_database_does_not_know_what_came_after_it(store: SqliteSt
 
 def test_the_database_refuses_a_second_owner_of_a_key(store: SqliteStore) -> None:
     with store.transaction():
-        store.keys.claim(a_claim(1, owner="user 1"))
+        store.keys.add(an_assignment(1, owner="user 1"))
     with pytest.raises(FabricError, match="another's"), store.transaction():
-        store.keys.claim(a_claim(2, owner="user 2", first_rank=9))
+        store.keys.add(an_assignment(2, owner="user 2", first_rank=9))
     with store.transaction():
-        store.keys.claim(a_claim(2, owner="user 1", first_rank=9))
+        store.keys.add(an_assignment(2, owner="user 1", first_rank=9))
         store.keys.free([generation(1)])
     with pytest.raises(FabricError, match="another's"), store.transaction():
-        store.keys.claim(a_claim(3, owner="user 2"))
+        store.keys.add(an_assignment(3, owner="user 2"))
     with store.transaction():
         store.keys.free([generation(2)])
-        store.keys.claim(a_claim(3, owner="user 2"))
-    assert [claim.owner for claim in store.keys.book().claims] == ["user 2"]
+        store.keys.add(an_assignment(3, owner="user 2"))
+    assert [assignment.owner for assignment in store.keys.snapshot().assignments] == ["user 2"]
 
 
 def test_a_guid_that_is_another_s_is_refused(store: SqliteStore) -> None:
     with store.transaction():
-        store.keys.claim(a_claim(1, owner="user 1", first_rank=4, ranks=2))
+        store.keys.add(an_assignment(1, owner="user 1", first_rank=4, ranks=2))
     for first, ranks in ((4, 1), (5, 1), (0, 5), (0, 100)):
         with pytest.raises(FabricError, match="cannot have its GUIDs"), store.transaction():
-            store.keys.claim(a_claim(2, owner="user 1", first_rank=first, ranks=ranks))
+            store.keys.add(an_assignment(2, owner="user 1", first_rank=first, ranks=ranks))
     with store.transaction():
-        store.keys.claim(a_claim(2, owner="user 1", first_rank=0, ranks=4))
-        store.keys.claim(a_claim(3, owner="user 1", first_rank=6, ranks=1))
+        store.keys.add(an_assignment(2, owner="user 1", first_rank=0, ranks=4))
+        store.keys.add(an_assignment(3, owner="user 1", first_rank=6, ranks=1))
 
 
 def test_a_port_with_a_guid_of_its_own_has_one_owner_until_it_is_released(store: SqliteStore) -> None:
-    first = a_claim(1, ports=(0x0002_C903_0000_0101, 0xFEFF_FF00_0000_0001))
-    other = a_claim(2, pkey=0x1001, ranks=1, ports=(0xFEFF_FF00_0000_0001,))
+    first = an_assignment(1, ports=(0x0002_C903_0000_0101, 0xFEFF_FF00_0000_0001))
+    other = an_assignment(2, pkey=0x1001, ranks=1, ports=(0xFEFF_FF00_0000_0001,))
     with store.transaction():
-        store.keys.claim(first)
-    assert store.keys.book().claims == (first,)
-    assert store.keys.book().ports_held() == set(first.ports)
+        store.keys.add(first)
+    assert store.keys.snapshot().assignments == (first,)
+    assert store.keys.snapshot().ports_held() == set(first.ports)
     for state in (KeyState.DRAINING, KeyState.STRIPPED):
         with store.transaction():
             store.keys.update([replace(first, state=state)])
         with pytest.raises(FabricError, match="cannot have its GUIDs"), store.transaction():
-            store.keys.claim(other)
+            store.keys.add(other)
     with store.transaction():
         store.keys.update([replace(first, state=KeyState.QUARANTINE, left_s=9.0)])
-        store.keys.claim(other)
-    assert store.keys.book().ports_held() == {0xFEFF_FF00_0000_0001}
+        store.keys.add(other)
+    assert store.keys.snapshot().ports_held() == {0xFEFF_FF00_0000_0001}
 
 
-def test_a_claim_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> None:
+def test_an_assignment_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> None:
     with pytest.raises(RuntimeError), store.transaction():  # noqa: PT012 - what was done before it
-        store.keys.claim(a_claim())
+        store.keys.add(an_assignment())
         raise RuntimeError
-    assert store.keys.book() == Book(0)
+    assert store.keys.snapshot() == KeySnapshot(0)
 
 
 def test_a_database_of_version_1_keeps_its_leases_and_gets_room_for_keys(tmp_path: Path) -> None:
@@ -250,9 +255,9 @@ def test_a_database_of_version_1_keeps_its_leases_and_gets_room_for_keys(tmp_pat
     assert states == {42: LeaseState.READY, 43: LeaseState.RELEASED, 44: LeaseState.REFUSED}
     assert store.live()[0].unclean == (("n2", "stuck"),)
     assert store.live()[0].lease.network == NetworkIdentity()
-    assert store.keys.book() == Book(0)
+    assert store.keys.snapshot() == KeySnapshot(0)
     with store.transaction():
-        store.keys.claim(a_claim())
+        store.keys.add(an_assignment())
     store.close()
     new = sqlite3.connect(tmp_path / "db")
     assert new.execute("PRAGMA user_version").fetchone() == (4,)
@@ -275,7 +280,7 @@ def test_a_migration_that_fails_leaves_the_old_database_whole(tmp_path: Path) ->
     assert db.execute("SELECT count(*) FROM lease").fetchone() == (3,)
 
 
-# --- leases and their claims -----------------------------------------------------------------
+# --- leases and their assignments -----------------------------------------------------------------
 
 
 def test_a_tombstone_stays_until_the_node_is_clean(tmp_path: Path) -> None:
@@ -291,8 +296,8 @@ def test_a_tombstone_stays_until_the_node_is_clean(tmp_path: Path) -> None:
     service.acknowledge(first.generation, "n1", clean=False, note="VF still bound", timeline=None)
     now[0] += 1000
     service.settle()
-    (claim,) = store.keys.book().claims
-    assert (claim.state, claim.note) == (KeyState.TOMBSTONE, "n1: VF still bound")
+    (assignment,) = store.keys.snapshot().assignments
+    assert (assignment.state, assignment.note) == (KeyState.TOMBSTONE, "n1: VF still bound")
     with pytest.raises(FabricError, match="1 tombstones"):
         service.open(request(2), allocation("n1"), identity(0))
     service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
@@ -333,7 +338,7 @@ def test_a_clock_that_is_set_frees_no_key_and_buries_none(tmp_path: Path) -> Non
     )
 
     def states() -> list[str]:
-        return sorted(claim.state.value for claim in service.store.keys.book().claims)
+        return sorted(assignment.state.value for assignment in service.store.keys.snapshot().assignments)
 
     service.open(request(1), allocation("n1"), identity(0))
     service.open(request(2), allocation("n1"), identity(0))
@@ -349,15 +354,15 @@ def test_a_clock_that_is_set_frees_no_key_and_buries_none(tmp_path: Path) -> Non
     assert states() == ["tombstone"]
 
 
-def test_a_claim_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:
+def test_an_assignment_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:
     service = Alone(store, Fabric(KeyPolicy(POOL)), reserve_mib=0)
     with store.transaction():
-        store.keys.claim(a_claim(1, state=KeyState.ACTIVE))
+        store.keys.add(an_assignment(1, state=KeyState.ACTIVE))
     service.settle()
-    assert [claim.state for claim in store.keys.book().claims] == [KeyState.TOMBSTONE]
+    assert [assignment.state for assignment in store.keys.snapshot().assignments] == [KeyState.TOMBSTONE]
 
 
 def test_no_network_does_not_serve_while_keys_are_in_use() -> None:
-    NoNetwork().validate(Book(1, (a_claim(state=KeyState.QUARANTINE),)))
+    NoNetwork().validate(KeySnapshot(1, (an_assignment(state=KeyState.QUARANTINE),)))
     with pytest.raises(FabricError, match="1 partition keys are in use"):
-        NoNetwork().validate(Book(1, (a_claim(state=KeyState.ACTIVE),)))
+        NoNetwork().validate(KeySnapshot(1, (an_assignment(state=KeyState.ACTIVE),)))

@@ -124,14 +124,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(node=nodes)
     def fence(self, node: str) -> None:
         with self.alive(), suppress(UserError):
-            self.service.rounds.fence(node, 0)
+            self.service.transitions.fence(node, 0)
 
     @rule()
     def clear(self) -> None:
         with self.alive(), suppress(UserError):
-            claims = self.store.keys.book().claims
-            buried = [one.generation for one in claims if one.state is KeyState.TOMBSTONE]
-            self.service.rounds.clear(buried, 0)
+            assignments = self.store.keys.snapshot().assignments
+            with_tombstone = [one.generation for one in assignments if one.state is KeyState.TOMBSTONE]
+            self.service.transitions.clear(with_tombstone, 0)
             self.service.settle()
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, 21.0, -1e6]))
@@ -196,15 +196,15 @@ class AnyOrder(RuleBasedStateMachine):
         assert set(self.fabric.tables) <= live
 
     @invariant()
-    def a_usable_lease_that_is_ready_has_an_active_claim(self) -> None:
-        book = self.store.keys.book()
+    def a_usable_lease_that_is_ready_has_an_active_assignment(self) -> None:
+        snapshot = self.store.keys.snapshot()
         for record in self.store.live():
-            claim = book.of(record.lease.generation)
-            assert claim is not None
+            assignment = snapshot.of(record.lease.generation)
+            assert assignment is not None
             if record.lease.state is LeaseState.READY:
-                assert claim.state is KeyState.ACTIVE
+                assert assignment.state is KeyState.ACTIVE
             if record.lease.state is LeaseState.ENDING:
-                assert claim.state in (KeyState.DRAINING, KeyState.STRIPPED, KeyState.TOMBSTONE)
+                assert assignment.state in (KeyState.DRAINING, KeyState.STRIPPED, KeyState.TOMBSTONE)
 
 
 class AnyOrderOfUsers(AnyOrder):

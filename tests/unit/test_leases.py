@@ -14,15 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.forms import (
+from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.wire_types import (
     LeaseWire,
     pack_allocation,
     unpack_allocation,
 )
-from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Outcomes, Proof
-from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, Proof, ProofResults
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import (
     Allocation,
@@ -52,20 +52,20 @@ class BrokenNetwork(NoNetwork):
             raise FabricError(f"{name} failed")
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
-        return KeyPolicy(KeyPool(0x1000, 0x1FFF)).plan(generation, request, allocation, book)
+        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+    ) -> tuple[NetworkIdentity, KeyAssignment | None]:
+        return KeyPolicy(KeyPool(0x1000, 0x1FFF)).plan(generation, request, allocation, snapshot)
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         self._call("apply")
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         self._call("verify")
-        return {generation: Proof(book.epoch) for generation in generations}
+        return {generation: Proof(snapshot.epoch) for generation in generations}
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         self._call("strip")
-        return {generation: Proof(book.epoch) for generation in generations}
+        return {generation: Proof(snapshot.epoch) for generation in generations}
 
 
 @pytest.fixture
@@ -497,7 +497,7 @@ def test_a_thousand_equal_nodes_travel_as_one_layout_in_their_order() -> None:
     names = tuple(f"n{number}" for number in range(1000, 0, -1))
     nodes = allocation(*names, cpu_ids=tuple(range(128)))
     packed = pack_allocation(nodes)
-    assert [layout.cpu_ids for layout in packed] == ["0-127"]
+    assert [group.cpu_ids for group in packed] == ["0-127"]
     assert unpack_allocation(packed) == nodes
 
 

@@ -33,8 +33,8 @@ from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.backend import KeyPolicy, RefusedError
-from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, Request, SeveralReaders, serve
+from vhpc_slurm.fabric.backend import FabricRefusedError, KeyPolicy
+from vhpc_slurm.fabric.managers import ManagerRequest, Managers, RemoteOpensm, SeveralReaders, serve
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.opensm import Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
@@ -107,7 +107,7 @@ def test_a_standby_that_takes_over_has_the_file_and_no_job_loses_its_key(
     assert sets(fabric, *GUIDS[:3]) == {GUIDS[0]: HELD, GUIDS[1]: HELD, GUIDS[2]: {0x7FFF}}
     assert standby.partitions.read_bytes() == fabric.partitions.read_bytes()
     assert not standby.says(b"SUBNET UP"), "it only stood by"
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
     fabric.opensm.kill()
     fabric.opensm.wait()
     wait_for(lambda: standby.says(b"SUBNET UP"), "the standby does not take over")
@@ -115,7 +115,7 @@ def test_a_standby_that_takes_over_has_the_file_and_no_job_loses_its_key(
     assert site.open(2, "n1").lease.state is LeaseState.READY, "and jobs begin and end as before"
     site.service.end(1, 0)
     assert sets(fabric, GUIDS[0], GUIDS[4]) == {GUIDS[0]: {0x7FFF}, GUIDS[4]: {0x7FFF, 0x9001}}
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
 class PacketsLostError(Exception):
@@ -154,7 +154,7 @@ def handed_back(folder: Path) -> None:
             fabric.start_opensm()
         assert sets(fabric, *held) == held
         assert [port.guid for port in reader.scan(30.0).ports if port.master] == [SM_GUID]
-        assert site.backend.audit(site.store.keys.book()) == ()
+        assert site.backend.audit(site.store.keys.snapshot()) == ()
         assert site.open(3, "n1").lease.state is LeaseState.READY
         assert sets(fabric, *held, GUIDS[8]) == held | {GUIDS[8]: {0x7FFF, 0x9002}}
 
@@ -173,21 +173,21 @@ def test_a_master_that_is_handed_the_subnet_back_has_the_file_of_this_moment(
     pytest.fail("the simulator lost packets of each of 8 handovers")
 
 
-def test_a_standby_with_another_file_is_found_and_cured(
+def test_a_standby_with_another_file_is_found_and_repaired(
     pair: tuple[SimulatedFabric, StandbyOpensm, FabricReader], tmp_path: Path
 ) -> None:
     fabric, standby, reader = pair
     site = Site(tmp_path / "db", Managers([[local(fabric), local(standby)]], TIMEOUT_S), [reader])
     site.open(1, "n1")
     standby.partitions.write_bytes(DEFAULT)
-    (found,) = site.backend.audit(site.store.keys.book())
+    (found,) = site.backend.audit(site.store.keys.snapshot())
     assert (found.what, found.open) == (
         f"{standby.partitions} is not the same file as {fabric.partitions}",
         True,
     )
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     assert standby.partitions.read_bytes() == fabric.partitions.read_bytes()
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
 def test_no_opensm_reads_a_file_that_a_standby_could_not_be_given(
@@ -198,7 +198,7 @@ def test_no_opensm_reads_a_file_that_a_standby_could_not_be_given(
     managers = Managers([[local(fabric), unreachable]], TIMEOUT_S)
     site = Site(tmp_path / "db", managers, [reader])
     with pytest.raises(FabricError, match="cannot reach the file behind `false`"):
-        site.backend.validate(site.store.keys.book())
+        site.backend.validate(site.store.keys.snapshot())
     before, file = fabric.sweeps(), fabric.partitions.read_bytes()
     with pytest.raises(FabricError, match="cannot reach the file behind `false`"):
         site.open(1, "n1")
@@ -211,10 +211,10 @@ def test_an_opensm_behind_a_command_is_as_good_as_one_here(
     fabric, standby, reader = pair
     far: SubnetManager = remote(tmp_path, fabric)
     site = Site(tmp_path / "db", Managers([[far, local(standby)]], 30.0), [reader])
-    site.backend.validate(site.store.keys.book())
+    site.backend.validate(site.store.keys.snapshot())
     assert site.open(1, "n1").lease.state is LeaseState.READY
     assert sets(fabric, GUIDS[0]) == {GUIDS[0]: HELD}
-    assert site.backend.audit(site.store.keys.book()) == ()
+    assert site.backend.audit(site.store.keys.snapshot()) == ()
     with pytest.raises(FabricError, match="what was sent is refused, line 1"):
         far.replace(b"Default=0x7fff : ALL=full ;\n")
     assert partitions.lint(fabric.partitions.read_bytes()) == ()
@@ -237,12 +237,12 @@ def test_ports_on_two_subnets_have_the_same_key(tmp_path: Path, monkeypatch: pyt
         site = Site(tmp_path / "db", managers, readers)
         record = site.open(1, "n1")
         assert [sets(one, GUIDS[0]) for one in fabrics] == [{GUIDS[0]: HELD}] * 2
-        book = site.store.keys.book()
-        assert site.backend.audit(book) == ()
+        snapshot = site.store.keys.snapshot()
+        assert site.backend.audit(snapshot) == ()
         fabrics[1].replace(DEFAULT)
         fabrics[1].sweep()
-        assert {one.port_guid for one in site.backend.audit(book)} == {0, GUIDS[0]}
-        site.service.work.audit()
+        assert {one.port_guid for one in site.backend.audit(snapshot)} == {0, GUIDS[0]}
+        site.service.fabric_sync.audit()
         assert [sets(one, GUIDS[0]) for one in fabrics] == [{GUIDS[0]: HELD}] * 2
         os.kill(fabrics[1].opensm.pid, signal.SIGKILL)
         fabrics[1].opensm.wait()
@@ -309,7 +309,7 @@ def test_whatever_comes_there_is_an_answer(here: Opensm, line: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"# none\n", b"Default=0x7fff : ALL=full ;\n", DEFAULT[:-3]])
 def test_no_host_takes_a_file_that_opens_its_fabric(here: Opensm, tmp_path: Path, data: bytes) -> None:
-    request = msgspec.json.encode(Request("replace", file=data))
+    request = msgspec.json.encode(ManagerRequest("replace", file=data))
     assert serve(here, request).error is not None
     assert (tmp_path / "partitions.conf").read_bytes() == DEFAULT
 
@@ -366,7 +366,7 @@ def test_a_command_that_is_not_there_is_no_answer() -> None:
 
 def test_a_complaint_elsewhere_is_a_complaint_here() -> None:
     answer = '{"error": ["OpenSM does not like it", "PARSE ERROR", ""], "complaint": true}'
-    with pytest.raises(RefusedError, match="PARSE ERROR"):
+    with pytest.raises(FabricRefusedError, match="PARSE ERROR"):
         RemoteOpensm(("sh", "-c", f"read line; echo '{answer}'"), 5.0).hang_up()
 
 

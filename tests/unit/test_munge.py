@@ -97,7 +97,7 @@ def test_another_user_s_credential_says_so(munge: Munge) -> None:
     assert munge.decode(as_uid(NOBODY, lambda: munge.encode(b"x"))) == Credential(b"x", NOBODY, NOBODY)
 
 
-def test_a_missing_munged_is_the_fabric_s_failure_with_a_cure(tmp_path: Path) -> None:
+def test_a_missing_munged_is_the_fabric_s_failure_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(MungeMissingError, match="systemctl status munge") as caught:
         Munge(str(tmp_path / "none")).encode(b"x")
     assert isinstance(caught.value, FabricError)

@@ -37,6 +37,7 @@ from vhpc_slurm.node import (
     uids,
 )
 from vhpc_slurm.node.accounts import Account
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 
 layout = node_layout
@@ -213,38 +214,38 @@ def test_an_epilog_ends_a_health_check_that_hangs(layout: Layout, monkeypatch: p
 
 def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:
     this, other = Generation(42, 0, "0123abcd"), Generation(42, 0, "4567cdef")
-    joblock.bury(layout, this)
-    assert joblock.buried(layout, this)
-    assert not joblock.buried(layout, other)
+    joblock.write_tombstone(layout, this)
+    assert joblock.has_tombstone(layout, this)
+    assert not joblock.has_tombstone(layout, other)
     joblock.sweep(layout, older_than_s=3600)
-    assert joblock.buried(layout, this)
+    assert joblock.has_tombstone(layout, this)
     joblock.sweep(layout, older_than_s=-1)
-    assert not joblock.buried(layout, this)
+    assert not joblock.has_tombstone(layout, this)
 
 
 # --- uids --------------------------------------------------------------------
 
 
-def test_uids_are_claimed_once_and_the_range_ends(layout: Layout) -> None:
+def test_uids_are_allocated_once_and_the_range_ends(layout: Layout) -> None:
     announced: list[int] = []
     for _ in range(3):
-        uids.claim(layout, GENERATION, announced.append)
+        uids.allocate(layout, GENERATION, announced.append)
     assert announced == [4_100_000, 4_100_001, 4_100_002]
     with pytest.raises(NodeError, match="uid_count"):
-        uids.claim(layout, GENERATION, announced.append)
+        uids.allocate(layout, GENERATION, announced.append)
     uids.release(layout, 4_100_001, GENERATION)
-    assert uids.claim(layout, "43.0.0123abcd", announced.append) == 4_100_001
+    assert uids.allocate(layout, "43.0.0123abcd", announced.append) == 4_100_001
 
 
 def test_a_uid_is_used_again_when_all_others_have_been(layout: Layout) -> None:
-    """Also after a reboot, which takes the claims."""
+    """Also after a reboot, which takes the allocations."""
     used = []
     for _ in range(5):
-        used.append(uids.claim(layout, GENERATION, lambda _: None))
+        used.append(uids.allocate(layout, GENERATION, lambda _: None))
         shutil.rmtree(layout.uids)
     assert [uid - 4_100_000 for uid in used] == [0, 1, 2, 0, 1]
     (layout.state / "uid-next").write_text("torn")
-    assert uids.claim(layout, GENERATION, lambda _: None) == 4_100_000
+    assert uids.allocate(layout, GENERATION, lambda _: None) == 4_100_000
 
 
 @needs_root
@@ -257,24 +258,24 @@ def test_a_uid_that_owns_a_file_is_not_handed_out(layout: Layout, tmp_path: Path
     raw = msgspec.to_builtins(layout.config)
     raw["guests"]["uid_check_paths"] = [str(checked), str(tmp_path / "absent")]
     changed = Layout(msgspec.convert(raw, Config))
-    assert uids.claim(changed, GENERATION, lambda _: None) == 4_100_001
+    assert uids.allocate(changed, GENERATION, lambda _: None) == 4_100_001
 
 
-def test_a_claim_of_another_generation_is_not_released(layout: Layout) -> None:
-    uid = uids.claim(layout, GENERATION, lambda _: None)
+def test_a_uid_of_another_generation_is_not_released(layout: Layout) -> None:
+    uid = uids.allocate(layout, GENERATION, lambda _: None)
     uids.release(layout, uid, "43.0.0123abcd")
-    assert list(uids.claims(layout)) == [(uid, GENERATION)]
+    assert list(uids.allocated(layout)) == [(uid, GENERATION)]
 
 
 @needs_root
 def test_a_uid_with_a_living_process_is_not_handed_out_and_its_release_ends_it(layout: Layout) -> None:
-    uid = uids.claim(layout, GENERATION, lambda _: None)
+    uid = uids.allocate(layout, GENERATION, lambda _: None)
     ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534))
     (layout.uids / str(uid)).unlink()  # as after a loss of /run
     deadline = time.monotonic() + 5
     while not list(process.of_uid(uid)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert uids.claim(layout, GENERATION, lambda _: None) == uid + 1
+    assert uids.allocate(layout, GENERATION, lambda _: None) == uid + 1
     (layout.uids / str(uid)).write_text(GENERATION)
     uids.release(layout, uid, GENERATION)
     assert not process.alive(ref)
@@ -282,19 +283,19 @@ def test_a_uid_with_a_living_process_is_not_handed_out_and_its_release_ends_it(l
 
 @needs_root
 def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
-    """The journal of the guest that a power cut ended still names it; claims were on a tmpfs."""
+    """The journal of the guest that a power cut ended still names it; allocations were on a tmpfs."""
     other = "43.0.0123abcd"
-    uid = uids.claim(layout, other, lambda _: None)
+    uid = uids.allocate(layout, other, lambda _: None)
     ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534), generation=other)
     try:
         while not list(process.of_uid(uid)):
             time.sleep(0.01)
-        book = journal.Journal(layout.journals, Generation.parse(GENERATION))
-        book.acquire(resources.UID, f"uid:{uid}", uid=uid)
-        book.acquire(resources.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
-        assert resources.release_all(layout, book, ()) == []
+        journal = Journal(layout.journals, Generation.parse(GENERATION))
+        journal.acquire(resources.UID, f"uid:{uid}", uid=uid)
+        journal.acquire(resources.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
+        assert resources.release_all(layout, journal, ()) == []
         assert process.alive(ref)
-        assert list(uids.claims(layout)) == [(uid, other)]
+        assert list(uids.allocated(layout)) == [(uid, other)]
     finally:
         process.end(ref)
 
@@ -303,7 +304,7 @@ def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
 
 
 def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
-    uid = uids.claim(layout, GENERATION, lambda _: None)
+    uid = uids.allocate(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
     images.pin(layout, publish(layout), GENERATION)
     kinds = [
@@ -313,38 +314,38 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     ]  # processes are the whole machine's: not ours to end
     found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in kinds]
     assert sorted(finding.kind for finding in found) == kinds
-    book = journal.Journal(layout.journals, Generation.parse(GENERATION))
-    book.acquire(resources.UID, f"uid:{uid}", uid=uid)
+    journal = Journal(layout.journals, Generation.parse(GENERATION))
+    journal.acquire(resources.UID, f"uid:{uid}", uid=uid)
     for finding in found:
-        finding.mend()
+        finding.repair()
     assert layout.job(42).is_dir()
-    assert list(uids.claims(layout)) == [(uid, GENERATION)]
+    assert list(uids.allocated(layout)) == [(uid, GENERATION)]
     assert len(list(images.pins(layout))) == 1
-    book.released(f"uid:{uid}")
-    book.remove()
+    journal.released(f"uid:{uid}")
+    journal.remove()
     for finding in found:
-        finding.mend()
+        finding.repair()
     assert not layout.job(42).exists()
-    assert list(uids.claims(layout)) == []
+    assert list(uids.allocated(layout)) == []
     assert list(images.pins(layout)) == []
 
 
 @needs_root
 @pytest.mark.parametrize(
-    ("running", "forgotten", "stale"),
+    ("running", "purged", "stale"),
     [(False, False, True), (True, False, False), (True, True, True)],
-    ids=["its-steps-have-ended", "slurm-ends-its-steps", "slurm-has-forgotten-it"],
+    ids=["its-steps-have-ended", "slurm-ends-its-steps", "slurm-has-purged-it"],
 )
 def test_a_job_that_is_over_is_cleared_when_nobody_else_will(
-    layout: Layout, running: bool, forgotten: bool, stale: bool
+    layout: Layout, running: bool, purged: bool, stale: bool
 ) -> None:
     generation = Generation.parse(f"{os.getpid() + 1_000_000_000}.0.0123abcd")
-    journal.Journal(layout.journals, generation).close()
+    Journal(layout.journals, generation).close()
     asked: list[int] = []
 
     def unknown(job_id: int) -> bool:
         asked.append(job_id)
-        return forgotten
+        return purged
 
     with stepd(generation.job_id, "extern") if running else contextlib.nullcontext():
         found = [f for f in audit.audit(layout, "n1", {}, unknown) if f.kind == "stale-generation"]
@@ -357,13 +358,13 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
     first = os.getpid() + 1_000_000_000
     told, queued, here = (Generation.parse(f"{first + n}.0.0123abcd") for n in range(3))
     outbox.put(layout.outbox, outbox.Acknowledgement(queued, "n1", clean=True))
-    journal.Journal(layout.journals, here).close()
+    Journal(layout.journals, here).close()
     found = list(audit.unacknowledged(layout, "n1", [told, queued, here]))
     assert [str(told) in finding.what for finding in found] == [True]
-    found[0].mend()
+    found[0].repair()
     assert {path.stem for path in outbox.pending(layout.outbox)} == {str(told), str(queued)}
     assert list(journal.generations(layout.journals)) == [here]
-    assert joblock.buried(layout, told), "a Prolog that is late must not start it"
+    assert joblock.has_tombstone(layout, told), "a Prolog that is late must not start it"
     assert list(audit.unacknowledged(layout, "n1", [told, queued, here])) == []
 
 
@@ -372,9 +373,9 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
 
 def test_control_characters_cannot_forge_a_line_of_the_state_file(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    statefile.write(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"}, 2001)
+    statefile.write_state(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"}, 2001)
     assert path.read_text() == "version=1\nmessage=bad status=ready  [31m\nstatus=failed\n"
-    assert statefile.read(path)["status"] == "failed"
+    assert statefile.read_state(path)["status"] == "failed"
 
 
 @needs_root
@@ -383,7 +384,7 @@ def test_a_state_file_is_for_root_and_for_the_jobs_user(tmp_path: Path) -> None:
         if str(folder).startswith("/tmp/"):
             folder.chmod(0o755)
     path = tmp_path / "state"
-    statefile.write(path, {"status": "ready"}, 2001)
+    statefile.write_state(path, {"status": "ready"}, 2001)
     assert path.stat().st_mode & 0o037 == 0, "written by nobody else, read by no group and no other"
     codes = {}
     for uid in (2001, 2002):
@@ -396,8 +397,8 @@ def test_a_state_file_is_for_root_and_for_the_jobs_user(tmp_path: Path) -> None:
 
 def test_a_very_long_message_is_cut_at_a_character(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    statefile.write(path, {"message": "ü" * 5000}, 2001)
-    assert statefile.read(path)["message"] == "ü" * 2000
+    statefile.write_state(path, {"message": "ü" * 5000}, 2001)
+    assert statefile.read_state(path)["message"] == "ü" * 2000
 
 
 # --- shares ------------------------------------------------------------------
@@ -586,7 +587,7 @@ def test_a_stage_that_ended_before_is_kept_as_it_was(layout: Layout) -> None:
     path = layout.timeline(Generation.parse(GENERATION))
     recorder = timeline.Recorder(path, Generation.parse(GENERATION), "n1")
     recorder.note("python", 100.0, 100.5)
-    kept = timeline.read(path)
+    kept = timeline.read_timeline(path)
     assert kept is not None
     assert [(s.name, s.began, s.ended) for s in kept.stages] == [("python", 100.0, 100.5)]
 

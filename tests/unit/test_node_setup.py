@@ -19,11 +19,11 @@ from device_rig import Rig, machine
 from fake_hca import Port
 from fake_pci import Device
 
-from vhpc_slurm.cli import here
+from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.node import quarantine, setup
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.setup import State, Step
+from vhpc_slurm.node.setup import SetupStep, State
 from vhpc_slurm.node.vf import PARKED_GUID
 
 ROOT = Path(__file__).parents[2]
@@ -51,12 +51,12 @@ def configure(rig: Rig, *vfs: str, pages: tuple[str, ...] = ()) -> None:
     )
 
 
-def run(rig: Rig, *, dry_run: bool = False, held: tuple[str, ...] = ()) -> list[Step]:
+def run(rig: Rig, *, dry_run: bool = False, held: tuple[str, ...] = ()) -> list[SetupStep]:
     place = setup.Place(rig.root / "proc", rig.root / "nodes")
     return list(setup.steps(rig.layout, dict.fromkeys(held, "7.0.0123abcd"), dry_run=dry_run, place=place))
 
 
-def states(steps: list[Step], kind: str) -> list[State]:
+def states(steps: list[SetupStep], kind: str) -> list[State]:
     return [step.state for step in steps if step.kind == kind]
 
 
@@ -156,7 +156,7 @@ def test_a_function_that_will_not_be_parked_is_quarantined(rig: Rig) -> None:
     rig.kernel.interfaces[1].refuse[11] = errno.EPERM
     configure(rig, f"{pf.address}=4")
     assert states(run(rig), "park") == [State.FAILED] * 4
-    assert [record.address for record in quarantine.read(rig.layout)] == sorted(pf.virtfns)
+    assert [record.address for record in quarantine.read_records(rig.layout)] == sorted(pf.virtfns)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_the_command_says_what_came_of_each_step(
         f'[placement]\ngpu_map = "{tmp_path}/none"\n[devices]\nvirtual_functions = ["{pf.address}=2"]\n'
     )
     monkeypatch.setenv("VHPC_CONFIG", str(tmp_path / "vhpc.toml"))
-    monkeypatch.setattr(here, "is_root", lambda: True)
+    monkeypatch.setattr(context, "is_root", lambda: True)
     monkeypatch.setattr(setup, "GPU_NODES", tmp_path / "nodes")
     assert main(["node-setup", "--dry-run", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)

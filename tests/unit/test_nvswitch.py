@@ -92,10 +92,10 @@ def rig(tmp_path: Path, fmpm: Fmpm) -> Iterator[Rig]:
 
 
 def test_a_partition_of_the_guests_gpus_is_active_while_they_are_its(rig: Rig, fmpm: Fmpm) -> None:
-    _, book = prepare(rig, lease(gpus(1, 3)))
+    _, journal = prepare(rig, lease(gpus(1, 3)))
     assert fmpm.active == [4]
-    assert book.held()[0].kind == "nvswitch"  # goes before the GPUs do
-    book.close()
+    assert journal.held()[0].kind == "nvswitch"  # goes before the GPUs do
+    journal.close()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert fmpm.active == []
 
@@ -146,7 +146,7 @@ def test_a_partition_that_stays_active_keeps_its_entry(rig: Rig, fmpm: Fmpm) -> 
         fmpm.set(**state)
         with pytest.raises(TeardownError, match=r"NVSwitch partition 4 (is still|may still be) active"):
             teardown.clear(rig.layout, GENERATION, "n1")
-        assert [entry.kind for entry in journal.read(rig.layout.journals, GENERATION)] == ["nvswitch"]
+        assert [entry.kind for entry in journal.read_entries(rig.layout.journals, GENERATION)] == ["nvswitch"]
     fmpm.set(down=False)
     teardown.clear(rig.layout, GENERATION, "n1")
     assert fmpm.active == []

@@ -17,7 +17,7 @@ from fabric_lab import (
 from test_partitions import BAD, OPEN
 
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
 from vhpc_slurm.fabric.opensm import complaint_of
 from vhpc_slurm.model import Generation
 
@@ -27,26 +27,26 @@ GOOD = DEFAULT + f"key_1000=0x1000, indx0 : {GUIDS[0]:#018x}=full, {GUIDS[1]:#01
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_opensm_reads_what_is_rendered_as_the_book_means_it(fabric: SimulatedFabric, seed: int) -> None:
+def test_opensm_reads_what_is_rendered_as_the_key_table_means_it(fabric: SimulatedFabric, seed: int) -> None:
     chance = random.Random(seed)
-    claims = []
+    assignments = []
     for number, pkey in enumerate(KEYS, 1):
         first, ranks = chance.randrange(4), chance.randrange(1, 5)
         state = chance.choice(list(KeyState))
         name = Generation(number, 0, "0" * 8)
-        claims.append(Claim(name, pkey, "x", first, min(ranks, 4 - first), 1, 1, state))
+        assignments.append(KeyAssignment(name, pkey, "x", first, min(ranks, 4 - first), 1, 1, state))
     # What a pool of many keys has besides: ports that are not on this fabric (yet).
-    claims += [
-        Claim(Generation(100 + number, 0, "0" * 8), 0x2000 + number, "x", 0, 100, 2, 1)
+    assignments += [
+        KeyAssignment(Generation(100 + number, 0, "0" * 8), 0x2000 + number, "x", 0, 100, 2, 1)
         for number in range(chance.randrange(20))
     ]
     meant = {guid: {0x7FFF} for guid in GUIDS} | {SM_GUID: {0xFFFF}}
-    for claim in claims[:4]:
-        if claim.state.value in ("reserved", "applied", "verified", "active", "draining"):
-            for rank in range(claim.first_rank, claim.first_rank + claim.ranks):
-                meant[GUIDS[KEYS.index(claim.pkey) * 4 + rank]].add(0x8000 | claim.pkey)
-    book = Book(seed, tuple(claims))
-    data = partitions.render(partitions.of_book(book, ipoib=bool(seed % 2)), seed)
+    for assignment in assignments[:4]:
+        if assignment.state.value in ("reserved", "applied", "verified", "active", "draining"):
+            for rank in range(assignment.first_rank, assignment.first_rank + assignment.ranks):
+                meant[GUIDS[KEYS.index(assignment.pkey) * 4 + rank]].add(0x8000 | assignment.pkey)
+    snapshot = KeySnapshot(seed, tuple(assignments))
+    data = partitions.render(partitions.of_snapshot(snapshot, ipoib=bool(seed % 2)), seed)
     assert partitions.lint(data) == ()
     fabric.replace(data)
     fabric.sweep()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
-from vhpc_slurm.fabric.keys import Book, Claim, KeyState
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.model import Generation
 
 DEFAULT = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
@@ -24,8 +24,8 @@ def test_a_good_file_is_read() -> None:
     assert partitions.lint(GOOD.encode()) == ()
     default, first, second = partitions.parse(GOOD.encode())
     assert default == partitions.DEFAULT
-    assert first == Partition("key_1000", 0x1000, ((A, True), (B, True)), ("indx0", "ipoib"))
-    assert second == Partition("key_1001", 0x1001, ((C, True),))
+    assert first == IbPartition("key_1000", 0x1000, ((A, True), (B, True)), ("indx0", "ipoib"))
+    assert second == IbPartition("key_1001", 0x1001, ((C, True),))
 
 
 # On the right: what opensm 3.3.23 makes of it (those with OPEN are tried in test_opensm_reads.py).
@@ -111,8 +111,8 @@ def test_all_defects_are_said_in_the_order_of_lines() -> None:
     assert [defect.line for defect in partitions.lint(text.encode())] == [2, 3, 4, 4, 4]
 
 
-def claims_strategy() -> st.SearchStrategy[tuple[Claim, ...]]:
-    """Claims as an allocator could have made them: each of a key of its own."""
+def assignments_strategy() -> st.SearchStrategy[tuple[KeyAssignment, ...]]:
+    """Assignments as an allocator could have made them: each of a key of its own."""
     shape = st.tuples(
         st.integers(0, 60000),
         st.integers(1, 300),
@@ -122,18 +122,18 @@ def claims_strategy() -> st.SearchStrategy[tuple[Claim, ...]]:
     )
     return st.dictionaries(st.integers(1, 0x7FFE), shape, max_size=5).map(
         lambda shapes: tuple(
-            Claim(Generation(number, 0, "0" * 8), pkey, "x", first, ranks, rails, vfs, state)
+            KeyAssignment(Generation(number, 0, "0" * 8), pkey, "x", first, ranks, rails, vfs, state)
             for number, (pkey, (first, ranks, rails, vfs, state)) in enumerate(shapes.items(), 1)
         )
     )
 
 
-@given(claims=claims_strategy(), epoch=st.integers(0, 10**18 - 1), ipoib=st.booleans())
-def test_whatever_is_rendered_passes_and_says_what_the_book_says(
-    claims: tuple[Claim, ...], epoch: int, ipoib: bool
+@given(assignments=assignments_strategy(), epoch=st.integers(0, 10**18 - 1), ipoib=st.booleans())
+def test_whatever_is_rendered_passes_and_says_what_the_key_table_says(
+    assignments: tuple[KeyAssignment, ...], epoch: int, ipoib: bool
 ) -> None:
-    book = Book(epoch, claims)
-    data = partitions.render(partitions.of_book(book, ipoib=ipoib), epoch, "0f")
+    snapshot = KeySnapshot(epoch, assignments)
+    data = partitions.render(partitions.of_snapshot(snapshot, ipoib=ipoib), epoch, "0f")
     assert partitions.lint(data) == ()
     assert partitions.origin(data) == (epoch, "0f")
     assert max(map(len, data.splitlines())) < 4095
@@ -145,7 +145,7 @@ def test_whatever_is_rendered_passes_and_says_what_the_book_says(
             for rail in range(one.rails)
             for vf in range(one.vfs)
         }
-        for one in claims
+        for one in assignments
         if one.state.value in on
     }
     read = {one.pkey: {int(guid, 16) for guid, _ in one.members} for one in partitions.parse(data)[1:]}
@@ -158,9 +158,9 @@ def test_no_bytes_make_the_linter_fail(data: bytes) -> None:
         assert partitions.parse(data)[0] == partitions.DEFAULT or b"ipoib" not in data
 
 
-@given(claims=claims_strategy().filter(len), cut=st.integers(1, 10**6))
-def test_a_file_that_is_cut_off_anywhere_is_refused(claims: tuple[Claim, ...], cut: int) -> None:
-    data = partitions.render(partitions.of_book(Book(1, claims)), 1)
+@given(assignments=assignments_strategy().filter(len), cut=st.integers(1, 10**6))
+def test_a_file_that_is_cut_off_anywhere_is_refused(assignments: tuple[KeyAssignment, ...], cut: int) -> None:
+    data = partitions.render(partitions.of_snapshot(KeySnapshot(1, assignments)), 1)
     torn = data[: len(data) - 1 - cut % (len(data) - 1)]
     whole_statements = torn.endswith(b";\n")
     assert bool(partitions.lint(torn)) != whole_statements

@@ -227,7 +227,7 @@ def test_memory_below_the_images_minimum_is_the_users_mistake_and_says_what_to_a
     assert "mem-reserve" not in line
 
 
-def test_a_users_reserve_that_leaves_too_little_is_named_in_the_cure() -> None:
+def test_a_users_reserve_that_leaves_too_little_is_named_in_the_hint() -> None:
     with pytest.raises(UserError, match=r"--mem=4384M or for a smaller --vhpc-mem-reserve"):
         plan(host(), (0, 1), 4000, request=replace(REQUEST, mem_reserve_mib=4000))
 

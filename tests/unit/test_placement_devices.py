@@ -12,7 +12,7 @@ from test_placement import GENERATION, MANIFEST, REQUEST
 
 from vhpc_slurm.config import Config, Devices, Guests, Host, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError
-from vhpc_slurm.hardware import Claim, NodeDevices, PciBar, PciFunction
+from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation, NodePlan
 from vhpc_slurm.node import inventory
 from vhpc_slurm.placement import pci
@@ -28,7 +28,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> HostInventory:
     """Two sockets of 8 cores, on each two root complexes with a switch of two GPUs and an HCA of four VFs."""
     tree = gpu_node(tmp_path_factory.mktemp("tree"))
     config = Config(host=Host(sysfs_root=str(tree.sys)), guests=Guests(accelerator="tcg"))
-    found = inventory.read("n1", config, proc_root=tree.root / "proc", kvm_device=Path("/nowhere"))
+    found = inventory.read_inventory("n1", config, proc_root=tree.root / "proc", kvm_device=Path("/nowhere"))
     return replace(found, kvm=True, arch="x86_64")
 
 
@@ -116,14 +116,14 @@ def test_without_gpus_a_vf_is_of_an_hca_at_the_jobs_cell(host: HostInventory) ->
 
 
 def test_vfs_of_other_jobs_are_passed_over(host: HostInventory) -> None:
-    usage = fold([Claim("7.0.0123abcd", 0, (), (), 0, (FIRST_VF[0x08],))])
+    usage = fold([Reservation("7.0.0123abcd", 0, (), (), 0, (FIRST_VF[0x08],))])
     (guest,) = planned(host, SOCKET_0, gres((0,), 1), usage=usage).guests
     assert addresses(guest, "vf") == ["0000:0d:00.2"]
 
 
 def test_when_the_nearest_hca_is_used_up_another_of_the_cell_serves(host: HostInventory) -> None:
     taken = tuple(f"0000:0d:00.{n}" for n in range(1, 5))
-    usage = fold([Claim("7.0.0123abcd", 0, (), (), 0, taken)])
+    usage = fold([Reservation("7.0.0123abcd", 0, (), (), 0, taken)])
     (guest,) = planned(host, SOCKET_0, gres((0,), 1), usage=usage).guests
     assert addresses(guest, "vf") == [FIRST_VF[0x44]]
 
@@ -176,7 +176,7 @@ def test_gpus_without_indexes_are_the_sites_fault(host: HostInventory) -> None:
 
 
 def test_a_device_that_another_job_holds_is_not_given_twice(host: HostInventory) -> None:
-    usage = fold([Claim("7.0.0123abcd", 0, (), (), 0, (GPUS[0],))])
+    usage = fold([Reservation("7.0.0123abcd", 0, (), (), 0, (GPUS[0],))])
     error = refused(host, SOCKET_0, gres((0,)), usage=usage).error()
     assert isinstance(error, FabricError)
     assert "held by a guest of 7.0.0123abcd" in error.line()
@@ -198,7 +198,7 @@ def test_more_vfs_than_a_node_has_is_the_users_mistake(host: HostInventory) -> N
 
 def test_more_vfs_than_are_free_is_the_nodes_fault_because_slurm_counts_them(host: HostInventory) -> None:
     held = tuple(f.address for f in host.pci if f.physfn)[:15]
-    usage = fold([Claim("7.0.0123abcd", 0, (), (), 0, held)])
+    usage = fold([Reservation("7.0.0123abcd", 0, (), (), 0, held)])
     error = refused(host, SOCKET_0, gres((), 2), usage=usage).error()
     assert isinstance(error, NodeError)
     assert "needs 2 virtual functions on n1, 1 are free: of 16 15 are held" in error.line()
@@ -206,7 +206,7 @@ def test_more_vfs_than_are_free_is_the_nodes_fault_because_slurm_counts_them(hos
 
 def test_vfs_that_slurm_does_not_count_may_come_free_and_cost_no_node(host: HostInventory) -> None:
     all_vfs = tuple(f.address for f in host.pci if f.physfn)
-    usage = fold([Claim("7.0.0123abcd", 0, (), (), 0, all_vfs[:15])])
+    usage = fold([Reservation("7.0.0123abcd", 0, (), (), 0, all_vfs[:15])])
     error = refused(host, SOCKET_0, (), vfs=2, usage=usage).error()
     assert isinstance(error, FabricError)
     assert "of 16 15 are held by other jobs, 0 cannot be used" in error.line()

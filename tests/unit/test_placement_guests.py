@@ -12,7 +12,7 @@ from test_placement import GENERATION, MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Guests, Host, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError
-from vhpc_slurm.hardware import Claim
+from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory, MemoryBinding, NodeAllocation, NodePlan
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.split import share, split_cpus
@@ -309,7 +309,7 @@ def test_too_few_pages_are_the_nodes_fault_with_the_numbers() -> None:
 
 def test_pages_that_were_promised_and_not_touched_yet_count_as_used() -> None:
     machine = pools(host(), (M2, 2048, 2048))
-    usage = fold([Claim("7.0.0123abcd", 0, (3, 7), ((0, 3072),), M2)])
+    usage = fold([Reservation("7.0.0123abcd", 0, (3, 7), ((0, 3072),), M2)])
     fault = error(machine, range(2), 2048, hugepages="2M", usage=usage)
     assert "512 of them not promised" in fault.line()
     planned(machine, range(2), 1024, hugepages="2M", usage=usage)
@@ -356,7 +356,7 @@ def test_an_image_that_does_not_fit_what_is_left_after_rounding_is_told_the_next
 
 
 def test_cpus_of_another_jobs_guest_are_never_given_again() -> None:
-    usage = fold([Claim("7.0.0123abcd", 0, (1, 5), ((0, 1024),))])
+    usage = fold([Reservation("7.0.0123abcd", 0, (1, 5), ((0, 1024),))])
     fault = error(host(), range(4), usage=usage)
     assert isinstance(fault, FabricError)  # the job is requeued, the node not drained
     assert "CPUs 1,5 are held by guests of 7.0.0123abcd" in fault.line()
@@ -366,13 +366,15 @@ def test_cpus_of_another_jobs_guest_are_never_given_again() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (Claim("7.0.0123abcd", 0, (1,), ()), Claim("8.0.0123abcd", 0, (1,), ())),
+        (Reservation("7.0.0123abcd", 0, (1,), ()), Reservation("8.0.0123abcd", 0, (1,), ())),
         (
-            Claim("7.0.0123abcd", 0, (), (), 0, ("0000:0b:00.0",)),
-            Claim("7.0.0123abcd", 1, (), (), 0, ("0000:0b:00.0",)),
+            Reservation("7.0.0123abcd", 0, (), (), 0, ("0000:0b:00.0",)),
+            Reservation("7.0.0123abcd", 1, (), (), 0, ("0000:0b:00.0",)),
         ),
     ],
 )
-def test_two_claims_on_one_thing_are_an_error_and_not_a_choice(first: Claim, second: Claim) -> None:
-    with pytest.raises(NodeError, match="claimed twice"):
+def test_two_reservations_of_one_thing_are_an_error_and_not_a_choice(
+    first: Reservation, second: Reservation
+) -> None:
+    with pytest.raises(NodeError, match="reserved twice"):
         fold([first, second])

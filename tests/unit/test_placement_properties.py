@@ -15,7 +15,7 @@ from test_inventory import read
 from test_placement import MANIFEST, REQUEST
 
 from vhpc_slurm.config import Config, Guests, Placement
-from vhpc_slurm.hardware import Claim, NodeDevices, PciBar, PciFunction
+from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation
 from vhpc_slurm.model import (
     Generation,
     GresAllocation,
@@ -26,7 +26,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node.claims import of_plan
+from vhpc_slurm.node.reservations import of_plan
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import fold
 
@@ -251,11 +251,11 @@ def check(plan: NodePlan, job: Job, machine: HostInventory, config: Config) -> N
 def test_jobs_on_one_machine_never_get_anything_twice(data: st.DataObject) -> None:
     machine = data.draw(machines())
     config = data.draw(configs())
-    claims: list[Claim] = []
+    reservations: list[Reservation] = []
     for number, job in enumerate(data.draw(jobs(machine, 3)), 1):
         generation = Generation(number, 0, "0123abcd")
         request = replace(REQUEST, guests_per_node=job.guests)
-        usage = fold(claims)  # raises where two claims name one thing
+        usage = fold(reservations)  # raises where two reservations name one thing
         result = fit(
             generation, job.allocation, machine, request, SMALL, config, usage, node_devices(machine)
         )
@@ -266,8 +266,8 @@ def test_jobs_on_one_machine_never_get_anything_twice(data: st.DataObject) -> No
             continue
         event("planned")
         check(result, job, machine, config)
-        claims += of_plan(result)
-    usage = fold(claims)
+        reservations += of_plan(result)
+    usage = fold(reservations)
     for cell in machine.cells:
         for size, total, _ in cell.hugepages:
             assert usage.pages.get((cell.cell, size), 0) <= total

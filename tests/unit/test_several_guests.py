@@ -18,13 +18,13 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.hooks import prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import GresAllocation, Lease, NetworkIdentity
-from vhpc_slurm.node import claims, console, guestports, identities, teardown
+from vhpc_slurm.node import console, guestports, identities, reservations, teardown
 from vhpc_slurm.slurm.job import SlurmJob
 
 TWO = replace(request(), guests_per_node=2)
@@ -49,34 +49,34 @@ def test_guests_are_called_after_their_node_and_place() -> None:
 
 def test_each_guest_has_a_rank_and_an_address_on_the_jobs_key() -> None:
     policy = KeyPolicy(KeyPool(0x1000, 0x1003), network=IPv4Network("10.128.0.0/12"))
-    network, claim = policy.plan(GENERATION, TWO, allocation("n1", "n2"), Book(0))
-    assert claim is not None
-    assert claim.ranks == 4
+    network, assignment = policy.plan(GENERATION, TWO, allocation("n1", "n2"), KeySnapshot(0))
+    assert assignment is not None
+    assert assignment.ranks == 4
     assert network.addresses == (
         ("n1-g0", "10.128.0.1"),
         ("n1-g1", "10.128.0.2"),
         ("n2-g0", "10.128.0.3"),
         ("n2-g1", "10.128.0.4"),
     )
-    assert len(set(claim.port_guids())) == 4
+    assert len(set(assignment.port_guids())) == 4
 
 
 def test_each_guest_has_ports_of_its_own_where_they_are_of_a_map() -> None:
     ports = PortMap("ports", {("n1", 0): (0x101, 0x102, 0x103), ("n2", 0): (0x201, 0x202)})
     policy = KeyPolicy(KeyPool(0x1000, 0x1003), ports=ports, in_guests=True)
-    network, claim = policy.plan(GENERATION, TWO, allocation("n1", "n2"), Book(0))
-    assert claim is not None
-    assert claim.ports == (0x101, 0x102, 0x201, 0x202)
+    network, assignment = policy.plan(GENERATION, TWO, allocation("n1", "n2"), KeySnapshot(0))
+    assert assignment is not None
+    assert assignment.ports == (0x101, 0x102, 0x201, 0x202)
     assert [[int(word, 16) for word in row] for row in network.port_guids] == [
         [0x101], [0x102], [0x201], [0x202],
     ]  # fmt: skip
     with pytest.raises(FabricError, match="ports has 2 ports of node n2 on rail 0: each of 3 guests has 1"):
-        policy.plan(GENERATION, replace(TWO, guests_per_node=3), allocation("n1", "n2"), Book(0))
+        policy.plan(GENERATION, replace(TWO, guests_per_node=3), allocation("n1", "n2"), KeySnapshot(0))
 
 
 def test_functions_of_two_guests_have_identities_of_two_ranks(rig: Rig) -> None:
     what = two_guests(gpus(0, 1), vfs(2))
-    plan, book = prepare(rig, what)
+    plan, snapshot = prepare(rig, what)
     assert [guest.hostname for guest in plan.guests] == ["n1-g0", "n1-g1"]
     found = identities.of_plan(what, plan, host(rig))
     # first rank 3, n1 is the second node: its guests are number 2 and 3 of the job
@@ -89,10 +89,10 @@ def test_functions_of_two_guests_have_identities_of_two_ranks(rig: Rig) -> None:
     # a GPU and a function each, and Slurm's number of each guest's GPU
     assert [sorted(device.role for device in guest.devices) for guest in plan.guests] == [["gpu", "vf"]] * 2
     assert sorted(prolog._gpu_indexes(rig.layout, plan)) == [[0], [1]]
-    assert [claim.guest for claim in claims.live(rig.layout)] == [0, 1]
-    book.close()
+    assert [reservation.guest for reservation in reservations.live(rig.layout)] == [0, 1]
+    snapshot.close()
     teardown.clear(rig.layout, GENERATION, "n1")
-    assert claims.live(rig.layout) == ()
+    assert reservations.live(rig.layout) == ()
 
 
 def test_a_guest_shows_the_port_of_its_own_row(rig: Rig) -> None:

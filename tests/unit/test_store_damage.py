@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from controller_lab import HAVE_MUNGED, Munged, allocation, identity, request, stop
-from test_keys import a_claim
+from test_keys import an_assignment
 from test_store import put, record
 from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.dberror import DamagedError, explain
-from vhpc_slurm.controller.keystore import read_book
+from vhpc_slurm.controller.keystore import read_snapshot
 from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, NetworkIdentity
@@ -62,21 +62,21 @@ DAMAGE = {
     "a state that is none": sql(
         "UPDATE lease SET body = CAST(replace(CAST(body AS TEXT), 'reserved', 'asleep') AS BLOB)"
     ),
-    "a claim without an owner": sql("DELETE FROM key_owner"),
-    "a claim that is in no state": sql("UPDATE key_claim SET state = 'asleep'"),
-    "a claim of no generation": sql("UPDATE key_claim SET generation = 'x'"),
+    "an assignment without an owner": sql("DELETE FROM key_owner"),
+    "an assignment that is in no state": sql("UPDATE key_claim SET state = 'asleep'"),
+    "an assignment of no generation": sql("UPDATE key_claim SET generation = 'x'"),
 }
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """One with a lease, a node and a claim, closed."""
+    """One with a lease, a node and an assignment, closed."""
     path = tmp_path / "leases.sqlite"
     store = SqliteStore(path)
     put(store, record(1), *(record(job) for job in range(2, 200)))
     with store.transaction():
         store.take(record(1).lease.generation, "n1", 1.0)
-        store.keys.claim(a_claim(1))
+        store.keys.add(an_assignment(1))
     store.close()
     return path
 
@@ -158,11 +158,11 @@ def test_a_folder_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
 
 def test_the_command_that_reads_keys_says_it_too(database: Path) -> None:
     sql("UPDATE key_claim SET state = 'asleep'")(database)
-    with pytest.raises(DamagedError, match="a claim of a key cannot be read"):
-        read_book(database)
+    with pytest.raises(DamagedError, match="an assignment of a key cannot be read"):
+        read_snapshot(database)
     overwritten(database)
     with pytest.raises(DamagedError, match="malformed"):
-        read_book(database)
+        read_snapshot(database)
 
 
 def test_what_nobody_thought_of_is_told_as_it_is() -> None:

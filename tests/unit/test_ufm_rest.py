@@ -22,7 +22,7 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import ufm_rest
 from vhpc_slurm.fabric.backend import KeyPolicy
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
@@ -66,14 +66,16 @@ class Site:
         self.service = Alone(self.store, self.backend, reserve_mib=0, quarantine_s=30.0)
 
     @property
-    def book(self) -> Book:
-        return self.store.keys.book()
+    def snapshot(self) -> KeySnapshot:
+        return self.store.keys.snapshot()
 
     def open(self, job_id: int, *nodes: str) -> LeaseRecord:
         return self.service.open(request(job_id), allocation(*nodes), identity(0))
 
     def states(self) -> dict[int, str]:
-        return {claim.generation.job_id: claim.state.value for claim in self.book.claims}
+        return {
+            assignment.generation.job_id: assignment.state.value for assignment in self.snapshot.assignments
+        }
 
 
 @pytest.fixture(autouse=True)
@@ -121,12 +123,12 @@ def test_ports_have_their_job_s_key_while_it_runs_and_none_after_it(
 ) -> None:
     fabric, ufm, readback = managed
     site = Site(ufm, tmp_path, readback)
-    site.backend.validate(site.book)
+    site.backend.validate(site.snapshot)
     assert site.open(1, "n1", "n2").lease.state is LeaseState.READY
     assert site.open(2, "n1").lease.network.pkey == 0x1001
     assert tables(fabric, (GUIDS[0], 0x1000), (GUIDS[1], 0x1000), (GUIDS[4], 0x1001))
     assert fabric.tables(GUIDS[0])[GUIDS[0]][0] == 0x9000, "at index 0, as NCCL and IPoIB expect it"
-    assert site.backend.audit(site.book) == ()
+    assert site.backend.audit(site.snapshot) == ()
     site.service.end(1, 0)
     assert tables(fabric, (GUIDS[4], 0x1001))
     assert site.states() == {1: "quarantine", 2: "active"}
@@ -152,7 +154,7 @@ def test_what_ufm_shows_and_no_port_has_is_no_proof(
     ufm.reaches_fabric = False
     site.service.end(1, 0)
     assert site.states() == {1: "draining"}, "the port still has the key"
-    assert {finding.port_guid for finding in site.backend.audit(site.book)} >= {0}
+    assert {finding.port_guid for finding in site.backend.audit(site.snapshot)} >= {0}
 
 
 def test_the_auditor_sees_ports_that_ufm_says_nothing_of(
@@ -163,7 +165,7 @@ def test_the_auditor_sees_ports_that_ufm_says_nothing_of(
     site.open(1, "n1", "n2")
     fabric.replace(b"")  # OpenSM fails open
     fabric.sweep()
-    assert {finding.port_guid for finding in site.backend.audit(site.book)} == set(GUIDS)
+    assert {finding.port_guid for finding in site.backend.audit(site.snapshot)} == set(GUIDS)
 
 
 # --- without: what UFM itself does ----------------------------------------------------------------
@@ -173,7 +175,7 @@ def test_without_a_fabric_to_read_the_proof_counts_no_port_as_seen(site: Site, u
     record = site.open(1, "n1", "n2")
     assert ufm.members(0x1000) == ALICE
     assert ufm.keys[0x1000].ports["02cc100000000000"] == ("full", True)
-    proof = verify(site.backend, record.lease.generation, site.book)
+    proof = verify(site.backend, record.lease.generation, site.snapshot)
     assert (proof.scanned, proof.seen, proof.absent) == (0, 0, 2)
     site.service.end(1, 0)
     assert ufm.members(0x1000) == set()
@@ -243,7 +245,7 @@ def test_one_job_s_trouble_is_not_the_other_s(ufm: FakeUfm, tmp_path: Path) -> N
         site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
         for job_id in (1, 2)
     )
-    results = site.service.work.round([first, second])
+    results = site.service.fabric_sync.run_batch([first, second])
     assert isinstance(results[first], FabricError)
     assert site.states() == {1: "applied", 2: "active"}
 
@@ -263,13 +265,13 @@ def test_an_answer_without_end_is_not_waited_for(ufm: FakeUfm, tmp_path: Path) -
     site = Site(ufm, tmp_path, timeout_s=1.0, request_timeout_s=1.0)
     ufm.fail("GET", "slow", times=99)
     with pytest.raises(UfmBusyError, match=r"timed out|no whole answer in time"):
-        site.backend.validate(site.book)
+        site.backend.validate(site.snapshot)
 
 
 def test_a_login_page_is_no_answer(site: Site, ufm: FakeUfm) -> None:
     ufm.fail("GET", "html", times=99)
     with pytest.raises(FabricError, match=r"makes no sense.*login page"):
-        site.backend.validate(site.book)
+        site.backend.validate(site.snapshot)
 
 
 JSON = st.recursive(
@@ -314,10 +316,10 @@ def test_a_ufm_that_is_not_there_is_said_to_be_so(ufm: FakeUfm, tmp_path: Path) 
 def test_a_wrong_token_is_refused_and_never_shown(site: Site, ufm: FakeUfm, tmp_path: Path) -> None:
     ufm.token = "another"
     with pytest.raises(FabricError, match=r"refuses the token.*HTTP 401") as caught:
-        site.backend.validate(site.book)
+        site.backend.validate(site.snapshot)
     assert TOKEN not in caught.value.line()
     (tmp_path / "token").write_text("another\n")
-    site.backend.validate(site.book)
+    site.backend.validate(site.snapshot)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +337,7 @@ def test_a_token_that_is_none_is_not_sent(
 ) -> None:
     spoil(tmp_path / "token")
     with pytest.raises(FabricError, match=message):
-        site.backend.validate(site.book)
+        site.backend.validate(site.snapshot)
     assert ufm.asked == []
 
 
@@ -384,9 +386,9 @@ def test_a_mark_within_the_pool_is_refused() -> None:
 def test_a_vhpcd_that_died_between_two_steps_goes_on_where_it_was(ufm: FakeUfm, tmp_path: Path) -> None:
     site = Site(ufm, tmp_path)
     record = site.service.reserve(request(1), allocation("n1", "n2"), identity(0))
-    site.backend.apply(site.book)  # and dies before this is written down
+    site.backend.apply(site.snapshot)  # and dies before this is written down
     again = Site(ufm, tmp_path)
-    again.backend.validate(again.book)
+    again.backend.validate(again.snapshot)
     before = len(ufm.writes())
     assert again.open(1, "n1", "n2").lease == replace(record.lease, state=LeaseState.READY)
     assert len(ufm.writes()) == before, "nothing is left to be done"
@@ -398,7 +400,7 @@ def test_a_change_that_is_there_costs_no_write(site: Site, ufm: FakeUfm) -> None
     site.open(1, "n1")
     before = len(ufm.writes())
     for _ in range(3):
-        site.backend.apply(site.book)
+        site.backend.apply(site.snapshot)
     assert len(ufm.writes()) == before
 
 
@@ -411,23 +413,23 @@ def test_a_database_from_yesterday_changes_nothing(ufm: FakeUfm, tmp_path: Path)
     keys = {pkey: ufm.members(pkey) for pkey in ufm.keys}
     restored = Site(ufm, tmp_path, database="old")
     with pytest.raises(FabricError, match="not changed last by this database"):
-        restored.backend.validate(restored.book)
+        restored.backend.validate(restored.snapshot)
     with pytest.raises(FabricError, match="not changed last by this database"):
         restored.open(3, "n1")
     restored.service.end(1, 0)
     assert restored.states() == {1: "draining", 3: "reserved"}
     assert {pkey: ufm.members(pkey) for pkey in ufm.keys} == keys
-    site.backend.validate(site.book)
+    site.backend.validate(site.snapshot)
 
 
 def test_an_empty_database_takes_no_key_from_a_job(ufm: FakeUfm, tmp_path: Path) -> None:
     Site(ufm, tmp_path).open(1, "n1")
     new = Site(ufm, tmp_path, database="new")
     with pytest.raises(FabricError, match="was not changed last by this database"):
-        new.backend.apply(new.book)
+        new.backend.apply(new.snapshot)
     del ufm.keys[MARK]
     with pytest.raises(FabricError, match="no mark of a database"):
-        new.backend.apply(new.book)
+        new.backend.apply(new.snapshot)
     assert ufm.members(0x1000) == {GUIDS[0]}
 
 
@@ -435,7 +437,7 @@ def test_marks_do_not_pile_up(site: Site, ufm: FakeUfm) -> None:
     for job_id in (1, 2, 3):
         site.open(job_id, "n1")
     assert 1 <= len(ufm.members(MARK)) <= 2
-    site.backend.validate(site.book)
+    site.backend.validate(site.snapshot)
 
 
 def test_a_stranger_on_a_job_s_key_is_left_alone_and_keeps_the_job_from_starting(
@@ -445,8 +447,8 @@ def test_a_stranger_on_a_job_s_key_is_left_alone_and_keeps_the_job_from_starting
     ufm.do("POST", "/resources/pkeys/", {"pkey": "0x1000", "guids": [stranger]})
     with pytest.raises(FabricError, match=r"none of vhpcd's: the first is 0x0002c90300000001"):
         site.open(1, "n1")
-    assert [one.port_guid for one in site.backend.audit(site.book)] == [int(stranger, 16)]
-    site.backend.cure(site.book)
+    assert [one.port_guid for one in site.backend.audit(site.snapshot)] == [int(stranger, 16)]
+    site.backend.repair(site.snapshot)
     assert stranger in ufm.keys[0x1000].ports
     assert site.open(2, "n1").lease.network.pkey == 0x1001
 
@@ -456,19 +458,19 @@ def test_keys_of_the_site_s_own_are_left_alone(site: Site, ufm: FakeUfm) -> None
     site.open(1, "n1")
     site.service.end(1, 0)
     assert ufm.members(0x20) == {0x0002C90300000001}
-    assert site.backend.audit(site.book) == ()
+    assert site.backend.audit(site.snapshot) == ()
 
 
-def test_what_is_lost_or_left_in_ufm_is_found_and_cured(site: Site, ufm: FakeUfm) -> None:
+def test_what_is_lost_or_left_in_ufm_is_found_and_repaired(site: Site, ufm: FakeUfm) -> None:
     site.open(1, "n1", "n2")
     del ufm.keys[0x1000].ports["02cc100000000100"]
     ufm.keys[0x1000].ports["02cc100000000700"] = ("full", True)
-    assert [one.what for one in site.backend.audit(site.book)] == [
+    assert [one.what for one in site.backend.audit(site.snapshot)] == [
         "UFM: key 0x1000 lacks 1 ports and has 1 too many"
     ]
-    site.backend.cure(site.book)
+    site.backend.repair(site.snapshot)
     assert ufm.members(0x1000) == ALICE
-    assert site.backend.audit(site.book) == ()
+    assert site.backend.audit(site.snapshot) == ()
 
 
 def test_a_thousand_ports_go_in_portions_that_servers_take(ufm: FakeUfm, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from fake_hca import ETHERNET, Interface, Mlx4Port, network, ofed
 from fake_pci import Device
 
 from vhpc_slurm.errors import TeardownError
-from vhpc_slurm.node import audit, devices, journal, quarantine, teardown, vf, vf_ways
+from vhpc_slurm.node import audit, devices, journal, quarantine, teardown, vf, vf_drivers
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.vf import PARKED_GUID, Identity, ParkError, VfError
 
@@ -27,8 +28,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield found
 
 
-def way(rig: Rig, number: int) -> vf.Way:
-    return vf_ways.find(f"{rig.root}/sys", rig.pfs[0].virtfns[number], 5)
+def vf_driver(rig: Rig, number: int) -> vf.VfDriver:
+    return vf_drivers.find(f"{rig.root}/sys", rig.pfs[0].virtfns[number], 5)
 
 
 def ethernet(rig: Rig) -> Interface:
@@ -40,12 +41,12 @@ def ethernet(rig: Rig) -> Interface:
 
 def test_an_infiniband_vf_is_set_while_it_is_off(rig: Rig) -> None:
     interface = rig.kernel.interfaces[1]
-    vf.give(way(rig, 2), "a VF", ONE)
+    vf.configure(vf_driver(rig, 2), "a VF", ONE)
     port = interface.ports[2]
     assert (port.node_guid, port.port_guid, port.state) == (ONE.node_guid, ONE.port_guid, 0)
     assert interface.log == [STATE, NODE, PORT, STATE]
     assert [interface.ports[n].port_guid for n in (0, 1, 3)] == [0, 0, 0]
-    vf.take_back(way(rig, 2), "a VF")
+    vf.park(vf_driver(rig, 2), "a VF")
     assert (port.node_guid, port.port_guid, port.state) == (PARKED_GUID, PARKED_GUID, 2)
 
 
@@ -63,24 +64,26 @@ def test_a_driver_that_forgets_what_it_took_is_found_out_before_the_port_is_up(
     interface = rig.kernel.interfaces[1]
     interface.deaf.add(what)
     with pytest.raises(VfError, match=words):
-        vf.give(way(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
     assert interface.log == [STATE, NODE, PORT]
     with pytest.raises(ParkError, match="is not parked"):
-        vf.take_back(way(rig, 0), "a VF")
+        vf.park(vf_driver(rig, 0), "a VF")
 
 
 def test_what_the_kernel_refuses_is_said(rig: Rig) -> None:
     rig.kernel.interfaces[1].refuse[PORT] = errno.EPERM
     with pytest.raises(VfError, match="cannot be set: Operation not permitted"):
-        vf.give(way(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
     with pytest.raises(ParkError, match="cannot be parked: Operation not permitted"):
-        vf.take_back(way(rig, 0), "a VF")
+        vf.park(vf_driver(rig, 0), "a VF")
 
 
-def test_an_adapter_without_an_interface_has_no_way(rig: Rig) -> None:
+def test_an_adapter_without_an_interface_has_no_driver(rig: Rig) -> None:
     del rig.pfs[0].folder.entries["net"]
-    with pytest.raises(vf.NoWayError, match=r"with driver mlx5_core has no network interface .*ib_ipoib"):
-        way(rig, 0)
+    with pytest.raises(
+        vf.NoVfDriverError, match=r"with driver mlx5_core has no network interface .*ib_ipoib"
+    ):
+        vf_driver(rig, 0)
 
 
 # --- mlx5 of MLNX_OFED ------------------------------------------------------------------
@@ -88,13 +91,13 @@ def test_an_adapter_without_an_interface_has_no_way(rig: Rig) -> None:
 
 def test_files_of_mlnx_ofed_come_before_netlink(rig: Rig) -> None:
     firmware = ofed(rig.pfs[0])
-    vf.give(way(rig, 1), "a VF", ONE)
+    vf.configure(vf_driver(rig, 1), "a VF", ONE)
     assert firmware[1] == {
         "node": "02:cd:10:12:00:00:01:00",
         "port": "02:cc:10:12:00:00:01:00",
         "policy": "Follow",
     }
-    vf.take_back(way(rig, 1), "a VF")
+    vf.park(vf_driver(rig, 1), "a VF")
     assert firmware[1] == {"node": ":".join(["ff"] * 8), "port": ":".join(["ff"] * 8), "policy": "Down"}
     assert rig.kernel.interfaces[1].log == []
 
@@ -106,10 +109,10 @@ def test_a_connectx_3_vf_sees_the_jobs_key_and_the_default_one(rig: Rig) -> None
     pf = rig.pfs[0]
     port = Mlx4Port(pf)
     port.pkeys[0], port.pkeys[5] = "0x7fff", "0x9012"
-    vf.give(way(rig, 1), "a VF", ONE)
+    vf.configure(vf_driver(rig, 1), "a VF", ONE)
     assert port.mapped[pf.virtfns[1]] == [5, 0]
     assert port.guids[2] == ONE.port_guid
-    vf.take_back(way(rig, 1), "a VF")
+    vf.park(vf_driver(rig, 1), "a VF")
     assert port.mapped[pf.virtfns[1]] == [port.LENGTH, port.LENGTH]
     assert port.guids[2] == PARKED_GUID
     assert port.mapped[pf.virtfns[0]] == [41, port.LENGTH]  # not ours to touch
@@ -120,9 +123,9 @@ def test_a_key_that_the_subnet_manager_never_gives_ends_the_wait_with_nothing_ma
 ) -> None:
     port = Mlx4Port(rig.pfs[0])
     port.pkeys[0] = "0xffff"
-    monkeypatch.setattr(vf_ways.Mlx4, "wait_s", 0.1)
+    monkeypatch.setattr(vf_drivers.Mlx4, "wait_s", 0.1)
     with pytest.raises(VfError, match=r"has no partition key 0x1012 after 0\.1 s"):
-        vf.give(way(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
     assert port.mapped[rig.pfs[0].virtfns[0]] == [port.LENGTH, port.LENGTH]
 
 
@@ -133,28 +136,28 @@ def test_an_ethernet_vf_may_forge_nothing_and_is_trusted_with_nothing(rig: Rig) 
     interface = ethernet(rig)
     port = interface.ports[3]
     port.trust, port.rate = 1, (10, 1000)
-    vf.give(way(rig, 3), "a VF", ONE)
+    vf.configure(vf_driver(rig, 3), "a VF", ONE)
     assert (port.mac, port.vlan, port.spoofchk, port.trust, port.rate) == (ONE.mac, 100, 1, 0, (0, 0))
-    vf.take_back(way(rig, 3), "a VF")
+    vf.park(vf_driver(rig, 3), "a VF")
     assert (port.mac, port.vlan, port.spoofchk, port.trust, port.rate) == (bytes(6), 0, 1, 0, (0, 0))
 
 
 def test_a_rate_that_is_not_there_is_not_taken_back(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.link_up = False  # igb takes no rate then, not even none: seen on Linux 6.12
-    vf.give(way(rig, 0), "a VF", ONE)
+    vf.configure(vf_driver(rig, 0), "a VF", ONE)
     interface.ports[0].rate = (10, 1000)
     with pytest.raises(ParkError, match="Invalid argument"):
-        vf.take_back(way(rig, 0), "a VF")
+        vf.park(vf_driver(rig, 0), "a VF")
 
 
 def test_a_link_that_should_be_down_and_is_not_is_found_out(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.operations |= {STATE}
-    vf.give(way(rig, 0), "a VF", ONE)
+    vf.configure(vf_driver(rig, 0), "a VF", ONE)
     interface.deaf.add(STATE)
     with pytest.raises(VfError, match="its link state is 0, not 2"):
-        vf.give(way(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
 
 
 @pytest.mark.parametrize(
@@ -172,31 +175,31 @@ def test_each_setting_of_an_ethernet_vf_is_read_back(rig: Rig, what: int, words:
     interface.ports[0].trust, interface.ports[0].rate = 1, (10, 1000)
     interface.deaf.add(what)
     with pytest.raises(VfError, match=words):
-        vf.give(way(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
 
 
 def test_a_driver_without_a_check_of_forged_addresses_will_not_do(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.operations = frozenset((MAC, VLAN))
     with pytest.raises(VfError, match="Operation not supported"):
-        vf.give(way(rig, 0), "a VF", ONE)
+        vf.configure(vf_driver(rig, 0), "a VF", ONE)
 
 
 def test_what_a_driver_cannot_grant_need_not_be_taken_back(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.operations = frozenset((MAC, VLAN, SPOOFCHK))
-    vf.give(way(rig, 0), "a VF", ONE)
-    vf.take_back(way(rig, 0), "a VF")
+    vf.configure(vf_driver(rig, 0), "a VF", ONE)
+    vf.park(vf_driver(rig, 0), "a VF")
 
 
 # --- in a job ---------------------------------------------------------------------------
 
 
-def take(rig: Rig, *found: Device) -> journal.Journal:
-    book = journal.Journal(rig.layout.journals, GENERATION)
+def take(rig: Rig, *found: Device) -> Journal:
+    journal = Journal(rig.layout.journals, GENERATION)
     wanted = {device.address: identity(device) for device in found}
-    devices.acquire(rig.layout, book, passthrough(*found, role="vf"), wanted, rig.host)
-    return book
+    devices.acquire(rig.layout, journal, passthrough(*found, role="vf"), wanted, rig.host)
+    return journal
 
 
 def test_a_vf_has_its_guids_after_vfio_has_it_and_loses_them_before_its_reset(rig: Rig) -> None:
@@ -219,15 +222,15 @@ def test_a_vf_that_keeps_its_guid_is_quarantined_and_stays_the_jobs(rig: Rig) ->
     for _ in range(2):  # a second try does not forget it either
         with pytest.raises(TeardownError, match="may still be on its network"):
             teardown.clear(rig.layout, GENERATION, "n1")
-        assert [entry.kind for entry in journal.read(rig.layout.journals, GENERATION)] == ["device"]
-        assert [record.address for record in quarantine.read(rig.layout)] == [function.address]
+        assert [entry.kind for entry in journal.read_entries(rig.layout.journals, GENERATION)] == ["device"]
+        assert [record.address for record in quarantine.read_records(rig.layout)] == [function.address]
     interface.deaf.clear()
     teardown.clear(rig.layout, GENERATION, "n1")
-    assert journal.read(rig.layout.journals, GENERATION) == []
+    assert journal.read_entries(rig.layout.journals, GENERATION) == []
     assert interface.ports[0].port_guid == PARKED_GUID
-    assert [record.address for record in quarantine.read(rig.layout)] == [function.address]
+    assert [record.address for record in quarantine.read_records(rig.layout)] == [function.address]
     devices.clear(rig.layout, function.address, {}, rig.host)
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
 
 
 def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig: Rig) -> None:
@@ -238,7 +241,7 @@ def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig:
     rig.kernel.interfaces[1].deaf.clear()
     teardown.clear(rig.layout, GENERATION, "n1")
     assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
-    assert quarantine.read(rig.layout) == ()
+    assert quarantine.read_records(rig.layout) == ()
 
 
 # --- reconcile --------------------------------------------------------------------------
@@ -250,48 +253,50 @@ def audited(rig: Rig) -> Rig:
     made = msgspec.structs.replace(config.devices, virtual_functions=(f"{rig.pfs[0].address}=4",))
     rig.layout = Layout(msgspec.structs.replace(config, devices=made))
     for number in range(4):
-        vf.take_back(way(rig, number), "a VF")
+        vf.park(vf_driver(rig, number), "a VF")
     return rig
 
 
-def strays(rig: Rig) -> list[audit.Finding]:
-    return list(audit._stray_functions(rig.layout))
+def unparked(rig: Rig) -> list[audit.NodeFinding]:
+    return list(audit._unparked_functions(rig.layout))
 
 
 def test_a_vf_on_a_network_that_nobody_has_is_called_in(audited: Rig) -> None:
-    assert strays(audited) == []
+    assert unparked(audited) == []
     port = audited.kernel.interfaces[1].ports[2]
     port.port_guid, port.state = 0x02CC123400000400, 0
-    (found,) = strays(audited)
+    (found,) = unparked(audited)
     assert found.what == (
         f"virtual function {audited.pfs[0].virtfns[2]} is nobody's: "
         "its port GUID is 02:cc:12:34:00:00:04:00, not ff:ff:ff:ff:ff:ff:ff:ff"
     )
-    found.mend()
+    found.repair()
     assert (port.port_guid, port.state) == (PARKED_GUID, 2)
-    assert strays(audited) == []
+    assert unparked(audited) == []
 
 
-def test_a_jobs_vf_is_no_stray_from_its_claim_on(audited: Rig) -> None:
+def test_a_jobs_vf_is_no_orphan_from_its_reservation_on(audited: Rig) -> None:
     port = audited.kernel.interfaces[1].ports[2]
     port.port_guid = 1
-    (found,) = strays(audited)
-    book = audited.journal()
-    book.acquire("claim", "claim:g0", devices=[audited.pfs[0].virtfns[2]])
-    found.mend()  # found before the job came
+    (found,) = unparked(audited)
+    journal = audited.journal()
+    journal.acquire("claim", "claim:g0", devices=[audited.pfs[0].virtfns[2]])
+    found.repair()  # found before the job came
     assert port.port_guid == 1
-    assert strays(audited) == []
-    book.released("claim:g0")
-    book.acquire("device", "device:x", address=audited.pfs[0].virtfns[2])
-    assert strays(audited) == []
+    assert unparked(audited) == []
+    journal.released("claim:g0")
+    journal.acquire("device", "device:x", address=audited.pfs[0].virtfns[2])
+    assert unparked(audited) == []
 
 
-def test_a_stray_that_cannot_be_called_in_is_quarantined(audited: Rig) -> None:
+def test_an_orphan_vf_that_cannot_be_parked_is_quarantined(audited: Rig) -> None:
     interface = audited.kernel.interfaces[1]
     interface.ports[0].port_guid = 1
     interface.deaf.add(PORT)
-    (found,) = strays(audited)
+    (found,) = unparked(audited)
     with pytest.raises(TeardownError, match="may still be on its network"):
-        found.mend()
-    assert [record.address for record in quarantine.read(audited.layout)] == [audited.pfs[0].virtfns[0]]
-    assert strays(audited) == []
+        found.repair()
+    assert [record.address for record in quarantine.read_records(audited.layout)] == [
+        audited.pfs[0].virtfns[0]
+    ]
+    assert unparked(audited) == []

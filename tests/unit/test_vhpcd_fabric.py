@@ -20,7 +20,7 @@ from vhpc_command import Vhpc
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
 from vhpcd_process import Vhpcd
 
-from vhpc_slurm.cli.checks import Finding, Level, services
+from vhpc_slurm.cli.checks import CheckResult, Level, services
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState
 
@@ -58,7 +58,7 @@ def test_what_needs_no_sweep_never_waits_for_one(vhpcd: Vhpcd, fabric: Simulated
         with ThreadPoolExecutor(1) as hooks:
             started = hooks.submit(opened, vhpcd, 2)
             wait_for(lambda: states(vhpcd).get(2) == "reserved", "no lease is made")
-            wait_for(lambda: b"0x1001" in fabric.partitions.read_bytes(), "the round does not begin")
+            wait_for(lambda: b"0x1001" in fabric.partitions.read_bytes(), "the batch does not begin")
             assert vhpcd.client.lease(1, 0, "n1", 5.0).generation == ready.generation
             vhpcd.client.acknowledge(Ack(ready.generation, "n1", clean=False, note="busy"))
             vhpcd.client.acknowledge(Ack(ready.generation, "n1"))
@@ -93,7 +93,7 @@ def test_a_hundred_jobs_at_once_cost_three_sweeps_and_their_ends_three_more(
         assert 1 <= fabric.sweeps() - before <= 3
 
 
-def doctor_on_isolation(vhpcd: Vhpcd) -> list[Finding]:
+def doctor_on_isolation(vhpcd: Vhpcd) -> list[CheckResult]:
     """What `vhpc doctor` says of it on any host."""
     return [one for one in services.vhpcd(vhpcd.config, listener=True) if one.check == "fabric.open"]
 

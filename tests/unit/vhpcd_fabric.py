@@ -14,7 +14,7 @@ from fabric_lab import NEEDED as NEEDED_HERE
 from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.controller.keystore import read_book
+from vhpc_slurm.controller.keystore import read_snapshot
 from vhpc_slurm.model import Lease
 
 HAVE_ALL = HAVE_MUNGED and HAVE_SIMULATOR
@@ -56,8 +56,8 @@ def opened(vhpcd: Vhpcd, job_id: int, *nodes: str) -> Lease:
 
 
 def states(vhpcd: Vhpcd) -> dict[int, str]:
-    book = read_book(vhpcd.config.controller.database)
-    return {claim.generation.job_id: claim.state.value for claim in book.claims}
+    snapshot = read_snapshot(vhpcd.config.controller.database)
+    return {assignment.generation.job_id: assignment.state.value for assignment in snapshot.assignments}
 
 
 def carries(fabric: SimulatedFabric, expected: dict[int, set[int]]) -> None:

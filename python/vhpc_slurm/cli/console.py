@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vhpc_slurm.cli import here, jobs, output
+from vhpc_slurm.cli import context, jobs, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.node.console import LEFT_OUT, read_on
@@ -60,7 +60,7 @@ def console(
     Raises:
         UserError: not root, or the guest is not on this node; then the line says where it is.
     """
-    here.need_root("console")
+    context.need_root("console")
     layout = Layout(config)
     path = layout.guest(job_id, guest) / "console.log"
     if (node is not None and node != this_node) or not path.exists():

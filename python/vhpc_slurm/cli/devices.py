@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
-from vhpc_slurm.cli import here, output
+from vhpc_slurm.cli import context, output
 from vhpc_slurm.cli.hostview import maker
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction, address_key
-from vhpc_slurm.node import claims, inventory, quarantine
 from vhpc_slurm.node import devices as node_devices
+from vhpc_slurm.node import inventory, quarantine, reservations
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.pci import ADDRESS
 from vhpc_slurm.placement.devices import pool
@@ -51,7 +51,7 @@ def ls(config: Config, node: str, *, as_json: bool) -> int:
     Raises:
         NodeError: the node cannot be read.
     """
-    here.need_root("devices")
+    context.need_root("devices")
     rows = _rows(config, node)
     if as_json:
         output.write_json([asdict(row) for row in rows])
@@ -86,15 +86,15 @@ def clear(config: Config, address: str, *, as_json: bool) -> int:
         UserError: it is none, or in no quarantine.
         TeardownError: the check did not pass.
     """
-    here.need_root("devices clear")
+    context.need_root("devices clear")
     if not ADDRESS.fullmatch(address):
         raise UserError(
             f"{address[:40]!r} is no PCI address", "0000:1b:00.0 or the like is expected", "see: vhpc devices"
         )
     layout = Layout(config)
     # no job may be given it while it is checked
-    with claims.booking(layout, config.guests.stage_timeout_s):
-        node_devices.clear(layout, address, fold(claims.live(layout)).devices)
+    with reservations.plan_lock(layout, config.guests.stage_timeout_s):
+        node_devices.clear(layout, address, fold(reservations.live(layout)).devices)
     if as_json:
         output.write_json({"address": address, "state": "free"})
     else:
@@ -104,10 +104,10 @@ def clear(config: Config, address: str, *, as_json: bool) -> int:
 
 def _rows(config: Config, node: str) -> list[Row]:
     layout = Layout(config)
-    host = inventory.read(node, config)
+    host = inventory.read_inventory(node, config)
     found = node_devices.handed_out(layout)
-    held = fold(claims.live(layout)).devices
-    records = {record.address: record for record in quarantine.read(layout)}
+    held = fold(reservations.live(layout)).devices
+    records = {record.address: record for record in quarantine.read_records(layout)}
     functions = {function.address: function for function in host.pci}
     roles = {vf.address: "vf" for vf in pool(host, found)} | dict.fromkeys(found.gpus, "gpu")
     roles |= {address: record.role for address, record in records.items()}

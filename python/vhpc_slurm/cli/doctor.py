@@ -1,13 +1,12 @@
-"""vhpc doctor: everything that is checked, with a cure for what is not as it should be."""
+"""vhpc doctor: everything that is checked, with a hint for what is not as it should be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
-from vhpc_slurm.cli import here, output
-from vhpc_slurm.cli.checks import Finding, Level, boottime, error, fabric, ok, services, slurm
+from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli.checks import CheckResult, Level, boottime, error, fabric, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.node.layout import Layout
@@ -21,19 +20,28 @@ def doctor(config: Config, node: str, *, as_json: bool, quiet: bool) -> int:
     found = list(findings(config, node))
     shown = [finding for finding in found if not (quiet and finding.level is Level.OK)]
     if as_json:
-        output.write_json([asdict(finding) for finding in shown])
+        output.write_json([_fields(finding) for finding in shown])
     else:
         _show(shown, found)
     return 1 if any(finding.level is Level.ERROR for finding in found) else 0
 
 
-def findings(config: Config, node: str) -> Iterator[Finding]:
-    """All findings that apply to this host, in the order in which to mend them."""
-    root = here.is_root()
+def _fields(finding: CheckResult) -> dict[str, str]:
+    return {
+        "check": finding.check,
+        "level": finding.level.value,
+        "what": finding.what,
+        "cure": finding.hint,
+    }
+
+
+def findings(config: Config, node: str) -> Iterator[CheckResult]:
+    """All findings that apply to this host, in the order in which to repair them."""
+    root = context.is_root()
     yield services.munge(config)
     is_node, is_controller, own = _slurmd_runs(), False, ""
     try:
-        settings = slurm.Settings.parse(slurm.ask(config, "show", "config"))
+        settings = slurm.SlurmSettings.parse(slurm.ask(config, "show", "config"))
         nodes = slurm.ask(config, "-o", "show", "node")
         parts = slurm.ask(config, "-o", "show", "partition")
     except VhpcError as err:
@@ -60,7 +68,7 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
         yield from services.sbcast(config)
         if is_controller:
             yield slurm.operator(settings, config)
-    listener = root or here.user_name() == config.controller.slurm_user
+    listener = root or context.user_name() == config.controller.slurm_user
     yield from services.vhpcd(
         config, listener=listener, node=node if is_node else "", controller=is_controller
     )
@@ -76,7 +84,7 @@ def findings(config: Config, node: str) -> Iterator[Finding]:
     yield ok("host", f"{node} was checked as {' and '.join(roles) or 'login node'}")
 
 
-def _node(config: Config, node: str, own: str, *, root: bool) -> Iterator[Finding]:
+def _node(config: Config, node: str, own: str, *, root: bool) -> Iterator[CheckResult]:
     from vhpc_slurm.cli.checks import devices
     from vhpc_slurm.cli.checks import node as checks
 
@@ -96,14 +104,14 @@ def _slurmd_runs() -> bool:
     return False
 
 
-def _show(shown: list[Finding], found: list[Finding]) -> None:
+def _show(shown: list[CheckResult], found: list[CheckResult]) -> None:
     from rich.text import Text
 
     rows = []
     for finding in shown:
         text = printable(finding.what)
-        if finding.cure:
-            text += f"\n-> {printable(finding.cure)}"
+        if finding.hint:
+            text += f"\n-> {printable(finding.hint)}"
         rows.append((Text(finding.level.value, style=STYLE[finding.level]), finding.check, Text(text)))
     output.write_table(("LEVEL", "CHECK", "FINDING"), rows)
     count = {level: sum(finding.level is level for finding in found) for level in Level}

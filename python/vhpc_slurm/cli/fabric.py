@@ -11,7 +11,7 @@ from typing import Any
 from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.keystore import read_book
+from vhpc_slurm.controller.keystore import read_snapshot
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import keys, numbers, partitions, plainfile
 from vhpc_slurm.fabric.select import backend, site_partitions, static_pool
@@ -27,13 +27,13 @@ AGAIN_S = 1.0
 
 
 def ls(config: Config, *, as_json: bool) -> int:
-    """List claims."""
-    book = read_book(config.controller.database)
+    """List assignments."""
+    snapshot = read_snapshot(config.controller.database)
     if as_json:
-        output.write_json({"epoch": book.epoch, "claims": [_fields(one) for one in book.claims]})
+        output.write_json({"epoch": snapshot.epoch, "claims": [_fields(one) for one in snapshot.assignments]})
         return 0
     rows = []
-    for one in book.claims:
+    for one in snapshot.assignments:
         ports = str(one.ranks * one.rails * one.vfs)
         rows.append(
             (numbers.label(one.pkey), one.state.value, str(one.generation), one.owner, ports, _note(one))
@@ -42,35 +42,35 @@ def ls(config: Config, *, as_json: bool) -> int:
     return 0
 
 
-def _fields(claim: keys.Claim) -> dict[str, Any]:
+def _fields(assignment: keys.KeyAssignment) -> dict[str, Any]:
     return {
-        "pkey": numbers.label(claim.pkey),
-        "state": claim.state,
-        "generation": str(claim.generation),
-        "owner": claim.owner,
-        "first_rank": claim.first_rank,
-        "ranks": claim.ranks,
-        "rails": claim.rails,
-        "vfs": claim.vfs,
-        "left_s": claim.left_s,
-        "note": claim.note,
+        "pkey": numbers.label(assignment.pkey),
+        "state": assignment.state,
+        "generation": str(assignment.generation),
+        "owner": assignment.owner,
+        "first_rank": assignment.first_rank,
+        "ranks": assignment.ranks,
+        "rails": assignment.rails,
+        "vfs": assignment.vfs,
+        "left_s": assignment.left_s,
+        "note": assignment.note,
     }
 
 
-def _note(claim: keys.Claim) -> str:
-    resting = claim.state is keys.KeyState.QUARANTINE
-    return claim.note or (f"for {output.span(claim.left_s)}" if resting else "")
+def _note(assignment: keys.KeyAssignment) -> str:
+    resting = assignment.state is keys.KeyState.QUARANTINE
+    return assignment.note or (f"for {output.span(assignment.left_s)}" if resting else "")
 
 
 def show(config: Config, what: str, *, as_json: bool) -> int:
-    """Show the claims of a key, a job or a generation, with their nodes and ports."""
-    claims = _chosen(config, what)
+    """Show the assignments of a key, a job or a generation, with their nodes and ports."""
+    assignments = _chosen(config, what)
     records = {
         record.lease.generation: record
-        for job_id in sorted({claim.generation.job_id for claim in claims})
+        for job_id in sorted({assignment.generation.job_id for assignment in assignments})
         for record in ControllerClient(config).leases(job_id=job_id, timelines=False)
     }
-    found = [_whole(claim, records.get(claim.generation)) for claim in claims]
+    found = [_whole(assignment, records.get(assignment.generation)) for assignment in assignments]
     if as_json:
         output.write_json({"claims": found})
         return 0
@@ -87,19 +87,21 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
     return 0
 
 
-def _chosen(config: Config, what: str) -> list[keys.Claim]:
-    """The claims that a key (0x1000, vlan100, vni5000), a job id or a generation names; UserError if none."""
-    book = read_book(config.controller.database)
+def _chosen(config: Config, what: str) -> list[keys.KeyAssignment]:
+    """Those of a key (0x1000, vlan100, vni5000), a job id or a generation; UserError if there is none."""
+    snapshot = read_snapshot(config.controller.database)
     segment = re.fullmatch(r"(vlan|vni) ?([0-9]{1,8})", what.lower(), re.ASCII)
     if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", what, re.ASCII):
-        found = [one for one in book.claims if one.pkey == int(what, 16) & ~numbers.FULL]
+        found = [one for one in snapshot.assignments if one.pkey == int(what, 16) & ~numbers.FULL]
     elif segment is not None:
         space = numbers.VLANS if segment[1] == "vlan" else numbers.VNIS
         found = [
-            one for one in book.claims if one.pkey == space.base + int(segment[2]) and space.has(one.pkey)
+            one
+            for one in snapshot.assignments
+            if one.pkey == space.base + int(segment[2]) and space.has(one.pkey)
         ]
     elif re.fullmatch(r"[0-9]{1,10}", what, re.ASCII):
-        found = [one for one in book.claims if one.generation.job_id == int(what)]
+        found = [one for one in snapshot.assignments if one.generation.job_id == int(what)]
     else:
         try:
             generation = Generation.parse(what)
@@ -109,13 +111,13 @@ def _chosen(config: Config, what: str) -> list[keys.Claim]:
                 "",
                 "a key is written 0x1000, vlan100 or vni5000, a job 42, a generation 42.0.1a2b3c4d",
             ) from None
-        found = [one for one in book.claims if one.generation == generation]
+        found = [one for one in snapshot.assignments if one.generation == generation]
     if not found:
         raise UserError(f"{what} is free, or has no key", "", "see: vhpc fabric ls")
     return found
 
 
-def _whole(claim: keys.Claim, record: LeaseRecord | None) -> dict[str, Any]:
+def _whole(assignment: keys.KeyAssignment, record: LeaseRecord | None) -> dict[str, Any]:
     nodes = []
     for part in record.lease.allocation.nodes if record else ():
         unclean = dict(record.unclean) if record else {}
@@ -125,10 +127,10 @@ def _whole(claim: keys.Claim, record: LeaseRecord | None) -> dict[str, Any]:
         if part.node in unclean:
             said = "is not clean"
         nodes.append({"node": part.node, "said": said, "note": unclean.get(part.node, "")})
-    return _fields(claim) | {
+    return _fields(assignment) | {
         "lease": record.lease.state.value if record else None,
         "nodes": nodes,
-        "port_guids": [f"{guid:#018x}" for guid in claim.port_guids()],
+        "port_guids": [f"{guid:#018x}" for guid in assignment.port_guids()],
     }
 
 
@@ -163,15 +165,15 @@ def fence(config: Config, node: str, *, yes: bool, as_json: bool) -> int:
 
 def clear(config: Config, what: str, *, as_json: bool) -> int:
     """Lift tombstones after a look at the fabric."""
-    buried = [one for one in _chosen(config, what) if one.state is keys.KeyState.TOMBSTONE]
-    if not buried:
+    with_tombstone = [one for one in _chosen(config, what) if one.state is keys.KeyState.TOMBSTONE]
+    if not with_tombstone:
         raise UserError(f"{what} has no tombstone", "", "see: vhpc fabric ls")
-    generations = [one.generation for one in buried]
+    generations = [one.generation for one in with_tombstone]
     ControllerClient(config).clear(generations, _patience(config))
     if as_json:
         output.write_json({"cleared": [str(one) for one in generations]})
     else:
-        for one in buried:
+        for one in with_tombstone:
             print(f"{one.generation}: no port has key {one.pkey:#06x}; it rests now, and is free then")
     return 0
 
@@ -195,11 +197,11 @@ def audit(config: Config, *, as_json: bool) -> int:
     """Compare."""
     # Nothing is written here, so nobody has to know whose the file is.
     network = backend(config.fabric, lambda _epoch, _tag: False)
-    found = network.audit(read_book(config.controller.database))
+    found = network.audit(read_snapshot(config.controller.database))
     if found:
         # vhpcd may be about to tell the fabric what the database has already: such findings do not stay.
         time.sleep(config.fabric.sweep_interval_s + AGAIN_S)
-        again = network.audit(read_book(config.controller.database))
+        again = network.audit(read_snapshot(config.controller.database))
         found = tuple(one for one in again if one in found)
     if as_json:
         findings = [
@@ -220,13 +222,13 @@ def audit(config: Config, *, as_json: bool) -> int:
 def render(config: Config, *, pool: bool, as_json: bool) -> int:
     """Print the file."""
     fabric = config.fabric
-    book = keys.Book(0) if pool else read_book(config.controller.database)
-    found = static_pool(fabric) if pool else partitions.of_book(book, ipoib=fabric.ipoib)
+    snapshot = keys.KeySnapshot(0) if pool else read_snapshot(config.controller.database)
+    found = static_pool(fabric) if pool else partitions.of_snapshot(snapshot, ipoib=fabric.ipoib)
     found = (*found, *site_partitions(fabric))
     if as_json:
         output.write_json(
             {
-                "epoch": book.epoch,
+                "epoch": snapshot.epoch,
                 "partitions": [
                     {
                         "name": one.name,
@@ -239,7 +241,7 @@ def render(config: Config, *, pool: bool, as_json: bool) -> int:
             }
         )
         return 0
-    sys.stdout.write(partitions.render(found, book.epoch, book.tag).decode())
+    sys.stdout.write(partitions.render(found, snapshot.epoch, snapshot.tag).decode())
     return 0
 
 
@@ -256,7 +258,7 @@ def lint(file: str, *, as_json: bool) -> int:
 
 def _read(file: str) -> bytes:
     try:
-        data = plainfile.read(Path(file), MAX_FILE)
+        data = plainfile.read_file(Path(file), MAX_FILE)
     except FabricError as err:
         raise UserError(err.what, err.why) from err
     if data is None:

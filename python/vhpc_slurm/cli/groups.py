@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from vhpc_slurm.cli import words
-from vhpc_slurm.cli.words import Json, ThisNode
+from vhpc_slurm.cli import options
+from vhpc_slurm.cli.options import Json, ThisNode
 
 image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
 fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
@@ -19,24 +19,24 @@ GROUPS = {"image": image_app, "fabric": fabric_app, "devices": devices_app}
 
 @fabric_app.callback(invoke_without_command=True)
 @image_app.callback(invoke_without_command=True)
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+def _help(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
         raise typer.Exit
 
 
 @devices_app.callback(invoke_without_command=True)
-def devices(context: typer.Context, node: ThisNode = None, as_json: Json = False) -> int | None:
+def devices(ctx: typer.Context, node: ThisNode = None, as_json: Json = False) -> int | None:
     """List GPUs and virtual functions of this node that go to guests (root).
 
     Shown are who holds each, and why one is in quarantine.
     """
-    if context.invoked_subcommand is not None:
+    if ctx.invoked_subcommand is not None:
         return None
+    from vhpc_slurm.cli import context
     from vhpc_slurm.cli import devices as device_list
-    from vhpc_slurm.cli import here
 
-    return device_list.ls(words.config(), here.node_name(node), as_json=as_json)
+    return device_list.ls(options.config(), context.node_name(node), as_json=as_json)
 
 
 @devices_app.command("clear")
@@ -46,7 +46,7 @@ def devices_clear(
     """Reset, clear and check a device in quarantine; if that passes, it may be handed out again (root)."""
     from vhpc_slurm.cli import devices as device_list
 
-    return device_list.clear(words.config(), address, as_json=as_json)
+    return device_list.clear(options.config(), address, as_json=as_json)
 
 
 @image_app.command("ls")
@@ -60,7 +60,7 @@ def image_ls(
     """List images."""
     from vhpc_slurm.cli import images
 
-    return images.ls(words.config(), name, as_json=as_json)
+    return images.ls(options.config(), name, as_json=as_json)
 
 
 @image_app.command("show")
@@ -70,7 +70,7 @@ def image_show(
     """Show one image: its digest, blobs, and what it needs."""
     from vhpc_slurm.cli import images
 
-    return images.show(words.config(), name, as_json=as_json)
+    return images.show(options.config(), name, as_json=as_json)
 
 
 @fabric_app.command("ls")
@@ -78,7 +78,7 @@ def fabric_ls(as_json: Json = False) -> int:
     """List the partition keys that are not free: whose, and in which state (root, on vhpcd's host)."""
     from vhpc_slurm.cli import fabric
 
-    return fabric.ls(words.config(), as_json=as_json)
+    return fabric.ls(options.config(), as_json=as_json)
 
 
 What = Annotated[
@@ -96,7 +96,7 @@ def fabric_show(what: What, as_json: Json = False) -> int:
     """Show who has a key: lease, nodes and what they said last, ports (root, on vhpcd's host)."""
     from vhpc_slurm.cli import fabric
 
-    return fabric.show(words.config(), what, as_json=as_json)
+    return fabric.show(options.config(), what, as_json=as_json)
 
 
 @fabric_app.command("fence")
@@ -108,7 +108,7 @@ def fabric_fence(
     """Say that a node is OFF, so that keys of ended jobs wait for it no more (root or SlurmUser)."""
     from vhpc_slurm.cli import fabric
 
-    return fabric.fence(words.config(), node, yes=yes, as_json=as_json)
+    return fabric.fence(options.config(), node, yes=yes, as_json=as_json)
 
 
 @fabric_app.command("clear")
@@ -116,7 +116,7 @@ def fabric_clear(what: What, as_json: Json = False) -> int:
     """Lift a tombstone, when no port of the fabric has its key any more (root, on vhpcd's host)."""
     from vhpc_slurm.cli import fabric
 
-    return fabric.clear(words.config(), what, as_json=as_json)
+    return fabric.clear(options.config(), what, as_json=as_json)
 
 
 @fabric_app.command("audit")
@@ -124,7 +124,7 @@ def fabric_audit(as_json: Json = False) -> int:
     """Compare partitions file and port tables with the keys in use; exit 1 if anything differs (root)."""
     from vhpc_slurm.cli import fabric
 
-    return fabric.audit(words.config(), as_json=as_json)
+    return fabric.audit(options.config(), as_json=as_json)
 
 
 @fabric_app.command("render")
@@ -151,8 +151,8 @@ def fabric_render(
     from vhpc_slurm.cli import fabric
 
     if install:
-        return fabric.install(words.config(), force=force, as_json=as_json)
-    return fabric.render(words.config(), pool=pool, as_json=as_json)
+        return fabric.install(options.config(), force=force, as_json=as_json)
+    return fabric.render(options.config(), pool=pool, as_json=as_json)
 
 
 @fabric_app.command("manager")
@@ -160,7 +160,7 @@ def fabric_manager() -> int:
     """Let a vhpcd on another host speak to this host's OpenSM: lines of JSON on stdin and stdout."""
     from vhpc_slurm.cli import fabric_manager as manager
 
-    return manager.manager(words.config())
+    return manager.manager(options.config())
 
 
 @fabric_app.command("lint")

@@ -64,11 +64,11 @@ DULL_CLASSES = frozenset((0x0C05, 0x0780, 0x0B00))
 
 
 @dataclass(frozen=True)
-class Port:
+class FunctionTree:
     """A PCI function and what hangs below it; virtual functions are with their physical one."""
 
     function: PciFunction
-    below: tuple[Port, ...]
+    below: tuple[FunctionTree, ...]
     vfs: tuple[PciFunction, ...]
 
 
@@ -78,7 +78,7 @@ class Complex:
 
     name: str
     cell: int
-    ports: tuple[Port, ...]
+    ports: tuple[FunctionTree, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CellView:
 
 
 @dataclass(frozen=True)
-class Group:
+class CellGroup:
     """Cells that share sockets: mostly one socket and its cells, or all sockets and one cell."""
 
     sockets: tuple[int, ...]
@@ -110,7 +110,7 @@ class Group:
 class HostView:
     """All groups; ``hidden`` counts PCI functions that are not worth a line."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[CellGroup, ...]
     offline: tuple[int, ...]
     hidden: int
 
@@ -134,7 +134,7 @@ def arrange(host: HostInventory) -> HostView:
     if strays or astray:
         cpus = {cpu.os_cpu for core in astray for cpu in core}
         sockets = tuple(sorted({cpu.socket for core in astray for cpu in core}))
-        groups.append(Group(sockets, (CellView(None, astray, strays, _caches_of(host, cpus)),)))
+        groups.append(CellGroup(sockets, (CellView(None, astray, strays, _caches_of(host, cpus)),)))
     offline = tuple(cpu.os_cpu for cpu in host.cpus if not cpu.online)
     return HostView(tuple(groups), offline, len(host.pci) - shown)
 
@@ -193,7 +193,7 @@ def _caches_of(host: HostInventory, cpus: set[int]) -> tuple[HostCache, ...]:
     return tuple(cache for cache in host.caches if set(cache.cpus) & cpus)
 
 
-def _groups(views: list[CellView]) -> list[Group]:
+def _groups(views: list[CellView]) -> list[CellGroup]:
     """Cells by the sockets of their CPUs; a cell without CPUs goes with the nearest that has some."""
     sockets = {view: frozenset(cpu.socket for core in view.cores for cpu in core) for view in views}
     joined: list[tuple[set[int], list[CellView]]] = []
@@ -213,7 +213,7 @@ def _groups(views: list[CellView]) -> list[Group]:
             joined.append((set(), [view]))
         else:
             home[1].append(view)
-    found = [Group(tuple(sorted(s)), tuple(vs)) for s, vs in joined]
+    found = [CellGroup(tuple(sorted(s)), tuple(vs)) for s, vs in joined]
     return sorted(found, key=lambda group: group.sockets or (1 << 16,))
 
 
@@ -237,7 +237,7 @@ def _complexes(functions: Sequence[PciFunction]) -> tuple[list[Complex], int]:
     return found, shown
 
 
-def _ports(members: list[PciFunction]) -> tuple[Port, ...]:
+def _ports(members: list[PciFunction]) -> tuple[FunctionTree, ...]:
     here = {function.address: function for function in members}
     below: dict[str, list[PciFunction]] = {}
     vfs: dict[str, list[PciFunction]] = {}
@@ -248,12 +248,12 @@ def _ports(members: list[PciFunction]) -> tuple[Port, ...]:
             above = [bridge for bridge in function.bridges if bridge in here]
             below.setdefault(above[-1] if above else "", []).append(function)
 
-    def build(parent: str) -> tuple[Port, ...]:
+    def build(parent: str) -> tuple[FunctionTree, ...]:
         ports = []
         for function in below.get(parent, ()):
             inner = build(function.address)
             if inner or not _dull(function):
-                ports.append(Port(function, inner, tuple(vfs.get(function.address, ()))))
+                ports.append(FunctionTree(function, inner, tuple(vfs.get(function.address, ()))))
         return tuple(ports)
 
     return build("")
@@ -264,7 +264,7 @@ def _dull(function: PciFunction) -> bool:
     return code >> 8 in DULL or code in DULL_CLASSES
 
 
-def _all(ports: Iterable[Port]) -> Iterable[PciFunction]:
+def _all(ports: Iterable[FunctionTree]) -> Iterable[PciFunction]:
     for port in ports:
         yield port.function
         yield from port.vfs

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vhpc_slurm.cli import here, hostview, output
+from vhpc_slurm.cli import context, hostview, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
-from vhpc_slurm.hardware import Claim, PciFunction
+from vhpc_slurm.hardware import PciFunction, Reservation
 from vhpc_slurm.model import HostInventory
 from vhpc_slurm.terminal import printable
 
@@ -27,11 +27,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Picture:
-    """A host with what is held of it; ``claims`` is None where that could not be asked."""
+    """A host with what is held of it; ``reservations`` is None where that could not be asked."""
 
     host: HostInventory
     live: bool
-    claims: tuple[Claim, ...] | None
+    reservations: tuple[Reservation, ...] | None
     remarks: tuple[str, ...]
 
 
@@ -58,15 +58,15 @@ def inventory(config: Config, node: str, *, sysfs_root: str | None, svg: str | N
 def _this(config: Config, node: str) -> Picture:
     from vhpc_slurm.node import inventory as reader
 
-    host = reader.read(node, config)
-    if not here.is_root():
+    host = reader.read_inventory(node, config)
+    if not context.is_root():
         return Picture(host, True, None, (*host.remarks, "who holds what is for root to see"))
     remarks = (*host.remarks, *_libvirt(config, host))
-    from vhpc_slurm.node import claims
+    from vhpc_slurm.node import reservations
     from vhpc_slurm.node.layout import Layout
 
     try:
-        return Picture(host, True, claims.live(Layout(config)), remarks)
+        return Picture(host, True, reservations.live(Layout(config)), remarks)
     except NodeError as err:
         return Picture(host, True, None, (*remarks, err.line()))
 
@@ -95,7 +95,7 @@ def _other(config: Config, node: str, sysfs_root: str) -> Picture:
         host=msgspec.structs.replace(config.host, sysfs_root=str(root)),
         guests=msgspec.structs.replace(config.guests, accelerator="tcg"),
     )
-    host = reader.read(node, elsewhere, proc_root=root.parent / "proc")
+    host = reader.read_inventory(node, elsewhere, proc_root=root.parent / "proc")
     return Picture(host, False, (), host.remarks)
 
 
@@ -140,7 +140,9 @@ def as_builtins(found: Picture) -> dict[str, Any]:
             for cell in host.cells
         ],
         "pci": [_function(function) for function in host.pci],
-        "claims": None if found.claims is None else [_claim(claim) for claim in found.claims],
+        "claims": None
+        if found.reservations is None
+        else [_reservation(reservation) for reservation in found.reservations],
         "remarks": list(found.remarks),
     }
 
@@ -159,10 +161,10 @@ def _function(function: PciFunction) -> dict[str, Any]:
     }
 
 
-def _claim(claim: Claim) -> dict[str, Any]:
+def _reservation(reservation: Reservation) -> dict[str, Any]:
     # not msgspec: it leaves out what convert() filled in from a default
-    return dataclasses.asdict(claim) | {
-        "cells": [{"cell": cell if cell >= 0 else None, "memory_mib": mib} for cell, mib in claim.cells]
+    return dataclasses.asdict(reservation) | {
+        "cells": [{"cell": cell if cell >= 0 else None, "memory_mib": mib} for cell, mib in reservation.cells]
     }
 
 
@@ -177,12 +179,12 @@ def _show(found: Picture) -> None:
     for group in view.groups:
         branch = tree.add(group.title)
         for cell in group.cells:
-            _show_cell(branch, cell, found.claims or ())
+            _show_cell(branch, cell, found.reservations or ())
     if view.offline:
         tree.add(f"offline: CPUs {format_cpu_list(view.offline)}")
     output.show(tree)
-    for claim in found.claims or ():
-        print(f"{holder(claim)}: {describe(claim)}")
+    for reservation in found.reservations or ():
+        print(f"{holder(reservation)}: {describe(reservation)}")
     if view.hidden:
         print(f"{view.hidden} PCI functions of the platform itself are not shown; --json has them")
     for remark in found.remarks:
@@ -208,22 +210,22 @@ def headline(found: Picture) -> str:
     return f"{host.node}: {', '.join(parts)}"
 
 
-def holder(claim: Claim) -> str:
+def holder(reservation: Reservation) -> str:
     """A guest's short name."""
-    return f"{claim.generation} g{claim.guest}"
+    return f"{reservation.generation} g{reservation.guest}"
 
 
-def describe(claim: Claim) -> str:
+def describe(reservation: Reservation) -> str:
     """What a guest holds, in one line."""
-    parts = [f"CPUs {format_cpu_list(claim.cpus)}"]
-    pages = f" in pages of {hostview.kib(claim.hugepage_kib)}" if claim.hugepage_kib else ""
-    for cell, mib in claim.cells:
+    parts = [f"CPUs {format_cpu_list(reservation.cpus)}"]
+    pages = f" in pages of {hostview.kib(reservation.hugepage_kib)}" if reservation.hugepage_kib else ""
+    for cell, mib in reservation.cells:
         parts.append(f"{hostview.mib(mib)}{pages}" + (f" of cell {cell}" if cell >= 0 else ""))
-    parts += [hostview.short(address) for address in claim.devices]
+    parts += [hostview.short(address) for address in reservation.devices]
     return ", ".join(parts)
 
 
-def _show_cell(branch: Tree, view: hostview.CellView, claims: Sequence[Claim]) -> None:
+def _show_cell(branch: Tree, view: hostview.CellView, reservations: Sequence[Reservation]) -> None:
     if view.cell is None:
         inner = branch.add("of no one NUMA cell")
     else:
@@ -241,7 +243,7 @@ def _show_cell(branch: Tree, view: hostview.CellView, claims: Sequence[Claim]) -
             inner.add(f"huge pages: {', '.join(pools)}")
     for line in cpu_lines(view):
         inner.add(line)
-    held_by = {address: claim for claim in claims for address in claim.devices}
+    held_by = {address: reservation for reservation in reservations for address in reservation.devices}
     for root in view.complexes:
         _show_ports(inner.add(root.name), root.ports, held_by)
 
@@ -268,7 +270,9 @@ def cpu_lines(view: hostview.CellView) -> list[str]:
     return lines
 
 
-def _show_ports(branch: Tree, ports: Sequence[hostview.Port], held_by: dict[str, Claim]) -> None:
+def _show_ports(
+    branch: Tree, ports: Sequence[hostview.FunctionTree], held_by: dict[str, Reservation]
+) -> None:
     for port in ports:
         inner = branch.add(function_line(port.function, held_by.get(port.function.address)))
         for vf in port.vfs:
@@ -276,7 +280,7 @@ def _show_ports(branch: Tree, ports: Sequence[hostview.Port], held_by: dict[str,
         _show_ports(inner, port.below, held_by)
 
 
-def function_line(function: PciFunction, claim: Claim | None, *, virtual: bool = False) -> str:
+def function_line(function: PciFunction, reservation: Reservation | None, *, virtual: bool = False) -> str:
     """A PCI function in one line; of a bridge only what it is."""
     parts = [hostview.short(function.address)]
     if function.bridge:
@@ -294,15 +298,15 @@ def function_line(function: PciFunction, claim: Claim | None, *, virtual: bool =
     trained = hostview.link(function.link)
     if trained and not virtual:
         parts.append(trained)
-    if claim is not None:
-        parts.append(f"held by {holder(claim)}")
+    if reservation is not None:
+        parts.append(f"held by {holder(reservation)}")
     return parts[0] + " " + ", ".join(printable(part) for part in parts[1:])
 
 
 def _write_svg(found: Picture, target: str) -> None:
     from vhpc_slurm.cli import picture
 
-    text = picture.draw(found.host, found.claims or (), headline(found))
+    text = picture.draw(found.host, found.reservations or (), headline(found))
     if target == "-":
         sys.stdout.write(text)
         return

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vhpc_slurm.cli import here, output
+from vhpc_slurm.cli import context, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import LeaseRecord
@@ -34,7 +34,7 @@ def unknown(job_id: int) -> UserError:
 
 
 def _client(config: Config, command: str) -> ControllerClient:
-    here.need_listener(command, config)
+    context.need_listener(command, config)
     from vhpc_slurm.controller.client import ControllerClient
 
     return ControllerClient(config)
@@ -103,7 +103,7 @@ def _record_json(record: LeaseRecord) -> dict[str, Any]:
 
 def ps_local(config: Config, *, as_json: bool) -> int:
     """Show guests of this node: what journals say, and whether each domain runs."""
-    here.need_root("ps --local")
+    context.need_root("ps --local")
     guests = _local_guests(config)
     if as_json:
         output.write_json(guests)
@@ -136,7 +136,7 @@ def _local_guests(config: Config) -> list[dict[str, Any]]:
         running = set(hypervisor.names())
     found = []
     for generation in journal.generations(layout.journals):
-        state = statefile.read(layout.state_file(generation.job_id))
+        state = statefile.read_state(layout.state_file(generation.job_id))
         if state.get("generation") != str(generation):
             state = {}  # the run folder belongs to another incarnation
         folders = layout.job(generation.job_id).glob("g[0-9]*") if state else ()

@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import words
+from vhpc_slurm.cli import options
 from vhpc_slurm.cli.groups import GROUPS
-from vhpc_slurm.cli.words import JobId, Json, ThisNode
+from vhpc_slurm.cli.options import JobId, Json, ThisNode
 from vhpc_slurm.errors import VhpcError
 
 EXIT_BY_KIND = {"user": 1, "node": 3, "teardown": 3, "fabric": 4}
@@ -44,14 +44,14 @@ for name, group in GROUPS.items():
 
 @app.callback(invoke_without_command=True)
 def _vhpc(
-    context: typer.Context,
+    ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         print(f"vhpc {__version__}")
         raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
         raise typer.Exit
 
 
@@ -67,8 +67,8 @@ def ps(
     from vhpc_slurm.cli import jobs
 
     if local:
-        return jobs.ps_local(words.config(), as_json=as_json)
-    return jobs.ps(words.config(), everything=everything, as_json=as_json)
+        return jobs.ps_local(options.config(), as_json=as_json)
+    return jobs.ps(options.config(), everything=everything, as_json=as_json)
 
 
 @app.command(short_help="Show what Prolog would do on this node.")
@@ -137,10 +137,10 @@ def plan(
         raise typer.BadParameter("either JOBID or --image is needed")
     if job_id is not None and any(wish is not None for wish in wishes):
         raise typer.BadParameter("a job has its allocation already: no --cpus, --memory … with JOBID")
-    from vhpc_slurm.cli import here
+    from vhpc_slurm.cli import context
     from vhpc_slurm.cli import plan as planning
 
-    config, name = words.config(), here.node_name(node)
+    config, name = options.config(), context.node_name(node)
     if job_id is not None:
         case = planning.of_job(config, job_id, name)
     else:
@@ -180,11 +180,11 @@ def inventory(
     """
     if svg == "-" and as_json:
         raise typer.BadParameter("--svg - and --json would both be on standard output")
-    from vhpc_slurm.cli import here
+    from vhpc_slurm.cli import context
     from vhpc_slurm.cli import inventory as inventories
 
     return inventories.inventory(
-        words.config(), here.node_name(node), sysfs_root=sysfs_root, svg=svg, as_json=as_json
+        options.config(), context.node_name(node), sysfs_root=sysfs_root, svg=svg, as_json=as_json
     )
 
 
@@ -203,7 +203,7 @@ def timeline(
     """
     from vhpc_slurm.cli import timeline as waterfall
 
-    return waterfall.timeline(words.config(), job_id, node, as_json=as_json)
+    return waterfall.timeline(options.config(), job_id, node, as_json=as_json)
 
 
 @app.command(short_help="Print what a guest wrote to its console.")
@@ -228,13 +228,13 @@ def console(
     if follow and as_json:
         raise typer.BadParameter("--follow and --json exclude each other")
     from vhpc_slurm.cli import console as consoles
-    from vhpc_slurm.cli import here
+    from vhpc_slurm.cli import context
 
     return consoles.console(
-        words.config(),
+        options.config(),
         job_id,
         node=node,
-        this_node=here.node_name(),
+        this_node=context.node_name(),
         guest=guest,
         follow=follow,
         as_json=as_json,
@@ -247,15 +247,15 @@ def doctor(
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
-    """Check this host and Slurm's settings; each finding comes with its cure.
+    """Check this host and Slurm's settings; each finding comes with a hint.
 
     Run it as root on the controller, on a login node and on every compute node.
     The exit status is 1 when there is an error among the findings.
     """
+    from vhpc_slurm.cli import context
     from vhpc_slurm.cli import doctor as doctors
-    from vhpc_slurm.cli import here
 
-    return doctors.doctor(words.config(), here.node_name(node), as_json=as_json, quiet=quiet)
+    return doctors.doctor(options.config(), context.node_name(node), as_json=as_json, quiet=quiet)
 
 
 @app.command(short_help="Finish what a crash left on this node.")
@@ -269,9 +269,9 @@ def reconcile(
     Journals, libvirt, processes and vhpcd's leases are compared.  The exit
     status is 0 when nothing is left that should not be there, else 1.
     """
-    from vhpc_slurm.cli import here, reconciling
+    from vhpc_slurm.cli import context, reconciling
 
-    return reconciling.reconcile(words.config(), here.node_name(node), check=check, as_json=as_json)
+    return reconciling.reconcile(options.config(), context.node_name(node), check=check, as_json=as_json)
 
 
 @app.command("node-setup", short_help="Make what this node needs before slurmd starts.")
@@ -288,7 +288,7 @@ def node_setup(
     """
     from vhpc_slurm.cli import nodesetup
 
-    return nodesetup.node_setup(words.config(), dry_run=dry_run, as_json=as_json)
+    return nodesetup.node_setup(options.config(), dry_run=dry_run, as_json=as_json)
 
 
 @app.command(short_help="Show the configuration in force.")
@@ -307,7 +307,7 @@ def config(
         return 0
     if describe:
         return settings.reference(as_json=as_json)
-    return settings.values(words.config(), as_json=as_json)
+    return settings.values(options.config(), as_json=as_json)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

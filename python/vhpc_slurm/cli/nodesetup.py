@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from vhpc_slurm.cli import here, output
+from vhpc_slurm.cli import context, output
 from vhpc_slurm.config import Config
-from vhpc_slurm.node import claims, setup
+from vhpc_slurm.node import reservations, setup
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.placement.usage import fold
 
@@ -21,10 +21,10 @@ def node_setup(config: Config, *, dry_run: bool, as_json: bool) -> int:
     Raises:
         NodeError: what guests hold now cannot be read.
     """
-    here.need_root("node-setup")
+    context.need_root("node-setup")
     layout = Layout(config)
-    with claims.booking(layout, config.guests.stage_timeout_s):
-        done = list(setup.steps(layout, fold(claims.live(layout)).devices, dry_run=dry_run))
+    with reservations.plan_lock(layout, config.guests.stage_timeout_s):
+        done = list(setup.steps(layout, fold(reservations.live(layout)).devices, dry_run=dry_run))
     if as_json:
         output.write_json([asdict(step) for step in done])
     elif not done:

@@ -1,7 +1,7 @@
 """A host as a picture (SVG): sockets, cells, cores in their L3 caches, devices below root complexes.
 
 CPUs and devices that a guest holds have the guest's colour, everything else
-is white or grey.  Pure: the same host and claims give the same text.
+is white or grey.  Pure: the same host and reservations give the same text.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 from vhpc_slurm.cli import hostview
-from vhpc_slurm.cli.hostview import CellView, Complex, Group, Port
+from vhpc_slurm.cli.hostview import CellGroup, CellView, Complex, FunctionTree
 from vhpc_slurm.cpulist import format_cpu_list
-from vhpc_slurm.hardware import Claim, PciFunction
+from vhpc_slurm.hardware import PciFunction, Reservation
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory
 from vhpc_slurm.terminal import printable
 
@@ -43,7 +43,7 @@ class Canvas:
 
     held_cpus: dict[int, int]
     held_devices: dict[str, int]
-    claims: Sequence[Claim]
+    reservations: Sequence[Reservation]
     parts: list[str] = field(default_factory=list)
 
     def box(self, x: float, y: float, width: float, height: float, kind: str = "", fill: str = "") -> None:
@@ -74,13 +74,17 @@ class Canvas:
         self.parts[place] = self.parts.pop()
 
 
-def draw(host: HostInventory, claims: Sequence[Claim], headline: str) -> str:
+def draw(host: HostInventory, reservations: Sequence[Reservation], headline: str) -> str:
     """The picture of a host, ending in a newline."""
     view = hostview.arrange(host)
     canvas = Canvas(
-        {cpu: number for number, claim in enumerate(claims) for cpu in claim.cpus},
-        {address: number for number, claim in enumerate(claims) for address in claim.devices},
-        claims,
+        {cpu: number for number, reservation in enumerate(reservations) for cpu in reservation.cpus},
+        {
+            address: number
+            for number, reservation in enumerate(reservations)
+            for address in reservation.devices
+        },
+        reservations,
     )
     width = PAD + min(ACROSS, len(view.groups)) * (CELL_WIDTH + 4 * PAD)
     canvas.text(PAD, 22, headline, "head")
@@ -119,14 +123,14 @@ def _legend(canvas: Canvas, x: float, y: float, width: float) -> float:
     """Who holds what; returns the height used."""
     from vhpc_slurm.cli.inventory import describe, holder
 
-    for number, claim in enumerate(canvas.claims):
+    for number, reservation in enumerate(canvas.reservations):
         top = y + number * LINE
         canvas.box(x, top, 12, 12, "cpu", _colour(number))
-        canvas.text(x + 18, top + 10, f"{holder(claim)}: {describe(claim)}", room=width - 18)
-    return len(canvas.claims) * LINE + (6 if canvas.claims else 0)
+        canvas.text(x + 18, top + 10, f"{holder(reservation)}: {describe(reservation)}", room=width - 18)
+    return len(canvas.reservations) * LINE + (6 if canvas.reservations else 0)
 
 
-def _group(canvas: Canvas, x: float, y: float, group: Group) -> float:
+def _group(canvas: Canvas, x: float, y: float, group: CellGroup) -> float:
     place, width = canvas.reserve(), CELL_WIDTH + 2 * PAD
     canvas.text(x + PAD, y + 18, group.title, "head")
     height = 28.0
@@ -143,7 +147,12 @@ def _cell(canvas: Canvas, x: float, y: float, view: CellView) -> float:
         height = 24.0
     else:
         cell = view.cell
-        held = sum(mib for claim in canvas.claims for number, mib in claim.cells if number == cell.cell)
+        held = sum(
+            mib
+            for reservation in canvas.reservations
+            for number, mib in reservation.cells
+            if number == cell.cell
+        )
         words = f"{hostview.mib(held)} of " if held else ""
         words += f"{hostview.mib(cell.memory_mib)}{' held' if held else ''}"
         words += f" of GPU {cell.gpu}" if cell.gpu else ""
@@ -169,8 +178,8 @@ def _memory(canvas: Canvas, x: float, y: float, cell: HostCell) -> None:
     """Memory as a bar: what guests hold of this cell in their colours."""
     width, at = CELL_WIDTH - 2 * PAD, x
     canvas.box(x, y, width, BAR, "cpu", "#fff")
-    for number, claim in enumerate(canvas.claims):
-        mib = sum(size for other, size in claim.cells if other == cell.cell)
+    for number, reservation in enumerate(canvas.reservations):
+        mib = sum(size for other, size in reservation.cells if other == cell.cell)
         part = min(width * mib / max(1, cell.memory_mib), x + width - at)
         if part > 0:
             canvas.box(at, y, part, BAR, "cpu", _colour(number))
@@ -236,7 +245,7 @@ def _complex(canvas: Canvas, x: float, y: float, root: Complex) -> float:
     return height + 2
 
 
-def _ports(canvas: Canvas, x: float, y: float, ports: Sequence[Port], width: float) -> float:
+def _ports(canvas: Canvas, x: float, y: float, ports: Sequence[FunctionTree], width: float) -> float:
     """Functions one below the other; below a bridge they are indented, chains of bridges share a line."""
     height = 0.0
     for port in ports:
@@ -262,7 +271,7 @@ def _ports(canvas: Canvas, x: float, y: float, ports: Sequence[Port], width: flo
     return height
 
 
-def _tops(ports: Sequence[Port]) -> list[float]:
+def _tops(ports: Sequence[FunctionTree]) -> list[float]:
     """Where each of these ports will begin, counted from the first."""
     tops, at = [], 0.0
     for port in ports:
@@ -271,7 +280,7 @@ def _tops(ports: Sequence[Port]) -> list[float]:
     return tops
 
 
-def _height(port: Port) -> float:
+def _height(port: FunctionTree) -> float:
     last = port
     while len(last.below) == 1 and last.function.bridge and last.below[0].function.bridge:
         last = last.below[0]

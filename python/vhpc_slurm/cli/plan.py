@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm.catalog import resolve
-from vhpc_slurm.cli import here, jobs, output, planview
+from vhpc_slurm.cli import context, jobs, output, planview
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError, VhpcError
@@ -26,7 +26,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import accounts, claims, devices, gpumap, inventory, shares
+from vhpc_slurm.node import accounts, devices, gpumap, inventory, reservations, shares
 from vhpc_slurm.node.layout import Layout, domain_name
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
@@ -50,7 +50,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Case:
+class PlanInput:
     """All that a plan follows from."""
 
     generation: Generation
@@ -64,7 +64,7 @@ class Case:
     devices: NodeDevices | None = None
 
 
-def of_job(config: Config, job_id: int, node: str) -> Case:
+def of_job(config: Config, job_id: int, node: str) -> PlanInput:
     """The case of an existing job on this node, from its lease.
 
     Raises:
@@ -84,9 +84,9 @@ def of_job(config: Config, job_id: int, node: str) -> Case:
             f"its nodes are {output.node_list(names)}",
             "a plan follows from the topology of the node that vhpc plan runs on: run it there",
         )
-    host = inventory.read(node, config)
+    host = inventory.read_inventory(node, config)
     found, notes = _shares(config, lease.request.uid, lease.request.work_dir)
-    return Case(
+    return PlanInput(
         lease.generation,
         lease.allocation.on(node),
         host,
@@ -99,13 +99,13 @@ def of_job(config: Config, job_id: int, node: str) -> Case:
     )
 
 
-def of_wish(config: Config, wish: Wish, node: str) -> Case:
+def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
     """The case of an allocation that could be.
 
     Raises:
         UserError: unknown image or user, or a CPU list that is none.
     """
-    host = inventory.read(node, config)
+    host = inventory.read_inventory(node, config)
     image = resolve(Path(config.images.catalog), ImageRef.parse(wish.image))
     try:
         cpus = tuple(range(len(host.abstract))) if wish.cpus is None else parse_cpu_list(wish.cpus)
@@ -119,7 +119,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
         restart=0,
         uid=uid,
         gid=0,
-        user=wish.user or here.user_name(uid),
+        user=wish.user or context.user_name(uid),
         work_dir=wish.work_dir,
         image=image.ref,
         mem_reserve_mib=wish.mem_reserve_mib,
@@ -129,19 +129,19 @@ def of_wish(config: Config, wish: Wish, node: str) -> Case:
     found, more = _shares(config, uid, wish.work_dir) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")
     allocation = NodeAllocation(node, cpus, memory, gres)
-    return Case(generation, allocation, host, request, image, found, (*notes, *more), NOTHING, given)
+    return PlanInput(generation, allocation, host, request, image, found, (*notes, *more), NOTHING, given)
 
 
 def _usage(config: Config, generation: Generation) -> Usage:
     """What other jobs hold here, which only root can see."""
-    return fold(claims.live(Layout(config), but=generation)) if here.is_root() else NOTHING
+    return fold(reservations.live(Layout(config), excluding=generation)) if context.is_root() else NOTHING
 
 
 def _devices(config: Config) -> NodeDevices:
     """What may be given; what is in quarantine only root can see."""
-    if here.is_root():
+    if context.is_root():
         return devices.handed_out(Layout(config))
-    return NodeDevices(gpumap.read(Path(config.placement.gpu_map)))
+    return NodeDevices(gpumap.read_gpu_map(Path(config.placement.gpu_map)))
 
 
 def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeDevices | None]:
@@ -156,7 +156,7 @@ def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeD
     return (gres,) if indexes else (), _devices(config)
 
 
-def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
+def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     """Show the plan of a case.
 
     Raises:
@@ -191,7 +191,7 @@ def plan(config: Config, case: Case, *, xml: bool, as_json: bool) -> int:
     return 0
 
 
-def _within_qemus_limit(config: Config, case: Case, found: NodePlan) -> NodePlan | Refusal:
+def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> NodePlan | Refusal:
     """The plan, or a refusal where QEMU gives no guest so many vCPUs; libvirt is asked about large ones."""
     from vhpc_slurm.domain import iommu
     from vhpc_slurm.node import guest, refusal
@@ -214,7 +214,7 @@ def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:
     import pwd
 
     if user is None:
-        if here.is_root():
+        if context.is_root():
             return 0, ("shares are left out: they depend on the user, name one with --user",)
         return os.geteuid(), ()
     try:
@@ -230,7 +230,7 @@ def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[shares.Share
     """
     account = accounts.account(uid)
     program, timeout = f"{config.paths.libexec}/vhpc-confine", config.guests.stage_timeout_s
-    if not here.is_root() or not os.access(program, os.X_OK):
+    if not context.is_root() or not os.access(program, os.X_OK):
         found, notes = shares.wanted(config.shares, account, work_dir)
         notes.append(f"whether {account.name} can enter them was not tried: root can, with {program}")
         return tuple(found), tuple(notes)
@@ -254,7 +254,7 @@ def _hypervisor(config: Config) -> tuple[int, str]:
         return LIBVIRT_OLDEST, f"as for the oldest libvirt that will do; the running one was not asked: {err}"
 
 
-def _xml(config: Config, case: Case, guest: GuestPlan) -> str:
+def _xml(config: Config, case: PlanInput, guest: GuestPlan) -> str:
     """The domain as stages.boot would have it; uid and paths of files are those of a first guest."""
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
@@ -289,15 +289,15 @@ def _xml(config: Config, case: Case, guest: GuestPlan) -> str:
     return f"<!-- {remark.replace('--', '- -')} -->\n{text}" if remark else text
 
 
-def _accelerator(config: Config, case: Case) -> tuple[str, str]:
+def _accelerator(config: Config, case: PlanInput) -> tuple[str, str]:
     """(kvm or tcg, why)."""
     why = case.host.kvm_reason
-    if config.guests.accelerator == "auto" and not case.host.kvm and not here.is_root():
-        why += f"; judged as {here.user_name()}, Prolog judges as root"
+    if config.guests.accelerator == "auto" and not case.host.kvm and not context.is_root():
+        why += f"; judged as {context.user_name()}, Prolog judges as root"
     return ("kvm" if case.host.kvm else "tcg"), why
 
 
-def _json(config: Config, case: Case, plan_: NodePlan) -> dict[str, Any]:
+def _json(config: Config, case: PlanInput, plan_: NodePlan) -> dict[str, Any]:
     """The NodePlan itself with what it follows from beside it."""
     accelerator, why = _accelerator(config, case)
     abstract = {os_cpu: number for number, os_cpu in enumerate(case.host.abstract)}

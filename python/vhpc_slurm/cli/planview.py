@@ -11,13 +11,13 @@ from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
-    from vhpc_slurm.cli.plan import Case
+    from vhpc_slurm.cli.plan import PlanInput
 
 NO_JOB = 0xFFFFFFFE
 """Stands for the job of a plan that is for none: Slurm's NO_VAL, which is no job's id."""
 
 
-def show(case: Case, plan_: NodePlan, accelerated: tuple[str, str], libvirt_uri: str) -> None:
+def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt_uri: str) -> None:
     """Print a plan; ``accelerated`` is kvm or tcg, and why."""
     accelerator, why = accelerated
     name = "QEMU with KVM" if accelerator == "kvm" else "QEMU in software (TCG), many times slower"
@@ -43,7 +43,7 @@ def show(case: Case, plan_: NodePlan, accelerated: tuple[str, str], libvirt_uri:
         print(f"note: {printable(note)}")
 
 
-def _memory(case: Case, plan_: NodePlan) -> str:
+def _memory(case: PlanInput, plan_: NodePlan) -> str:
     reserve = "guests.memory_reserve_mib" if case.request.mem_reserve_mib is None else "--vhpc-mem-reserve"
     guests = sum(guest.memory_mib for guest in plan_.guests)
     rounded = plan_.job_memory_mib - plan_.reserve_mib - guests
@@ -54,7 +54,7 @@ def _memory(case: Case, plan_: NodePlan) -> str:
     return f"{text} = {guests} MiB for {whom}; the image needs {case.image.manifest.min_memory_mib} MiB"
 
 
-def _show_guest(case: Case, guest: GuestPlan) -> None:
+def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
     topology = guest.topology
     shape = " x ".join(
         f"{count} {name}"
@@ -121,10 +121,10 @@ def _show_devices(guest: GuestPlan) -> None:
     print(f"physical addresses of {guest.address_bits} bits{hole}")
 
 
-def refusal(case: Case, refused: Refusal, *, as_json: bool) -> None:
+def refusal(case: PlanInput, refused: Refusal, *, as_json: bool) -> None:
     """Print all reasons why there is no plan."""
     if as_json:
-        reasons = [{"kind": r.kind, "what": r.what, "why": r.why, "cure": r.cure} for r in refused.reasons]
+        reasons = [{"kind": r.kind, "what": r.what, "why": r.why, "cure": r.hint} for r in refused.reasons]
         output.write_json({"node": case.host.node, "refused": reasons})
         return
     print(f"no guest of image {case.image.ref} can run on {case.host.node}:")

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from vhpc_slurm.cli import here, output
+from vhpc_slurm.cli import context, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.hooks.reconcile import reconcile as run
 
 
 def reconcile(config: Config, node: str, *, check: bool, as_json: bool) -> int:
-    """Mend, or with ``check`` only look.
+    """Repair, or with ``check`` only look.
 
     Returns 1 when something is left that should not be there, with ``check``
     when anything was found at all.
     """
-    here.need_root("reconcile")
+    context.need_root("reconcile")
     outcomes = run(config, node, check=check)
     if as_json:
-        output.write_json([asdict(outcome) for outcome in outcomes])
+        output.write_json(
+            [
+                {"kind": one.kind, "what": one.what, "mended": one.repaired, "error": one.error}
+                for one in outcomes
+            ]
+        )
     elif not outcomes:
         print(f"{node} is clean")
     else:
         output.write_table(
-            ("KIND", "FOUND", "MENDED", "ERROR"),
-            [(o.kind, o.what, "yes" if o.mended else "no", o.error) for o in outcomes],
+            ("KIND", "FOUND", "REPAIRED", "ERROR"),
+            [(o.kind, o.what, "yes" if o.repaired else "no", o.error) for o in outcomes],
         )
-    left = [outcome for outcome in outcomes if check or not outcome.mended]
+    left = [outcome for outcome in outcomes if check or not outcome.repaired]
     return 1 if left else 0

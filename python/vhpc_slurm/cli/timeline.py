@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vhpc_slurm.cli import here, jobs, output
+from vhpc_slurm.cli import context, jobs, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Generation, Stage, Timeline
@@ -90,13 +90,13 @@ def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
 
 def _local(config: Config, job_id: int) -> Timeline | None:
     """The last incarnation's timeline on this node, where there is one."""
-    if not here.is_root():
+    if not context.is_root():
         return None
     folder = Layout(config).timelines
     found = [
         line
         for path in folder.glob(f"{job_id}.*.json")
-        if (line := stored.read(path)) is not None and line.stages
+        if (line := stored.read_timeline(path)) is not None and line.stages
     ]
     return max(found, key=lambda line: (line.generation.restart, line.stages[0].began), default=None)
 

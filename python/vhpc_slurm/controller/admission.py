@@ -18,7 +18,7 @@ from enum import Enum
 PRIVILEGED_PORTS = 1024
 
 
-class Group(Enum):
+class PeerGroup(Enum):
     """Whose connections share room."""
 
     TRUSTED = "root of the cluster's hosts"
@@ -27,7 +27,7 @@ class Group(Enum):
 
 
 @dataclass(frozen=True)
-class Share:
+class Quota:
     """The most that a group and an address of it may hold."""
 
     connections: int
@@ -36,10 +36,10 @@ class Share:
     bytes_each: int
 
 
-SHARES: Mapping[Group, Share] = {
-    Group.TRUSTED: Share(4096, 1024, 64 << 20, 32 << 20),
-    Group.MEMBER: Share(1024, 64, 16 << 20, 4 << 20),
-    Group.OTHER: Share(256, 32, 16 << 20, 4 << 20),
+SHARES: Mapping[PeerGroup, Quota] = {
+    PeerGroup.TRUSTED: Quota(4096, 1024, 64 << 20, 32 << 20),
+    PeerGroup.MEMBER: Quota(1024, 64, 16 << 20, 4 << 20),
+    PeerGroup.OTHER: Quota(256, 32, 16 << 20, 4 << 20),
 }
 """A request has at most 1 MiB.  A node that holds a thousand leases reports their ends one by one."""
 
@@ -47,7 +47,7 @@ SHARES: Mapping[Group, Share] = {
 class Peer:
     """A connection whose user is not known yet."""
 
-    def __init__(self, address: str, group: Group, drop: Callable[[], None]) -> None:
+    def __init__(self, address: str, group: PeerGroup, drop: Callable[[], None]) -> None:
         """``drop`` ends the connection; it is called at most once."""
         self.address = address
         self.group = group
@@ -63,16 +63,18 @@ class Admission:
     """All such connections; belongs to the event loop."""
 
     def __init__(
-        self, shares: Mapping[Group, Share], dropped: Callable[[Peer, str], None] = lambda _peer, _why: None
+        self,
+        shares: Mapping[PeerGroup, Quota],
+        dropped: Callable[[Peer, str], None] = lambda _peer, _why: None,
     ) -> None:
         """``dropped`` hears of each connection that has to go, and why."""
         self._shares = shares
         self._dropped = dropped
         # Peers of an address in the order in which they came.
-        self._peers: dict[Group, dict[str, dict[Peer, None]]] = {group: {} for group in Group}
-        self._bytes: dict[Group, dict[str, int]] = {group: {} for group in Group}
-        self._connections = dict.fromkeys(Group, 0)
-        self._held = dict.fromkeys(Group, 0)
+        self._peers: dict[PeerGroup, dict[str, dict[Peer, None]]] = {group: {} for group in PeerGroup}
+        self._bytes: dict[PeerGroup, dict[str, int]] = {group: {} for group in PeerGroup}
+        self._connections = dict.fromkeys(PeerGroup, 0)
+        self._held = dict.fromkeys(PeerGroup, 0)
 
     def enter(self, peer: Peer) -> None:
         """A connection has come; the oldest of its address, or of the address with most, may have to go."""
@@ -110,7 +112,7 @@ class Admission:
             del self._peers[peer.group][peer.address]
             self._bytes[peer.group].pop(peer.address, None)
 
-    def count(self, group: Group) -> int:
+    def count(self, group: PeerGroup) -> int:
         """How many connections of a group there are."""
         return self._connections[group]
 
@@ -120,7 +122,7 @@ class Admission:
         of_address = self._bytes[peer.group]
         of_address[peer.address] = of_address.get(peer.address, 0) + count
 
-    def _largest(self, group: Group, address: str) -> Peer:
+    def _largest(self, group: PeerGroup, address: str) -> Peer:
         # The first of several as large: the oldest.
         return max(self._peers[group][address], key=lambda peer: peer.held)
 
@@ -130,14 +132,14 @@ class Admission:
         peer.drop()
 
 
-def scaled(shares: Mapping[Group, Share], descriptors: int) -> dict[Group, Share]:
+def scaled(shares: Mapping[PeerGroup, Quota], descriptors: int) -> dict[PeerGroup, Quota]:
     """The shares where there are only so many descriptors for connections."""
     wanted = sum(share.connections for share in shares.values())
     if descriptors >= wanted:
         return dict(shares)
     part = max(0.0, descriptors / wanted)
     return {
-        group: Share(
+        group: Quota(
             max(8, int(share.connections * part)),
             max(4, int(share.connections_each * part)),
             share.bytes,

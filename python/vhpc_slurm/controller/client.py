@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 
 from vhpc_slurm import errors
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import forms, rootport
 from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller import rootport, wire_types
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
 from vhpc_slurm.munge import CredentialError, Munge
@@ -32,7 +32,7 @@ CLOSE_S = 0.5
 """So long vhpcd may take to close a connection that it has answered."""
 
 
-class Acknowledgement(Protocol):
+class AcknowledgementFields(Protocol):
     """A node's word about a generation; ``timeline`` is what it went through, if known."""
 
     @property
@@ -71,8 +71,8 @@ class ControllerClient:
 
     def open_generation(self, request: JobRequest, allocation: Allocation) -> Lease:
         """Make the job's lease, or return the one it has: READY, or REFUSED with the line for the user."""
-        layouts = forms.pack_allocation(allocation)
-        body = wire.OpenGeneration(request=request, layouts=layouts)
+        node_groups = wire_types.pack_allocation(allocation)
+        body = wire.OpenGeneration(request=request, node_groups=node_groups)
         return self._ask(body, wire.LeaseAnswer).lease.unpack()
 
     def lease(self, job_id: int, restart: int | None, node: str, wait_s: float) -> Lease:
@@ -94,7 +94,7 @@ class ControllerClient:
         """Say that the job's incarnations up to this restart count (None: all) are over."""
         self._ask(wire.Ending(job_id=job_id, restart=restart), wire.Done)
 
-    def acknowledge(self, ack: Acknowledgement) -> None:
+    def acknowledge(self, ack: AcknowledgementFields) -> None:
         """Say whether this node still holds something of a generation."""
         body = wire.Acknowledge(
             generation=str(ack.generation),
@@ -107,7 +107,7 @@ class ControllerClient:
 
     def report_timeline(self, timeline: Timeline) -> None:
         """Leave a node's timeline with vhpcd, instead of an earlier one of that node and generation."""
-        line = forms.TimelineWire(
+        line = wire_types.TimelineWire(
             generation=str(timeline.generation), node=timeline.node, stages=timeline.stages
         )
         self._ask(wire.ReportTimeline(timeline=line), wire.Done)
@@ -122,7 +122,7 @@ class ControllerClient:
             live: only those that are not released.
             timelines: with what nodes reported; costs as much again.
         """
-        records: list[forms.RecordWire] = []
+        records: list[wire_types.RecordWire] = []
         after: int | None = 0
         while after is not None:
             page = self._ask(wire.ListLeases(after=after, job_id=job_id, live=live), wire.LeasePage)
@@ -183,7 +183,7 @@ class ControllerClient:
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(2 * pause_s, 1.0)
         if isinstance(answer, wire.Failure):
-            raise _KINDS.get(answer.kind, FabricError)(answer.what, answer.why, answer.cure)
+            raise _KINDS.get(answer.kind, FabricError)(answer.what, answer.why, answer.hint)
         if not isinstance(answer, expected):
             raise FabricError("vhpcd gave an answer to another question", type(answer).__name__)
         return answer
@@ -209,7 +209,7 @@ class ControllerClient:
         try:
             credential = self._munge.decode(frame)
         except CredentialError as err:
-            raise FabricError(what, err.why, err.cure) from err
+            raise FabricError(what, err.why, err.hint) from err
         if credential.uid not in self._trusted():
             user = self._settings.user
             raise FabricError(

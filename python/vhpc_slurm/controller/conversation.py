@@ -22,12 +22,12 @@ import msgspec
 from vhpc_slurm import __version__
 from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller.addresses import plain
-from vhpc_slurm.controller.admission import PRIVILEGED_PORTS, SHARES, Admission, Group, Peer, scaled
+from vhpc_slurm.controller.admission import PRIVILEGED_PORTS, SHARES, Admission, Peer, PeerGroup, scaled
 from vhpc_slurm.controller.attempts import Attempts
 from vhpc_slurm.controller.authority import Authority, Origin
 from vhpc_slurm.controller.dispatch import Dispatcher
 from vhpc_slurm.controller.peeruid import PeerUids
-from vhpc_slurm.controller.sparinglog import SparingLog
+from vhpc_slurm.controller.ratelimited_log import RateLimitedLog
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import (
     Credential,
@@ -88,7 +88,7 @@ class Server:
         self._allowed = allowed
         self._authority = authority
         self._nonces = FreshNonces()
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._admission = Admission(scaled(SHARES, descriptors), self._dropped)
         self._attempts = Attempts()
         self._known: Counter[str] = Counter()
@@ -120,7 +120,7 @@ class Server:
             return connection.close()
         origin = Origin(plain(place[0]), plain(own[0]) == plain(place[0]))
         group = self._group(origin, place, own)
-        if group is not Group.TRUSTED and not self._attempts.another(origin.address):
+        if group is not PeerGroup.TRUSTED and not self._attempts.another(origin.address):
             self._log.warning("%s connects too often, and is not listened to for a while", origin.address)
             return connection.close()
         peer = Peer(origin.address, group, lambda: _cancel(task))
@@ -137,16 +137,16 @@ class Server:
         self._admission.enter(peer)
         return None
 
-    def _group(self, origin: Origin, place: tuple[str, int], own: tuple[str, int]) -> Group:
+    def _group(self, origin: Origin, place: tuple[str, int], own: tuple[str, int]) -> PeerGroup:
         privileged = place[1] < PRIVILEGED_PORTS
         if origin.own_host:
             uid = 0 if privileged else self._uids.of(place, own) if self._uids is not None else None
             if uid is None:
-                return Group.MEMBER
-            return Group.TRUSTED if uid in self._allowed else Group.OTHER
+                return PeerGroup.MEMBER
+            return PeerGroup.TRUSTED if uid in self._allowed else PeerGroup.OTHER
         if self._authority is None or not self._authority.knows(origin.address):
-            return Group.OTHER
-        return Group.TRUSTED if privileged else Group.MEMBER
+            return PeerGroup.OTHER
+        return PeerGroup.TRUSTED if privileged else PeerGroup.MEMBER
 
     def _dropped(self, peer: Peer, why: str) -> None:
         self._log.warning("a connection of %s is dropped: %s", peer.address, why)
@@ -243,7 +243,7 @@ class Server:
                 credential = await self._in_thread(peer, lambda: self._munge.decode(frame))
         except (CredentialExpiredError, CredentialRewoundError) as err:
             self._log.warning("message from %s: %s", peer.address, err.line())
-            return err.credential, wire.Failure(kind="fabric", what=err.what, why=err.why, cure=err.cure)
+            return err.credential, wire.Failure(kind="fabric", what=err.what, why=err.why, hint=err.hint)
         except MungeError as err:
             self._log.warning("message from %s: %s", peer.address, err.line())
             return None, None
@@ -252,7 +252,7 @@ class Server:
     @contextlib.asynccontextmanager
     async def _turn(self, peer: Peer) -> AsyncIterator[None]:
         """Wait for munged's time: at once for trusted peers, one after the other for those of an address."""
-        if peer.group is Group.TRUSTED:
+        if peer.group is PeerGroup.TRUSTED:
             yield
             return
         lock, users = self._turns.get(peer.address, (asyncio.Lock(), 0))
@@ -266,7 +266,7 @@ class Server:
                 self._turns[peer.address] = (lock, users - 1)
 
     async def _in_thread(self, peer: Peer, call: Callable[[], Result]) -> Result:
-        threads = self._threads if peer.group is Group.TRUSTED else self._others
+        threads = self._threads if peer.group is PeerGroup.TRUSTED else self._others
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     def _object(self, envelope: wire.Envelope, credential: Credential, address: str) -> wire.Failure | None:
@@ -283,7 +283,7 @@ class Server:
                 kind="fabric",
                 what=f"vhpcd does not speak protocol {envelope.version}",
                 why=f"vhpcd {__version__} speaks protocol {wire.VERSION}",
-                cure="install one version of vhpc on all hosts",
+                hint="install one version of vhpc on all hosts",
             )
         if not self._nonces.fresh(envelope.nonce, asyncio.get_running_loop().time()):
             self._log.warning("replayed request of uid %d from %s", credential.uid, address)
@@ -303,7 +303,7 @@ class Server:
                 await self._authority.check(request, origin)
             except VhpcError as err:
                 self._log.warning("uid %d at %s is refused: %s", uid, origin.address, err.line())
-                return wire.Failure(kind=err.kind, what=err.what, why=err.why, cure=err.cure)
+                return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
         answer = asyncio.ensure_future(self._dispatcher.answer(request, uid))
         gone = asyncio.ensure_future(reader.read(1))
         try:

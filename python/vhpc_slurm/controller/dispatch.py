@@ -20,11 +20,11 @@ import msgspec
 
 from vhpc_slurm import __version__
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import forms, leases, reconcile
+from vhpc_slurm.controller import leases, reconcile, wire_types
 from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.fabricwork import FabricWork
+from vhpc_slurm.controller.fabric_scheduler import FabricScheduler
+from vhpc_slurm.controller.fabric_sync import FabricSync
 from vhpc_slurm.controller.service import LeaseService, look_up
-from vhpc_slurm.controller.worker import FabricWorker
 from vhpc_slurm.controller.writer import Writer
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
@@ -59,15 +59,15 @@ class Dispatcher:
         self._waiting: dict[int, set[asyncio.Future[None]]] = {}
         self.connections = 0
         fabric = config.fabric
-        self._work = FabricWork(
-            service.rounds,
+        self._fabric_sync = FabricSync(
+            service.transitions,
             network,
             self._writer.submit,
             open_deadline_s=fabric.open_deadline_s,
             unread_deadline_s=fabric.unread_deadline_s,
         )
-        self._fabric = FabricWorker(
-            self._work,
+        self._scheduler = FabricScheduler(
+            self._fabric_sync,
             interval_s=fabric.sweep_interval_s,
             # Sooner than the client gives up, or he would not hear why.
             deadline_s=max(1.0, config.controller.request_timeout_s - 1.0),
@@ -78,15 +78,15 @@ class Dispatcher:
         try:
             return await self._answer(request, uid)
         except VhpcError as err:
-            return wire.Failure(kind=err.kind, what=err.what, why=err.why, cure=err.cure)
+            return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
         except (ValueError, msgspec.MsgspecError) as err:
             return wire.Failure(kind="fabric", what="vhpcd cannot use that request", why=str(err)[:300])
         except Exception:
             log.exception("internal error")
-            return wire.Failure(kind="fabric", what="vhpcd failed", cure="see its log")
+            return wire.Failure(kind="fabric", what="vhpcd failed", hint="see its log")
 
     async def reconcile(self) -> None:
-        """One round; FabricError when Slurm cannot be asked, and then no job was judged."""
+        """One pass; FabricError when Slurm cannot be asked, and then no job was judged."""
         await self.begin()
         await self._write(self._service.prune, self._config.controller.history_days * 86400.0)
         asked = time.time()
@@ -113,24 +113,24 @@ class Dispatcher:
 
     async def audit(self) -> bool:
         """Look at the fabric, and say whether something was wrong; FabricError when it was not put right."""
-        return await self._fabric.run(self._work.audit)
+        return await self._scheduler.run(self._fabric_sync.audit)
 
     async def begin(self) -> None:
         """Take up what the last vhpcd, or a fabric that would not, left undone."""
-        await self._write(self._service.rounds.settle)
-        self._fabric.poke()
+        await self._write(self._service.transitions.settle)
+        self._scheduler.poke()
 
     async def audit_due(self, seconds: float) -> None:
         """Wait so long, or until the fabric was changed, by vhpcd or by others."""
-        await self._fabric.audit_due(seconds)
+        await self._scheduler.audit_due(seconds)
 
     def watch(self) -> None:
         """Watch what others do to the fabric; FabricError when only the auditor will see it."""
-        self._fabric.watch()
+        self._scheduler.watch()
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""
-        self._fabric.close()
+        self._scheduler.close()
         self._writer.close()
         self._slow.shutdown(wait=False, cancel_futures=True)
 
@@ -166,38 +166,38 @@ class Dispatcher:
         self, request: wire.Fence | wire.ClearKey | wire.TellFabric, uid: int
     ) -> wire.Fenced | wire.Done:
         """What an operator asks of the fabric."""
-        rounds = self._service.rounds
+        transitions = self._service.transitions
         if isinstance(request, wire.Fence):
-            fenced, in_use = await self._write(rounds.fence, request.node, uid)
+            fenced, in_use = await self._write(transitions.fence, request.node, uid)
             return wire.Fenced(generations=tuple(map(str, fenced)), in_use=tuple(map(str, in_use)))
         if isinstance(request, wire.TellFabric):
             log.warning("uid %d has the fabric told anew%s", uid, ", by force" * request.force)
-            await self._fabric.run(lambda: self._work.round(anew=True, force=request.force))
+            await self._scheduler.run(lambda: self._fabric_sync.run_batch(anew=True, force=request.force))
             return wire.Done()
         generations = tuple(map(Generation.parse, request.generations))
-        await self._write(rounds.clear, generations, uid)
+        await self._write(transitions.clear, generations, uid)
         try:
-            results = await self._fabric.run(self._work.round)
+            results = await self._scheduler.run(self._fabric_sync.run_batch)
         finally:
             # What was not cleared now is not cleared behind the operator's back later.
-            await self._write(rounds.leaving.difference_update, generations)
+            await self._write(transitions.leaving.difference_update, generations)
         for generation in generations:
             if isinstance(why := results.get(generation), FabricError):
                 raise why
         return wire.Done()
 
     async def _open(self, request: wire.OpenGeneration) -> LeaseRecord:
-        job, allocation = request.request, forms.unpack_allocation(request.layouts)
+        job, allocation = request.request, wire_types.unpack_allocation(request.node_groups)
         async with self._one_at_a_time(job.job_id):
             record = await self._write(self._service.find, job, allocation)
             if record is None or record.lease.state not in leases.DECIDED:
-                with self._fabric.arriving():
+                with self._scheduler.arriving():
                     # The catalogue may lie on a file system that hangs: not the writer's business.
                     image = await self._aside(look_up, Path(self._config.images.catalog), job.image)
-                    self._work.watch.must_be_safe()
+                    self._fabric_sync.watch.must_be_safe()
                     record = await self._write(self._service.reserve, job, allocation, image)
             if record.lease.state is LeaseState.RESERVED:
-                record = await self._fabric.ready(record.lease.generation)
+                record = await self._scheduler.ready(record.lease.generation)
         self._notify(job.job_id)
         return record
 
@@ -211,7 +211,7 @@ class Dispatcher:
         while True:
             with self._listening(request.job_id) as change:
                 # Listening begins before the look, or a change between the two would be missed.
-                self._work.watch.must_be_safe()
+                self._fabric_sync.watch.must_be_safe()
                 record = await self._write(self._service.take, request.job_id, request.restart, request.node)
                 if record is not None:
                     return record
@@ -244,7 +244,9 @@ class Dispatcher:
                 self._service.store.page, request.after, job_id=request.job_id, live=request.live
             )
         )
-        page, more = _fill([(serial, forms.RecordWire.pack(record)) for serial, record in rows], full=100)
+        page, more = _fill(
+            [(serial, wire_types.RecordWire.pack(record)) for serial, record in rows], full=100
+        )
         return wire.LeasePage(records=page, more=more)
 
     async def _timelines(self, request: wire.ListTimelines) -> wire.TimelinePage:
@@ -252,7 +254,10 @@ class Dispatcher:
             functools.partial(self._service.store.timelines, request.after, job_id=request.job_id)
         )
         packed = [
-            (serial, forms.TimelineWire(generation=str(line.generation), node=line.node, stages=line.stages))
+            (
+                serial,
+                wire_types.TimelineWire(generation=str(line.generation), node=line.node, stages=line.stages),
+            )
             for serial, line in rows
         ]
         page, more = _fill(packed, full=100)
@@ -269,7 +274,7 @@ class Dispatcher:
             database=self._config.controller.database,
             leases=counts,
             connections=self.connections,
-            fabric=self._work.watch.state(),
+            fabric=self._fabric_sync.watch.state(),
             alarms=tuple(
                 wire.AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what)
                 for one in alarms
@@ -282,8 +287,8 @@ class Dispatcher:
         run = functools.partial(call, *args, **kwargs)
         # A change that has begun is finished, even when its client has gone away.
         done = await asyncio.shield(asyncio.wrap_future(self._writer.submit(run)))
-        if self._service.rounds.leaving:
-            self._fabric.poke()
+        if self._service.transitions.leaving:
+            self._scheduler.poke()
         return done
 
     async def _aside(
@@ -337,7 +342,7 @@ class _SameLease:
 
 @functools.lru_cache(maxsize=64)
 def _packed(same: _SameLease) -> wire.LeaseAnswer:
-    return wire.LeaseAnswer(lease=forms.LeaseWire.pack(same.lease))
+    return wire.LeaseAnswer(lease=wire_types.LeaseWire.pack(same.lease))
 
 
 def _lease(record: LeaseRecord) -> wire.LeaseAnswer:

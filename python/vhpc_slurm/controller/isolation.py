@@ -15,7 +15,7 @@ import msgspec
 
 from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.backend import Finding
+from vhpc_slurm.fabric.backend import FabricFinding
 from vhpc_slurm.model import Generation
 
 log = logging.getLogger("vhpcd")
@@ -24,7 +24,7 @@ _Since = tuple[float, float]
 """Of a steady clock, and of the wall's."""
 
 
-class Watch:
+class IsolationWatch:
     """Read by other threads than the one which writes it."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Watch:
 
     def saw(
         self,
-        found: tuple[Finding, ...],
+        found: tuple[FabricFinding, ...],
         trouble: FabricError | None = None,
         holders: Mapping[int, Generation] | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class Watch:
         self._state = FabricState(open_since=min(since, default=None), what=what, audited=audited)
 
     def _note_lost(
-        self, found: tuple[Finding, ...], holders: Mapping[int, Generation], *, blind: bool
+        self, found: tuple[FabricFinding, ...], holders: Mapping[int, Generation], *, blind: bool
     ) -> None:
         lost = {holders[one.port_guid]: one.what for one in found if one.lost and one.port_guid in holders}
         for generation in lost.keys() - self._lost.keys():

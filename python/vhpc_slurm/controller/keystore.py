@@ -1,7 +1,7 @@
-"""Where claims of partition keys are kept: beside the leases, and in their transactions.
+"""Where assignments of partition keys are kept: beside the leases, and in their transactions.
 
 The database itself refuses a second owner of a key, and this module a second
-claim of a GUID, so a mistake in the allocator is an error and not a leak.
+assignment of a GUID, so a mistake in the allocator is an error and not a leak.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 from vhpc_slurm.controller.dberror import DamagedError, explain
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers
-from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
 from vhpc_slurm.model import Generation
 
 _REMEMBERED = 100_000
@@ -27,17 +27,17 @@ _REMEMBERED = 100_000
 class KeyStore(Protocol):
     """The port.  Changes happen inside the lease store's ``transaction`` only."""
 
-    def book(self) -> Book:
-        """All that is claimed, as of now."""
+    def snapshot(self) -> KeySnapshot:
+        """All assignments, as of now."""
 
-    def claim(self, claim: Claim) -> None:
-        """Note a new claim; FabricError when its key is another owner's or a GUID another claim's."""
+    def add(self, assignment: KeyAssignment) -> None:
+        """Note a new assignment; FabricError when another owner has its key or another assignment a GUID."""
 
-    def update(self, claims: Sequence[Claim]) -> None:
-        """Note the states of claims that are there; one change."""
+    def update(self, assignments: Sequence[KeyAssignment]) -> None:
+        """Note the states of assignments that are there; one change."""
 
     def free(self, generations: Sequence[Generation]) -> None:
-        """Forget claims; a key is free with the last one of it."""
+        """Forget assignments; a key is free with the last one of it."""
 
     def knows(self, epoch: int, tag: str) -> bool:
         """Whether this database has had that epoch, by that tag, not too long ago.
@@ -47,100 +47,105 @@ class KeyStore(Protocol):
 
 
 class SqliteKeys:
-    """Claims in the database of the leases, and in memory: all else would be read for each request."""
+    """Assignments in the database of the leases, and in memory: all else would be read for each request."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._claims: dict[Generation, Claim] = {}
+        self._assignments: dict[Generation, KeyAssignment] = {}
         self._freed: dict[int, int] = {}
-        self._book: Book | None = None
+        self._snapshot: KeySnapshot | None = None
         self._fresh = False
 
-    def book(self) -> Book:
-        """All that is claimed."""
+    def snapshot(self) -> KeySnapshot:
+        """All assignments."""
         if not self._fresh:
             self._load()
-        if self._book is None:
+        if self._snapshot is None:
             epoch, tag = self._db.execute(
                 "SELECT epoch, tag FROM key_epoch ORDER BY epoch DESC LIMIT 1"
             ).fetchone()
-            self._book = Book(epoch, tuple(self._claims.values()), dict(self._freed), tag)
-        return self._book
+            self._snapshot = KeySnapshot(epoch, tuple(self._assignments.values()), dict(self._freed), tag)
+        return self._snapshot
 
     def forget(self) -> None:
         """What is in memory may not be what is in the database."""
-        self._fresh, self._book = False, None
+        self._fresh, self._snapshot = False, None
 
-    def claim(self, claim: Claim) -> None:
-        """Note a new claim."""
-        for other in self.book().claims:
-            if keys.overlap(claim, other) and other.generation != claim.generation:
+    def add(self, assignment: KeyAssignment) -> None:
+        """Note a new assignment."""
+        for other in self.snapshot().assignments:
+            if keys.overlap(assignment, other) and other.generation != assignment.generation:
                 raise FabricError(
-                    f"{claim.generation} cannot have its GUIDs", f"{other.generation} has some of them"
+                    f"{assignment.generation} cannot have its GUIDs", f"{other.generation} has some of them"
                 )
         try:
             self._change(
                 "INSERT INTO key_owner (pkey, owner) VALUES (?, ?)"
                 " ON CONFLICT (pkey) DO UPDATE SET owner = excluded.owner WHERE owner IS NULL",
-                claim.pkey,
-                claim.owner,
+                assignment.pkey,
+                assignment.owner,
             )
             self._change(
                 "INSERT INTO key_claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                str(claim.generation),
-                claim.pkey,
-                claim.owner,
-                claim.first_rank,
-                claim.ranks,
-                claim.rails,
-                claim.vfs,
-                claim.state.value,
-                claim.left_s,
-                claim.note,
-                " ".join(f"{guid:#018x}" for guid in claim.ports),
+                str(assignment.generation),
+                assignment.pkey,
+                assignment.owner,
+                assignment.first_rank,
+                assignment.ranks,
+                assignment.rails,
+                assignment.vfs,
+                assignment.state.value,
+                assignment.left_s,
+                assignment.note,
+                " ".join(f"{guid:#018x}" for guid in assignment.ports),
             )
         except sqlite3.IntegrityError as err:
             raise FabricError(
-                f"{claim.generation} cannot have the key {numbers.label(claim.pkey)}",
+                f"{assignment.generation} cannot have the key {numbers.label(assignment.pkey)}",
                 f"it is another's: {err}",
             ) from err
         self._tick()
-        self._claims[claim.generation] = claim
+        self._assignments[assignment.generation] = assignment
 
-    def update(self, claims: Sequence[Claim]) -> None:
-        """Note the states of claims."""
-        for claim in claims:
+    def update(self, assignments: Sequence[KeyAssignment]) -> None:
+        """Note the states of assignments."""
+        for assignment in assignments:
             changed = self._change(
                 "UPDATE key_claim SET state = ?, left_s = ?, note = ? WHERE generation = ?",
-                claim.state.value,
-                claim.left_s,
-                claim.note,
-                str(claim.generation),
+                assignment.state.value,
+                assignment.left_s,
+                assignment.note,
+                str(assignment.generation),
             )
-            assert changed == 1, "only what is claimed changes"
-        if claims:
+            assert changed == 1, "only what is assigned changes"
+        if assignments:
             self._tick()
-            old = {claim.generation: self._claims[claim.generation] for claim in claims}
-            self._claims |= {
-                claim.generation: replace(
-                    old[claim.generation], state=claim.state, left_s=claim.left_s, note=claim.note
+            old = {
+                assignment.generation: self._assignments[assignment.generation] for assignment in assignments
+            }
+            self._assignments |= {
+                assignment.generation: replace(
+                    old[assignment.generation],
+                    state=assignment.state,
+                    left_s=assignment.left_s,
+                    note=assignment.note,
                 )
-                for claim in claims
+                for assignment in assignments
             }
 
     def free(self, generations: Sequence[Generation]) -> None:
-        """Forget claims."""
+        """Forget assignments."""
         if not generations:
             return
-        self.book()
+        self.snapshot()
         self._tick()
         freed = set()
         for generation in generations:
             self._change("DELETE FROM key_claim WHERE generation = ?", str(generation))
-            if (claim := self._claims.pop(generation, None)) is not None:
-                freed.add(claim.pkey)
+            if (assignment := self._assignments.pop(generation, None)) is not None:
+                freed.add(assignment.pkey)
         (epoch,) = self._db.execute("SELECT max(epoch) FROM key_epoch").fetchone()
-        for pkey in freed.difference(claim.pkey for claim in self._claims.values()):
+        for pkey in freed.difference(assignment.pkey for assignment in self._assignments.values()):
             self._change("UPDATE key_owner SET owner = NULL, freed = ? WHERE pkey = ?", epoch, pkey)
             self._freed[pkey] = epoch
 
@@ -149,8 +154,8 @@ class SqliteKeys:
             "SELECT generation, pkey, owner, first_rank, ranks, rails, vfs, state, left_s, note, ports"
             " FROM key_claim ORDER BY pkey, first_rank, generation"
         ).fetchall()
-        claims = (
-            Claim(
+        assignments = (
+            KeyAssignment(
                 Generation.parse(name),
                 pkey,
                 owner,
@@ -165,7 +170,7 @@ class SqliteKeys:
             )
             for name, pkey, owner, first, ranks, rails, vfs, state, left_s, note, ports in rows
         )
-        self._claims = {claim.generation: claim for claim in claims}
+        self._assignments = {assignment.generation: assignment for assignment in assignments}
         self._freed = dict(self._db.execute("SELECT pkey, freed FROM key_owner WHERE freed > 0").fetchall())
         self._fresh = True
 
@@ -177,7 +182,7 @@ class SqliteKeys:
     def _tick(self) -> None:
         if not self._fresh:
             self._load()  # before the change is noted in memory as well
-        self._book = None
+        self._snapshot = None
         self._change("INSERT INTO key_epoch (tag) VALUES (?)", os.urandom(4).hex())
         self._change(
             "DELETE FROM key_epoch WHERE epoch <= (SELECT max(epoch) FROM key_epoch) - ?", _REMEMBERED
@@ -188,8 +193,8 @@ class SqliteKeys:
         return self._db.execute(statement, values).rowcount
 
 
-def read_book(database: str | Path) -> Book:
-    """The book of a database that a vhpcd may be writing; changes nothing.
+def read_snapshot(database: str | Path) -> KeySnapshot:
+    """The snapshot of a database that a vhpcd may be writing; changes nothing.
 
     Raises:
         FabricError: it cannot be read, or is of a vhpcd that had no keys.
@@ -198,7 +203,7 @@ def read_book(database: str | Path) -> Book:
         uri = f"{Path(database).absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None)) as db:
             db.execute("BEGIN")
-            return SqliteKeys(db).book()
+            return SqliteKeys(db).snapshot()
     except sqlite3.Error as err:
         if isinstance(found := explain(err, database), DamagedError):
             raise found from err
@@ -206,4 +211,4 @@ def read_book(database: str | Path) -> Book:
             f"cannot read the keys in {database}", str(err), "root can, on the host of vhpcd"
         ) from err
     except ValueError as err:
-        raise DamagedError(database, f"a claim of a key cannot be read: {err}") from err
+        raise DamagedError(database, f"an assignment of a key cannot be read: {err}") from err

@@ -10,7 +10,7 @@ acted on was vouched for by munged, together with the uid that wrote it.  An
 answer repeats the nonce of its request: an old answer cannot be passed off for
 a new one; a request whose nonce was seen before is refused.
 
-Leases are written as ``forms`` says, and lists come in pages, so that no message
+Leases are written as ``wire_types`` says, and lists come in pages, so that no message
 nears the limit.
 """
 
@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from vhpc_slurm.controller.forms import Layout, LeaseWire, RecordWire, TimelineWire, Wire
+from vhpc_slurm.controller.wire_types import LeaseWire, NodeGroup, RecordWire, TimelineWire, Wire
 from vhpc_slurm.model import (
     JobRequest,
     Stage,
@@ -53,7 +53,7 @@ class OpenGeneration(Wire, frozen=True, tag="open"):
     """PrologSlurmctld: make the lease of this job, or return the one that it has."""
 
     request: JobRequest
-    layouts: tuple[Layout, ...]
+    node_groups: tuple[NodeGroup, ...] = msgspec.field(name="layouts")
 
 
 class GetLease(Wire, frozen=True, tag="get"):
@@ -234,7 +234,7 @@ class Failure(Wire, frozen=True, tag="failure"):
     kind: str
     what: str
     why: str = ""
-    cure: str = ""
+    hint: str = msgspec.field(name="cure", default="")  # its name on the wire since the first release
 
 
 Answer = LeaseAnswer | Done | LeasePage | TimelinePage | Status | Fenced | Failure

@@ -68,7 +68,7 @@ def judge(
     requeue = []
     for job in jobs:
         if stuck_s and job.state == RUNNING and (job.job_id, job.restarts) not in usable:
-            reason = _forgotten(job, over.get((job.job_id, job.restarts)), asked)
+            reason = _end_lost(job, over.get((job.job_id, job.restarts)), asked)
             if reason:
                 requeue.append((job.job_id, reason))
                 continue
@@ -115,7 +115,7 @@ def _unnoticed(record: LeaseRecord | None, asked: float) -> str:
     return ""
 
 
-def _forgotten(job: JobStatus, record: LeaseRecord | None, asked: float) -> str:
+def _end_lost(job: JobStatus, record: LeaseRecord | None, asked: float) -> str:
     """Why a job seems to run that has ended; empty when that is not so.
 
     A slurmctld that is killed forgets ends that it has not saved.  It finds

@@ -42,7 +42,7 @@ CREATE TABLE timeline (
 ) STRICT;
 """
 
-# The foreign key of a claim is the reason why two owners cannot share a key, whatever the code does.
+# The foreign key of an assignment is the reason why two owners cannot share a key, whatever the code does.
 _KEYS = """
 CREATE TABLE key_epoch (
     epoch INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -95,7 +95,7 @@ async def serve(config: Config) -> None:
 def _validate(network: NetworkBackend, store: LeaseStore) -> None:
     """Say what is wrong with the fabric; leases are served nevertheless, and get ready when it is right."""
     try:
-        network.validate(store.keys.book())
+        network.validate(store.keys.snapshot())
     except FabricError as err:
         log.error("the fabric cannot serve: %s", err.line())
 

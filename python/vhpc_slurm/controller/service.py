@@ -20,8 +20,8 @@ import msgspec
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.claims import ClaimKeeper
-from vhpc_slurm.controller.rounds import Rounds
+from vhpc_slurm.controller.key_lifecycle import KeyLifecycle
+from vhpc_slurm.controller.lease_transitions import LeaseTransitions
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError
 from vhpc_slurm.model import (
@@ -59,7 +59,7 @@ def look_up(catalog: Path, ref: ImageRef) -> ImageIdentity | UserError:
 
 
 class LeaseService:
-    """Leases of all jobs; what the fabric has to do with them is in ``rounds``."""
+    """Leases of all jobs; what the fabric has to do with them is in ``transitions``."""
 
     def __init__(
         self,
@@ -82,8 +82,10 @@ class LeaseService:
         A job without a key fails where ``refuse_exhausted``, else it may ask again.
         """
         self.store = store
-        self._claims = ClaimKeeper(store, quarantine_s, steady)
-        self.rounds = Rounds(store, self._claims, lost_after_s=lost_after_s, clock=clock, steady=steady)
+        self._keys = KeyLifecycle(store, quarantine_s, steady)
+        self.transitions = LeaseTransitions(
+            store, self._keys, lost_after_s=lost_after_s, clock=clock, steady=steady
+        )
         self._network = network
         config = config or Config()
         guests = msgspec.structs.replace(config.guests, memory_reserve_mib=reserve_mib)
@@ -126,15 +128,15 @@ class LeaseService:
 
         Every other generation of the job is over from then on.  ``image`` is
         what ``look_up`` said; it counts only where a new lease is made.  A lease
-        without a claim of a key has nothing to wait for and is READY at once.
+        without an assignment of a key has nothing to wait for and is READY at once.
 
         Raises:
             FabricError: the request makes no sense, or no key is free.
         """
         record = self.find(request, allocation) or self._make(request, allocation, image)
-        if record.lease.state is not LeaseState.RESERVED or self._claims.wants_fabric(record):
+        if record.lease.state is not LeaseState.RESERVED or self._keys.wants_fabric(record):
             return record
-        return self.rounds.ready([record])[0]
+        return self.transitions.ready([record])[0]
 
     def look(self, job_id: int, restart: int | None) -> LeaseRecord | None:
         """The newest lease of a job (of that incarnation), in whatever state."""
@@ -197,9 +199,9 @@ class LeaseService:
             return
         with self.store.transaction():
             self.store.put(leases.move(record, LeaseState.ENDING, self._clock()))
-            self._claims.end(record)
+            self._keys.end(record)
         log.info("%s ending: %s", generation, why)
-        self.rounds.release(generation)
+        self.transitions.release(generation)
 
     def acknowledge(
         self, generation: Generation, node: str, *, clean: bool, note: str, timeline: Timeline | None
@@ -217,13 +219,13 @@ class LeaseService:
             if timeline is not None:
                 self.store.report(timeline)
             if not clean:
-                self._claims.doubt(generation, f"{node}: {note}")
+                self._keys.write_tombstone(generation, f"{node}: {note}")
         if not clean:
             log.error("%s not clean on %s: %s", generation, node, note)
         elif note.startswith(ALARM):
             log.error("%s on %s: %s", generation, node, note)
             self._alarm(Alarm(generation.job_id, node, self._clock(), note.removeprefix(ALARM)))
-        self.rounds.release(generation)
+        self.transitions.release(generation)
 
     def report(self, timeline: Timeline) -> None:
         """Keep a node's timeline."""
@@ -250,20 +252,20 @@ class LeaseService:
         record: LeaseRecord | None = None
         if reason or isinstance(image, UserError):
             record = leases.refuse(generation, request, allocation, reason, now)
-        self._claims.age()
+        self._keys.age()
         stale = [old for old in self.store.of_job(request.job_id) if old.lease.state in leases.USABLE]
         with self.store.transaction():
             for old in stale:
                 self.store.put(leases.move(old, LeaseState.ENDING, now))
-                self._claims.end(old)
+                self._keys.end(old)
             if record is None:
                 assert isinstance(image, ImageIdentity)
-                record = self._claim(generation, request, allocation, image, now)
+                record = self._plan(generation, request, allocation, image, now)
                 reason = record.lease.refusal
             self.store.put(record)
         for old in stale:
             log.info("%s ending: replaced by %s", old.lease.generation, generation)
-            self.rounds.release(old.lease.generation)
+            self.transitions.release(old.lease.generation)
         log.info(
             "%s %s for %s on %d nodes %s",
             generation,
@@ -274,7 +276,7 @@ class LeaseService:
         )
         return record
 
-    def _claim(
+    def _plan(
         self,
         generation: Generation,
         request: JobRequest,
@@ -284,13 +286,15 @@ class LeaseService:
     ) -> LeaseRecord:
         """A lease RESERVED, with what it has of the network."""
         try:
-            network, claim = self._network.plan(generation, request, allocation, self.store.keys.book())
+            network, assignment = self._network.plan(
+                generation, request, allocation, self.store.keys.snapshot()
+            )
         except ExhaustedError as err:
             if not self._refuse_exhausted:
                 raise
             return leases.refuse(generation, request, allocation, err.line(), now)
-        if claim is not None:
-            self.store.keys.claim(claim)
+        if assignment is not None:
+            self.store.keys.add(assignment)
         return leases.reserve(generation, request, allocation, image, network, now)
 
 

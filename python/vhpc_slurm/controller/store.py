@@ -18,8 +18,8 @@ import msgspec
 
 from vhpc_slurm.controller import schema
 from vhpc_slurm.controller.dberror import DamagedError, explain
-from vhpc_slurm.controller.forms import LeaseWire, TimelineWire
 from vhpc_slurm.controller.keystore import KeyStore, SqliteKeys
+from vhpc_slurm.controller.wire_types import LeaseWire, TimelineWire
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import ALARM, Alarm, Generation, Lease, LeaseRecord, LeaseState, Timeline
 
@@ -32,7 +32,7 @@ class LeaseStore(Protocol):
 
     @property
     def keys(self) -> KeyStore:
-        """Claims of partition keys, in the same transactions."""
+        """Assignments of partition keys, in the same transactions."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """All changes within are durable at its end, or none is; one within another goes with it."""
@@ -136,9 +136,9 @@ class SqliteStore:
             raise DamagedError(self._path, f"{stray} rows belong to a lease or key that is not there")
         self.live()
         try:
-            self._keys.book()
+            self._keys.snapshot()
         except ValueError as err:
-            raise DamagedError(self._path, f"a claim of a key cannot be read: {err}") from err
+            raise DamagedError(self._path, f"an assignment of a key cannot be read: {err}") from err
 
     def explain(self, err: sqlite3.Error) -> FabricError:
         """An error of the database as one line: what it is, and what to do."""
@@ -146,7 +146,7 @@ class SqliteStore:
 
     @property
     def keys(self) -> KeyStore:
-        """Claims of partition keys."""
+        """Assignments of partition keys."""
         return self._keys
 
     @contextmanager

@@ -1,6 +1,6 @@
 """What the controller asks of a fabric, whatever the fabric is.
 
-The controller keeps the book of claims (``keys.Book``) and tells the fabric the
+The controller keeps the key assignments (``keys.KeySnapshot``) and tells the fabric the
 whole of it each time, so that nothing has to be remembered between two calls:
 ``plan`` before the lease is durable, ``apply`` for all generations that come or
 go together, then ``verify`` for those that come and ``strip`` for those that
@@ -19,14 +19,14 @@ from typing import Literal, Protocol
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers, partitions
 from vhpc_slurm.fabric.filewatch import FileWatch
-from vhpc_slurm.fabric.keys import Book, Claim, KeyState
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
 
-class RefusedError(FabricError):
+class FabricRefusedError(FabricError):
     """The fabric does not take what it was told, and something in that is the reason."""
 
 
@@ -35,7 +35,7 @@ class Proof:
     """What was read back from the fabric.
 
     Attributes:
-        epoch: of the book that the fabric was compared with.
+        epoch: of the snapshot that the fabric was compared with.
         scanned: ports of the fabric whose tables were read.
         seen: ports of the generation among them; each had exactly its keys.
         absent: ports of the generation that the fabric does not show (yet).
@@ -47,13 +47,13 @@ class Proof:
     absent: int = 0
 
 
-Outcomes = dict[Generation, Proof | FabricError]
+ProofResults = dict[Generation, Proof | FabricError]
 """For each generation the proof, or why there is none: one job's trouble is not that of all."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that is not as the book says.
+class FabricFinding:
+    """One thing that is not as the snapshot says.
 
     Attributes:
         port_guid: 0 where it is no port's.
@@ -76,43 +76,43 @@ class Finding:
 class NetworkBackend(Protocol):
     """One kind of network partition.  All raise FabricError when the fabric will not."""
 
-    def validate(self, book: Book) -> None:
+    def validate(self, snapshot: KeySnapshot) -> None:
         """Whether this backend can serve here and now; before the first request."""
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
-        """Choose an identity and the claim behind it; pure."""
+        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+    ) -> tuple[NetworkIdentity, KeyAssignment | None]:
+        """Choose an identity and the assignment behind it; pure."""
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
-        """Make the fabric carry ``book.carried()``, and nothing else.
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
+        """Make the fabric carry ``snapshot.carried()``, and nothing else.
 
-        ``force``: also where the book seems to be of another database than what the fabric has.
+        ``force``: also where the snapshot seems to be of another database than what the fabric has.
         """
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back, after ``apply``, that each generation's ports have their keys, and nobody else has.
 
         Raises FabricError when the fabric cannot be read at all.
         """
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
-        """Read back, after ``apply``, that nothing is left of generations that the book does not carry.
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
+        """Read back, after ``apply``, that nothing is left of generations that the snapshot does not carry.
 
         Raises FabricError when the fabric cannot be read at all.
         """
 
-    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
-        """Compare the whole fabric with what the book carries; changes nothing.
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
+        """Compare the whole fabric with what the snapshot carries; changes nothing.
 
         What cannot be read is a finding, and keeps nothing else from being read.
         ``unsure``: a change broke off, and the fabric may or may not have been told
-        what the book says; what differs only for that reason is left out, but for
+        what the snapshot says; what differs only for that reason is left out, but for
         what ports lack.
         """
 
-    def cure(self, book: Book) -> None:
-        """Make the fabric carry the book once more, whatever it was seen to carry before.
+    def repair(self, snapshot: KeySnapshot) -> None:
+        """Make the fabric carry the snapshot once more, whatever it was seen to carry before.
 
         Where a part of the fabric cannot be told, the others are put right before FabricError is raised.
         """
@@ -131,9 +131,11 @@ class NetworkBackend(Protocol):
 class NoNetwork:
     """No partition: guests have no network, there is nothing to plan or to strip."""
 
-    def validate(self, book: Book) -> None:
+    def validate(self, snapshot: KeySnapshot) -> None:
         """Refuse to serve while keys of another backend are in use: nobody would take them off."""
-        held = [claim for claim in book.claims if claim.state is not KeyState.QUARANTINE]
+        held = [
+            assignment for assignment in snapshot.assignments if assignment.state is not KeyState.QUARANTINE
+        ]
         if held:
             raise FabricError(
                 f"{len(held)} partition keys are in use, and fabric.backend is none",
@@ -142,39 +144,39 @@ class NoNetwork:
             )
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
+        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+    ) -> tuple[NetworkIdentity, KeyAssignment | None]:
         """The identity ``none``, which any number of generations may hold."""
-        del generation, request, allocation, book
+        del generation, request, allocation, snapshot
         return NetworkIdentity(kind="none"), None
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Nothing to apply."""
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Nothing to read back."""
-        return {generation: Proof(book.epoch) for generation in generations}
+        return {generation: Proof(snapshot.epoch) for generation in generations}
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Nothing to strip; an error for what began under another backend."""
-        outcomes: Outcomes = {}
+        outcomes: ProofResults = {}
         for generation in generations:
-            claim = book.of(generation)
-            outcomes[generation] = Proof(book.epoch)
-            if claim is not None:
+            assignment = snapshot.of(generation)
+            outcomes[generation] = Proof(snapshot.epoch)
+            if assignment is not None:
                 outcomes[generation] = FabricError(
-                    f"nobody can take the key {numbers.label(claim.pkey)} off the fabric",
+                    f"nobody can take the key {numbers.label(assignment.pkey)} off the fabric",
                     "fabric.backend is none now",
                 )
         return outcomes
 
-    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Nothing to compare."""
-        del book, unsure
+        del snapshot, unsure
         return ()
 
-    def cure(self, book: Book) -> None:
-        """Nothing to cure."""
+    def repair(self, snapshot: KeySnapshot) -> None:
+        """Nothing to repair."""
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:
         """Nothing to watch."""
@@ -204,18 +206,18 @@ class KeyPolicy:
     limit: int = numbers.MAX_RANKS
     ports: PortMap | None = None
     in_guests: bool = False
-    site: tuple[Partition, ...] = ()
+    site: tuple[IbPartition, ...] = ()
     network: IPv4Network | None = None
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim]:
+        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+    ) -> tuple[NetworkIdentity, KeyAssignment]:
         """As many guests on each node as were asked for, ranked node by node."""
         owner = f"user {request.uid}" if self.owner == "user" else f"job {generation}"
         names, each = allocation.guests(request.guests_per_node), request.guests_per_node
-        claim = keys.claim(
+        assignment = keys.assign(
             self.pool,
-            book,
+            snapshot,
             generation,
             owner,
             ranks=len(names),
@@ -225,15 +227,15 @@ class KeyPolicy:
         )
         if self.ports is not None:
             nodes = [part.node for part in allocation.nodes for _ in range(each)]
-            taken = book.ports_held()
-            claim = replace(
-                claim, ports=self.ports.choose(nodes, rails=self.rails, vfs=self.vfs, taken=taken)
+            taken = snapshot.ports_held()
+            assignment = replace(
+                assignment, ports=self.ports.choose(nodes, rails=self.rails, vfs=self.vfs, taken=taken)
             )
-        found = identity(claim, in_guests=self.in_guests, site=self.site)
+        found = identity(assignment, in_guests=self.in_guests, site=self.site)
         if self.network is not None:
-            addresses = addresses_of(self.network, claim, names)
+            addresses = addresses_of(self.network, assignment, names)
             found = replace(found, addresses=addresses, prefix=self.network.prefixlen)
-        return found, claim
+        return found, assignment
 
 
 class ByPolicy:
@@ -252,42 +254,46 @@ class ByPolicy:
         return False
 
     def plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, book: Book
-    ) -> tuple[NetworkIdentity, Claim | None]:
+        self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
+    ) -> tuple[NetworkIdentity, KeyAssignment | None]:
         """Choose a key."""
-        return self._policy.plan(generation, request, allocation, book)
+        return self._policy.plan(generation, request, allocation, snapshot)
 
 
-def addresses_of(network: IPv4Network, claim: Claim, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """(hostname, address) of a claim's guests, by their ranks: those who share a key have different ones.
+def addresses_of(
+    network: IPv4Network, assignment: KeyAssignment, names: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """(hostname, address) of an assignment's guests, by their ranks: guests with one key have different ones.
 
     Raises:
         FabricError: the network is too small.
     """
-    last = claim.first_rank + claim.ranks
+    last = assignment.first_rank + assignment.ranks
     if last > network.num_addresses - 2:
         raise FabricError(
-            f"{network} has no address for guest {last} on key {claim.pkey:#06x}",
+            f"{network} has no address for guest {last} on key {assignment.pkey:#06x}",
             f"it has {network.num_addresses - 2}",
             "see fabric.ipoib_network in vhpc.toml(5)",
         )
-    return tuple((name, str(network[claim.first_rank + place])) for place, name in enumerate(names, 1))
+    return tuple((name, str(network[assignment.first_rank + place])) for place, name in enumerate(names, 1))
 
 
-def identity(claim: Claim, *, in_guests: bool = False, site: tuple[Partition, ...] = ()) -> NetworkIdentity:
-    """The claim as a lease carries it to the nodes, which compute their GUIDs from it or find them in it."""
-    place = NetworkIdentity(first_rank=claim.first_rank, rails=claim.rails, vfs=claim.vfs)
-    if numbers.VLANS.has(claim.pkey):
-        return replace(place, kind="ethernet", vlan=claim.pkey - numbers.VLANS.base)
-    if numbers.VNIS.has(claim.pkey):
-        return replace(place, kind="vxlan", vni=claim.pkey - numbers.VNIS.base)
-    words = [f"{guid:#018x}" for guid in claim.ports]
-    each = claim.rails * claim.vfs
+def identity(
+    assignment: KeyAssignment, *, in_guests: bool = False, site: tuple[IbPartition, ...] = ()
+) -> NetworkIdentity:
+    """The assignment as a lease carries it to the nodes, which find their GUIDs in it or compute them."""
+    place = NetworkIdentity(first_rank=assignment.first_rank, rails=assignment.rails, vfs=assignment.vfs)
+    if numbers.VLANS.has(assignment.pkey):
+        return replace(place, kind="ethernet", vlan=assignment.pkey - numbers.VLANS.base)
+    if numbers.VNIS.has(assignment.pkey):
+        return replace(place, kind="vxlan", vni=assignment.pkey - numbers.VNIS.base)
+    words = [f"{guid:#018x}" for guid in assignment.ports]
+    each = assignment.rails * assignment.vfs
     return replace(
         place,
         kind="ib",
-        pkey=claim.pkey,
+        pkey=assignment.pkey,
         port_guids=tuple(tuple(words[first : first + each]) for first in range(0, len(words), each)),
         in_guests=in_guests,
-        site_keys=partitions.common_entries(site, claim.port_guids()),
+        site_keys=partitions.common_entries(site, assignment.port_guids()),
     )

@@ -1,6 +1,6 @@
 """Partition keys, and segments of other kinds: who has which, and when it may be another's.  Pure.
 
-A *claim* is what one generation has of a key::
+A *key assignment* is what one generation has of a key::
 
     FREE ──> RESERVED ──> APPLIED ──> VERIFIED ──> ACTIVE
                  │           │            │           │
@@ -9,13 +9,13 @@ A *claim* is what one generation has of a key::
                                                             v          │           │
                                                         TOMBSTONE ─────┘ <─────────┘
 
-FREE is the absence of a claim.  RESERVED is durable before the fabric is told,
+FREE is the absence of an assignment.  RESERVED is durable before the fabric is told,
 ACTIVE is written together with the lease's READY, DRAINING together with its
 ENDING.  STRIPPED says that no port was seen to carry the key any more.  A
-TOMBSTONE is a claim of which somebody could not say that nothing is left of
+TOMBSTONE is an assignment of which somebody could not say that nothing is left of
 it; its key is off the fabric and stays out of use, for as long as it takes.
 
-Under the policy ``job`` a key has at most one claim.  Under ``user`` claims of
+Under the policy ``job`` a key has at most one assignment.  Under ``user`` assignments of
 one user share his key, never a GUID: each has a range of guest ranks of its
 own, which stays taken through its quarantine as well.
 
@@ -36,7 +36,7 @@ from vhpc_slurm.model import Generation
 
 
 class KeyState(StrEnum):
-    """Life of a claim; FREE has no row."""
+    """Life of an assignment; FREE has no row."""
 
     RESERVED = "reserved"
     APPLIED = "applied"
@@ -67,7 +67,7 @@ HOLDING = CARRIED | {KeyState.STRIPPED, KeyState.TOMBSTONE}
 
 
 class KeyTransitionError(Exception):
-    """A step that the life of a claim does not have; a mistake of the caller."""
+    """A step that the life of an assignment does not have; a mistake of the caller."""
 
 
 class ExhaustedError(FabricError):
@@ -75,7 +75,7 @@ class ExhaustedError(FabricError):
 
 
 @dataclass(frozen=True)
-class Claim:
+class KeyAssignment:
     """What one generation has of a key; of a VLAN or a VNI in ``pkey``'s place, see ``Space``.
 
     Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
@@ -109,8 +109,8 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Book:
-    """All claims at one moment, and when each key was last freed.
+class KeySnapshot:
+    """All assignments at one moment, and when each key was last freed.
 
     ``epoch`` counts the changes ever made, and ``tag`` is a random mark of each:
     a database that was copied back from the past counts the same numbers again,
@@ -121,21 +121,21 @@ class Book:
     """
 
     epoch: int
-    claims: tuple[Claim, ...] = ()
+    assignments: tuple[KeyAssignment, ...] = ()
     freed: Mapping[int, int] = field(default_factory=dict)
     tag: str = ""
     off: frozenset[Generation] = frozenset()
 
-    def of(self, generation: Generation) -> Claim | None:
-        """The claim of a generation; None when it has none."""
+    def of(self, generation: Generation) -> KeyAssignment | None:
+        """The assignment of a generation; None when it has none."""
         return self._by_generation.get(generation)
 
     @cached_property
-    def _by_generation(self) -> dict[Generation, Claim]:
-        return {claim.generation: claim for claim in self.claims}
+    def _by_generation(self) -> dict[Generation, KeyAssignment]:
+        return {assignment.generation: assignment for assignment in self.assignments}
 
-    def must(self, generation: Generation) -> Claim:
-        """The claim of a generation; FabricError when it has none."""
+    def must(self, generation: Generation) -> KeyAssignment:
+        """The assignment of a generation; FabricError when it has none."""
         found = self.of(generation)
         if found is None:
             raise FabricError(f"{generation} has no partition key")
@@ -143,33 +143,38 @@ class Book:
 
     def ports_held(self) -> frozenset[int]:
         """The ports with GUIDs of their own that are somebody's."""
-        return frozenset(guid for claim in self.claims if claim.state in HOLDING for guid in claim.ports)
+        return frozenset(
+            guid
+            for assignment in self.assignments
+            if assignment.state in HOLDING
+            for guid in assignment.ports
+        )
 
-    def carried(self) -> tuple[Claim, ...]:
+    def carried(self) -> tuple[KeyAssignment, ...]:
         """What the subnet manager is told, by key and rank."""
-        found = (one for one in self.claims if one.state in CARRIED and one.generation not in self.off)
-        return tuple(sorted(found, key=lambda claim: (claim.pkey, claim.first_rank)))
+        found = (one for one in self.assignments if one.state in CARRIED and one.generation not in self.off)
+        return tuple(sorted(found, key=lambda assignment: (assignment.pkey, assignment.first_rank)))
 
     def missing(self, had: Collection[int], since: int, max_percent: int) -> frozenset[int]:
-        """Keys that the fabric has, told at the epoch ``since``, and that this book knows nothing of.
+        """Keys that the fabric has, told at the epoch ``since``, and that this snapshot knows nothing of.
 
-        None where they are at most ``max_percent`` of a hundred: but a book
-        without claims cannot be the one that they came from.
+        None where they are at most ``max_percent`` of a hundred: but a snapshot
+        without assignments cannot be the one that they came from.
         """
-        known = {claim.pkey for claim in self.claims}
+        known = {assignment.pkey for assignment in self.assignments}
         known |= {pkey for pkey, freed in self.freed.items() if freed > since}
         found = frozenset(had) - known
         few = len(found) * 100 <= max_percent * len(had)
-        return frozenset() if few and self.claims else found
+        return frozenset() if few and self.assignments else found
 
-    def but(self, generations: Iterable[Generation]) -> Book:
+    def without(self, generations: Iterable[Generation]) -> KeySnapshot:
         """The same, with nothing of these generations on the fabric."""
         return replace(self, off=self.off | frozenset(generations))
 
 
-def claim(
+def assign(
     pool: KeyPool,
-    book: Book,
+    snapshot: KeySnapshot,
     generation: Generation,
     owner: str,
     *,
@@ -177,7 +182,7 @@ def claim(
     rails: int,
     vfs: int,
     limit: int = MAX_RANKS,
-) -> Claim:
+) -> KeyAssignment:
     """Choose a key and a range of ranks, below ``limit``, for a generation.
 
     The owner's own key is taken where he has one in use; else the key that has
@@ -192,10 +197,10 @@ def claim(
             f"{ranks} guests with {vfs} ports on each of {rails} rails",
             f"at most {limit} guests, {MAX_VFS} ports and {MAX_RAILS} rails have GUIDs",
         )
-    if book.of(generation) is not None:
-        raise KeyTransitionError(f"{generation} has a claim already")
-    holders: dict[int, list[Claim]] = {}
-    for one in book.claims:
+    if snapshot.of(generation) is not None:
+        raise KeyTransitionError(f"{generation} has an assignment already")
+    holders: dict[int, list[KeyAssignment]] = {}
+    for one in snapshot.assignments:
         holders.setdefault(one.pkey, []).append(one)
     for pkey in sorted(key for key, theirs in holders.items() if theirs[0].owner == owner):
         # A tombstone taints the whole key: nobody knows who still speaks on it.
@@ -203,40 +208,42 @@ def claim(
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
             if first is not None and pkey in pool:
-                return Claim(generation, pkey, owner, first, ranks, rails, vfs)
+                return KeyAssignment(generation, pkey, owner, first, ranks, rails, vfs)
     free = (pkey for pkey in pool.numbers() if pkey not in holders)
-    unused = next((pkey for pkey in free if pkey not in book.freed), None)
+    unused = next((pkey for pkey in free if pkey not in snapshot.freed), None)
     if unused is not None:
-        return Claim(generation, unused, owner, 0, ranks, rails, vfs)
-    rested = [(freed, pkey) for pkey, freed in book.freed.items() if pkey not in holders and pkey in pool]
+        return KeyAssignment(generation, unused, owner, 0, ranks, rails, vfs)
+    rested = [(freed, pkey) for pkey, freed in snapshot.freed.items() if pkey not in holders and pkey in pool]
     if not rested:
-        raise _exhausted(pool, book)
-    return Claim(generation, min(rested)[1], owner, 0, ranks, rails, vfs)
+        raise _exhausted(pool, snapshot)
+    return KeyAssignment(generation, min(rested)[1], owner, 0, ranks, rails, vfs)
 
 
-def move(claim: Claim, state: KeyState, *, note: str = "", quarantine_s: float = 0.0) -> Claim:
-    """The claim in its next state; KeyTransitionError when there is no such step."""
-    if state not in _NEXT[claim.state]:
-        raise KeyTransitionError(f"{claim.generation}: {claim.state} -> {state}")
+def move(
+    assignment: KeyAssignment, state: KeyState, *, note: str = "", quarantine_s: float = 0.0
+) -> KeyAssignment:
+    """The assignment in its next state; KeyTransitionError when there is no such step."""
+    if state not in _NEXT[assignment.state]:
+        raise KeyTransitionError(f"{assignment.generation}: {assignment.state} -> {state}")
     left_s = quarantine_s if state is KeyState.QUARANTINE else 0.0
-    return replace(claim, state=state, left_s=left_s, note=note)
+    return replace(assignment, state=state, left_s=left_s, note=note)
 
 
-def end(claim: Claim) -> Claim:
-    """The claim of a generation that is over: DRAINING, or what it is already."""
+def end(assignment: KeyAssignment) -> KeyAssignment:
+    """The assignment of a generation that is over: DRAINING, or what it is already."""
     early = (KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE)
-    return move(claim, KeyState.DRAINING) if claim.state in early else claim
+    return move(assignment, KeyState.DRAINING) if assignment.state in early else assignment
 
 
-def age(claim: Claim, elapsed_s: float) -> Claim | None:
-    """The claim after so many seconds of a steady clock; None when it is FREE now."""
-    if claim.state is not KeyState.QUARANTINE:
-        return claim
-    left_s = claim.left_s - max(0.0, elapsed_s)
-    return replace(claim, left_s=left_s) if left_s > 0 else None
+def age(assignment: KeyAssignment, elapsed_s: float) -> KeyAssignment | None:
+    """The assignment after so many seconds of a steady clock; None when it is FREE now."""
+    if assignment.state is not KeyState.QUARANTINE:
+        return assignment
+    left_s = assignment.left_s - max(0.0, elapsed_s)
+    return replace(assignment, left_s=left_s) if left_s > 0 else None
 
 
-def overlap(one: Claim, other: Claim) -> bool:
+def overlap(one: KeyAssignment, other: KeyAssignment) -> bool:
     """Whether the two could have a GUID in common, or have a port in common now."""
     held = one.ports and other.ports and {one.state, other.state} <= HOLDING
     if held and not set(one.ports).isdisjoint(other.ports):
@@ -248,27 +255,31 @@ def overlap(one: Claim, other: Claim) -> bool:
     )
 
 
-def another_s(claim: Claim) -> FabricError:
-    """Why a backend can do nothing for a claim: it was made under another one."""
+def foreign_assignment(assignment: KeyAssignment) -> FabricError:
+    """Why a backend can do nothing for an assignment: it was made under another one."""
     return FabricError(
-        f"nobody can prove anything of {label(claim.pkey)} of {claim.generation}",
+        f"nobody can prove anything of {label(assignment.pkey)} of {assignment.generation}",
         "it was given out under another fabric.backend",
         "go back to that backend until the job has ended",
     )
 
 
-def refuse_strangers(space: Space, book: Book) -> None:
-    """FabricError when claims of other kinds are in use: a backend could not take them off."""
-    held = [one for one in book.claims if one.state is not KeyState.QUARANTINE and not space.has(one.pkey)]
+def refuse_other_spaces(space: Space, snapshot: KeySnapshot) -> None:
+    """FabricError when assignments of other kinds are in use: a backend could not take them off."""
+    held = [
+        one
+        for one in snapshot.assignments
+        if one.state is not KeyState.QUARANTINE and not space.has(one.pkey)
+    ]
     if held:
         raise FabricError(
-            f"{len(held)} claims are in use that are no {space.name}s",
+            f"{len(held)} assignments are in use that are no {space.name}s",
             f"the first is {label(held[0].pkey)} of {held[0].generation}",
             "let these jobs end under the backend that they began with",
         )
 
 
-def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
+def _free_range(holders: list[KeyAssignment], ranks: int, limit: int) -> int | None:
     """The lowest rank at which so many are free; None when there is none."""
     first = 0
     for one in sorted(holders, key=lambda one: one.first_rank):
@@ -278,16 +289,18 @@ def _free_range(holders: list[Claim], ranks: int, limit: int) -> int | None:
     return first if first + ranks <= limit else None
 
 
-def _exhausted(pool: KeyPool, book: Book) -> ExhaustedError:
-    book = replace(book, claims=tuple(one for one in book.claims if pool.space.has(one.pkey)))
-    resting = [one for one in book.claims if one.state is KeyState.QUARANTINE]
-    buried = {one.pkey for one in book.claims if one.state is KeyState.TOMBSTONE}
-    used = {one.pkey for one in book.claims} - {one.pkey for one in resting} - buried
+def _exhausted(pool: KeyPool, snapshot: KeySnapshot) -> ExhaustedError:
+    snapshot = replace(
+        snapshot, assignments=tuple(one for one in snapshot.assignments if pool.space.has(one.pkey))
+    )
+    resting = [one for one in snapshot.assignments if one.state is KeyState.QUARANTINE]
+    with_tombstone = {one.pkey for one in snapshot.assignments if one.state is KeyState.TOMBSTONE}
+    used = {one.pkey for one in snapshot.assignments} - {one.pkey for one in resting} - with_tombstone
     why = f"{len(used)} are in use, {len({one.pkey for one in resting})} in quarantine"
     if resting:
         why += f" (the next for {min(one.left_s for one in resting):.0f} s)"
-    if buried:
-        why += f", {len(buried)} tombstones"
+    if with_tombstone:
+        why += f", {len(with_tombstone)} tombstones"
     return ExhaustedError(
         f"no {pool.space.name} is free", why, "a Slurm license as large as the pool lets jobs wait instead"
     )

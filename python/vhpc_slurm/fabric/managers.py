@@ -153,7 +153,7 @@ class SeveralReaders:
 # --- one on another host ---------------------------------------------------------------
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ManagerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line to ``vhpc fabric manager``: what to do, and for ``replace`` and ``since`` with what."""
 
     do: Literal["check", "read", "replace", "hang-up", "mark", "since"]
@@ -161,7 +161,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mark: Mark | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ManagerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line from ``vhpc fabric manager``."""
 
     file: bytes | None = None
@@ -188,11 +188,11 @@ class RemoteOpensm:
 
     def check(self) -> None:
         """Whether the host answers, and OpenSM runs there."""
-        self._ask(Request("check"))
+        self._ask(ManagerRequest("check"))
 
     def read(self) -> bytes | None:
         """Its file."""
-        return self._ask(Request("read")).file
+        return self._ask(ManagerRequest("read")).file
 
     def each(self) -> Sequence[SubnetManager]:
         """This one."""
@@ -208,11 +208,11 @@ class RemoteOpensm:
 
     def replace(self, data: bytes) -> None:
         """Send a new file, which the host looks at before it takes it."""
-        self._ask(Request("replace", file=data))
+        self._ask(ManagerRequest("replace", file=data))
 
     def hang_up(self) -> None:
         """SIGHUP."""
-        self._ask(Request("hang-up"))
+        self._ask(ManagerRequest("hang-up"))
 
     def keep(self) -> None:
         """Nothing: the host has done so when it said that it has the file."""
@@ -223,7 +223,7 @@ class RemoteOpensm:
 
     def mark(self) -> tuple[Mark, ...]:
         """Where its log ends now."""
-        mark = self._ask(Request("mark")).mark
+        mark = self._ask(ManagerRequest("mark")).mark
         if mark is None:
             raise self._lost("it names no place in its log")
         return (mark,)
@@ -231,16 +231,16 @@ class RemoteOpensm:
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
         """Of its log what matters to vhpcd."""
         (mark,) = marks
-        return (self._ask(Request("since", mark=mark)).said,)
+        return (self._ask(ManagerRequest("since", mark=mark)).said,)
 
     def close(self) -> None:
         """End the command."""
         self._child.close()
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask(self, request: ManagerRequest) -> ManagerAnswer:
         try:
             answer = msgspec.json.decode(
-                self._child.ask(msgspec.json.encode(request), self._timeout_s), type=Answer
+                self._child.ask(msgspec.json.encode(request), self._timeout_s), type=ManagerAnswer
             )
         except (OSError, EOFError, *UNDECODABLE) as err:
             self.close()
@@ -260,38 +260,38 @@ class RemoteOpensm:
         )
 
 
-def serve(opensm: Opensm, line: bytes) -> Answer:
+def serve(opensm: Opensm, line: bytes) -> ManagerAnswer:
     """Answer one line: do one thing with this host's OpenSM."""
     try:
-        return _serve(opensm, msgspec.json.decode(line, type=Request))
+        return _serve(opensm, msgspec.json.decode(line, type=ManagerRequest))
     except UNDECODABLE as err:
-        return Answer(error=("that is no request", str(err), "see vhpc fabric manager in vhpc(1)"))
+        return ManagerAnswer(error=("that is no request", str(err), "see vhpc fabric manager in vhpc(1)"))
     except FabricError as err:
-        return Answer(
-            error=(err.what, err.why, err.cure),
+        return ManagerAnswer(
+            error=(err.what, err.why, err.hint),
             complaint=isinstance(err, ComplaintError),
             plain=not isinstance(err, NotPlainError),
         )
 
 
-def _serve(opensm: Opensm, request: Request) -> Answer:
-    answer = Answer()
+def _serve(opensm: Opensm, request: ManagerRequest) -> ManagerAnswer:
+    answer = ManagerAnswer()
     match request:
-        case Request("read"):
-            answer = Answer(file=opensm.read())
-        case Request("replace", file=bytes(data)):
+        case ManagerRequest("read"):
+            answer = ManagerAnswer(file=opensm.read())
+        case ManagerRequest("replace", file=bytes(data)):
             partitions.parse(data, "what was sent")
             opensm.replace(data)
             opensm.keep()
-        case Request("hang-up"):
+        case ManagerRequest("hang-up"):
             opensm.hang_up()
-        case Request("mark"):
-            answer = Answer(mark=opensm.mark()[0])
-        case Request("since", mark=Mark() as mark):
+        case ManagerRequest("mark"):
+            answer = ManagerAnswer(mark=opensm.mark()[0])
+        case ManagerRequest("since", mark=Mark() as mark):
             (said,) = opensm.since((mark,))
             lines = (line for line in said.split(b"\n") if any(word in line for word in (SWEPT, *COMPLAINTS)))
-            answer = Answer(said=b"\n".join(list(lines)[:MAX_SAID]))
-        case Request("check"):
+            answer = ManagerAnswer(said=b"\n".join(list(lines)[:MAX_SAID]))
+        case ManagerRequest("check"):
             opensm.check()
         case _:
             raise FabricError(f"there is nothing to {request.do} with", "the request lacks its file or mark")

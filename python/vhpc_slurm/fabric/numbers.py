@@ -21,7 +21,7 @@ MAX_ETHERNET_RAILS = 1 << 4
 
 @dataclass(frozen=True)
 class Space:
-    """Numbers of one kind of segment; in claims they stand above ``base``, so that kinds never meet.
+    """Numbers of one kind of segment; in assignments they stand above ``base``, so that kinds never meet.
 
     ``first`` to ``last`` are the numbers that a site may use, ``option`` is how the
     keys of its configuration begin.
@@ -39,7 +39,7 @@ class Space:
         return f"{number:{self.digits}}"
 
     def has(self, number: int) -> bool:
-        """Whether a claim's number is of this kind."""
+        """Whether an assignment's number is of this kind."""
         return self.first <= number - self.base <= self.last
 
 
@@ -54,7 +54,7 @@ MAX_POOL = 1 << 16
 
 
 def label(number: int) -> str:
-    """A claim's number with what it is: ``VLAN 100``; a partition key needs no word."""
+    """An assignment's number with what it is: ``VLAN 100``; a partition key needs no word."""
     space = next((one for one in SPACES if one.has(number)), PKEYS)
     shown = space.label(number - space.base)
     return shown if space is PKEYS else f"{space.name} {shown}"
@@ -92,12 +92,12 @@ class KeyPool:
             )
 
     def __contains__(self, number: int) -> bool:
-        """Whether a claim's number is one of the pool."""
+        """Whether an assignment's number is one of the pool."""
         shown = number - self.space.base
         return self.first <= shown <= self.last and shown not in self.reserved
 
     def numbers(self) -> Iterator[int]:
-        """All of the pool in order, as claims have them."""
+        """All of the pool in order, as assignments have them."""
         numbers = range(self.first, self.last + 1)
         return (self.space.base + number for number in numbers if number not in self.reserved)
 
@@ -113,7 +113,7 @@ def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
 
 
 def mac(number: int, rail: int, rank: int, vf: int) -> str:
-    """The MAC address of a guest's interface on a claim's VLAN or VNI; locally administered, unicast.
+    """The MAC address of a guest's interface on an assignment's VLAN or VNI; locally administered, unicast.
 
     On a VLAN ``02`` and then its number in 12 bits, the rail in 4, the rank in 16
     and the VF in 8; on a VNI ``06``, its number in 24 bits and the rank in 16.

@@ -20,7 +20,7 @@ from typing import BinaryIO, Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import plainfile
-from vhpc_slurm.fabric.backend import RefusedError
+from vhpc_slurm.fabric.backend import FabricRefusedError
 
 POLL_S = 0.002
 FIRST_POLL_S = 0.0002
@@ -114,7 +114,7 @@ class Opensm:
             NotPlainError: it is no regular file, or too large.
             FabricError: it cannot be read.
         """
-        return plainfile.read(self.file, MAX_FILE)
+        return plainfile.read_file(self.file, MAX_FILE)
 
     def replace(self, data: bytes) -> None:
         """Put a new file in the place of the old one, which is there whole until the new one is.
@@ -251,15 +251,15 @@ class Opensm:
 
     def _process(self) -> tuple[int, int]:
         """OpenSM's pid, and a descriptor: a number alone may be another's by the time of the signal."""
-        cure = "see fabric.opensm_pidfile in vhpc.toml"
-        raw = plainfile.read(self._pidfile, MAX_PIDFILE)
+        hint = "see fabric.opensm_pidfile in vhpc.toml"
+        raw = plainfile.read_file(self._pidfile, MAX_PIDFILE)
         if raw is None:
-            raise FabricError("OpenSM does not run", f"there is no {self._pidfile}", cure)
+            raise FabricError("OpenSM does not run", f"there is no {self._pidfile}", hint)
         try:
             pid = int(raw)
             process = os.pidfd_open(pid)
         except (OSError, ValueError) as err:
-            raise FabricError("OpenSM does not run", f"{self._pidfile}: {err}", cure) from err
+            raise FabricError("OpenSM does not run", f"{self._pidfile}: {err}", hint) from err
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
         except OSError as err:
@@ -271,7 +271,7 @@ class Opensm:
         return pid, process
 
 
-class ComplaintError(RefusedError):
+class ComplaintError(FabricRefusedError):
     """OpenSM has read its file and did not like it: the fabric may be open now."""
 
 

@@ -1,7 +1,7 @@
-"""The backend ``opensm-file``: OpenSM's partitions file follows the book of claims.
+"""The backend ``opensm-file``: OpenSM's partitions file follows the key assignments.
 
 Each change writes the whole file.  What is not certain is refused, and then the
-old file stays: a render that fails its own check, a book that is older than the
+old file stays: a render that fails its own check, a snapshot that is older than the
 file or lacks keys of it which it does not know to have ended, an OpenSM that
 does not run.
 """
@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, rewrite
-from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof
+from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, Proof, ProofResults
 from vhpc_slurm.fabric.filewatch import FileWatch, Watched
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.opensm import ComplaintError, Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_logs import OpensmLogs
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.readback import Expected, Readback
 from vhpc_slurm.model import Generation
@@ -41,7 +41,7 @@ class OpensmFile(ByPolicy):
         readback: Readback,
         knows: Callable[[int, str], bool],
         *,
-        site: tuple[Partition, ...] = (),
+        site: tuple[IbPartition, ...] = (),
         ipoib: bool = True,
         max_lost_percent: int = 0,
     ) -> None:
@@ -54,67 +54,69 @@ class OpensmFile(ByPolicy):
         self._ipoib = ipoib
         self._max_lost_percent = max_lost_percent
         # what was written last, and what OpenSM was seen to have swept with
-        self._last: tuple[Partition, ...] | None = None
-        self._swept: tuple[Partition, ...] | None = None
+        self._last: tuple[IbPartition, ...] | None = None
+        self._swept: tuple[IbPartition, ...] | None = None
         self._logs = OpensmLogs(opensm.each())
         # the bytes of the last file, and what they mean
-        self._wrote: tuple[bytes, tuple[Partition, ...]] | None = None
+        self._wrote: tuple[bytes, tuple[IbPartition, ...]] | None = None
         # whether it is certain that OpenSM has read what was written last
         self._read = False
 
-    def validate(self, book: Book) -> None:
-        """Whether OpenSM is there, and its file one that this book may replace."""
-        keys.refuse_strangers(numbers.PKEYS, book)
+    def validate(self, snapshot: KeySnapshot) -> None:
+        """Whether OpenSM is there, and its file one that this snapshot may replace."""
+        keys.refuse_other_spaces(numbers.PKEYS, snapshot)
         self._opensm.check()
-        self._guard(self._opensm.read(), book)
+        self._guard(self._opensm.read(), snapshot)
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
-        """Have OpenSM sweep with what the book carries; nothing where it has already.
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
+        """Have OpenSM sweep with what the snapshot carries; nothing where it has already.
 
-        ``force`` writes the file also when the book seems to have lost keys.
+        ``force`` writes the file also when the snapshot seems to have lost keys.
         """
-        self._bring(book, force=force)
+        self._bring(snapshot, force=force)
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that the generations' ports have their keys, and nobody else has."""
-        claims = [book.must(generation) for generation in generations]
-        meant = self._meant(book)
+        assignments = [snapshot.must(generation) for generation in generations]
+        meant = self._meant(snapshot)
         try:
             self._logs.reading()
-            outcomes = self._readback.carried(claims, meant, book)
+            outcomes = self._readback.carried(assignments, meant, snapshot)
             if not self._read and not any(_seen(one) for one in outcomes.values()):
                 # No port of theirs can show that OpenSM has read the new file: the first SUBNET UP
                 # may have been of a sweep that began with the old one.  A second cannot be.
                 self._opensm.sweep()
                 self._logs.reading()
-                outcomes = self._readback.carried(claims, meant, book)
+                outcomes = self._readback.carried(assignments, meant, snapshot)
             self._read = True
             for err in self._logs.complaints():
                 raise err
         except FabricError:
             self._swept = None
             raise
-        return self._doubting(outcomes)
+        return self._sweep_unless_proven(outcomes)
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no port has the generations' keys any more."""
-        claims = [book.must(generation) for generation in generations]
+        assignments = [snapshot.must(generation) for generation in generations]
         self._logs.reading()
         try:
-            return self._doubting(self._readback.gone(claims, self._meant(book), book))
+            return self._sweep_unless_proven(
+                self._readback.gone(assignments, self._meant(snapshot), snapshot)
+            )
         except FabricError:
             self._swept = None
             raise
 
-    def _doubting(self, outcomes: Outcomes) -> Outcomes:
+    def _sweep_unless_proven(self, outcomes: ProofResults) -> ProofResults:
         """The next change makes OpenSM sweep again where something could not be proven."""
         if any(isinstance(one, FabricError) for one in outcomes.values()):
             self._swept = None
         return outcomes
 
-    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
-        """Compare files, logs and fabric with the book."""
-        meant = self._meant(book)
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
+        """Compare files, logs and fabric with the snapshot."""
+        meant = self._meant(snapshot)
         files = self._file_findings(None if unsure else meant)
         complaints = tuple(self._complaints())
         self._logs.reading()
@@ -123,14 +125,14 @@ class OpensmFile(ByPolicy):
             self._swept = None  # whatever OpenSM has now, the next change makes it sweep
         return found
 
-    def cure(self, book: Book) -> None:
+    def repair(self, snapshot: KeySnapshot) -> None:
         """Write the file anew, whatever OpenSM was seen to have, and have it write tables that still differ.
 
         An OpenSM that cannot be reached keeps none of the others from it; FabricError says so in the end.
         """
         self._swept = None
-        away = self._bring(book, repairing=True)
-        self._rewrite(book)
+        away = self._bring(snapshot, repairing=True)
+        self._rewrite(snapshot)
         if away is not None:
             raise away
 
@@ -145,9 +147,9 @@ class OpensmFile(ByPolicy):
             one.touched() for one in self._opensm.each() if isinstance(one, Opensm)
         )
 
-    def _file_findings(self, meant: tuple[Partition, ...] | None) -> list[Finding]:
+    def _file_findings(self, meant: tuple[IbPartition, ...] | None) -> list[FabricFinding]:
         """What is wrong with the files of all OpenSM; with None any will do that OpenSM can read."""
-        found: list[Finding] = []
+        found: list[FabricFinding] = []
         first: tuple[str, bytes | None] | None = None
         for manager in self._opensm.each():
             name = str(manager.partitions)
@@ -155,16 +157,16 @@ class OpensmFile(ByPolicy):
                 data = manager.read()
             except FabricError as err:
                 # What is no file OpenSM cannot read either: its next sweep opens the fabric.
-                found.append(Finding(0, err.line(), open=isinstance(err, NotPlainError), unread=True))
+                found.append(FabricFinding(0, err.line(), open=isinstance(err, NotPlainError), unread=True))
                 continue
             if first is None or meant is None:
                 first = (name, data)
-                found += [Finding(0, what, open=True) for what in self._defects(name, data, meant)]
+                found += [FabricFinding(0, what, open=True) for what in self._defects(name, data, meant)]
             elif data != first[1]:
-                found.append(Finding(0, f"{name} is not the same file as {first[0]}", open=True))
+                found.append(FabricFinding(0, f"{name} is not the same file as {first[0]}", open=True))
         return found
 
-    def _defects(self, name: str, data: bytes | None, meant: tuple[Partition, ...] | None) -> list[str]:
+    def _defects(self, name: str, data: bytes | None, meant: tuple[IbPartition, ...] | None) -> list[str]:
         if data is None:
             return [f"{name} is gone: at its next sweep OpenSM opens the fabric"]
         if self._wrote is not None and data == self._wrote[0] and meant in (None, self._wrote[1]):
@@ -178,27 +180,29 @@ class OpensmFile(ByPolicy):
             return [f"{name} is not what vhpcd wrote"]
         return []
 
-    def _complaints(self) -> Iterator[Finding]:
+    def _complaints(self) -> Iterator[FabricFinding]:
         """What OpenSM have said of their files since these were last written."""
         for err in self._logs.complaints():
             heard = isinstance(err, ComplaintError)
-            yield Finding(0, err.line(), open=heard, unread=not heard)
+            yield FabricFinding(0, err.line(), open=heard, unread=not heard)
 
-    def _bring(self, book: Book, *, force: bool = False, repairing: bool = False) -> FabricError | None:
-        """Have OpenSM sweep with what the book says.
+    def _bring(
+        self, snapshot: KeySnapshot, *, force: bool = False, repairing: bool = False
+    ) -> FabricError | None:
+        """Have OpenSM sweep with what the snapshot says.
 
         Returns why one of them could not be given the file; FabricError unless ``repairing``.
         """
-        meant = self._meant(book)
+        meant = self._meant(snapshot)
         old = self._old()
         if not force:
-            self._guard(old, book)
+            self._guard(old, snapshot)
         same = old is not None and not partitions.lint(old) and partitions.parse(old) == meant
         same = same and not self._opensm.differing()
         if same and self._swept == meant:
             return None
         self._swept, self._read = None, False
-        data = partitions.render(meant, book.epoch, book.tag)
+        data = partitions.render(meant, snapshot.epoch, snapshot.tag)
         partitions.parse(data, "what vhpcd would write")
         if repairing:
             self._logs.repairing()
@@ -231,12 +235,12 @@ class OpensmFile(ByPolicy):
             log.error("%s; it is replaced", err.line())
             return None
 
-    def _rewrite(self, book: Book) -> None:
+    def _rewrite(self, snapshot: KeySnapshot) -> None:
         """Have OpenSM write tables again that it takes to be right: see ``rewrite``.
 
         What is wrong even then the next audit finds.
         """
-        meant = self._meant(book)
+        meant = self._meant(snapshot)
         expected = Expected(meant)
         if not expected.wrong_ports(self._readback.scan()):
             return
@@ -246,7 +250,7 @@ class OpensmFile(ByPolicy):
             wrong = expected.wrong_ports(scan)
             if not wrong:
                 return
-            free = rewrite.free_keys(self._policy.pool, book)
+            free = rewrite.free_keys(self._policy.pool, snapshot)
             extra = rewrite.extra_partitions(wrong, expected, scan, free, block)
             if not extra:
                 break
@@ -258,9 +262,9 @@ class OpensmFile(ByPolicy):
                 block,
             )
             try:
-                self._opensm.repair(partitions.render((*meant, *extra), book.epoch, book.tag))
+                self._opensm.repair(partitions.render((*meant, *extra), snapshot.epoch, snapshot.tag))
             finally:
-                data = partitions.render(meant, book.epoch, book.tag)
+                data = partitions.render(meant, snapshot.epoch, snapshot.tag)
                 self._wrote = (data, meant)
                 self._opensm.repair(data)
 
@@ -277,8 +281,8 @@ class OpensmFile(ByPolicy):
             return False
         return True
 
-    def _guard(self, old: bytes | None, book: Book) -> None:
-        """FabricError when this book may not be the one that the keys on the fabric came from.
+    def _guard(self, old: bytes | None, snapshot: KeySnapshot) -> None:
+        """FabricError when this snapshot may not be the one that the keys on the fabric came from.
 
         What was written last says so: before the first time, that is the file.
         A file that the linter refuses has no keys that anybody could lose.
@@ -293,7 +297,7 @@ class OpensmFile(ByPolicy):
             had = tuple(one for one in had if not rewrite.is_extra(one))
             since = self._origin(old, had)
         kept = {one.pkey for one in (partitions.DEFAULT, *self._site)}
-        lost = book.missing({one.pkey for one in had} - kept, since, self._max_lost_percent)
+        lost = snapshot.missing({one.pkey for one in had} - kept, since, self._max_lost_percent)
         if lost:
             raise FabricError(
                 f"vhpcd does not know {len(lost)} keys of {self._opensm.partitions}",
@@ -301,7 +305,7 @@ class OpensmFile(ByPolicy):
                 "is the database damaged? see fabric.max_lost_percent in vhpc.toml(5)",
             )
 
-    def _origin(self, old: bytes, had: tuple[Partition, ...]) -> int:
+    def _origin(self, old: bytes, had: tuple[IbPartition, ...]) -> int:
         """The epoch that the file was made of; FabricError when it was another database's."""
         origin = partitions.origin(old)
         ours = {one.pkey for one in (partitions.DEFAULT, *self._site)}
@@ -316,8 +320,8 @@ class OpensmFile(ByPolicy):
             )
         return origin[0]
 
-    def _meant(self, book: Book) -> tuple[Partition, ...]:
-        return (*partitions.of_book(book, ipoib=self._ipoib), *self._site)
+    def _meant(self, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
+        return (*partitions.of_snapshot(snapshot, ipoib=self._ipoib), *self._site)
 
 
 def _seen(outcome: Proof | FabricError) -> bool:

@@ -40,7 +40,7 @@ _SWITCHES = {"-W": "allow_both_pkeys", "--allow_both_pkeys": "allow_both_pkeys"}
 
 
 @dataclass(frozen=True)
-class Options:
+class OpensmOptions:
     """Options by name; paths are absolute."""
 
     values: Mapping[str, str]
@@ -61,7 +61,7 @@ class Options:
             return -1
 
 
-def of_process(pid: int) -> Options:
+def of_process(pid: int) -> OpensmOptions:
     """The options of a process.
 
     Raises:
@@ -88,7 +88,7 @@ def of_process(pid: int) -> Options:
     values = DEFAULTS | {name: value for name, value in file.items() if name in DEFAULTS} | said
     for name in ("log_file", "partition_config_file"):
         values[name] = str(folder / values[name])
-    return Options(values, str(path) if file else "")
+    return OpensmOptions(values, str(path) if file else "")
 
 
 def parse_arguments(arguments: list[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""OpenSM's partitions file: rendered whole from the book of claims, and a strict linter for it.  Pure.
+"""OpenSM's partitions file: rendered whole from the key assignments, and a strict linter for it.  Pure.
 
 OpenSM reads this file leniently and fails open: after any error, and for a file
 that is empty or absent, all ports become full members of the default partition
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL, PKEYS, KeyPool, port_guid
 
 MAX_LINE = 4000
@@ -43,7 +43,7 @@ _DEFAULT_MEMBERS = (("ALL", False), ("SELF", True))
 
 
 @dataclass(frozen=True)
-class Partition:
+class IbPartition:
     """One statement of the file; ``members`` are words or GUIDs as written, each full or limited."""
 
     name: str
@@ -52,7 +52,7 @@ class Partition:
     flags: tuple[str, ...] = ()
 
 
-DEFAULT = Partition("Default", DEFAULT_PKEY, _DEFAULT_MEMBERS, ("ipoib",))
+DEFAULT = IbPartition("Default", DEFAULT_PKEY, _DEFAULT_MEMBERS, ("ipoib",))
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,19 @@ class Defect:
     reason: str
 
 
-def of_book(book: Book, *, ipoib: bool = True) -> tuple[Partition, ...]:
-    """The default partition, and one for each key that the book carries."""
+def of_snapshot(snapshot: KeySnapshot, *, ipoib: bool = True) -> tuple[IbPartition, ...]:
+    """The default partition, and one for each key that the snapshot carries."""
     members: dict[int, list[tuple[str, bool]]] = {}
-    for claim in book.carried():
-        if not PKEYS.has(claim.pkey):
+    for assignment in snapshot.carried():
+        if not PKEYS.has(assignment.pkey):
             continue  # of another backend, which the site has left
-        members.setdefault(claim.pkey, []).extend((_guid(guid), True) for guid in claim.port_guids())
+        members.setdefault(assignment.pkey, []).extend(
+            (_guid(guid), True) for guid in assignment.port_guids()
+        )
     return _with_default(members, ipoib=ipoib)
 
 
-def common_entries(partitions: Iterable[Partition], guids: Iterable[int]) -> tuple[int, ...]:
+def common_entries(partitions: Iterable[IbPartition], guids: Iterable[int]) -> tuple[int, ...]:
     """The entries that the tables of all these ports have because of the partitions, besides the default."""
     wanted = {_guid(guid) for guid in guids}
     found = []
@@ -87,22 +89,27 @@ def common_entries(partitions: Iterable[Partition], guids: Iterable[int]) -> tup
     return tuple(found)
 
 
-def of_pool(pool: KeyPool, *, ranks: int, rails: int, vfs: int, ipoib: bool = True) -> tuple[Partition, ...]:
+def of_pool(
+    pool: KeyPool, *, ranks: int, rails: int, vfs: int, ipoib: bool = True
+) -> tuple[IbPartition, ...]:
     """The default partition, and every key of the pool with all GUIDs that it could ever have."""
     places = [(rail, rank, vf) for rank in range(ranks) for rail in range(rails) for vf in range(vfs)]
     members = {pkey: [(_guid(port_guid(pkey, *place)), True) for place in places] for pkey in pool.numbers()}
     return _with_default(members, ipoib=ipoib)
 
 
-def _with_default(members: dict[int, list[tuple[str, bool]]], *, ipoib: bool) -> tuple[Partition, ...]:
+def _with_default(members: dict[int, list[tuple[str, bool]]], *, ipoib: bool) -> tuple[IbPartition, ...]:
     flags = ("indx0", "ipoib") if ipoib else ("indx0",)
     return (
         DEFAULT,
-        *(Partition(f"key_{pkey:04x}", pkey, tuple(ports), flags) for pkey, ports in sorted(members.items())),
+        *(
+            IbPartition(f"key_{pkey:04x}", pkey, tuple(ports), flags)
+            for pkey, ports in sorted(members.items())
+        ),
     )
 
 
-def render(partitions: Iterable[Partition], epoch: int, tag: str = "") -> bytes:
+def render(partitions: Iterable[IbPartition], epoch: int, tag: str = "") -> bytes:
     """The whole file, in the one form that the linter takes."""
     lines = [
         "# Written by vhpcd as a whole; what is changed here is lost.",
@@ -118,7 +125,7 @@ def render(partitions: Iterable[Partition], epoch: int, tag: str = "") -> bytes:
 
 
 def origin(data: bytes) -> tuple[int, str] | None:
-    """Epoch and tag of the book that a file was rendered from; None when it says none."""
+    """Epoch and tag of the snapshot that a file was rendered from; None when it says none."""
     match = _EPOCH.search(data)
     return (int(match[1]), match[2].decode()) if match else None
 
@@ -128,7 +135,7 @@ def lint(data: bytes) -> tuple[Defect, ...]:
     return tuple(_Reader(data).defects)
 
 
-def parse(data: bytes, name: str = "the partitions file") -> tuple[Partition, ...]:
+def parse(data: bytes, name: str = "the partitions file") -> tuple[IbPartition, ...]:
     """The partitions of a file.
 
     Raises:
@@ -164,7 +171,7 @@ class _Reader:
     """Reads a file once; what it does not understand becomes a defect, and the next statement is tried."""
 
     def __init__(self, data: bytes) -> None:
-        self.partitions: list[Partition] = []
+        self.partitions: list[IbPartition] = []
         self.defects: list[Defect] = []
         self._names: dict[str, int] = {}
         self._pkeys: dict[int, int] = {}
@@ -247,7 +254,7 @@ class _Reader:
         flags = self._flags(first, match["flags"])
         members = self._members([(first, match["rest"].strip()), *lines[1:]], default=pkey == DEFAULT_PKEY)
         if len(self.defects) == before_members:
-            self.partitions.append(Partition(match["name"], pkey, tuple(members), tuple(flags)))
+            self.partitions.append(IbPartition(match["name"], pkey, tuple(members), tuple(flags)))
 
     def _key(self, line: int, name: str, text: str) -> int:
         if not _NAME.match(name):

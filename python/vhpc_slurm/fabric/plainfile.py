@@ -45,7 +45,7 @@ def open_plain(path: Path) -> int:
         os.close(place)
 
 
-def read(path: Path, limit: int) -> bytes | None:
+def read_file(path: Path, limit: int) -> bytes | None:
     """All bytes of a regular file; None when there is nothing of that name.
 
     Raises:

@@ -73,19 +73,19 @@ def parse(text: str, file: str) -> PortMap:
         if not words:
             continue
         where = f"{file} is refused, line {number}"
-        cure = "lines are NODE RAIL 0xGUID, with the 16 digits of the GUID"
+        hint = "lines are NODE RAIL 0xGUID, with the 16 digits of the GUID"
         if len(words) != 3 or not NODE_NAME.match(words[0]):
-            raise FabricError(where, f"{line.strip()[:80]!r}", cure)
+            raise FabricError(where, f"{line.strip()[:80]!r}", hint)
         node, rail, guid = words
         if not _RAIL.match(rail) or int(rail) >= MAX_RAILS:
-            raise FabricError(where, f"{rail[:20]!r} is no rail: 0 to {MAX_RAILS - 1}", cure)
+            raise FabricError(where, f"{rail[:20]!r} is no rail: 0 to {MAX_RAILS - 1}", hint)
         value = int(guid, 16) if _GUID.match(guid) else 0
         if not value:
-            raise FabricError(where, f"{guid[:40]!r} is no port GUID", cure)
+            raise FabricError(where, f"{guid[:40]!r} is no port GUID", hint)
         if value in seen:
             raise FabricError(where, f"{guid} is in line {seen[value]} already")
         seen[value] = number
         ports.setdefault((node, int(rail)), []).append(value)
     if not ports:
-        raise FabricError(f"{file} names no port", cure="see fabric.port_map in vhpc.toml(5)")
+        raise FabricError(f"{file} names no port", hint="see fabric.port_map in vhpc.toml(5)")
     return PortMap(file, {place: tuple(guids) for place, guids in ports.items()})

@@ -14,10 +14,10 @@ from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers
-from vhpc_slurm.fabric.backend import Finding, Outcomes, Proof
-from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.backend import FabricFinding, Proof, ProofResults
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.smp import Port, Scan
 
 POLL_S = 0.01
@@ -26,7 +26,7 @@ SCAN_S = 1.0
 SHOWN = 3
 """So many of what is wrong go into one line."""
 
-_Judge = Callable[[Claim], Proof | list[Finding]]
+_Judge = Callable[[KeyAssignment], Proof | list[FabricFinding]]
 
 
 class Reader(Protocol):
@@ -42,7 +42,7 @@ class Reader(Protocol):
 class Expected:
     """What each port should have, as some partitions say it; made once, compared often."""
 
-    def __init__(self, partitions: Iterable[Partition]) -> None:
+    def __init__(self, partitions: Iterable[IbPartition]) -> None:
         self._entries: dict[int, set[int]] = {}
         for one in partitions:
             if one.pkey == DEFAULT_PKEY:
@@ -59,14 +59,14 @@ class Expected:
             if has != expected:
                 keys = frozenset(entry & ~FULL for entry in meant | has) - {DEFAULT_PKEY}
                 what = _unlike(port, expected)
-                one = Finding(port.guid, what, open=bool(has - expected), lost=not meant <= has)
+                one = FabricFinding(port.guid, what, open=bool(has - expected), lost=not meant <= has)
                 found.append(Difference(one, keys))
         if scan.silent:
             what = f"{scan.silent} nodes do not answer"
             if scan.silent_at:
                 what += f"; try: smpquery -D nodeinfo {scan.silent_at[0]}"
-            found.append(Difference(Finding(0, what, unread=True, blind=True), None))
-        found += [Difference(Finding(0, what, unread=True, blind=True), None) for what in scan.unread]
+            found.append(Difference(FabricFinding(0, what, unread=True, blind=True), None))
+        found += [Difference(FabricFinding(0, what, unread=True, blind=True), None) for what in scan.unread]
         return found
 
     def wrong_ports(self, scan: Scan) -> tuple[Port, ...]:
@@ -86,7 +86,7 @@ _NONE: frozenset[int] = frozenset()
 class Difference:
     """A finding, and the keys that are not proven because of it; None: none is."""
 
-    finding: Finding
+    finding: FabricFinding
     keys: frozenset[int] | None
 
     def concerns(self, pkey: int) -> bool:
@@ -111,8 +111,10 @@ class Readback:
         """The fabric is being changed, and read after that: find its ports meanwhile."""
         self._reader.look_ahead()
 
-    def carried(self, claims: Iterable[Claim], partitions: Iterable[Partition], book: Book) -> Outcomes:
-        """Prove that each claim's ports have exactly their keys and that no stranger has its key.
+    def carried(
+        self, assignments: Iterable[KeyAssignment], partitions: Iterable[IbPartition], snapshot: KeySnapshot
+    ) -> ProofResults:
+        """Prove that each assignment's ports have exactly their keys and that no stranger has its key.
 
         Raises:
             FabricError: the fabric cannot be read.
@@ -123,22 +125,24 @@ class Readback:
             wrong = expected.differences(scan)
             guids = frozenset(port.guid for port in scan.ports)
 
-            def judge(claim: Claim) -> Proof | list[Finding]:
-                found = [one.finding for one in wrong if one.concerns(claim.pkey)]
+            def judge(assignment: KeyAssignment) -> Proof | list[FabricFinding]:
+                found = [one.finding for one in wrong if one.concerns(assignment.pkey)]
                 if found:
                     return found
-                mine = list(claim.port_guids())
+                mine = list(assignment.port_guids())
                 seen = sum(guid in guids for guid in mine)
-                return Proof(book.epoch, len(scan.ports), seen, len(mine) - seen)
+                return Proof(snapshot.epoch, len(scan.ports), seen, len(mine) - seen)
 
             return judge
 
-        return self._until(claims, prove, "the fabric does not carry key {:#06x} of {}")
+        return self._until(assignments, prove, "the fabric does not carry key {:#06x} of {}")
 
-    def gone(self, claims: Iterable[Claim], partitions: Iterable[Partition], book: Book) -> Outcomes:
-        """Prove that no port of a claim, and no stranger, has its key any more.
+    def gone(
+        self, assignments: Iterable[KeyAssignment], partitions: Iterable[IbPartition], snapshot: KeySnapshot
+    ) -> ProofResults:
+        """Prove that no port of an assignment, and no stranger, has its key any more.
 
-        ``partitions`` are those without these claims; other claims of the same key may stay.
+        ``partitions`` are those without these assignments; other assignments of the same key may stay.
 
         Raises:
             FabricError: the fabric cannot be read.
@@ -152,26 +156,28 @@ class Readback:
                 for entry in port.pkeys:
                     carriers.setdefault(entry & ~FULL, set()).add(port.guid)
 
-            def judge(claim: Claim) -> Proof | list[Finding]:
-                having = carriers.get(claim.pkey, set())
-                still = sorted(having & frozenset(claim.port_guids()))
-                found = [Finding(guid, f"port {guid:#018x} has it", True) for guid in still] or [
+            def judge(assignment: KeyAssignment) -> Proof | list[FabricFinding]:
+                having = carriers.get(assignment.pkey, set())
+                still = sorted(having & frozenset(assignment.port_guids()))
+                found = [FabricFinding(guid, f"port {guid:#018x} has it", True) for guid in still] or [
                     one.finding
                     for one in wrong
-                    if one.concerns(claim.pkey)
+                    if one.concerns(assignment.pkey)
                     and (one.finding.port_guid in having or not one.finding.port_guid)
                 ]
-                return found or Proof(book.epoch, len(scan.ports))
+                return found or Proof(snapshot.epoch, len(scan.ports))
 
             return judge
 
-        return self._until(claims, prove, "key {:#06x} of {} is still on the fabric")
+        return self._until(assignments, prove, "key {:#06x} of {} is still on the fabric")
 
     def scan(self) -> Scan:
         """Read everything once; FabricError when it cannot be read."""
         return self._reader.scan(self._timeout_s)
 
-    def findings(self, partitions: Iterable[Partition], only: Set[int] | None = None) -> list[Finding]:
+    def findings(
+        self, partitions: Iterable[IbPartition], only: Set[int] | None = None
+    ) -> list[FabricFinding]:
         """Compare the whole fabric, once; that it cannot be read is a finding.
 
         ``only`` are the keys that are looked at, besides the default one; None: all.
@@ -179,7 +185,7 @@ class Readback:
         try:
             scan = self.scan()
         except FabricError as err:
-            return [Finding(0, err.line(), unread=True, blind=True)]
+            return [FabricFinding(0, err.line(), unread=True, blind=True)]
         if only is not None:
             judged = only | {DEFAULT_PKEY}
             scan = replace(
@@ -191,28 +197,32 @@ class Readback:
             )
         return [one.finding for one in Expected(partitions).differences(scan)]
 
-    def _until(self, claims: Iterable[Claim], prove: Callable[[Scan], _Judge], what: str) -> Outcomes:
+    def _until(
+        self, assignments: Iterable[KeyAssignment], prove: Callable[[Scan], _Judge], what: str
+    ) -> ProofResults:
         """Read until all is proven, or the deadline is over; what is left then has its reason."""
-        outcomes: Outcomes = {}
-        left = list(claims)
+        outcomes: ProofResults = {}
+        left = list(assignments)
         deadline = time.monotonic() + self._timeout_s
-        for claim in tuple(left):
-            if not numbers.PKEYS.has(claim.pkey):
-                outcomes[claim.generation] = keys.another_s(claim)
-                left.remove(claim)
+        for assignment in tuple(left):
+            if not numbers.PKEYS.has(assignment.pkey):
+                outcomes[assignment.generation] = keys.foreign_assignment(assignment)
+                left.remove(assignment)
         while left:
             scan = self._reader.scan(max(SCAN_S, deadline - time.monotonic()))
             if scan.unread:
                 raise FabricError("a part of the fabric cannot be read", scan.unread[0])
             judge = prove(scan)
             over = time.monotonic() >= deadline
-            for claim in tuple(left):
-                found = judge(claim)
+            for assignment in tuple(left):
+                found = judge(assignment)
                 if isinstance(found, Proof):
-                    outcomes[claim.generation] = found
-                    left.remove(claim)
+                    outcomes[assignment.generation] = found
+                    left.remove(assignment)
                 elif over:
-                    outcomes[claim.generation] = _unproven(what.format(claim.pkey, claim.generation), found)
+                    outcomes[assignment.generation] = _unproven(
+                        what.format(assignment.pkey, assignment.generation), found
+                    )
             if over:
                 break
             if left:
@@ -220,7 +230,7 @@ class Readback:
         return outcomes
 
 
-def _unproven(what: str, found: list[Finding]) -> FabricError:
+def _unproven(what: str, found: list[FabricFinding]) -> FabricError:
     why = "; ".join(one.what for one in found[:SHOWN])
     more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return FabricError(what, why + more, "see: vhpc fabric ls, and the log of the subnet manager")

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.readback import Expected
 from vhpc_slurm.fabric.smp import KEYS_A_BLOCK, Port, Scan
 
@@ -28,14 +28,14 @@ SPARE = 2
 """Places that stay free: OpenSM does not recover a table that was full once."""
 
 
-def is_extra(partition: Partition) -> bool:
+def is_extra(partition: IbPartition) -> bool:
     """Whether a partition of a file is one of these, left there by a vhpcd that was killed."""
     return partition.name.startswith(NAME)
 
 
 def extra_partitions(
     ports: Iterable[Port], expected: Expected, scan: Scan, free: Iterable[int], block: int
-) -> tuple[Partition, ...]:
+) -> tuple[IbPartition, ...]:
     """Partitions that change what OpenSM wants in a block (from 0) of these ports' tables; none: no room."""
     ports = tuple(ports)
     if not ports:
@@ -46,11 +46,11 @@ def extra_partitions(
     if count > min(rooms) - max(used) - SPARE:
         return ()
     members = tuple((f"{port.guid:#018x}", False) for port in ports)
-    found = tuple(Partition(f"{NAME}{pkey:04x}", pkey, members) for pkey in islice(free, count))
+    found = tuple(IbPartition(f"{NAME}{pkey:04x}", pkey, members) for pkey in islice(free, count))
     return found if len(found) == count else ()
 
 
-def free_keys(pool: KeyPool, book: Book) -> Iterator[int]:
+def free_keys(pool: KeyPool, snapshot: KeySnapshot) -> Iterator[int]:
     """Keys of the pool that nobody has, or had a moment ago."""
-    taken = {claim.pkey for claim in book.claims}
+    taken = {assignment.pkey for assignment in snapshot.assignments}
     return (pkey for pkey in pool.numbers() if pkey not in taken)

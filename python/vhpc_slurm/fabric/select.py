@@ -14,10 +14,10 @@ from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
 from vhpc_slurm.fabric.numbers import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, VNIS, KeyPool
 from vhpc_slurm.fabric.opensm import MAX_FILE, Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback
-from vhpc_slurm.fabric.segments import Segments
+from vhpc_slurm.fabric.segment_pool import SegmentPool
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
 from vhpc_slurm.fabric.ufm_client import UfmClient
@@ -38,7 +38,7 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     if fabric.backend == "none":
         return NoNetwork()
     if fabric.backend in ("ethernet", "vxlan"):
-        return _segments(fabric)
+        return _segment_pool(fabric)
     pool, site = key_pool(fabric), site_partitions(fabric)
     static = fabric.backend == "static-pool"
     limit = fabric.pool_guests if static else MAX_RANKS
@@ -69,16 +69,16 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     )
 
 
-def _segments(fabric: Fabric) -> Segments:
+def _segment_pool(fabric: Fabric) -> SegmentPool:
     if fabric.backend == "vxlan":
         pool = KeyPool(fabric.vni_first, fabric.vni_last, frozenset(fabric.vni_reserved), VNIS)
-        return Segments(KeyPolicy(pool, fabric.key_owner))
+        return SegmentPool(KeyPolicy(pool, fabric.key_owner))
     pool = KeyPool(fabric.vlan_first, fabric.vlan_last, frozenset(fabric.vlan_reserved), VLANS)
     if fabric.rails > MAX_ETHERNET_RAILS:
         raise FabricError(
             f"{fabric.rails} rails are too many", f"{MAX_ETHERNET_RAILS} have room in a MAC address"
         )
-    return Segments(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
+    return SegmentPool(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
 
 
 def local_opensm(fabric: Fabric) -> Opensm:
@@ -151,7 +151,7 @@ def _ufm_rest(
     )
 
 
-def static_pool(fabric: Fabric) -> tuple[Partition, ...]:
+def static_pool(fabric: Fabric) -> tuple[IbPartition, ...]:
     """The partitions of the static pool, without the site's own."""
     return partitions.of_pool(
         key_pool(fabric),
@@ -210,7 +210,7 @@ def key_pool(fabric: Fabric) -> KeyPool:
     return KeyPool(fabric.pkey_first, fabric.pkey_last, frozenset(fabric.pkey_reserved))
 
 
-def site_partitions(fabric: Fabric) -> tuple[Partition, ...]:
+def site_partitions(fabric: Fabric) -> tuple[IbPartition, ...]:
     """The partitions that the site has beside the jobs'.
 
     Raises:
@@ -235,7 +235,7 @@ def site_partitions(fabric: Fabric) -> tuple[Partition, ...]:
 
 
 def _text(name: str) -> bytes:
-    data = plainfile.read(Path(name), MAX_FILE)
+    data = plainfile.read_file(Path(name), MAX_FILE)
     if data is None:
         raise FabricError(f"cannot read {name}", "No such file or directory")
     return data

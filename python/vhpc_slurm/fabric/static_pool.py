@@ -12,11 +12,11 @@ from pathlib import Path
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import filewatch, keys, numbers, partitions, plainfile
-from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes
+from vhpc_slurm.fabric.backend import ByPolicy, FabricFinding, KeyPolicy, ProofResults
 from vhpc_slurm.fabric.filewatch import FileWatch, Watched
-from vhpc_slurm.fabric.keys import Book
+from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.opensm import MAX_FILE
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.model import Generation
@@ -29,8 +29,8 @@ class StaticPool(ByPolicy):
         self,
         policy: KeyPolicy,
         readback: Readback,
-        pool: tuple[Partition, ...],
-        site: tuple[Partition, ...],
+        pool: tuple[IbPartition, ...],
+        site: tuple[IbPartition, ...],
         file: Path,
     ) -> None:
         """``pool`` and ``site`` are what ``file`` must say, where that is on this host."""
@@ -41,41 +41,41 @@ class StaticPool(ByPolicy):
         self._file = file
         self._changed = False
 
-    def validate(self, book: Book) -> None:
+    def validate(self, snapshot: KeySnapshot) -> None:
         """Whether the file declares the pool that the configuration describes."""
-        keys.refuse_strangers(numbers.PKEYS, book)
+        keys.refuse_other_spaces(numbers.PKEYS, snapshot)
         for what in self._file_findings():
             raise FabricError("the static pool is not declared", what, "install: vhpc fabric render --pool")
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Nothing: it was declared before."""
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no stranger has a key, nor a port of the generations any other."""
-        claims = [book.must(generation) for generation in generations]
-        theirs = {claim.pkey for claim in claims}
+        assignments = [snapshot.must(generation) for generation in generations]
+        theirs = {assignment.pkey for assignment in assignments}
         declared = (one for one in self._declared if one.pkey in theirs)
-        return self._readback.carried(claims, (*declared, *self._site), book)
+        return self._readback.carried(assignments, (*declared, *self._site), snapshot)
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no port of the generations is left on the fabric with its key."""
-        claims = [book.must(generation) for generation in generations]
-        return self._readback.gone(claims, (*partitions.of_book(book), *self._site), book)
+        assignments = [snapshot.must(generation) for generation in generations]
+        return self._readback.gone(assignments, (*partitions.of_snapshot(snapshot), *self._site), snapshot)
 
-    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Compare the file and the fabric with what was declared."""
-        del book, unsure
+        del snapshot, unsure
         try:
-            file = tuple(Finding(0, what, open=True) for what in self._file_findings())
+            file = tuple(FabricFinding(0, what, open=True) for what in self._file_findings())
         except FabricError as err:
-            file = (Finding(0, err.line(), open=isinstance(err, NotPlainError), unread=True),)
+            file = (FabricFinding(0, err.line(), open=isinstance(err, NotPlainError), unread=True),)
         return (*file, *self._readback.findings(self._declared))
 
-    def cure(self, book: Book) -> None:
+    def repair(self, snapshot: KeySnapshot) -> None:
         """FabricError: the file is the site's."""
-        del book
+        del snapshot
         raise FabricError(
-            "vhpcd writes nothing for a static pool", cure="install: vhpc fabric render --pool, and SIGHUP"
+            "vhpcd writes nothing for a static pool", hint="install: vhpc fabric render --pool, and SIGHUP"
         )
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:
@@ -96,7 +96,7 @@ class StaticPool(ByPolicy):
 
     def _file_findings(self) -> list[str]:
         """What is wrong with the file; FabricError when it cannot be read."""
-        data = plainfile.read(self._file, MAX_FILE)
+        data = plainfile.read_file(self._file, MAX_FILE)
         if data is None:
             return []  # the subnet manager lives on another host, or in a switch
         defects = partitions.lint(data)

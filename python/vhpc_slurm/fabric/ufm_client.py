@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
-from vhpc_slurm.fabric.backend import RefusedError
+from vhpc_slurm.fabric.backend import FabricRefusedError
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY
 from vhpc_slurm.terminal import printable
 
@@ -53,7 +53,7 @@ class Member(msgspec.Struct, frozen=True):
     membership: str | None = None
 
 
-class _Partition(msgspec.Struct, frozen=True):
+class _UfmPartition(msgspec.Struct, frozen=True):
     guids: tuple[Member, ...] | None = None
     membership: str | None = None
 
@@ -62,7 +62,7 @@ class _Version(msgspec.Struct, frozen=True):
     ufm_release_version: str
 
 
-class Settings(msgspec.Struct, frozen=True):
+class UfmSettings(msgspec.Struct, frozen=True):
     """UFM's subnet manager settings, as far as they say who may speak to it; keys are hexadecimal."""
 
     m_key: str = "0x0"
@@ -92,7 +92,7 @@ class UfmClient:
             or parts.query
             or port == -1
         ):
-            raise FabricError(f"{url!r} is no address of a UFM", cure="fabric.ufm_url is https://HOST[:PORT]")
+            raise FabricError(f"{url!r} is no address of a UFM", hint="fabric.ufm_url is https://HOST[:PORT]")
         self._host, self._port = parts.hostname, port or 443
         self._token_file = token_file
         self._timeout_s = timeout_s
@@ -108,17 +108,17 @@ class UfmClient:
 
     def partitions(self) -> dict[int, dict[int, bool]]:
         """By key, by port GUID: whether it is a full member."""
-        found = self._decode(self._ask("GET", "/resources/pkeys?guids_data=true"), dict[str, _Partition])
+        found = self._decode(self._ask("GET", "/resources/pkeys?guids_data=true"), dict[str, _UfmPartition])
         return {_pkey(key): _members(one) for key, one in found.items()}
 
-    def settings(self) -> Settings:
+    def settings(self) -> UfmSettings:
         """What its subnet manager was told."""
-        return self._decode(self._ask("GET", "/app/smconf"), Settings)
+        return self._decode(self._ask("GET", "/app/smconf"), UfmSettings)
 
     def default_membership(self) -> str:
         """What ports are in the default partition: full, limited, or empty where UFM does not say."""
         found = self._ask("GET", f"/resources/pkeys/{DEFAULT_PKEY:#x}?guids_data=true")
-        return self._decode(found, _Partition).membership or ""
+        return self._decode(found, _UfmPartition).membership or ""
 
     def add(self, pkey: int, guids: list[int], *, ipoib: bool) -> None:
         """Make ports full members of a key, which comes into being where it is not there."""
@@ -149,7 +149,7 @@ class UfmClient:
 
         Raises:
             UfmBusyError: UFM cannot be reached, has cut the connection, is busy or broken.
-            RefusedError: UFM does not take this request.
+            FabricRefusedError: UFM does not take this request.
             FabricError: it is not the UFM that is meant, or it lets nobody in.
         """
         what = f"UFM at {self._host}:{self._port}"
@@ -233,7 +233,7 @@ def _refusal(what: str, request: str, status: int, said: bytes) -> FabricError:
         return FabricError(f"{what} does not let us", why, "the token's user needs the role System_Admin")
     if status in (408, 409, 423, 425, 429) or status >= 500:
         return UfmBusyError(f"{what} could not do it", why)
-    return RefusedError(f"{what} refuses", why)
+    return FabricRefusedError(f"{what} refuses", why)
 
 
 def _pkey(text: str) -> int:
@@ -242,7 +242,7 @@ def _pkey(text: str) -> int:
     return int(text, 16) & 0x7FFF
 
 
-def _members(one: _Partition) -> dict[int, bool]:
+def _members(one: _UfmPartition) -> dict[int, bool]:
     found = {}
     for member in one.guids or ():
         if not _GUID.match(member.guid):

@@ -1,4 +1,4 @@
-"""The backend ``ufm-rest``: UFM's partitions follow the book of claims.
+"""The backend ``ufm-rest``: UFM's partitions follow the key assignments.
 
 UFM belongs to the site, so only ports of our own naming (``02cc``, then the key)
 on keys of the pool are ever added or taken away.  Others on such a key are left
@@ -18,10 +18,17 @@ from dataclasses import dataclass
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers, partitions
-from vhpc_slurm.fabric.backend import ByPolicy, Finding, KeyPolicy, Outcomes, Proof, RefusedError
-from vhpc_slurm.fabric.keys import Book, Claim
+from vhpc_slurm.fabric.backend import (
+    ByPolicy,
+    FabricFinding,
+    FabricRefusedError,
+    KeyPolicy,
+    Proof,
+    ProofResults,
+)
+from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot
 from vhpc_slurm.fabric.numbers import PORT_PREFIX
-from vhpc_slurm.fabric.partitions import Partition
+from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.ufm_client import UfmBusyError, UfmClient
 from vhpc_slurm.model import Generation
@@ -94,18 +101,18 @@ class UfmRest(ByPolicy):
                 f"fabric.ufm_mark_pkey {mark_pkey:#06x} is a key for jobs", "it has to be outside of the pool"
             )
 
-    def validate(self, book: Book) -> None:
+    def validate(self, snapshot: KeySnapshot) -> None:
         """Whether UFM lets us in, and was changed last by this database."""
-        keys.refuse_strangers(numbers.PKEYS, book)
+        keys.refuse_other_spaces(numbers.PKEYS, snapshot)
         self._ufm.version()
-        self._guard(self._ufm.partitions(), book)
+        self._guard(self._ufm.partitions(), snapshot)
 
-    def apply(self, book: Book, *, force: bool = False) -> None:
-        """Have UFM carry what the book carries, and wait until it says so.
+    def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
+        """Have UFM carry what the snapshot carries, and wait until it says so.
 
         A key that UFM does not show in time is for ``verify`` and ``strip`` to
         report: the others have theirs.  ``force`` also takes away keys that the
-        book seems to have lost.
+        snapshot seems to have lost.
 
         Raises:
             FabricError: UFM cannot be asked, lets nobody in, or is another database's.
@@ -116,15 +123,15 @@ class UfmRest(ByPolicy):
         while True:
             have = self._look(deadline)
             if not force:
-                self._guard(have, book)
-            todo = self._todo(have, book)
+                self._guard(have, snapshot)
+            todo = self._todo(have, snapshot)
             if not todo:
-                self._tidy(have, book)
+                self._tidy(have, snapshot)
                 return
             if time.monotonic() >= deadline:
                 break
             late = {one.pkey: late.get(one.pkey, "") for one in todo}
-            marked = self._marked(have, book, late)
+            marked = self._marked(have, snapshot, late)
             for one in todo:
                 if marked and time.monotonic() - asked.get(one.pkey, -AGAIN_S) >= AGAIN_S:
                     asked[one.pkey] = time.monotonic()
@@ -135,64 +142,66 @@ class UfmRest(ByPolicy):
         self._late = {pkey: why or "UFM has accepted it" for pkey, why in late.items()}
         log.error("UFM did not do within %g s: %s", self._timeout_s, _some(todo))
 
-    def verify(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that the generations' ports have their keys in UFM and on the fabric, and nobody else."""
         have = self._look(time.monotonic() + self._timeout_s)
-        todo = {one.pkey: one for one in self._todo(have, book)}
-        outcomes: Outcomes = {}
+        todo = {one.pkey: one for one in self._todo(have, snapshot)}
+        outcomes: ProofResults = {}
         good = []
-        for claim in map(book.must, generations):
-            pkey = claim.pkey
+        for assignment in map(snapshot.must, generations):
+            pkey = assignment.pkey
             if not numbers.PKEYS.has(pkey):
-                outcomes[claim.generation] = keys.another_s(claim)
+                outcomes[assignment.generation] = keys.foreign_assignment(assignment)
                 continue
             foreign = sorted(guid for guid in have.get(pkey, {}) if not _ours(pkey, guid))
             if foreign:
-                outcomes[claim.generation] = FabricError(
-                    f"key {pkey:#06x} of {claim.generation} has a port in UFM that is none of vhpcd's",
+                outcomes[assignment.generation] = FabricError(
+                    f"key {pkey:#06x} of {assignment.generation} has a port in UFM that is none of vhpcd's",
                     f"the first is {foreign[0]:#018x}",
                     "take it out, or name the key in fabric.pkey_reserved",
                 )
             elif pkey in todo:
-                outcomes[claim.generation] = self._undone(claim, todo[pkey])
+                outcomes[assignment.generation] = self._undone(assignment, todo[pkey])
             else:
-                good.append(claim)
-                unseen = sum(1 for _ in claim.port_guids())
-                outcomes[claim.generation] = Proof(book.epoch, absent=unseen)
+                good.append(assignment)
+                unseen = sum(1 for _ in assignment.port_guids())
+                outcomes[assignment.generation] = Proof(snapshot.epoch, absent=unseen)
         if self._readback is not None and good:
-            outcomes |= self._readback.carried(good, self._partitions(have, book), book)
+            outcomes |= self._readback.carried(good, self._partitions(have, snapshot), snapshot)
         return outcomes
 
-    def strip(self, generations: Collection[Generation], book: Book) -> Outcomes:
+    def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that no port has the generations' keys any more, in UFM and on the fabric."""
         have = self._look(time.monotonic() + self._timeout_s)
-        todo = {one.pkey: one for one in self._todo(have, book)}
-        outcomes: Outcomes = {}
+        todo = {one.pkey: one for one in self._todo(have, snapshot)}
+        outcomes: ProofResults = {}
         good = []
-        for claim in map(book.must, generations):
-            if not numbers.PKEYS.has(claim.pkey):
-                outcomes[claim.generation] = keys.another_s(claim)
-            elif have.get(claim.pkey, {}).keys() & frozenset(claim.port_guids()):
-                outcomes[claim.generation] = self._undone(claim, todo[claim.pkey])
+        for assignment in map(snapshot.must, generations):
+            if not numbers.PKEYS.has(assignment.pkey):
+                outcomes[assignment.generation] = keys.foreign_assignment(assignment)
+            elif have.get(assignment.pkey, {}).keys() & frozenset(assignment.port_guids()):
+                outcomes[assignment.generation] = self._undone(assignment, todo[assignment.pkey])
             else:
-                good.append(claim)
-                outcomes[claim.generation] = Proof(book.epoch)
+                good.append(assignment)
+                outcomes[assignment.generation] = Proof(snapshot.epoch)
         if self._readback is not None and good:
-            outcomes |= self._readback.gone(good, self._partitions(have, book), book)
+            outcomes |= self._readback.gone(good, self._partitions(have, snapshot), snapshot)
         return outcomes
 
-    def audit(self, book: Book, *, unsure: bool = False) -> tuple[Finding, ...]:
-        """Compare UFM and the fabric with the book."""
+    def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
+        """Compare UFM and the fabric with the snapshot."""
         try:
             have = self._look(time.monotonic() + self._timeout_s)
         except FabricError as err:
-            return (Finding(0, err.line(), unread=True), *self._port_findings(book))
+            return (FabricFinding(0, err.line(), unread=True), *self._port_findings(snapshot))
         if unsure:
-            return self._port_findings(book)
-        carried = {claim.pkey for claim in book.carried()}
-        found = [Finding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, book)]
+            return self._port_findings(snapshot)
+        carried = {assignment.pkey for assignment in snapshot.carried()}
+        found = [
+            FabricFinding(0, f"UFM: key {one.line()}", bool(one.remove)) for one in self._todo(have, snapshot)
+        ]
         found += [
-            Finding(
+            FabricFinding(
                 guid,
                 f"UFM: port {guid:#018x}, which is none of vhpcd's, is on key {pkey:#06x} of the pool",
                 open=pkey in carried,
@@ -201,21 +210,21 @@ class UfmRest(ByPolicy):
             for guid in sorted(have[pkey])
             if not _ours(pkey, guid)
         ]
-        return (*found, *self._port_findings(book))
+        return (*found, *self._port_findings(snapshot))
 
-    def _port_findings(self, book: Book) -> tuple[Finding, ...]:
-        """Compare the fabric with the book, and with what UFM showed last of the site's own keys.
+    def _port_findings(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
+        """Compare the fabric with the snapshot, and with what UFM showed last of the site's own keys.
 
         Where UFM has shown nothing yet, keys outside of the pool are not judged.
         """
         if self._readback is None:
             return ()
         only = None if self._seen is not None else self._pool
-        return tuple(self._readback.findings(self._partitions(self._seen or {}, book), only))
+        return tuple(self._readback.findings(self._partitions(self._seen or {}, snapshot), only))
 
-    def cure(self, book: Book) -> None:
+    def repair(self, snapshot: KeySnapshot) -> None:
         """Tell UFM once more."""
-        self.apply(book)
+        self.apply(snapshot)
 
     # --- what there is to do --------------------------------------------------------
 
@@ -230,15 +239,15 @@ class UfmRest(ByPolicy):
                     raise
             time.sleep(POLL_S)
 
-    def _undone(self, claim: Claim, change: Change) -> FabricError:
+    def _undone(self, assignment: KeyAssignment, change: Change) -> FabricError:
         return FabricError(
-            f"UFM did not do within {self._timeout_s:g} s what {claim.generation} needs",
-            f"{change.line()}: {self._late.get(claim.pkey, 'it was there, and is no more')}",
+            f"UFM did not do within {self._timeout_s:g} s what {assignment.generation} needs",
+            f"{change.line()}: {self._late.get(assignment.pkey, 'it was there, and is no more')}",
             "see UFM's log; fabric.apply_timeout_s is how long it may take",
         )
 
-    def _todo(self, have: Members, book: Book) -> list[Change]:
-        meant = _meant(book)
+    def _todo(self, have: Members, snapshot: KeySnapshot) -> list[Change]:
+        meant = _meant(snapshot)
         found = []
         for pkey in sorted((self._pool & have.keys()) | meant.keys()):
             wanted, members = meant.get(pkey, frozenset()), have.get(pkey, {})
@@ -265,25 +274,25 @@ class UfmRest(ByPolicy):
                 self._ufm.add(one.pkey, list(one.add), ipoib=self._ipoib)
             if one.delete:
                 self._ufm.delete(one.pkey)
-        except (UfmBusyError, RefusedError) as err:
+        except (UfmBusyError, FabricRefusedError) as err:
             return err.line()
         return ""
 
-    def _marked(self, have: Members, book: Book, late: dict[int, str]) -> bool:
+    def _marked(self, have: Members, snapshot: KeySnapshot, late: dict[int, str]) -> bool:
         """Leave our mark before anything is changed; whether UFM has accepted it."""
-        if _mark(book) in self._marks(have):
+        if _mark(snapshot) in self._marks(have):
             return True
-        why = self._change(Change(self._mark_pkey, add=(_mark(book),)))
+        why = self._change(Change(self._mark_pkey, add=(_mark(snapshot),)))
         if why:
             late.update(dict.fromkeys(late, why))
         return not why
 
-    def _partitions(self, have: Members, book: Book) -> tuple[Partition, ...]:
-        """What ports should have: our claims, and all else that UFM has."""
-        ours = partitions.of_book(book, ipoib=self._ipoib)
+    def _partitions(self, have: Members, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
+        """What ports should have: our assignments, and all else that UFM has."""
+        ours = partitions.of_snapshot(snapshot, ipoib=self._ipoib)
         known = {one.pkey for one in ours}
         others = (
-            Partition(
+            IbPartition(
                 f"ufm_{pkey:04x}", pkey, tuple((f"{guid:#018x}", full) for guid, full in members.items())
             )
             for pkey, members in have.items()
@@ -293,8 +302,8 @@ class UfmRest(ByPolicy):
 
     # --- whose UFM it is -------------------------------------------------------------
 
-    def _guard(self, have: Members, book: Book) -> None:
-        """FabricError when this book may not be the one that the keys in UFM came from."""
+    def _guard(self, have: Members, snapshot: KeySnapshot) -> None:
+        """FabricError when this snapshot may not be the one that the keys in UFM came from."""
         ours = {pkey for pkey in self._pool & have.keys() if any(_ours(pkey, guid) for guid in have[pkey])}
         marks = self._marks(have)
         if not marks:
@@ -305,7 +314,7 @@ class UfmRest(ByPolicy):
                     "when no job with guests is left, delete these keys in UFM",
                 )
             return
-        origins = [self._origin(mark, book) for mark in marks]
+        origins = [self._origin(mark, snapshot) for mark in marks]
         if None in origins:
             raise FabricError(
                 "UFM was not changed last by this database of vhpcd",
@@ -314,7 +323,7 @@ class UfmRest(ByPolicy):
                 "delete that key and those of jobs in UFM",
             )
         since = min(origin for origin in origins if origin is not None)
-        lost = book.missing(ours, since, self._max_lost_percent)
+        lost = snapshot.missing(ours, since, self._max_lost_percent)
         if lost:
             raise FabricError(
                 f"vhpcd does not know {len(lost)} keys of jobs in UFM",
@@ -325,19 +334,19 @@ class UfmRest(ByPolicy):
     def _marks(self, have: Members) -> list[int]:
         return sorted(guid for guid in have.get(self._mark_pkey, {}) if guid >> 48 == MARK_PREFIX)
 
-    def _origin(self, mark: int, book: Book) -> int | None:
+    def _origin(self, mark: int, snapshot: KeySnapshot) -> int | None:
         """The epoch of a mark, which has only its lower 16 bits; None when it was another database's."""
         low, tag = mark >> 32 & 0xFFFF, f"{mark & 0xFFFFFFFF:08x}"
-        newest = book.epoch - (book.epoch - low) % (1 << 16)
+        newest = snapshot.epoch - (snapshot.epoch - low) % (1 << 16)
         for epoch in (newest, newest - (1 << 16)):
             if epoch >= 0 and self._knows(epoch, tag):
                 return epoch
         return None
 
-    def _tidy(self, have: Members, book: Book) -> None:
+    def _tidy(self, have: Members, snapshot: KeySnapshot) -> None:
         """Take away older marks, once UFM shows ours: whatever breaks off, one is left, and it is ours."""
         marks = self._marks(have)
-        stale = tuple(one for one in marks if one != _mark(book))
+        stale = tuple(one for one in marks if one != _mark(snapshot))
         if stale and len(stale) < len(marks):
             self._change(Change(self._mark_pkey, remove=stale))
 
@@ -347,15 +356,17 @@ def _some(todo: list[Change]) -> str:
     return "; ".join(one.line() for one in todo[:SHOWN]) + more
 
 
-def _mark(book: Book) -> int:
-    return MARK_PREFIX << 48 | (book.epoch & 0xFFFF) << 32 | int(book.tag or "0", 16) & 0xFFFFFFFF
+def _mark(snapshot: KeySnapshot) -> int:
+    return MARK_PREFIX << 48 | (snapshot.epoch & 0xFFFF) << 32 | int(snapshot.tag or "0", 16) & 0xFFFFFFFF
 
 
-def _meant(book: Book) -> dict[int, frozenset[int]]:
+def _meant(snapshot: KeySnapshot) -> dict[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
-    for claim in book.carried():
-        if numbers.PKEYS.has(claim.pkey):
-            found[claim.pkey] = found.get(claim.pkey, frozenset()) | frozenset(claim.port_guids())
+    for assignment in snapshot.carried():
+        if numbers.PKEYS.has(assignment.pkey):
+            found[assignment.pkey] = found.get(assignment.pkey, frozenset()) | frozenset(
+                assignment.port_guids()
+            )
     return found
 
 

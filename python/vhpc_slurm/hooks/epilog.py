@@ -10,7 +10,7 @@ import sys
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, doubt
+from vhpc_slurm.hooks import common, drain_policy
 from vhpc_slurm.model import ALARM, Generation, Lease
 from vhpc_slurm.node import (
     accounts,
@@ -41,7 +41,7 @@ def run(config: Config) -> int:
     if lease is not None:
         ending.add(lease.generation)
     for generation in ending:
-        joblock.bury(layout, generation)
+        joblock.write_tombstone(layout, generation)
     try:
         with joblock.held(layout, env.job_id, timeout_s=LOCK_TIMEOUT_S, end_holder=True):
             _hand_over_console(config, lease, layout, env)
@@ -64,7 +64,7 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
         teardown.clear(layout, generation, env.node)
     except quarantine.QuarantinedError as err:
         _queue(layout, env, generation, clean=True, note=err.line())
-        if not doubt.must_drain(layout, env.node, err.records):
+        if not drain_policy.must_drain(layout, env.node, err.records):
             common.log.warning("%s; others are left", err.line())
             return
         common.drain(env.node, err)
@@ -72,14 +72,14 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
     except VhpcError as err:
         _queue(layout, env, generation, clean=False, note=err.line())
         common.drain(env.node, err)
-        raise TeardownError(err.what, err.why, err.cure) from err
+        raise TeardownError(err.what, err.why, err.hint) from err
     _queue(layout, env, generation, clean=True, note=alarm)
     common.log.info("clean")
 
 
 def _alarm(layout: Layout, generation: Generation) -> str:
     """What its Prolog wants somebody to hear of; empty mostly."""
-    state = statefile.read(layout.state_file(generation.job_id))
+    state = statefile.read_state(layout.state_file(generation.job_id))
     ours = state.get("generation") == str(generation)
     return ALARM + state["alarm"] if ours and "alarm" in state else ""
 
@@ -87,13 +87,13 @@ def _alarm(layout: Layout, generation: Generation) -> str:
 def _queue(
     layout: Layout, env: common.HookEnv, generation: Generation, *, clean: bool, note: str = ""
 ) -> None:
-    line = timeline.read(layout.timeline(generation))
+    line = timeline.read_timeline(layout.timeline(generation))
     outbox.put(layout.outbox, outbox.Acknowledgement(generation, env.node, clean, note, line))
 
 
 def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env: common.HookEnv) -> None:
     """Give the user his guest's console when he asked for it (--vhpc-console)."""
-    state = statefile.read(layout.state_file(env.job_id))
+    state = statefile.read_state(layout.state_file(env.job_id))
     if lease is None or lease.request.console is None or state.get("generation") != str(lease.generation):
         return
     consoles = console.of_guests(layout.job(env.job_id))

@@ -12,11 +12,10 @@ from functools import partial
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.hooks import common, forgotten
+from vhpc_slurm.hooks import common, purged_jobs
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan
 from vhpc_slurm.node import (
     accounts,
-    claims,
     console,
     devices,
     guest,
@@ -26,12 +25,14 @@ from vhpc_slurm.node import (
     outbox,
     quarantine,
     refusal,
+    reservations,
     resources,
     stages,
     statefile,
     teardown,
     timeline,
 )
+from vhpc_slurm.node.journal import Journal, Stopped
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU
 from vhpc_slurm.placement.plan import plan_node
@@ -66,7 +67,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             outbox.put(
                 layout.outbox, outbox.Acknowledgement(old, env.node, clean=True, note="cleared by Prolog")
             )
-    if joblock.buried(layout, lease.generation):
+    if joblock.has_tombstone(layout, lease.generation):
         common.log.info("the job's Epilog has been here: nothing to prepare")
         # its acknowledgement may have come before the lease was taken here, and then counts no more
         note = "nothing prepared after its Epilog"
@@ -76,36 +77,36 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
     recorder.note("python", timeline.process_began(), began)
     recorder.note("lease", began)
-    book = journal.Journal(layout.journals, lease.generation)
-    book.stop_when(layout.tombstone(lease.generation))
+    journal = Journal(layout.journals, lease.generation)
+    journal.stop_when(layout.tombstone(lease.generation))
     try:
-        _open_run_dir(layout, lease, book)
+        _open_run_dir(layout, lease, journal)
         try:
-            _boot(config, layout, env, lease, book, recorder, partial(_over, client, env, lease))
+            _boot(config, layout, env, lease, journal, recorder, partial(_over, client, env, lease))
             common.log.info("ready in %.2f s", time.time() - began)
         except UserError as err:
-            _user_failure(layout, env, lease, book, recorder, err)
-        except journal.Stopped:
+            _user_failure(layout, env, lease, journal, recorder, err)
+        except Stopped:
             common.log.info("the job was ended during its boot")
-            teardown.tear_down(layout, book, recorder)
+            teardown.tear_down(layout, journal, recorder)
             return 0
         except FabricError as err:
             if _requeue(config, env, err):
-                teardown.tear_down(layout, book, recorder)
+                teardown.tear_down(layout, journal, recorder)
             else:
-                cure = "; ".join(filter(None, (err.cure, "the job may not be requeued: submit it again")))
-                last = UserError(err.what, err.why, cure)
-                _user_failure(layout, env, lease, book, recorder, last)
+                hint = "; ".join(filter(None, (err.hint, "the job may not be requeued: submit it again")))
+                last = UserError(err.what, err.why, hint)
+                _user_failure(layout, env, lease, journal, recorder, last)
             return 0
         except (NodeError, TeardownError):
-            teardown.tear_down(layout, book, recorder)
+            teardown.tear_down(layout, journal, recorder)
             raise
         # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it
         with contextlib.suppress(FabricError):
             client.report_timeline(recorder.timeline())
         return 0
     finally:
-        book.close()
+        journal.close()
 
 
 def _boot(
@@ -113,7 +114,7 @@ def _boot(
     layout: Layout,
     env: common.HookEnv,
     lease: Lease,
-    book: journal.Journal,
+    journal: Journal,
     recorder: timeline.Recorder,
     over: Callable[[], bool],
 ) -> None:
@@ -122,19 +123,19 @@ def _boot(
     common.check_user(env, lease.request.uid)
     account = accounts.account(lease.request.uid)
     with recorder.stage("plan"):
-        host: HostInventory = inventory.read(env.node, config)
+        host: HostInventory = inventory.read_inventory(env.node, config)
         try:
-            plan = _book(config, layout, host, lease, book)
+            plan = _reserve(config, layout, host, lease, journal)
         except FabricError:
-            if not forgotten.clear(config, env.node, but=lease.generation):
+            if not purged_jobs.clear(config, env.node, excluding=lease.generation):
                 raise
-            plan = _book(config, layout, host, lease, book)
+            plan = _reserve(config, layout, host, lease, journal)
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
     with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
         work = stages.Boot(
-            layout, lease, lease.image, plan, host, book, recorder, account, hypervisor,
-            replan=partial(_book, config, layout, host, lease, book), over=over,
+            layout, lease, lease.image, plan, host, journal, recorder, account, hypervisor,
+            replan=partial(_reserve, config, layout, host, lease, journal), over=over,
         )  # fmt: skip
         stages.boot(work)
     fields = statefile.header(lease.generation, str(lease.request.image)) | {
@@ -147,7 +148,7 @@ def _boot(
         "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(layout, work.plan)),
         "warning": _warning(lease, env, account),
     }
-    statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
+    statefile.write_state(layout.state_file(env.job_id), fields, lease.request.uid)
 
 
 def _warning(lease: Lease, env: common.HookEnv, account: accounts.Account) -> str:
@@ -178,12 +179,12 @@ def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
     ]
 
 
-def _book(
+def _reserve(
     config: Config,
     layout: Layout,
     host: HostInventory,
     lease: Lease,
-    book: journal.Journal,
+    journal: Journal,
     avoid: frozenset[str] = frozenset(),
 ) -> NodePlan:
     """Plan from what other jobs leave, and write down what this one takes, before any other may plan.
@@ -191,7 +192,7 @@ def _book(
     ``avoid`` are devices that were found to be busy.
     """
     assert lease.image is not None
-    with claims.booking(layout, LOCK_TIMEOUT_S):
+    with reservations.plan_lock(layout, LOCK_TIMEOUT_S):
         there = devices.handed_out(layout)
         plan = plan_node(
             lease.generation,
@@ -200,19 +201,19 @@ def _book(
             lease.request,
             lease.image.manifest,
             config,
-            fold(claims.live(layout, but=lease.generation)),
+            fold(reservations.live(layout, excluding=lease.generation)),
             replace(there, quarantined=(*there.quarantined, *avoid)),
         )
-        claims.announce(book, plan)
+        reservations.reserve(journal, plan)
     return plan
 
 
-def _open_run_dir(layout: Layout, lease: Lease, book: journal.Journal) -> None:
+def _open_run_dir(layout: Layout, lease: Lease, journal: Journal) -> None:
     path = layout.job(lease.generation.job_id)
-    book.acquire(resources.RUN_DIR, f"rundir:{path}", path=str(path))
+    journal.acquire(resources.RUN_DIR, f"rundir:{path}", path=str(path))
     path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     path.mkdir(mode=0o711)
-    statefile.write(
+    statefile.write_state(
         layout.state_file(lease.generation.job_id),
         statefile.header(lease.generation, str(lease.request.image)) | {"status": "booting"},
         lease.request.uid,
@@ -223,7 +224,7 @@ def _user_failure(
     layout: Layout,
     env: common.HookEnv,
     lease: Lease,
-    book: journal.Journal,
+    journal: Journal,
     recorder: timeline.Recorder,
     error: UserError,
 ) -> None:
@@ -256,8 +257,8 @@ def _user_failure(
     }
     if refused:
         fields["alarm"] = refused
-    statefile.write(layout.state_file(env.job_id), fields, lease.request.uid)
-    teardown.release_guests(layout, book, recorder)
+    statefile.write_state(layout.state_file(env.job_id), fields, lease.request.uid)
+    teardown.release_guests(layout, journal, recorder)
 
 
 def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:

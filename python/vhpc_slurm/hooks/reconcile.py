@@ -15,7 +15,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, exposed, forgotten, starts
+from vhpc_slurm.hooks import common, fabric_isolation, lost_jobs, purged_jobs
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node import audit, outbox
 from vhpc_slurm.node.layout import Layout
@@ -24,20 +24,20 @@ ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a reconciliation found, in the order found; ``error`` is empty for what was mended."""
+class RepairResult:
+    """What a reconciliation found, in the order found; ``error`` is empty for what was repaired."""
 
     kind: str
     what: str
-    mended: bool
+    repaired: bool
     error: str = ""
 
 
-def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
-    """Compare and, unless ``check``, mend.  An empty list means clean."""
+def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
+    """Compare and, unless ``check``, repair.  An empty list means clean."""
     layout = Layout(config)
     client = ControllerClient(config)
-    outcomes: list[Outcome] = []
+    outcomes: list[RepairResult] = []
     live: dict[int, Generation] | None = None
     of_node: list[LeaseRecord] = []
     records: list[LeaseRecord] = []
@@ -50,15 +50,17 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[Outcome]:
         live = {record.lease.generation.job_id: record.lease.generation for record in records}
     except FabricError as err:
         outcomes.append(
-            Outcome("controller", err.line(), mended=False, error="the controller's view is missing")
+            RepairResult("controller", err.line(), repaired=False, error="the controller's view is missing")
         )
-    outcomes.extend(_mend(finding, check=check) for finding in exposed.exposed(layout, node, records, fabric))
-    unknown = partial(forgotten.is_forgotten, config)
-    outcomes.extend(_mend(finding, check=check) for finding in audit.audit(layout, node, live, unknown))
     outcomes.extend(
-        _mend(finding, check=check) for finding in audit.unacknowledged(layout, node, _owed(of_node, node))
+        _repair(finding, check=check) for finding in fabric_isolation.findings(layout, node, records, fabric)
     )
-    outcomes.extend(_mend(finding, check=check) for finding in starts.lost(config, node, records))
+    unknown = partial(purged_jobs.is_purged, config)
+    outcomes.extend(_repair(finding, check=check) for finding in audit.audit(layout, node, live, unknown))
+    outcomes.extend(
+        _repair(finding, check=check) for finding in audit.unacknowledged(layout, node, _owed(of_node, node))
+    )
+    outcomes.extend(_repair(finding, check=check) for finding in lost_jobs.findings(config, node, records))
     outcomes.extend(_acknowledgements(layout, client, check=check))
     return outcomes
 
@@ -83,35 +85,35 @@ def _owed(records: list[LeaseRecord], node: str) -> list[Generation]:
     ]
 
 
-def _mend(finding: audit.Finding, *, check: bool) -> Outcome:
+def _repair(finding: audit.NodeFinding, *, check: bool) -> RepairResult:
     if check:
-        return Outcome(finding.kind, finding.what, mended=False)
+        return RepairResult(finding.kind, finding.what, repaired=False)
     try:
-        finding.mend()
+        finding.repair()
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
-        return Outcome(finding.kind, finding.what, mended=False, error=line)
-    return Outcome(finding.kind, finding.what, mended=True)
+        return RepairResult(finding.kind, finding.what, repaired=False, error=line)
+    return RepairResult(finding.kind, finding.what, repaired=True)
 
 
-def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) -> list[Outcome]:
+def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) -> list[RepairResult]:
     waiting = audit.waiting(layout)
     if not waiting:
         return []
     what = f"{waiting} acknowledgements wait for vhpcd"
     if check:
-        return [Outcome("outbox", what, mended=False)]
+        return [RepairResult("outbox", what, repaired=False)]
     left = outbox.flush(layout.outbox, client.acknowledge)
-    return [Outcome("outbox", what, mended=left == 0, error="vhpcd cannot be reached" if left else "")]
+    return [RepairResult("outbox", what, repaired=left == 0, error="vhpcd cannot be reached" if left else "")]
 
 
 def run(config: Config) -> int:
-    """The health check: mend, and drain the node for what cannot be mended."""
+    """The health check: repair, and drain the node for what cannot be repaired."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     bad = []
     for outcome in reconcile(config, node, check=False):
-        common.log.warning("%s: %s%s", outcome.kind, outcome.what, " (mended)" if outcome.mended else "")
-        if not outcome.mended and outcome.kind not in ("controller", "outbox", starts.KIND):
+        common.log.warning("%s: %s%s", outcome.kind, outcome.what, " (repaired)" if outcome.repaired else "")
+        if not outcome.repaired and outcome.kind not in ("controller", "outbox", lost_jobs.KIND):
             bad.append(outcome)
     if bad:
         common.drain(node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))

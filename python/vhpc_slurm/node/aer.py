@@ -31,7 +31,7 @@ def counts(path: str) -> dict[str, dict[str, int]]:
     """
     found = {}
     for kind in KINDS:
-        text = sysfs.hint(f"{path}/aer_dev_{kind}")
+        text = sysfs.text_or_empty(f"{path}/aer_dev_{kind}")
         if text:
             lines = {name: int(number) for name, number in _LINE.findall(text)}
             found[kind] = {name: number for name, number in lines.items() if not name.startswith(_TOTAL)}

@@ -49,7 +49,7 @@ class StuckError(NodeError):
     """The kernel did not come back: the device is locked, most likely until the node is rebooted."""
 
 
-def write(path: str, text: str, timeout_s: float | Until) -> None:
+def write_attribute(path: str, text: str, timeout_s: float | Until) -> None:
     """Write one attribute.
 
     Raises:
@@ -59,8 +59,8 @@ def write(path: str, text: str, timeout_s: float | Until) -> None:
     _ask([path, text], timeout_s)
 
 
-def read(path: str, timeout_s: float | Until) -> str:
-    """Read one attribute, without blanks at its ends; errors as of ``write``."""
+def read_attribute(path: str, timeout_s: float | Until) -> str:
+    """Read one attribute, without blanks at its ends; errors as of ``write_attribute``."""
     return _ask([path], timeout_s).decode("ascii", errors="replace").strip()
 
 

@@ -1,4 +1,4 @@
-"""What is on this node against what should be: findings, each with its cure.
+"""What is on this node against what should be: findings, each with its repair.
 
 Three views are compared: the journals, the node itself (libvirt, processes,
 uids, folders, pins) and the controller's leases.  What belongs to a running
@@ -18,7 +18,6 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import (
     cgroup,
-    claims,
     devices,
     guest,
     images,
@@ -27,6 +26,7 @@ from vhpc_slurm.node import (
     outbox,
     process,
     quarantine,
+    reservations,
     resources,
     setup,
     steps,
@@ -38,16 +38,16 @@ from vhpc_slurm.node.quarantine import QuarantinedError
 
 
 @dataclass(frozen=True)
-class Finding:
+class NodeFinding:
     """Something that should not be there.
 
-    ``kind`` is one word for machines, ``what`` one line for people, ``mend``
+    ``kind`` is one word for machines, ``what`` one line for people, ``repair``
     removes it and raises VhpcError when it cannot.
     """
 
     kind: str
     what: str
-    mend: Callable[[], object]
+    repair: Callable[[], object]
 
 
 def _never(job_id: int) -> bool:
@@ -59,8 +59,8 @@ def audit(
     layout: Layout,
     node: str,
     live: Mapping[int, Generation] | None,
-    forgotten: Callable[[int], bool] = _never,
-) -> list[Finding]:
+    purged: Callable[[int], bool] = _never,
+) -> list[NodeFinding]:
     """Compare the views.
 
     Args:
@@ -69,18 +69,18 @@ def audit(
         live: generations that the controller holds for this node and that are
             not ending, by job; None when the controller could not be asked,
             then no generation that has a journal is called stale.
-        forgotten: whether slurmctld is sure to know nothing of a job; asked only
+        purged: whether slurmctld is sure to know nothing of a job; asked only
             about jobs that have ended and whose steps still run here.
     """
     return [
-        *_stale_generations(layout, node, live, forgotten),
+        *_stale_generations(layout, node, live, purged),
         *_orphan_domains(layout),
         *_orphan_processes(layout),
         *_orphan_uids(layout),
         *_orphan_cgroups(layout),
         *_orphan_folders(layout),
         *_orphan_pins(layout),
-        *_stray_functions(layout),
+        *_unparked_functions(layout),
     ]
 
 
@@ -94,12 +94,12 @@ def _known(layout: Layout) -> list[Generation]:
     return list(journal.generations(layout.journals))
 
 
-def _unless(owned: Callable[[], bool], mend: Callable[[], object]) -> Callable[[], object]:
-    """Mend only what has no journal at that moment either."""
+def _unless(owned: Callable[[], bool], repair: Callable[[], object]) -> Callable[[], object]:
+    """Repair only what has no journal at that moment either."""
 
     def act() -> None:
         if not owned():
-            mend()
+            repair()
 
     return act
 
@@ -110,8 +110,8 @@ def waiting(layout: Layout) -> int:
 
 
 def _stale_generations(
-    layout: Layout, node: str, live: Mapping[int, Generation] | None, forgotten: Callable[[int], bool]
-) -> Iterator[Finding]:
+    layout: Layout, node: str, live: Mapping[int, Generation] | None, purged: Callable[[int], bool]
+) -> Iterator[NodeFinding]:
     if live is None:
         return
     running = steps.running()
@@ -122,16 +122,16 @@ def _stale_generations(
         # to say their last words in, and then the Epilog comes. None comes for a job that a killed slurmctld
         # has forgotten, while the step of its allocation may sleep on for hours.
         over = generation.job_id in running and generation.job_id not in live
-        if over and not forgotten(generation.job_id):
+        if over and not purged(generation.job_id):
             continue
-        yield Finding(
+        yield NodeFinding(
             "stale-generation",
             f"generation {generation} is still here, and the controller has it no more",
-            partial(bury_and_clear, layout, generation, node),
+            partial(tombstone_and_clear, layout, generation, node),
         )
 
 
-def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> Iterator[Finding]:
+def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> Iterator[NodeFinding]:
     """Generations that are over and that the controller believes to be here, although nothing of them is.
 
     A hook that is killed between the end of a journal and its word to the
@@ -148,40 +148,40 @@ def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> I
         # An Epilog is to come, or at work: that one knows more.
         if generation in known or generation.job_id in running or joblock.busy(layout, generation.job_id):
             continue
-        yield Finding(
+        yield NodeFinding(
             "unacknowledged",
             f"nothing is left of generation {generation}, and the controller was not told",
-            partial(bury_and_clear, layout, generation, node),
+            partial(tombstone_and_clear, layout, generation, node),
         )
 
 
-def bury_and_clear(layout: Layout, generation: Generation, node: str) -> None:
+def tombstone_and_clear(layout: Layout, generation: Generation, node: str) -> None:
     """Remove all of a generation that nobody else will remove, and leave word of it for the controller.
 
     Raises:
         TeardownError: not all of it could be removed.
     """
-    joblock.bury(layout, generation)
+    joblock.write_tombstone(layout, generation)
     with joblock.held(layout, generation.job_id, timeout_s=30.0, brief=True):
-        doubt: QuarantinedError | None = None
+        quarantined: QuarantinedError | None = None
         try:
             teardown.clear(layout, generation, node)
         except QuarantinedError as err:
-            doubt = err
-    note = doubt.line() if doubt else "cleared by reconcile"
+            quarantined = err
+    note = quarantined.line() if quarantined else "cleared by reconcile"
     outbox.put(layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note=note))
-    if doubt:
-        raise doubt
+    if quarantined:
+        raise quarantined
 
 
-def _orphan_domains(layout: Layout) -> Iterator[Finding]:
+def _orphan_domains(layout: Layout) -> Iterator[NodeFinding]:
     config = layout.config.guests
     try:
         with guest.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
             names = hypervisor.names()
     except VhpcError as err:
         line = err.line()
-        yield Finding("libvirt", line, partial(_raise, err))
+        yield NodeFinding("libvirt", line, partial(_raise, err))
         return
 
     def owned(name: str) -> bool:
@@ -190,8 +190,8 @@ def _orphan_domains(layout: Layout) -> Iterator[Finding]:
 
     for name in names:
         if not owned(name):
-            mend = _unless(partial(owned, name), partial(_destroy, layout, name))
-            yield Finding("orphan-domain", f"guest {name} has no journal", mend)
+            repair = _unless(partial(owned, name), partial(_destroy, layout, name))
+            yield NodeFinding("orphan-domain", f"guest {name} has no journal", repair)
 
 
 def _destroy(layout: Layout, name: str) -> None:
@@ -200,38 +200,42 @@ def _destroy(layout: Layout, name: str) -> None:
         hypervisor.destroy(name)
 
 
-def _orphan_processes(layout: Layout) -> Iterator[Finding]:
+def _orphan_processes(layout: Layout) -> Iterator[NodeFinding]:
     found = {ref: name for ref, name in process.marked() if not _is_known(layout, name)}
     for ref, name in found.items():
-        mend = _unless(partial(_is_known, layout, name), partial(process.end, ref))
-        yield Finding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", mend)
+        repair = _unless(partial(_is_known, layout, name), partial(process.end, ref))
+        yield NodeFinding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", repair)
     in_use = {uid for uid in process.uids_in_use() if uids.in_range(layout.config, uid)}
-    for uid in in_use - {uid for uid, _ in uids.claims(layout)}:
+    for uid in in_use - {uid for uid, _ in uids.allocated(layout)}:
         for ref in set(process.of_uid(uid)) - found.keys():
-            mend = _unless(partial(_is_claimed, layout, uid), partial(process.end, ref))
-            yield Finding("orphan-process", f"process {ref.pid} with unclaimed uid {uid}", mend)
+            repair = _unless(partial(_is_allocated, layout, uid), partial(process.end, ref))
+            yield NodeFinding(
+                "orphan-process", f"process {ref.pid} with uid {uid}, which no generation has", repair
+            )
 
 
 def _is_known(layout: Layout, name: str) -> bool:
     return name in {str(generation) for generation in _known(layout)}
 
 
-def _is_claimed(layout: Layout, uid: int) -> bool:
-    return uid in {claimed for claimed, _ in uids.claims(layout)}
+def _is_allocated(layout: Layout, uid: int) -> bool:
+    return uid in {other for other, _ in uids.allocated(layout)}
 
 
-def _orphan_uids(layout: Layout) -> Iterator[Finding]:
-    for uid, name in list(uids.claims(layout)):
+def _orphan_uids(layout: Layout) -> Iterator[NodeFinding]:
+    for uid, name in list(uids.allocated(layout)):
         if not _is_known(layout, name):
-            mend = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
-            yield Finding("orphan-uid", f"uid {uid} is claimed by generation {name[:40]!r}", mend)
+            repair = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
+            yield NodeFinding("orphan-uid", f"uid {uid} is allocated to generation {name[:40]!r}", repair)
 
 
-def _orphan_cgroups(layout: Layout) -> Iterator[Finding]:
+def _orphan_cgroups(layout: Layout) -> Iterator[NodeFinding]:
     for name in sorted(cgroup.generations()):
         if not _is_known(layout, name):
-            mend = _unless(partial(_is_known, layout, name), partial(_end_cgroup, name))
-            yield Finding("orphan-cgroup", f"control group of generation {name[:40]!r} has no journal", mend)
+            repair = _unless(partial(_is_known, layout, name), partial(_end_cgroup, name))
+            yield NodeFinding(
+                "orphan-cgroup", f"control group of generation {name[:40]!r} has no journal", repair
+            )
 
 
 def _end_cgroup(name: str) -> None:
@@ -240,39 +244,39 @@ def _end_cgroup(name: str) -> None:
     group.remove()
 
 
-def _orphan_folders(layout: Layout) -> Iterator[Finding]:
+def _orphan_folders(layout: Layout) -> Iterator[NodeFinding]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(layout.jobs.iterdir()):
             if not _is_of_known_job(layout, path.name):
-                mend = _unless(partial(_is_of_known_job, layout, path.name), partial(shutil.rmtree, path))
-                yield Finding("orphan-folder", f"folder {path} has no journal", mend)
+                repair = _unless(partial(_is_of_known_job, layout, path.name), partial(shutil.rmtree, path))
+                yield NodeFinding("orphan-folder", f"folder {path} has no journal", repair)
 
 
 def _is_of_known_job(layout: Layout, name: str) -> bool:
     return name.isdigit() and int(name) in {generation.job_id for generation in _known(layout)}
 
 
-def _orphan_pins(layout: Layout) -> Iterator[Finding]:
+def _orphan_pins(layout: Layout) -> Iterator[NodeFinding]:
     for digest, name in list(images.pins(layout)):
         if not _is_known(layout, name):
-            mend = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
+            repair = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
             what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}"
-            yield Finding("orphan-pin", what, mend)
+            yield NodeFinding("orphan-pin", what, repair)
 
 
-def _stray_functions(layout: Layout) -> Iterator[Finding]:
+def _unparked_functions(layout: Layout) -> Iterator[NodeFinding]:
     """Virtual functions that are on a network, and no guest has them."""
     try:
-        known = {record.address for record in quarantine.read(layout)}
+        known = {record.address for record in quarantine.read_records(layout)}
         free = [one for one in setup.made(layout) if one not in known and not _has(layout, one)]
     except VhpcError as err:  # a journal or a record is damaged: who has what is not known
-        yield Finding("stray-function", err.line(), partial(_raise, err))
+        yield NodeFinding("stray-function", err.line(), partial(_raise, err))
         return
     for address in free:
-        wrong = devices.stray(layout, address)
+        wrong = devices.why_not_parked(layout, address)
         if wrong:
             what = f"virtual function {address} is nobody's: {wrong}"
-            yield Finding("stray-function", what, partial(_call_in, layout, address))
+            yield NodeFinding("stray-function", what, partial(_park_orphan, layout, address))
 
 
 def _has(layout: Layout, address: str) -> bool:
@@ -280,16 +284,16 @@ def _has(layout: Layout, address: str) -> bool:
     return any(
         address == entry.data.get("address") or address in entry.data.get("devices", ())
         for generation in _known(layout)
-        for entry in journal.read(layout.journals, generation)
-        if entry.kind in (resources.DEVICE, resources.CLAIM)
+        for entry in journal.read_entries(layout.journals, generation)
+        if entry.kind in (resources.DEVICE, resources.RESERVATION)
     )
 
 
-def _call_in(layout: Layout, address: str) -> None:
+def _park_orphan(layout: Layout, address: str) -> None:
     # under the lock that plans are made under: whoever comes first has it
-    with claims.booking(layout, layout.config.guests.stage_timeout_s):
+    with reservations.plan_lock(layout, layout.config.guests.stage_timeout_s):
         if not _has(layout, address):
-            devices.call_in(layout, address)
+            devices.park_orphan(layout, address)
 
 
 def _raise(err: VhpcError) -> None:

@@ -26,7 +26,7 @@ def cell_cpus(sysfs_root: str, online: int) -> dict[int, int]:
     return cells or {0: online}
 
 
-def read(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[HostCell, ...]:
+def read_cells(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[HostCell, ...]:
     """The cells of a host, by their numbers.
 
     Args:
@@ -65,7 +65,7 @@ def _gpus(proc_root: str) -> dict[int, str]:
     folder = f"{proc_root}/driver/nvidia/gpus"
     found = {}
     for address in sysfs.listing(folder):
-        match = _NODE.search(sysfs.hint(f"{folder}/{address}/numa_status"))
+        match = _NODE.search(sysfs.text_or_empty(f"{folder}/{address}/numa_status"))
         if match is not None:
             found[int(match[1])] = address
     return found

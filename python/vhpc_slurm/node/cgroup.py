@@ -91,7 +91,7 @@ class Hierarchy:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CgroupEntry:
     """How a helper gets into its control group: an argv prefix, or ``cgroup.procs`` files to write to."""
 
     prefix: tuple[str, ...] = ()
@@ -165,18 +165,18 @@ class Cgroup:
         except OSError as err:
             raise NodeError(f"cannot make the control group {self.name}", str(err)) from err
 
-    def entry(self, limits: Limits) -> Entry:
+    def entry(self, limits: Limits) -> CgroupEntry:
         """How the next helper gets into it."""
         procs = tuple(folder / self._scope / "cgroup.procs" for folder in self.folders)
         procs = tuple(path for path in procs if path.exists())
         if procs or not self.systemd:
-            return Entry(procs=procs)
+            return CgroupEntry(procs=procs)
         properties = [
             "Delegate=yes",
             f"MemoryMax={limits.helper_memory_mib}M",
             f"TasksMax={limits.helper_tasks}",
         ]
-        return Entry(
+        return CgroupEntry(
             prefix=(
                 SYSTEMD_RUN,
                 "--scope",

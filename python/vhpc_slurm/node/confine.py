@@ -20,7 +20,7 @@ from pathlib import Path
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node import process
-from vhpc_slurm.node.cgroup import Entry
+from vhpc_slurm.node.cgroup import CgroupEntry
 
 MOUNTS = Path("/proc/self/mountinfo")
 REFUSED = ("/proc", "/sys", "/dev", "/run")
@@ -51,7 +51,7 @@ class Confinement:
 
     program: str
     who: process.Credentials
-    entry: Entry | None = None
+    entry: CgroupEntry | None = None
     cpus: tuple[int, ...] = ()
     limits: tuple[tuple[str, int], ...] = ()
     share: SharedDirectory | None = None
@@ -73,11 +73,11 @@ class Confinement:
         return words
 
 
-class AbsentError(Exception):
+class ShareAbsentError(Exception):
     """The user cannot enter the directory that was to be shared; the text says why."""
 
 
-class RefusedError(UserError):
+class ShareRefusedError(UserError):
     """The directory that was to be shared leads to a place that no guest may see."""
 
 
@@ -101,8 +101,8 @@ class Started:
         """Wait until the program is executed.
 
         Raises:
-            AbsentError: the user cannot enter the shared directory.
-            RefusedError: it may not be shared.
+            ShareAbsentError: the user cannot enter the shared directory.
+            ShareRefusedError: it may not be shared.
             UserError: the user has ended or stopped the helper, or serves a file system that hangs.
             NodeError: anything else.
         """
@@ -126,10 +126,10 @@ class Started:
             return self.ref
         process.wait_gone(self.ref, 1.0)
         if word == "absent":
-            raise AbsentError(text)
+            raise ShareAbsentError(text)
         if word == "refused":
             assert self.confinement.share is not None
-            raise RefusedError(
+            raise ShareRefusedError(
                 f"{self.confinement.share.path} cannot be shared with the guest",
                 f"it leads to {text} of the node",
                 "submit the job from another directory",
@@ -178,7 +178,7 @@ def start(
     Raises:
         NodeError: it cannot be started.
     """
-    entry = confinement.entry or Entry()
+    entry = confinement.entry or CgroupEntry()
     report, said = os.pipe2(os.O_CLOEXEC)
     try:
         with _opened(entry.procs) as procs:

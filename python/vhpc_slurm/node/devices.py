@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
-from vhpc_slurm.node import aer, attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_ways, vfio
+from vhpc_slurm.node import aer, attribute, gpumap, preflight, quarantine, scrub, sysfs, vf, vf_drivers, vfio
 from vhpc_slurm.node.journal import Entry, Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU, VF, VFIO, DeviceError
@@ -33,7 +33,7 @@ class UnfitError(DeviceError):
         busy: addresses of those that somebody else has, or has the group of.
     """
 
-    def __init__(self, records: Sequence[quarantine.Record], busy: Mapping[str, str]) -> None:
+    def __init__(self, records: Sequence[quarantine.QuarantineRecord], busy: Mapping[str, str]) -> None:
         kinds = [("quarantined", [record.address for record in records]), ("in use", [*busy])]
         super().__init__(
             "; ".join(f"{kind}: {', '.join(addresses)}" for kind, addresses in kinds if addresses),
@@ -44,7 +44,7 @@ class UnfitError(DeviceError):
 
 
 @dataclass(frozen=True)
-class Host:
+class HostState:
     """Where the node's files are, and who holds what; tests put others in place."""
 
     held: Mapping[str, str] = field(default_factory=dict)
@@ -58,22 +58,22 @@ def handed_out(layout: Layout) -> NodeDevices:
     Raises:
         NodeError: the GPU map or a record of the quarantine cannot be read.
     """
-    gpus = gpumap.read(Path(layout.config.placement.gpu_map))
-    return NodeDevices(gpus, None, tuple(record.address for record in quarantine.read(layout)))
+    gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
+    return NodeDevices(gpus, None, tuple(record.address for record in quarantine.read_records(layout)))
 
 
 def acquire(
     layout: Layout,
-    book: Journal,
+    journal: Journal,
     devices: Sequence[PassthroughDevice],
     identities: Mapping[str, Identity],
-    host: Host,
+    host: HostState,
 ) -> None:
     """Bind a job's devices to vfio-pci, and make its virtual functions what they are to be.
 
     Args:
         layout: of this node.
-        book: the job's journal.
+        journal: the job's journal.
         devices: of all guests of the job.
         identities: of each virtual function, by address.
         host: who holds what.
@@ -88,18 +88,18 @@ def acquire(
         Stopped: the job was ended meanwhile.
     """
     config = layout.config.devices
-    case = preflight.Case(
+    case = preflight.CheckInput(
         root=layout.config.host.sysfs_root,
         config=config,
         mine=frozenset(device.address for device in devices),
         held=host.held,
-        quarantined=frozenset(record.address for record in quarantine.read(layout)),
+        quarantined=frozenset(record.address for record in quarantine.read_records(layout)),
         proc=host.proc,
         dev=host.dev,
     )
     looked = _look(layout, case, devices)
     for device, before in zip(devices, looked, strict=True):
-        book.acquire(
+        journal.acquire(
             KIND,
             f"{KIND}:{device.address}",
             address=device.address,
@@ -114,16 +114,16 @@ def acquire(
             vfio.bind(case.root, device.address, before, config.timeout_s)
             if device.role == VF:
                 # after its driver is gone, which would keep what it had; before the guest's reads it
-                way = vf_ways.find(case.root, device.address, config.timeout_s)
-                vf.give(way, device.address, identities[device.address])
+                vf_driver = vf_drivers.find(case.root, device.address, config.timeout_s)
+                vf.configure(vf_driver, device.address, identities[device.address])
         except attribute.StuckError as err:
-            raise _doubt(
-                layout, str(book.generation), book.entry(f"{KIND}:{device.address}"), err.line()
+            raise _quarantine(
+                layout, str(journal.generation), journal.entry(f"{KIND}:{device.address}"), err.line()
             ) from err
 
 
 def _look(
-    layout: Layout, case: preflight.Case, devices: Sequence[PassthroughDevice]
+    layout: Layout, case: preflight.CheckInput, devices: Sequence[PassthroughDevice]
 ) -> list[preflight.Before]:
     """The checks of all devices.
 
@@ -133,7 +133,7 @@ def _look(
     them is no fault of one.
     """
     found: list[preflight.Before] = []
-    unfit: list[quarantine.Record] = []
+    unfit: list[quarantine.QuarantineRecord] = []
     busy: dict[str, str] = {}
     for device in devices:
         try:
@@ -152,7 +152,7 @@ def _look(
     return found
 
 
-def release(layout: Layout, generation: str, entry: Entry, host: Host | None = None) -> None:
+def release(layout: Layout, generation: str, entry: Entry, host: HostState | None = None) -> None:
     """Give a device back: reset, verified, cleared, and with the driver that it had.
 
     Takes ``devices.timeout_s`` twice at most, before and after it is cleared, and
@@ -167,24 +167,26 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
     path = preflight.device_path(root, address)
     there = bool(sysfs.listing(path))
     if data["role"] == VF and there:
-        _take_back(layout, generation, entry)
-    if any(record.address == address for record in quarantine.read(layout)):
+        _park_released(layout, generation, entry)
+    if any(record.address == address for record in quarantine.read_records(layout)):
         return
     if not there:
-        raise _doubt(layout, generation, entry, "it is not there any more")
+        raise _quarantine(layout, generation, entry, "it is not there any more")
     try:
         before = attribute.Until(config.timeout_s)
         driver, now = preflight.bound_to(root, address), preflight.override(root, address, before)
         if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
             return  # nothing was done to it yet, or all was undone
-        _see_unused(root, layout, entry, driver, host or Host())
+        _see_unused(root, layout, entry, driver, host or HostState())
         errors = aer.risen(data.get("aer", {}), aer.counts(path))  # before the reset, which may cause some
         if errors:
-            raise vfio.DoubtError(f"device {address} has reported PCI Express errors during the job", errors)
+            raise vfio.NotCleanError(
+                f"device {address} has reported PCI Express errors during the job", errors
+            )
         if driver in ("", VFIO):
             vfio.reset(root, address, before)
             if data["role"] == GPU:
-                scrub.scrub(config, address, int(sysfs.hint(f"{path}/vendor"), 16))
+                scrub.scrub(config, address, int(sysfs.text_or_empty(f"{path}/vendor"), 16))
         methods = data["methods"]
         vfio.give_back(
             root,
@@ -194,14 +196,14 @@ def release(layout: Layout, generation: str, entry: Entry, host: Host | None = N
             None if methods is None else tuple(methods),
             attribute.Until(config.timeout_s),
         )
-    except (vfio.DoubtError, attribute.StuckError) as err:
-        raise _doubt(layout, generation, entry, err.line()) from err
+    except (vfio.NotCleanError, attribute.StuckError) as err:
+        raise _quarantine(layout, generation, entry, err.line()) from err
     except OSError as err:
-        raise _doubt(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
+        raise _quarantine(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
 
 
 def release_together(
-    layout: Layout, generation: str, entries: Sequence[Entry], host: Host | None = None
+    layout: Layout, generation: str, entries: Sequence[Entry], host: HostState | None = None
 ) -> Iterator[tuple[Entry, Exception | None]]:
     """Give devices back side by side; yields each with what came of it, as they end.
 
@@ -235,7 +237,7 @@ def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
     return list(found.values())
 
 
-def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
+def _park_released(layout: Layout, generation: str, entry: Entry) -> None:
     """Take a virtual function off its network.
 
     One that may still be in the job's partition is in quarantine, and held by
@@ -249,7 +251,7 @@ def _take_back(layout: Layout, generation: str, entry: Entry) -> None:
         park(layout, address)
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
-        _doubt(layout, generation, entry, line)
+        _quarantine(layout, generation, entry, line)
         raise TeardownError(f"virtual function {address} may still be on its network", line) from err
 
 
@@ -258,16 +260,16 @@ def park(layout: Layout, address: str) -> None:
 
     Raises:
         ParkError: it may still be somebody's.
-        NoWayError: its driver offers no way to.
+        NoVfDriverError: its driver has no interface for it.
     """
     timeout_s = layout.config.devices.timeout_s
-    vf.take_back(vf_ways.find(layout.config.host.sysfs_root, address, timeout_s), address)
+    vf.park(vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s), address)
 
 
-def cut_off(layout: Layout, entries: Iterable[Entry]) -> None:
+def disconnect(layout: Layout, entries: Iterable[Entry]) -> None:
     """Take a generation's virtual functions off their networks now, while a guest may have them.
 
-    The release does it once more, and doubts those that are not off then.
+    The release does it once more, and quarantines those that are not off then.
     """
     for entry in entries:
         if entry.kind == KIND and entry.data["role"] == VF:
@@ -275,16 +277,16 @@ def cut_off(layout: Layout, entries: Iterable[Entry]) -> None:
                 park(layout, str(entry.data["address"]))
 
 
-def stray(layout: Layout, address: str) -> str:
-    """In which way a function that nobody has is still somebody's; empty when in none, or when not told."""
+def why_not_parked(layout: Layout, address: str) -> str:
+    """Why an unassigned function is not parked; empty if it is parked or cannot be read."""
     timeout_s = layout.config.devices.timeout_s
     try:
-        return vf_ways.find(layout.config.host.sysfs_root, address, timeout_s).parked()
+        return vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s).why_not_parked()
     except (VhpcError, OSError):
         return ""
 
 
-def call_in(layout: Layout, address: str) -> None:
+def park_orphan(layout: Layout, address: str) -> None:
     """Park a virtual function that nobody has; one that will not be is quarantined.
 
     Raises:
@@ -298,9 +300,9 @@ def call_in(layout: Layout, address: str) -> None:
         raise TeardownError(f"virtual function {address} may still be on its network", line) from err
 
 
-def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host) -> None:
+def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: HostState) -> None:
     address = str(entry.data["address"])
-    case = preflight.Case(
+    case = preflight.CheckInput(
         root, layout.config.devices, frozenset((address,)), {}, frozenset(), host.proc, host.dev
     )
     try:
@@ -309,7 +311,7 @@ def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host
         raise TeardownError(f"device {address} cannot be given back", err.line()) from err
 
 
-def _doubt(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
+def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
     """Put a device into quarantine, on disk before anybody hears of it."""
     data = entry.data
     record = quarantine.record(
@@ -324,14 +326,14 @@ def _doubt(layout: Layout, generation: str, entry: Entry, reason: str) -> quaran
     return quarantine.QuarantinedError([record])
 
 
-def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | None = None) -> None:
+def clear(layout: Layout, address: str, held: Mapping[str, str], host: HostState | None = None) -> None:
     """Check a device in quarantine as after a guest; if nothing speaks against it, give it back.
 
     Raises:
         UserError: it is in no quarantine.
         TeardownError: the check did not pass; it stays where it is.
     """
-    records = {record.address: record for record in quarantine.read(layout)}
+    records = {record.address: record for record in quarantine.read_records(layout)}
     if address not in records:
         raise UserError(f"device {address} is not in quarantine", "", "see: vhpc devices")
     if address in held:
@@ -343,8 +345,14 @@ def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | No
     path = preflight.device_path(root, address)
     if not sysfs.listing(path):
         raise TeardownError(f"device {address} is not there", "", "compare with lspci -D")
-    case = preflight.Case(
-        root, config, frozenset((address,)), held, frozenset(), (host or Host()).proc, (host or Host()).dev
+    case = preflight.CheckInput(
+        root,
+        config,
+        frozenset((address,)),
+        held,
+        frozenset(),
+        (host or HostState()).proc,
+        (host or HostState()).dev,
     )
     driver = preflight.bound_to(root, address)
     try:
@@ -354,7 +362,7 @@ def clear(layout: Layout, address: str, held: Mapping[str, str], host: Host | No
         if driver in ("", VFIO):
             vfio.reset(root, address, config.timeout_s)
             if record.role == GPU:
-                scrub.scrub(config, address, int(sysfs.hint(f"{path}/vendor"), 16))
+                scrub.scrub(config, address, int(sysfs.text_or_empty(f"{path}/vendor"), 16))
         vfio.give_back(root, address, record.driver, record.override, before.methods, config.timeout_s)
     except OSError as err:
         raise TeardownError(

@@ -16,7 +16,7 @@ from vhpc_slurm.node.pci import ADDRESS
 LIMIT = 1 << 16
 
 
-def read(path: Path) -> tuple[str, ...]:
+def read_gpu_map(path: Path) -> tuple[str, ...]:
     """Addresses by index; none without the file.
 
     Raises:
@@ -26,7 +26,7 @@ def read(path: Path) -> tuple[str, ...]:
 
 
 def modules(path: Path) -> dict[str, int]:
-    """Modules by address, of those that have one; errors as of ``read``."""
+    """Modules by address, of those that have one; errors as of ``read_gpu_map``."""
     return {address: module for address, module in _entries(path) if module is not None}
 
 

@@ -46,10 +46,10 @@ def find(
         found = channel.fabric(keys, guids, wait_s, address_of(lease, name), timeout_s)
     except ChannelRefusedError as err:
         if err.errno == errno.ENOSYS:
-            why, cure = "the image's agent is older than this check", "rebuild the image"
+            why, hint = "the image's agent is older than this check", "rebuild the image"
         else:
-            why, cure = f"its guest sees: {err.why}", "nothing was started; tell your operator"
-        raise UserError(f"the job's InfiniBand is not isolated on {name}", why, cure) from err
+            why, hint = f"its guest sees: {err.why}", "nothing was started; tell your operator"
+        raise UserError(f"the job's InfiniBand is not isolated on {name}", why, hint) from err
     where = ", ".join(f"{name} index {index}" for name, index in found.ports)
     log.info("key %#06x is on %s %s", network.pkey, where, found.interface)
 

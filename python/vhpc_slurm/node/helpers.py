@@ -14,7 +14,7 @@ from vhpc_slurm.model import GuestPlan
 from vhpc_slurm.node import confine, process, resources, shares
 from vhpc_slurm.node.accounts import Account
 from vhpc_slurm.node.cgroup import Cgroup, Limits
-from vhpc_slurm.node.confine import AbsentError, Confinement
+from vhpc_slurm.node.confine import Confinement, ShareAbsentError
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.shares import Share
@@ -94,12 +94,12 @@ class Helpers:
         for share, daemon in started:
             try:
                 self._daemons[share.tag] = daemon.finish(config.guests.stage_timeout_s)
-            except AbsentError:
+            except ShareAbsentError:
                 self.journal.released(self._key(f"virtiofsd:{share.tag}"))
                 os.close(self._logs.pop(share.tag))
             except NodeError as err:
                 why = " | ".join(filter(None, (err.why, self._said(share.tag))))
-                raise NodeError(err.what, why, err.cure) from err
+                raise NodeError(err.what, why, err.hint) from err
             else:
                 self.shares.append(share)
 

@@ -21,7 +21,7 @@ PROC = Path("/proc")
 KVM_DEVICE = Path("/dev/kvm")
 
 
-def read(
+def read_inventory(
     node: str,
     config: Config,
     *,
@@ -46,9 +46,9 @@ def read(
         online, offline = topology.cpu_numbers(root)
         cell_cpus = cells.cell_cpus(root, online)
         slurm_cpus = online & (topology.performance_cores(root) or online)
-        found = topology.read(root, cell_cpus, online, offline)
-        host_cells = cells.read(root, str(proc_root), cell_cpus)
-        functions, remarks = pci.read(root, cell_cpus, online)
+        found = topology.read_topology(root, cell_cpus, online, offline)
+        host_cells = cells.read_cells(root, str(proc_root), cell_cpus)
+        functions, remarks = pci.read_functions(root, cell_cpus, online)
     except (OSError, ValueError) as err:
         raise NodeError(f"cannot read the topology of {node} below {root}", str(err)) from err
     if not found.online:

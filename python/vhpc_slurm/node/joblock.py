@@ -68,14 +68,14 @@ def held(
         os.close(fd)
 
 
-def bury(layout: Layout, generation: Generation) -> None:
+def write_tombstone(layout: Layout, generation: Generation) -> None:
     """Write a generation's tombstone: from now on its Prolog takes nothing more."""
     path = layout.tombstone(generation)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
-def buried(layout: Layout, generation: Generation) -> bool:
+def has_tombstone(layout: Layout, generation: Generation) -> bool:
     """Whether that generation's Epilog has begun."""
     return layout.tombstone(generation).exists()
 

@@ -144,7 +144,7 @@ class Journal:
         self._held = _held(self.path, raw[:whole])
 
 
-def read(folder: Path, generation: Generation) -> list[Entry]:
+def read_entries(folder: Path, generation: Generation) -> list[Entry]:
     """What a generation holds, oldest first, without touching its journal; nothing when it has none.
 
     Raises:

@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def uids(self) -> Path:
-        """Claims on uids of the range for QEMU."""
+        """Allocated uids of the range for QEMU."""
         return self.run / "uids"
 
     @property

@@ -32,18 +32,18 @@ class _Gpu(msgspec.Struct, frozen=True, rename="camel"):
     physical_id: int
 
 
-class _Partition(msgspec.Struct, frozen=True, rename="camel"):
+class _FmPartition(msgspec.Struct, frozen=True, rename="camel"):
     partition_id: int
     is_active: int
     gpu_info: tuple[_Gpu, ...] = ()
 
 
 class _Partitions(msgspec.Struct, frozen=True, rename="camel"):
-    partition_info: tuple[_Partition, ...] = ()
+    partition_info: tuple[_FmPartition, ...] = ()
 
 
 @dataclass(frozen=True)
-class Partition:
+class NvSwitchPartition:
     """A partition: its number, the modules of its GPUs, whether it is active."""
 
     number: int
@@ -54,7 +54,7 @@ class Partition:
 class Provider(Protocol):
     """Who has the partitions; methods raise NodeError when it cannot be asked."""
 
-    def partitions(self) -> tuple[Partition, ...]:
+    def partitions(self) -> tuple[NvSwitchPartition, ...]:
         """All that there are."""
 
     def activate(self, number: int) -> None:
@@ -70,7 +70,7 @@ class Fmpm:
     def __init__(self, config: Devices) -> None:
         self.argv, self.timeout_s = config.fmpm, config.timeout_s
 
-    def partitions(self) -> tuple[Partition, ...]:
+    def partitions(self) -> tuple[NvSwitchPartition, ...]:
         """From ``-l``."""
         said = self._run("-l")
         try:
@@ -78,7 +78,7 @@ class Fmpm:
         except (msgspec.ValidationError, *UNDECODABLE) as err:
             raise NodeError("the list of NVSwitch partitions is none", str(err), "see devices.fmpm") from err
         return tuple(
-            Partition(
+            NvSwitchPartition(
                 one.partition_id, frozenset(gpu.physical_id for gpu in one.gpu_info), bool(one.is_active)
             )
             for one in found.partition_info
@@ -112,7 +112,7 @@ class Fmpm:
         return done.stdout
 
 
-def choose(partitions: Iterable[Partition], modules: frozenset[int], node: str) -> Partition:
+def choose(partitions: Iterable[NvSwitchPartition], modules: frozenset[int], node: str) -> NvSwitchPartition:
     """The partition that has exactly these GPUs.
 
     Raises:
@@ -138,12 +138,12 @@ def choose(partitions: Iterable[Partition], modules: frozenset[int], node: str) 
     )
 
 
-def acquire(provider: Provider, book: Journal, plan: NodePlan, modules: Mapping[str, int]) -> None:
+def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mapping[str, int]) -> None:
     """Activate the partition of each guest with GPUs.
 
     Args:
         provider: who has the partitions.
-        book: the job's journal.
+        journal: the job's journal.
         plan: which guest has which GPUs.
         modules: module by PCI address.
 
@@ -170,7 +170,7 @@ def acquire(provider: Provider, book: Journal, plan: NodePlan, modules: Mapping[
                 "no job has it: somebody else activated it, or a crash left it",
                 f"fmpm -d {one.number}, once nobody uses its GPUs",
             )
-        book.acquire(KIND, f"{KIND}:{one.number}", number=one.number)
+        journal.acquire(KIND, f"{KIND}:{one.number}", number=one.number)
         provider.activate(one.number)
         if not _active(provider, one.number):
             raise NodeError(f"NVSwitch partition {one.number} of {plan.node} does not become active")

@@ -31,7 +31,7 @@ NOBODY = 0xFFFF
 WIDTHS = frozenset((1, 2, 4, 8, 12, 16, 32))  # the kernel prints 0, 63 or 255 for a link that is down
 
 
-def read(
+def read_functions(
     sysfs_root: str, cell_cpus: dict[int, int], online: int
 ) -> tuple[tuple[PciFunction, ...], tuple[str, ...]]:
     """All PCI functions of a host, by their addresses, none where it has no PCI, and remarks.
@@ -68,7 +68,7 @@ def _function(
         return None  # gone, or not to be told
 
     def maybe(name: str) -> str:
-        return sysfs.hint(f"{path}/{name}") if name in entries else ""
+        return sysfs.text_or_empty(f"{path}/{name}") if name in entries else ""
 
     def points(name: str) -> str:
         return sysfs.link(f"{path}/{name}").rpartition("/")[2] if name in entries else ""
@@ -107,7 +107,7 @@ def _identity(path: str) -> tuple[int, int, int]:
     Raises:
         OSError, ValueError: neither is there.
     """
-    words = [sysfs.hint(f"{path}/{name}") for name in ("class", "vendor", "device")]
+    words = [sysfs.text_or_empty(f"{path}/{name}") for name in ("class", "vendor", "device")]
     if all(words):
         kind, vendor, device = (int(word, 16) for word in words)
         return kind, vendor, device

@@ -34,7 +34,7 @@ class DeviceError(NodeError):
     """A device of this node cannot be handed out."""
 
 
-class AbsentError(DeviceError):
+class DeviceAbsentError(DeviceError):
     """There is no such function."""
 
 
@@ -117,7 +117,7 @@ class Before:
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckInput:
     """What the checks depend on beside the device.
 
     Attributes:
@@ -156,11 +156,11 @@ def override(root: str, address: str, timeout_s: float | attribute.Until) -> str
         StuckError: the device is locked.
         OSError: it cannot be read.
     """
-    said = attribute.read(f"{device_path(root, address)}/driver_override", timeout_s)
+    said = attribute.read_attribute(f"{device_path(root, address)}/driver_override", timeout_s)
     return "" if said == "(null)" else said
 
 
-def check(case: Case, address: str, role: str) -> Before:
+def check(case: CheckInput, address: str, role: str) -> Before:
     """Do all checks.
 
     Raises:
@@ -172,7 +172,9 @@ def check(case: Case, address: str, role: str) -> Before:
             f"device {address} is quarantined", "", f"vhpc devices; vhpc devices clear {address}"
         )
     if not sysfs.listing(path):
-        raise AbsentError(f"device {address} is not there", f"{path} does not exist", "compare with lspci -D")
+        raise DeviceAbsentError(
+            f"device {address} is not there", f"{path} does not exist", "compare with lspci -D"
+        )
     _check_kind(case, path, address, role)
     _check_host(path, address)
     group = _check_group(case, path, address)
@@ -196,8 +198,10 @@ def check(case: Case, address: str, role: str) -> Before:
     return Before(driver, pinned, methods, accepted, group)
 
 
-def _check_kind(case: Case, path: str, address: str, role: str) -> None:
-    identity = ":".join(sysfs.hint(f"{path}/{name}").removeprefix("0x") for name in ("vendor", "device"))
+def _check_kind(case: CheckInput, path: str, address: str, role: str) -> None:
+    identity = ":".join(
+        sysfs.text_or_empty(f"{path}/{name}").removeprefix("0x") for name in ("vendor", "device")
+    )
     if case.config.allow and identity not in case.config.allow:
         raise NotAllowedError(
             f"device {address} is a {identity}", "devices.allow does not have it", "see vhpc.toml(5)"
@@ -212,7 +216,7 @@ def _check_kind(case: Case, path: str, address: str, role: str) -> None:
     header = config_space(path, HEADER_TYPE, 1)
     if header and header[0] != 0xFF and header[0] & 0x7F:
         raise NotAllowedError(f"device {address} is a bridge", f"header type {header[0] & 0x7F}")
-    if int(sysfs.hint(f"{path}/sriov_numvfs") or 0):
+    if int(sysfs.text_or_empty(f"{path}/sriov_numvfs") or 0):
         raise VfsInUseError(
             f"device {address} has virtual functions",
             "vfio-pci takes no physical function that has some",
@@ -230,7 +234,7 @@ def _check_host(path: str, address: str) -> None:
             )
 
 
-def _check_group(case: Case, path: str, address: str) -> int:
+def _check_group(case: CheckInput, path: str, address: str) -> int:
     group = sysfs.link(f"{path}/iommu_group").rpartition("/")[2]
     if not group.isdecimal():
         raise IommuOffError(
@@ -254,15 +258,15 @@ def _check_group(case: Case, path: str, address: str) -> int:
                 if driver == VFIO
                 else "the kernel gives a group only as a whole"
             )
-            cure = f"bind {member} to {VFIO} with the same job, to no driver, or isolate the slots (ACS)"
+            hint = f"bind {member} to {VFIO} with the same job, to no driver, or isolate the slots (ACS)"
             kind = SharedGroupError if driver == VFIO else NotViableError
             raise kind(
-                f"device {address} shares IOMMU group {group} with {member}, which {driver} has", why, cure
+                f"device {address} shares IOMMU group {group} with {member}, which {driver} has", why, hint
             )
     return int(group)
 
 
-def _check_reset(case: Case, path: str, address: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+def _check_reset(case: CheckInput, path: str, address: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     said = sysfs.text(f"{path}/reset_method")
     if said is None and "reset" in sysfs.listing(path):
         return None, ()  # before Linux 5.15 the kernel resets as it sees fit
@@ -287,7 +291,7 @@ def _check_reset(case: Case, path: str, address: str) -> tuple[tuple[str, ...] |
     return methods, accepted
 
 
-def _alone(case: Case, address: str) -> bool:
+def _alone(case: CheckInput, address: str) -> bool:
     """Whether all that a reset of its bus would reset is this job's."""
     bus = address.rpartition(":")[0]
     there = sysfs.listing(f"{case.root}/bus/pci/devices")
@@ -295,11 +299,11 @@ def _alone(case: Case, address: str) -> bool:
 
 
 def _check_alive(path: str, address: str, timeout_s: float) -> None:
-    state = sysfs.hint(f"{path}/power_state")
+    state = sysfs.text_or_empty(f"{path}/power_state")
     if state not in AWAKE:
         with contextlib.suppress(OSError):
-            attribute.write(f"{path}/power/control", "on", timeout_s)
-        state = sysfs.hint(f"{path}/power_state")
+            attribute.write_attribute(f"{path}/power/control", "on", timeout_s)
+        state = sysfs.text_or_empty(f"{path}/power_state")
     if state not in AWAKE:
         raise AsleepError(
             f"device {address} is in {state}",
@@ -313,7 +317,7 @@ def _check_alive(path: str, address: str, timeout_s: float) -> None:
         )
 
 
-def check_holders(case: Case, address: str, group: int, driver: str) -> None:
+def check_holders(case: CheckInput, address: str, group: int, driver: str) -> None:
     """See that no process has the device.
 
     Raises:
@@ -341,7 +345,7 @@ def _open_nodes(proc: Path, nodes: list[str]) -> Iterator[tuple[int, str, str]]:
             for node in nodes:
                 rest = target.removeprefix(node)
                 if target == node or (not node[-1].isdigit() and rest != target and rest.isdigit()):
-                    yield int(entry.name), sysfs.hint(f"{entry.path}/comm"), target
+                    yield int(entry.name), sysfs.text_or_empty(f"{entry.path}/comm"), target
 
 
 def config_space(path: str, offset: int, size: int) -> bytes:

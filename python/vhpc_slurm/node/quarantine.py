@@ -19,7 +19,7 @@ from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.pci import ADDRESS
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class QuarantineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A device in quarantine.
 
     Attributes:
@@ -48,7 +48,7 @@ class QuarantinedError(TeardownError):
         records: which.
     """
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    def __init__(self, records: Sequence[QuarantineRecord]) -> None:
         super().__init__(
             f"quarantined: {', '.join(record.address for record in records)}",
             "; ".join(record.reason for record in records),
@@ -57,7 +57,7 @@ class QuarantinedError(TeardownError):
         self.records = tuple(records)
 
 
-def put(layout: Layout, record: Record) -> None:
+def put(layout: Layout, record: QuarantineRecord) -> None:
     """Write a device down; on disk when this returns.  One that is there already keeps its first reason.
 
     Raises:
@@ -85,7 +85,7 @@ def remove(layout: Layout, address: str) -> None:
         sync_folder(layout.quarantine)
 
 
-def read(layout: Layout) -> tuple[Record, ...]:
+def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:
     """All, by address.
 
     Raises:
@@ -102,7 +102,7 @@ def read(layout: Layout) -> tuple[Record, ...]:
             continue
         path = layout.quarantine / name
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Record))
+            found.append(msgspec.json.decode(path.read_bytes(), type=QuarantineRecord))
         except (OSError, msgspec.ValidationError, *UNDECODABLE) as err:
             raise NodeError(f"cannot read {path}", str(err), f"vhpc devices clear {address}") from err
     return tuple(found)
@@ -110,9 +110,9 @@ def read(layout: Layout) -> tuple[Record, ...]:
 
 def record(
     address: str, role: str, reason: str, *, generation: str = "", driver: str = "", override: str = ""
-) -> Record:
+) -> QuarantineRecord:
     """A record of now."""
-    return Record(
+    return QuarantineRecord(
         address=address,
         role=role,
         reason=" ".join(reason.split()),

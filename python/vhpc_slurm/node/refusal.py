@@ -114,7 +114,7 @@ def judge(
         hypervisor.create(render(replace(small, shares=())), SMALLEST_START_S, paused=True)
         hypervisor.destroy(spec.name)
     except NodeError as other:
-        return NodeError(f"no guest starts on {host.node}", other.why, other.cure)
+        return NodeError(f"no guest starts on {host.node}", other.why, other.hint)
     said = _QEMU.findall(err.why)
     return RefusedGuestError(host.node, f"QEMU: {said[-1].strip()}" if said else err.why)
 

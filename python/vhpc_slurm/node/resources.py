@@ -22,7 +22,7 @@ from vhpc_slurm.node.quarantine import QuarantinedError
 
 log = logging.getLogger("vhpc")
 RUN_DIR = "rundir"
-CLAIM = "claim"
+RESERVATION = "claim"  # as journals of earlier versions name it
 IMAGE = "image"
 UID = "uid"
 PROCESS = "process"
@@ -78,8 +78,8 @@ def _release_run_dir(_layout: Layout, _generation: str, entry: Entry) -> None:
         shutil.rmtree(path)
 
 
-def _release_claim(_layout: Layout, _generation: str, _entry: Entry) -> None:
-    """CPUs, memory and devices were only planned for: crossing the claim out is what frees them."""
+def _release_reservation(_layout: Layout, _generation: str, _entry: Entry) -> None:
+    """CPUs, memory and devices were only planned for: crossing the reservation out is what frees them."""
 
 
 def _release_image(layout: Layout, generation: str, entry: Entry) -> None:
@@ -104,7 +104,7 @@ def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
 
     libvirtd may be down exactly when a node is being cleaned.  Its QEMU has a
     uid of its own, so it can be ended all the same; libvirt notices when it is
-    back.  After a reboot the uid may be another guest's: claims do not outlive
+    back.  After a reboot the uid may be another guest's: allocations do not outlive
     the processes that they are for, journals do.
     """
     config = layout.config.guests
@@ -142,7 +142,7 @@ def _release_nvswitch(layout: Layout, _generation: str, entry: Entry) -> None:
 
 _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     RUN_DIR: _release_run_dir,
-    CLAIM: _release_claim,
+    RESERVATION: _release_reservation,
     IMAGE: _release_image,
     UID: _release_uid,
     PROCESS: _release_process,

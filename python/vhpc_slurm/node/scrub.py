@@ -13,7 +13,7 @@ import subprocess
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.node.preflight import NVIDIA
-from vhpc_slurm.node.vfio import DoubtError
+from vhpc_slurm.node.vfio import NotCleanError
 
 TOOL = "nvidia_gpu_tools.py"
 WHERE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/gpu-admin-tools"
@@ -37,7 +37,7 @@ def scrub(config: Devices, address: str, vendor: int) -> None:
     """Clear a GPU.
 
     Raises:
-        DoubtError: the command failed, or took too long.
+        NotCleanError: the command failed, or took too long.
     """
     argv = command(config, address, vendor)
     if not argv:
@@ -53,7 +53,7 @@ def scrub(config: Devices, address: str, vendor: int) -> None:
             env={"PATH": WHERE, "LC_ALL": "C.UTF-8"},
         )
     except OSError as err:
-        raise DoubtError(f"GPU {address} cannot be cleared", f"{argv[0]}: {err.strerror}") from err
+        raise NotCleanError(f"GPU {address} cannot be cleared", f"{argv[0]}: {err.strerror}") from err
     try:
         said, _ = child.communicate(timeout=config.scrub_timeout_s)
     except subprocess.TimeoutExpired:
@@ -61,11 +61,11 @@ def scrub(config: Devices, address: str, vendor: int) -> None:
         child.returncode = -9  # it may wait in the kernel for a GPU that hangs
         assert child.stdout is not None
         child.stdout.close()
-        raise DoubtError(
+        raise NotCleanError(
             f"GPU {address} was not cleared within {config.scrub_timeout_s} s", argv[0]
         ) from None
     if child.returncode:
         words = " | ".join(said.decode(errors="replace").split("\n")[-4:]).strip(" |")
-        raise DoubtError(
+        raise NotCleanError(
             f"GPU {address} was not cleared", f"{argv[0]}: status {child.returncode}: {words[-300:]}"
         )

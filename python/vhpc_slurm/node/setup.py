@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, VhpcError
-from vhpc_slurm.node import attribute, gpumap, quarantine, sysfs, vf, vf_ways
+from vhpc_slurm.node import attribute, gpumap, quarantine, sysfs, vf, vf_drivers
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.pci import ADDRESS
 from vhpc_slurm.node.preflight import VF, device_path
@@ -45,7 +45,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class SetupStep:
     """One step: what it is about, what came of it, and why not."""
 
     kind: str
@@ -64,7 +64,7 @@ class Place:
 
 def steps(
     layout: Layout, held: Mapping[str, str], *, dry_run: bool, place: Place | None = None
-) -> Iterator[Step]:
+) -> Iterator[SetupStep]:
     """Do all steps, with ``dry_run`` none of them; a step that fails stops no other.
 
     Args:
@@ -81,18 +81,18 @@ def steps(
         yield _hugepages(layout, wish, place, dry_run=dry_run)
 
 
-def _step(kind: str, what: str, action: Callable[[], None], *, dry_run: bool) -> Step:
+def _step(kind: str, what: str, action: Callable[[], None], *, dry_run: bool) -> SetupStep:
     """Do something that is missing."""
     if dry_run:
-        return Step(kind, what, State.MISSING)
+        return SetupStep(kind, what, State.MISSING)
     try:
         action()
     except (VhpcError, OSError) as err:
         line = (
             err.line() if isinstance(err, VhpcError) else f"{err.filename or ''}: {err.strerror}".strip(": ")
         )
-        return Step(kind, what, State.FAILED, line)
-    return Step(kind, what, State.DONE)
+        return SetupStep(kind, what, State.FAILED, line)
+    return SetupStep(kind, what, State.DONE)
 
 
 # --- virtual functions ------------------------------------------------------------------
@@ -100,28 +100,28 @@ def _step(kind: str, what: str, action: Callable[[], None], *, dry_run: bool) ->
 
 def _virtual_functions(
     layout: Layout, wish: str, held: Mapping[str, str], *, dry_run: bool
-) -> Iterator[Step]:
+) -> Iterator[SetupStep]:
     pf, _, number = wish.partition("=")
     if not ADDRESS.fullmatch(pf) or not number.isdecimal():
         why = "ADDRESS=COUNT is expected, like 0000:3b:00.0=8"
-        yield Step("vfs", f"devices.virtual_functions has {wish[:60]!r}", State.FAILED, why)
+        yield SetupStep("vfs", f"devices.virtual_functions has {wish[:60]!r}", State.FAILED, why)
         return
     root, timeout_s = layout.config.host.sysfs_root, layout.config.devices.timeout_s
     path, count = device_path(root, pf), int(number)
     if not sysfs.listing(path):
-        yield Step("vfs", f"{count} virtual functions of {pf}", State.FAILED, f"{pf} is not there")
+        yield SetupStep("vfs", f"{count} virtual functions of {pf}", State.FAILED, f"{pf} is not there")
         return
     # first: no driver of the host may ever see a virtual function
-    probe = sysfs.hint(f"{path}/sriov_drivers_autoprobe")
+    probe = sysfs.text_or_empty(f"{path}/sriov_drivers_autoprobe")
     what = f"no driver of the host for virtual functions of {pf}"
     if probe in ("0", ""):
-        yield Step("autoprobe", what, State.OK if probe else State.FAILED, "" if probe else "no SR-IOV")
+        yield SetupStep("autoprobe", what, State.OK if probe else State.FAILED, "" if probe else "no SR-IOV")
     else:
-        write = partial(attribute.write, f"{path}/sriov_drivers_autoprobe", "0", timeout_s)
+        write = partial(attribute.write_attribute, f"{path}/sriov_drivers_autoprobe", "0", timeout_s)
         yield _step("autoprobe", what, write, dry_run=dry_run)
     what = f"{count} virtual functions of {pf}"
     if len(_functions(path)) == count:
-        yield Step("vfs", what, State.OK)
+        yield SetupStep("vfs", what, State.OK)
     else:
         made = _step("vfs", what, partial(_make, pf, path, count, held, timeout_s), dry_run=dry_run)
         yield made
@@ -165,7 +165,7 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
     _await_driver(pf, path, timeout_s)
     try:
         for number in ("0", str(count)) if there else (str(count),):
-            attribute.write(f"{path}/sriov_numvfs", number, timeout_s)
+            attribute.write_attribute(f"{path}/sriov_numvfs", number, timeout_s)
     except OSError as err:
         raise NodeError(
             f"{pf} does not make {count} virtual functions", str(err.strerror), _hint(err, path)
@@ -193,22 +193,23 @@ def _hint(err: OSError, path: str) -> str:
     if err.errno == errno.ENOENT:
         return "its driver makes them at load only: mlx4_core by its option num_vfs"
     if err.errno == errno.ERANGE:
-        return f"it has {sysfs.hint(f'{path}/sriov_totalvfs') or 'few'}; more are a setting of its firmware"
+        most = sysfs.text_or_empty(f"{path}/sriov_totalvfs") or "few"
+        return f"it has {most}; more are a setting of its firmware"
     return "see dmesg"
 
 
-def _park(layout: Layout, address: str, *, dry_run: bool) -> Step:
+def _park(layout: Layout, address: str, *, dry_run: bool) -> SetupStep:
     """Make a function nobody's; one that will not be is quarantined."""
     what = f"virtual function {address} is nobody's"
     timeout_s = layout.config.devices.timeout_s
     try:
-        way = vf_ways.find(layout.config.host.sysfs_root, address, timeout_s)
-        if not way.parked():
-            return Step("park", what, State.OK)
+        vf_driver = vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s)
+        if not vf_driver.why_not_parked():
+            return SetupStep("park", what, State.OK)
     except (VhpcError, OSError) as err:
         line = err.line() if isinstance(err, VhpcError) else str(err)
-        return Step("park", what, State.FAILED, line)
-    step = _step("park", what, partial(vf.take_back, way, address), dry_run=dry_run)
+        return SetupStep("park", what, State.FAILED, line)
+    step = _step("park", what, partial(vf.park, vf_driver, address), dry_run=dry_run)
     if step.state is State.FAILED:
         with contextlib.suppress(OSError):
             quarantine.put(layout, quarantine.record(address, VF, step.error))
@@ -218,17 +219,17 @@ def _park(layout: Layout, address: str, *, dry_run: bool) -> Step:
 # --- nodes for gres.conf ----------------------------------------------------------------
 
 
-def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[Step]:
+def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[SetupStep]:
     """Character devices that stand for the GPUs: Slurm wants files, and counts them in their order.
 
     They have numbers that no driver has, so that they open nothing; but each
     its own, so that Slurm's device constraints can tell them apart.
     """
     try:
-        gpus = gpumap.read(Path(layout.config.placement.gpu_map))
+        gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
         major = _major(place) if gpus else 0
     except (VhpcError, OSError) as err:
-        yield Step(
+        yield SetupStep(
             "gpu", "nodes for gres.conf", State.FAILED, err.line() if isinstance(err, VhpcError) else str(err)
         )
         return
@@ -236,7 +237,7 @@ def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[Step]
         path = place.gpu_nodes / f"gpu{index}"
         what = f"{path} stands for {address}"
         if _is_node(path, index):
-            yield Step("gpu", what, State.OK)
+            yield SetupStep("gpu", what, State.OK)
         else:
             yield _step("gpu", what, partial(_make_node, path, os.makedev(major, index)), dry_run=dry_run)
     with contextlib.suppress(FileNotFoundError):
@@ -279,22 +280,22 @@ def _make_node(path: Path, number: int) -> None:
 # --- huge pages -------------------------------------------------------------------------
 
 
-def _hugepages(layout: Layout, wish: str, place: Place, *, dry_run: bool) -> Step:
+def _hugepages(layout: Layout, wish: str, place: Place, *, dry_run: bool) -> SetupStep:
     match = _POOL.fullmatch(wish)
     if match is None:
         why = "SIZE:CELL=COUNT is expected, like 1G:0=64"
-        return Step("hugepages", f"host.hugepages has {wish[:60]!r}", State.FAILED, why)
+        return SetupStep("hugepages", f"host.hugepages has {wish[:60]!r}", State.FAILED, why)
     size, cell, count = match[1], int(match[2]), int(match[3])
     what = f"{count} pages of {size} of NUMA cell {cell}"
     path = (
         f"{layout.config.host.sysfs_root}/devices/system/node/node{cell}"
         f"/hugepages/hugepages-{PAGE_KIB[size]}kB/nr_hugepages"
     )
-    there = sysfs.hint(path)
+    there = sysfs.text_or_empty(path)
     if not there.isdecimal():
-        return Step("hugepages", what, State.FAILED, f"{path} is not there")
+        return SetupStep("hugepages", what, State.FAILED, f"{path} is not there")
     if int(there) >= count:
-        return Step("hugepages", what, State.OK)
+        return SetupStep("hugepages", what, State.OK)
     return _step("hugepages", what, partial(_grow, path, count, size, place), dry_run=dry_run)
 
 
@@ -309,8 +310,8 @@ def _grow(path: str, count: int, size: str, place: Place) -> None:
         if attempt:
             for name, text in (("drop_caches", "3"), ("compact_memory", "1")):
                 (place.proc / "sys/vm" / name).write_text(text)
-        attribute.write(path, str(count), 120.0)  # it clears them
-        granted = int(sysfs.hint(path) or 0)
+        attribute.write_attribute(path, str(count), 120.0)  # it clears them
+        granted = int(sysfs.text_or_empty(path) or 0)
         if granted >= count:
             return
     raise NodeError(

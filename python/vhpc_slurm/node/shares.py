@@ -110,9 +110,9 @@ def attempt(path: str, program: str, account: Account, timeout_s: float) -> Tria
         trial = confine.start(["/usr/bin/true"], own, generation="", stderr=null.fileno())
     try:
         trial.finish(timeout_s)
-    except confine.AbsentError as err:
+    except confine.ShareAbsentError as err:
         return Trial(trial.real_path, f"{account.name} cannot enter it: {err}")
-    except confine.RefusedError as err:
+    except confine.ShareRefusedError as err:
         return Trial(trial.real_path, err.why)
     return Trial(trial.real_path, "")
 

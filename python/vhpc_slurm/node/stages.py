@@ -20,7 +20,6 @@ from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
 from vhpc_slurm.node import (
     accounts,
-    claims,
     console,
     deadlines,
     devices,
@@ -33,6 +32,7 @@ from vhpc_slurm.node import (
     process,
     qemulog,
     refusal,
+    reservations,
     resources,
     shares,
     uids,
@@ -76,7 +76,7 @@ class Boot:
     account: accounts.Account
     hypervisor: Hypervisor
     replan: Callable[[frozenset[str]], NodePlan] | None = None
-    """Makes and books another plan, without what is in quarantine by now and these addresses."""
+    """Makes and reserves another plan, without what is in quarantine by now and these addresses."""
     over: Callable[[], bool] = lambda: False
     """Whether the job has ended meanwhile."""
     shares: list[shares.Share] = field(default_factory=list)
@@ -178,9 +178,9 @@ def _take_devices(work: Boot) -> None:
     avoid: frozenset[str] = frozenset()
     while True:
         wanted = identities.of_plan(work.lease, work.plan, work.inventory)
-        held = fold(claims.live(work.layout, but=work.lease.generation)).devices
+        held = fold(reservations.live(work.layout, excluding=work.lease.generation)).devices
         try:
-            devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.Host(held))
+            devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.HostState(held))
             break
         except devices.UnfitError as err:
             if work.replan is None:
@@ -201,7 +201,7 @@ def _start_guest(work: Boot, guest: GuestPlan) -> None:
     run_dir.mkdir(mode=0o711)
     # libvirt makes the agent's socket writable for a whole group: nobody but root gets near it
     agent_socket(run_dir).parent.mkdir(mode=0o700)
-    uid = _claim_uid(work)
+    uid = _allocate_uid(work)
     work.memory.owners.append(uid)
     work.journal.update(MEMORY, owners=work.memory.owners)
     limits = limits_of(work.plan, layout.config.guests)
@@ -224,17 +224,17 @@ def _start_guest(work: Boot, guest: GuestPlan) -> None:
     work.journal.update(MEMORY, inodes=sorted(work.memory.inodes))
 
 
-def _claim_uid(work: Boot) -> int:
-    claimed: list[str] = []
+def _allocate_uid(work: Boot) -> int:
+    announced: list[str] = []
 
     def announce(uid: int) -> None:
         """Journal first; a number that another job took meanwhile is crossed out again."""
-        if claimed:
-            work.journal.released(claimed.pop())
-        claimed.append(f"uid:{uid}")
-        work.journal.acquire(resources.UID, claimed[0], uid=uid)
+        if announced:
+            work.journal.released(announced.pop())
+        announced.append(f"uid:{uid}")
+        work.journal.acquire(resources.UID, announced[0], uid=uid)
 
-    return uids.claim(work.layout, str(work.lease.generation), announce)
+    return uids.allocate(work.layout, str(work.lease.generation), announce)
 
 
 def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
@@ -360,7 +360,7 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     said = f"its console ended with: {words}" if words else "it wrote nothing to its console"
     image, node = work.image.ref, work.plan.node
     if error := work.helpers[guest.index].disturbed():
-        return UserError(f"{error.what} on {node} while image {image} booted", error.why, error.cure)
+        return UserError(f"{error.what} on {node} while image {image} booted", error.why, error.hint)
     if late:
         return UserError(
             f"image {image} did not get ready within {_boot_limit(work, guest)} s on {node}",

@@ -22,7 +22,7 @@ USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 """Tags of entries of an access control list."""
 
 
-def write(path: Path, fields: dict[str, str], reader: int) -> None:
+def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
     """Replace the state file.
 
     Line breaks and other control characters in values become spaces: the
@@ -70,7 +70,7 @@ def _let_read(fd: int, uid: int) -> None:
         os.fchmod(fd, 0o644)
 
 
-def read(path: Path) -> dict[str, str]:
+def read_state(path: Path) -> dict[str, str]:
     """The fields of a state file; empty when there is none, U+FFFD for what is not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")

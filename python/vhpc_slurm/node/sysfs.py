@@ -38,7 +38,7 @@ def text(path: str) -> str | None:
     return raw.decode("ascii", errors="replace").strip(" \n\0")
 
 
-def hint(path: str) -> str:
+def text_or_empty(path: str) -> str:
     """An attribute that may be absent or unreadable; then empty."""
     try:
         return text(path) or ""
@@ -48,7 +48,7 @@ def hint(path: str) -> str:
 
 def interface_up(path: str) -> bool | None:
     """Whether a network interface (its folder) is switched on; None where the folder does not say."""
-    flags = hint(f"{path}/flags")
+    flags = text_or_empty(f"{path}/flags")
     return bool(int(flags, 16) & IFF_UP) if flags else None
 
 

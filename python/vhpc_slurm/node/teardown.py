@@ -15,7 +15,7 @@ from vhpc_slurm.node.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.helpers import ROOT_SOCKET
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.quarantine import QuarantinedError, Record
+from vhpc_slurm.node.quarantine import QuarantinedError, QuarantineRecord
 from vhpc_slurm.node.timeline import Recorder
 
 log = logging.getLogger("vhpc")
@@ -36,17 +36,17 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     if guests and layout.config.guests.poweroff_timeout_s > 0:
         with recorder.stage("power off"):
             _power_off(layout, guests)
-    doubts = _release(layout, journal, recorder, keep=())
+    quarantined = _release(layout, journal, recorder, keep=())
     journal.remove()
-    if doubts:
-        raise QuarantinedError(doubts)
+    if quarantined:
+        raise QuarantinedError(quarantined)
 
 
 def release_guests(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     """Release all but the run folder, whose state file the SPANK plugin still has to read."""
-    doubts = _release(layout, journal, recorder, keep=(resources.RUN_DIR,))
-    if doubts:
-        raise QuarantinedError(doubts)
+    quarantined = _release(layout, journal, recorder, keep=(resources.RUN_DIR,))
+    if quarantined:
+        raise QuarantinedError(quarantined)
 
 
 def clear(layout: Layout, generation: Generation, node: str) -> None:
@@ -60,18 +60,18 @@ def clear(layout: Layout, generation: Generation, node: str) -> None:
 
 def _release(
     layout: Layout, journal: Journal, recorder: Recorder, keep: tuple[str, ...]
-) -> tuple[Record, ...]:
+) -> tuple[QuarantineRecord, ...]:
     """Release; returns what was put into quarantine."""
     with recorder.stage("release"):
         failures = resources.release_all(layout, journal, keep)
-        doubts = [failure for failure in failures if isinstance(failure, QuarantinedError)]
-        if len(doubts) < len(failures):
+        quarantined = [failure for failure in failures if isinstance(failure, QuarantinedError)]
+        if len(quarantined) < len(failures):
             raise TeardownError(
                 f"job {journal.generation.job_id} left {len(failures)} things behind",
                 "; ".join(failure.line() for failure in failures),
                 "mend the cause, then: vhpc reconcile",
             )
-    return tuple(record for doubt in doubts for record in doubt.records)
+    return tuple(record for failure in quarantined for record in failure.records)
 
 
 def _power_off(layout: Layout, guests: Sequence[Path]) -> None:

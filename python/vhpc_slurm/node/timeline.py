@@ -57,7 +57,7 @@ class Recorder:
         part.rename(self._path)
 
 
-def read(path: Path) -> Timeline | None:
+def read_timeline(path: Path) -> Timeline | None:
     """A timeline from its file; None when there is none or it is not readable as one."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Timeline)
@@ -74,5 +74,5 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def _earlier(path: Path, generation: Generation) -> tuple[Stage, ...]:
-    known = read(path)
+    known = read_timeline(path)
     return known.stages if known is not None and known.generation == generation else ()

@@ -34,7 +34,7 @@ class Topology:
     caches: tuple[HostCache, ...]
 
 
-def read(sysfs_root: str, cell_cpus: dict[int, int], online: int, offline: int) -> Topology:
+def read_topology(sysfs_root: str, cell_cpus: dict[int, int], online: int, offline: int) -> Topology:
     """The topology of a host.
 
     Args:

@@ -1,7 +1,7 @@
 """A uid of its own for every guest's QEMU, out of a range that belongs to vhpc.
 
 With libvirt's shared default user one escaped guest would own all others.  A
-uid is claimed by a file that names its generation.
+uid is allocated by a file that names its generation.
 
 A QEMU that was taken over may leave a setuid file behind, and whoever started
 it is that uid whenever he likes.  So uids go round: one is used again only when
@@ -29,13 +29,13 @@ SCAN_S = 2.0
 """How long to look for files: what a user has put into /tmp must not cost him a node."""
 
 
-def claim(layout: Layout, generation: str, announce: Callable[[int], object]) -> int:
-    """Claim the uid that has not been used for the longest time.
+def allocate(layout: Layout, generation: str, announce: Callable[[int], object]) -> int:
+    """Allocate the uid that has not been used for the longest time.
 
     Args:
-        layout: configuration and where claims lie.
-        generation: who claims.
-        announce: called with the uid before it is claimed (journal first).
+        layout: configuration and where allocations lie.
+        generation: whose guest gets it.
+        announce: called with the uid before it is allocated (journal first).
 
     Raises:
         NodeError: the range is used up.
@@ -59,7 +59,7 @@ def claim(layout: Layout, generation: str, announce: Callable[[int], object]) ->
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             except FileExistsError:
-                continue  # another job's Prolog was quicker; its claim is not ours to release
+                continue  # another job's Prolog was quicker; its allocation is not ours to release
             with os.fdopen(fd, "w") as out:
                 out.write(generation)
             rotation.used(uid)
@@ -128,10 +128,10 @@ def _owners_of_files(layout: Layout) -> frozenset[int]:
 
 
 def release(layout: Layout, uid: int, generation: str) -> None:
-    """End what still runs under a claimed uid, see it gone, drop the claim.
+    """End what still runs under an allocated uid, see it gone, drop the allocation.
 
-    A uid that another generation claims is left alone: the release is of an
-    announcement whose claim never came to be.
+    A uid that another generation has is left alone: the release is of an
+    announcement whose allocation never came to be.
 
     Raises:
         TeardownError: a process of that uid does not die.
@@ -149,15 +149,15 @@ def release(layout: Layout, uid: int, generation: str) -> None:
 
 
 def held(layout: Layout, uid: int, generation: str) -> bool:
-    """Whether a uid is claimed by that generation; a claim that a crash left empty is anybody's."""
+    """Whether a uid is allocated to that generation; an allocation that a crash left empty is anybody's."""
     try:
         return (layout.uids / str(uid)).read_text() in ("", generation)
     except FileNotFoundError:
         return False
 
 
-def claims(layout: Layout) -> Iterator[tuple[int, str]]:
-    """All claims: (uid, generation)."""
+def allocated(layout: Layout) -> Iterator[tuple[int, str]]:
+    """All allocations: (uid, generation)."""
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(layout.uids.iterdir()):
             with contextlib.suppress(FileNotFoundError):

@@ -5,7 +5,7 @@ switched on; and back the same way, to values that are nobody's.  What is read
 back must be what was written: a driver that takes a setting and drops it would
 have a guest in a foreign partition.
 
-There are as many ways as there are drivers (``vf_ways``).
+There is one implementation for each interface of host drivers (``vf_drivers``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class VfError(NodeError):
     """A virtual function does not take what it is given."""
 
 
-class NoWayError(VfError):
+class NoVfDriverError(VfError):
     """The driver of the physical function offers no way to set its virtual ones."""
 
 
@@ -49,8 +49,8 @@ class Identity:
     vlan: int = 0
 
 
-class Way(Protocol):
-    """One driver's way; methods raise OSError for what the kernel refuses."""
+class VfDriver(Protocol):
+    """How a host driver sets virtual functions; methods raise OSError for what the kernel refuses."""
 
     infiniband: bool
 
@@ -61,46 +61,46 @@ class Way(Protocol):
         """Make it this."""
 
     def difference(self, identity: Identity) -> str:
-        """Read it back: in which way it is not this; empty when it is."""
+        """Read it back: what differs from this identity; empty when nothing does."""
 
     def park(self) -> None:
         """Make it nobody's."""
 
-    def parked(self) -> str:
-        """Read it back: in which way it is still somebody's; empty when it is nobody's."""
+    def why_not_parked(self) -> str:
+        """Read it back: why it is not parked; empty when it is."""
 
     def switch_on(self) -> None:
         """Let it onto its network."""
 
 
-def give(way: Way, address: str, identity: Identity) -> None:
+def configure(vf_driver: VfDriver, address: str, identity: Identity) -> None:
     """Make a function what a guest shall have, and let it onto its network.
 
     Raises:
         VfError: the kernel refused, or something else was read back.
     """
     try:
-        way.switch_off()
-        way.set(identity)
-        wrong = way.difference(identity)
+        vf_driver.switch_off()
+        vf_driver.set(identity)
+        wrong = vf_driver.difference(identity)
         if not wrong:
-            way.switch_on()
+            vf_driver.switch_on()
     except OSError as err:
         raise VfError(f"virtual function {address} cannot be set", _text(err), "see dmesg") from err
     if wrong:
         raise VfError(f"virtual function {address} does not take what it is given", wrong, "see dmesg")
 
 
-def take_back(way: Way, address: str) -> None:
+def park(vf_driver: VfDriver, address: str) -> None:
     """Take a function off its network, and make it nobody's.
 
     Raises:
         ParkError: the kernel refused, or something else was read back.
     """
     try:
-        way.switch_off()
-        way.park()
-        wrong = way.parked()
+        vf_driver.switch_off()
+        vf_driver.park()
+        wrong = vf_driver.why_not_parked()
     except OSError as err:
         raise ParkError(f"virtual function {address} cannot be parked", _text(err), "see dmesg") from err
     if wrong:

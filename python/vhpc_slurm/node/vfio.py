@@ -24,7 +24,7 @@ KMSG = Path("/dev/kmsg")
 GIVEN_UP = re.compile(r"not ready \d+ms after .*giving up", re.ASCII)
 
 
-class DoubtError(TeardownError):
+class NotCleanError(TeardownError):
     """A device may not be as it has to be for its next user."""
 
 
@@ -37,16 +37,16 @@ def bind(root: str, address: str, before: Before, timeout_s: float) -> None:
     """
     path = device_path(root, address)
     try:
-        attribute.write(f"{path}/driver_override", VFIO, timeout_s)
+        attribute.write_attribute(f"{path}/driver_override", VFIO, timeout_s)
         for name, text in (("power/control", "on"), ("d3cold_allowed", "0")):
             # older kernels and conventional PCI lack them; without D3cold there is nothing to prevent
             if sysfs.text(f"{path}/{name}") is not None:
-                attribute.write(f"{path}/{name}", text, timeout_s)
+                attribute.write_attribute(f"{path}/{name}", text, timeout_s)
         if before.methods is not None and before.methods != before.accepted:
-            attribute.write(f"{path}/reset_method", " ".join(before.accepted), timeout_s)
+            attribute.write_attribute(f"{path}/reset_method", " ".join(before.accepted), timeout_s)
         _unbind(root, address, timeout_s, keep=VFIO)
         if bound_to(root, address) != VFIO:
-            attribute.write(f"{root}/bus/pci/drivers/{VFIO}/bind", address, timeout_s)
+            attribute.write_attribute(f"{root}/bus/pci/drivers/{VFIO}/bind", address, timeout_s)
     except OSError as err:
         raise NodeError(
             f"device {address} cannot be bound to {VFIO}", f"{err.filename}: {err.strerror}", "see dmesg"
@@ -71,21 +71,21 @@ def give_back(
 
     Raises:
         StuckError: the kernel does not come back.
-        DoubtError: another driver has it afterwards, or none.
+        NotCleanError: another driver has it afterwards, or none.
         OSError: the kernel refused.
     """
     path = device_path(root, address)
-    if methods is not None and tuple(sysfs.hint(f"{path}/reset_method").split()) != methods:
-        attribute.write(f"{path}/reset_method", " ".join(methods), timeout_s)
+    if methods is not None and tuple(sysfs.text_or_empty(f"{path}/reset_method").split()) != methods:
+        attribute.write_attribute(f"{path}/reset_method", " ".join(methods), timeout_s)
     if driver != VFIO:
         _unbind(root, address, timeout_s, keep=driver)
     # an empty line clears it
-    attribute.write(f"{path}/driver_override", override or "\n", timeout_s)
+    attribute.write_attribute(f"{path}/driver_override", override or "\n", timeout_s)
     if driver and bound_to(root, address) != driver:
-        attribute.write(f"{root}/bus/pci/drivers_probe", address, timeout_s)
+        attribute.write_attribute(f"{root}/bus/pci/drivers_probe", address, timeout_s)
     now = bound_to(root, address)
     if now != driver:
-        raise DoubtError(
+        raise NotCleanError(
             f"device {address} has {now or 'no driver'}",
             f"{driver or 'no driver'} had it before the job",
             "see dmesg",
@@ -96,7 +96,7 @@ def _unbind(root: str, address: str, timeout_s: float | attribute.Until, *, keep
     now = bound_to(root, address)
     if now and now != keep:
         try:
-            attribute.write(f"{root}/bus/pci/drivers/{now}/unbind", address, timeout_s)
+            attribute.write_attribute(f"{root}/bus/pci/drivers/{now}/unbind", address, timeout_s)
         except OSError as err:
             if err.errno != errno.ENODEV:  # somebody else was faster
                 raise
@@ -109,16 +109,16 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
 
     Raises:
         StuckError: the kernel does not come back.
-        DoubtError: it failed, or the function is not as it has to be afterwards.
+        NotCleanError: it failed, or the function is not as it has to be afterwards.
     """
     path = device_path(root, address)
-    identity = sysfs.hint(f"{path}/vendor"), sysfs.hint(f"{path}/device")
+    identity = sysfs.text_or_empty(f"{path}/vendor"), sysfs.text_or_empty(f"{path}/device")
     log = _follow()
     try:
-        attribute.write(f"{path}/reset", "1", timeout_s)
+        attribute.write_attribute(f"{path}/reset", "1", timeout_s)
         complaint = _complaint(log, address)
     except OSError as err:
-        raise DoubtError(f"device {address} cannot be reset", str(err.strerror), "see dmesg") from err
+        raise NotCleanError(f"device {address} cannot be reset", str(err.strerror), "see dmesg") from err
     finally:
         if log >= 0:
             os.close(log)
@@ -127,16 +127,16 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
     # the ids of a virtual function read ffff in its own configuration space
     silent = len(head) < 6 or head[4:6] == b"\xff\xff"
     if silent or (said != identity and not sysfs.link(f"{path}/physfn")):
-        raise DoubtError(f"device {address} does not answer after its reset", f"it says {head.hex(' ')}")
+        raise NotCleanError(f"device {address} does not answer after its reset", f"it says {head.hex(' ')}")
     # Memory decoding is no sign: vfio-pci restores at close what it found when it enabled the function.
     # Bus mastering is: with it a function writes to memory.
     if int.from_bytes(head[COMMAND : COMMAND + 2], "little") & BUS_MASTER:
-        raise DoubtError(f"device {address} is a bus master after its reset", "something still drives it")
-    state = sysfs.hint(f"{path}/power_state")
+        raise NotCleanError(f"device {address} is a bus master after its reset", "something still drives it")
+    state = sysfs.text_or_empty(f"{path}/power_state")
     if state in ("D3cold", "error"):
-        raise DoubtError(f"device {address} is in {state} after its reset")
+        raise NotCleanError(f"device {address} is in {state} after its reset")
     if complaint:
-        raise DoubtError(f"device {address} did not come back from its reset in time", complaint)
+        raise NotCleanError(f"device {address} did not come back from its reset in time", complaint)
 
 
 def _follow() -> int:

@@ -195,8 +195,8 @@ def _vf_count(
     if asked < 0:
         return 0, [UserError(f"--vhpc-vfs={asked} is negative")]
     if allocated and asked > allocated:
-        cure = f"ask for --gres={name}:{asked}"
-        return 0, [UserError(f"--vhpc-vfs={asked} is more than Slurm allocated: {allocated}", "", cure)]
+        hint = f"ask for --gres={name}:{asked}"
+        return 0, [UserError(f"--vhpc-vfs={asked} is more than Slurm allocated: {allocated}", "", hint)]
     if asked > there:
         why = f"{host.node} has {there} in all"
         return 0, [UserError(f"--vhpc-vfs={asked} is more than a node has", why, "ask for fewer")]
@@ -326,5 +326,5 @@ def _remote(
     ]
     if not strict:
         return lines, []
-    cure = "ask for --gres-flags=enforce-binding, and give GPUs their Cores= in gres.conf"
-    return [], [UserError(line, "the site wants devices near", cure) for line in lines]
+    hint = "ask for --gres-flags=enforce-binding, and give GPUs their Cores= in gres.conf"
+    return [], [UserError(line, "the site wants devices near", hint) for line in lines]

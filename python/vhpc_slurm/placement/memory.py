@@ -85,18 +85,18 @@ def check_size(
     if min(guest_mib) < least:
         count = len(guest_mib)
         needed = -(-least // grain_mib) * grain_mib * count + reserve_mib
-        cure = f"ask for at least --mem={needed}M"
+        hint = f"ask for at least --mem={needed}M"
         if request.mem_reserve_mib is not None:
-            cure += " or for a smaller --vhpc-mem-reserve"
+            hint += " or for a smaller --vhpc-mem-reserve"
         if count > 1:
-            cure += " or for fewer guests"
+            hint += " or for fewer guests"
         errors.append(
             UserError(
                 f"image {manifest.name}:{manifest.tag} needs {least} MiB, "
                 f"a guest on {host.node} has {min(guest_mib)}",
                 f"of the job's {allocation.memory_mib} MiB there {reserve_mib} MiB stay outside the guest"
                 + (f", {count} guests share the rest" if count > 1 else ""),
-                cure,
+                hint,
             )
         )
     total = host.memory_mib

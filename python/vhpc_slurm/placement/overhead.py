@@ -97,10 +97,10 @@ def cover(
         left = max(0, allocation.memory_mib - needed_mib)
         return MemorySize(left, needed_mib), [f"{what}: so much of the job's memory stays outside"], []
     if asked is not None and devices:
-        cure = f"ask for --vhpc-mem-reserve={needed_mib}M, or leave it out"
+        hint = f"ask for --vhpc-mem-reserve={needed_mib}M, or leave it out"
         return (
             None,
             [],
-            [UserError(f"--vhpc-mem-reserve={asked}M is too little for a job with devices", what, cure)],
+            [UserError(f"--vhpc-mem-reserve={asked}M is too little for a job with devices", what, hint)],
         )
     return size, [], []

@@ -67,7 +67,7 @@ class Refusal:
 def _merged(reasons: Sequence[VhpcError]) -> tuple[str, str, str]:
     first = reasons[0]
     if len(reasons) == 1:
-        return first.what, first.why, first.cure
+        return first.what, first.why, first.hint
     return "; ".join(reason.line() for reason in reasons), "", ""
 
 

@@ -1,4 +1,4 @@
-"""What live guests hold of a node, folded from their claims; never a counter that could drift."""
+"""What live guests hold of a node, folded from their reservations; never a counter that could drift."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
-from vhpc_slurm.hardware import Claim
+from vhpc_slurm.hardware import Reservation
 
 
 @dataclass(frozen=True)
@@ -28,33 +28,33 @@ class Usage:
 NOTHING = Usage()
 
 
-def fold(claims: Iterable[Claim]) -> Usage:
+def fold(reservations: Iterable[Reservation]) -> Usage:
     """Usage of a node.
 
     Raises:
-        NodeError: two guests claim the same CPU or device.
+        NodeError: two guests reserve the same CPU or device.
     """
     cpus: dict[int, str] = {}
     devices: dict[str, str] = {}
     pages: dict[tuple[int, int], int] = {}
-    for claim in claims:
-        for cpu in claim.cpus:
+    for reservation in reservations:
+        for cpu in reservation.cpus:
             if cpu in cpus:
-                raise _twice(f"CPU {cpu}", cpus[cpu], claim)
-            cpus[cpu] = claim.generation
-        for address in claim.devices:
+                raise _twice(f"CPU {cpu}", cpus[cpu], reservation)
+            cpus[cpu] = reservation.generation
+        for address in reservation.devices:
             if address in devices:
-                raise _twice(f"device {address}", devices[address], claim)
-            devices[address] = claim.generation
-        for cell, mib in claim.cells if claim.hugepage_kib else ():
-            key = cell, claim.hugepage_kib
-            pages[key] = pages.get(key, 0) + mib * 1024 // claim.hugepage_kib
+                raise _twice(f"device {address}", devices[address], reservation)
+            devices[address] = reservation.generation
+        for cell, mib in reservation.cells if reservation.hugepage_kib else ():
+            key = cell, reservation.hugepage_kib
+            pages[key] = pages.get(key, 0) + mib * 1024 // reservation.hugepage_kib
     return Usage(cpus, devices, pages)
 
 
-def _twice(what: str, first: str, second: Claim) -> NodeError:
+def _twice(what: str, first: str, second: Reservation) -> NodeError:
     return NodeError(
-        f"{what} is claimed twice", f"by {first} and by {second.generation}", "see: vhpc reconcile --check"
+        f"{what} is reserved twice", f"by {first} and by {second.generation}", "see: vhpc reconcile --check"
     )
 
 

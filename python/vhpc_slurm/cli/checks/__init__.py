@@ -15,32 +15,32 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at.
 
     Attributes:
         check: its name, ``subject.thing``.
         level: how bad it is.
         what: what was seen, one line.
-        cure: what to do about it; empty when nothing is to be done.
+        hint: what to do about it; empty when nothing is to be done.
     """
 
     check: str
     level: Level
     what: str
-    cure: str = ""
+    hint: str = ""
 
 
-def ok(check: str, what: str) -> Finding:
+def ok(check: str, what: str) -> CheckResult:
     """It is as it should be."""
-    return Finding(check, Level.OK, what)
+    return CheckResult(check, Level.OK, what)
 
 
-def warn(check: str, what: str, cure: str) -> Finding:
+def warn(check: str, what: str, hint: str) -> CheckResult:
     """It works, but somebody will be surprised one day."""
-    return Finding(check, Level.WARN, what, cure)
+    return CheckResult(check, Level.WARN, what, hint)
 
 
-def error(check: str, what: str, cure: str) -> Finding:
-    """Jobs fail, or are not what they claim to be, until this is mended."""
-    return Finding(check, Level.ERROR, what, cure)
+def error(check: str, what: str, hint: str) -> CheckResult:
+    """Jobs fail, or are not what they claim to be, until this is repaired."""
+    return CheckResult(check, Level.ERROR, what, hint)

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 from vhpc_slurm.cli import timeline
-from vhpc_slurm.cli.checks import Finding, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, ok, warn
 from vhpc_slurm.config import Config
-from vhpc_slurm.hooks.doubt import counted
+from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node import deadlines
 from vhpc_slurm.node import timeline as stored
 from vhpc_slurm.node.layout import Layout
@@ -32,8 +32,8 @@ class NodeSize:
     def parse(cls, line: str, config: Config) -> NodeSize:
         """From a line of ``scontrol -o show node``."""
         memory = re.search(r"(?:^|\s)RealMemory=(\d+)", line)
-        gpus = counted(line, config.placement.gpu_gres) or 0
-        functions = bool(counted(line, config.placement.vf_gres) or config.devices.virtual_functions)
+        gpus = gres_count(line, config.placement.gpu_gres) or 0
+        functions = bool(gres_count(line, config.placement.vf_gres) or config.devices.virtual_functions)
         return cls(gpus, int(memory[1]) if memory else 0, gpus > 0 or functions)
 
 
@@ -55,11 +55,11 @@ def boot_budget_s(config: Config, node: NodeSize) -> int:
 def longest_boot_s(layout: Layout) -> float | None:
     """Seconds that the longest of the last boots took whose guests got ready; None without any."""
     files = sorted(layout.timelines.glob("*.json"), key=lambda path: path.stat().st_mtime)[-BOOTS:]
-    lines = [line for path in files if (line := stored.read(path)) is not None]
+    lines = [line for path in files if (line := stored.read_timeline(path)) is not None]
     return max((took for line in lines if (took := timeline.ready_after(line)) is not None), default=None)
 
 
-def message_timeout(seconds: int, longest_s: float | None) -> Finding:
+def message_timeout(seconds: int, longest_s: float | None) -> CheckResult:
     """Whether boots as long as the longest one here pass without a word.
 
     After MessageTimeout - 2 s of a Prolog slurmd tells salloc and srun that it hangs.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.node import cgroup
 
@@ -15,14 +15,14 @@ NEEDED_KERNEL = (5, 12)
 WANTED = {"memory", "pids", "cpuset"}
 
 
-def check(config: Config, proc: Path = Path("/proc")) -> Iterator[Finding]:
+def check(config: Config, proc: Path = Path("/proc")) -> Iterator[CheckResult]:
     """Findings on this compute node."""
     yield kernel(os.uname().release)
     yield user_namespaces(proc / "sys/user/max_user_namespaces")
     yield control_groups(config, cgroup.hierarchies())
 
 
-def kernel(release: str) -> Finding:
+def kernel(release: str) -> CheckResult:
     """Whether the kernel has what vhpc-confine calls."""
     parts = release.split(".")
     try:
@@ -36,7 +36,7 @@ def kernel(release: str) -> Finding:
     return ok("node.kernel", f"kernel {release}")
 
 
-def user_namespaces(limit: Path) -> Finding:
+def user_namespaces(limit: Path) -> CheckResult:
     """Whether root can make the user namespaces that helper processes run in."""
     try:
         most = int(limit.read_text())
@@ -56,7 +56,7 @@ def user_namespaces(limit: Path) -> Finding:
     return ok("node.userns", f"up to {most} user namespaces")
 
 
-def control_groups(config: Config, found: list[cgroup.Hierarchy]) -> Finding:
+def control_groups(config: Config, found: list[cgroup.Hierarchy]) -> CheckResult:
     """Whether guests and their helper processes can be limited."""
     if config.guests.cgroups == "off":
         return warn(

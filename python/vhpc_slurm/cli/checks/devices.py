@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import NodeDevices, PciFunction
-from vhpc_slurm.hooks.doubt import counted
+from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node import gpumap, inventory, quarantine, scrub, setup, sysfs
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import NVIDIA, VFIO
-from vhpc_slurm.node.vf_ways import ARPHRD_ETHER
+from vhpc_slurm.node.vf_drivers import ARPHRD_ETHER
 from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
 DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 
 
-def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Finding]:
+def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[CheckResult]:
     """Findings; none on a node without GPUs, virtual functions, and words of Slurm or the site about them.
 
     Args:
@@ -31,19 +31,19 @@ def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Find
     """
     path = Path(config.placement.gpu_map)
     try:
-        gpus = gpumap.read(path)
-        host = inventory.read(node, config)
-        records = quarantine.read(Layout(config)) if root else ()
+        gpus = gpumap.read_gpu_map(path)
+        host = inventory.read_inventory(node, config)
+        records = quarantine.read_records(Layout(config)) if root else ()
     except VhpcError as err:
         yield error("devices.map", err.line(), "see vhpc.toml(5)")
         return
     for remark in host.remarks:
         yield warn("devices.pci", remark, "compare with lspci; no guest gets it")
     functions = {function.address: function for function in host.pci}
-    slurm_gpus = counted(slurm, config.placement.gpu_gres)
+    slurm_gpus = gres_count(slurm, config.placement.gpu_gres)
     yield from gpu_map(path, gpus, functions, slurm_gpus, config)
     vfs = pool(host, NodeDevices(gpus))
-    slurm_vfs = counted(slurm, config.placement.vf_gres)
+    slurm_vfs = gres_count(slurm, config.placement.vf_gres)
     if vfs or slurm_vfs:
         good = len([vf for vf in vfs if vf.address not in {record.address for record in records}])
         yield functions_of(good, slurm_vfs, config.placement.vf_gres)
@@ -68,7 +68,7 @@ def gpu_map(
     functions: dict[str, PciFunction],
     slurm: int | None,
     config: Config,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """The map names GPUs that are there, each once, as many as Slurm counts."""
     there = [
         function.address
@@ -111,7 +111,7 @@ def gpu_map(
         yield ok("devices.map", f"{path} names {len(gpus)} GPUs" + more)
 
 
-def functions_of(good: int, slurm: int | None, gres: str) -> Finding:
+def functions_of(good: int, slurm: int | None, gres: str) -> CheckResult:
     """There are as many virtual functions as Slurm counts."""
     if slurm is not None and good < slurm:
         return error(
@@ -122,29 +122,29 @@ def functions_of(good: int, slurm: int | None, gres: str) -> Finding:
     return ok("devices.vfs", f"{good} virtual functions, Slurm counts {'none' if slurm is None else slurm}")
 
 
-def adapters(addresses: Sequence[str], sysfs_root: str) -> Finding:
+def adapters(addresses: Sequence[str], sysfs_root: str) -> CheckResult:
     """The physical functions are on their networks: of one that is off, virtual functions reach nobody."""
-    off, cures = [], []
+    off, hints = [], []
     for address in addresses:
         pf = f"{sysfs_root}/bus/pci/devices/{address}"
         for name in sysfs.listing(f"{pf}/net"):
             # an IPoIB interface may be off while its port works
-            ethernet = sysfs.hint(f"{pf}/net/{name}/type") == ARPHRD_ETHER
+            ethernet = sysfs.text_or_empty(f"{pf}/net/{name}/type") == ARPHRD_ETHER
             if ethernet and sysfs.interface_up(f"{pf}/net/{name}") is False:
                 off.append(f"{name} of {address} is off")
-                cures.append(f"ip link set dev {name} up, and at each boot")
+                hints.append(f"ip link set dev {name} up, and at each boot")
         for hca in sysfs.listing(f"{pf}/infiniband"):
             for port in sysfs.listing(f"{pf}/infiniband/{hca}/ports"):
-                state = sysfs.hint(f"{pf}/infiniband/{hca}/ports/{port}/state")
+                state = sysfs.text_or_empty(f"{pf}/infiniband/{hca}/ports/{port}/state")
                 if state and not state.startswith(PORT_ACTIVE):
                     off.append(f"port {port} of {hca} is {state.partition(': ')[2] or state}")
-                    cures.append("see to its cable and to the subnet manager: ibstat")
+                    hints.append("see to its cable and to the subnet manager: ibstat")
     if off:
-        return warn("devices.adapters", "; ".join(off), "; ".join(dict.fromkeys(cures)))
+        return warn("devices.adapters", "; ".join(off), "; ".join(dict.fromkeys(hints)))
     return ok("devices.adapters", f"{len(addresses)} adapters with virtual functions are on their networks")
 
 
-def iommu(devices: Sequence[PciFunction]) -> Finding:
+def iommu(devices: Sequence[PciFunction]) -> CheckResult:
     """Every device is behind an IOMMU."""
     off = [function.address for function in devices if function.iommu_group is None]
     if off:
@@ -156,15 +156,15 @@ def iommu(devices: Sequence[PciFunction]) -> Finding:
     return ok("devices.iommu", f"{len(devices)} devices in {len({d.iommu_group for d in devices})} groups")
 
 
-def vfio(sysfs_root: str) -> Finding:
+def vfio(sysfs_root: str) -> CheckResult:
     """The driver is there."""
     if sysfs.listing(f"{sysfs_root}/bus/pci/drivers/{VFIO}"):
         return ok("devices.vfio", f"{VFIO} is loaded")
-    cure = f"modprobe {VFIO}, and name it in /etc/modules-load.d"
-    return error("devices.vfio", f"the kernel has no driver {VFIO}", cure)
+    hint = f"modprobe {VFIO}, and name it in /etc/modules-load.d"
+    return error("devices.vfio", f"the kernel has no driver {VFIO}", hint)
 
 
-def clearing(config: Config) -> Finding:
+def clearing(config: Config) -> CheckResult:
     """Something clears the memory of NVIDIA's GPUs between guests."""
     argv = scrub.command(config.devices, "ADDRESS", NVIDIA)
     if not argv:
@@ -178,10 +178,10 @@ def clearing(config: Config) -> Finding:
     return ok("devices.clearing", " ".join(argv))
 
 
-def nodes(gpus: Sequence[str], folder: Path) -> Finding:
+def nodes(gpus: Sequence[str], folder: Path) -> CheckResult:
     """What gres.conf names is there."""
     missing = [f"gpu{index}" for index in range(len(gpus)) if not (folder / f"gpu{index}").is_char_device()]
     if missing:
-        cure = "vhpc node-setup; systemctl enable vhpc-node-setup.service"
-        return warn("devices.nodes", f"{folder} lacks {', '.join(missing)}", cure)
+        hint = "vhpc node-setup; systemctl enable vhpc-node-setup.service"
+        return warn("devices.nodes", f"{folder} lacks {', '.join(missing)}", hint)
     return ok("devices.nodes", f"{folder} has a node for each GPU")

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.fabric import Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.managers import RemoteOpensm
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
-from vhpc_slurm.fabric.opensm_options import Options, of_process
+from vhpc_slurm.fabric.opensm_options import OpensmOptions, of_process
 from vhpc_slurm.fabric.select import descriptions, key_pool, manager, reader, ufm
 from vhpc_slurm.fabric.smp import Scan
 
@@ -31,7 +31,7 @@ def applies(config: Config) -> bool:
     )
 
 
-def check(config: Config, *, root: bool) -> Iterator[Finding]:
+def check(config: Config, *, root: bool) -> Iterator[CheckResult]:
     """All findings about the fabric; none where guests have no fabric."""
     fabric = config.fabric
     if fabric.backend in ("none", "ethernet", "vxlan"):
@@ -51,7 +51,7 @@ def check(config: Config, *, root: bool) -> Iterator[Finding]:
 # --- one OpenSM ------------------------------------------------------------------------------
 
 
-def _manager(config: Config, one: Manager) -> Iterator[Finding]:
+def _manager(config: Config, one: Manager) -> Iterator[CheckResult]:
     fabric = config.fabric
     elsewhere = fabric.backend == "static-pool" and not Path(one.partitions).exists()
     if elsewhere:
@@ -85,7 +85,7 @@ def _manager(config: Config, one: Manager) -> Iterator[Finding]:
     yield from _options(options)
 
 
-def _remote(found: RemoteOpensm) -> Finding:
+def _remote(found: RemoteOpensm) -> CheckResult:
     try:
         with closing(found):
             found.check()
@@ -94,7 +94,7 @@ def _remote(found: RemoteOpensm) -> Finding:
     return ok("fabric.opensm", f"OpenSM runs beside {found.partitions}; see vhpc doctor there")
 
 
-def _file(read: Callable[[], bytes | None], name: str) -> Finding:
+def _file(read: Callable[[], bytes | None], name: str) -> CheckResult:
     try:
         data = read()
     except FabricError as err:
@@ -113,7 +113,7 @@ def _file(read: Callable[[], bytes | None], name: str) -> Finding:
     return ok("fabric.file", f"{name} has {len(partitions.parse(data)) - 1} keys; Default is limited for all")
 
 
-def _writable(user: str, file: Path, pid: int) -> Finding:
+def _writable(user: str, file: Path, pid: int) -> CheckResult:
     """Whether vhpcd's user can replace the file and signal OpenSM."""
     try:
         account = pwd.getpwnam(user)
@@ -146,7 +146,7 @@ def _writable(user: str, file: Path, pid: int) -> Finding:
     return ok("fabric.writable", f"{user} can replace {file} and signal OpenSM")
 
 
-def _paths(one: Manager, options: Options) -> Iterator[Finding]:
+def _paths(one: Manager, options: OpensmOptions) -> Iterator[CheckResult]:
     for check, option, meant, argument in (
         ("fabric.partitions", "partition_config_file", one.partitions, "-P"),
         ("fabric.log", "log_file", one.log, "-f"),
@@ -171,7 +171,7 @@ def _same(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-def _options(options: Options) -> Iterator[Finding]:
+def _options(options: OpensmOptions) -> Iterator[CheckResult]:
     enforce = "off" if options.on("no_partition_enforcement") else options["part_enforce"]
     if enforce == "both":
         yield ok("fabric.enforcement", "switches enforce partitions in both directions")
@@ -223,7 +223,7 @@ def _options(options: Options) -> Iterator[Finding]:
 # --- UFM --------------------------------------------------------------------------------------
 
 
-def _ufm(fabric: Fabric) -> Iterator[Finding]:
+def _ufm(fabric: Fabric) -> Iterator[CheckResult]:
     try:
         client = ufm(fabric)
         yield ok("fabric.ufm", f"UFM {client.version()} at {fabric.ufm_url} takes our token")
@@ -265,7 +265,7 @@ def _ufm(fabric: Fabric) -> Iterator[Finding]:
 # --- what ports say -----------------------------------------------------------------------------
 
 
-def _tables(fabric: Fabric) -> Iterator[Finding]:
+def _tables(fabric: Fabric) -> Iterator[CheckResult]:
     try:
         with closing(reader(fabric)) as one:
             scan = one.scan(float(fabric.apply_timeout_s))
@@ -283,7 +283,7 @@ def _tables(fabric: Fabric) -> Iterator[Finding]:
     yield from _room(fabric, scan)
 
 
-def _master(fabric: Fabric, scan: Scan) -> Finding:
+def _master(fabric: Fabric, scan: Scan) -> CheckResult:
     masters = [port for port in scan.ports if port.master]
     names = ", ".join(f"{port.guid:#018x}" for port in masters) or "none"
     subnets = max(1, len(fabric.subnets))
@@ -302,7 +302,7 @@ def _master(fabric: Fabric, scan: Scan) -> Finding:
     return ok("fabric.master", f"the master subnet manager is at port {names}")
 
 
-def _default(scan: Scan) -> Iterator[Finding]:
+def _default(scan: Scan) -> Iterator[CheckResult]:
     full = [port for port in scan.ports if DEFAULT_PKEY | FULL in port.pkeys and not port.master]
     if full:
         yield error(
@@ -318,7 +318,7 @@ def _default(scan: Scan) -> Iterator[Finding]:
         )
 
 
-def _room(fabric: Fabric, scan: Scan) -> Iterator[Finding]:
+def _room(fabric: Fabric, scan: Scan) -> Iterator[CheckResult]:
     if not scan.ports:
         return
     least = min(port.room for port in scan.ports)

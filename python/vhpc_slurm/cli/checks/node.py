@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli.checks import Finding, confinement, error, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, confinement, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import LIBVIRT_OLDEST, format_version
@@ -26,7 +26,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 _SUBUID = re.compile(r"^[^:#]+:(\d+):(\d+)\s*$")
 
 
-def check(config: Config, node: str, *, root: bool) -> Iterator[Finding]:
+def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
     """Findings on this compute node; some need root's rights and say so."""
     yield from topology(config, node)
     if root:
@@ -48,10 +48,10 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[Finding]:
     yield apparmor(config, Path("/"))
 
 
-def topology(config: Config, node: str) -> Iterator[Finding]:
+def topology(config: Config, node: str) -> Iterator[CheckResult]:
     """CPUs, KVM and huge pages."""
     try:
-        host = inventory.read(node, config)
+        host = inventory.read_inventory(node, config)
     except VhpcError as err:
         yield error("node.topology", err.line(), "see vhpc.toml(5)")
         return
@@ -61,7 +61,7 @@ def topology(config: Config, node: str) -> Iterator[Finding]:
     yield hugepages(host)
 
 
-def kvm(host: HostInventory) -> Finding:
+def kvm(host: HostInventory) -> CheckResult:
     """Whether guests run at the machine's speed."""
     if host.kvm:
         return ok("node.kvm", f"guests run with KVM: {host.kvm_reason}")
@@ -72,7 +72,7 @@ def kvm(host: HostInventory) -> Finding:
     )
 
 
-def hugepages(host: HostInventory) -> Finding:
+def hugepages(host: HostInventory) -> CheckResult:
     """Explicit huge pages, for information: guests do without."""
     pools = [
         f"cell {cell.cell}: {free} of {total} free of {size} KiB"
@@ -83,7 +83,7 @@ def hugepages(host: HostInventory) -> Finding:
     return ok("node.hugepages", "; ".join(pools) or "none are reserved; guests use ordinary pages")
 
 
-def hypervisor(config: Config) -> Iterator[Finding]:
+def hypervisor(config: Config) -> Iterator[CheckResult]:
     """libvirt and QEMU: there, and new enough."""
     try:
         with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
@@ -104,10 +104,10 @@ def hypervisor(config: Config) -> Iterator[Finding]:
     yield ok("node.qemu", f"QEMU {format_version(qemu_version)}")
 
 
-def largest_guest(config: Config, node: str) -> Iterator[Finding]:
+def largest_guest(config: Config, node: str) -> Iterator[CheckResult]:
     """Whether a guest may have all CPUs of a large node; nothing on smaller ones, or when nobody can say."""
     try:
-        host = inventory.read(node, config)
+        host = inventory.read_inventory(node, config)
         if len(host.abstract) <= iommu.ALL_CPUS:
             return
         with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
@@ -125,7 +125,7 @@ def largest_guest(config: Config, node: str) -> Iterator[Finding]:
         )
 
 
-def libvirt_folder(config: Config, path: Path) -> Iterator[Finding]:
+def libvirt_folder(config: Config, path: Path) -> Iterator[CheckResult]:
     """QEMU reads its keys below libvirt's own folder, under a uid that is in none of libvirt's groups.
 
     Debian installs that folder with mode 0750; then every start fails with
@@ -149,19 +149,19 @@ def libvirt_folder(config: Config, path: Path) -> Iterator[Finding]:
         )
 
 
-def virtiofsd(path: str) -> Finding:
+def virtiofsd(path: str) -> CheckResult:
     """The Rust virtiofsd: QEMU's old one in C cannot be run as a plain user."""
     name = "node.virtiofsd"
-    cure = "install virtiofsd (the Rust one) and set shares.virtiofsd in vhpc.toml"
+    hint = "install virtiofsd (the Rust one) and set shares.virtiofsd in vhpc.toml"
     code, text = _version_of(path)
     if code != 0:
-        return error(name, f"{path} cannot be run: {text}", cure)
+        return error(name, f"{path} cannot be run: {text}", hint)
     if "FUSE kernel interface" in text or "Bellard" in text:
-        return error(name, f"{path} is QEMU's old virtiofsd in C", cure)
+        return error(name, f"{path} is QEMU's old virtiofsd in C", hint)
     return ok(name, f"{path}: {text.splitlines()[0]}")
 
 
-def programs(paths: tuple[str, ...]) -> Finding:
+def programs(paths: tuple[str, ...]) -> CheckResult:
     """Programs of the system that hooks run."""
     absent = [path for path in paths if not os.access(path, os.X_OK)]
     if absent:
@@ -169,7 +169,7 @@ def programs(paths: tuple[str, ...]) -> Finding:
     return ok("node.programs", ", ".join(Path(path).name for path in paths) + " are there")
 
 
-def guest_program(path: Path) -> Finding:
+def guest_program(path: Path) -> CheckResult:
     """One of our own programs: there, and of this package's version."""
     name = f"node.{path.name}"
     code, text = _version_of(str(path))
@@ -183,15 +183,15 @@ def guest_program(path: Path) -> Finding:
     return ok(name, f"{path} {found[1]}")
 
 
-def uid_range(config: Config, subuid: Path) -> Iterator[Finding]:
+def uid_range(config: Config, subuid: Path) -> Iterator[CheckResult]:
     """QEMU's uids must be nobody else's, neither a user's nor a rootless container's."""
     first, count = config.guests.uid_base, config.guests.uid_count
     last = first + count - 1
-    cure = "choose another guests.uid_base, the same on all nodes"
+    hint = "choose another guests.uid_base, the same on all nodes"
     owners = [entry.pw_name for entry in pwd.getpwall() if first <= entry.pw_uid <= last]
     owners += [name for uid in (first, last) if (name := _name_of(uid)) and name not in owners]
     if owners:
-        yield error("node.uids", f"uids {first}-{last} are not free: {', '.join(owners[:5])}", cure)
+        yield error("node.uids", f"uids {first}-{last} are not free: {', '.join(owners[:5])}", hint)
         return
     try:
         lines = subuid.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -200,12 +200,12 @@ def uid_range(config: Config, subuid: Path) -> Iterator[Finding]:
     for line in lines:
         match = _SUBUID.match(line)
         if match and int(match[1]) <= last and int(match[1]) + int(match[2]) > first:
-            yield error("node.uids", f"uids {first}-{last} overlap {subuid}: {line.strip()}", cure)
+            yield error("node.uids", f"uids {first}-{last} overlap {subuid}: {line.strip()}", hint)
             return
     yield ok("node.uids", f"uids {first}-{last} belong to nobody else")
 
 
-def qemu_group(config: Config) -> Finding:
+def qemu_group(config: Config) -> CheckResult:
     """The group that QEMU runs with."""
     try:
         gid = accounts.group_id(config.guests.qemu_group)
@@ -214,7 +214,7 @@ def qemu_group(config: Config) -> Finding:
     return ok("node.qemu_group", f"{config.guests.qemu_group} is {gid}")
 
 
-def run_folder(path: str, mounts: str) -> Finding:
+def run_folder(path: str, mounts: str) -> CheckResult:
     """What must not survive a reboot lies on a tmpfs."""
     kind = filesystem_of(path, mounts)
     if kind in ("tmpfs", "ramfs"):
@@ -226,7 +226,7 @@ def run_folder(path: str, mounts: str) -> Finding:
     )
 
 
-def state_folder(path: str, mounts: str, *, root: bool) -> Iterator[Finding]:
+def state_folder(path: str, mounts: str, *, root: bool) -> Iterator[CheckResult]:
     """What must survive a reboot does not lie on a tmpfs, and can be written."""
     kind = filesystem_of(path, mounts)
     if kind in ("tmpfs", "ramfs"):
@@ -260,7 +260,7 @@ def filesystem_of(path: str, mounts: str) -> str:
     return kind
 
 
-def apparmor(config: Config, root: Path) -> Finding:
+def apparmor(config: Config, root: Path) -> CheckResult:
     """libvirt's AppArmor profiles do not cover virtiofs sockets; the site has to add a rule.
 
     Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vhpc_slurm import __version__
 from vhpc_slurm.catalog import list_images
-from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import Munge
@@ -24,7 +24,7 @@ SKEW_S = 30
 """Clocks further apart than this soon make munge refuse credentials (they live 300 s)."""
 
 
-def munge(config: Config) -> Finding:
+def munge(config: Config) -> CheckResult:
     """A credential made here and read here: munged runs and has a key."""
     service = Munge(config.controller.munge_socket)
     sent = os.urandom(16)
@@ -37,7 +37,7 @@ def munge(config: Config) -> Finding:
     return ok("munge", "a credential was made and read")
 
 
-def sbcast(config: Config) -> Iterator[Finding]:
+def sbcast(config: Config) -> Iterator[CheckResult]:
     """Whether the sbcast that users call knows of guests; nothing on hosts without Slurm's."""
     found = shutil.which("sbcast", path=USERS_PATH)
     if found is None:
@@ -54,7 +54,9 @@ def sbcast(config: Config) -> Iterator[Finding]:
     )
 
 
-def vhpcd(config: Config, *, listener: bool, node: str = "", controller: bool = False) -> Iterator[Finding]:
+def vhpcd(
+    config: Config, *, listener: bool, node: str = "", controller: bool = False
+) -> Iterator[CheckResult]:
     """Whether vhpcd answers, is of this version, tells the same time, and believes what this host says.
 
     Args:
@@ -96,7 +98,7 @@ def vhpcd(config: Config, *, listener: bool, node: str = "", controller: bool = 
     yield from _alarms(status.alarms, status.time)
 
 
-def _believed(status: Status, node: str, *, controller: bool) -> Iterator[Finding]:
+def _believed(status: Status, node: str, *, controller: bool) -> Iterator[CheckResult]:
     from vhpc_slurm.controller.protocol import ANY, CONTROLLER
 
     if status.speaks_for == (ANY,):
@@ -119,7 +121,7 @@ def _believed(status: Status, node: str, *, controller: bool) -> Iterator[Findin
         )
 
 
-def _isolation(fabric: FabricState, now: float) -> Iterator[Finding]:
+def _isolation(fabric: FabricState, now: float) -> Iterator[CheckResult]:
     """What vhpcd's auditor says of the fabric; nothing where it is as it should be."""
     audit = "on vhpcd's host: vhpc fabric audit, and see the other findings of vhpc doctor there"
     if not fabric.safe:
@@ -138,7 +140,7 @@ def _isolation(fabric: FabricState, now: float) -> Iterator[Finding]:
         yield warn("fabric.open", f"the fabric is not as vhpcd wants it: {fabric.what}", audit)
 
 
-def _alarms(alarms: Sequence[AlarmWire], now: float) -> Iterator[Finding]:
+def _alarms(alarms: Sequence[AlarmWire], now: float) -> Iterator[CheckResult]:
     """What nodes reported of jobs that failed through nobody's mistake, one finding for each cause."""
     for what in dict.fromkeys(alarm.what for alarm in alarms):
         same = [alarm for alarm in alarms if alarm.what == what]
@@ -151,7 +153,7 @@ def _alarms(alarms: Sequence[AlarmWire], now: float) -> Iterator[Finding]:
         )
 
 
-def catalogue(config: Config) -> Finding:
+def catalogue(config: Config) -> CheckResult:
     """Whether images can be found here."""
     path = Path(config.images.catalog)
     if not path.is_dir():

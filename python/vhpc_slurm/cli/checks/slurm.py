@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vhpc_slurm.cli.checks import Finding, error, ok, warn
+from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.cli.checks.boottime import NodeSize, boot_budget_s
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
@@ -30,7 +30,7 @@ _PLUGIN = re.compile(r"^\s*(required|optional|include)\s+(\S+)")
 
 
 @dataclass(frozen=True)
-class Settings:
+class SlurmSettings:
     """Slurm's configuration as slurmctld reports it; a key may have several values.
 
     ``control_hosts`` are names of hosts, without address and domain.
@@ -40,7 +40,7 @@ class Settings:
     control_hosts: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Settings:
+    def parse(cls, text: str) -> SlurmSettings:
         """Parse the output of ``scontrol show config``; ``(null)`` is no value."""
         values: dict[str, tuple[str, ...]] = {}
         for line in text.splitlines():
@@ -90,7 +90,9 @@ def ask(config: Config, *args: str, command: str = "scontrol") -> str:
     return done.stdout
 
 
-def check(settings: Settings, config: Config, nodes: Sequence[NodeSize] = (NodeSize(),)) -> Iterator[Finding]:
+def check(
+    settings: SlurmSettings, config: Config, nodes: Sequence[NodeSize] = (NodeSize(),)
+) -> Iterator[CheckResult]:
     """Findings on settings that are the same for the whole cluster, which has such nodes."""
     budget = max(boot_budget_s(config, node) for node in nodes)
     yield _version(settings)
@@ -106,7 +108,7 @@ def check(settings: Settings, config: Config, nodes: Sequence[NodeSize] = (NodeS
     yield from _health_check(settings, config)
 
 
-def _version(settings: Settings) -> Finding:
+def _version(settings: SlurmSettings) -> CheckResult:
     text = settings.first("SLURM_VERSION")
     match = re.match(r"^(\d+)\.(\d+)", text)
     if match is None:
@@ -116,7 +118,7 @@ def _version(settings: Settings) -> Finding:
     return ok("slurm.version", f"Slurm {text}")
 
 
-def _prolog_flags(settings: Settings) -> Finding:
+def _prolog_flags(settings: SlurmSettings) -> CheckResult:
     name, flags = "slurm.PrologFlags", settings.words("PrologFlags")
     absent = [flag for flag in ("Alloc", "Contain", "DeferBatch") if flag.lower() not in flags]
     if "runinjob" in flags:
@@ -134,17 +136,17 @@ def _prolog_flags(settings: Settings) -> Finding:
     return ok(name, f"PrologFlags={settings.first('PrologFlags')}")
 
 
-def _batch_start(settings: Settings, budget: int) -> Finding:
+def _batch_start(settings: SlurmSettings, budget: int) -> CheckResult:
     name = "slurm.BatchStartTimeout"
     seconds = settings.seconds("BatchStartTimeout")
     if seconds is None or seconds >= max(BATCH_START_S, budget):
         return ok(name, f"BatchStartTimeout={seconds or 'infinite'}")
     what = f"BatchStartTimeout={seconds}: a slurmd that registers later during a boot loses the job"
-    cure = f"BatchStartTimeout={max(BATCH_START_S, budget)}"
-    return error(name, what, cure) if seconds < budget else warn(name, what, cure)
+    hint = f"BatchStartTimeout={max(BATCH_START_S, budget)}"
+    return error(name, what, hint) if seconds < budget else warn(name, what, hint)
 
 
-def _script_timeouts(settings: Settings, config: Config, budget: int) -> Iterator[Finding]:
+def _script_timeouts(settings: SlurmSettings, config: Config, budget: int) -> Iterator[CheckResult]:
     """Slurm 25.05 and newer may have a timeout for each; before there is one for both."""
     for key, needed in (("PrologTimeout", budget), ("EpilogTimeout", config.guests.stage_timeout_s)):
         used = key if settings.first(key) else "PrologEpilogTimeout"
@@ -167,7 +169,7 @@ def _script_timeouts(settings: Settings, config: Config, budget: int) -> Iterato
             yield ok(name, f"{used}={seconds}")
 
 
-def _interactive_step(settings: Settings) -> Finding:
+def _interactive_step(settings: SlurmSettings) -> CheckResult:
     name = "slurm.LaunchParameters"
     if "use_interactive_step" in settings.words("LaunchParameters"):
         return ok(name, f"LaunchParameters={settings.first('LaunchParameters')}")
@@ -178,7 +180,7 @@ def _interactive_step(settings: Settings) -> Finding:
     )
 
 
-def _memory(settings: Settings) -> Finding:
+def _memory(settings: SlurmSettings) -> CheckResult:
     name, value = "slurm.SelectTypeParameters", settings.first("SelectTypeParameters")
     if value.upper().endswith("MEMORY") or "_MEMORY" in value.upper():
         return ok(name, f"SelectTypeParameters={value}")
@@ -189,7 +191,7 @@ def _memory(settings: Settings) -> Finding:
     )
 
 
-def _preemption(settings: Settings) -> Finding:
+def _preemption(settings: SlurmSettings) -> CheckResult:
     name = "slurm.PreemptMode"
     bad = settings.words("PreemptMode") & {"suspend", "gang"}
     if bad:
@@ -201,7 +203,7 @@ def _preemption(settings: Settings) -> Finding:
     return ok(name, f"PreemptMode={settings.first('PreemptMode') or 'OFF'}")
 
 
-def _mpi(settings: Settings) -> Finding:
+def _mpi(settings: SlurmSettings) -> CheckResult:
     name, value = "slurm.MpiDefault", settings.first("MpiDefault") or "none"
     if value not in ("none", "openmpi"):
         return warn(
@@ -214,7 +216,7 @@ def _mpi(settings: Settings) -> Finding:
     return ok(name, f"MpiDefault={value}")
 
 
-def _slurm_user(settings: Settings, config: Config) -> Finding:
+def _slurm_user(settings: SlurmSettings, config: Config) -> CheckResult:
     name, text = "slurm.SlurmUser", settings.first("SlurmUser")
     match = _USER.match(text)
     user = match[1] if match else text
@@ -228,7 +230,7 @@ def _slurm_user(settings: Settings, config: Config) -> Finding:
     return ok(name, f"SlurmUser={user}")
 
 
-def operator(settings: Settings, config: Config) -> Finding:
+def operator(settings: SlurmSettings, config: Config) -> CheckResult:
     """Whether vhpcd may requeue jobs of others, which it must after crashes of slurmctld."""
     name, user = "slurm.operator", config.controller.user
     match = _USER.match(settings.first("SlurmUser"))
@@ -238,19 +240,19 @@ def operator(settings: Settings, config: Config) -> Finding:
     what = f"vhpcd's user {user} is no operator of Slurm: jobs that a crash left behind are not " + (
         "noticed, since PrivateData hides them" if hidden else "requeued"
     )
-    cure = f"sacctmgr add user {user} account=… adminlevel=operator, or user = SlurmUser under [controller]"
+    hint = f"sacctmgr add user {user} account=… adminlevel=operator, or user = SlurmUser under [controller]"
     try:
         words = ("--noheader", "--parsable2", "show", "user", user, "format=User,AdminLevel")
         rows = ask(config, *words, command="sacctmgr").split()
     except FabricError as err:
-        return warn(name, err.line(), cure)
+        return warn(name, err.line(), hint)
     level = next((row.partition("|")[2] for row in rows if row.partition("|")[0] == user), "None")
     if level.startswith(("Oper", "Admin")):
         return ok(name, f"{user} is {level}")
-    return error(name, what, cure) if hidden else warn(name, what, cure)
+    return error(name, what, hint) if hidden else warn(name, what, hint)
 
 
-def hooks(settings: Settings, config: Config) -> Iterator[Finding]:
+def hooks(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
     """Whether Slurm runs our scripts."""
     for key, file in (
         ("Prolog", "prolog"),
@@ -277,21 +279,21 @@ def _names(values: tuple[str, ...], ours: str) -> bool:
     return any(path == ours or os.path.realpath(path) == os.path.realpath(ours) for path in paths)
 
 
-def _health_check(settings: Settings, config: Config) -> Iterator[Finding]:
+def _health_check(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
     name, ours = "slurm.HealthCheckProgram", f"{config.paths.libexec}/healthcheck"
-    cure = f"HealthCheckProgram={ours}, HealthCheckInterval=120, HealthCheckNodeState=ANY,CYCLE"
+    hint = f"HealthCheckProgram={ours}, HealthCheckInterval=120, HealthCheckNodeState=ANY,CYCLE"
     values = settings.values.get("HealthCheckProgram", ())
     if not values:
-        yield warn(name, "HealthCheckProgram is not set: what a crash leaves is not cleared", cure)
+        yield warn(name, "HealthCheckProgram is not set: what a crash leaves is not cleared", hint)
     elif not _names(values, ours):
-        yield warn(name, f"HealthCheckProgram={values[0]} is not {ours}", f"{cure}, or run it from there")
+        yield warn(name, f"HealthCheckProgram={values[0]} is not {ours}", f"{hint}, or run it from there")
     elif not settings.seconds("HealthCheckInterval"):
-        yield warn(name, "HealthCheckInterval=0: the health check runs only when slurmd starts", cure)
+        yield warn(name, "HealthCheckInterval=0: the health check runs only when slurmd starts", hint)
     else:
         yield ok(name, f"HealthCheckProgram={values[0]}, every {settings.seconds('HealthCheckInterval')} s")
 
 
-def partitions(text: str) -> Iterator[Finding]:
+def partitions(text: str) -> Iterator[CheckResult]:
     """Findings on ``scontrol -o show partition``: suspension may be a partition's own."""
     for line in text.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
@@ -304,7 +306,7 @@ def partitions(text: str) -> Iterator[Finding]:
             )
 
 
-def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[Finding]:
+def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[CheckResult]:
     """Whether hooks that this host has to run can be run."""
     for file in files:
         path = Path(config.paths.libexec) / file
@@ -317,7 +319,7 @@ def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[Finding
             yield ok(name, f"{path} is executable")
 
 
-def plugstack(settings: Settings) -> Finding:
+def plugstack(settings: SlurmSettings) -> CheckResult:
     """Whether Slurm loads our SPANK plugin on this host."""
     name = "slurm.plugstack"
     conf = Path(settings.first("SLURM_CONF") or "/etc/slurm/slurm.conf")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from controller_lab import Alone, allocation, identity, request
 from test_fabric_backends import verify
-from test_keys import a_claim
+from test_keys import an_assignment
 
 from vhpc_slurm.cli import fabric as cli
 from vhpc_slurm.config import Config, Controller
@@ -20,7 +20,7 @@ from vhpc_slurm.controller.store import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import numbers, partitions
 from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.fabric.keys import Book, KeyState
+from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.select import backend
@@ -36,8 +36,8 @@ class Site:
         self.service = Alone(self.store, self.backend, reserve_mib=0, quarantine_s=30.0)
 
     @property
-    def book(self) -> Book:
-        return self.store.keys.book()
+    def snapshot(self) -> KeySnapshot:
+        return self.store.keys.snapshot()
 
     def open(self, job_id: int, *nodes: str, uid: int = 2001) -> NetworkIdentity:
         return self.service.open(request(job_id, uid=uid), allocation(*nodes), identity(0)).lease.network
@@ -49,11 +49,13 @@ VXLAN = {"backend": "vxlan", "vni_first": 5000, "vni_last": 5001}
 
 def test_each_job_has_a_vlan_and_after_it_nobody_for_a_while(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
-    site.backend.validate(site.book)
+    site.backend.validate(site.snapshot)
     assert site.open(1, "n1", "n2") == NetworkIdentity("ethernet", vlan=100, rails=2, vfs=2)
     assert site.open(2, "n1").vlan == 101
     site.service.end(1, 0)
-    assert {claim.generation.job_id: claim.state.value for claim in site.book.claims} == {
+    assert {
+        assignment.generation.job_id: assignment.state.value for assignment in site.snapshot.assignments
+    } == {
         1: "quarantine",
         2: "active",
     }
@@ -65,14 +67,14 @@ def test_each_job_has_a_vlan_and_after_it_nobody_for_a_while(tmp_path: Path) -> 
 def test_a_vlan_is_not_another_s_before_all_nodes_have_acknowledged(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
     site.open(1, "n1", "n2")
-    generation = site.book.claims[0].generation
+    generation = site.snapshot.assignments[0].generation
     for node in ("n1", "n2"):
         site.service.take(1, 0, node)
     site.service.end(1, 0)
     site.service.acknowledge(generation, "n1", clean=True, note="", timeline=None)
-    assert site.book.must(generation).state is KeyState.DRAINING
+    assert site.snapshot.must(generation).state is KeyState.DRAINING
     site.service.acknowledge(generation, "n2", clean=True, note="", timeline=None)
-    assert site.book.must(generation).state is KeyState.QUARANTINE
+    assert site.snapshot.must(generation).state is KeyState.QUARANTINE
 
 
 def test_a_user_s_jobs_share_a_vni_and_no_address(tmp_path: Path) -> None:
@@ -85,17 +87,17 @@ def test_a_user_s_jobs_share_a_vni_and_no_address(tmp_path: Path) -> None:
 def test_no_port_counts_as_seen_where_none_can_be_read(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
     site.open(1, "n1", "n2")
-    proof = verify(site.backend, site.book.claims[0].generation, site.book)
+    proof = verify(site.backend, site.snapshot.assignments[0].generation, site.snapshot)
     assert (proof.scanned, proof.seen, proof.absent) == (0, 0, 8)
 
 
 def test_numbers_that_left_the_pool_are_found(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
     site.open(1, "n1")
-    assert site.backend.audit(site.book) == ()
+    assert site.backend.audit(site.snapshot) == ()
     smaller = Site(tmp_path / "db", **ETHERNET | {"vlan_first": 101})
-    (found,) = smaller.backend.audit(smaller.book)
-    assert found.what == f"VLAN 100 of {site.book.claims[0].generation} is not of the pool"
+    (found,) = smaller.backend.audit(smaller.snapshot)
+    assert found.what == f"VLAN 100 of {site.snapshot.assignments[0].generation} is not of the pool"
     assert smaller.open(2, "n1").vlan == 101
 
 
@@ -108,11 +110,11 @@ def test_no_other_backend_serves_while_vlans_are_in_use(tmp_path: Path, options:
     site.open(1, "n1")
     other = Site(tmp_path / "db", **options)
     with pytest.raises(FabricError, match=r"VLAN 100 of 1\.0\."):
-        other.backend.validate(other.book)
+        other.backend.validate(other.snapshot)
     site.service.end(1, 0)
     if options in (VXLAN, {"backend": "none"}):
         other = Site(tmp_path / "db", **options)
-        other.backend.validate(other.book)  # what only rests is in nobody's way
+        other.backend.validate(other.snapshot)  # what only rests is in nobody's way
 
 
 @pytest.mark.parametrize("options", [VXLAN, {"backend": "none"}])
@@ -122,19 +124,19 @@ def test_a_vlan_stays_its_job_s_under_a_backend_that_knows_nothing_of_it(
     Site(tmp_path / "db", **ETHERNET).open(1, "n1")
     other = Site(tmp_path / "db", **options)
     other.service.end(1, 0)
-    assert [claim.state for claim in other.book.claims] == [KeyState.DRAINING]
+    assert [assignment.state for assignment in other.snapshot.assignments] == [KeyState.DRAINING]
     back = Site(tmp_path / "db", **ETHERNET)
     back.service.settle()
-    assert [claim.state for claim in back.book.claims] == [KeyState.QUARANTINE]
+    assert [assignment.state for assignment in back.snapshot.assignments] == [KeyState.QUARANTINE]
 
 
 def test_a_partitions_file_and_its_proofs_leave_vlans_out() -> None:
-    vlan = a_claim(2, pkey=(1 << 16) + 100)
-    book = Book(1, (a_claim(1), vlan))
-    assert [one.pkey for one in partitions.of_book(book)] == [0x7FFF, 0x1000]
+    vlan = an_assignment(2, pkey=(1 << 16) + 100)
+    snapshot = KeySnapshot(1, (an_assignment(1), vlan))
+    assert [one.pkey for one in partitions.of_snapshot(snapshot)] == [0x7FFF, 0x1000]
     nobody: Any = None  # no port is read
     for prove in (Readback(nobody, 1.0).carried, Readback(nobody, 1.0).gone):
-        (outcome,) = prove([vlan], (), book).values()
+        (outcome,) = prove([vlan], (), snapshot).values()
         assert isinstance(outcome, FabricError)
         assert "VLAN 100" in outcome.line()
 
@@ -146,7 +148,7 @@ def test_keys_of_infiniband_and_vlans_never_meet() -> None:
         "VNI 100",
     ]
     with pytest.raises(FabricError, match="the first is 0x1000"):
-        NoNetwork().validate(Book(1, (a_claim(),)))
+        NoNetwork().validate(KeySnapshot(1, (an_assignment(),)))
 
 
 def test_a_vlan_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +158,7 @@ def test_a_vlan_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     cli.ls(config, as_json=False)
     assert "VLAN 100  active" in capsys.readouterr().out
     for name in ("vlan100", "VLAN 100", "7"):
-        assert [claim.generation.job_id for claim in cli._chosen(config, name)] == [7]
+        assert [assignment.generation.job_id for assignment in cli._chosen(config, name)] == [7]
     for name in ("vlan101", "vni100", "0x0064", "vlan0"):
         with pytest.raises(UserError, match="is free, or has no key"):
             cli._chosen(config, name)
@@ -197,12 +199,15 @@ def test_more_rails_than_have_room_in_an_address_are_refused() -> None:
         backend(Fabric(backend="ethernet", rails=17), lambda _epoch, _tag: False)
 
 
-def test_claims_of_an_older_database_are_kept_and_vlans_find_room(tmp_path: Path) -> None:
-    claims = (a_claim(1, ports=(0xA1, 0xA2)), a_claim(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=9.0))
+def test_assignments_of_an_older_database_are_kept_and_vlans_find_room(tmp_path: Path) -> None:
+    assignments = (
+        an_assignment(1, ports=(0xA1, 0xA2)),
+        an_assignment(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=9.0),
+    )
     now = SqliteStore(tmp_path / "now")
     with now.transaction():
-        for claim in claims:
-            now.keys.claim(claim)
+        for assignment in assignments:
+            now.keys.add(assignment)
     now.close()
     with closing(sqlite3.connect(tmp_path / "db")) as old:
         old.executescript("".join(schema.STEPS[:3]))
@@ -213,10 +218,10 @@ def test_claims_of_an_older_database_are_kept_and_vlans_find_room(tmp_path: Path
             old.execute(f"INSERT INTO main.{table} SELECT * FROM new.{table}")
         old.commit()
     store = SqliteStore(tmp_path / "db")
-    assert store.keys.book().claims == claims
+    assert store.keys.snapshot().assignments == assignments
     vni = (1 << 24) + 0xFFFFFF
     with store.transaction():
-        store.keys.claim(a_claim(3, pkey=vni))
+        store.keys.add(an_assignment(3, pkey=vni))
     for pkey in (0x1000, vni):
         with pytest.raises(FabricError, match="it is another's"), store.transaction():
-            store.keys.claim(a_claim(4, pkey=pkey, first_rank=9, owner="another"))
+            store.keys.add(an_assignment(4, pkey=pkey, first_rank=9, owner="another"))

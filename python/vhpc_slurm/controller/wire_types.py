@@ -30,7 +30,7 @@ class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Base of all that travels: unknown fields are errors, within one protocol version."""
 
 
-class Layout(Wire, frozen=True):
+class NodeGroup(Wire, frozen=True):
     """Consecutive nodes of an allocation that have the same part of it."""
 
     nodes: tuple[str, ...]
@@ -45,7 +45,7 @@ class LeaseWire(Wire, frozen=True):
     generation: str
     state: LeaseState
     request: JobRequest
-    layouts: tuple[Layout, ...]
+    node_groups: tuple[NodeGroup, ...] = msgspec.field(name="layouts")
     image: ImageIdentity | None
     network: NetworkIdentity
     refusal: str = ""
@@ -57,7 +57,7 @@ class LeaseWire(Wire, frozen=True):
             generation=str(lease.generation),
             state=lease.state,
             request=lease.request,
-            layouts=pack_allocation(lease.allocation),
+            node_groups=pack_allocation(lease.allocation),
             image=lease.image,
             network=lease.network,
             refusal=lease.refusal,
@@ -69,7 +69,7 @@ class LeaseWire(Wire, frozen=True):
             Generation.parse(self.generation),
             self.state,
             self.request,
-            unpack_allocation(self.layouts),
+            unpack_allocation(self.node_groups),
             self.image,
             self.network,
             self.refusal,
@@ -123,11 +123,11 @@ class TimelineWire(Wire, frozen=True):
         return Timeline(Generation.parse(self.generation), self.node, self.stages)
 
 
-def pack_allocation(allocation: Allocation) -> tuple[Layout, ...]:
+def pack_allocation(allocation: Allocation) -> tuple[NodeGroup, ...]:
     """Merge consecutive nodes of one layout; the order of nodes is kept."""
     lists = {ids: format_cpu_list(ids) for ids in {part.cpu_ids for part in allocation.nodes}}
     return tuple(
-        Layout(
+        NodeGroup(
             nodes=tuple(part.node for part in parts),
             cpu_ids=lists[cpu_ids],
             memory_mib=memory_mib,
@@ -139,13 +139,13 @@ def pack_allocation(allocation: Allocation) -> tuple[Layout, ...]:
     )
 
 
-def unpack_allocation(layouts: tuple[Layout, ...]) -> Allocation:
+def unpack_allocation(node_groups: tuple[NodeGroup, ...]) -> Allocation:
     """The inverse of pack_allocation; ValueError when a CPU list is none."""
-    ids = {text: parse_cpu_list(text) for text in {layout.cpu_ids for layout in layouts}}
+    ids = {text: parse_cpu_list(text) for text in {group.cpu_ids for group in node_groups}}
     return Allocation(
         tuple(
-            NodeAllocation(node, ids[layout.cpu_ids], layout.memory_mib, layout.gres)
-            for layout in layouts
-            for node in layout.nodes
+            NodeAllocation(node, ids[group.cpu_ids], group.memory_mib, group.gres)
+            for group in node_groups
+            for node in group.nodes
         )
     )

@@ -16,17 +16,17 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.hardware import Claim
+from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import Generation, NodePlan
 from vhpc_slurm.node import journal, resources
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 
 
-def of_plan(plan: NodePlan) -> tuple[Claim, ...]:
+def of_plan(plan: NodePlan) -> tuple[Reservation, ...]:
     """What the guests of a plan will hold."""
     return tuple(
-        Claim(
+        Reservation(
             generation=str(plan.generation),
             guest=guest.index,
             cpus=tuple(sorted(pin.os_cpu for pin in guest.pins)),
@@ -38,38 +38,40 @@ def of_plan(plan: NodePlan) -> tuple[Claim, ...]:
     )
 
 
-def live(layout: Layout, but: Generation | None = None) -> tuple[Claim, ...]:
-    """Claims of all generations that have a journal here, but for one.
+def live(layout: Layout, excluding: Generation | None = None) -> tuple[Reservation, ...]:
+    """Reservations of all generations that have a journal here, but for one.
 
     Raises:
         NodeError: a journal is damaged: what its guests hold is not known.
     """
     found = []
     for generation in journal.generations(layout.journals):
-        if generation == but:
+        if generation == excluding:
             continue
-        for entry in journal.read(layout.journals, generation):
-            if entry.kind == resources.CLAIM:
+        for entry in journal.read_entries(layout.journals, generation):
+            if entry.kind == resources.RESERVATION:
                 found.append(_parse(layout, generation, entry.data))
     return tuple(found)
 
 
-def announce(book: Journal, plan: NodePlan) -> None:
+def reserve(journal: Journal, plan: NodePlan) -> None:
     """Write down what the guests of a plan will hold, in place of an earlier plan of the same job.
 
     Raises:
         Stopped: the job has been ended meanwhile.
         NodeError: the journal cannot be written.
     """
-    for entry in book.held():
-        if entry.kind == resources.CLAIM:
-            book.released(entry.key)
-    for claim in of_plan(plan):
-        book.acquire(resources.CLAIM, f"claim:g{claim.guest}", **msgspec.to_builtins(claim))
+    for entry in journal.held():
+        if entry.kind == resources.RESERVATION:
+            journal.released(entry.key)
+    for reservation in of_plan(plan):
+        journal.acquire(
+            resources.RESERVATION, f"claim:g{reservation.guest}", **msgspec.to_builtins(reservation)
+        )
 
 
 @contextlib.contextmanager
-def booking(layout: Layout, timeout_s: float) -> Iterator[None]:
+def plan_lock(layout: Layout, timeout_s: float) -> Iterator[None]:
     """One plan at a time.
 
     Raises:
@@ -93,9 +95,9 @@ def booking(layout: Layout, timeout_s: float) -> Iterator[None]:
         os.close(fd)
 
 
-def _parse(layout: Layout, generation: Generation, data: dict[str, Any]) -> Claim:
+def _parse(layout: Layout, generation: Generation, data: dict[str, Any]) -> Reservation:
     try:
-        return msgspec.convert(data, Claim)
+        return msgspec.convert(data, Reservation)
     except msgspec.ValidationError as err:
         path = layout.journals / f"{generation}.jsonl"
         raise NodeError(f"journal {path} is damaged", str(err), "check what it names by hand") from err

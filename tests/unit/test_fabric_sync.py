@@ -1,4 +1,4 @@
-"""Rounds of the fabric under a real OpenSM: killed at each step, refused, and on fabrics of many adapters."""
+"""Batches of changes under a real OpenSM: killed at each step, refused, and with many adapters."""
 
 from __future__ import annotations
 
@@ -130,18 +130,20 @@ def test_killed_between_any_two_steps_the_next_vhpcd_comes_to_the_same_end(
 
 def ends_well(site: Site, fabric: SimulatedFabric, reader: FabricReader, what: str) -> None:
     """A vhpcd that was just started knows all that is on the fabric, and all goes on."""
-    book = site.store.keys.book()
+    snapshot = site.store.keys.snapshot()
     tables = reader.scan(5.0).tables()
     on_fabric = {entry & 0x7FFF for entries in tables.values() for entry in entries} - {0x7FFF}
-    assert on_fabric <= {claim.pkey for claim in book.claims}, "the database knows all that is there"
+    assert on_fabric <= {assignment.pkey for assignment in snapshot.assignments}, (
+        "the database knows all that is there"
+    )
     for record in site.store.live():
         if record.lease.state is LeaseState.READY:
-            claim = book.must(record.lease.generation)
-            assert claim.state is KeyState.ACTIVE
-            assert claim.pkey in on_fabric, "what was told to be READY is on the fabric"
-    site.backend.validate(book)
+            assignment = snapshot.must(record.lease.generation)
+            assert assignment.state is KeyState.ACTIVE
+            assert assignment.pkey in on_fabric, "what was told to be READY is on the fabric"
+    site.backend.validate(snapshot)
     site.service.settle()
-    site.service.work.audit()
+    site.service.fabric_sync.audit()
     known = {record.lease.request.job_id: record for _, record in site.store.page(0)}
     if 1 not in known or known[1].lease.state in (LeaseState.RESERVED, LeaseState.READY):
         first = site.open(1, "n1", "n2").lease
@@ -153,7 +155,7 @@ def ends_well(site: Site, fabric: SimulatedFabric, reader: FabricReader, what: s
     site.service.acknowledge(first.generation, "n1", clean=True, note="", timeline=None)
     site.service.settle()
     assert site.states() == {1: "quarantine", 2: "active"}, what
-    assert sets(fabric) == holding((site.store.keys.book().claims[-1].pkey, 1)), what
+    assert sets(fabric) == holding((site.store.keys.snapshot().assignments[-1].pkey, 1)), what
     site.store.close()
 
 
@@ -169,12 +171,12 @@ def test_a_job_whose_port_has_no_room_left_does_not_hold_up_the_others(
         reader = FabricReader(environment=fabric.environment)
         reader.scan(60.0)
         site = Site(fabric, reader, tmp_path / "db", site=crowding(GUIDS[0], 63))
-        site.service.work.round()
+        site.service.fabric_sync.run_batch()
         generations = [
             site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
             for job_id in (1, 2, 3)
         ]
-        results = site.service.work.round(generations)
+        results = site.service.fabric_sync.run_batch(generations)
         assert {job: type(results[job]).__name__ for job in generations} == {
             generations[0]: "ComplaintError",
             generations[1]: "LeaseRecord",
@@ -225,15 +227,15 @@ def test_a_standby_with_a_stale_file_is_found_out_and_overruled_when_the_master_
         site.service.end(1, 0)
         site.open(2, "n1", "n2")
         standby = fabric.start_standby("H16", stale)
-        site.service.work.audit()
-        assert site.service.work.watch.state().what == ""
+        site.service.fabric_sync.audit()
+        assert site.service.fabric_sync.watch.state().what == ""
         fabric.opensm.kill()
         fabric.opensm.wait()
         carriers = (GUIDS[0], GUIDS[1])
         wait_for(lambda: 0x9000 in sets(fabric, *carriers)[GUIDS[0]], "no standby takes over", 30.0)
         with pytest.raises(FabricError, match="OpenSM does not run"):
-            site.service.work.audit()
-        state = site.service.work.watch.state()
+            site.service.fabric_sync.audit()
+        state = site.service.fabric_sync.watch.state()
         assert state.open_since is not None, "ports have the key of a job that is over"
         # Not both at once: the simulator loses packets of a handover, and opensm waits for them for ever.
         os.kill(int(standby.pidfile.read_text()), signal.SIGKILL)
@@ -245,8 +247,8 @@ def test_a_standby_with_a_stale_file_is_found_out_and_overruled_when_the_master_
 
 def _audited(site: Site) -> bool:
     with suppress(FabricError):
-        site.service.work.audit()
-    return site.service.work.watch.state().what == ""
+        site.service.fabric_sync.audit()
+    return site.service.fabric_sync.watch.state().what == ""
 
 
 # --- many adapters -----------------------------------------------------------------------------------
@@ -270,11 +272,11 @@ def test_on_a_large_fabric_jobs_come_and_go_together_and_each_port_has_its_own_k
             for job_id in range(1, jobs + 1)
         ]
         before = fabric.sweeps()
-        results = site.service.work.round(generations)
+        results = site.service.fabric_sync.run_batch(generations)
         assert all(isinstance(one, LeaseRecord) for one in results.values()), results
         assert fabric.sweeps() - before == 1
-        site.service.work.audit()
-        assert site.service.work.watch.state().what == ""
+        site.service.fabric_sync.audit()
+        assert site.service.fabric_sync.watch.state().what == ""
         chance = random.Random(adapters)
         guids = chance.sample(fabric.shape.guids, 60)
         assert sets(fabric, SM_GUID, *guids) == {SM_GUID: {0xFFFF}} | {
@@ -282,14 +284,14 @@ def test_on_a_large_fabric_jobs_come_and_go_together_and_each_port_has_its_own_k
         }
         for job_id in range(1, jobs + 1):
             LeaseService.end(site.service, job_id, 0)
-        site.service.work.round()
+        site.service.fabric_sync.run_batch()
         assert fabric.sweeps() - before == 2
         assert set(site.states().values()) == {"quarantine"}
         assert sets(fabric, *guids) == {guid: {0x7FFF} for guid in guids}
         data = b"Default=0x7fff, ipoib : ALL=full ;\n"
         fabric.replace(data)
         fabric.sweep()
-        site.service.work.audit()
+        site.service.fabric_sync.audit()
         assert sets(fabric, *guids) == {guid: {0x7FFF} for guid in guids}
         assert partitions.parse(fabric.partitions.read_bytes()) == (partitions.DEFAULT,)
         reader.close()

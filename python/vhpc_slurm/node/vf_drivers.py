@@ -1,4 +1,4 @@
-"""The ways to set a virtual function, and which one a physical function has.
+"""The drivers that set virtual functions, and which one a physical function needs.
 
 =====================  =====================================================================
 ``NetlinkInfiniband``  mlx5 of Linux, by the IPoIB interface of the physical function
@@ -28,7 +28,7 @@ from vhpc_slurm.node.rtnetlink import (
     Link,
     VfInfo,
 )
-from vhpc_slurm.node.vf import PARKED_GUID, Identity, NoWayError, Way, colons
+from vhpc_slurm.node.vf import PARKED_GUID, Identity, NoVfDriverError, VfDriver, colons
 
 ARPHRD_ETHER, ARPHRD_INFINIBAND = "1", "32"
 PKEY_MASK = 0x7FFF
@@ -38,11 +38,11 @@ NO_MAC = bytes(6)
 PORT = 1  # each port of an mlx5 adapter is a physical function of its own; of mlx4 the first is used
 
 
-def find(root: str, address: str, timeout_s: float) -> Way:
-    """The way to set a virtual function.
+def find(root: str, address: str, timeout_s: float) -> VfDriver:
+    """The driver that sets a virtual function.
 
     Raises:
-        NoWayError: there is none.
+        NoVfDriverError: there is none.
     """
     path = device_path(root, address)
     pf = sysfs.link(f"{path}/physfn").rpartition("/")[2]
@@ -55,11 +55,11 @@ def find(root: str, address: str, timeout_s: float) -> Way:
             iov = f"{pf_path}/infiniband/{name}/iov"
             if sysfs.listing(f"{iov}/{address}/ports/{PORT}"):
                 return Mlx4(iov, address, timeout_s)
-        for kind, way in ((ARPHRD_INFINIBAND, NetlinkInfiniband), (ARPHRD_ETHER, Ethernet)):
+        for kind, vf_driver in ((ARPHRD_INFINIBAND, NetlinkInfiniband), (ARPHRD_ETHER, Ethernet)):
             index = _interface(pf_path, kind)
             if index is not None:
-                return way(index, number)
-    raise NoWayError(
+                return vf_driver(index, number)
+    raise NoVfDriverError(
         f"virtual function {address} cannot be set",
         f"its physical function {pf} with driver {bound_to(root, pf) or '(none)'} has no network interface",
         "for InfiniBand: modprobe ib_ipoib",
@@ -77,8 +77,8 @@ def _interface(pf_path: str, kind: str) -> int | None:
     """Number of the physical function's own interface: not one of its partitions', which have a parent."""
     for name in sysfs.listing(f"{pf_path}/net"):
         path = f"{pf_path}/net/{name}"
-        if sysfs.hint(f"{path}/type") == kind and not sysfs.hint(f"{path}/parent"):
-            index = sysfs.hint(f"{path}/ifindex")
+        if sysfs.text_or_empty(f"{path}/type") == kind and not sysfs.text_or_empty(f"{path}/parent"):
+            index = sysfs.text_or_empty(f"{path}/ifindex")
             if index.isdecimal():
                 return int(index)
     return None
@@ -125,7 +125,7 @@ class NetlinkInfiniband:
         """Nobody's GUIDs."""
         self.set(Identity(PARKED_GUID, PARKED_GUID))
 
-    def parked(self) -> str:
+    def why_not_parked(self) -> str:
         """As ``difference``."""
         return self.difference(Identity(PARKED_GUID, PARKED_GUID))
 
@@ -153,10 +153,10 @@ class OfedInfiniband:
 
     def _write(self, name: str, text: str) -> None:
         # older ones compare with the newline
-        attribute.write(f"{self.path}/{name}", f"{text}\n", self.timeout_s)
+        attribute.write_attribute(f"{self.path}/{name}", f"{text}\n", self.timeout_s)
 
     def _read(self, name: str) -> str:
-        return attribute.read(f"{self.path}/{name}", self.timeout_s)
+        return attribute.read_attribute(f"{self.path}/{name}", self.timeout_s)
 
     def switch_off(self) -> None:
         """The port is down."""
@@ -182,7 +182,7 @@ class OfedInfiniband:
         """Nobody's GUIDs."""
         self.set(Identity(PARKED_GUID, PARKED_GUID))
 
-    def parked(self) -> str:
+    def why_not_parked(self) -> str:
         """As ``difference``."""
         return self.difference(Identity(PARKED_GUID, PARKED_GUID))
 
@@ -205,14 +205,16 @@ class Mlx4:
 
     def _map(self, *indexes: str) -> None:
         for number, index in enumerate(indexes):
-            attribute.write(f"{self.port}/pkey_idx/{number}", index, self.timeout_s)
+            attribute.write_attribute(f"{self.port}/pkey_idx/{number}", index, self.timeout_s)
 
     def _mapped(self) -> tuple[str, str]:
-        first, second = (attribute.read(f"{self.port}/pkey_idx/{n}", self.timeout_s) for n in (0, 1))
+        first, second = (
+            attribute.read_attribute(f"{self.port}/pkey_idx/{n}", self.timeout_s) for n in (0, 1)
+        )
         return first, second
 
     def _guid_path(self) -> str:
-        return f"{self.table}/admin_guids/{sysfs.hint(f'{self.port}/gid_idx/0')}"
+        return f"{self.table}/admin_guids/{sysfs.text_or_empty(f'{self.port}/gid_idx/0')}"
 
     def switch_off(self) -> None:
         """No key is mapped."""
@@ -227,7 +229,7 @@ class Mlx4:
 
     def set(self, identity: Identity) -> None:
         """The GUID, and where in the port's table the keys are."""
-        attribute.write(self._guid_path(), f"{identity.port_guid:016x}", self.timeout_s)
+        attribute.write_attribute(self._guid_path(), f"{identity.port_guid:016x}", self.timeout_s)
         self._keys = self._index(identity.pkey), self._index(DEFAULT_PKEY)
 
     def _index(self, pkey: int) -> str:
@@ -235,7 +237,7 @@ class Mlx4:
         until = time.monotonic() + self.wait_s
         while True:
             for number, path in sysfs.numbered(f"{self.table}/pkeys", ""):
-                value = sysfs.hint(path)
+                value = sysfs.text_or_empty(path)
                 if value and int(value, 16) & PKEY_MASK == pkey:
                     return str(number)
             if time.monotonic() >= until:
@@ -246,7 +248,7 @@ class Mlx4:
 
     def difference(self, identity: Identity) -> str:
         """The GUID that was asked for, and no key mapped yet."""
-        guid = int(attribute.read(self._guid_path(), self.timeout_s) or "0", 16)
+        guid = int(attribute.read_attribute(self._guid_path(), self.timeout_s) or "0", 16)
         if guid != identity.port_guid:
             return f"its GUID is {colons(guid)}, not {colons(identity.port_guid)}"
         return self._any_key()
@@ -257,9 +259,9 @@ class Mlx4:
 
     def park(self) -> None:
         """The GUID is taken back: all ones delete it."""
-        attribute.write(self._guid_path(), f"{PARKED_GUID:016x}", self.timeout_s)
+        attribute.write_attribute(self._guid_path(), f"{PARKED_GUID:016x}", self.timeout_s)
 
-    def parked(self) -> str:
+    def why_not_parked(self) -> str:
         """No GUID, no key."""
         return self.difference(Identity(port_guid=PARKED_GUID))
 
@@ -329,6 +331,6 @@ class Ethernet:
         """No MAC address, no VLAN."""
         self.set(Identity(mac=NO_MAC))
 
-    def parked(self) -> str:
+    def why_not_parked(self) -> str:
         """As ``difference``."""
         return self.difference(Identity(mac=NO_MAC))

@@ -1,4 +1,4 @@
-"""Jobs that a killed slurmctld has forgotten, and whose guests live on.
+"""Purged jobs: a slurmctld that was killed has no record of them, and their guests still run.
 
 Slurm gives what they had to the next job at once; their own end is told to
 nobody, and the step of their allocation may sleep on for hours.
@@ -10,13 +10,13 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import audit, claims, joblock
+from vhpc_slurm.node import audit, joblock, reservations
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.slurm.job import NoSuchJobError
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 
-def is_forgotten(config: Config, job_id: int) -> bool:
+def is_purged(config: Config, job_id: int) -> bool:
     """Whether slurmctld says that there is no such job; no answer is none."""
     try:
         # not by what scontrol shows, which holds texts of the user's
@@ -28,8 +28,8 @@ def is_forgotten(config: Config, job_id: int) -> bool:
     return False
 
 
-def clear(config: Config, node: str, but: Generation) -> bool:
-    """End the guests of forgotten jobs on this node, when they are in the way of another's.
+def clear(config: Config, node: str, excluding: Generation) -> bool:
+    """End the guests of purged jobs on this node, when they are in the way of another's.
 
     Returns whether there were any.
 
@@ -37,12 +37,15 @@ def clear(config: Config, node: str, but: Generation) -> bool:
         TeardownError: they could not be ended.
     """
     layout = Layout(config)
-    holders = {Generation.parse(claim.generation) for claim in claims.live(layout, but=but)}
+    holders = {
+        Generation.parse(reservation.generation)
+        for reservation in reservations.live(layout, excluding=excluding)
+    }
     cleared = False
     for generation in sorted(holders):
-        if joblock.busy(layout, generation.job_id) or not is_forgotten(config, generation.job_id):
+        if joblock.busy(layout, generation.job_id) or not is_purged(config, generation.job_id):
             continue
-        common.log.warning("clearing generation %s: Slurm has forgotten its job", generation)
-        audit.bury_and_clear(layout, generation, node)
+        common.log.warning("clearing generation %s: slurmctld has no record of its job", generation)
+        audit.tombstone_and_clear(layout, generation, node)
         cleared = True
     return cleared

@@ -15,6 +15,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import LeaseRecord
 from vhpc_slurm.node import audit, devices, joblock, journal, resources, statefile, teardown
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.timeline import Recorder
 
@@ -22,10 +23,10 @@ KIND, KIND_LOST = "open-fabric", "lost-key"
 LOCK_TIMEOUT_S = 30.0
 
 
-def exposed(
+def findings(
     layout: Layout, node: str, records: Sequence[LeaseRecord], fabric: FabricState
-) -> Iterator[audit.Finding]:
-    """Generations of this node that others can reach, or nobody, each with the end of its guests as the cure.
+) -> Iterator[audit.NodeFinding]:
+    """Generations of this node that others can reach, or nobody; the repair ends their guests.
 
     Args:
         layout: where the node keeps what it has.
@@ -44,33 +45,35 @@ def exposed(
         seen = lost.get(str(generation))
         if fabric.safe and seen is None:
             continue
-        if any(entry.kind != resources.RUN_DIR for entry in journal.read(layout.journals, generation)):
+        if any(
+            entry.kind != resources.RUN_DIR for entry in journal.read_entries(layout.journals, generation)
+        ):
             why = f"the fabric does not keep jobs apart: {fabric.what}"
             kind, what = KIND, f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
-            cure = "submit the job again when it does"
+            hint = "submit the job again when it does"
             if fabric.safe:
                 why = f"the job's partition key was taken from its port and cannot be given back: {seen}"
                 kind, what = KIND_LOST, f"job {generation.job_id} has lost its key on the fabric"
-                cure = "submit the job again"
-            error = FabricError(f"the guests of job {generation.job_id} were ended on {node}", why, cure)
-            yield audit.Finding(kind, what, partial(_end, layout, node, record, error))
+                hint = "submit the job again"
+            error = FabricError(f"the guests of job {generation.job_id} were ended on {node}", why, hint)
+            yield audit.NodeFinding(kind, what, partial(_end, layout, node, record, error))
 
 
 def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> None:
     """End guests and give back what they had; the run folder stays for the Epilog, and says why."""
     generation = record.lease.generation
     with joblock.held(layout, generation.job_id, timeout_s=LOCK_TIMEOUT_S, brief=True):
-        book = journal.Journal(layout.journals, generation)
+        journal = Journal(layout.journals, generation)
         try:
             path = layout.state_file(generation.job_id)
             if path.parent.exists():
                 fields = statefile.header(generation, str(record.lease.request.image))
                 failed = {"status": "failed", "kind": error.kind, "message": error.line()}
-                statefile.write(path, fields | failed, record.lease.request.uid)
+                statefile.write_state(path, fields | failed, record.lease.request.uid)
             # Before the guests: one may take its time to end.
-            devices.cut_off(layout, book.held())
+            devices.disconnect(layout, journal.held())
             recorder = Recorder(layout.timeline(generation), generation, node)
-            teardown.release_guests(layout, book, recorder)
+            teardown.release_guests(layout, journal, recorder)
         finally:
-            book.close()
+            journal.close()
     common.log.error("%s", error.line())

@@ -31,14 +31,14 @@ CONFIRM_S = 10.0
 """Between two looks: the script may be on its way at the first."""
 
 
-def lost(
+def findings(
     config: Config,
     node: str,
     records: Sequence[LeaseRecord],
     *,
     slurm: Slurm | None = None,
     pause: Callable[[float], None] = time.sleep,
-) -> Iterator[audit.Finding]:
+) -> Iterator[audit.NodeFinding]:
     """Jobs that Slurm takes for alive on this node, and that are not.
 
     Slurm is asked only about jobs for which no step but the one of their
@@ -60,11 +60,11 @@ def lost(
     for lost in sorted(found.intersection(_silent(layout, node, records))):
         if _should_run(slurm, lost, node):
             what = f"job {lost.generation.job_id}: {lost.why}"
-            yield audit.Finding(KIND, what, partial(start_again, slurm, lost.generation.job_id, lost.why))
+            yield audit.NodeFinding(KIND, what, partial(start_again, slurm, lost.generation.job_id, lost.why))
 
 
 @dataclass(frozen=True, order=True)
-class _Lost:
+class _LostJob:
     """A generation without any life on this node; ``guests`` tells whether it still has them."""
 
     generation: Generation
@@ -72,7 +72,7 @@ class _Lost:
     guests: bool
 
 
-def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterator[_Lost]:
+def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterator[_LostJob]:
     """Generations that have been ready (or refused) for a while without a step, or that a reboot ended."""
     now, running = time.time(), steps.running()
     known = set(journal.generations(layout.journals))
@@ -81,10 +81,10 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         if joblock.busy(layout, generation.job_id):
             continue
         path = layout.state_file(generation.job_id)
-        state, here = statefile.read(path), running.get(generation.job_id, frozenset())
+        state, here = statefile.read_state(path), running.get(generation.job_id, frozenset())
         if not path.parent.exists():  # on a tmpfs, while the journal is on disk
             if generation in known and not here:
-                yield _Lost(generation, f"{node} was rebooted under it", guests=False)
+                yield _LostJob(generation, f"{node} was rebooted under it", guests=False)
             continue
         if state.get("generation") != str(generation) or state.get("status") not in ("ready", "failed"):
             continue
@@ -94,10 +94,10 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         with contextlib.suppress(FileNotFoundError):  # its Epilog has just begun
             if now - path.stat().st_mtime > QUIET_S:
                 why = f"its guests are ready, and its script does not run on {node}"
-                yield _Lost(generation, why, guests=True)
+                yield _LostJob(generation, why, guests=True)
 
 
-def _should_run(slurm: Slurm, lost: _Lost, node: str) -> bool:
+def _should_run(slurm: Slurm, lost: _LostJob, node: str) -> bool:
     """Whether Slurm believes that the job is alive here; no when it cannot be asked."""
     generation = lost.generation
     try:

@@ -17,7 +17,7 @@ class _Kind:
     last: str = ""
 
 
-class SparingLog:
+class RateLimitedLog:
     """Belongs to the event loop.  ``kind`` is the text of a line without what differs."""
 
     def __init__(self, log: logging.Logger, lines: int = LINES, window_s: float = WINDOW_S) -> None:

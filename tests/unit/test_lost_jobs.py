@@ -17,9 +17,10 @@ from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
-from vhpc_slurm.hooks import forgotten, starts
+from vhpc_slurm.hooks import lost_jobs, purged_jobs
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
-from vhpc_slurm.node import joblock, journal, statefile, steps
+from vhpc_slurm.node import joblock, statefile, steps
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -67,7 +68,7 @@ class Node:
         (self.folder / "job").write_text(text)
 
     def ready(self, status: str = "ready", age: float = 100, generation: Generation = GENERATION) -> None:
-        statefile.write(self.path, {"generation": str(generation), "status": status}, os.getuid())
+        statefile.write_state(self.path, {"generation": str(generation), "status": status}, os.getuid())
         os.utime(self.path, (time.time() - age,) * 2)
 
     def record(self, *nodes: str) -> LeaseRecord:
@@ -77,10 +78,10 @@ class Node:
 
     def lost(self, *nodes: str, node: str = "n1") -> list[str]:
         found = list(
-            starts.lost(self.config, node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses)
+            lost_jobs.findings(self.config, node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses)
         )
         for finding in found:
-            finding.mend()
+            finding.repair()
         return [finding.what for finding in found]
 
     def pauses(self, _: float) -> None:
@@ -186,9 +187,9 @@ def rebooted(node: Node) -> None:
     """The journal is on disk, the run folder was not."""
     node.path.unlink()
     node.path.parent.rmdir()
-    book = journal.Journal(Layout(node.config).journals, GENERATION)
-    book.acquire("rundir", "rundir", path=str(node.path.parent))
-    book.close()
+    journal = Journal(Layout(node.config).journals, GENERATION)
+    journal.acquire("rundir", "rundir", path=str(node.path.parent))
+    journal.close()
 
 
 @pytest.mark.parametrize("reason", ["None", "Prolog"])
@@ -214,9 +215,9 @@ def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: No
     layout = Layout(node.config)
     with joblock.held(layout, JOB, timeout_s=1.0):
         assert node.lost() == []
-    book = journal.Journal(layout.journals, GENERATION)
-    book.released("rundir")
-    book.remove()
+    journal = Journal(layout.journals, GENERATION)
+    journal.released("rundir")
+    journal.remove()
     assert node.lost() == []
 
 
@@ -228,7 +229,7 @@ def test_a_name_that_passes_for_slurms_own_fields_stops_no_reconciliation(node: 
     node.show("single.txt", **{name[0]: f"{name[0]} UserId=root(0) MinCPUsNode=1"})
     assert node.lost() == []
     assert node.calls == []
-    assert not forgotten.is_forgotten(with_slurm(node), JOB)
+    assert not purged_jobs.is_purged(with_slurm(node), JOB)
 
 
 def with_slurm(node: Node) -> Config:

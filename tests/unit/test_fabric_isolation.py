@@ -12,9 +12,10 @@ from controller_lab import allocation, identity, request
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.protocol import FabricState
-from vhpc_slurm.hooks import exposed
+from vhpc_slurm.hooks import fabric_isolation
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
 from vhpc_slurm.node import journal, resources, statefile
+from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 
 KEY = NetworkIdentity("ib", pkey=0x1000, rails=1, vfs=1)
@@ -36,33 +37,33 @@ def a_record(job_id: int, network: NetworkIdentity = KEY) -> LeaseRecord:
 def prepared(layout: Layout, record: LeaseRecord) -> None:
     """A run folder, and the uid that a guest runs as."""
     generation = record.lease.generation
-    book = journal.Journal(layout.journals, generation)
+    journal = Journal(layout.journals, generation)
     folder = layout.job(generation.job_id)
-    book.acquire(resources.RUN_DIR, f"rundir:{folder}", path=str(folder))
+    journal.acquire(resources.RUN_DIR, f"rundir:{folder}", path=str(folder))
     folder.mkdir(parents=True)
-    book.acquire(resources.UID, "uid:712345", uid=712345)
-    book.close()
+    journal.acquire(resources.UID, "uid:712345", uid=712345)
+    journal.close()
 
 
 def kinds(layout: Layout, record: LeaseRecord) -> list[str]:
-    return [entry.kind for entry in journal.read(layout.journals, record.lease.generation)]
+    return [entry.kind for entry in journal.read_entries(layout.journals, record.lease.generation)]
 
 
 def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> None:
     record = a_record(1)
     prepared(layout, record)
-    (finding,) = exposed.exposed(layout, "n1", [record], OPEN)
+    (finding,) = fabric_isolation.findings(layout, "n1", [record], OPEN)
     assert (finding.kind, finding.what) == (
         "open-fabric",
         "job 1 has a key of a fabric that does not keep jobs apart",
     )
     assert kinds(layout, record) == ["rundir", "uid"], "looking changes nothing"
-    finding.mend()
+    finding.repair()
     assert kinds(layout, record) == ["rundir"], "the run folder is for the plugin and the Epilog"
-    state = statefile.read(layout.state_file(1))
+    state = statefile.read_state(layout.state_file(1))
     assert (state["status"], state["kind"], state["generation"]) == ("failed", "fabric", "1.0.0123abcd")
     assert "port 0x1 has the keys 0xffff" in state["message"]
-    assert list(exposed.exposed(layout, "n1", [record], OPEN)) == [], "once"
+    assert list(fabric_isolation.findings(layout, "n1", [record], OPEN)) == [], "once"
 
 
 def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout) -> None:
@@ -70,12 +71,12 @@ def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout
     for record in (lost, other):
         prepared(layout, record)
     state = FabricState(lost=((str(lost.lease.generation), "port 0x1 has the keys 0x7fff"),))
-    (finding,) = exposed.exposed(layout, "n1", [lost, other], state)
+    (finding,) = fabric_isolation.findings(layout, "n1", [lost, other], state)
     assert (finding.kind, finding.what) == ("lost-key", "job 1 has lost its key on the fabric")
-    finding.mend()
+    finding.repair()
     assert kinds(layout, lost) == ["rundir"]
     assert kinds(layout, other) == ["rundir", "uid"]
-    message = statefile.read(layout.state_file(1))["message"]
+    message = statefile.read_state(layout.state_file(1))["message"]
     assert message == (
         "the guests of job 1 were ended on n1: the job's partition key was taken from its port and cannot be "
         "given back: port 0x1 has the keys 0x7fff (submit the job again)"
@@ -96,8 +97,8 @@ def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout
 def test_other_guests_are_left_alone(layout: Layout, network: NetworkIdentity, fabric: FabricState) -> None:
     record = a_record(1, network)
     prepared(layout, record)
-    assert list(exposed.exposed(layout, "n1", [record], fabric)) == []
+    assert list(fabric_isolation.findings(layout, "n1", [record], fabric)) == []
 
 
 def test_a_job_that_has_nothing_on_this_node_is_none_of_its(layout: Layout) -> None:
-    assert list(exposed.exposed(layout, "n1", [a_record(1)], OPEN)) == []
+    assert list(fabric_isolation.findings(layout, "n1", [a_record(1)], OPEN)) == []

@@ -18,7 +18,7 @@ from vhpc_slurm.model import (
     LeaseState,
     NodeAllocation,
 )
-from vhpc_slurm.node import claims, joblock, teardown
+from vhpc_slurm.node import joblock, reservations, teardown
 from vhpc_slurm.node.journal import Journal, Stopped
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.timeline import Recorder
@@ -37,43 +37,43 @@ def lease(job: int, *cpu_ids: int) -> Lease:
     return Lease(Generation(job, 0, "0123abcd"), LeaseState.READY, REQUEST, allocation, image)
 
 
-def book(layout: Layout, what: Lease) -> Journal:
+def reserve(layout: Layout, what: Lease) -> Journal:
     journal = Journal(layout.journals, what.generation)
     journal.stop_when(layout.tombstone(what.generation))
-    prolog._book(layout.config, layout, NODE, what, journal)
+    prolog._reserve(layout.config, layout, NODE, what, journal)
     return journal
 
 
 def test_jobs_beside_each_other_hold_what_was_planned_for_each(layout: Layout) -> None:
-    book(layout, lease(7, 0, 1))
-    book(layout, lease(8, 2, 3))
-    assert [claim.cpus for claim in claims.live(layout)] == [(0, 4), (1, 5)]
+    reserve(layout, lease(7, 0, 1))
+    reserve(layout, lease(8, 2, 3))
+    assert [reservation.cpus for reservation in reservations.live(layout)] == [(0, 4), (1, 5)]
 
 
 def test_a_cpu_that_another_job_holds_is_refused_and_nothing_is_taken(layout: Layout) -> None:
-    book(layout, lease(7, 0, 1))
+    reserve(layout, lease(7, 0, 1))
     with pytest.raises(FabricError, match=r"CPUs 0,4 are held by guests of 7\.0\.0123abcd"):
-        book(layout, lease(8, 0, 1, 2, 3))
-    assert [claim.generation for claim in claims.live(layout)] == ["7.0.0123abcd"]
+        reserve(layout, lease(8, 0, 1, 2, 3))
+    assert [reservation.generation for reservation in reservations.live(layout)] == ["7.0.0123abcd"]
 
 
 def test_the_same_job_may_plan_again_after_a_crash(layout: Layout) -> None:
-    book(layout, lease(7, 0, 1)).close()
-    book(layout, lease(7, 0, 1))
-    assert len(claims.live(layout)) == 1
+    reserve(layout, lease(7, 0, 1)).close()
+    reserve(layout, lease(7, 0, 1))
+    assert len(reservations.live(layout)) == 1
 
 
-def test_a_user_error_frees_what_was_claimed_before_the_epilog_comes(layout: Layout) -> None:
-    journal = book(layout, lease(7, 0, 1))
+def test_a_user_error_frees_what_was_reserved_before_the_epilog_comes(layout: Layout) -> None:
+    journal = reserve(layout, lease(7, 0, 1))
     generation = journal.generation
     teardown.release_guests(layout, journal, Recorder(layout.timeline(generation), generation, "n1"))
-    assert claims.live(layout) == ()
-    book(layout, lease(8, 0, 1))
+    assert reservations.live(layout) == ()
+    reserve(layout, lease(8, 0, 1))
 
 
 def test_a_job_that_has_ended_takes_nothing_more(layout: Layout) -> None:
     ended = lease(7, 0, 1)
-    joblock.bury(layout, ended.generation)
+    joblock.write_tombstone(layout, ended.generation)
     with pytest.raises(Stopped):
-        book(layout, ended)
-    assert claims.live(layout) == ()
+        reserve(layout, ended)
+    assert reservations.live(layout) == ()

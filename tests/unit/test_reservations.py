@@ -10,7 +10,7 @@ import pytest
 
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.hardware import Claim, PassthroughDevice
+from vhpc_slurm.hardware import PassthroughDevice, Reservation
 from vhpc_slurm.model import (
     Generation,
     GuestCell,
@@ -19,8 +19,8 @@ from vhpc_slurm.model import (
     NodePlan,
     VcpuPin,
 )
-from vhpc_slurm.node import claims, journal, resources
-from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node import reservations, resources
+from vhpc_slurm.node.journal import Journal, read_entries
 from vhpc_slurm.node.layout import Layout
 
 FIRST, SECOND = Generation(42, 0, "0123abcd"), Generation(43, 0, "4567ef01")
@@ -56,63 +56,67 @@ def plan(generation: Generation, *guests: tuple[int, ...]) -> NodePlan:
 
 
 def test_what_a_plan_takes_is_read_back_from_the_journal(layout: Layout) -> None:
-    claims.announce(Journal(layout.journals, FIRST), plan(FIRST, (4, 2), (6,)))
-    assert claims.live(layout) == (
-        Claim("42.0.0123abcd", 0, (2, 4), ((1, 1024),), 2048, ("0000:0b:00.0",)),
-        Claim("42.0.0123abcd", 1, (6,), ((1, 1024),), 2048, ("0000:0b:00.1",)),
+    reservations.reserve(Journal(layout.journals, FIRST), plan(FIRST, (4, 2), (6,)))
+    assert reservations.live(layout) == (
+        Reservation("42.0.0123abcd", 0, (2, 4), ((1, 1024),), 2048, ("0000:0b:00.0",)),
+        Reservation("42.0.0123abcd", 1, (6,), ((1, 1024),), 2048, ("0000:0b:00.1",)),
     )
 
 
 def test_a_generation_does_not_count_against_itself(layout: Layout) -> None:
-    claims.announce(Journal(layout.journals, FIRST), plan(FIRST, (0,)))
-    claims.announce(Journal(layout.journals, SECOND), plan(SECOND, (1,)))
-    assert [claim.generation for claim in claims.live(layout, but=FIRST)] == [str(SECOND)]
+    reservations.reserve(Journal(layout.journals, FIRST), plan(FIRST, (0,)))
+    reservations.reserve(Journal(layout.journals, SECOND), plan(SECOND, (1,)))
+    assert [reservation.generation for reservation in reservations.live(layout, excluding=FIRST)] == [
+        str(SECOND)
+    ]
 
 
-def test_a_claim_ends_when_everything_of_the_generation_is_released(layout: Layout) -> None:
-    book = Journal(layout.journals, FIRST)
-    claims.announce(book, plan(FIRST, (0,)))
-    assert resources.release_all(layout, book) == []
-    assert claims.live(layout) == ()
+def test_a_reservation_ends_when_everything_of_the_generation_is_released(layout: Layout) -> None:
+    journal = Journal(layout.journals, FIRST)
+    reservations.reserve(journal, plan(FIRST, (0,)))
+    assert resources.release_all(layout, journal) == []
+    assert reservations.live(layout) == ()
 
 
-def test_a_claim_stays_while_a_guest_cannot_be_ended(layout: Layout) -> None:
+def test_a_reservation_stays_while_a_guest_cannot_be_ended(layout: Layout) -> None:
     """Its release comes after the guest's own, and what failed stays in the journal."""
-    book = Journal(layout.journals, FIRST)
-    claims.announce(book, plan(FIRST, (0,)))
-    book.acquire(resources.DOMAIN, "domain:g0", name="vhpc-42-0-0123abcd-g0", uid=0)
-    assert [entry.kind for entry in book.held()] == [resources.DOMAIN, resources.CLAIM]
+    journal = Journal(layout.journals, FIRST)
+    reservations.reserve(journal, plan(FIRST, (0,)))
+    journal.acquire(resources.DOMAIN, "domain:g0", name="vhpc-42-0-0123abcd-g0", uid=0)
+    assert [entry.kind for entry in journal.held()] == [resources.DOMAIN, resources.RESERVATION]
 
 
 def test_reading_a_journal_changes_nothing_of_it(layout: Layout) -> None:
     """A line that is being written by its owner must not be cut off by a reader."""
-    book = Journal(layout.journals, FIRST)
-    book.acquire("uid", "uid:1", uid=1)
-    with book.path.open("a") as out:
+    journal = Journal(layout.journals, FIRST)
+    journal.acquire("uid", "uid:1", uid=1)
+    with journal.path.open("a") as out:
         out.write('{"event":"acq')
-    before = book.path.read_bytes()
-    assert [entry.key for entry in journal.read(layout.journals, FIRST)] == ["uid:1"]
-    assert book.path.read_bytes() == before
+    before = journal.path.read_bytes()
+    assert [entry.key for entry in read_entries(layout.journals, FIRST)] == ["uid:1"]
+    assert journal.path.read_bytes() == before
 
 
 def test_no_journal_holds_nothing(layout: Layout) -> None:
-    assert journal.read(layout.journals, FIRST) == []
-    assert claims.live(layout) == ()
+    assert read_entries(layout.journals, FIRST) == []
+    assert reservations.live(layout) == ()
 
 
-def test_a_damaged_claim_is_an_error_and_not_a_free_cpu(layout: Layout) -> None:
-    Journal(layout.journals, FIRST).acquire(resources.CLAIM, "claim:g0", cpus="all")
+def test_a_damaged_reservation_is_an_error_and_not_a_free_cpu(layout: Layout) -> None:
+    Journal(layout.journals, FIRST).acquire(resources.RESERVATION, "claim:g0", cpus="all")
     with pytest.raises(NodeError, match="is damaged"):
-        claims.live(layout)
+        reservations.live(layout)
 
 
-def _book(layout: Layout, generation: Generation, cpus: int, found: multiprocessing.SimpleQueue[int]) -> None:
+def _reserve_lowest(
+    layout: Layout, generation: Generation, cpus: int, found: multiprocessing.SimpleQueue[int]
+) -> None:
     """Take the lowest free CPU, slowly: without the lock both would take the same."""
-    with claims.booking(layout, 30):
-        held = {cpu for claim in claims.live(layout) for cpu in claim.cpus}
+    with reservations.plan_lock(layout, 30):
+        held = {cpu for reservation in reservations.live(layout) for cpu in reservation.cpus}
         cpu = min(set(range(cpus)) - held)
         time.sleep(0.1)
-        claims.announce(Journal(layout.journals, generation), plan(generation, (cpu,)))
+        reservations.reserve(Journal(layout.journals, generation), plan(generation, (cpu,)))
         found.put(cpu)
 
 
@@ -120,7 +124,7 @@ def test_two_prologs_never_take_the_same_cpu(layout: Layout) -> None:
     context = multiprocessing.get_context("fork")
     found: multiprocessing.SimpleQueue[int] = context.SimpleQueue()
     generations = [Generation(job, 0, "0123abcd") for job in range(1, 5)]
-    workers = [context.Process(target=_book, args=(layout, g, 8, found)) for g in generations]
+    workers = [context.Process(target=_reserve_lowest, args=(layout, g, 8, found)) for g in generations]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -129,5 +133,9 @@ def test_two_prologs_never_take_the_same_cpu(layout: Layout) -> None:
 
 
 def test_a_prolog_that_does_not_end_is_an_error_within_the_deadline(layout: Layout) -> None:
-    with claims.booking(layout, 1), pytest.raises(NodeError, match="planning"), claims.booking(layout, 0.05):
+    with (
+        reservations.plan_lock(layout, 1),
+        pytest.raises(NodeError, match="planning"),
+        reservations.plan_lock(layout, 0.05),
+    ):
         raise AssertionError("the lock was given twice")

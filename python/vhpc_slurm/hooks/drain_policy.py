@@ -15,18 +15,18 @@ from vhpc_slurm.hooks import common
 from vhpc_slurm.node import devices, inventory
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import VF
-from vhpc_slurm.node.quarantine import Record
+from vhpc_slurm.node.quarantine import QuarantineRecord
 from vhpc_slurm.placement.devices import pool
 
 
-def must_drain(layout: Layout, node: str, records: Sequence[Record]) -> bool:
+def must_drain(layout: Layout, node: str, records: Sequence[QuarantineRecord]) -> bool:
     """Whether Slurm would miss one of these devices; True when that cannot be told."""
     if any(record.role != VF for record in records):
         return True
-    expected = counted(common.scontrol_says("-o", "show", "node", node), layout.config.placement.vf_gres)
+    expected = gres_count(common.scontrol_says("-o", "show", "node", node), layout.config.placement.vf_gres)
     try:
         found = devices.handed_out(layout)
-        vfs = pool(inventory.read(node, layout.config), found)
+        vfs = pool(inventory.read_inventory(node, layout.config), found)
     except VhpcError as err:
         common.log.warning("%s", err.line())
         return True
@@ -34,7 +34,7 @@ def must_drain(layout: Layout, node: str, records: Sequence[Record]) -> bool:
     return expected is None or good < expected
 
 
-def counted(text: str | None, name: str) -> int | None:
+def gres_count(text: str | None, name: str) -> int | None:
     """How many of a generic resource Slurm believes a node to have; None when it does not say."""
     gres = re.search(r"(?:^|\s)Gres=(\S+)", text or "")
     if gres is None:

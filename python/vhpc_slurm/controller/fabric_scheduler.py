@@ -1,7 +1,7 @@
-"""When the fabric is changed: rounds are put together here, and run in a thread of their own.
+"""When the fabric is changed: batches are put together here, and run in a thread of their own.
 
 Nothing that does not need the fabric waits for it.  Those that come within a
-moment share a round, and between two rounds there is a pause, since the subnet
+moment share a batch, and between two batches there is a pause, since the subnet
 manager answers nobody while it sweeps; what only leaves has more time.
 """
 
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from vhpc_slurm.controller.fabricwork import FabricWork, Results
+from vhpc_slurm.controller.fabric_sync import FabricSync, Results
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.fabric.filewatch import FileWatch
 from vhpc_slurm.model import Generation, LeaseRecord
@@ -23,7 +23,7 @@ from vhpc_slurm.model import Generation, LeaseRecord
 log = logging.getLogger("vhpcd")
 
 GATHER_S = 0.5
-"""How long a round waits for leases that are being made."""
+"""How long a batch waits for leases that are being made."""
 LINGER_S = 1.0
 """How long what leaves waits for company where nothing comes."""
 CALM_S = 1.0
@@ -34,12 +34,12 @@ NOTICE_S = 0.02
 Result = TypeVar("Result")
 
 
-class FabricWorker:
+class FabricScheduler:
     """One for each vhpcd; belongs to its event loop."""
 
-    def __init__(self, work: FabricWork, *, interval_s: float, deadline_s: float) -> None:
-        """``interval_s`` lies between two rounds; a start that is not served in ``deadline_s`` fails."""
-        self._work = work
+    def __init__(self, fabric_sync: FabricSync, *, interval_s: float, deadline_s: float) -> None:
+        """``interval_s`` lies between two batches; a start that is not served in ``deadline_s`` fails."""
+        self._fabric_sync = fabric_sync
         self._interval_s = interval_s
         self._deadline_s = deadline_s
         self._thread = ThreadPoolExecutor(1, "fabric")
@@ -55,7 +55,7 @@ class FabricWorker:
         self._news = False
         self._asking: asyncio.Task[None] | None = None
         self._filewatch: FileWatch | None = None
-        self._last_round = float("-inf")
+        self._last_batch = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
     async def ready(self, generation: Generation) -> LeaseRecord:
@@ -85,7 +85,7 @@ class FabricWorker:
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[None]:
-        """While one is in it, a lease is being made, and a round had better wait a moment for it."""
+        """While one is in it, a lease is being made, and a batch had better wait a moment for it."""
         self._arriving += 1
         self._settled.clear()
         try:
@@ -98,18 +98,18 @@ class FabricWorker:
     def poke(self) -> None:
         """Something changed that the fabric should know of."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._rounds())
+            self._task = asyncio.get_running_loop().create_task(self._run_batches())
         self._wake.set()
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """Do something else with the fabric, between two rounds."""
+        """Do something else with the fabric, between two batches."""
         # What has begun is finished, even when its client has gone away.
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, call))
 
     async def audit_due(self, seconds: float) -> None:
         """Wait so long, or until something is to be looked at.
 
-        That is a round that has changed something, a moment after it, or what others did, at once.
+        That is a batch that has changed something, a moment after it, or what others did, at once.
         """
         await _within(seconds, self._audit)
         if self._changed.is_set() and not self._disturbed:
@@ -122,10 +122,10 @@ class FabricWorker:
     def watch(self) -> None:
         """Have the backend tell of what others do; FabricError when it cannot."""
         loop = asyncio.get_running_loop()
-        self._filewatch = self._work.network.watch(lambda: _soon(loop, self._noticed))
+        self._filewatch = self._fabric_sync.network.watch(lambda: _soon(loop, self._noticed))
 
     def _noticed(self) -> None:
-        """Ask, between two rounds, whether that was somebody else."""
+        """Ask, between two batches, whether that was somebody else."""
         self._news = True
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._ask())
@@ -135,7 +135,7 @@ class FabricWorker:
             while self._news:
                 await asyncio.sleep(NOTICE_S)
                 self._news = False
-                if await self.run(self._work.network.disturbed):
+                if await self.run(self._fabric_sync.network.disturbed):
                     self._disturbed = True
                     self._audit.set()
         finally:
@@ -150,31 +150,31 @@ class FabricWorker:
                 task.cancel()
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def _rounds(self) -> None:
+    async def _run_batches(self) -> None:
         while True:
             await self._wake.wait()
             await self._gather()
             self._wake.clear()
             self._starts.clear()
             coming, self._coming = self._coming, {}
-            before = self._work.changes
+            before = self._fabric_sync.changes
             try:
-                results: Results = await self.run(partial(self._work.round, tuple(coming)))
+                results: Results = await self.run(partial(self._fabric_sync.run_batch, tuple(coming)))
             except VhpcError as err:
                 log.error("the fabric was not changed: %s", err.line())
                 results = {generation: _as_fabric(err) for generation in coming}
             except Exception:
                 log.exception("internal error")
                 results = {}
-            if self._work.changes != before:
-                self._last_round = asyncio.get_running_loop().time()
+            if self._fabric_sync.changes != before:
+                self._last_batch = asyncio.get_running_loop().time()
                 self._changed.set()
                 self._audit.set()
             for generation, future in coming.items():
                 _resolve(future, results.get(generation))
 
     async def _gather(self) -> None:
-        pause_s = self._last_round + self._interval_s - asyncio.get_running_loop().time()
+        pause_s = self._last_batch + self._interval_s - asyncio.get_running_loop().time()
         if pause_s > 0:
             await asyncio.sleep(pause_s)
         if not self._coming:
@@ -199,8 +199,8 @@ def _resolve(future: asyncio.Future[LeaseRecord], result: LeaseRecord | FabricEr
     if isinstance(result, LeaseRecord):
         future.set_result(result)
     else:
-        future.set_exception(result or FabricError("vhpcd failed", cure="see its log"))
+        future.set_exception(result or FabricError("vhpcd failed", hint="see its log"))
 
 
 def _as_fabric(err: VhpcError) -> FabricError:
-    return err if isinstance(err, FabricError) else FabricError(err.what, err.why, err.cure)
+    return err if isinstance(err, FabricError) else FabricError(err.what, err.why, err.hint)
