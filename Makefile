@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The two commands are `make demo` and `make check`; the rest are their parts.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -41,17 +42,18 @@ deps: .venv/.done ## Install what building and testing need
 	@scripts/deps
 
 .PHONY: lint
-lint: deps ## ruff, clang-format, clang-tidy, shellcheck, mandoc
+lint: deps ## ruff, clang-format, clang-tidy, shellcheck, mandoc, SPDX lines
 	scripts/lint
 
 .PHONY: fix
-fix: deps ## Format all sources, and fix what ruff can fix
+fix: deps ## Format all sources, fix what ruff can fix, write SPDX lines
 	scripts/lint --fix
 
 .PHONY: types
 types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
+	$(MYPY) scripts/spdx.py
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw; do \

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Compiler and linker flags of every C target of vhpc: INTERFACE target vhpc_flags.
 #
 # VHPC_SANITIZE=ON builds with AddressSanitizer and UndefinedBehaviorSanitizer;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vhpc-confine: becomes a helper process that runs with a user's rights and is
  * still no tool of that user's.  The order of its steps is in main.c.

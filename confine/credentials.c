@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From root to the user, in a user namespace that is not the user's. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vhpc-confine: run a helper with a user's rights, out of the user's reach.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The command line: everything is checked before anything is done. */
 #include <errno.h>
 #include <getopt.h>

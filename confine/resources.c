@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the process may use: cgroups, CPUs, limits. */
 #include <errno.h>
 #include <fcntl.h>

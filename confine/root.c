@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A root directory in which there is little: the system's programs, a /proc
  * that shows nobody else, and the shared directory.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The shared directory: opened as the user, judged by where that leads. */
 #include <errno.h>
 #include <fcntl.h>

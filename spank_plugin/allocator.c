@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A command that creates a job: check what was asked and hand it to the job's control environment.
  */
 #include <errno.h>

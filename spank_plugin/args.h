@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Arguments of the plugin's line in plugstack.conf. */
 #ifndef VHPC_SPANK_ARGS_H
 #define VHPC_SPANK_ARGS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Putting a program before a task's argv, in every version of Slurm. */
 #ifndef VHPC_SPANK_ARGV_H
 #define VHPC_SPANK_ARGV_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Entry points of the SPANK plugin.  Slurm loads it into sbatch, salloc, srun,
  * scrontab, slurmd and slurmstepd; here each call finds the file of its

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Numbers of GPUs: Slurm counts those of the node, programs in a guest those
  * that the guest has.  This module does not know Slurm.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* srun within a job: the job's guests exist already, a step may only agree with them. */
 #include <inttypes.h>
 #include <stdio.h>

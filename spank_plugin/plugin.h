@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the files of the plugin share.  Slurm loads the plugin into several
  * programs; each of the context files below is used in one kind of them only,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Options: from the table to Slurm, and back through the callback. */
 #include <ctype.h>
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * slurmstepd, as the job's user, between fork and exec of a task.  The only
  * callback whose failure ends a job cleanly in every version of Slurm, so it

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The state file of a job on a node: written by the node hooks as root,
  * <run_dir>/jobs/<job id>/state, read here as the user when a task starts.

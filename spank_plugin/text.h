@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bounded, checked text: what users write and what is shown to them. */
 #ifndef VHPC_SPANK_TEXT_H
 #define VHPC_SPANK_TEXT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vhpc-options: the option table in other forms, for the manual page, for
  * documentation and for shells' completions.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job that Slurm knows nothing of: its hooks are called on a node with what Slurm would tell them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For all tests: processes that they start import the checkout's package too, and tests may run side by side.
 
 With ``pytest -n N --dist loadgroup`` (pytest-xdist; `make unit`) the tests of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A guest's InfiniBand adapters as its sysfs shows them, made of plain files.
 
 Modelled on what mlx5 shows of a virtual function: the files and the forms of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """As much of ELF (64-bit, little endian) as an image build must look at."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Runs inside the new root, as its root, when all packages are installed:
 #   finish.sh KERNEL_PACKAGE
 # puts the kernel's modules in place, and removes what is of the build host or of the moment.

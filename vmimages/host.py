@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The build host: its tools, running them, and telling the reader what happens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The initrd: vhpc-init, the guest agent, and the few kernel modules before the root.
 
 It is not compressed: it is small, and unpacking costs more than reading it

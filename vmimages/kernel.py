@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernel as QEMU starts it fastest.
 
 A bzImage decompresses itself in the guest; under software emulation that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where Debian packages come from: the mirrors that this host's own APT is configured with.
 
 No mirror is built in.  APT itself reads its configuration (sources.list,

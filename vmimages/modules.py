@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernel modules for an initrd: which ones, in which order, uncompressed.
 
 Reads what depmod(8) wrote (modules.dep, modules.softdep, modules.alias,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A writer of initramfs archives: cpio in the "newc" format.
 
 Format: Linux Documentation/driver-api/early-userspace/buffer-format.rst.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of an image: root file system and kernel, from Debian packages, cached by what goes into it.
 
 mmdebstrap does the installing (as root, or in a user namespace), finish.sh

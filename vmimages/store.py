@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes images into a catalogue; vhpc_slurm.catalog reads them.
 
 Layout and manifest: docs/image-format.md.  Blobs come first and the name last,

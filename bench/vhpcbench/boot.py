@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the start of the Prolog to the first instruction of the user's script, against plain QEMU.
 
 The reference boots the same kernel, initrd and root with the same machine type,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the benchmarks share: the lab's hosts, command lines, figures and how they are printed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of a job on two nodes: from its last instruction until Slurm has its nodes back.
 
 By turns with the same job without a guest: what is more is the guests' power-off,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a guest adds to `srun true`: two jobs run on one node, one of them in a guest.
 
 From the login node `srun --jobid=... --overlap true` starts a step in the one and

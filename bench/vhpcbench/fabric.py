@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leases with partition keys: vhpcd with munge on fabrics of ibsim and OpenSM, against the bare steps.
 
 Needs no lab, but opensm, ibsim and munged: `make deps`.

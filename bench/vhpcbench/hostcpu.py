@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPU time that the host spends on a guest's output: all but what the guest itself computes with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long reading a node's PCI functions takes, against reading the bare files.
 
 A generated node of some 500 functions on tmpfs; a kernel's own sysfs is read with

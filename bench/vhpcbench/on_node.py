@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs on the node, as `python3 -c`: one plain guest, one measurement, the result as JSON."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference: QEMU by itself, with the kernel, initrd and root that a job's guest boots from.
 
 What it runs is a shell script in the agent's place: an archive behind the

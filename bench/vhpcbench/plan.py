@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a plan of a full node takes, and how that grows with the node.
 
 The whole of a node goes to one job: all CPUs and memory, all GPUs, all virtual

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPU time of the Prolog for a job without vhpc, against a shell that does nothing.
 
 Needs no lab: the Prolog ends in its first line. The target is less than 10 ms.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """256 MiB through a script's stdout, against the same bytes through a bare virtio-serial port.
 
 In the guest of a job `dd if=/dev/zero bs=64k` writes to the standard output of the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Lines of /etc/passwd and /etc/group: name:password:id:... */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One cgroup v2 per session: its processes can be named, and killed, whatever
  * they fork. Where a guest has no cgroup v2 the session number in a process's

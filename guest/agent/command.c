@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * This binary under another name (srun, scontrol, ...): the command runs on
  * the host, as the job's user, and this process stands for it.

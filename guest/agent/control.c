@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* REQUEST: root's operations on the guest as a whole. */
 #include <errno.h>
 #include <stdio.h>

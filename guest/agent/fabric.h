@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The fabric operation: nothing starts in this guest before its InfiniBand
  * ports are there, with the job's key and no other. Then programs are told

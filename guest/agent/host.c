@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Frames from the host. They have passed the shim; they are judged again all the same. */
 #include <cpuid.h>
 #include <errno.h>

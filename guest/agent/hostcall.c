@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Command clients of this guest (srun and the like, see command.c) and their
  * host calls. A client is judged here, before its frames go to the host: the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The InfiniBand ports of this guest, as its kernel's sysfs shows them, held
  * against what the job shall have.

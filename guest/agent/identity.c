@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The identity operation: the user exists in the guest under his own name and
  * ids, may become root there, and finds the cluster's host names and commands.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Who the job's user is, in this guest. */
 #ifndef VHPC_IDENTITY_H
 #define VHPC_IDENTITY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * IP over InfiniBand on the job's key: the interface of a port that has it,
  * and its address.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vhpc-agent: PID 1 of a lean guest, a unit of a full one, or a host command's stand-in. */
 #include <errno.h>
 #include <fcntl.h>

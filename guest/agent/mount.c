@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The mount operation: a folder of the host, by its virtiofs tag. */
 #include <errno.h>
 #include <limits.h>

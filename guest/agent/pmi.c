@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * PMI is not relayed into guests, and an MPI library that finds nobody behind the
  * variables that Slurm has set takes its task for a program of its own ("rank 0

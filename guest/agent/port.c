@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The virtio-serial port: found by its name, opened when the host listens. */
 #include <dirent.h>
 #include <errno.h>

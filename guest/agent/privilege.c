@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Between fork and exec of a session's program: slurmstepd's order of things. */
 #include <errno.h>
 #include <grp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* sbcast in a guest: see lib/sbcast.h. */
 #include "sbcast.h"
 

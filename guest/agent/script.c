@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A batch script at the path it has on the host: what the user's script sees
  * as $0, and what tools print, is what it is without us.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Life of a session: EXEC, its task, its end. */
 #include <errno.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Signals to a session: most go to its main process, those that stop go to all of it. */
 #include <signal.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* PID 1 of a lean guest: the file systems that programs expect, and the end. */
 #include <errno.h>
 #include <fcntl.h>

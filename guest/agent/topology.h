@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The topology operation: where devices are not near each other in the guest
  * as they are on the host, a file tells NCCL how they are.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A hostile guest: arbitrary bytes from the virtio-serial port into the shim,
  * with two clients there, one of them in the middle of a program.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A hostile host: arbitrary bytes from the port into the agent. Nothing is
  * executed and no file is touched: programs end before they begin, because the

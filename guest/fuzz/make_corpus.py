@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Write the seed corpus: small, valid conversations, and one step beside them.
 
 usage: make_corpus.py [DIR]   (default: corpus/ beside this file)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Without libFuzzer: run the target over the files named on the command line. */
 #include <stdio.h>
 #include <stdlib.h>

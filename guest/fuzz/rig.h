@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What both fuzz targets share: an input is a byte stream of frames, cut into
  * pieces at which the program under test gets its turn.

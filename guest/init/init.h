@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vhpc-init: from the kernel's initramfs to the image's root.
  *
  * Every step either succeeds or ends the guest: what the host sees of a guest

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* /init of the initrd: mounts the image's root and hands over to its PID 1.
  *
  * It says nothing unless something fails: under software emulation each line

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The vhpc.* words of the kernel command line. */
 #ifndef VHPC_INIT_OPTIONS_H
 #define VHPC_INIT_OPTIONS_H

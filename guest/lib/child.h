@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The child side of starting a program: between fork and execve. */
 #ifndef VHPC_CHILD_H
 #define VHPC_CHILD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What an EXEC message says: a program and everything slurmstepd would set up for it. */
 #ifndef VHPC_EXECSPEC_H
 #define VHPC_EXECSPEC_H

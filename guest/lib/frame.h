@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The 16-byte frame header: length, type, fd, flags, session, call; little endian. */
 #ifndef VHPC_FRAME_H
 #define VHPC_FRAME_H

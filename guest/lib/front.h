@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The initiator's end of a command: our stdio, our signals, our exit status
  * stand for those of a program somewhere else. vhpc-run is one (the program is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A front's own process: what of it goes to the program, and how it ends. */
 #include "front.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* HELLO: protocol versions and, from the agent's side, what it is and what it runs on. */
 #ifndef VHPC_HELLO_H
 #define VHPC_HELLO_H

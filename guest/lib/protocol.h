@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The guest channel's numbers, as docs/guest-protocol.md defines them.
  *

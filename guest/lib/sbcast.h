@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sbcast for guests.  Slurm's own reads and writes files of the hosts, which is
  * right for folders that guests share with them.  Folders of the guests' own,

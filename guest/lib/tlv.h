@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Structured payloads: a sequence of (u16 tag, u16 zero, u32 length, bytes).
  * Unknown tags are skipped by readers, so that a version can add some.

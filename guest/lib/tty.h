@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The terminal on our own stdin, put in raw mode while the guest's pty does the work. */
 #ifndef VHPC_TTY_H
 #define VHPC_TTY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Files that came to this node while the job ran: `srun --bcast=PATH` and sbcast write
  * them by slurmd, on the node, where the guest does not see them. When the guest has no

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What slurmstepd has given this process, put down for the guest. */
 #include <errno.h>
 #include <fcntl.h>

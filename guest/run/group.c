@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What is sent to a script's process group, as `scancel --full` does, is for its
  * background commands, too, and these are in the guest. A process cannot tell a

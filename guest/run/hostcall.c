@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Host calls. The guest never gets a munge key: its srun asks here, and the
  * real srun runs on the host, as the job's user, in the job's own step.

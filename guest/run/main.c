@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vhpc-run: see run.h and vhpc-run --help. */
 #include <signal.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* PMI is not relayed into guests: what becomes of a step that has it. */
 #include <errno.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vhpc-run: stands on the host for a program that runs in the job's guest. */
 #ifndef VHPC_RUN_H
 #define VHPC_RUN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vhpc-sbcast: stands before Slurm's sbcast on hosts (salloc's command, a script with
  * --vhpc-batch=host, sbcast --jobid), by a link of that name earlier in PATH.  For a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The guest's side: every frame is judged before a client gets to see it. */
 #include <errno.h>
 #include <stdio.h>

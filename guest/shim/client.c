@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The clients' side: who may connect, what they may say. */
 #include <errno.h>
 #include <fcntl.h>

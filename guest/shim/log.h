@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What is written to stderr, by the shim and by the processes whose stderr it
  * reads: at a rate that a guest or its user cannot raise.  The kernel bounds

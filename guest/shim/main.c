@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* vhpc-shim: one per guest, unprivileged; both sockets are inherited. */
 #include <errno.h>
 #include <getopt.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vhpc-shim: holds one guest's channel on the host, unprivileged.
  *

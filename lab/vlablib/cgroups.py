@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control groups of the lab: a subtree for each host, which is all that the host sees of them.
 
 A host has a cgroup namespace, so that its own /sys/fs/cgroup begins with its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the checkout into the hosts: C programs, the Python package, the hooks.
 
 All hosts see one folder of installed files through bind mounts, so a new

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vlab exec`: a command in a host, with stdio, signals and exit status as if it ran here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated InfiniBand fabric of `vlab up --fabric`: ibsim and OpenSM on ctl.
 
 Two adapters stand for each compute node, so that two jobs can share it.  Their

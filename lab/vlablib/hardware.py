@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hardware lab's machine: an emulated PC with an IOMMU, two NUMA nodes, and devices to hand to guests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PID 1 of the lab and of each of its hosts; stands alone, imports nothing of vlab.
 
 It reaps what its host orphans and ends on SIGTERM.  When it is gone, however

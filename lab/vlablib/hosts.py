@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starting, finding and ending the lab and its hosts.
 
 The lab is one process, PID 1 of a pid namespace that holds everything else,

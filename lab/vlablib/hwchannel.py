@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands in the hardware lab's machine, over a virtio-serial port; lab/hardware/agent is its other end."""
 
 from __future__ import annotations

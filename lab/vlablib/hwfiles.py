@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the hardware lab's machine finds on its disk: this checkout, installed, and configuration."""
 
 from __future__ import annotations

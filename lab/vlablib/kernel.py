@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Linux calls that Python 3.11's os module lacks: namespaces, mounts, prctl.
 
 Every function raises OSError with the kernel's errno; see the man page of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a forked process to a lab host: its root, devices, and PID 1.
 
 What runs here is the child itself, in the namespaces of the host to be.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a lab host's system consists of, for each Debian suite."""
 
 from __future__ import annotations
@@ -5,6 +6,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from vmimages.recipe import steps
 
 CUSTOMIZE = Path(__file__).resolve().parents[1] / "rootfs" / "customize"
 
@@ -62,9 +65,9 @@ class Suite:
 
     def digest(self) -> str:
         """Name this recipe: a change of any input gives another tree."""
-        content = repr((self, self.packages, PYTHON_PACKAGES)).encode() + CUSTOMIZE.read_bytes()
+        content = repr((self, self.packages, PYTHON_PACKAGES)).encode() + steps(CUSTOMIZE).encode()
         if self.finish is not None:
-            content += self.archive.encode() + self.finish.read_bytes()
+            content += self.archive.encode() + steps(self.finish).encode()
         return hashlib.sha256(content).hexdigest()[:12]
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vlab tells the person in front of it: progress and errors, on stderr."""
 
 from __future__ import annotations

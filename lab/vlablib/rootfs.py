@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cached system tree of a suite: every lab host is an overlay over it."""
 
 from __future__ import annotations

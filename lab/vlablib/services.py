@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The daemons of the lab's hosts: what runs where, and starting, ending, watching them.
 
 A unit's process is looked for in /proc: a child of its host's PID 1 with the

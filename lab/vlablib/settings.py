@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the lab keeps its things, and what it consists of."""
 
 from __future__ import annotations

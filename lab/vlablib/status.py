@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vlab status`: what runs, for people and for programs."""
 
 from __future__ import annotations

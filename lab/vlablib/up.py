@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vlab up`, `deploy` and `down`: from whatever is there to a cluster that runs jobs, and back to nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The image catalogue: what a name means, and where an image's bytes are.
 
 Names resolve to a digest once, on the controller, when a lease is made; nodes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPU and NUMA cell numbers as the kernel, libvirt and Slurm write them: ``0-3,8``."""
 
 from __future__ import annotations

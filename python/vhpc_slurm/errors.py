@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The four kinds of failure, never mixed.
 
 Each error says what happened, why, and what to do about it.  Which class is

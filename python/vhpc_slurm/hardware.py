@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Caches and PCI functions of a host, and what guests hold of it: frozen values.
 
 PCI addresses are written as the kernel writes them, ``0000:1b:00.0``; the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all rooms of the package speak: frozen values, no behaviour beyond checks.
 
 Units are in the names: ``_mib`` is MiB (2**20 bytes), ``_s`` seconds.  CPU ids

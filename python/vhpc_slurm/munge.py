@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MUNGE credentials through libmunge.
 
 A credential proves to its reader which uid and gid made it, on any host that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts of users, guests and programs, made fit for a terminal, a log and a drain reason."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fuzz what a guest answers to root's hooks: a hostile guest writes all of it."""
 
 from __future__ import annotations

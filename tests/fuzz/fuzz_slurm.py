@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fuzz what Slurm's commands print, in which users' texts stand unquoted.
 
 The first line of an input is the command, the rest its output.  ``text`` stands

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the Python fuzz targets share.  A target is a module with ``one_input(data)``.
 
 Run as a program a target is a libFuzzer (by atheris, which instruments the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cmocka and what it needs before it, once. */
 #ifndef CHECK_H
 #define CHECK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A shim in this process: its real code on real sockets, the guest's and the
  * clients' ends in the test's hands. SO_PEERCRED of clients is our own uid.

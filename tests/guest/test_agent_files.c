@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the agent writes into a guest's files, and where it does not mount. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The file of a guest's console: what is kept of it, and how much disk it takes. */
 #include "check.h"
 

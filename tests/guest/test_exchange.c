@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Streams of a command end to end: both ends in this process, over a socketpair. */
 #include <fcntl.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* EXEC: what is put down is what is read, and nonsense is refused. */
 #include <errno.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What programs are told of the job's ports, and whose word counts. */
 #include <arpa/inet.h>
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The rules of a command (docs/guest-protocol.md sections 4 and 5), one sentence per test. */
 #include <string.h>
 

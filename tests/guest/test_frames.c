@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes on the wire, as docs/guest-protocol.md section 1 has them. */
 #include <errno.h>
 #include <stdlib.h>

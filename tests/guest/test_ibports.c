@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the agent makes of a guest's InfiniBand ports. The trees are made as
  * mlx5 shows itself: Documentation/ABI/stable/sysfs-class-infiniband, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Clients: who may do what, and that a bad one harms itself only. */
 #include "rig_shim.h"
 

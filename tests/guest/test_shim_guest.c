@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A hostile or broken guest: each violation ends the channel, and clients are told. */
 #include "rig_shim.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the shim writes to its log: bounded, whole lines, nothing that drives a terminal. */
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests in the hardware lab's machine, and the table of what took how long."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hardware lab's machine as tests see it: commands in it, jobs, and what was measured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs in the hardware lab's machine: what its kernel, libvirt and processes say, as JSON. No code of vhpc.
 
 probe.py node              what has to be the same before and after a job

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A job with a GPU and a virtual function, on real interfaces of kernel, libvirt and Slurm."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What goes wrong with devices on a real kernel: the promised line or quarantine, and all as before."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Prolog with a GPU and a virtual function, killed at each of its writes: by hand, so that each is met."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The builder is no installed package: it is imported from the checkout."""
 
 from __future__ import annotations

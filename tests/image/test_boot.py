@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Built images boot, in QEMU, and a guest that cannot boot says why and is off at once.
 
 The first run downloads Debian packages; later ones take the base from the builder's cache.

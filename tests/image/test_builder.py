@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recipes, publishing and the command line of the image builder."""
 
 from __future__ import annotations
@@ -86,6 +87,12 @@ def test_what_makes_the_base_makes_its_key(tmp_path: Path) -> None:
         assert load_changed(tmp_path, old, new).base_key() == original.base_key()
     for old, new in other:
         assert load_changed(tmp_path, old, new).base_key() != original.base_key()
+
+
+def test_the_license_line_of_a_script_makes_no_other_base(tmp_path: Path) -> None:
+    (tmp_path / "with").write_text("#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\nset -eu\n")
+    (tmp_path / "without").write_text("#!/bin/sh\nset -eu\n")
+    assert recipe.steps(tmp_path / "with") == recipe.steps(tmp_path / "without")
 
 
 # --- publishing -------------------------------------------------------------

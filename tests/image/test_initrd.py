@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Archive, kernel and programs of an initrd, each checked against the tool that it must agree with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mirrors from APT's configuration, in the formats that Debian's and others' systems have it in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules are loaded in modprobe's order: compared with modprobe itself, on modules that depmod read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lab as tests see it: commands on its hosts, jobs, and an independent count of what is left."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floods a TCP port, within bounds: what an ordinary user can do to vhpcd, or to a stand-in of it.
 
 Run as ``python3 flood.py KIND HOST PORT SECONDS [MUNGE_SOCKET]`` by the user who

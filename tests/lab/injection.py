@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of faults share: waiting for moments in a job's life, and what is right after a fault."""
 
 from __future__ import annotations

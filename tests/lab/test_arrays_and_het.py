@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is done to one element of an array, or to a component of a heterogeneous job, is done to no other.
 
 The last element of an array to start has the array's own id, and to Slurm's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user against the node, with the helper processes that run for his own guest.
 
 He may run programs on the host, as whom virtiofsd runs: by a task prolog, by a

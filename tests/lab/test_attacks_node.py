@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user against what runs as root on the node: the hooks and the health check."""
 
 from __future__ import annotations

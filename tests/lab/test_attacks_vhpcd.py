@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attacks on vhpcd over the network, while jobs of others start and end: floods, lies of a node, replays.
 
 What vhpcd costs a start is taken from slurmctld's log and the nodes' timelines: how

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that Slurm sends to nodes, where guests do not see them: srun --bcast, sbcast."""
 
 from __future__ import annotations

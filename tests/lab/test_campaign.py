@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random jobs and random faults: every end is explained, nothing is left, users' mistakes drain no node."""
 
 from __future__ import annotations

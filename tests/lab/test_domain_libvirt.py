@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The installed libvirt turns every golden domain into a QEMU command line.
 
 Lab hosts have no ``/dev/kvm``, and libvirt refuses KVM domains where QEMU's

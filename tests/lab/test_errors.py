@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mistakes and faults: one clear line for whom it concerns, and the right thing happens to job and node."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs on a fabric: ibsim and Debian's OpenSM on ctl, two adapters of it for each node.
 
 What adapters hold is asked of them by smpquery, along known paths.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guests and folders that break under a running job: one line for the user, nobody else concerned."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Daemons that end while one job runs and another boots: both end sensibly, nothing is left."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a guest's kernel finds what was planned for it: firmware gives the numbers, so it is asked."""
 
 from __future__ import annotations

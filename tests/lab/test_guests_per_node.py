@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several guests of a job on each node: real jobs, real sockets, tasks where the manual says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a neighbour, a guest's root and a forger try, and what they get: nothing."""
 
 from __future__ import annotations

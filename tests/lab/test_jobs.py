@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs in guests, seen from outside: who they are, where they run, how they end."""
 
 from __future__ import annotations

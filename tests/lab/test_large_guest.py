@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A guest of more vCPUs than eight bits of APIC ID can name, started by libvirt and booted in software.
 
 Two real CPUs emulate 288: every one of them has its timer, so this takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the plan says against what kernel and guest say: measured, not assumed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of several tasks whose tasks have PMI, which is not relayed into guests."""
 
 from __future__ import annotations

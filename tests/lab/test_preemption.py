@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs that must give way to others: what they are told, and that they come back, with guests and without."""
 
 from __future__ import annotations

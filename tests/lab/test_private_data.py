@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PrivateData=jobs: vhpcd's user sees all as an operator, and ends nothing when he is one no more.
 
 slurmctld shows other users an empty list and says nothing of it.

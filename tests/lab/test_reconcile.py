@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a crash left behind is found, named, and removed; what is in use is left alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A guest that libvirt or QEMU refuses: its job fails, somebody hears of it, and every node goes on.
 
 The image whose kernel QEMU cannot load stands for all that QEMU refuses; what

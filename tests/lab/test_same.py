@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs with guests against the same jobs without: whatever a user can see is the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signals, suspension and terminals in jobs with guests, as in the same jobs without."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lab itself: hosts, commands in them, Slurm with accounting, and a clean end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same job twice, with a guest and without, and what it found itself to be."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # exports.sh NM PLUGIN: every exported symbol is one that Slurm's plugin loader looks for.
 set -eu
 unexpected=$("$1" -D --defined-only "$2" | awk '{print $NF}' |

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Option values.  The first byte chooses the option, the rest is what the user
  * wrote.  What is accepted must be plain, bounded, and accepted again as it is:

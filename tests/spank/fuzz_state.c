@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Contents of a state file.  Root writes it; a torn or foreign file must still
  * be refused without harm, for the reader is about to become the user's task.

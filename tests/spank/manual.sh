@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # manual.sh VHPC_OPTIONS TEMPLATE: the manual names every option and variable, and is valid man(7).
 set -eu
 page=$("$1" --man "$2")

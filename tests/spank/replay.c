@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Runs a fuzz target over the files of directories, where the compiler brings no fuzzer. */
 #include <dirent.h>
 #include <stdint.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers of GPUs, from the node's to the guest's. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tree of attributes as a real file system, so that a write has its effect and its error at once.
 
 Code under test opens, reads and writes paths as it would below ``/sys``, in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captured trees of real machines (tests/data/sysfs), and what hwloc's own tools say of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of munge and vhpcd share: real munged processes, a catalogue, requests, other users."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A GPU node whose sysfs reacts, mounted: what tests of device handling share."""
 
 from __future__ import annotations

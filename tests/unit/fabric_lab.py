@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A simulated InfiniBand fabric with a real subnet manager: ibsim, opensm, and tables read by smpquery.
 
 Sixteen adapters hang on one switch beside the one that opensm runs on.  Their

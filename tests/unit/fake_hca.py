@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters whose virtual functions are set through netlink or sysfs, as the kernel's drivers take it.
 
 ============================  ====================================================================

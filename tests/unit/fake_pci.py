@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PCI functions, drivers and IOMMU groups that react to writes as the kernel's do.
 
 A ``MachineTree`` says what is there; here it comes to life.  Modelled on Linux

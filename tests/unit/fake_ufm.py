@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in for NVIDIA UFM: the endpoints for partitions, over real HTTPS, with effects.
 
 Modelled after the UFM Enterprise REST API Guide (6.10 to 6.22), chapters "PKey

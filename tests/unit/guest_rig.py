@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agent and shim over a socketpair, as fixture ``guest``: the channel's real programs, no guest between them.
 
 What passes here has gone through vhpc-run, vhpc-shim and vhpc-agent; only the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fabric of port tables in memory, which can fail, and under which vhpcd can die."""
 
 from __future__ import annotations

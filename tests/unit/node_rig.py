@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node's folders in a temporary one, and a small image in its catalogue."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a block of a port's P_Key table with a subnet management packet, as whoever opens umad could.
 
 Run as ``python smp_set.py ROUTE BLOCK ENTRY...`` in a simulated fabric's environment: ROUTE is a directed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that looks like a slurmstepd of Slurm 22.05 to 26.05: its program, its owner, its title."""
 
 from __future__ import annotations

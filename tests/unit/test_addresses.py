@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where Slurm's hosts are, and who may say what from there."""
 
 from __future__ import annotations

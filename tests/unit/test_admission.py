@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What unknown peers may hold, who has to go when it is too much, and what of that is logged."""
 
 from __future__ import annotations

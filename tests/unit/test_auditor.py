@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the auditor sees, says and puts right when something cannot be read, and behind OpenSM's back."""
 
 from __future__ import annotations

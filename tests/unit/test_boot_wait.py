@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A boot waits for its guest as long as its deadline and its job allow."""
 
 from __future__ import annotations

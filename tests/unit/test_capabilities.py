@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libvirt's capabilities XML: what a real libvirt prints is read, what differs from the kernel is said."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A catalogue is read, and never believed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control groups on the real kernel of this machine: v1, v2 or both, as they are mounted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The control client of a guest, and guests that are late, silent, hostile or gone."""
 
 from __future__ import annotations

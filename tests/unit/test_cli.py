@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `vhpc` command as its users meet it: arguments, output, exit status, manual, images, plans."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc devices, and whether a node with something in quarantine goes on working."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc fabric: the file it prints, the defects it names, the keys it lists."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc inventory: the tree, the document and the picture of this node and of captured ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `vhpc` command on jobs: consoles, timelines, what vhpcd has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `vhpc` command and a real vhpcd: leases that were opened, taken, refused and given back."""
 
 from __future__ import annotations

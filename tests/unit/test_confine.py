@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc-confine on the real kernel: what a helper has, and what its own user can do to it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slurm's view of jobs against the leases."""
 
 from __future__ import annotations

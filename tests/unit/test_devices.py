@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices are taken and given back, whatever happens between; what is in doubt goes to nobody."""
 
 from __future__ import annotations

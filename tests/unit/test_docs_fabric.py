@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/fabric.md names only what exists: keys, commands, checks, and lines that vhpcd really says."""
 
 from __future__ import annotations

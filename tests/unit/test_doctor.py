@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `vhpc doctor` says of settings of real Slurms, and of nodes that lack something."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `vhpc doctor` says of a node on which helper processes cannot be kept apart from their user."""
 
 from __future__ import annotations

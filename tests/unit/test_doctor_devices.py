@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc doctor on GPUs and virtual functions: Slurm's word against the node's."""
 
 from __future__ import annotations

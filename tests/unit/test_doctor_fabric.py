@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `vhpc doctor` says of a real OpenSM on a simulated fabric, with good and bad options, and of UFM."""
 
 from __future__ import annotations

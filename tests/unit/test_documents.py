@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documents: links lead somewhere, decisions are whole, and every page is in the list of pages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Domain XML: golden files of the whole result, and values that must not become markup.
 
 ``VHPC_REGENERATE=1 pytest tests/unit/test_domain.py`` rewrites the golden files; read the diff.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Epilog tells vhpcd what became of a job, also where it fails."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backends against a real OpenSM on a simulated fabric; what ports have is said by smpquery."""
 
 from __future__ import annotations

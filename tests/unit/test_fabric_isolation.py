@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node does with guests on a fabric that vhpcd says is not safe."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches of changes under a real OpenSM: killed at each step, refused, and with many adapters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fake sysfs answers as the kernel does: what the tests of drivers stand on.
 
 Expected errors are those of Linux 6.12's code, see ``fake_pci``; the write is a

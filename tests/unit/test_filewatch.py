@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of OpenSM that others change under a running vhpcd, whose auditor looks every five minutes only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed seeds of the Python fuzz targets: inputs that once found something stay harmless."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent holds the guest's InfiniBand ports against the lease; real programs, a made tree."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs in a guest: stdio, signals, terminals, limits, host calls, through the real programs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's store of images: what is in it is whole and right, and a bad image hurts nobody."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inventory of captured machines agrees with what hwloc's own tools read from the same trees."""
 
 from __future__ import annotations

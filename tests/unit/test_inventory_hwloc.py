@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Caches, huge pages and PCI devices as hwloc's lstopo reads them from the same tree."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PCI functions in trees written as the kernel writes them: what no captured tree has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From an allocation with generic resources to bound devices: what Prolog does with them."""
 
 from __future__ import annotations

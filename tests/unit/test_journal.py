@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The journal is the promise that nothing leaks; these hold it to that."""
 
 from __future__ import annotations

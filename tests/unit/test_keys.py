@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Partition keys: whose they are, and what the database remembers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Partition keys in any order of events: no two generations share a key, a GUID, a VLAN or a VNI."""
 
 from __future__ import annotations

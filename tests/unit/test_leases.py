@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life of leases: rules, service, and any order of events."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which queue a connection waits in, how fast the rest is accepted, and who is at the other end."""
 
 from __future__ import annotations

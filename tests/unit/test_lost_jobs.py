@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batch scripts that do not run although their guests are ready: told from all that only look so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several OpenSM on simulated fabrics: a master with a standby, two subnets, one behind a command."""
 
 from __future__ import annotations

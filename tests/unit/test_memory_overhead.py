@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory outside of guests, and how long their start may take, as docs/memory.md has it."""
 
 from __future__ import annotations

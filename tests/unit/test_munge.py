@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Credentials, against real munged processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NCCL is told: the host's truth as lstopo has it, in the form that NCCL reads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a node that need no guest: processes, locks, uids, images, state files, shares."""
 
 from __future__ import annotations

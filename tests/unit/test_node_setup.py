@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc node-setup: makes what is missing, reads back what came of it, and may be repeated."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVSwitch partitions, against a fake fmpm.
 
 It has the table of an HGX H100 with eight GPUs as NVIDIA's Fabric Manager User

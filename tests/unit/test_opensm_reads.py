@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the real opensm makes of partitions files, read from the ports' tables by smpquery."""
 
 from __future__ import annotations

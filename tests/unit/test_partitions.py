@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OpenSM's partitions file: what the linter refuses, and that it takes what is rendered."""
 
 from __future__ import annotations

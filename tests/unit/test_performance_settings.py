@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/performance-settings.md says what the golden domains have, and leaves nothing of it out."""
 
 from __future__ import annotations

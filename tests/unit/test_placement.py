@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement maps what Slurm allocated; each test is one situation of a node."""
 
 from __future__ import annotations

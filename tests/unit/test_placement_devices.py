@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs and virtual functions: which, for which guest, and where the guest sees them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several guests, several NUMA cells, huge pages, and what others hold: each test is one situation."""
 
 from __future__ import annotations

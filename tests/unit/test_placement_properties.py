@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds of every plan, on machines of any shape and on captured ones."""
 
 from __future__ import annotations

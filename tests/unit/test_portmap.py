@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The site's list of ports whose GUIDs nobody sets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prolog plans from what other jobs leave, and what it takes is given back with the rest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the documents say is held by a test is held by one that exists."""
 
 from __future__ import annotations

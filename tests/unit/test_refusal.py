@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose fault it is that a guest does not start, in libvirt's own words.
 
 The texts were said by libvirt 9.0, 11.3 and 12.8 with QEMU 7.2, 10.0 and 11.1.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What live guests hold: written before it is used, read from journals, given back with them."""
 
 from __future__ import annotations

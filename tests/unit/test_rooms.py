@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rooms of the package know only rooms below them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What we say to the kernel is what ``ip`` says, and what the kernel says ``ip`` reads as we do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading what Slurm's commands print: captured from real clusters, see data/scontrol/README.md."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """VLANs and VNIs: what is allocated, and what the backends ethernet and vxlan say of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several guests of a job on each node: names, ranks, addresses, ports, GPUs, consoles."""
 
 from __future__ import annotations

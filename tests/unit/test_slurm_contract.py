@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One contract for every adapter of the Slurm port.
 
 ``replayed`` runs the scontrol adapter against stand-ins for Slurm's commands

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finding ports ahead of reading their tables, on a simulated fabric."""
 
 from __future__ import annotations

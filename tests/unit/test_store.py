@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store's contract, and what is left after kill -9."""
 
 from __future__ import annotations

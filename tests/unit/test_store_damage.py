@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A database that is not what vhpcd wrote: one line says what it is and what to do, wherever it shows."""
 
 from __future__ import annotations

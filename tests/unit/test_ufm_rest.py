@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend ufm-rest against a stand-in for UFM (see fake_ufm); ports are read by smpquery."""
 
 from __future__ import annotations

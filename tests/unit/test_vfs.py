@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Virtual functions of every kind of driver: off, set, read back, on; and back to nobody's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpcd as a process, its client, and a real munged between them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpcd as a process with the other backends: UFM, several OpenSM, VLANs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every partitions file that OpenSM takes amiss, put under a running vhpcd by hand."""
 
 from __future__ import annotations

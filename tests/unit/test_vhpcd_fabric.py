@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpcd as a process on a simulated fabric: a real OpenSM, a real munged, and what ports have by smpquery."""
 
 from __future__ import annotations

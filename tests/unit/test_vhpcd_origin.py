@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpcd as a process: floods of those whom it does not know, and requests from where they may not come.
 
 All of it on the loopback interface: 127.0.0.3 is node n1, 127.0.0.5 the host of

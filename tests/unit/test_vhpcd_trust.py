@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who vhpcd listens to, what it drops, and what its client believes."""
 
 from __future__ import annotations

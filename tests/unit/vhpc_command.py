@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `vhpc` command in tests, with a machine and images that are written out by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A vhpcd process on a simulated fabric, for tests."""
 
 from __future__ import annotations

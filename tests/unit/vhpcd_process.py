@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A vhpcd process for tests: its own database, port, catalogue and stand-ins for Slurm's commands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* options_parse: what the kernel command line may say to vhpc-init. */
 #include <setjmp.h>
 #include <stdarg.h>

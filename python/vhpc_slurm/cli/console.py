@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc console: what a guest wrote to its serial console.
 
 The text comes from inside a guest, whose root is the user: it must not be

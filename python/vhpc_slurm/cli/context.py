@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the command runs and as whom: what decides which questions it can answer."""
 
 from __future__ import annotations

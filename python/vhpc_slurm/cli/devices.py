@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc devices: what of this node goes to guests, who has it, and what is in quarantine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc doctor: everything that is checked, with a hint for what is not as it should be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc fabric: partition keys as vhpcd's database has them, and OpenSM's partitions file."""
 
 from __future__ import annotations

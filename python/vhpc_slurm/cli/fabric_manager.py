@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc fabric manager: the other end of a vhpcd whose OpenSM runs on another host."""
 
 from __future__ import annotations

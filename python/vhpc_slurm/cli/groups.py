@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of `vhpc` that have commands of their own: image, fabric, devices."""
 
 from __future__ import annotations

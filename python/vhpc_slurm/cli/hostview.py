@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A host arranged for looking at: sockets, their cells, what hangs from the root complexes of each.
 
 Pure; the tree on a terminal and the picture are both drawn from it.

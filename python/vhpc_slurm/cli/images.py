@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc image: what the catalogue holds, and what of it this node has."""
 
 from __future__ import annotations

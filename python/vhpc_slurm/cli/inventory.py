@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc inventory: what this node is made of, and on a live node who holds what."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc ps: generations as vhpcd has them, or guests as this node has them."""
 
 from __future__ import annotations

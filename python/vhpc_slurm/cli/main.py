@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `vhpc` command: its words and options; what they do is in the modules beside this one.
 
 Those are imported when they are needed: `vhpc --help` must not wait for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc node-setup: what a node needs at each boot before slurmd starts."""
 
 from __future__ import annotations

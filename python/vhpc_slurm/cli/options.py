@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the commands of `vhpc` share: options that several have, and the configuration."""
 
 from __future__ import annotations

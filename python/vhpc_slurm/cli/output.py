@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How answers leave the command: tables for people, JSON for programs.
 
 A table looks the same in a pipe as on a terminal, only without colour, and

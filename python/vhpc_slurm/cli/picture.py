@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A host as a picture (SVG): sockets, cells, cores in their L3 caches, devices below root complexes.
 
 CPUs and devices that a guest holds have the guest's colour, everything else

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc plan: what Prolog would do on this node, or every reason why it would not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan for people: where each vCPU, each cell and each device comes to lie, and what that follows from."""
 
 from __future__ import annotations

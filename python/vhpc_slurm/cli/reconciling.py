@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc reconcile: what should not be on this node, and what became of it."""
 
 from __future__ import annotations

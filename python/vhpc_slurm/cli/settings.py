@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc config: what the configuration amounts to, and its manual."""
 
 from __future__ import annotations

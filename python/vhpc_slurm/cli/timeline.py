@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpc timeline: a waterfall of a job's stages on each of its nodes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """/etc/vhpc/vhpc.toml: every key, its meaning and its default, in one place.
 
 The same file serves nodes and the controller; an unknown key or a wrong type

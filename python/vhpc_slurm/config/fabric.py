@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table [fabric] of vhpc.toml: every key of it, its meaning and its default."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is said of a key of vhpc.toml where the key is declared."""
 
 from __future__ import annotations

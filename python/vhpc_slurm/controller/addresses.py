@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose an address is: a node's or the controller's, as Slurm and the configuration say.
 
 munge says which user wrote a request, and not on which host.  A node's root may

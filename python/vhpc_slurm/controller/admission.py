@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What peers may hold of vhpcd before it knows who they are: connections, and bytes.
 
 Each address has a share, and each *group* of addresses has room that no other

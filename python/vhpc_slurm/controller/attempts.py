@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often an address may connect: so many at once, and then so many a second."""
 
 from __future__ import annotations

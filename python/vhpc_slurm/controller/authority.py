@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who may say what: nodes for themselves, the controller for jobs and for the fabric.
 
 What only reads (a look at a lease, lists, the status) any host may ask that has a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How hooks and commands ask vhpcd.
 
 Every request may be repeated without harm, so a lost connection or a vhpcd

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One connection after the other: who is it, what does he want, and the answer.
 
 Nothing that munged has not vouched for is believed.  What an unknown peer can

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What SQLite says of the database, in terms of what an operator can do about it."""
 
 from __future__ import annotations

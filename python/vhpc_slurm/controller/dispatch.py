@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a request to its answer: authority, waiting, and which thread does what.
 
 All changes of leases run in one thread (the store's one writer); what may hang

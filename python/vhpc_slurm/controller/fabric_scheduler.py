@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When the fabric is changed: batches are put together here, and run in a thread of their own.
 
 Nothing that does not need the fabric waits for it.  Those that come within a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is done to the fabric: batches of changes, and audits.  One at a time, in a thread of their own.
 
 A batch takes all generations that come and go by then, and costs the fabric

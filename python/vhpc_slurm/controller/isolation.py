@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the auditor knows of the fabric, and what follows from it for jobs.
 
 Seen to be open, a fabric counts as not safe after one deadline; with a part that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the assignments of partition keys follow the leases they belong to.
 
 Whatever a lease does to its assignment happens in the transaction in which the lease

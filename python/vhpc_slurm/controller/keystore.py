@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where assignments of partition keys are kept: beside the leases, and in their transactions.
 
 The database itself refuses a second owner of a key, and this module a second

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What leases and the fabric have to do with each other: who comes, who goes, and who may go.
 
 Like the service it belongs to, this is for the thread of the database alone.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpcd's listening sockets: one port, and a queue of its own for each kind of peer.
 
 A queue of connections that wait to be accepted is short, and whoever fills it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which user of this host has the other end of a connection, asked of the kernel (sock_diag(7)).
 
 Between two sockets of one host the kernel knows both; what it says of the other

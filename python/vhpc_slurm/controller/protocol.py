@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vhpcd and its clients say to each other.
 
 One TCP connection carries one request and one answer.  Either is a frame::

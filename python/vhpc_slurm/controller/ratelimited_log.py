@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A log that nobody can fill: of each kind of line so many in a while, and then how many there were."""
 
 from __future__ import annotations

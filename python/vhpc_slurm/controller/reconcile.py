@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Once a minute: what Slurm says against what the leases say.
 
 Hooks may never run: slurmctld is killed between scheduling and PrologSlurmctld's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections that show that root makes them: from a port below 1024 (privileged, ip(7)).
 
 vhpcd keeps a queue and room for such connections that no other user of the host can

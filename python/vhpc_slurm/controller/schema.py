@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of vhpcd's database, and how those of an older vhpcd become these.
 
 Each step is one transaction: a vhpcd that is killed in it finds the old schema.

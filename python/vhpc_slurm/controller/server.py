@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vhpcd: the controller service.
 
 It listens to root and SlurmUser only, and believes nothing that munged has not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vhpcd does, without sockets: requests in the model's terms, one step of a lease after the other.
 
 Not for use by several threads: the server calls it from one thread only, which

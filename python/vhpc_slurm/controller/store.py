@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where leases are kept: SQLite, one file, one writer, every commit on disk.
 
 A ``transaction`` is all or nothing, also for ``kill -9`` and power loss (WAL

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leases and what nodes report, as they travel and as the store keeps them.
 
 Nodes with the same layout are written once: a job of a thousand nodes is a few kilobytes.

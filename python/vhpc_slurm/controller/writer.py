@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one thread of the database.
 
 What waits at the same time shares a commit: a thousand nodes that take their

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pure: a ``DomainSpec`` becomes libvirt domain XML, one concern at a time.
 
 Each concern is a module here with a ``context`` function and a template of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Direct kernel boot on q35: no boot loader, no firmware setup, kernel and initrd from the image."""
 
 from __future__ import annotations

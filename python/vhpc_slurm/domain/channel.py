@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The agent's virtio-serial port: guarded by the permissions of a socket, unlike vsock."""
 
 from __future__ import annotations

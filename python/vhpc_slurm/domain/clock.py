@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time: the host's TSC and kvmclock with KVM; no HPET, whose emulation costs an exit at every read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The serial console, written to a file: what a guest says while it boots or dies."""
 
 from __future__ import annotations

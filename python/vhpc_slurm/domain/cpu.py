@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What CPUs the guest sees: the host's own with KVM, everything TCG can emulate without."""
 
 from __future__ import annotations

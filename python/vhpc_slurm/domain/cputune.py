@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which host CPUs run which thread of QEMU, and the control group that it is in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The root disk: one raw, read-only file for all guests of an image.
 
 Cached in the host (writeback): the next job's guest boots from memory.  Never

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Platform features: the interrupt controller, paravirtual hints, the performance counters."""
 
 from __future__ import annotations

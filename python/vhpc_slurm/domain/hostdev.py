@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host PCI functions in the guest's ports.
 
 ``managed="no"``: binding to vfio-pci and back is ours, with a journal.  No

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """APIC IDs of eight bits reach 255 vCPUs at most; beyond that, an IOMMU that remaps interrupts.
 
 An interrupt message has room for an APIC ID of eight bits, of which 255 means

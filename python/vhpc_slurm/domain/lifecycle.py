@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A guest lives once: power off, reboot and crash all end it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bare machine: QEMU binary and controllers; no USB, no balloon, no video."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory, and what backs it.
 
 memfd needs neither a hugetlbfs mount nor a path permission; virtiofs needs it

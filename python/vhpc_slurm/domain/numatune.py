@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which host NUMA cells guest memory comes from."""
 
 from __future__ import annotations

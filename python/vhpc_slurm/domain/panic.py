@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pvpanic: a guest's kernel panic ends the domain at once instead of at the boot deadline."""
 
 from __future__ import annotations

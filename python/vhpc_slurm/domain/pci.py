@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest's PCI Express buses: expander buses, ports and switches as planned, and room for large BARs.
 
 The virtual devices sit on the root bus (slots.py) and need no ports; so the

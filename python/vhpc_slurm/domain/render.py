@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Puts the concerns of a domain together, in a fixed order, so that equal specs give equal bytes."""
 
 from __future__ import annotations

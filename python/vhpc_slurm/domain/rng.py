@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entropy from the host, so that a guest's first boot does not wait for its own."""
 
 from __future__ import annotations

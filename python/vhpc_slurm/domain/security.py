@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """QEMU under a uid of this guest alone, so that an escape finds no neighbour's files or processes.
 
 libvirt gives sockets, kernel and initrd to that uid (relabel); seccomp and the

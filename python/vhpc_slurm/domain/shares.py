@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """virtiofs devices on daemons that run already, as the job's user.
 
 Never ``<source dir>``: libvirt would run the daemon as root, and guest root

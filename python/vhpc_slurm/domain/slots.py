@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slots of the virtio devices: on bus 0, integrated in the root complex, not behind root ports.
 
 Left to itself libvirt gives each a root port, for hotplug, which no guest of

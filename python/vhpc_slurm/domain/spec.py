@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a domain is made from, checked so that no value can be more than a value.
 
 Templates escape markup.  The checks here are the second wall: names, paths and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the controller asks of a fabric, whatever the fabric is.
 
 The controller keeps the key assignments (``keys.KeySnapshot``) and tells the fabric the

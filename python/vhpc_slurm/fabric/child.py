@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A child process that answers each line on its stdin with one line, and a deadline for each answer."""
 
 from __future__ import annotations

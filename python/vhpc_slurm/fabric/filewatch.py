@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watches OpenSM's files, so that a change by others is met before OpenSM reads it, and a sweep is heard of.
 
 inotify(7) tells of changes through the names in a folder; what is changed through

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Partition keys, and segments of other kinds: who has which, and when it may be another's.  Pure.
 
 A *key assignment* is what one generation has of a key::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several OpenSM that are told the same: those of several subnets, and those that stand by.
 
 A standby that becomes master reads its own file, so each has the new one before

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers of segments (partition keys, VLANs, VNIs), and the GUIDs and MAC addresses that follow.  Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A running OpenSM: its file is replaced, it is told so, and its log is read.
 
 OpenSM never keeps a last good configuration, so a file that it would not like

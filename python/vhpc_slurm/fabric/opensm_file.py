@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend ``opensm-file``: OpenSM's partitions file follows the key assignments.
 
 Each change writes the whole file.  What is not certain is refused, and then the

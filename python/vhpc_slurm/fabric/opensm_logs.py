@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the logs of some OpenSM say since their files were written, and since the fabric was read."""
 
 from __future__ import annotations

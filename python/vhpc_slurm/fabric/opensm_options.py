@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a running OpenSM was told: its command line, and the configuration file that names.
 
 Names and defaults are those that ``opensm --create-config`` of OpenSM 3.3.23

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OpenSM's partitions file: rendered whole from the key assignments, and a strict linter for it.  Pure.
 
 OpenSM reads this file leniently and fails open: after any error, and for a file

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads files whose owner may have put anything in their place: a folder, a pipe, a device, an endless file.
 
 A file is looked at before it is opened for reading (``O_PATH``, open(2)), so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ports whose GUIDs no node sets: of whole adapters, or of virtual functions that have theirs for good.
 
 A subnet manager that knows nothing of virtual functions (the one of Linux

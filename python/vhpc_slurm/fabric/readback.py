@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From partitions and port tables to a proof, or to what is wrong.
 
 A port that the partitions name must have exactly its keys; every other port the

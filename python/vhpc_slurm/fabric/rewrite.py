@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How OpenSM is made to write a port's P_Key table again that somebody else has changed.  Pure.
 
 OpenSM remembers the tables that it wrote and sends only blocks that differ from

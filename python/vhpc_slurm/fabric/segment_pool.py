@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backends ``ethernet`` and ``vxlan``: a VLAN, or a VXLAN network identifier, for each job.
 
 No subnet manager stands between hosts and wire here: a node's own network

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the configuration to what it means for the fabric."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The partition tables of a whole fabric, read port by port with subnet management packets (SMPs).
 
 SMPs ignore partitions and come from the ports themselves, so what they say does

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend ``static-pool``: every key was declared once, with all GUIDs it can ever have.
 
 Nothing is written when jobs start or stop: a port that appears with a GUID of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA UFM's REST interface: the few calls that partitions need, over verified HTTPS.
 
 Endpoints and bodies are those of the UFM Enterprise REST API Guide, chapters

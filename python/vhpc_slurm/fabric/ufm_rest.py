@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The backend ``ufm-rest``: UFM's partitions follow the key assignments.
 
 UFM belongs to the site, so only ports of our own naming (``02cc``, then the key)

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Slurm calls: the order of things and nothing else."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all hooks share: Slurm's environment, logging, and errors turned into exit codes."""
 
 from __future__ import annotations

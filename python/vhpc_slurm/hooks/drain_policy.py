@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a node with devices in quarantine may go on working.
 
 Slurm hands out GPUs by their indexes, and would hand out that very one again.

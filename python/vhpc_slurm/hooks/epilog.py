@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Epilog on a compute node: nothing of the job may be left when it returns 0.
 
 It may run twice, without any Prolog before it, and beside an orphaned one.

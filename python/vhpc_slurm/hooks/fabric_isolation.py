@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Guests with a key on a fabric that does not keep jobs apart: their virtual functions go off, they end.
 
 So do the guests of a job whose ports have lost their key for good: it would

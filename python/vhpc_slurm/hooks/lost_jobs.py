@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs that Slurm believes to run here, and that do not.
 
 A slurmctld that goes away between the end of the last Prolog and the start of

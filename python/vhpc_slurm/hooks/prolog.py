@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prolog on a compute node: from a lease to guests that are ready, or to one clear line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Purged jobs: a slurmctld that was killed has no record of them, and their guests still run.
 
 Slurm gives what they had to the next job at once; their own end is told to

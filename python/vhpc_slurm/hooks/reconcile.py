@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconcile a node: finish what a crash left, report or drain for what cannot be finished.
 
 Runs as Slurm's HealthCheckProgram (before slurmd registers, then at

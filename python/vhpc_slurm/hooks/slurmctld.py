@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both hooks of the controller: open a lease before the nodes start, mark it ending afterwards.
 
 PrologSlurmctld may run again, and may be killed at any point; opening a lease

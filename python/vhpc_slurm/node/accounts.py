@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The job user as the node's name service knows him."""
 
 from __future__ import annotations

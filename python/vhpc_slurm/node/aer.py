@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors that a function has reported on PCI Express, as the kernel counts them.
 
 A function that could not be relied on under one guest is not given to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attributes of sysfs whose read or write may never come to an end.
 
 The kernel takes a device's lock to bind, unbind or reset it, and for its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is on this node against what should be: findings, each with its repair.
 
 Three views are compared: the journals, the node itself (libvirt, processes,

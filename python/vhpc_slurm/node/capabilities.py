@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What libvirt knows of the host: its capabilities XML, and where that differs from the kernel's word.
 
 libvirt pins and binds by its own picture of the host, which it makes when it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NUMA cells: CPUs, memory, distances and huge pages.
 
 A driver of NVIDIA's may show the memory of a GPU as a cell of its own, with

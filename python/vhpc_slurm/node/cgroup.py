@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control groups of a generation: QEMU and its helper processes, limited and ended together.
 
 Helpers run with the job user's ids, and a user can do to processes of his what

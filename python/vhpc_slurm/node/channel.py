@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Root's control client of a guest, through the guest's vhpc-shim.
 
 Speaks the protocol of docs/guest-protocol.md on ``root.sock``.  Every call has a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helper processes: what runs on the node with a user's rights, and is no tool of that user's.
 
 The job's user may run programs on the host (a task prolog, a job without

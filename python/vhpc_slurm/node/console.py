@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest's serial console: what it says about a death, and the user's copy of it."""
 
 from __future__ import annotations

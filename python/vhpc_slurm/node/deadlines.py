@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a guest may take to start and to boot: from its memory and its GPUs.
 
 A passed-through device may write to any page of the guest, so QEMU has to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices of guests: taken with a journal, given back clean or not at all.
 
 A device that anything at all speaks against is put into quarantine instead of

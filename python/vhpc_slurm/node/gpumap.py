@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which PCI function stands for which index of the GPU resource: a file of the node.
 
 One line for each, ``INDEX ADDRESS``, in the order of gres.conf; ``#`` begins a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The only module that calls libvirt; it turns libvirt's errors into ours.
 
 Domains are transient: libvirt forgets them when they end, so there is nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A guest's memory after the guest: nobody may hold it any more.
 
 It is a memfd, shared with the daemons of the guest's folders.  Whoever has a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The InfiniBand ports that a guest must show, and the wait until it does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The helper processes of one guest: a daemon for each shared folder, and the shim of its channel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each virtual function of a job is to be: from the lease's network identity and the plan."""
 
 from __future__ import annotations

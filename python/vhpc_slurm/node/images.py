@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node's store of images: copies by digest, verified while they arrive.
 
 A blob is copied from the catalogue under a name of its own, hashed on the way,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compute node as its kernel describes it: sysfs and procfs -> ``HostInventory``.
 
 Only reads, and only below the roots it is given, so that captured trees of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One Prolog or Epilog of a job at a time, and never a Prolog after its Epilog.
 
 slurmd may orphan a running Prolog (it was restarted, or it gave the job up)

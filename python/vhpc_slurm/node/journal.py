@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The journal: what a generation holds on this node, written before it is taken.
 
 One append-only file per generation, one JSON object per line, each line on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where things of a job lie on a node: every path is made here and nowhere else."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Partitions of an NVSwitch: which GPUs of a node may talk to each other by NVLink.
 
 With the shared NVSwitch model the Fabric Manager, on the host or in a service

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Acknowledgements that wait on disk until vhpcd has them.
 
 A network identity is free only when every node has acknowledged, so an

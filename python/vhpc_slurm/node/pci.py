@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PCI functions as the kernel describes them.
 
 Everything but a function's class and ids may be absent: kernels differ, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """May this function go to a guest now?  Each check has an error of its own, which says what to do.
 
 All is read afresh from sysfs and procfs, after the plan was made from the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that outlive the hook that starts them, and how to end exactly those.
 
 A pid alone is no identity (it is reused), so a process is named by pid and

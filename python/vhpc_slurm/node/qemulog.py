@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """QEMU's log, as libvirt keeps it: whether QEMU crashed, and what it said before."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices that could not be proven clean: known on disk, handed to nobody until a check has passed.
 
 A file for each, written before whoever held the device lets go of it.

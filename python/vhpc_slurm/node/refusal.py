@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A guest that libvirt or QEMU does not start: the job's own fault, or the node's?
 
 Every node of the same make refuses the same domain.  If each were drained for

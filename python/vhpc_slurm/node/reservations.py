@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What live guests hold of this node: in the journals, so that it survives every crash.
 
 A plan is made from what others hold and is announced before the next one may

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Giving back what a journal says is held: one release per kind of resource.
 
 Every release is idempotent, also for a resource that was announced and never

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Virtual functions of a network interface, through rtnetlink: what ``ip link set DEV vf N`` does and reads.
 
 Two messages are all that is needed, so there is no library between: pyroute2

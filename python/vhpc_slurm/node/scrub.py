@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is left in a GPU after a guest is cleared by a command: the site's, or NVIDIA's own.
 
 A reset takes the registers of a GPU back; whether it clears the memory is for

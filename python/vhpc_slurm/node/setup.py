@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node needs once at each boot, before slurmd: virtual functions, huge pages, nodes for gres.conf.
 
 Every step says what there is, does only what is missing, and reads back what

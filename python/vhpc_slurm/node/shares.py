@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders of the host inside the guest: one virtiofsd per share, run as the job user.
 
 The daemon's own credentials are the boundary: whatever guest root asks of it,

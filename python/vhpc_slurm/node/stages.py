@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The walk through a plan: from a lease to a guest that is ready for tasks.
 
 Each stage announces in the journal what it takes, takes it, and is timed.  A

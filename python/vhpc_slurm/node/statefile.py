@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state file of a job on a node: what the SPANK plugin knows when a task starts.
 
 ``key=value`` lines, root's alone to write, replaced by rename so that a reader

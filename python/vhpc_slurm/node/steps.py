@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of Slurm that run on this node, as its slurmstepds show themselves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bounded reads of sysfs and procfs, and sets of CPUs as bit masks (CPU *n* is bit *n*)."""
 
 from __future__ import annotations

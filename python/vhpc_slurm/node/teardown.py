@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From whatever state a generation is in to nothing left of it on this node."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stages of a boot or a teardown, with when each began and ended."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPUs, cores, sockets and caches, in the order in which Slurm counts them.
 
 Slurm counts CPUs abstractly (socket by socket, core by core, thread by

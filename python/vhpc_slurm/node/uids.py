@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A uid of its own for every guest's QEMU, out of a range that belongs to vhpc.
 
 With libvirt's shared default user one escaped guest would own all others.  A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a virtual function is on its network: set before a guest has it, taken back after.
 
 Always in this order: it is switched off, set, read back, and only then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drivers that set virtual functions, and which one a physical function needs.
 
 =====================  =====================================================================

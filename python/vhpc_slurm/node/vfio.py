@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A PCI function to vfio-pci and back, in steps that may each be the last before a crash.
 
 ``driver_override`` is what says that a function is ours: it is written first

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frames and fields of the guest channel (docs/guest-protocol.md), on a connected socket."""
 
 from __future__ import annotations

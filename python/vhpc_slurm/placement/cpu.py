@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From Slurm's abstract CPU ids to pinned vCPUs and the topology the guest sees.
 
 Slurm has chosen the CPUs already; they are mapped here, never searched for.

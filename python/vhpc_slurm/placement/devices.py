@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPUs and virtual functions a job gets, and which of its guests gets which."""
 
 from __future__ import annotations

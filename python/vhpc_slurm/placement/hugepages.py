@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pages guest memory consists of: by the site's policy, and by what the pools have.
 
 The rounding rule: memory of a guest is whole pages of whole guest cells; what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory guests get, in which of their NUMA cells, and from which of the host's."""
 
 from __future__ import annotations

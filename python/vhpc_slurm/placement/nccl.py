@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What NCCL has to be told where the guest's PCI topology is not the host's.
 
 NCCL reads how near devices are to each other from sysfs: which switches they

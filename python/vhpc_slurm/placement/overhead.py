@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that guests cost outside of themselves; docs/memory.md has the formula and its sources."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest's PCI Express topology: the host's, as far as it matters to those who read it.
 
 One expander bus for each host root complex in use, at the guest cell of that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocation + inventory + policy -> ``NodePlan``, or every reason why not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An allocation split into several guests: whole cores each, and within a NUMA cell where possible."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What live guests hold of a node, folded from their reservations; never a counter that could drift."""
 
 from __future__ import annotations

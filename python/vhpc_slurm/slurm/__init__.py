@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slurm behind one port; ``connect`` chooses the adapter the site configured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slurm's compressed host lists.
 
 ``n[1-3,7]`` is four hosts, ``rack[0-1]n[01-02]-ib`` is four hosts whose right

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading where Slurm's hosts are: ``sinfo`` for nodes, ``scontrol show config`` for controllers.  Pure."""
 
 from __future__ import annotations

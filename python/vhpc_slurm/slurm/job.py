@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The port to Slurm: what the rest of vhpc asks of it, in vhpc's own types.
 
 Two adapters stand behind it: ``scontrol`` (every version from 22.05) and

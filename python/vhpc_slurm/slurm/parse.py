@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading ``scontrol -o show job -d`` and ``squeue``: text in, values out, no I/O.
 
 The text of ``scontrol show job`` mixes what slurmctld says with what the user

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Slurm port over pyslurm, where one of Slurm's own X.Y version is installed.
 
 pyslurm binds libslurm of exactly one Slurm release.  Three traps, read in its

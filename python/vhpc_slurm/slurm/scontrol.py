@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Slurm port over Slurm's own commands; works with 22.05 to 26.05.
 
 Commands are run by full path, without a shell, with an environment of their

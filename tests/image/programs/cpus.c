@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * First program of a guest: says on the console which CPUs run and how interrupts
  * reach them, and switches the guest off.  It does nothing unless it is PID 1 with the name that

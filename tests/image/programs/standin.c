@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stands in for the guest agent in boot tests: as PID 1 it says what it sees, then powers off.
  *
  * Each line is "standin: KEY VALUE".  It must never power off the machine that runs the tests,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Alice attacks vhpcd, the nodes and her own helpers beside a campaign; the jobs that are judged are bob's.
 
 What she runs on nodes she could run from a task prolog or a job without a

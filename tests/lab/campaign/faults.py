@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kinds of faults: what each hits, and which ends of jobs and reasons of nodes it explains."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs on a host of the lab, as root: waits for a process of a role, then does something to it.
 
     find.py ROLE ACT PICK DELAY_S WAIT_S

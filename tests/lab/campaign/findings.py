@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """After the queue is empty: what is left, and what became of everything."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is the end of every job, and the reason of every drained node, explained by one line?"""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kinds of jobs, and how a job of each kind ends when nobody disturbs it.
 
 What is expected here comes from Slurm's manual and from what the same job does

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a campaign will do: a pure function of its seed."""
 
 from __future__ import annotations

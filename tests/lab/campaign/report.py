@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A campaign's findings as Markdown for people and as JSON for programs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Carrying out a plan: users who submit, an injector of faults, and an operator who looks after the queue."""
 
 from __future__ import annotations

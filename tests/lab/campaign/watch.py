@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Slurm says about jobs and nodes, second by second, from the start of a campaign to its end."""
 
 from __future__ import annotations

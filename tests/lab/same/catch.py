@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step that says which signals it gets, and ends at SIGTERM."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run as a job's program: what slurmstepd has given it, as JSON in a file of the user's home."""
 
 import json

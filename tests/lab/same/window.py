@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On the login node: srun on a terminal whose window changes."""
 
 import fcntl

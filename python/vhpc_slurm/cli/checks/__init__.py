@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `vhpc doctor` looks at: one module per subject, each a source of findings."""
 
 from __future__ import annotations

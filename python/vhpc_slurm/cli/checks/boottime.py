@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long boots take and may take, against what Slurm allows a Prolog."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What keeps helper processes of guests apart from their own user: namespaces, control groups, the kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs and virtual functions of a compute node: does Slurm's view agree with the node's own?"""
 
 from __future__ import annotations

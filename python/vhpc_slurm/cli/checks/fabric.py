@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fabric: OpenSM and its options, UFM, and what the ports' tables say."""
 
 from __future__ import annotations

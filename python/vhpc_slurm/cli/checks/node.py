@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compute node: what Prolog, QEMU and the share daemons will need."""
 
 from __future__ import annotations

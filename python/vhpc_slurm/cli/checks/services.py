@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every host talks to: munge, vhpcd, the image catalogue."""
 
 from __future__ import annotations

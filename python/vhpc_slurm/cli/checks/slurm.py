@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slurm's settings: what `scontrol show config` says against what vhpc needs.
 
 The reasons for each are in slurm.conf(5) and prolog_epilog.html of Slurm's
