@@ -10,7 +10,7 @@ PY     := .venv/bin/python
 MYPY   := .venv/bin/mypy --strict
 SUITES ?= bookworm sid
 # Most tests wait for a daemon; what they share is kept apart by tests/conftest.py.
-JOBS   ?= $(shell echo $$((2 * $$(nproc))))
+JOBS   ?= $(shell echo $$((1 + $$(nproc))))
 UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -n $(JOBS) --dist loadgroup
 
 .PHONY: help
