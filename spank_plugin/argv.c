@@ -3,6 +3,8 @@
 
 #include <stddef.h>
 
+#include "multi_prog.h"
+
 /*
  * Slurm 23.02.5 brought it; 22.05's header does not know it.  Weak, so that
  * the plugin loads where slurmstepd has no such symbol.

@@ -17,10 +17,4 @@
  */
 bool vhpc_argv_wrap(spank_t spank, const char *path, const char **why);
 
-/*
- * True when text reads as a configuration of srun --multi-prog: every line
- * that is neither blank nor a comment begins with a set of ranks and a program.
- */
-bool vhpc_argv_is_multi_prog(const char *text);
-
 #endif

@@ -11,8 +11,6 @@
 
 SPANK_PLUGIN(vhpc, 1)
 
-struct vhpc_plugin vhpc_plugin;
-
 enum role { ROLE_NONE, ROLE_ALLOCATOR, ROLE_LOCAL, ROLE_REMOTE };
 
 static enum role role;

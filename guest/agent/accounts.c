@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines of /etc/passwd and /etc/group: name:password:id:... */
+#include "accounts.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "agent.h"
-#include "identity.h"
 
 static bool has_name(const char *line, const char *name)
 {

@@ -75,9 +75,11 @@ struct agent {
 /* host.c */
 int host_open(struct agent *a, int fd, bool port);
 
-/* session.c: life of a session */
+/* session_list.c: a session that is not closed, or NULL; a new session, or NULL */
 struct session *session_find(const struct agent *a, uint32_t id);
 struct session *session_add(struct agent *a, uint32_t id);
+
+/* session.c: life of a session */
 int session_exec(struct session *s, const struct frame *f);
 void session_close(struct session *s);
 void sessions_reap(struct agent *a);
@@ -125,10 +127,8 @@ void pmi_unguard(struct session *s);
 int script_write(const struct execspec *spec, bool *written);
 void script_remove(const struct execspec *spec);
 
-/* control.c: REQUEST, and the answer to one; `more` holds further fields of it. */
+/* control.c: REQUEST */
 int control_request(struct session *s, const struct buf *message);
-int control_reply(struct agent *a, uint32_t session, uint32_t request, int result, const char *text,
-                  const struct buf *more);
 
 /* fabric.c: begin to wait for the job's ports (0: the reply follows, or -errno with one line in
  * text), go on with it between two turns of the loop, and stop when nobody waits any more. */

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysinfo.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "agent.h"
 #include "fabric.h"
 #include "identity.h"
+#include "reply.h"
 #include "tlv.h"
 #include "topology.h"
 
@@ -168,13 +168,6 @@ static void free_request(struct request *r)
     free(r->who.commands);
 }
 
-static uint64_t uptime_ms(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_BOOTTIME, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 static int put_info(const struct agent *a, struct buf *b)
 {
     struct sysinfo info;
@@ -253,25 +246,8 @@ int control_request(struct session *s, const struct buf *message)
     if (result == 0 && (r.op == VHPC_OP_INFO || r.op == VHPC_OP_READY))
         rc = put_info(s->agent, &b);
     if (rc == 0 && !later)
-        rc = control_reply(s->agent, s->id, r.id, result, text, &b);
+        rc = reply_send(s->agent, s->id, r.id, result, text, &b);
     buf_free(&b);
     free_request(&r);
-    return rc;
-}
-
-int control_reply(struct agent *a, uint32_t session, uint32_t request, int result, const char *text,
-                  const struct buf *more)
-{
-    struct buf b = {0};
-    int rc = tlv_put_u32(&b, TAG_REQUEST_ID, request);
-    rc = rc < 0 ? rc : tlv_put_u32(&b, TAG_ERRNO, (uint32_t)-result);
-    rc = rc < 0 ? rc : tlv_put_u64(&b, TAG_UPTIME_MS, uptime_ms());
-    if (rc == 0 && text[0] != '\0')
-        rc = tlv_put_str(&b, TAG_TEXT, text);
-    if (rc == 0 && more->len > 0)
-        rc = buf_append(&b, buf_head(more), more->len);
-    if (rc == 0)
-        rc = chan_send_message(&a->host, VHPC_REPLY, session, 0, &b);
-    buf_free(&b);
     return rc;
 }

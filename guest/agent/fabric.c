@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "agent.h"
+#include "reply.h"
 #include "tlv.h"
 
 enum { LOOK_MS = 200 };
@@ -243,7 +244,7 @@ int fabric_tick(struct agent *a, long long now, bool *work)
     int result = good ? fabric_name(f) : -ENODEV;
     int rc = result == 0 ? put_ports(f, &b) : 0;
     if (rc == 0)
-        rc = control_reply(a, f->session, f->request, result, text, &b);
+        rc = reply_send(a, f->session, f->request, result, text, &b);
     buf_free(&b);
     if (result < 0)
         give_up(a);

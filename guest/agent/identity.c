@@ -7,7 +7,6 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <net/if.h>
 #include <stdarg.h>
@@ -19,7 +18,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "accounts.h"
 #include "agent.h"
+#include "file.h"
 
 static int complain(int number, char *text, size_t size, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -75,20 +76,6 @@ static int check(const struct identity *id, char *text, size_t size)
     if (id->timezone != NULL && (!is_name(id->timezone, "-_+/") || strstr(id->timezone, "..")))
         return complain(EINVAL, text, size, "not a time zone");
     return 0;
-}
-
-int write_file(const char *path, mode_t mode, const char *content)
-{
-    (void)unlink(path); /* it may be a link into a read-only place */
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
-    if (fd < 0)
-        return -errno;
-    ssize_t n = write(fd, content, strlen(content));
-    int rc = n == (ssize_t)strlen(content) ? 0 : -EIO;
-    if (fchmod(fd, mode) < 0 && rc == 0)
-        rc = -errno;
-    (void)close(fd);
-    return rc;
 }
 
 static int apply_names(const struct identity *id)

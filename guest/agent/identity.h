@@ -29,13 +29,4 @@ struct identity {
     size_t command_count;
 };
 
-/* Make a file anew, whatever was there before. 0 or -errno. */
-int write_file(const char *path, mode_t mode, const char *content);
-/*
- * accounts.c: put an entry into /etc/passwd or /etc/group (by path): an entry
- * of the same name goes, one of the same id stays behind ours, so that lookups
- * in both directions yield ours. 0 or -errno.
- */
-int accounts_put(const char *path, const char *name, uint32_t id, const char *line);
-
 #endif

@@ -174,7 +174,14 @@ static int descriptor(const char *text)
     return fcntl((int)number, F_GETFD) < 0 ? -1 : (int)number;
 }
 
-int main(int argc, char **argv)
+/* Where the host is. */
+struct endpoint {
+    const char *port; /* NULL = the port with VHPC_PORT_NAME */
+    int fd;           /* an open socket instead of a port; -1 = none */
+};
+
+/* Returns -1 when the agent is to run, else the exit status. */
+static int read_options(int argc, char **argv, struct agent *a, struct endpoint *host)
 {
     static const struct option options[] = {
         {"port", required_argument, NULL, 'p'},
@@ -187,43 +194,29 @@ int main(int argc, char **argv)
         {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0},
     };
-    static struct agent agent = {.system = true,
-                                 .call_socket = VHPC_CALL_SOCKET,
-                                 .sysfs = "/sys",
-                                 .topology_file = VHPC_TOPOLOGY_FILE};
-    const char *name = argc > 0 ? argv[0] : "vhpc-agent", *port = NULL;
-    struct rlimit files;
-    int fd = -1;
-    agent.is_init = getpid() == 1;
-    name = strrchr(name, '/') != NULL ? strrchr(name, '/') + 1 : name;
-    if (!agent.is_init && argc > 2 && strcmp(argv[1], "--call") == 0)
-        command_main(argc - 2, argv + 2, argv[2]);
-    if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
-        command_main(argc, argv, name);
-    /* The kernel hands words of its command line that it does not know to PID 1. */
-    for (int o; !agent.is_init && (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
+    for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
         switch (o) {
         case 'p':
-            port = optarg;
+            host->port = optarg;
             break;
         case 'f':
-            fd = descriptor(optarg);
-            if (fd < 0) {
+            host->fd = descriptor(optarg);
+            if (host->fd < 0) {
                 (void)fprintf(stderr, "vhpc-agent: --fd=%s: not an open file descriptor\n", optarg);
                 return 2;
             }
             break;
         case 's':
-            agent.call_socket = optarg;
+            a->call_socket = optarg;
             break;
         case 'y':
-            agent.sysfs = optarg;
+            a->sysfs = optarg;
             break;
         case 't':
-            agent.topology_file = optarg;
+            a->topology_file = optarg;
             break;
         case 'n':
-            agent.system = false;
+            a->system = false;
             break;
         case 'h':
             return fputs(usage, stdout) < 0;
@@ -234,17 +227,44 @@ int main(int argc, char **argv)
             return 2;
         }
     }
+    return -1;
+}
+
+/* Each session needs several fds; programs get the limits that come with their EXEC. */
+static void raise_file_limit(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+        return;
+    files.rlim_cur = files.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &files);
+}
+
+int main(int argc, char **argv)
+{
+    static struct agent agent = {.system = true,
+                                 .call_socket = VHPC_CALL_SOCKET,
+                                 .sysfs = "/sys",
+                                 .topology_file = VHPC_TOPOLOGY_FILE};
+    struct endpoint host = {.fd = -1};
+    const char *name = argc > 0 ? argv[0] : "vhpc-agent";
+    agent.is_init = getpid() == 1;
+    name = strrchr(name, '/') != NULL ? strrchr(name, '/') + 1 : name;
+    if (!agent.is_init && argc > 2 && strcmp(argv[1], "--call") == 0)
+        command_main(argc - 2, argv + 2, argv[2]);
+    if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
+        command_main(argc, argv, name);
+    /* The kernel passes parameters of its command line that it does not know to PID 1. */
+    int status = agent.is_init ? -1 : read_options(argc, argv, &agent, &host);
+    if (status >= 0)
+        return status;
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-        /* Several fds per session; programs get the limits that come with them. */
-        files.rlim_cur = files.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &files);
-    }
+    raise_file_limit();
     if (agent.is_init) {
         system_mount_all();
         agent.sysfs = system_sysfs();
     }
     introduce(&agent);
     cgroup_init(&agent);
-    return run(&agent, port, fd);
+    return run(&agent, host.port, host.fd);
 }

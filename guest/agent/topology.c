@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "identity.h"
+#include "file.h"
 
 #define VARIABLE "NCCL_TOPO_FILE"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "init.h"
+#include "newroot.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -13,6 +13,15 @@
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "fatal.h"
+
+/* Where the three layers of the root are mounted while the initramfs is still "/". */
+#define LOWER_DIR "/lower"
+#define RW_DIR "/rw"
+#define NEW_ROOT "/newroot"
+
+#define AGENT_SOURCE "/vhpc-agent"
 
 #define POLL_NS 5000000L /* 5 ms */
 

@@ -200,7 +200,55 @@ static int serve(struct shim *s)
     return s->status;
 }
 
-int main(int argc, char **argv)
+struct settings {
+    int agent_fd; /* -1 = not given; the same for the others */
+    int listen_fd;
+    int root_fd;
+    int console_fd;
+    unsigned long keep_kib;
+    bool have_uid;
+};
+
+static bool read_fd(const char *text, int *fd)
+{
+    unsigned long number = 0;
+    if (parse_number(text, 1 << 20, &number) < 0)
+        return false;
+    *fd = (int)number;
+    return true;
+}
+
+/* False when the value of an option is wrong. */
+static bool read_option(struct shim *s, struct settings *to, int option, const char *value)
+{
+    unsigned long uid = 0;
+    int fd = -1;
+    switch (option) {
+    case 'a':
+        return read_fd(value, &to->agent_fd);
+    case 'l':
+        return read_fd(value, &to->listen_fd);
+    case 'r':
+        return read_fd(value, &to->root_fd);
+    case 'u':
+        to->have_uid = parse_number(value, UINT32_MAX - 1, &uid) == 0;
+        s->uid = (uid_t)uid;
+        return to->have_uid;
+    case 'c':
+        return read_fd(value, &to->console_fd);
+    case 'k':
+        return parse_number(value, 1 << 20, &to->keep_kib) == 0 && to->keep_kib > 0;
+    case 'w':
+        return read_fd(value, &fd) && watch(s, fd) == 0;
+    case 'L':
+        return read_log(s, value) == 0;
+    default:
+        return false;
+    }
+}
+
+/* Returns -1 when the shim is to run, else the exit status. */
+static int read_options(int argc, char **argv, struct shim *s, struct settings *to)
 {
     static const struct option options[] = {
         {"agent-fd", required_argument, NULL, 'a'},
@@ -215,62 +263,37 @@ int main(int argc, char **argv)
         {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0},
     };
-    static struct shim shim = {.next_session = 1};
-    unsigned long agent_fd = 0, listen_fd = 0, root_fd = 0, uid = 0, watch_fd = 0, bad = 0;
-    unsigned long console_fd = 0, keep_kib = 1024;
-    bool have_agent = false, have_listen = false, have_root = false, have_uid = false;
-    bool have_console = false;
+    bool good = true;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
-        switch (o) {
-        case 'a':
-            have_agent = parse_number(optarg, 1 << 20, &agent_fd) == 0;
-            break;
-        case 'l':
-            have_listen = parse_number(optarg, 1 << 20, &listen_fd) == 0;
-            break;
-        case 'r':
-            have_root = parse_number(optarg, 1 << 20, &root_fd) == 0;
-            bad |= !have_root;
-            break;
-        case 'u':
-            have_uid = parse_number(optarg, UINT32_MAX - 1, &uid) == 0;
-            break;
-        case 'c':
-            have_console = parse_number(optarg, 1 << 20, &console_fd) == 0;
-            bad |= !have_console;
-            break;
-        case 'k':
-            bad |= parse_number(optarg, 1 << 20, &keep_kib) != 0 || keep_kib == 0;
-            break;
-        case 'w':
-            if (parse_number(optarg, 1 << 20, &watch_fd) < 0 || watch(&shim, (int)watch_fd) < 0)
-                bad = 1;
-            break;
-        case 'L':
-            bad |= read_log(&shim, optarg) < 0;
-            break;
-        case 'h':
+        if (o == 'h')
             return fputs(usage, stdout) < 0;
-        case 'V':
+        if (o == 'V')
             return puts("vhpc-shim " VHPC_VERSION) < 0;
-        default:
-            bad = 1;
-        }
+        good = read_option(s, to, o, optarg) && good;
     }
-    if (bad || optind != argc || !have_agent || !have_listen || !have_uid) {
-        (void)fputs(usage, stderr);
-        return 2;
-    }
-    /* No core files with a user's data in them, no gain from any setuid binary. */
+    if (good && optind == argc && to->agent_fd >= 0 && to->listen_fd >= 0 && to->have_uid)
+        return -1;
+    (void)fputs(usage, stderr);
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    static struct shim shim = {.next_session = 1};
+    struct settings given = {
+        .agent_fd = -1, .listen_fd = -1, .root_fd = -1, .console_fd = -1, .keep_kib = 1024};
+    int status = read_options(argc, argv, &shim, &given);
+    if (status >= 0)
+        return status;
+    /* No core files with a user's data in them, and no privileges from a setuid binary. */
     (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    shim.uid = (uid_t)uid;
-    int rc = open_sources(&shim, (int)agent_fd, (int)listen_fd, have_root ? (int)root_fd : -1);
+    int rc = open_sources(&shim, given.agent_fd, given.listen_fd, given.root_fd);
     if (rc < 0) {
         (void)fprintf(stderr, "vhpc-shim: cannot start: %s\n", strerror(-rc));
         return 1;
     }
-    if (have_console)
-        watch_console(&shim, (int)console_fd, keep_kib);
+    if (given.console_fd >= 0)
+        watch_console(&shim, given.console_fd, given.keep_kib);
     return serve(&shim);
 }

@@ -77,7 +77,7 @@ struct shim {
 
 enum { SHIM_AGENT_CLOSED = 0, SHIM_AGENT_BROKEN = 3 };
 
-/* The guest is gone or broken: tell every client, take no new ones. */
+/* end.c: the guest has ended or violated the protocol: tell every client, accept no new ones. */
 void shim_end(struct shim *s, int status, const char *text);
 
 /* client.c: a new connection on a listening socket. */

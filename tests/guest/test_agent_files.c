@@ -8,8 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "accounts.h"
 #include "agent.h"
 #include "check.h"
+#include "file.h"
 #include "identity.h"
 
 static char dir[64], file[96];

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "args.h"
-#include "argv.h"
+#include "multi_prog.h"
 #include "options.h"
 #include "text.h"
 
