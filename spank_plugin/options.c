@@ -6,18 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "bounds.h"
 #include "text.h"
 
 /* Largest --vhpc-mem-reserve: 16 TiB in MiB, beyond any node of today. */
 #define RESERVE_MAX_MIB UINT64_C(16777216)
-/* Longest --vhpc-timeout in seconds, the limit of the site's boot_timeout_s too. */
-#define TIMEOUT_MAX_S UINT64_C(3600)
-/* Most virtual functions on a node: what partition keys and GUIDs can tell apart on a rail. */
-#define VFS_MAX UINT64_C(256)
-/* Most guests on a node: each has cores of its own, and a set of processes. */
-#define GUESTS_MAX UINT64_C(64)
-/* Longest name and tag of an image, in bytes. */
-#define IMAGE_PART_MAX 64
 
 static bool is_lower_or_digit(char c)
 {
@@ -32,7 +25,7 @@ static bool is_upper(char c)
 /* [a-z0-9][a-z0-9._-]{0,63} */
 static bool is_image_name(const char *text, size_t length)
 {
-    if (length == 0 || length > IMAGE_PART_MAX || !is_lower_or_digit(text[0]))
+    if (length == 0 || length > VHPC_IMAGE_PART_MAX || !is_lower_or_digit(text[0]))
         return false;
     for (size_t i = 1; i < length; i++)
         if (!is_lower_or_digit(text[i]) && text[i] != '.' && text[i] != '_' && text[i] != '-')
@@ -43,7 +36,7 @@ static bool is_image_name(const char *text, size_t length)
 /* [A-Za-z0-9_][A-Za-z0-9._-]{0,63} */
 static bool is_image_tag(const char *text, size_t length)
 {
-    if (length == 0 || length > IMAGE_PART_MAX || text[0] == '.' || text[0] == '-')
+    if (length == 0 || length > VHPC_IMAGE_PART_MAX || text[0] == '.' || text[0] == '-')
         return false;
     for (size_t i = 0; i < length; i++)
         if (!is_lower_or_digit(text[i]) && !is_upper(text[i]) && text[i] != '.' && text[i] != '_' &&
@@ -111,7 +104,7 @@ static bool parse_timeout(const char *text, char value[VHPC_VALUE_SIZE], const c
 {
     uint64_t seconds;
 
-    if (!vhpc_text_number(text, strlen(text), TIMEOUT_MAX_S, &seconds) || seconds == 0) {
+    if (!vhpc_text_number(text, strlen(text), VHPC_TIMEOUT_MAX_S, &seconds) || seconds == 0) {
         *why = "a whole number of seconds from 1 to 3600 is expected";
         return false;
     }
@@ -123,7 +116,7 @@ static bool parse_vfs(const char *text, char value[VHPC_VALUE_SIZE], const char 
 {
     uint64_t number;
 
-    if (!vhpc_text_number(text, strlen(text), VFS_MAX, &number)) {
+    if (!vhpc_text_number(text, strlen(text), VHPC_VFS_MAX, &number)) {
         *why = "a whole number from 0 to 256 is expected";
         return false;
     }
@@ -135,7 +128,7 @@ static bool parse_guests_per_node(const char *text, char value[VHPC_VALUE_SIZE],
 {
     uint64_t number;
 
-    if (!vhpc_text_number(text, strlen(text), GUESTS_MAX, &number) || number == 0) {
+    if (!vhpc_text_number(text, strlen(text), VHPC_GUESTS_MAX, &number) || number == 0) {
         *why = "a whole number from 1 to 64 is expected";
         return false;
     }

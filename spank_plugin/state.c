@@ -11,13 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "bounds.h"
 #include "text.h"
 
 /* sun_path of a unix socket, with its NUL: unix(7). */
 #define SOCKET_PATH_SIZE 108
 #define NONCE_DIGITS 8
 #define FIRST_SOCKET "/g0/run.sock"
-#define GUESTS_MAX 64
 
 enum key {
     VERSION,
@@ -133,7 +133,7 @@ static bool read_guests(struct vhpc_state *state, const char *text)
     state->guests = 1;
     if (text == NULL)
         return true;
-    if (!read_u32(text, &state->guests) || state->guests == 0 || state->guests > GUESTS_MAX)
+    if (!read_u32(text, &state->guests) || state->guests == 0 || state->guests > VHPC_GUESTS_MAX)
         return false;
     return state->guests == 1 || state->status != VHPC_READY ||
            (length > end && strcmp(state->socket + length - end, FIRST_SOCKET) == 0);
