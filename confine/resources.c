@@ -65,7 +65,7 @@ int confine_resources(const struct confine *c)
     if (code != 0)
         return code;
     if (c->cpus != NULL && sched_setaffinity(0, c->cpus_size, c->cpus) != 0)
-        return confine_report(c, CONFINE_FAILED, "failed", "cannot take the CPUs: %s",
+        return confine_report(c, CONFINE_FAILED, "failed", "cannot set the CPU affinity: %s",
                               strerror(errno));
     for (size_t i = 0; i < c->limit_count; i++) {
         code = set_limit(c, &c->limits[i]);

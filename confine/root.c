@@ -49,7 +49,7 @@ static int show(const struct confine *c, const char *source, const char *name, b
 
     (void)snprintf(target, sizeof target, PLACE "%s", name);
     if (mkdir(target, 0755) != 0 && errno != EEXIST)
-        return failed(c, "make", target);
+        return failed(c, "create", target);
     if (mount(source, target, NULL, MS_BIND | more, NULL) != 0)
         return failed(c, "show", name);
     if (set_flags(target, flags) != 0)
@@ -65,7 +65,7 @@ static int show_system(const struct confine *c, const char *name)
     struct stat about;
 
     if (lstat(name, &about) != 0)
-        return errno == ENOENT ? 0 : failed(c, "look at", name);
+        return errno == ENOENT ? 0 : failed(c, "inspect", name);
     if (!S_ISLNK(about.st_mode))
         return show(c, name, name, true, 0);
     ssize_t length = readlink(name, link, sizeof link - 1);
@@ -73,7 +73,7 @@ static int show_system(const struct confine *c, const char *name)
         return failed(c, "read", name);
     link[length] = '\0';
     (void)snprintf(target, sizeof target, PLACE "%s", name);
-    return symlink(link, target) == 0 || errno == EEXIST ? 0 : failed(c, "make", target);
+    return symlink(link, target) == 0 || errno == EEXIST ? 0 : failed(c, "create", target);
 }
 
 static const char *const system_directories[] = {"/usr", "/bin",   "/sbin",
@@ -105,10 +105,10 @@ static int show_loader_cache(const struct confine *c)
     if (access(name, F_OK) != 0)
         return 0;
     if (mkdir(PLACE "/etc", 0755) != 0)
-        return failed(c, "make", PLACE "/etc");
+        return failed(c, "create", PLACE "/etc");
     int fd = open(PLACE "/etc/ld.so.cache", O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0)
-        return failed(c, "make", name);
+        return failed(c, "create", name);
     (void)close(fd);
     if (mount(name, PLACE "/etc/ld.so.cache", NULL, MS_BIND, NULL) != 0)
         return failed(c, "show", name);
@@ -129,7 +129,7 @@ static int show_itself(const struct confine *c)
     unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
 
     if (mkdir(PLACE "/proc", 0755) != 0)
-        return failed(c, "make", PLACE "/proc");
+        return failed(c, "create", PLACE "/proc");
     return mount("proc", PLACE "/proc", "proc", flags, "hidepid=ptraceable") == 0
                ? 0
                : failed(c, "mount", "/proc with hidepid=ptraceable (Linux 5.8)");
@@ -181,8 +181,8 @@ static int strip(const struct confine *c)
             error = errno;
     confine_as_root();
     if (error != 0)
-        return confine_report(c, CONFINE_REFUSED, "refused", "%s: cannot take away %s: %s",
-                              c->share, paths[count] + sizeof(PLACE) - 1, strerror(error));
+        return confine_report(c, CONFINE_REFUSED, "refused", "%s: cannot unmount %s: %s", c->share,
+                              paths[count] + sizeof(PLACE) - 1, strerror(error));
     return 0;
 }
 
@@ -242,7 +242,7 @@ int confine_enter_root(const struct confine *c)
     /* slave: what the host mounts later below the shared directory is seen, and nothing goes back
      */
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
-        return failed(c, "make", "a mount namespace");
+        return failed(c, "create", "a mount namespace");
     if (mount("tmpfs", PLACE, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k") != 0)
         return failed(c, "mount a tmpfs on", PLACE);
     code = make_root(c);

@@ -86,8 +86,8 @@ int confine_check_share(const struct confine *c, int share, bool say)
     (void)snprintf(link, sizeof link, "/proc/self/fd/%d", share);
     ssize_t length = readlink(link, path, sizeof path - 1);
     if (length < 0)
-        return confine_report(c, CONFINE_FAILED, "failed", "cannot tell where %s leads: %s",
-                              c->share, strerror(errno));
+        return confine_report(c, CONFINE_FAILED, "failed", "cannot resolve %s: %s", c->share,
+                              strerror(errno));
     path[length] = '\0';
     if (say)
         (void)confine_report(c, 0, "opened", "%s", path);

@@ -46,7 +46,7 @@ static bool settle(struct vhpc_values *values, char *why, size_t size)
         for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
             if (values->set[id]) {
                 snprintf(why, size,
-                         "--%s has no meaning without an image; add --vhpc-image=NAME or drop it",
+                         "--%s has no effect without an image; add --vhpc-image=NAME or remove it",
                          vhpc_options[id].name);
                 return false;
             }

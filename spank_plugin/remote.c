@@ -134,14 +134,15 @@ static int deny_absent(spank_t spank, const struct task *task)
 
     if (task->image != NULL && task->generation[0] == '\0' && !is_script_like(task))
         return deny(spank,
-                    "the image %s is asked for, but job %u has no guests on %s; give --vhpc-image "
-                    "to the command that creates the job, and if it had it, tell the site's "
-                    "support that the vhpc Prolog did not run there",
+                    "this step asks for the image %s, but job %u has no guests on %s; give "
+                    "--vhpc-image to the command that creates the job; if it was given there, tell "
+                    "the site's support that the vhpc Prolog did not run on this node",
                     vhpc_text_shown(task->image, shown, sizeof shown), task->job, task->node);
-    return deny(spank,
-                "job %u asked for guests, but %s has prepared none; tell the site's support that "
-                "the vhpc Prolog did not run there",
-                task->job, task->node);
+    return deny(
+        spank,
+        "job %u asked for guests, but none were started on %s; tell the site's support that "
+        "the vhpc Prolog did not run there",
+        task->job, task->node);
 }
 
 /* 0 when the step's own --vhpc-image, if any, is what the guests run. */
@@ -172,10 +173,11 @@ static int check(spank_t spank, const struct task *task, const struct vhpc_state
                  (task->generation[0] != '\0' && strcmp(task->generation, state->generation) != 0);
 
     if (stale)
-        return deny(spank,
-                    "the guest on %s is of generation %s, not of this run of job %u; tell the "
-                    "site's support",
-                    task->node, state->generation, task->job);
+        return deny(
+            spank,
+            "the guest on %s belongs to generation %s and not to this run of job %u; tell the "
+            "site's support",
+            task->node, state->generation, task->job);
     if (state->status == VHPC_FAILED)
         return deny(spank, "%s", state->message);
     if (state->status != VHPC_READY)

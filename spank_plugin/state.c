@@ -66,13 +66,13 @@ static bool split(char *bytes, size_t length, const char *values[KEYS], char *wh
         char *equals;
 
         if (end == NULL)
-            return refuse(why, size, "its last line is cut short");
+            return refuse(why, size, "its last line is incomplete");
         *end = '\0';
         at += (size_t)(end - line) + 1;
         if (end - line > VHPC_STATE_LINE_MAX)
             return refuse(why, size, "a line is longer than %d bytes", VHPC_STATE_LINE_MAX);
         if (!vhpc_text_is_plain(line, (size_t)(end - line)))
-            return refuse(why, size, "it holds control characters or no UTF-8");
+            return refuse(why, size, "it contains control characters or is not UTF-8");
         equals = strchr(line, '=');
         if (equals == NULL || equals == line)
             return refuse(why, size, "a line is not key=value");
@@ -81,7 +81,7 @@ static bool split(char *bytes, size_t length, const char *values[KEYS], char *wh
             if (strcmp(line, key_names[key]) != 0)
                 continue;
             if (values[key] != NULL)
-                return refuse(why, size, "%s is there twice", line);
+                return refuse(why, size, "%s occurs twice", line);
             values[key] = equals + 1;
         }
     }
@@ -147,13 +147,13 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     if (values[VERSION] == NULL || strcmp(values[VERSION], "1") != 0)
         return refuse(why, size, "its version is not 1; the vhpc packages of this node differ");
     if (!read_u32(values[JOB], &state->job) || state->job == 0)
-        return refuse(why, size, "job is no job id");
+        return refuse(why, size, "job is not a job id");
     if (!read_u32(values[RESTART], &state->restart))
-        return refuse(why, size, "restart is no count");
+        return refuse(why, size, "restart is not a number");
     if (!generation_agrees(state, values[GENERATION]))
         return refuse(why, size, "generation does not agree with job and restart");
     if (!read_status(state, values[STATUS]))
-        return refuse(why, size, "status is none of booting, ready and failed");
+        return refuse(why, size, "status is not booting, ready or failed");
     if (values[IMAGE] == NULL || values[IMAGE][0] == '\0')
         return refuse(why, size, "image is missing");
     state->batch_on_host = strcmp(batch, "host") == 0;
@@ -161,7 +161,7 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
         return refuse(why, size, "batch is neither guest nor host");
     if (state->status == VHPC_READY && (values[SOCKET] == NULL || values[SOCKET][0] != '/' ||
                                         strlen(values[SOCKET]) >= SOCKET_PATH_SIZE))
-        return refuse(why, size, "socket is no absolute path of less than %d bytes",
+        return refuse(why, size, "socket is not an absolute path of less than %d bytes",
                       SOCKET_PATH_SIZE);
     state->generation = values[GENERATION];
     state->image = values[IMAGE];
@@ -170,7 +170,7 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     state->warning = values[WARNING] == NULL ? "" : values[WARNING];
     state->gpus = values[GPUS] == NULL ? "" : values[GPUS];
     if (!read_guests(state, values[GUESTS]))
-        return refuse(why, size, "guests is no number of guests with their sockets");
+        return refuse(why, size, "guests is not a number of guests that socket allows");
     state->message = values[MESSAGE] == NULL || values[MESSAGE][0] == '\0'
                          ? "the guests of this job could not be started; ask the site's support"
                          : values[MESSAGE];
@@ -250,9 +250,9 @@ static bool is_trusted(int file, uid_t owner, char *why, size_t size)
     if (fstat(file, &about) != 0)
         return refuse(why, size, "fstat: %s", strerror(errno));
     if (!S_ISREG(about.st_mode))
-        return refuse(why, size, "it is no regular file");
+        return refuse(why, size, "it is not a regular file");
     if (about.st_uid != owner || (about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return refuse(why, size, "others than uid %u may write it", (unsigned)owner);
+        return refuse(why, size, "users other than uid %u may write it", (unsigned)owner);
     return true;
 }
 

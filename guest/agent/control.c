@@ -220,7 +220,7 @@ static int perform(struct session *s, const struct request *r, char *text, size_
         (void)snprintf(text, size, "operation %u is unknown to this agent", r->op);
         return -ENOSYS;
     }
-    (void)snprintf(text, size, "the request lacks a field");
+    (void)snprintf(text, size, "the request has no field that this operation needs");
     return -EINVAL;
 }
 

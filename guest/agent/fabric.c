@@ -162,15 +162,16 @@ int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, 
     struct agent *a = s->agent;
     uint32_t address, mask;
     if (want->guid_count == 0 || want->key_count == 0 || wait_ms > FABRIC_WAIT_MAX_MS) {
-        (void)snprintf(text, size, "the request lacks a port or a key, or would wait too long");
+        (void)snprintf(text, size,
+                       "the request needs PORT_GUID, KEY, and WAIT_MS of at most 600000");
         return -EINVAL;
     }
     if (want->address[0] != '\0' && ipoib_parse(want->address, &address, &mask) < 0) {
-        (void)snprintf(text, size, "not an address with its prefix");
+        (void)snprintf(text, size, "ADDRESS is not A.B.C.D/N");
         return -EINVAL;
     }
     if (a->fabric != NULL && a->fabric->waiting) {
-        (void)snprintf(text, size, "another request waits for the ports already");
+        (void)snprintf(text, size, "another fabric request is still waiting for the ports");
         return -EBUSY;
     }
     fabric_free(a->fabric);

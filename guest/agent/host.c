@@ -53,7 +53,7 @@ static int on_frame(struct chan *c, const struct frame *f)
         return hello_send(c, &a->hello);
     }
     if (f->session == 0)
-        return chan_broken(c, "a frame that belongs to no session");
+        return chan_broken(c, "a frame without a session");
     switch (f->type) {
     case VHPC_PING:
         if ((s = session_find(a, f->session)) != NULL)
@@ -64,7 +64,7 @@ static int on_frame(struct chan *c, const struct frame *f)
         return on_request(a, f);
     case VHPC_REPLY:
     case VHPC_PONG:
-        return chan_broken(c, "an unasked answer");
+        return chan_broken(c, "an answer without a request");
     default:
         break;
     }

@@ -65,7 +65,9 @@ static struct session *admit(struct caller *c)
 {
     struct session *s = session_find(c->agent, c->session);
     if (s == NULL || !s->started || s->task.exchange.flow.phase != FLOW_RUNNING) {
-        refuse(c, ESRCH, "not started by a Slurm job: no host to ask");
+        refuse(
+            c, ESRCH,
+            "this program was not started by a Slurm job, so nothing can run on the host for it");
         return NULL;
     }
     if (live_calls(c->agent, s->id) >= VHPC_CALLS_MAX || s->last_call == UINT32_MAX) {

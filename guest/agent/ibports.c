@@ -279,12 +279,12 @@ bool ib_check(const char *sysfs, const struct ib_want *want, struct ib_found *fo
         if (is_device(e->d_name))
             judge_device(dirfd(dir), e->d_name, want, found, &r);
         else if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            complain(&r, "an adapter has a name that is none");
+            complain(&r, "an adapter has an invalid name");
     }
     if (dir != NULL)
         (void)closedir(dir);
     if (!any)
-        complain(&r, "no InfiniBand adapter (has the image a driver for it?)");
+        complain(&r, "no InfiniBand adapter (does the image have a driver for it?)");
     for (size_t i = 0; any && i < want->guid_count; i++)
         if (found->port[i].device[0] == '\0')
             complain(&r, "there is no port with the GUID 0x%016llx",

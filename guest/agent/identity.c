@@ -58,23 +58,24 @@ static bool is_name(const char *s, const char *extra)
 static int check(const struct identity *id, char *text, size_t size)
 {
     if (!is_name(id->hostname, "-."))
-        return complain(EINVAL, text, size, "not a host name");
+        return complain(EINVAL, text, size, "HOSTNAME is not a host name");
     if (id->user != NULL && (!is_clean(id->user, ": /,") || id->user[0] == '\0' || id->uid == 0))
-        return complain(EINVAL, text, size, "not a user name, or root");
+        return complain(EINVAL, text, size, "USER_NAME is not a user name, or USER_UID is 0");
     if (id->user != NULL && (id->home == NULL || id->home[0] != '/' || !is_clean(id->home, ":") ||
                              !is_clean(id->shell, ":") || !is_clean(id->gecos, ":")))
-        return complain(EINVAL, text, size, "not an account: home, shell or gecos");
+        return complain(EINVAL, text, size,
+                        "USER_HOME, USER_SHELL or USER_GECOS is not valid in /etc/passwd");
     for (size_t i = 0; i < id->host_count; i++)
         if (!is_clean(id->hosts[i], ""))
-            return complain(EINVAL, text, size, "not a line of /etc/hosts");
+            return complain(EINVAL, text, size, "HOSTS_LINE is not a line of /etc/hosts");
     for (size_t i = 0; i < id->group_count; i++)
         if (!is_clean(id->groups[i].name, ":,/ ") || id->groups[i].name[0] == '\0')
-            return complain(EINVAL, text, size, "not a group name");
+            return complain(EINVAL, text, size, "GROUP has no group name");
     for (size_t i = 0; i < id->command_count; i++)
         if (!is_name(id->commands[i], "-_."))
-            return complain(EINVAL, text, size, "not a command name");
+            return complain(EINVAL, text, size, "COMMAND is not a command name");
     if (id->timezone != NULL && (!is_name(id->timezone, "-_+/") || strstr(id->timezone, "..")))
-        return complain(EINVAL, text, size, "not a time zone");
+        return complain(EINVAL, text, size, "TIMEZONE is not a time zone");
     return 0;
 }
 
@@ -209,7 +210,7 @@ int identity_apply(const struct agent *a, const struct identity *id, char *text,
     if ((rc = apply_groups(id)) < 0)
         return complain(rc, text, size, "cannot write /etc/group: %s", strerror(-rc));
     if (id->user != NULL && (rc = apply_user(id)) < 0)
-        return complain(rc, text, size, "cannot make the user's account: %s", strerror(-rc));
+        return complain(rc, text, size, "cannot create the user's account: %s", strerror(-rc));
     if (id->timezone != NULL && (rc = apply_timezone(id->timezone)) < 0)
         return complain(rc, text, size, "cannot set the time zone: %s", strerror(-rc));
     if ((rc = apply_commands(id)) < 0)

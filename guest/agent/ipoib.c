@@ -77,13 +77,14 @@ int ipoib_interface(const char *sysfs, const struct ib_port *port, uint16_t entr
     if (found)
         return 1;
     if (parent[0] == '\0') {
-        (void)snprintf(text, size, "%s port %u has no IPoIB interface (has the image ib_ipoib?)",
+        (void)snprintf(text, size,
+                       "%s port %u has no IPoIB interface (does the image have ib_ipoib?)",
                        port->device, port->number);
         return 0;
     }
     int rc = make_child(sysfs, parent, entry);
     (void)snprintf(text, size, "%s has no interface with the key 0x%04x: %s", parent, entry,
-                   rc < 0 ? strerror(-rc) : "it is being made");
+                   rc < 0 ? strerror(-rc) : "it is being created");
     return 0;
 }
 

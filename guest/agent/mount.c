@@ -95,7 +95,9 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
 {
     char real[PATH_MAX];
     if (!is_tag(tag) || !is_normal(path) || is_forbidden(path)) {
-        (void)snprintf(text, size, "%.200s is no place to mount a share on", path);
+        (void)snprintf(text, size,
+                       "a share cannot be mounted on %.200s, a directory of the guest's own system",
+                       path);
         return -EINVAL;
     }
     if (!a->system || is_there(tag, path))

@@ -45,8 +45,9 @@ char **sbcast_as_srun(int argc, char **argv)
         return NULL;
     }
     if (r.chooses || r.job != NULL)
-        sbcast_fail(r.target, "a folder of the guests' own takes none of --jobid, --nodelist, "
-                              "--exclude, --send-libs");
+        sbcast_fail(r.target,
+                    "this folder is local to the guests: --jobid, --nodelist, --exclude and "
+                    "--send-libs cannot be used");
     sbcast_open_source(&r, &st);
     unsigned long guests = guests_of_node();
     sbcast_forget("SLURM_");

@@ -55,7 +55,7 @@ int main(int argc, char **argv)
         return 0;
     }
     if (getpid() != 1)
-        die(0, "this is the first process of a guest's initrd and does nothing elsewhere");
+        die(0, "this program runs only as the first process of a guest's initrd");
     umask(0022);
     mount_kernel_filesystems();
     read_options(&options);

@@ -155,10 +155,10 @@ void switch_root(void)
     }
     root = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root < 0 || fstat(root, &st) != 0 || fstatfs(root, &fs) != 0)
-        die(errno, "cannot look at the initramfs");
+        die(errno, "cannot inspect the initramfs");
     /* Only ever empty an initramfs: a started-by-mistake vhpc-init must not eat a disk. */
     if (fs.f_type != RAMFS_MAGIC && fs.f_type != TMPFS_MAGIC)
-        die(0, "/ is no initramfs (file system type %#lx)", (unsigned long)fs.f_type);
+        die(0, "/ is not an initramfs (file system type %#lx)", (unsigned long)fs.f_type);
     if (chdir(NEW_ROOT) != 0)
         die(errno, "cannot enter the new root");
     remove_contents(root, st.st_dev);

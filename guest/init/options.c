@@ -16,7 +16,7 @@ static int copy_value(char *target, const char *key, const char *value, char *er
     const size_t length = strlen(value);
 
     if (length == 0 || length >= OPTION_SIZE) {
-        snprintf(error, error_size, "%s= has a value of %zu characters, 1 to %d are possible", key,
+        snprintf(error, error_size, "%s= has a value of %zu characters, 1 to %d are allowed", key,
                  length, OPTION_SIZE - 1);
         return -1;
     }

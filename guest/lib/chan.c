@@ -78,7 +78,7 @@ static int dispatch(struct chan *c)
     while (!c->closed && !c->finishing && c->in.len >= VHPC_HEADER) {
         struct frame f;
         if (frame_unpack(buf_head(&c->in), &f) < 0)
-            return chan_broken(c, "an impossible frame header");
+            return chan_broken(c, "an invalid frame header");
         if (c->in.len - VHPC_HEADER < f.length)
             return 0;
         f.payload = buf_head(&c->in) + VHPC_HEADER;
@@ -158,7 +158,7 @@ int chan_send(struct chan *c, const struct frame *f)
     if (c->closed || c->finishing)
         return -ENOTCONN;
     if (c->out.len + sizeof head + f->length > c->out_limit)
-        return chan_broken(c, "the peer does not read what it asked for");
+        return chan_broken(c, "the peer does not read the data that waits for it");
     int rc = buf_reserve(&c->out, sizeof head + f->length);
     if (rc < 0)
         return rc;

@@ -111,7 +111,7 @@ static enum flow_verdict check_control(struct flow *f, enum flow_side from,
     if (frame->length != 4)
         return broken(f, "a malformed SIGNAL");
     uint32_t number = get_le32(frame->payload);
-    return number >= 1 && number <= 64 ? FLOW_PASS : broken(f, "SIGNAL with an impossible number");
+    return number >= 1 && number <= 64 ? FLOW_PASS : broken(f, "SIGNAL with an invalid number");
 }
 
 static enum flow_verdict check_end(struct flow *f, enum flow_side from, const struct frame *frame)

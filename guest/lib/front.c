@@ -108,8 +108,8 @@ static int on_started(struct front *f, const struct frame *frame)
 {
     if (f->spec->pmi_refusal != NULL && !names(frame, TAG_PMI_REFUSAL)) {
         end(f, FRONT_REFUSED, ENOSYS,
-            "the image's agent is too old to notice that a program uses PMI; build the image "
-            "anew, or see VHPC_PMI in vhpc-spank(8)");
+            "the agent of the image is too old to detect that a program uses PMI; rebuild the "
+            "image, or see VHPC_PMI in vhpc-spank(8)");
         return 0;
     }
     f->signals_group = names(frame, TAG_SIGNAL_GROUP);
@@ -124,7 +124,7 @@ static int on_frame(struct chan *c, const struct frame *frame)
 {
     struct front *f = c->owner;
     if (frame->session != 0)
-        return chan_broken(c, "a session number on a client's hop");
+        return chan_broken(c, "a session number from a client");
     if (frame->type == VHPC_HELLO)
         return on_hello(f, frame);
     if (frame->type == VHPC_PONG && f->pings_pending > 0) {

@@ -111,6 +111,6 @@ void run_copy_and_retry(const struct run_options *o, const struct front_result *
         if (setenv(again, "1", 1) == 0)
             (void)execv("/proc/self/exe", argv);
     }
-    (void)fprintf(stderr, "vhpc: %s is on the node %s and not in the guest of this job\n", path,
+    (void)fprintf(stderr, "vhpc: %s exists on the node %s but not in the guest of this job\n", path,
                   node != NULL ? node : "itself");
 }

@@ -99,8 +99,7 @@ static int begin(struct host_call *c, struct host_calls *h)
         return task_start(&c->task, &ops, h, &h->front->loop, &h->front->chan, 0, c->id, &c->flow,
                           &c->spec);
     }
-    (void)snprintf(text, sizeof text,
-                   "%.64s: not among the commands that guests may run on the host",
+    (void)snprintf(text, sizeof text, "%.64s: guests may not run this command on the host",
                    c->spec.argv[0]);
     c->over = true;
     return error_send(&h->front->chan, 0, c->id, VHPC_ERR_REFUSED, EPERM, text);

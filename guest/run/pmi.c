@@ -40,7 +40,7 @@ static int forbid(struct execspec *spec)
             "step %s.%s runs an MPI program in several tasks, but PMI (srun --mpi=%s) does not "
             "reach into guests yet: each task would be rank 0 of 1; in a job with one guest "
             "start the program with mpirun, or set VHPC_PMI=singleton to run each task as a "
-            "program of its own",
+            "separate program",
             job != NULL ? job : "?", step != NULL ? step : "?", type != NULL ? type : "...") >= 0)
         return 0;
     spec->pmi_refusal = NULL;

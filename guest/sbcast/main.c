@@ -113,12 +113,14 @@ static unsigned long count_guests(const struct sbcast *r)
                     (char *)r->target,
                     NULL};
     if (!ask(argv, answer, sizeof answer))
-        sbcast_fail(r->target, "no task of the job could say whether its guests share this folder");
+        sbcast_fail(r->target, "cannot find out whether the job's guests share this folder: srun "
+                               "could not start a task in the job");
     if (strcmp(answer, "host\n") == 0 || strcmp(answer, "shared\n") == 0)
         return 0;
     unsigned long guests = strncmp(answer, "own ", 4) == 0 ? strtoul(answer + 4, &rest, 10) : 0;
     if (guests == 0 || guests > SBCAST_GUESTS_MAX || *rest != '\n')
-        sbcast_fail(r->target, "the task that was asked about this folder has answered nonsense");
+        sbcast_fail(r->target, "cannot find out whether the job's guests share this folder: the "
+                               "task that srun started gave an unexpected answer");
     return guests;
 }
 
@@ -153,8 +155,9 @@ int main(int argc, char **argv)
     if (guests == 0)
         run_slurms_own(argv);
     if (r.chooses)
-        sbcast_fail(r.target, "a folder of the guests' own takes none of --nodelist, --exclude, "
-                              "--send-libs, and no step or component with --jobid");
+        sbcast_fail(r.target,
+                    "this folder is local to the guests: --nodelist, --exclude, --send-libs, and "
+                    "--jobid with a step or a component cannot be used");
     unsigned long nodes = count_nodes(&r);
     sbcast_open_source(&r, &st);
     run(sbcast_step(&r, &st, nodes, guests));

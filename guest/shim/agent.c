@@ -31,7 +31,7 @@ static int on_reply(struct shim *s, struct client *c, const struct frame *f)
 {
     if (f->call != 0 || c->requests_pending == 0 || (f->flags & VHPC_READER) ||
         f->length > VHPC_MESSAGE_MAX - c->reply_len)
-        return chan_broken(&s->agent, "an unasked or endless REPLY");
+        return chan_broken(&s->agent, "a REPLY without a REQUEST, or one that is too long");
     c->reply_len += f->length;
     if ((f->flags & VHPC_MORE) == 0) {
         c->reply_len = 0;
@@ -60,7 +60,7 @@ static int on_host_call(struct shim *s, struct client *c, const struct frame *f)
     if (call == NULL)
         call = begin_call(c, f);
     if (call == NULL)
-        return chan_broken(&s->agent, "a host call that may not begin");
+        return chan_broken(&s->agent, "a host call that is not allowed now");
     switch (flow_check(&call->flow, FLOW_INITIATOR, f)) {
     case FLOW_DROP:
         return 0;
@@ -95,7 +95,7 @@ static int judge(struct shim *s, struct client *c, const struct frame *f)
         return on_reply(s, c, f);
     case VHPC_PONG:
         if (c->pings_pending == 0 || f->call != 0 || f->length > 64 || f->flags != 0)
-            return chan_broken(&s->agent, "an unasked PONG");
+            return chan_broken(&s->agent, "a PONG without a PING");
         c->pings_pending--;
         return 1;
     case VHPC_HELLO:
@@ -114,7 +114,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
     if (f->type == VHPC_HELLO && f->session == 0)
         return on_hello(s, f);
     if (!s->agent_up || f->session == 0)
-        return chan_broken(chan, "a frame that belongs to no session");
+        return chan_broken(chan, "a frame without a session");
     struct client *c = client_find(s, f->session);
     if (c == NULL)
         return f->session < s->next_session ? 0 : chan_broken(chan, "an unknown session");
@@ -125,7 +125,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
         return rc;
     out.session = 0;
     if (chan_send(&c->chan, &out) < 0)
-        client_drop(c, "it does not read what it asked for");
+        client_drop(c, "it does not read the data that waits for it");
     return 0;
 }
 

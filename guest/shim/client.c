@@ -94,7 +94,7 @@ static int pass_on(struct client *c, const struct frame *f)
     c->known_to_agent = true;
     int rc = chan_send(&c->shim->agent, &out);
     if (rc < 0)
-        shim_end(c->shim, SHIM_AGENT_BROKEN, "its channel is stuck");
+        shim_end(c->shim, SHIM_AGENT_BROKEN, "its channel accepts no more data");
     return 0;
 }
 
@@ -124,12 +124,12 @@ static void watch(struct client *c, int number)
 static int on_request(struct client *c, const struct frame *f)
 {
     if (c->uid != 0) {
-        refuse(c, EPERM, "control operations are root's");
+        refuse(c, EPERM, "only root may send control operations");
         return 0;
     }
     if (f->call != 0 || f->length > VHPC_MESSAGE_MAX - c->request_len ||
         c->requests_pending >= VHPC_PENDING_MAX)
-        return chan_broken(&c->chan, "too long a REQUEST, or too many");
+        return chan_broken(&c->chan, "a REQUEST that is too long, or too many REQUESTs");
     c->request_len += f->length;
     if ((f->flags & VHPC_MORE) == 0) {
         c->request_len = 0;
@@ -152,7 +152,7 @@ static int on_command(struct client *c, const struct frame *f)
     if (f->type == VHPC_SIGNAL)
         watch(c, (int)get_le32(f->payload));
     if (first && c->flow.phase != FLOW_CLOSED && c->uid != 0 && c->flow.uid != c->uid) {
-        refuse(c, EPERM, "a program may run as your own user only");
+        refuse(c, EPERM, "you may run programs as your own user only");
         return 0;
     }
     return pass_on(c, f);
@@ -181,7 +181,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
 {
     struct client *c = chan->owner;
     if (f->session != 0)
-        return chan_broken(chan, "a session number on a client's hop");
+        return chan_broken(chan, "a session number from a client");
     if (f->type == VHPC_HELLO)
         return on_hello(c, f);
     if (!c->said_hello || !c->shim->agent_up)
@@ -193,7 +193,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
         return on_request(c, f);
     case VHPC_PING:
         if (f->call != 0 || f->length > 64 || f->flags != 0 || c->pings_pending >= VHPC_PENDING_MAX)
-            return chan_broken(chan, "a malformed PING, or too many");
+            return chan_broken(chan, "a malformed PING, or too many PINGs");
         c->pings_pending++;
         return pass_on(c, f);
     case VHPC_REPLY:
@@ -354,8 +354,8 @@ static void limit_memory(struct shim *s)
         }
         if (total <= CLIENTS_LIMIT)
             return;
-        client_drop(largest,
-                    "clients of this guest do not read what they asked for, this one least");
+        client_drop(largest, "the clients of this guest do not read the data that waits for them, "
+                             "and most of it waits for this one");
     }
 }
 

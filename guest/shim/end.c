@@ -14,7 +14,7 @@ void shim_end(struct shim *s, int status, const char *text)
     s->status = status;
     if (status == SHIM_AGENT_BROKEN) {
         s->runs_on = true;
-        (void)snprintf(line, sizeof line, "guest broke the channel's protocol: %s", text);
+        (void)snprintf(line, sizeof line, "the guest violated the channel's protocol: %s", text);
         log_line("%s", line);
     } else {
         (void)snprintf(line, sizeof line, "%s", text != NULL ? text : "channel closed");

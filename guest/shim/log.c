@@ -49,7 +49,7 @@ void log_line(const char *format, ...)
     if (!may_write())
         return;
     if (rate.left_out > 0)
-        (void)fprintf(stderr, "vhpc-shim: %lu lines were left out\n", rate.left_out);
+        (void)fprintf(stderr, "vhpc-shim: %lu lines were suppressed\n", rate.left_out);
     rate.left_out = 0;
     va_start(arguments, format);
     (void)vsnprintf(line, sizeof line, format, arguments);

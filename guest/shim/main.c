@@ -24,22 +24,23 @@ static const char usage[] =
     "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID [--watch-fd N]...\n"
     "                 [--log-fd TAG:N]... [--console-fd N [--console-keep KIB]]\n"
     "\n"
-    "Multiplexes one guest's channel among its clients, and keeps its console short.\n"
+    "Multiplexes the channel of one guest among its clients, and limits the size of the file\n"
+    "with its console output.\n"
     "\n"
     "  --agent-fd N   connected socket of the guest's virtio-serial port\n"
     "  --listen-fd N  listening unix socket for vhpc-run and control clients\n"
-    "  --root-fd N    another one, that only root can connect to: a user's connections cannot\n"
-    "                 keep root's waiting there\n"
-    "  --uid UID      the job's user: the only one besides root who may connect\n"
+    "  --root-fd N    listening unix socket that only root can connect to: connections of the\n"
+    "                 user cannot fill its queue\n"
+    "  --uid UID      the job's user; only this user and root may connect\n"
     "  --console-fd N file that QEMU appends the guest's console to, open for reading and writing\n"
     "  --console-keep KIB  how much of its beginning and of its end is kept (default 1024)\n"
-    "  --watch-fd N   pidfd of a process without which the guest hangs\n"
-    "  --log-fd TAG:N pipe that such a process writes its messages to; they go to stderr\n"
+    "  --watch-fd N   pidfd of a process that the guest cannot work without\n"
+    "  --log-fd TAG:N pipe with the messages of such a process; they are written to stderr\n"
     "  --help, --version\n"
     "\n"
-    "Ends with 0 when the guest closes its side, on SIGTERM, or when a watched\n"
-    "process has ended, with 3 when the guest violates the protocol, with 2 on bad\n"
-    "usage. While a guest that it has given up has a console it waits for SIGTERM.\n";
+    "Exit status: 0 when the guest closes its side, on SIGTERM, or when a watched\n"
+    "process has ended; 3 when the guest violates the protocol; 2 on bad usage. With\n"
+    "--console-fd, a shim that has closed the channel itself waits for SIGTERM.\n";
 
 static short want_input(struct source *s)
 {
@@ -139,7 +140,7 @@ static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
 {
     int rc = console_open(&s->console, &s->loop, fd, (off_t)keep_kib << 10);
     if (rc < 0)
-        log_line("the console is not watched: %s", strerror(-rc));
+        log_line("the console cannot be watched and may grow without limit: %s", strerror(-rc));
 }
 
 /*

@@ -159,9 +159,9 @@ static void ports_of_ethernet_are_nobody_s_business(void **state)
 static void no_adapter_at_all_makes_one_think_of_drivers(void **state)
 {
     (void)state;
-    bad(&one, "no InfiniBand adapter (has the image a driver for it?)");
+    bad(&one, "no InfiniBand adapter (does the image have a driver for it?)");
     (void)at("class/infiniband/x");
-    bad(&one, "no InfiniBand adapter (has the image a driver for it?)");
+    bad(&one, "no InfiniBand adapter (does the image have a driver for it?)");
 }
 
 static void a_port_that_is_not_active_is_said_with_its_state(void **state)
@@ -331,7 +331,7 @@ static void a_name_that_would_break_a_list_is_none(void **state)
     (void)state;
     put_adapter(0, GID_A, right);
     assert_int_equal(mkdir(at("class/infiniband/mlx5,0:1"), 0700), 0);
-    bad(&one, "an adapter has a name that is none");
+    bad(&one, "an adapter has an invalid name");
 }
 
 static void a_line_that_is_too_long_is_cut(void **state)

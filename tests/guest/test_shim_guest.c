@@ -95,7 +95,8 @@ static void data_beyond_the_window_breaks_the_guest(void **state)
     struct error_info e;
     assert_int_equal(error_parse(&f, &e), 0);
     assert_int_equal(e.kind, VHPC_ERR_GONE);
-    assert_string_equal(e.text, "guest broke the channel's protocol: DATA without credit for it");
+    assert_string_equal(e.text,
+                        "the guest violated the channel's protocol: DATA without credit for it");
     (void)close(client);
     rig_close(&r);
 }
