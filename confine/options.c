@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command line: everything is checked before anything is done. */
+/* The command line: all options are checked before anything is done. */
 #include <errno.h>
 #include <getopt.h>
 #include <limits.h>
@@ -231,7 +231,7 @@ int confine_report(const struct confine *c, int code, const char *keyword, const
     size_t total = more < 0 ? (size_t)length : (size_t)length + (size_t)more;
     if (total > sizeof line - 2)
         total = sizeof line - 2;
-    for (size_t i = 0; i < total; i++) /* a name may hold a line break */
+    for (size_t i = 0; i < total; i++) /* a name may contain a line break */
         if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
             line[i] = '?';
     line[total++] = '\n';

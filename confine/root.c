@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A root directory in which there is little: the system's programs, a /proc
- * that shows nobody else, and the shared directory.
+ * A minimal root directory: the system's programs, a /proc that shows only this process, and the
+ * shared directory.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,8 +20,7 @@
 
 #include "confine.h"
 
-/* Any directory of root's that every system has: it is hidden by the new root, in this namespace.
- */
+/* A directory that root owns and that each system has. In this namespace the new root hides it. */
 #define PLACE "/run"
 #define SHARE "/share"
 
@@ -31,7 +30,7 @@ static int failed(const struct confine *c, const char *what, const char *path)
                           strerror(errno));
 }
 
-/* The flags of a whole tree of mounts; mount_setattr(2), Linux 5.12. */
+/* Sets the flags of a whole tree of mounts; mount_setattr(2), Linux 5.12. */
 static int set_flags(const char *path, uint64_t flags)
 {
     struct mount_attr attributes = {.attr_set = flags};
@@ -40,7 +39,7 @@ static int set_flags(const char *path, uint64_t flags)
                         sizeof attributes);
 }
 
-/* Show `source` at PLACE followed by `name`, without devices and setuid files. */
+/* Mount `source` at PLACE followed by `name`, without devices and setuid files. */
 static int show(const struct confine *c, const char *source, const char *name, bool read_only,
                 unsigned long more)
 {
@@ -57,7 +56,7 @@ static int show(const struct confine *c, const char *source, const char *name, b
     return 0;
 }
 
-/* A directory of the system: itself where it is one, the link where it is a link. */
+/* A directory of the system: a bind mount if it is a directory, the same link if it is a link. */
 static int show_system(const struct confine *c, const char *name)
 {
     char target[PATH_MAX];
@@ -97,7 +96,7 @@ static int show_command(const struct confine *c)
     return show_system(c, top);
 }
 
-/* What the dynamic loader looks libraries up in. */
+/* Directories in which the dynamic loader searches for libraries. */
 static int show_loader_cache(const struct confine *c)
 {
     static const char name[] = "/etc/ld.so.cache";
@@ -119,10 +118,9 @@ static int show_loader_cache(const struct confine *c)
 }
 
 /*
- * The processes that it shows are those that the reader may trace: in a user
- * namespace of its own this is the process itself (proc(5), hidepid; the option
- * is of this mount alone since Linux 5.8, which brought this value of it).
- * virtiofsd needs /proc/self/fd, and /proc/sys/fs/nr_open at its start.
+ * A reader sees the processes that it may trace: in a user namespace of its own, this is only
+ * itself (proc(5), hidepid; since Linux 5.8 the option applies to this mount only and has this
+ * value). virtiofsd needs /proc/self/fd, and /proc/sys/fs/nr_open at its start.
  */
 static int show_itself(const struct confine *c)
 {
@@ -150,9 +148,9 @@ static bool leads_to_the_kernel(const char *type)
 }
 
 /*
- * Take away what is mounted below the shared directory and leads to processes
- * or the kernel, such as the /proc of a chroot.  Paths below it are the user's:
- * they are walked with his rights.
+ * Unmount what is mounted below the shared directory and gives access to processes or the kernel,
+ * such as the /proc of a chroot.  The user controls the paths below it, so they are followed with
+ * the user's rights.
  */
 static int strip(const struct confine *c)
 {
@@ -176,7 +174,7 @@ static int strip(const struct confine *c)
     (void)endmntent(mounts);
     confine_as_user(c);
     int error = 0;
-    while (count > 0 && error == 0) /* the last one lies on top */
+    while (count > 0 && error == 0) /* the last entry is the uppermost mount */
         if (umount2(paths[--count], MNT_DETACH | UMOUNT_NOFOLLOW) != 0)
             error = errno;
     confine_as_root();
@@ -222,7 +220,7 @@ static int enter(const struct confine *c)
 {
     if (chdir(PLACE) != 0 || syscall(SYS_pivot_root, ".", ".") != 0)
         return failed(c, "enter", "the new root");
-    /* the old root lies over the new one now: pivot_root(2), NOTES */
+    /* the old root is now mounted on the new one: pivot_root(2), NOTES */
     if (umount2(".", MNT_DETACH) != 0 || chdir("/") != 0)
         return failed(c, "leave", "the old root");
     return 0;
@@ -239,8 +237,7 @@ int confine_enter_root(const struct confine *c)
     (void)close(share);
     if (code != 0)
         return code;
-    /* slave: what the host mounts later below the shared directory is seen, and nothing goes back
-     */
+    /* slave: mounts of the host below the shared directory appear here, and nothing goes back */
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
         return failed(c, "create", "a mount namespace");
     if (mount("tmpfs", PLACE, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k") != 0)

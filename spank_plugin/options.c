@@ -9,7 +9,7 @@
 #include "bounds.h"
 #include "text.h"
 
-/* Largest --vhpc-mem-reserve: 16 TiB in MiB, beyond any node of today. */
+/* Largest --vhpc-mem-reserve: 16 TiB in MiB, more than any node has. */
 #define RESERVE_MAX_MIB UINT64_C(16777216)
 
 static bool is_lower_or_digit(char c)
@@ -62,8 +62,8 @@ static bool parse_image(const char *text, char value[VHPC_VALUE_SIZE], const cha
 }
 
 /*
- * SIZE[K|M|G|T] -> whole MiB.  A plain number is MiB, as in Slurm's --mem;
- * what K leaves over is rounded up, so that never less is kept than was asked.
+ * SIZE[K,M,G,T] -> whole MiB.  A plain number is MiB, as in Slurm's --mem; a size in K is rounded
+ * up, so that never less is reserved than was asked for.
  */
 static bool parse_mem_reserve(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
@@ -136,7 +136,7 @@ static bool parse_guests_per_node(const char *text, char value[VHPC_VALUE_SIZE],
     return true;
 }
 
-/* Any plain text may name a file; what a shell would do with it is no concern here. */
+/* Any plain text may name a file; shells are not involved. */
 static bool parse_console(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
     size_t length = strlen(text);

@@ -55,7 +55,7 @@ __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size,
     return false;
 }
 
-/* Cut the copy into lines and note where the value of each known key begins. */
+/* Split the copy into lines and find the value of each known key. */
 static bool split(char *bytes, size_t length, const char *values[KEYS], char *why, size_t size)
 {
     size_t at = 0;
@@ -98,7 +98,7 @@ static bool read_u32(const char *text, uint32_t *number)
     return true;
 }
 
-/* The generation must be that of the job and restart beside it. */
+/* The generation must have the same job and restart as the other fields. */
 static bool generation_agrees(const struct vhpc_state *state, const char *generation)
 {
     char prefix[32];
@@ -124,7 +124,7 @@ static bool read_status(struct vhpc_state *state, const char *text)
     return false;
 }
 
-/* Sockets of further guests are beside the first one's: .../g0/run.sock, .../g1/run.sock. */
+/* Sockets of further guests are beside the first one: .../g0/run.sock, .../g1/run.sock. */
 static bool read_guests(struct vhpc_state *state, const char *text)
 {
     size_t length = state->socket == NULL ? 0 : strlen(state->socket);
@@ -283,7 +283,7 @@ static bool load(struct vhpc_state *state, int file, uid_t owner, char *why, siz
 
     if (!is_trusted(file, owner, why, size))
         return false;
-    bytes = malloc(VHPC_STATE_MAX + 1); /* one more, so that too large is seen */
+    bytes = malloc(VHPC_STATE_MAX + 1); /* one byte more, to detect a file that is too large */
     if (bytes == NULL)
         return refuse(why, size, "%s", strerror(ENOMEM));
     length = read_all(file, bytes, VHPC_STATE_MAX + 1);
@@ -311,9 +311,9 @@ enum vhpc_state_found vhpc_state_read(struct vhpc_state *state, const char *run_
         return VHPC_STATE_BAD;
     }
     /*
-     * A job without guests has no directory here.  What cannot even be looked
-     * at (run_dir closed to users by mistake) says nothing about this job, and
-     * jobs that never asked for a guest must not suffer from it.
+     * A job without guests has no directory here.  If even lstat fails (run_dir closed to users by
+     * mistake), nothing is known about this job, and jobs that never asked for a guest must not
+     * fail.
      */
     if (lstat(path, &about) != 0)
         return VHPC_STATE_ABSENT;

@@ -12,8 +12,8 @@ static enum flow_verdict broken(struct flow *f, const char *why)
 }
 
 /*
- * The first frame of an EXEC begins with TAG_FDS and TAG_UID, in this order:
- * so a middle man learns what he must enforce without keeping the message.
+ * The first frame of an EXEC begins with TAG_FDS and TAG_UID, in this order: so the parties in
+ * between know what they must enforce without keeping the message.
  */
 static enum flow_verdict begin_exec(struct flow *f, const struct frame *frame)
 {
@@ -50,7 +50,7 @@ static enum flow_verdict check_exec(struct flow *f, enum flow_side from, const s
         if (v != FLOW_PASS)
             return v;
     } else if (frame->length == 0) {
-        /* Progress is required, else a message has no last frame. */
+        /* An empty part would allow a message without end. */
         return broken(f, "an empty continuation of EXEC");
     }
     f->exec_len += frame->length;

@@ -50,7 +50,7 @@ static bool parse_timeout(const char *text, int *out)
     return true;
 }
 
-/* By hand and not by getopt: what follows PROGRAM is never ours. Returns the index of PROGRAM. */
+/* Not getopt, because everything after PROGRAM belongs to PROGRAM. Returns the index of PROGRAM. */
 static int parse_line(int argc, char **argv, struct run_options *o, int *status)
 {
     int i = 1;
@@ -92,7 +92,7 @@ int run_parse(int argc, char **argv, struct run_options *o)
     if (timeout != NULL && !parse_timeout(timeout, &o->timeout_s))
         return complain("VHPC_RUN_TIMEOUT is not a number of seconds: ", timeout);
     if (argv0 != NULL) {
-        /* The plugin put us in the place of argv[0]; the name is the task's own again here. */
+        /* The plugin has replaced argv[0] by our path; here it gets its own value again. */
         argv[0] = argv0;
         o->argv = argv;
         o->argc = argc;

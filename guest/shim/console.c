@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PAGE = 4096 }; /* holes are made of whole blocks */
+enum { PAGE = 4096 }; /* holes consist of whole blocks */
 
 static short want_changes(struct source *s)
 {
@@ -31,7 +31,10 @@ int console_trim(struct console *c)
     if (fstat(c->fd, &st) < 0)
         return -errno;
     off_t from = c->punched > c->keep ? c->punched : c->keep;
-    /* In steps as long as what is kept: a byte at a time would be a hole at a time. */
+    /*
+     * Trim only after the file has grown by the length that is kept: otherwise each byte would cost
+     * a hole.
+     */
     if (st.st_size - from < 2 * c->keep)
         return 0;
     off_t to = (st.st_size - c->keep) & ~(off_t)(PAGE - 1);
@@ -39,7 +42,7 @@ int console_trim(struct console *c)
         c->punched = to;
         return 0;
     }
-    /* A file system without holes: the end goes, too. QEMU appends at the new one. */
+    /* The file system has no holes: truncate the file completely. QEMU appends at the new end. */
     c->punched = 0;
     return ftruncate(c->fd, c->keep) < 0 ? -errno : 0;
 }
