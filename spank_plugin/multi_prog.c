@@ -4,7 +4,7 @@
 #include <ctype.h>
 #include <string.h>
 
-/* One line; *entry becomes true when it starts programs. */
+/* Checks one line; *entry becomes true if it starts programs. */
 static bool reads_as_entry(const char *line, size_t length, bool *entry)
 {
     size_t at = 0;

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 
 /*
- * True when text reads as a configuration of srun --multi-prog: every line
- * that is neither blank nor a comment begins with a set of ranks and a program.
+ * True if text is a configuration of srun --multi-prog: each line that is neither blank nor a
+ * comment begins with a set of ranks and a program.
  */
 bool vhpc_argv_is_multi_prog(const char *text);
 

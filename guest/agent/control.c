@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* REQUEST: root's operations on the guest as a whole. */
+/* REQUEST: root's operations on the whole guest. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +64,7 @@ static int add_group(struct identity *who, const struct tlv *t)
     return 0;
 }
 
-/* TAG_KEY, an entry of a table of keys, or TAG_PORT_GUID */
+/* TAG_KEY, an entry of a pkey table, or TAG_PORT_GUID */
 static int add_fabric(struct ib_want **want, const struct tlv *t)
 {
     uint32_t key = 0;
@@ -188,7 +188,7 @@ static int put_info(const struct agent *a, struct buf *b)
     return rc;
 }
 
-/* 0 or -errno with one line in text; *later: somebody else replies. */
+/* 0 or -errno with one line in text; *later: the reply is sent later. */
 static int perform(struct session *s, const struct request *r, char *text, size_t size, bool *later)
 {
     struct agent *a = s->agent;

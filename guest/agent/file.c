@@ -9,7 +9,7 @@
 
 int write_file(const char *path, mode_t mode, const char *content)
 {
-    (void)unlink(path); /* it may be a link into a read-only place */
+    (void)unlink(path); /* it may be a link to a read-only place */
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (fd < 0)
         return -errno;

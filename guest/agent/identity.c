@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The identity operation: the user exists in the guest under his own name and
- * ids, may become root there, and finds the cluster's host names and commands.
+ * The identity operation: creates the job's user in the guest with the same name and ids, allows
+ * sudo, and sets up the cluster's host names and commands.
  */
 #include "identity.h"
 
@@ -34,7 +34,7 @@ static int complain(int number, char *text, size_t size, const char *format, ...
     return number < 0 ? number : -number;
 }
 
-/* A field of a colon-separated file, or a line: nothing that could end it. */
+/* Whether a field has no character that could end it or its line. */
 static bool is_clean(const char *s, const char *forbidden)
 {
     if (s == NULL)
@@ -135,8 +135,8 @@ static int apply_user(const struct identity *id)
 {
     char *line = NULL;
     /*
-     * "*" and not "x": the password lives in no shadow file, and sudo's
-     * account check would call an "x" without shadow entry a locked account.
+     * "*" and not "x": there is no password in a shadow file, and the account check of sudo would
+     * regard an "x" without shadow entry as a locked account.
      */
     if (asprintf(&line, "%s:*:%u:%u:%s:%s:%s", id->user, id->uid, id->gid,
                  id->gecos != NULL ? id->gecos : "", id->home,
@@ -146,7 +146,7 @@ static int apply_user(const struct identity *id)
     free(line);
     if (rc == 0 && access("/etc/sudoers.d", F_OK) == 0) {
         char rule[80];
-        /* By uid: a site's user names may hold characters that mean something to sudo. */
+        /* By uid: a user name may have characters that are special for sudo. */
         (void)snprintf(rule, sizeof rule, "#%u ALL=(ALL:ALL) NOPASSWD: ALL\n", id->uid);
         rc = write_file("/etc/sudoers.d/vhpc", 0440, rule);
     }
@@ -181,7 +181,10 @@ static int apply_timezone(const char *zone)
     return symlink(path, "/etc/localtime") < 0 ? -errno : 0;
 }
 
-/* Names of Slurm commands lead to this binary, which asks the host; the image's own ones win. */
+/*
+ * Names of Slurm commands become links to this binary, which runs them on the host. Files of the
+ * image stay.
+ */
 static int apply_commands(const struct identity *id)
 {
     char self[PATH_MAX];

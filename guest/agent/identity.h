@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who the job's user is, in this guest. */
+/* The identity of the job's user in this guest. */
 #ifndef VHPC_IDENTITY_H
 #define VHPC_IDENTITY_H
 
@@ -14,7 +14,7 @@ struct identity_group {
 
 struct identity {
     char *hostname;
-    char *timezone; /* NULL = leave it */
+    char *timezone; /* NULL = keep the image's */
     char *user;     /* NULL = no user */
     char *gecos;
     char *home;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vhpc-agent: PID 1 of a lean guest, a unit of a full one, or a host command's stand-in. */
+/* vhpc-agent: PID 1 of a lean guest, a unit of a full one, or a command that runs on the host. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -57,7 +57,7 @@ static void signals_ready(struct source *source, short revents)
     }
 }
 
-/* Signals that ask an init to end; systemd's numbers for poweroff and reboot among them. */
+/* Signals that ask an init to end; systemd's numbers for poweroff and reboot are among them. */
 static int open_signals(struct agent *a)
 {
     sigset_t set;
@@ -95,7 +95,7 @@ static void introduce(struct agent *a)
     a->hello.boot_id[strcspn(a->hello.boot_id, "\n")] = '\0';
 }
 
-/* One turn of everything; 0 or -errno. */
+/* One turn of the loop and of all that is polled; 0 or -errno. */
 static int turn(struct agent *a, bool *work)
 {
     int rc = loop_once(&a->loop, *work ? TICK_MS : -1);
@@ -113,7 +113,7 @@ static int serve(struct agent *a)
         rc = turn(a, &work);
         if (!a->powering_off)
             continue;
-        /* The reply goes out before the power does. */
+        /* Send the reply before the power-off. */
         work = true;
         if (until == 0)
             until = now_ms() + FAREWELL_MS;
@@ -122,7 +122,7 @@ static int serve(struct agent *a)
     return rc;
 }
 
-/* Kill every session and wait, a little, until none is left. */
+/* Kill all sessions and wait a little until they have ended. */
 static void wind_up(struct agent *a)
 {
     long long until = now_ms() + FAREWELL_MS;
@@ -149,7 +149,7 @@ static int run(struct agent *a, const char *port, int fd)
             rc = serve(a);
         wind_up(a);
         if (fd >= 0)
-            break; /* a socket does not come back */
+            break; /* a closed socket cannot be opened again */
     }
     if (a->stopping)
         rc = 0;
@@ -164,7 +164,7 @@ static int run(struct agent *a, const char *port, int fd)
     return rc < 0;
 }
 
-/* The number of an open file descriptor; -1 when the text is none. */
+/* The number of an open file descriptor; -1 if the text is not one. */
 static int descriptor(const char *text)
 {
     char *end;

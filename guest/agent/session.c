@@ -101,7 +101,7 @@ static void release(struct session *s)
     free(s);
 }
 
-/* Its program has ended: tidy up what it used; true when nothing is left. */
+/* After the end of its program: remove what it used; true if nothing is left. */
 static bool tidy(struct session *s)
 {
     if (s->script_written)
@@ -111,7 +111,7 @@ static bool tidy(struct session *s)
     if (!s->cgroup_made)
         return true;
     if (cgroup_remove(s->agent, s->id) < 0) {
-        /* Killed processes take their time to go; one that was forked in between goes now. */
+        /* Killed processes need some time to end; this kills one that was forked meanwhile. */
         cgroup_kill(s->agent, s->id, s->task.pid);
         return false;
     }
@@ -133,7 +133,7 @@ bool sessions_tick(struct agent *a, long long now)
             release(s);
             continue;
         }
-        /* A program that computes needs no timer; ending ones do. */
+        /* A running program needs no timer; one that ends does. */
         if (s->started && ((s->task.reaped && !clean) || (s->closed && !clean)))
             work = true;
         p = &s->next;

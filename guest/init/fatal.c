@@ -21,7 +21,7 @@ _Noreturn void die(int err, const char *format, ...)
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    /* One write, so that a message of the kernel does not land in its middle. */
+    /* One write, so that a message of the kernel cannot appear within it. */
     length = snprintf(line, sizeof line, "vhpc-init: %s%s%s\n", what, err != 0 ? ": " : "",
                       err != 0 ? strerror(err) : "");
     if (write(STDERR_FILENO, line, (size_t)length) == length)
@@ -30,7 +30,8 @@ _Noreturn void die(int err, const char *format, ...)
         sync();
         reboot(RB_POWER_OFF);
     }
-    _exit(1); /* as PID 1: a kernel panic, which panic=-1 turns into an end as well */
+    _exit(1); /* as PID 1: a kernel panic, which panic=-1 turns into a reboot and so into the
+                 guest's end */
 }
 
 void mkdir_or_die(const char *path)
@@ -39,7 +40,7 @@ void mkdir_or_die(const char *path)
 
     if (mkdir(path, 0755) == 0 || errno == EEXIST)
         return;
-    /* A read-only layer in between answers EROFS before EEXIST. */
+    /* If a layer in between is read-only, the answer is EROFS and not EEXIST. */
     const int err = errno;
     if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
         die(err, "cannot create directory %s", path);

@@ -6,8 +6,10 @@
 #ifndef VHPC_INIT_FATAL_H
 #define VHPC_INIT_FATAL_H
 
-/* Prints "vhpc-init: <what>[: <text of errno err>]" and powers the guest off.  err 0: no errno
- * text. */
+/*
+ * Prints "vhpc-init: <what>[: <text of errno err>]" and powers the guest off.  err 0: without a
+ * text of errno.
+ */
 _Noreturn void die(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Mounts, or dies.  data may be NULL. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* /init of the initrd: mounts the image's root and hands over to its PID 1.
+/*
+ * /init of the initrd: mounts the image's root and executes its PID 1.
  *
- * It says nothing unless something fails: under software emulation each line
- * on a serial console costs the boot about a millisecond.
+ * It prints nothing unless something fails: under software emulation each line on a serial console
+ * costs about a millisecond of the boot.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The guest's side: every frame is judged before a client gets to see it. */
+/* The guest's side: each frame is checked before a client gets it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,10 @@ static int on_hello(struct shim *s, const struct frame *f)
         return chan_broken(&s->agent, "a malformed HELLO");
     h.state = VHPC_STATE_UP;
     if (s->agent_up) {
-        /* One when its port opened, one as the answer to ours: the same, or it is another agent. */
+        /*
+         * The agent sends HELLO when its port opens and as the answer to ours: both must be the
+         * same, or it is another agent.
+         */
         bool same = strcmp(h.boot_id, s->agent_hello.boot_id) == 0 &&
                     strcmp(h.agent_version, s->agent_hello.agent_version) == 0;
         return same ? 0 : chan_broken(&s->agent, "the guest was rebooted");
@@ -56,7 +59,7 @@ static int on_host_call(struct shim *s, struct client *c, const struct frame *f)
 {
     struct host_call *call = client_call(c, f->call);
     if (call == NULL && f->call <= c->last_call)
-        return 0; /* the host's side has ended it; this crossed that */
+        return 0; /* the host's side has ended the call; this frame was already on its way */
     if (call == NULL)
         call = begin_call(c, f);
     if (call == NULL)
@@ -87,7 +90,7 @@ static int on_command(struct shim *s, struct client *c, const struct frame *f)
     return 1;
 }
 
-/* 1: pass it on, 0: ignore it, <0: the guest is broken. */
+/* 1: pass it on, 0: ignore it, <0: a violation by the guest. */
 static int judge(struct shim *s, struct client *c, const struct frame *f)
 {
     switch (f->type) {

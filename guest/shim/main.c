@@ -16,7 +16,10 @@
 enum {
     TICK_MS = 100,
     FAREWELL_MS = 2000, /* how long clients may take to read that the guest is gone */
-    /* A guest that ends takes its folders' daemons along, and its channel says so soon. */
+    /*
+     * A guest that ends takes the daemons of its folders with it, and its channel closes soon
+     * after.
+     */
     CRIPPLED_MS = 1000,
 };
 
@@ -48,7 +51,7 @@ static short want_input(struct source *s)
     return POLLIN;
 }
 
-/* Beyond the limit clients are refused with a reason, and far beyond it they wait in the queue. */
+/* Beyond the limit clients are refused with a reason; far beyond it they wait in the queue. */
 static short want_clients(struct source *s)
 {
     const struct shim *shim = s->owner;
@@ -72,7 +75,10 @@ static void signals_ready(struct source *source, short revents)
     shim_end(s, SHIM_AGENT_CLOSED, "the guest is being shut down");
 }
 
-/* A guest whose shared folder has lost its daemon waits for it for ever, and so would its job. */
+/*
+ * A guest waits without limit for the daemon of a shared folder that has ended, and so would its
+ * job.
+ */
 static void watched_ready(struct source *source, short revents)
 {
     struct shim *s = source->owner;
@@ -120,7 +126,7 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd, int root_fd
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     (void)signal(SIGPIPE, SIG_IGN);
-    (void)signal(SIGXFSZ, SIG_IGN); /* a log that is full is no reason to end */
+    (void)signal(SIGXFSZ, SIG_IGN); /* a full log must not end the shim */
     if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
         return -errno;
     s->signals = (struct source){.want = want_input, .ready = signals_ready, .owner = s};
@@ -135,7 +141,7 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd, int root_fd
     return rc == 0 ? shim_agent_open(s, agent_fd) : rc;
 }
 
-/* A console that cannot be watched is no reason to have no guest; it is said, in the shim's log. */
+/* A guest may run without console limits; the failure is logged in the shim's log. */
 static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
 {
     int rc = console_open(&s->console, &s->loop, fd, (off_t)keep_kib << 10);
@@ -144,11 +150,11 @@ static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
 }
 
 /*
- * A guest whose channel we have ended ourselves runs on until its job's Epilog,
- * and may write to its console: stay and keep that short. New clients learn why.
- * A guest that has ended writes nothing, and the Epilog waits for all processes
- * of its uid, of which we are one: that the daemons of its folders end with it
- * must not keep us.
+ * A guest whose channel we have closed ourselves runs until its job's Epilog and may write to its
+ * console: stay and limit the console's size. New clients get the reason.
+ *
+ * A guest that has ended writes nothing, and the Epilog waits for all processes of its uid, of
+ * which we are one: so do not stay if the daemons of its folders have ended with it.
  */
 static bool must_stay(const struct shim *s)
 {
@@ -161,8 +167,8 @@ static int sooner(int a, int b)
 }
 
 /*
- * How long to wait for the next event, at most look ms (-1: for ever); ends a guest
- * that is crippled and has not ended by itself.
+ * How long to wait for the next event, at most look ms (-1: without limit). Ends a guest that has
+ * lost a daemon and has not ended by itself.
  */
 static int patience(struct shim *s, bool watching, int look)
 {
@@ -193,7 +199,7 @@ static int serve(struct shim *s)
             log_line("poll failed: %s", strerror(-rc));
             return 1;
         }
-        /* What has come in the meantime is heard first: it may be us who were slow. */
+        /* First handle what has arrived meanwhile: the delay may be ours. */
         watching = shim_watch(s, now_ms());
         look = shim_look(s, now_ms());
         shim_sweep(s);
@@ -202,7 +208,7 @@ static int serve(struct shim *s)
 }
 
 struct settings {
-    int agent_fd; /* -1 = not given; the same for the others */
+    int agent_fd; /* -1 = not given; also for the next three */
     int listen_fd;
     int root_fd;
     int console_fd;
