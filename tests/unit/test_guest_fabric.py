@@ -71,7 +71,7 @@ def test_the_agent_waits_for_the_port_and_does_other_things_meanwhile(guest: Gue
     tree.clear()
     tree.add("mlx5_0", GUID, (0x7FFF,), "2: INIT")
     with GuestChannel.connect(guest.socket, WAIT_S) as second:
-        with pytest.raises(ChannelRefusedError, match="another request waits"):
+        with pytest.raises(ChannelRefusedError, match="another fabric request is still waiting"):
             second.fabric(KEYS, (GUID,), WAIT_S)
         assert found == []
     tree.set_keys("mlx5_0", KEYS)
