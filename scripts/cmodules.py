@@ -46,18 +46,16 @@ def blanked(text: str) -> str:
     return _COMMENT_OR_LITERAL.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 
 
-def defined_in(source: str) -> set[str]:
-    """Names with external linkage that a blanked source defines."""
-    functions = {
-        found["name"] for found in _FUNCTION.finditer(source) if not found["head"].startswith("static")
-    }
-    bodies = _FUNCTION.sub("", source)
-    return functions | {found["name"] for found in _VARIABLE.finditer(bodies)}
-
-
 def static_in(source: str) -> set[str]:
     """Names of a blanked source's own static functions."""
-    return {found["name"] for found in _FUNCTION.finditer(source) if found["head"].startswith("static")}
+    return {found["name"] for found in _FUNCTION.finditer(source) if "static" in found["head"].split()}
+
+
+def defined_in(source: str) -> set[str]:
+    """Names with external linkage that a blanked source defines."""
+    functions = {found["name"] for found in _FUNCTION.finditer(source)} - static_in(source)
+    bodies = _FUNCTION.sub("", source)
+    return functions | {found["name"] for found in _VARIABLE.finditer(bodies)}
 
 
 def dependencies(folder: Path) -> Graph:

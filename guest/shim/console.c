@@ -16,16 +16,8 @@ static short want_changes(struct source *s)
     return POLLIN;
 }
 
-static void changed(struct source *s, short revents)
-{
-    char events[4096];
-    struct console *c = s->owner;
-    (void)revents;
-    if (read(s->fd, events, sizeof events) > 0)
-        (void)console_trim(c);
-}
-
-int console_trim(struct console *c)
+/* Punch a hole if the file has grown too long; 0 or -errno. */
+static int trim(struct console *c)
 {
     struct stat st;
     if (fstat(c->fd, &st) < 0)
@@ -42,9 +34,18 @@ int console_trim(struct console *c)
         c->punched = to;
         return 0;
     }
-    /* The file system has no holes: truncate the file completely. QEMU appends at the new end. */
+    /* The file system has no holes: keep only the beginning. QEMU appends at the new end. */
     c->punched = 0;
     return ftruncate(c->fd, c->keep) < 0 ? -errno : 0;
+}
+
+static void changed(struct source *s, short revents)
+{
+    char events[4096];
+    struct console *c = s->owner;
+    (void)revents;
+    if (read(s->fd, events, sizeof events) > 0)
+        (void)trim(c);
 }
 
 int console_open(struct console *c, struct loop *loop, int fd, off_t keep)
@@ -62,5 +63,5 @@ int console_open(struct console *c, struct loop *loop, int fd, off_t keep)
     if (inotify_add_watch(c->source.fd, path, IN_MODIFY) < 0)
         return -errno;
     int rc = loop_add(loop, &c->source);
-    return rc == 0 ? console_trim(c) : rc;
+    return rc == 0 ? trim(c) : rc;
 }

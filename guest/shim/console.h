@@ -23,7 +23,5 @@ struct console {
 
 /* Watch the file behind fd, open for reading and writing; 0 or -errno. */
 int console_open(struct console *c, struct loop *loop, int fd, off_t keep);
-/* Punch a hole if the file has grown too long; 0 or -errno. */
-int console_trim(struct console *c);
 
 #endif
