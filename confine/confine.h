@@ -45,8 +45,7 @@ struct confine {
     size_t cpus_size;
     const char *share; /* directory that becomes /share; NULL: the process keeps the host's root */
     bool read_only;
-    const char *refused[CONFINE_REFUSED_MAX]; /* the shared directory may not be in these, nor
-                                                 contain them */
+    const char *refused[CONFINE_REFUSED_MAX]; /* directories that may not be shared */
     size_t refused_count;
     int report; /* descriptor for the outcome; -1: only stderr */
     char **command;

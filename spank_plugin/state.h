@@ -29,8 +29,7 @@ struct vhpc_state {
     const char *commands;   /* colon separated host commands; "" when none */
     uint32_t guests;        /* on this node; their sockets differ in the folder: g0, g1, ... */
     const char *warning;    /* message for the user when the job starts; "" if there is none */
-    const char *gpus;       /* of each guest, separated by commas: the node's numbers of its GPUs,
-                               separated by colons */
+    const char *gpus;       /* the node's numbers of GPUs: "5:2,7", a comma between guests */
 };
 
 enum vhpc_state_found {

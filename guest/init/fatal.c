@@ -30,8 +30,7 @@ _Noreturn void die(int err, const char *format, ...)
         sync();
         reboot(RB_POWER_OFF);
     }
-    _exit(1); /* as PID 1: a kernel panic, which panic=-1 turns into a reboot and so into the
-                 guest's end */
+    _exit(1); /* as PID 1: a kernel panic; panic=-1 then ends the guest */
 }
 
 void mkdir_or_die(const char *path)

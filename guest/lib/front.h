@@ -40,8 +40,7 @@ struct front {
      */
     int group_fd;
     bool ticking; /* tick() has deadlines: turn at least every 200 ms */
-    bool watched; /* the other side stops the program if we are stopped: send PINGs to show that we
-                     run */
+    bool watched; /* the other side stops the program if no PINGs show that we run */
     void *owner;
 
     /* Internal: */

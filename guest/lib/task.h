@@ -42,8 +42,7 @@ struct task {
     bool reaped;
     bool aborted;
     bool pmi_guarded;    /* STARTED says that a use of PMI is detected */
-    const char *refusal; /* text of the ERROR that replaces EXIT, because the program has done what
-                            it may not do */
+    const char *refusal; /* text of the ERROR that replaces EXIT; NULL = none */
     bool finished; /* nothing is left; the owner may free the task between two turns of the loop */
     int master;    /* pty, -1 = none */
     struct source report; /* pipe on which the child reports that execve has failed */

@@ -40,12 +40,10 @@ struct client {
     uint32_t reply_len;
     uint32_t requests_pending;
     uint32_t pings_pending;
-    long long watched_until; /* after a SIGTSTP, silence until then means that it was stopped; 0 =
-                                not watched */
+    long long watched_until; /* silence until then: it was stopped; 0 = not watched */
     long long heard_at;
-    bool silent; /* so SIGSTOP was sent for its program */
-    long long
-        stopped_at; /* when it was found stopped and SIGSTOP was sent; 0 = it is not stopped */
+    bool silent;          /* so SIGSTOP was sent for its program */
+    long long stopped_at; /* SIGSTOP was sent for it at this time; 0 = it is not stopped */
 };
 
 enum { SHIM_WATCHED_MAX = 64 };

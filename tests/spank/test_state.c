@@ -113,7 +113,7 @@ static void tasks_fill_guests_in_blocks(void **unused)
             assert_int_equal(vhpc_state_guest_of(&state, task, cases[i].tasks),
                              (uint32_t)(cases[i].expected[task] - '0'));
     }
-    /* what Slurm would never say */
+    /* a combination that Slurm never produces */
     assert_int_equal(vhpc_state_guest_of(&state, 0, 0), 0);
     assert_int_equal(vhpc_state_guest_of(&state, 5, 5), 0);
     vhpc_state_free(&state);
