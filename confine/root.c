@@ -40,8 +40,8 @@ static int set_flags(const char *path, uint64_t flags)
 }
 
 /* Mount `source` at PLACE followed by `name`, without devices and setuid files. */
-static int show(const struct confine *c, const char *source, const char *name, bool read_only,
-                unsigned long more)
+static int bind_mount(const struct confine *c, const char *source, const char *name, bool read_only,
+                      unsigned long more)
 {
     char target[PATH_MAX];
     uint64_t flags = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (read_only ? MOUNT_ATTR_RDONLY : 0);
@@ -57,7 +57,7 @@ static int show(const struct confine *c, const char *source, const char *name, b
 }
 
 /* A directory of the system: a bind mount if it is a directory, the same link if it is a link. */
-static int show_system(const struct confine *c, const char *name)
+static int mount_system(const struct confine *c, const char *name)
 {
     char target[PATH_MAX];
     char link[PATH_MAX];
@@ -66,7 +66,7 @@ static int show_system(const struct confine *c, const char *name)
     if (lstat(name, &about) != 0)
         return errno == ENOENT ? 0 : failed(c, "inspect", name);
     if (!S_ISLNK(about.st_mode))
-        return show(c, name, name, true, 0);
+        return bind_mount(c, name, name, true, 0);
     ssize_t length = readlink(name, link, sizeof link - 1);
     if (length < 0)
         return failed(c, "read", name);
@@ -80,7 +80,7 @@ static const char *const system_directories[] = {"/usr", "/bin",   "/sbin",
 enum { SYSTEM_DIRECTORIES = sizeof system_directories / sizeof system_directories[0] };
 
 /* The first directory of the command's path: "/opt" of /opt/virtiofsd/bin/virtiofsd. */
-static int show_command(const struct confine *c)
+static int mount_command(const struct confine *c)
 {
     char top[PATH_MAX];
     size_t length = 1 + strcspn(c->command[0] + 1, "/");
@@ -93,11 +93,11 @@ static int show_command(const struct confine *c)
     for (size_t i = 0; i < SYSTEM_DIRECTORIES; i++)
         if (strcmp(top, system_directories[i]) == 0)
             return 0;
-    return show_system(c, top);
+    return mount_system(c, top);
 }
 
 /* Directories in which the dynamic loader searches for libraries. */
-static int show_loader_cache(const struct confine *c)
+static int mount_loader_cache(const struct confine *c)
 {
     static const char name[] = "/etc/ld.so.cache";
 
@@ -122,7 +122,7 @@ static int show_loader_cache(const struct confine *c)
  * itself (proc(5), hidepid; since Linux 5.8 the option applies to this mount only and has this
  * value). virtiofsd needs /proc/self/fd, and /proc/sys/fs/nr_open at its start.
  */
-static int show_itself(const struct confine *c)
+static int mount_proc(const struct confine *c)
 {
     unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
 
@@ -133,7 +133,7 @@ static int show_itself(const struct confine *c)
                : failed(c, "mount", "/proc with hidepid=ptraceable (Linux 5.8)");
 }
 
-static bool leads_to_the_kernel(const char *type)
+static bool gives_access_to_the_kernel(const char *type)
 {
     static const char *const types[] = {
         "proc",        "sysfs",    "cgroup",  "cgroup2", "debugfs",   "tracefs",    "securityfs",
@@ -152,7 +152,7 @@ static bool leads_to_the_kernel(const char *type)
  * such as the /proc of a chroot.  The user controls the paths below it, so they are followed with
  * the user's rights.
  */
-static int strip(const struct confine *c)
+static int unmount_kernel_filesystems(const struct confine *c)
 {
     static char paths[64][PATH_MAX];
     size_t count = 0;
@@ -162,7 +162,8 @@ static int strip(const struct confine *c)
     if (mounts == NULL)
         return failed(c, "read", "/proc/self/mounts");
     for (struct mntent *m; (m = getmntent(mounts)) != NULL;) {
-        if (strncmp(m->mnt_dir, below, sizeof below - 1) != 0 || !leads_to_the_kernel(m->mnt_type))
+        if (strncmp(m->mnt_dir, below, sizeof below - 1) != 0 ||
+            !gives_access_to_the_kernel(m->mnt_type))
             continue;
         if (count == sizeof paths / sizeof paths[0] || strlen(m->mnt_dir) >= sizeof paths[0]) {
             (void)endmntent(mounts);
@@ -184,7 +185,7 @@ static int strip(const struct confine *c)
     return 0;
 }
 
-static int show_share(const struct confine *c)
+static int mount_share(const struct confine *c)
 {
     char link[64];
     int code = 0;
@@ -195,10 +196,10 @@ static int show_share(const struct confine *c)
     code = confine_check_share(c, share, false);
     if (code == 0) {
         (void)snprintf(link, sizeof link, "/proc/self/fd/%d", share);
-        code = show(c, link, SHARE, c->read_only, MS_REC);
+        code = bind_mount(c, link, SHARE, c->read_only, MS_REC);
     }
     (void)close(share);
-    return code == 0 ? strip(c) : code;
+    return code == 0 ? unmount_kernel_filesystems(c) : code;
 }
 
 static int make_root(const struct confine *c)
@@ -206,13 +207,13 @@ static int make_root(const struct confine *c)
     int code = 0;
 
     for (size_t i = 0; code == 0 && i < SYSTEM_DIRECTORIES; i++)
-        code = show_system(c, system_directories[i]);
+        code = mount_system(c, system_directories[i]);
     if (code == 0)
-        code = show_command(c);
+        code = mount_command(c);
     if (code == 0)
-        code = show_loader_cache(c);
+        code = mount_loader_cache(c);
     if (code == 0)
-        code = show_itself(c);
+        code = mount_proc(c);
     return code;
 }
 
@@ -244,7 +245,7 @@ int confine_enter_root(const struct confine *c)
         return failed(c, "mount a tmpfs on", PLACE);
     code = make_root(c);
     if (code == 0)
-        code = show_share(c);
+        code = mount_share(c);
     if (code == 0 && mount(NULL, PLACE, NULL,
                            MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL) != 0)
         code = failed(c, "protect", PLACE);

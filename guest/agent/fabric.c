@@ -10,7 +10,7 @@
 #include "reply.h"
 #include "tlv.h"
 
-enum { LOOK_MS = 200 };
+enum { CHECK_MS = 200 };
 
 /* Variable with the values that an agent has set: words NAME=VALUE. */
 #define MARK "VHPC_FABRIC"
@@ -217,7 +217,7 @@ static int put_ports(const struct fabric *f, struct buf *b)
 }
 
 /* Whether all ports are as wanted; if not, text describes the deviations. */
-static bool look(const struct agent *a, struct fabric *f, char *text, size_t size)
+static bool ports_ready(const struct agent *a, struct fabric *f, char *text, size_t size)
 {
     uint32_t address, mask;
     if (!ib_check(a->sysfs, &f->want, &f->found, text, size))
@@ -240,8 +240,8 @@ int fabric_tick(struct agent *a, long long now, bool *work)
     *work = true;
     if (now < f->next)
         return 0;
-    f->next = now + LOOK_MS;
-    bool good = look(a, f, text, sizeof text);
+    f->next = now + CHECK_MS;
+    bool good = ports_ready(a, f, text, sizeof text);
     if (!good && now < f->until)
         return 0;
     f->waiting = false;

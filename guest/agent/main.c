@@ -17,7 +17,7 @@
 #include "agent.h"
 #include "version.h"
 
-enum { TICK_MS = 50, FAREWELL_MS = 1000 };
+enum { TICK_MS = 50, GRACE_MS = 1000 };
 
 static const char usage[] =
     "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--sysfs PATH]\n"
@@ -78,7 +78,7 @@ static int open_signals(struct agent *a)
     return a->signals.fd < 0 ? -errno : loop_add(&a->loop, &a->signals);
 }
 
-static void introduce(struct agent *a)
+static void fill_hello(struct agent *a)
 {
     struct utsname u;
     hello_init(&a->hello);
@@ -116,16 +116,16 @@ static int serve(struct agent *a)
         /* Send the reply before the power-off. */
         work = true;
         if (until == 0)
-            until = now_ms() + FAREWELL_MS;
+            until = now_ms() + GRACE_MS;
         a->stopping = a->stopping || chan_queued(&a->host) == 0 || now_ms() > until;
     }
     return rc;
 }
 
 /* Kill all sessions and wait a little until they have ended. */
-static void wind_up(struct agent *a)
+static void end_sessions(struct agent *a)
 {
-    long long until = now_ms() + FAREWELL_MS;
+    long long until = now_ms() + GRACE_MS;
     bool work = true;
     for (struct session *s = a->sessions; s != NULL; s = s->next)
         session_close(s);
@@ -147,7 +147,7 @@ static int run(struct agent *a, const char *port, int fd)
         rc = host < 0 ? host : host_open(a, host, fd < 0);
         if (rc == 0)
             rc = serve(a);
-        wind_up(a);
+        end_sessions(a);
         if (fd >= 0)
             break; /* a closed socket cannot be opened again */
     }
@@ -264,7 +264,7 @@ int main(int argc, char **argv)
         system_mount_all();
         agent.sysfs = system_sysfs();
     }
-    introduce(&agent);
+    fill_hello(&agent);
     cgroup_init(&agent);
     return run(&agent, host.port, host.fd);
 }

@@ -102,7 +102,7 @@ static void release(struct session *s)
 }
 
 /* After the end of its program: remove what it used; true if nothing is left. */
-static bool tidy(struct session *s)
+static bool clean_up(struct session *s)
 {
     if (s->script_written)
         script_remove(&s->spec);
@@ -127,7 +127,7 @@ bool sessions_tick(struct agent *a, long long now)
         bool over = !s->started || s->task.finished;
         if (s->started)
             task_tick(&s->task, now);
-        bool clean = over && (!s->started || tidy(s));
+        bool clean = over && (!s->started || clean_up(s));
         if (s->closed && clean) {
             *p = s->next;
             release(s);

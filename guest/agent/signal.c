@@ -29,7 +29,7 @@ static bool has_default_action(pid_t pid, int number)
 }
 
 /* Stop or continue the session's processes as its flags say; false if that fails. */
-static bool hold(struct session *s)
+static bool apply_freeze(struct session *s)
 {
     bool want = s->frozen || s->halted;
     if (want == s->held)
@@ -46,7 +46,7 @@ void session_heard(struct session *s)
         return;
     bool by_cgroup = s->held;
     s->halted = false;
-    if (!by_cgroup || !hold(s))
+    if (!by_cgroup || !apply_freeze(s))
         (void)kill(s->task.pid, SIGCONT);
 }
 
@@ -61,17 +61,17 @@ void session_signal(struct task *t, int number)
     struct session *s = t->arg;
     if (number == SIGSTOP) {
         s->halted = true;
-        if (hold(s))
+        if (apply_freeze(s))
             return;
     } else if (number == SIGCONT) {
         s->frozen = s->halted = false;
-        (void)hold(s);
+        (void)apply_freeze(s);
     } else {
         session_heard(s);
     }
     if (number == SIGTSTP && has_default_action(t->pid, number)) {
         s->frozen = true;
-        if (hold(s))
+        if (apply_freeze(s))
             return;
         s->frozen = false;
     }

@@ -41,7 +41,7 @@ static void send_error(struct task *t, uint32_t kind, int number, const char *te
 }
 
 /* Advance the task's end as far as the events so far allow. */
-static void settle(struct task *t)
+static void finish_if_done(struct task *t)
 {
     if (t->finished || !t->reported || !t->reaped)
         return;
@@ -59,7 +59,7 @@ static void settle(struct task *t)
 
 static void streams_changed(struct exchange *x)
 {
-    settle(x->owner);
+    finish_if_done(x->owner);
 }
 
 static void close_report(struct task *t)
@@ -107,7 +107,7 @@ static void report_ready(struct source *s, short revents)
         (void)exchange_send_tlv(&t->exchange, VHPC_STARTED, &b);
         t->exchange.live = true;
     }
-    settle(t);
+    finish_if_done(t);
 }
 
 /* --- local ends of the relayed fds ------------------------------------------ */
@@ -263,7 +263,7 @@ int task_start(struct task *t, const struct task_ops *ops, void *arg, struct loo
         t->pid = -1;
         t->reported = t->reaped = true;
         fail(t, VHPC_ERR_INTERNAL, rc, strerror(-rc));
-        settle(t);
+        finish_if_done(t);
     }
     return t->exchange.chan->closed ? -ENOTCONN : 0;
 }
@@ -300,7 +300,7 @@ void task_reaped(struct task *t, int status)
     t->reaped = true;
     t->status = status;
     t->ops->kill_rest(t);
-    settle(t);
+    finish_if_done(t);
 }
 
 void task_refuse(struct task *t, const char *text)
@@ -326,7 +326,7 @@ void task_abort(struct task *t)
     exchange_close(&t->exchange);
     if (t->ops->abort_signal == SIGKILL)
         t->ops->kill_rest(t);
-    settle(t);
+    finish_if_done(t);
 }
 
 void task_tick(struct task *t, long long now)

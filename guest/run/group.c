@@ -18,7 +18,7 @@
 
 enum { KEPT = STDERR_FILENO + 1 };
 
-_Noreturn static void tell(int fd, pid_t parent)
+_Noreturn static void report_signals(int fd, pid_t parent)
 {
     sigset_t all;
     int null = open("/dev/null", O_RDWR);
@@ -63,7 +63,7 @@ int run_watch_group(void)
     (void)sigprocmask(SIG_BLOCK, &all, &before);
     teller = fork();
     if (teller == 0)
-        tell(ends[1], parent);
+        report_signals(ends[1], parent);
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
     (void)close(ends[1]);
     if (teller > 0)

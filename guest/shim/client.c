@@ -16,8 +16,8 @@ enum {
     SILENCE_MS = 1500,           /* a client that is not stopped sends a PING every 200 ms */
     /* Limit for the queues of all clients together: a stalled stdout of each of 256 tasks. */
     CLIENTS_LIMIT = 256 << 20,
-    LOOK_MS = 1000, /* between two checks of the state of clients, */
-    LOOKS_MAX = 64, /* of at most so many at a time: some 15 us each on a busy machine */
+    CHECK_MS = 1000, /* between two checks of the state of clients, */
+    CHECKS_MAX = 64, /* of at most so many at a time: some 15 us each on a busy machine */
 };
 
 struct client *client_find(const struct shim *s, uint32_t session)
@@ -218,7 +218,7 @@ static bool may_read(struct chan *chan)
     return !c->shim->agent_up || chan_queued(&c->shim->agent) < CHAN_HIGH;
 }
 
-bool shim_watch(struct shim *s, long long now)
+bool shim_check_silent(struct shim *s, long long now)
 {
     bool any = false;
     for (struct client *c = s->clients; c != NULL; c = c->next) {
@@ -254,7 +254,7 @@ static bool is_stopped(pid_t pid)
  * signal, so it checks. A frame that the client sent before it was stopped may arrive afterwards
  * and continue its program: then the program is stopped again.
  */
-static void look_at(struct client *c, long long now)
+static void check_stopped(struct client *c, long long now)
 {
     if (!is_stopped(c->pid)) {
         c->stopped_at = 0;
@@ -264,27 +264,28 @@ static void look_at(struct client *c, long long now)
     }
 }
 
-int shim_look(struct shim *s, long long now)
+int shim_check_stopped(struct shim *s, long long now)
 {
-    bool any = false, due = now >= s->look_at;
-    int looks = 0;
+    bool any = false, due = now >= s->check_at;
+    int checks = 0;
     /* Later sessions come first in the list: continue below the last one that was checked. */
     for (struct client *c = s->clients; c != NULL; c = c->next) {
         if (c->chan.closed || s->ended || c->flow.phase != FLOW_RUNNING)
             continue;
         any = true;
-        if (!due || looks == LOOKS_MAX || (s->looked != 0 && c->session >= s->looked))
+        if (!due || checks == CHECKS_MAX ||
+            (s->checked_below != 0 && c->session >= s->checked_below))
             continue;
-        look_at(c, now);
-        if (++looks == LOOKS_MAX)
-            s->looked = c->session;
+        check_stopped(c, now);
+        if (++checks == CHECKS_MAX)
+            s->checked_below = c->session;
     }
     if (due) {
-        s->look_at = now + LOOK_MS;
-        if (looks < LOOKS_MAX)
-            s->looked = 0;
+        s->check_at = now + CHECK_MS;
+        if (checks < CHECKS_MAX)
+            s->checked_below = 0;
     }
-    return any ? (int)(s->look_at - now) : -1;
+    return any ? (int)(s->check_at - now) : -1;
 }
 
 int client_adopt(struct shim *s, struct client *c, int fd, uid_t uid)

@@ -15,12 +15,12 @@
 
 enum {
     TICK_MS = 100,
-    FAREWELL_MS = 2000, /* how long clients may take to read that the guest is gone */
+    GRACE_MS = 2000, /* how long clients may take to read that the guest is gone */
     /*
      * A guest that ends takes the daemons of its folders with it, and its channel closes soon
      * after.
      */
-    CRIPPLED_MS = 1000,
+    DAEMON_ENDED_MS = 1000,
 };
 
 static const char usage[] =
@@ -84,8 +84,8 @@ static void watched_ready(struct source *source, short revents)
     struct shim *s = source->owner;
     (void)revents;
     loop_remove(&s->loop, source);
-    if (s->crippled_ms == 0 && !s->ended)
-        s->crippled_ms = now_ms();
+    if (s->daemon_ended_ms == 0 && !s->ended)
+        s->daemon_ended_ms = now_ms();
 }
 
 static int watch(struct shim *s, int fd)
@@ -167,41 +167,41 @@ static int sooner(int a, int b)
 }
 
 /*
- * How long to wait for the next event, at most look ms (-1: without limit). Ends a guest that has
- * lost a daemon and has not ended by itself.
+ * How long to wait for the next event, at most timeout ms (-1: without limit). Ends a guest that
+ * has lost a daemon and has not ended by itself.
  */
-static int patience(struct shim *s, bool watching, int look)
+static int poll_timeout(struct shim *s, bool watching, int timeout)
 {
     if (watching)
-        look = sooner(look, TICK_MS);
-    if (s->crippled_ms != 0 && !s->ended) {
-        long long left = s->crippled_ms + CRIPPLED_MS - now_ms();
+        timeout = sooner(timeout, TICK_MS);
+    if (s->daemon_ended_ms != 0 && !s->ended) {
+        long long left = s->daemon_ended_ms + DAEMON_ENDED_MS - now_ms();
         if (left > 0)
-            return sooner(look, (int)left);
+            return sooner(timeout, (int)left);
         s->runs_on = true;
         shim_end(s, SHIM_AGENT_CLOSED, "the daemon of a shared folder has ended");
     }
-    return s->ended && !must_stay(s) ? TICK_MS : look;
+    return s->ended && !must_stay(s) ? TICK_MS : timeout;
 }
 
 static int serve(struct shim *s)
 {
     long long until = 0;
     bool watching = false;
-    int look = -1;
+    int timeout = -1;
     while (!s->ended || s->clients != NULL || must_stay(s)) {
         if (s->ended && until == 0)
-            until = now_ms() + FAREWELL_MS;
+            until = now_ms() + GRACE_MS;
         if (s->ended && now_ms() >= until && !must_stay(s))
             break;
-        int rc = loop_once(&s->loop, patience(s, watching, look));
+        int rc = loop_once(&s->loop, poll_timeout(s, watching, timeout));
         if (rc < 0) {
             log_line("poll failed: %s", strerror(-rc));
             return 1;
         }
         /* First handle what has arrived meanwhile: the delay may be ours. */
-        watching = shim_watch(s, now_ms());
-        look = shim_look(s, now_ms());
+        watching = shim_check_silent(s, now_ms());
+        timeout = shim_check_stopped(s, now_ms());
         shim_sweep(s);
     }
     return s->status;

@@ -60,10 +60,10 @@ struct shim {
     size_t watched_count;
     struct log_pipe logs[SHIM_WATCHED_MAX];
     size_t log_count;
-    long long crippled_ms; /* when one of them was found to have ended; 0 = none */
-    uid_t uid;             /* the job's user */
-    long long look_at;     /* when the state of clients is checked again, */
-    uint32_t looked;       /* below this session; 0 = from the beginning */
+    long long daemon_ended_ms; /* when one of them was found to have ended; 0 = none */
+    uid_t uid;                 /* the job's user */
+    long long check_at;        /* when the state of clients is checked again, */
+    uint32_t checked_below;    /* below this session; 0 = from the beginning */
     bool agent_up;
     struct hello agent_hello;
     struct client *clients;
@@ -91,12 +91,12 @@ void client_drop(struct client *c, const char *why);
 struct client *client_find(const struct shim *s, uint32_t session);
 struct host_call *client_call(struct client *c, uint32_t id);
 /* Stop the programs of clients that seem to be stopped themselves; true while any is watched. */
-bool shim_watch(struct shim *s, long long now);
+bool shim_check_silent(struct shim *s, long long now);
 /*
  * Stop the programs of clients that were stopped by a signal. Returns after how many ms it is to be
  * called again, -1 while no program runs.
  */
-int shim_look(struct shim *s, long long now);
+int shim_check_stopped(struct shim *s, long long now);
 /* Free clients whose connection is closed; between two turns of the loop. */
 void shim_sweep(struct shim *s);
 
