@@ -23,8 +23,7 @@ demo: ## Build all, bring the lab up, run a two-node job in guests
 
 .PHONY: check
 check: lint types ## Everything from lint to end-to-end tests on the lab
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line unit hw-case
-	@$(MAKE) --no-print-directory ctest lab-tests
+	@$(MAKE) --no-print-directory unit ctest hw-case lab-tests
 	@echo "make check: all passed"
 
 .PHONY: check-slow

@@ -172,8 +172,7 @@ static void pipes_pass_unchanged_into_a_port(void **state)
     for (size_t i = 0; i < sizeof piece / sizeof piece[0]; i++) {
         struct ends e;
         open_ends(&e);
-        e.chan[FLOW_EXECUTOR].port = true;
-        e.chan[FLOW_EXECUTOR].moves_pages = true;
+        e.chan[FLOW_EXECUTOR].port = e.chan[FLOW_EXECUTOR].moves_pages = true;
         int from = temp_file(5 << 20), to[2] = {temp_file(0), temp_file(0)};
         for (uint8_t n = 0; n < 2; n++) {
             uint8_t fd = (uint8_t)(n + 1);

@@ -101,7 +101,7 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
             paths=Paths(state=str(tmp / "state"), run=str(tmp / "run"), log=str(tmp / "log")),
             host=Host(sysfs_root=str(tmp / "sys")),
             placement=Placement(gpu_map=str(tmp / "gpu.map")),
-            devices=Devices(timeout_s=5),
+            devices=Devices(timeout_s=30),
         )
         host = devices.HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
         yield Rig(pci, fs, tmp, Layout(config), host, kernel)

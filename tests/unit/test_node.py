@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -133,6 +134,19 @@ def test_a_reused_pid_is_not_ended() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_number_that_is_a_threads_now_is_not_ended() -> None:
+    """As after a reboot; pidfd_open(2) says EINVAL, or ENOENT, for it."""
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        process.end(process.ProcessRef(thread.native_id, 1))
+    finally:
+        stop.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,9 @@ def end(ref: ProcessRef, *, grace_s: float = 0.0, kill_s: float = 10.0) -> None:
     Raises:
         TeardownError: it survives SIGKILL for ``kill_s`` seconds.
     """
+    # after a reboot the number may be a thread's, for which pidfd_open(2) fails with EINVAL or ENOENT
+    if not alive(ref):
+        return
     try:
         fd = os.pidfd_open(ref.pid)
     except ProcessLookupError:
