@@ -159,12 +159,11 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .variable = "VHPC_IMAGE",
             .usage = "run the job inside KVM guests of this image on its nodes",
             .detail =
-                "Run the batch script and every task of the job inside KVM guests that are booted "
-                "from the image NAME for this job alone, one set on each of its nodes, and are "
-                "gone "
-                "when the job ends. Without a TAG, latest is meant. All nodes boot the same bytes: "
-                "the name is resolved to a digest once, when the job starts. `vhpc image ls` shows "
-                "what there is. Within a job the option may be repeated for a step, but only with "
+                "Run the batch script and each task of the job inside KVM guests. On each node of "
+                "the job, guests are booted from the image NAME for this job alone, and removed "
+                "when the job ends. The default of TAG is latest. All nodes boot the same bytes: "
+                "the name is resolved to a digest once, when the job starts. `vhpc image ls` lists "
+                "the images. Within a job the option may be repeated for a step, but only with "
                 "the job's own image; a step without it runs in the guests too.",
             .parse = parse_image,
         },
@@ -177,12 +176,10 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "memory of the job kept on the host side of each node [KMGT] (default unit: M)",
             .detail =
                 "Memory on each node that is taken from the job's allocation for the host side: "
-                "the "
-                "virtual machine monitor, file sharing, and the batch script with "
+                "the virtual machine monitor, file sharing, and the batch script with "
                 "--vhpc-batch=host. The guests get the rest. A whole number with the suffix K, M, "
-                "G "
-                "or T; without suffix it is MiB, as for --mem. Parts of a MiB are rounded up. The "
-                "site sets the default and may set a minimum.",
+                "G or T; without suffix it is MiB, as for --mem. Parts of a MiB are rounded up. "
+                "The site sets the default and may set a minimum.",
             .parse = parse_mem_reserve,
         },
     [VHPC_BATCH] =
@@ -204,10 +201,9 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .variable = "VHPC_TIMEOUT",
             .usage = "how long a guest may take to boot before the job fails",
             .detail =
-                "Seconds, 1 to 3600, that a guest may take from its start until its agent says "
-                "that "
-                "it is ready. Then the job fails with one line on its stderr. The site sets the "
-                "default, and never allows more than its own limit.",
+                "Longest time from the start of a guest until its agent is ready, in seconds, 1 to "
+                "3600. If a guest takes longer, the job fails with one line on its stderr. The "
+                "site sets the default and an upper limit.",
             .parse = parse_timeout,
         },
     [VHPC_CONSOLE] =
@@ -219,9 +215,9 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .detail =
                 "File that receives the console output of the guests when they end, written as the "
                 "user. A relative path is relative to the job's working directory. At most 1024 "
-                "bytes of UTF-8 without control characters. The file is made when the job starts; "
-                "where that fails, a line on the job's standard error says so and the job goes on. "
-                "What fails at the end is in the AdminComment that sacct shows.",
+                "bytes of UTF-8 without control characters. The file is created when the job "
+                "starts; if that fails, a line on the job's standard error says so and the job "
+                "continues. Failures at the end are in the AdminComment that sacct shows.",
             .parse = parse_console,
         },
     [VHPC_VFS] =
@@ -231,10 +227,10 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .variable = "VHPC_VFS",
             .usage = "virtual functions of network adapters for the guests of each node",
             .detail =
-                "Virtual functions of the node's InfiniBand or Ethernet adapters that the guests "
-                "of each node get, those nearest to their GPUs and cores. Where the site has Slurm "
+                "Virtual functions of the node's InfiniBand or Ethernet adapters for the guests of "
+                "each node; those nearest to their GPUs and cores are used. If the site has Slurm "
                 "count them as a generic resource, --gres asks for them and this option can only "
-                "ask for fewer; 0 leaves all of them out.",
+                "ask for fewer; with 0 the guests get none.",
             .parse = parse_vfs,
         },
     [VHPC_GUESTS_PER_NODE] =
