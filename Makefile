@@ -41,7 +41,7 @@ deps: .venv/.done ## Install what building and testing need
 	@scripts/deps
 
 .PHONY: lint
-lint: deps ## ruff, clang-format, clang-tidy, shellcheck, mandoc, SPDX lines
+lint: deps ## ruff, clang-format, clang-tidy, circles of C modules, shellcheck, mandoc, SPDX lines
 	scripts/lint
 
 .PHONY: fix
@@ -52,7 +52,7 @@ fix: deps ## Format all sources, fix what ruff can fix, write SPDX lines
 types: deps ## mypy --strict
 	$(MYPY)
 	$(MYPY) lab/vlablib vmimages
-	$(MYPY) scripts/spdx.py
+	$(MYPY) scripts/spdx.py scripts/cmodules.py
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
 	for part in unit lab image fuzz hw; do \

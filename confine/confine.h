@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vhpc-confine: becomes a helper process that runs with a user's rights and is
- * still no tool of that user's.  The order of its steps is in main.c.
+ * vhpc-confine: becomes a helper process that runs with a user's ids but that the user's other
+ * processes cannot control.  The order of its steps is in main.c.
  */
 #ifndef VHPC_CONFINE_H
 #define VHPC_CONFINE_H
@@ -19,12 +19,12 @@ enum {
     CONFINE_REFUSED_MAX = 32,
 };
 
-/* Exit codes; the report descriptor says the same in words. */
+/* Exit codes; the report descriptor has the same result as text. */
 enum confine_exit {
-    CONFINE_FAILED = 1, /* this node cannot do it */
+    CONFINE_FAILED = 1, /* an error of this node */
     CONFINE_USAGE = 2,
     CONFINE_ABSENT = 3,  /* the user cannot enter the shared directory */
-    CONFINE_REFUSED = 4, /* the shared directory is one that no guest may see */
+    CONFINE_REFUSED = 4, /* the shared directory may not be seen by guests */
 };
 
 struct confine_limit {
@@ -45,15 +45,15 @@ struct confine {
     size_t cpus_size;
     const char *share; /* directory that becomes /share; NULL: the process keeps the host's root */
     bool read_only;
-    const char *refused[CONFINE_REFUSED_MAX]; /* the shared directory may not lie in these */
+    const char *refused[CONFINE_REFUSED_MAX]; /* directories that may not be shared */
     size_t refused_count;
-    int report; /* where the outcome is written; -1: stderr alone */
+    int report; /* descriptor for the outcome; -1: only stderr */
     char **command;
 };
 
 /*
- * Parse the command line into *c.  Returns 0, or an exit code after having
- * said why on stderr; *done is set where there is nothing else to do (--help).
+ * Parse the command line into *c.  Returns 0, or an exit code after a message on stderr; *done is
+ * set if there is nothing else to do (--help).
  */
 int confine_parse(struct confine *c, int argc, char **argv, bool *done);
 
@@ -64,7 +64,7 @@ int confine_parse(struct confine *c, int argc, char **argv, bool *done);
 __attribute__((format(printf, 4, 5))) int
 confine_report(const struct confine *c, int code, const char *keyword, const char *format, ...);
 
-/* Join the cgroups, take the CPUs and the limits. */
+/* Join the cgroups, set CPU affinity and limits. */
 int confine_resources(const struct confine *c);
 
 /*
@@ -75,26 +75,25 @@ int confine_resources(const struct confine *c);
 int confine_open_share(const struct confine *c, int *code);
 
 /*
- * Whether the directory that was really opened may be shared: 0 or an exit code,
- * reported.  With `say` the report has its path, too.
+ * Check whether the directory that was opened may be shared: 0, or an exit code after a report.
+ * With `say`, its path is reported as well.
  */
 int confine_check_share(const struct confine *c, int share, bool say);
 
 /*
- * Give this process a mount namespace whose root has the system's programs
- * (read-only), a /proc that shows this process alone, and the shared directory
- * as /share; nothing else of the host.
+ * Give this process a mount namespace whose root contains the system's programs (read-only), a
+ * /proc that shows only this process, and the shared directory as /share; nothing else of the host.
  */
 int confine_enter_root(const struct confine *c);
 
-/* Have root's rights over no file: what is done with them is done as the user. */
+/* Use the user's file system ids, without root's capabilities over files; and back. */
 void confine_as_user(const struct confine *c);
 void confine_as_root(void);
 
 /*
- * Enter a user namespace of root's, in which all ids are what they are outside,
- * and become the user, without any capability.  Must be called in the mount
- * namespace and root of the host when `writer` was started there.
+ * Enter a user namespace that root owns, in which all ids are the same as outside, and become the
+ * user, without any capability.  Must be called in the mount namespace and root of the host when
+ * `writer` was started there.
  */
 int confine_start_writer(void);
 int confine_become_user(const struct confine *c, int writer);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From root to the user, in a user namespace that is not the user's. */
+/* From root to the user, in a user namespace that the user does not own. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -13,12 +13,11 @@
 #include "confine.h"
 
 /*
- * A process may trace another one, open its /proc/PID/mem, environ and fd, or
- * take descriptors from it, if it has the same ids *and* is in the same user
- * namespace, or has CAP_SYS_PTRACE there (ptrace(2), "Ptrace access mode
- * checking").  The namespace belongs to root, who makes it, so the user has no
- * capability in it.  All ids map to themselves: files, signals and credentials
- * on sockets mean what they mean outside.
+ * A process may trace another one, open its /proc/PID/mem, environ and fd, or take descriptors from
+ * it, if it has the same ids *and* is in the same user namespace, or has CAP_SYS_PTRACE there
+ * (ptrace(2), "Ptrace access mode checking").  The namespace belongs to root, who creates it, so
+ * the user has no capability in it.  All ids map to themselves: files, signals and credentials on
+ * sockets have the same meaning as outside.
  */
 static const char identity[] = "0 0 4294967295\n";
 
@@ -38,8 +37,8 @@ static int write_map(pid_t pid, const char *name)
 }
 
 /*
- * A namespace cannot map ids that it has not by itself; a child that stays
- * outside does it, when it is told on its socket to.
+ * A process in the namespace cannot map ids that the namespace does not have yet. A child that
+ * stays outside does so, when it gets a byte on its socket.
  */
 static void writer_main(int channel, pid_t pid)
 {
@@ -98,7 +97,7 @@ int confine_become_user(const struct confine *c, int writer)
 
     if (code != 0)
         return code;
-    /* fails beyond the last capability that this kernel knows */
+    /* fails after the last capability that this kernel knows */
     for (unsigned long cap = 0; prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) == 0; cap++)
         ;
     if (setresgid(c->gid, c->gid, c->gid) != 0 || setresuid(c->uid, c->uid, c->uid) != 0)

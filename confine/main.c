@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vhpc-confine: run a helper with a user's rights, out of the user's reach.
+ * vhpc-confine: run a helper with a user's ids, protected from the user's other processes.
  *
- * Daemons such as virtiofsd act for a user, so they run with his ids; but any
- * process of his on the node could then trace them, take their descriptors (the
- * guest's memory among them) or outlive the job in them.  This program takes
- * that away between fork and exec; it does no work of its own.
+ * Daemons such as virtiofsd act for a user, so they run with the user's ids. But any process of the
+ * user on the node could then trace them, take their descriptors (the guest's memory among them) or
+ * hide in them after the end of the job.  This program prevents that between fork and exec; it does
+ * no work of its own.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The command line: everything is checked before anything is done. */
+/* The command line: all options are checked before anything is done. */
 #include <errno.h>
 #include <getopt.h>
 #include <limits.h>
@@ -15,24 +15,24 @@
 static const char usage[] =
     "usage: vhpc-confine --uid UID --gid GID [OPTION]... -- COMMAND [ARGUMENT]...\n"
     "\n"
-    "Runs a command with a user's rights, out of that user's reach: in a user\n"
-    "namespace of root's, without capabilities, in its own cgroup.\n"
+    "Runs a command with a user's ids, protected from that user's other processes:\n"
+    "in a user namespace that root owns, without capabilities, in its own cgroup.\n"
     "\n"
-    "  --uid UID, --gid GID     whom to run as; not root\n"
+    "  --uid UID, --gid GID     ids to run as; not root\n"
     "  --groups GID,GID,...     supplementary groups\n"
     "  --cgroup-fd N            open cgroup.procs of a cgroup to join; once for each hierarchy\n"
     "  --cpus LIST              CPUs that the command may use, such as 0-3,8\n"
     "  --limit NAME=N           nofile, fsize, core or nproc: soft and hard limit\n"
     "  --share DIR              give the command a root directory of its own, in which DIR is "
     "/share\n"
-    "  --read-only              ... and cannot be written\n"
+    "  --read-only              make /share read-only\n"
     "  --refuse DIR             refuse a --share that leads into DIR; repeatable\n"
-    "  --report-fd N            write there what happens, a line each: opened PATH (where DIR\n"
-    "                           leads), ready, absent TEXT, refused PATH, failed TEXT\n"
+    "  --report-fd N            descriptor for a line on each event: opened PATH (the real path\n"
+    "                           of DIR), ready, absent TEXT, refused PATH, failed TEXT\n"
     "  --help, --version\n"
     "\n"
-    "Exits with 3 if the user cannot enter DIR, 4 if DIR may not be shared, 2 on bad\n"
-    "usage, 1 on any other failure; else with the status of the command.\n";
+    "Exit status: 3 if the user cannot enter DIR, 4 if DIR may not be shared, 2 on bad\n"
+    "usage, 1 on any other failure; otherwise that of the command.\n";
 
 #define LARGEST_ID (UINT32_MAX - 1) /* -1 means "no change" to setresuid(2) */
 
@@ -231,7 +231,7 @@ int confine_report(const struct confine *c, int code, const char *keyword, const
     size_t total = more < 0 ? (size_t)length : (size_t)length + (size_t)more;
     if (total > sizeof line - 2)
         total = sizeof line - 2;
-    for (size_t i = 0; i < total; i++) /* a name may hold a line break */
+    for (size_t i = 0; i < total; i++) /* a name may contain a line break */
         if ((unsigned char)line[i] < ' ' || line[i] == 0x7f)
             line[i] = '?';
     line[total++] = '\n';

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the process may use: cgroups, CPUs, limits. */
+/* Resources of the process: cgroups, CPUs, limits. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -20,9 +20,9 @@ static int join_cgroups(const struct confine *c)
 }
 
 /*
- * A core file of a daemon that maps a guest's memory is as large as the guest.
- * A pipe in core_pattern is not bound by RLIMIT_CORE, so nothing of the process
- * is dumped at all: core(5), "Controlling which mappings are written".
+ * A core file of a daemon that maps a guest's memory is as large as the guest. RLIMIT_CORE does not
+ * limit a pipe in core_pattern, so the process dumps no mappings at all: core(5), "Controlling
+ * which mappings are written".
  */
 static int dump_nothing(const struct confine *c)
 {
@@ -39,7 +39,7 @@ static int dump_nothing(const struct confine *c)
                                          "/proc/self/coredump_filter: %s", strerror(error));
 }
 
-/* Without CAP_SYS_RESOURCE (root of a container) a limit can be had as far as our own goes. */
+/* Without CAP_SYS_RESOURCE (root of a container), a limit can be set up to our own hard limit. */
 static int set_limit(const struct confine *c, const struct confine_limit *wanted)
 {
     __rlimit_resource_t resource = (__rlimit_resource_t)wanted->resource;
@@ -65,7 +65,7 @@ int confine_resources(const struct confine *c)
     if (code != 0)
         return code;
     if (c->cpus != NULL && sched_setaffinity(0, c->cpus_size, c->cpus) != 0)
-        return confine_report(c, CONFINE_FAILED, "failed", "cannot take the CPUs: %s",
+        return confine_report(c, CONFINE_FAILED, "failed", "cannot set the CPU affinity: %s",
                               strerror(errno));
     for (size_t i = 0; i < c->limit_count; i++) {
         code = set_limit(c, &c->limits[i]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A root directory in which there is little: the system's programs, a /proc
- * that shows nobody else, and the shared directory.
+ * A minimal root directory: the system's programs, a /proc that shows only this process, and the
+ * shared directory.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,8 +20,7 @@
 
 #include "confine.h"
 
-/* Any directory of root's that every system has: it is hidden by the new root, in this namespace.
- */
+/* A directory that root owns and that each system has. In this namespace the new root hides it. */
 #define PLACE "/run"
 #define SHARE "/share"
 
@@ -31,7 +30,7 @@ static int failed(const struct confine *c, const char *what, const char *path)
                           strerror(errno));
 }
 
-/* The flags of a whole tree of mounts; mount_setattr(2), Linux 5.12. */
+/* Sets the flags of a whole tree of mounts; mount_setattr(2), Linux 5.12. */
 static int set_flags(const char *path, uint64_t flags)
 {
     struct mount_attr attributes = {.attr_set = flags};
@@ -40,16 +39,16 @@ static int set_flags(const char *path, uint64_t flags)
                         sizeof attributes);
 }
 
-/* Show `source` at PLACE followed by `name`, without devices and setuid files. */
-static int show(const struct confine *c, const char *source, const char *name, bool read_only,
-                unsigned long more)
+/* Mount `source` at PLACE followed by `name`, without devices and setuid files. */
+static int bind_mount(const struct confine *c, const char *source, const char *name, bool read_only,
+                      unsigned long more)
 {
     char target[PATH_MAX];
     uint64_t flags = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (read_only ? MOUNT_ATTR_RDONLY : 0);
 
     (void)snprintf(target, sizeof target, PLACE "%s", name);
     if (mkdir(target, 0755) != 0 && errno != EEXIST)
-        return failed(c, "make", target);
+        return failed(c, "create", target);
     if (mount(source, target, NULL, MS_BIND | more, NULL) != 0)
         return failed(c, "show", name);
     if (set_flags(target, flags) != 0)
@@ -57,23 +56,23 @@ static int show(const struct confine *c, const char *source, const char *name, b
     return 0;
 }
 
-/* A directory of the system: itself where it is one, the link where it is a link. */
-static int show_system(const struct confine *c, const char *name)
+/* A directory of the system: a bind mount if it is a directory, the same link if it is a link. */
+static int mount_system(const struct confine *c, const char *name)
 {
     char target[PATH_MAX];
     char link[PATH_MAX];
     struct stat about;
 
     if (lstat(name, &about) != 0)
-        return errno == ENOENT ? 0 : failed(c, "look at", name);
+        return errno == ENOENT ? 0 : failed(c, "inspect", name);
     if (!S_ISLNK(about.st_mode))
-        return show(c, name, name, true, 0);
+        return bind_mount(c, name, name, true, 0);
     ssize_t length = readlink(name, link, sizeof link - 1);
     if (length < 0)
         return failed(c, "read", name);
     link[length] = '\0';
     (void)snprintf(target, sizeof target, PLACE "%s", name);
-    return symlink(link, target) == 0 || errno == EEXIST ? 0 : failed(c, "make", target);
+    return symlink(link, target) == 0 || errno == EEXIST ? 0 : failed(c, "create", target);
 }
 
 static const char *const system_directories[] = {"/usr", "/bin",   "/sbin",
@@ -81,7 +80,7 @@ static const char *const system_directories[] = {"/usr", "/bin",   "/sbin",
 enum { SYSTEM_DIRECTORIES = sizeof system_directories / sizeof system_directories[0] };
 
 /* The first directory of the command's path: "/opt" of /opt/virtiofsd/bin/virtiofsd. */
-static int show_command(const struct confine *c)
+static int mount_command(const struct confine *c)
 {
     char top[PATH_MAX];
     size_t length = 1 + strcspn(c->command[0] + 1, "/");
@@ -94,21 +93,21 @@ static int show_command(const struct confine *c)
     for (size_t i = 0; i < SYSTEM_DIRECTORIES; i++)
         if (strcmp(top, system_directories[i]) == 0)
             return 0;
-    return show_system(c, top);
+    return mount_system(c, top);
 }
 
-/* What the dynamic loader looks libraries up in. */
-static int show_loader_cache(const struct confine *c)
+/* Directories in which the dynamic loader searches for libraries. */
+static int mount_loader_cache(const struct confine *c)
 {
     static const char name[] = "/etc/ld.so.cache";
 
     if (access(name, F_OK) != 0)
         return 0;
     if (mkdir(PLACE "/etc", 0755) != 0)
-        return failed(c, "make", PLACE "/etc");
+        return failed(c, "create", PLACE "/etc");
     int fd = open(PLACE "/etc/ld.so.cache", O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0)
-        return failed(c, "make", name);
+        return failed(c, "create", name);
     (void)close(fd);
     if (mount(name, PLACE "/etc/ld.so.cache", NULL, MS_BIND, NULL) != 0)
         return failed(c, "show", name);
@@ -119,23 +118,22 @@ static int show_loader_cache(const struct confine *c)
 }
 
 /*
- * The processes that it shows are those that the reader may trace: in a user
- * namespace of its own this is the process itself (proc(5), hidepid; the option
- * is of this mount alone since Linux 5.8, which brought this value of it).
- * virtiofsd needs /proc/self/fd, and /proc/sys/fs/nr_open at its start.
+ * A reader sees the processes that it may trace: in a user namespace of its own, this is only
+ * itself (proc(5), hidepid; since Linux 5.8 the option applies to this mount only and has this
+ * value). virtiofsd needs /proc/self/fd, and /proc/sys/fs/nr_open at its start.
  */
-static int show_itself(const struct confine *c)
+static int mount_proc(const struct confine *c)
 {
     unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
 
     if (mkdir(PLACE "/proc", 0755) != 0)
-        return failed(c, "make", PLACE "/proc");
+        return failed(c, "create", PLACE "/proc");
     return mount("proc", PLACE "/proc", "proc", flags, "hidepid=ptraceable") == 0
                ? 0
                : failed(c, "mount", "/proc with hidepid=ptraceable (Linux 5.8)");
 }
 
-static bool leads_to_the_kernel(const char *type)
+static bool gives_access_to_the_kernel(const char *type)
 {
     static const char *const types[] = {
         "proc",        "sysfs",    "cgroup",  "cgroup2", "debugfs",   "tracefs",    "securityfs",
@@ -150,11 +148,11 @@ static bool leads_to_the_kernel(const char *type)
 }
 
 /*
- * Take away what is mounted below the shared directory and leads to processes
- * or the kernel, such as the /proc of a chroot.  Paths below it are the user's:
- * they are walked with his rights.
+ * Unmount what is mounted below the shared directory and gives access to processes or the kernel,
+ * such as the /proc of a chroot.  The user controls the paths below it, so they are followed with
+ * the user's rights.
  */
-static int strip(const struct confine *c)
+static int unmount_kernel_filesystems(const struct confine *c)
 {
     static char paths[64][PATH_MAX];
     size_t count = 0;
@@ -164,7 +162,8 @@ static int strip(const struct confine *c)
     if (mounts == NULL)
         return failed(c, "read", "/proc/self/mounts");
     for (struct mntent *m; (m = getmntent(mounts)) != NULL;) {
-        if (strncmp(m->mnt_dir, below, sizeof below - 1) != 0 || !leads_to_the_kernel(m->mnt_type))
+        if (strncmp(m->mnt_dir, below, sizeof below - 1) != 0 ||
+            !gives_access_to_the_kernel(m->mnt_type))
             continue;
         if (count == sizeof paths / sizeof paths[0] || strlen(m->mnt_dir) >= sizeof paths[0]) {
             (void)endmntent(mounts);
@@ -176,17 +175,17 @@ static int strip(const struct confine *c)
     (void)endmntent(mounts);
     confine_as_user(c);
     int error = 0;
-    while (count > 0 && error == 0) /* the last one lies on top */
+    while (count > 0 && error == 0) /* the last entry is the uppermost mount */
         if (umount2(paths[--count], MNT_DETACH | UMOUNT_NOFOLLOW) != 0)
             error = errno;
     confine_as_root();
     if (error != 0)
-        return confine_report(c, CONFINE_REFUSED, "refused", "%s: cannot take away %s: %s",
-                              c->share, paths[count] + sizeof(PLACE) - 1, strerror(error));
+        return confine_report(c, CONFINE_REFUSED, "refused", "%s: cannot unmount %s: %s", c->share,
+                              paths[count] + sizeof(PLACE) - 1, strerror(error));
     return 0;
 }
 
-static int show_share(const struct confine *c)
+static int mount_share(const struct confine *c)
 {
     char link[64];
     int code = 0;
@@ -197,10 +196,10 @@ static int show_share(const struct confine *c)
     code = confine_check_share(c, share, false);
     if (code == 0) {
         (void)snprintf(link, sizeof link, "/proc/self/fd/%d", share);
-        code = show(c, link, SHARE, c->read_only, MS_REC);
+        code = bind_mount(c, link, SHARE, c->read_only, MS_REC);
     }
     (void)close(share);
-    return code == 0 ? strip(c) : code;
+    return code == 0 ? unmount_kernel_filesystems(c) : code;
 }
 
 static int make_root(const struct confine *c)
@@ -208,13 +207,13 @@ static int make_root(const struct confine *c)
     int code = 0;
 
     for (size_t i = 0; code == 0 && i < SYSTEM_DIRECTORIES; i++)
-        code = show_system(c, system_directories[i]);
+        code = mount_system(c, system_directories[i]);
     if (code == 0)
-        code = show_command(c);
+        code = mount_command(c);
     if (code == 0)
-        code = show_loader_cache(c);
+        code = mount_loader_cache(c);
     if (code == 0)
-        code = show_itself(c);
+        code = mount_proc(c);
     return code;
 }
 
@@ -222,7 +221,7 @@ static int enter(const struct confine *c)
 {
     if (chdir(PLACE) != 0 || syscall(SYS_pivot_root, ".", ".") != 0)
         return failed(c, "enter", "the new root");
-    /* the old root lies over the new one now: pivot_root(2), NOTES */
+    /* the old root is now mounted on the new one: pivot_root(2), NOTES */
     if (umount2(".", MNT_DETACH) != 0 || chdir("/") != 0)
         return failed(c, "leave", "the old root");
     return 0;
@@ -239,15 +238,14 @@ int confine_enter_root(const struct confine *c)
     (void)close(share);
     if (code != 0)
         return code;
-    /* slave: what the host mounts later below the shared directory is seen, and nothing goes back
-     */
+    /* slave: mounts of the host below the shared directory appear here, and nothing goes back */
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0)
-        return failed(c, "make", "a mount namespace");
+        return failed(c, "create", "a mount namespace");
     if (mount("tmpfs", PLACE, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=64k") != 0)
         return failed(c, "mount a tmpfs on", PLACE);
     code = make_root(c);
     if (code == 0)
-        code = show_share(c);
+        code = mount_share(c);
     if (code == 0 && mount(NULL, PLACE, NULL,
                            MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL) != 0)
         code = failed(c, "protect", PLACE);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shared directory: opened as the user, judged by where that leads. */
+/* The shared directory: opened as the user, checked by its real path. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -13,10 +13,9 @@
 #include "confine.h"
 
 /*
- * Only the file system ids change: the process keeps root's real and effective
- * ids, so the user can neither signal nor trace it while it walks his paths.
- * Root's file capabilities go with the fsuid (capabilities(7), "Effect of user
- * ID changes on capabilities").
+ * Only the file system ids change: the process keeps root's real and effective ids, so the user can
+ * neither signal nor trace it while it follows the user's paths. Root's file capabilities change
+ * with the fsuid (capabilities(7), "Effect of user ID changes on capabilities").
  */
 void confine_as_user(const struct confine *c)
 {
@@ -41,7 +40,7 @@ int confine_open_share(const struct confine *c, int *code)
         return -1;
     }
     confine_as_user(c);
-    /* "/." needs the right to enter the directory, and mounts what autofs has there. */
+    /* "/." requires the right to enter the directory, and triggers autofs. */
     int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     int error = errno;
     confine_as_root();
@@ -60,8 +59,8 @@ static bool lies_in(const char *path, const char *directory)
 }
 
 /*
- * File systems through which one can reach processes or the kernel.  The list
- * is of types and not of paths: a chroot has its /proc elsewhere.
+ * File systems that give access to processes or the kernel.  The list has types and not paths,
+ * because a chroot has its /proc elsewhere.
  */
 static bool is_of_the_kernel(const struct statfs *fs)
 {
@@ -86,12 +85,12 @@ int confine_check_share(const struct confine *c, int share, bool say)
     (void)snprintf(link, sizeof link, "/proc/self/fd/%d", share);
     ssize_t length = readlink(link, path, sizeof path - 1);
     if (length < 0)
-        return confine_report(c, CONFINE_FAILED, "failed", "cannot tell where %s leads: %s",
-                              c->share, strerror(errno));
+        return confine_report(c, CONFINE_FAILED, "failed", "cannot resolve %s: %s", c->share,
+                              strerror(errno));
     path[length] = '\0';
     if (say)
         (void)confine_report(c, 0, "opened", "%s", path);
-    if (fstatfs(share, &fs) != 0) /* such as a FUSE file system that has lost its daemon */
+    if (fstatfs(share, &fs) != 0) /* for example, a FUSE file system whose daemon has ended */
         return confine_report(c, CONFINE_ABSENT, "absent", "%s", strerror(errno));
     if (strcmp(path, "/") == 0 || is_of_the_kernel(&fs))
         return confine_report(c, CONFINE_REFUSED, "refused", "%s", path);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A command that creates a job: check what was asked and hand it to the job's control environment.
+/*
+ * A command that creates a job: check the options and pass them to the job's control environment.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -10,8 +11,8 @@
 #include "text.h"
 
 /*
- * A job may be submitted from within a job with guests.  What that job left in
- * the environment would make the new one look as if it had asked for an image.
+ * A job may be submitted from within a job with guests.  With the variables of that job in the
+ * environment, the new one would look as if it had asked for an image.
  */
 void vhpc_allocator_init(void)
 {
@@ -26,7 +27,10 @@ void vhpc_allocator_init(void)
     unsetenv(VHPC_ENV_GUEST);
 }
 
-/* Options fill in from their variables; an empty variable is an absent one. */
+/*
+ * An option that is not given takes its value from its variable; an empty variable counts as
+ * absent.
+ */
 static bool add_default(struct vhpc_values *values, enum vhpc_option_id id, char *why, size_t size)
 {
     const char *variable = vhpc_options[id].variable;
@@ -37,7 +41,7 @@ static bool add_default(struct vhpc_values *values, enum vhpc_option_id id, char
     return vhpc_values_set(values, id, variable, text, why, size);
 }
 
-/* False with one line in why; true with values->set[VHPC_IMAGE] false means: an ordinary job. */
+/* False with one line in why. True with values->set[VHPC_IMAGE] false: a job without guests. */
 static bool settle(struct vhpc_values *values, char *why, size_t size)
 {
     if (!add_default(values, VHPC_IMAGE, why, size))
@@ -46,7 +50,7 @@ static bool settle(struct vhpc_values *values, char *why, size_t size)
         for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
             if (values->set[id]) {
                 snprintf(why, size,
-                         "--%s has no meaning without an image; add --vhpc-image=NAME or drop it",
+                         "--%s has no effect without an image; add --vhpc-image=NAME or remove it",
                          vhpc_options[id].name);
                 return false;
             }
@@ -76,15 +80,15 @@ static int hand_over(spank_t spank, const struct vhpc_values *values)
         }
     }
     /*
-     * Slurm carries an option of the command line to the tasks; one from its
-     * variable must reach them the same way, for there it decides that a job
-     * without a guest is not run on the bare node.
+     * Slurm passes an option of the command line to the tasks. An option from its variable must
+     * reach them in the same way: there it prevents that a job without a guest runs on the bare
+     * node.
      */
     if (setenv(vhpc_carrier(VHPC_IMAGE, name), values->text[VHPC_IMAGE], 1) != 0) {
         slurm_error("vhpc: couldn't set %s: %s", name, strerror(errno));
         return -1;
     }
-    /* Inherited from a requeued job, it would be taken for the new job's own. */
+    /* If it is inherited from a requeued job, the new job would take it for its own. */
     unsetenv("SLURM_RESTART_COUNT");
     return 0;
 }
@@ -100,9 +104,8 @@ int vhpc_allocator_post_opt(spank_t spank)
         return values.set[VHPC_IMAGE] ? hand_over(spank, &values) : 0;
     slurm_error("vhpc: %s", why);
     /*
-     * Where plugstack.conf calls the plugin "optional", Slurm goes on after
-     * this error.  The job must not run outside of guests then: with this
-     * value the controller and the tasks refuse it.
+     * If plugstack.conf calls the plugin "optional", Slurm continues after this error.  The job
+     * must not run outside of guests then: with this value the controller and the tasks refuse it.
      */
     (void)spank_job_control_setenv(spank, vhpc_options[VHPC_IMAGE].variable, VHPC_IMAGE_REFUSED, 1);
     (void)setenv(vhpc_carrier(VHPC_IMAGE, name), VHPC_IMAGE_REFUSED, 1);

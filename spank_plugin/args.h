@@ -28,8 +28,8 @@ struct vhpc_args {
 };
 
 /*
- * Read the arguments.  Every known one is taken even when another is wrong;
- * false means that args->wrong says what is.
+ * Read the arguments.  All known ones are used even if another is wrong; false: args->wrong has the
+ * reason.
  */
 bool vhpc_args_read(struct vhpc_args *args, int count, char *const *words);
 

@@ -3,17 +3,18 @@
 
 #include <stddef.h>
 
+#include "multi_prog.h"
+
 /*
- * Slurm 23.02.5 brought it; 22.05's header does not know it.  Weak, so that
- * the plugin loads where slurmstepd has no such symbol.
+ * Since Slurm 23.02.5; the header of 22.05 does not declare it.  Weak, so that the plugin can be
+ * loaded into a slurmstepd without this symbol.
  */
 extern spank_err_t spank_prepend_task_argv(spank_t spank, int argc, const char *argv[])
     __attribute__((weak));
 
 /*
- * S_JOB_ARGV is the very vector that execve() gets, unless the step is
- * --multi-prog: its tasks have vectors of their own that no item shows, and
- * the job's vector is {file, contents of the file}.
+ * S_JOB_ARGV is the vector that execve() gets, except for --multi-prog: its tasks have vectors of
+ * their own that no item returns, and the job's vector is {file, contents of the file}.
  */
 static bool swap(spank_t spank, const char *path, const char **why)
 {

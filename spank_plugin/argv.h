@@ -1,26 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Putting a program before a task's argv, in every version of Slurm. */
+/* Put a program before a task's argv, in each version of Slurm. */
 #ifndef VHPC_SPANK_ARGV_H
 #define VHPC_SPANK_ARGV_H
 
 #include <slurm/spank.h>
 #include <stdbool.h>
 
-/* Set for the program when it took the place of argv[0] instead of being put before it. */
+/* Set if the program took the place of argv[0] instead of being put before it. */
 #define VHPC_ENV_RUN_ARGV0 "VHPC_RUN_ARGV0"
 
 /*
- * Make the task execute path.  Where Slurm can prepend (23.02.5 and later) its
- * argv is {path, "--", argv...}; else it is {path, argv[1]...} and the variable
- * VHPC_RUN_ARGV0 holds argv[0].  path must live until the task's execve().
- * False with why when this Slurm offers no way for this task.
+ * Make the task execute path.  If Slurm can prepend (23.02.5 and later), its argv is {path, "--",
+ * argv...}. Otherwise it is {path, argv[1]...} and the variable VHPC_RUN_ARGV0 has argv[0].  path
+ * must live until the task's execve(). False with why if this Slurm has no way to do it for this
+ * task.
  */
 bool vhpc_argv_wrap(spank_t spank, const char *path, const char **why);
-
-/*
- * True when text reads as a configuration of srun --multi-prog: every line
- * that is neither blank nor a comment begins with a set of ranks and a program.
- */
-bool vhpc_argv_is_multi_prog(const char *text);
 
 #endif

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Entry points of the SPANK plugin.  Slurm loads it into sbatch, salloc, srun,
- * scrontab, slurmd and slurmstepd; here each call finds the file of its
- * context.  job_prolog and job_epilog stay undefined: their mere presence
- * makes slurmd strip option variables from the environment of Prolog.
+ * Entry points of the SPANK plugin.  Slurm loads it into sbatch, salloc, srun, scrontab, slurmd and
+ * slurmstepd; here each call is passed to the file of its context.  job_prolog and job_epilog stay
+ * undefined: if they exist, slurmd removes option variables from the environment of Prolog.
  */
 #include <stdlib.h>
 
 #include "plugin.h"
 
 SPANK_PLUGIN(vhpc, 1)
-
-struct vhpc_plugin vhpc_plugin;
 
 enum role { ROLE_NONE, ROLE_ALLOCATOR, ROLE_LOCAL, ROLE_REMOTE };
 
@@ -36,9 +33,9 @@ static enum role role_of(spank_context_t context)
 }
 
 /*
- * A wrong argument in plugstack.conf stops the commands and the start of
- * slurmd.  In slurmstepd a failure here would drain the node, and in 22.05
- * report the job as completed: there it waits for a task that wants a guest.
+ * A wrong argument in plugstack.conf stops the commands and the start of slurmd.  In slurmstepd a
+ * failure here would drain the node, and in 22.05 report the job as completed; therefore a task
+ * that wants a guest reports it.
  */
 int slurm_spank_init(spank_t spank, int argc, char *argv[])
 {

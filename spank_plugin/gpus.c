@@ -10,7 +10,9 @@
 /* No node has more. */
 #define GPU_MAX UINT64_C(65535)
 
-/* The next number of a list; at moves behind its separator.  False at its end and for what is none.
+/*
+ * The next number of a list; at moves to after its separator.  False at the end of the list and if
+ * it is not a number.
  */
 static bool next(const char **at, char separator, uint64_t *number)
 {
@@ -24,7 +26,7 @@ static bool next(const char **at, char separator, uint64_t *number)
     return true;
 }
 
-/* Place of a number of the node among the guest's; -1 when the guest has no such GPU. */
+/* Index in the guest of a GPU with this number on the node; -1 if the guest does not have it. */
 static int place_of(const char *gpus, uint64_t wanted)
 {
     uint64_t number;
@@ -64,7 +66,7 @@ bool vhpc_gpus_renumber(const char *gpus, const char *list, char *out, size_t si
     return used > 0 && *list == '\0';
 }
 
-/* Whether all numbers of a list could be the guest's own. */
+/* Whether all numbers of a list could be indexes in the guest. */
 static bool is_of_guest(const char *gpus, const char *list)
 {
     uint64_t count = count_of(gpus);
@@ -84,7 +86,7 @@ bool vhpc_gpus_renumber_visible(const char *gpus, const char *host, const char *
     return vhpc_gpus_renumber(gpus, list, out, size);
 }
 
-/* Number at a place of Slurm's list; false when that is shorter. */
+/* The number at an index of Slurm's list; false if the list is shorter. */
 static bool at_place(const char *host, uint64_t place, uint64_t *number)
 {
     for (uint64_t at = 0; next(&host, ',', number); at++)
@@ -93,7 +95,10 @@ static bool at_place(const char *host, uint64_t place, uint64_t *number)
     return false;
 }
 
-/* As vhpc_gpus_renumber_visible: Slurm's own list is of the node, one that could be places is. */
+/*
+ * As vhpc_gpus_renumber_visible: Slurm's own list has the node's numbers; another list may have
+ * indexes.
+ */
 static bool counts_places(const char *host, const char *list)
 {
     uint64_t number;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Numbers of GPUs: Slurm counts those of the node, programs in a guest those
- * that the guest has.  This module does not know Slurm.
+ * Numbers of GPUs: Slurm uses those of the node, programs in a guest use the indexes in the guest.
+ * This module does not know Slurm.
  */
 #ifndef VHPC_SPANK_GPUS_H
 #define VHPC_SPANK_GPUS_H
@@ -9,30 +9,29 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Longest list that is renumbered, with its NUL; longer ones are left alone. */
+/* Longest list that is renumbered, with its NUL; longer ones stay as they are. */
 #define VHPC_GPUS_SIZE 4096
 
 /*
- * Write a list of the node's numbers ("5,2") as the guest's.  gpus names the
- * node's numbers in the order of the guest's ("2:5").  False, with out
- * undefined, when the list has anything that is not in gpus.
+ * Translate a list of the node's numbers ("5,2") to indexes in the guest.  gpus has the node's
+ * numbers in the order of the indexes ("2:5").  False, with out undefined, if the list has anything
+ * that is not in gpus.
  */
 bool vhpc_gpus_renumber(const char *gpus, const char *list, char *out, size_t size);
 
 /*
- * The same for a variable that counts either way: by the node's numbers, or,
- * with ConstrainDevices, by those of the devices that the job may see.  host
- * is Slurm's own list for this job or step, "" when there is none.  False when
- * it must stay as it is: it has no such list, or counts as the guest does.
+ * The same for a variable that may have either the node's numbers or, with ConstrainDevices,
+ * indexes of the devices that the job may see.  host is Slurm's own list for this job or step, ""
+ * if there is none.  False if the variable must stay as it is: it is not such a list, or it already
+ * has indexes in the guest.
  */
 bool vhpc_gpus_renumber_visible(const char *gpus, const char *host, const char *list, char *out,
                                 size_t size);
 
 /*
- * For one of several guests of a node, of which each has a part of the job's
- * GPUs: write those of a list that this guest has, as it counts them; there
- * may be none.  visible says that the list may count by the places in host, as
- * it does with ConstrainDevices.  False when it is no list of numbers.
+ * For one of several guests of a node, each with a part of the job's GPUs: write the indexes of
+ * those GPUs of a list that this guest has; there may be none.  visible: the list may have indexes
+ * into host, as with ConstrainDevices.  False if it is not a list of numbers.
  */
 bool vhpc_gpus_share(const char *gpus, const char *host, const char *list, bool visible, char *out,
                      size_t size);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srun within a job: the job's guests exist already, a step may only agree with them. */
+/*
+ * srun within a job: the job's guests exist already, and the options of a step must agree with
+ * them.
+ */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,11 +11,11 @@
 #include "plugin.h"
 #include "text.h"
 
-/* The job this shell belongs to and its image, as far as the environment tells. */
+/* The job of this shell and its image, if the environment has them. */
 static uint64_t shell_job;
 static char shell_image[VHPC_VALUE_SIZE];
 
-/* The image of the generation that the shell runs in, if that is of its job. */
+/* The image of the generation that the shell runs in, if it belongs to the shell's job. */
 static const char *image_of_generation(const char *job)
 {
     const char *generation = getenv(VHPC_ENV_JOB_GENERATION);
@@ -24,10 +27,9 @@ static const char *image_of_generation(const char *job)
 }
 
 /*
- * Where the job's image can be found: in its tasks in what remote.c set, in
- * salloc's shell on the login node in Slurm's carrier of the option, in a
- * script whose environment was cut down in what sbatch hands down.  Read
- * before Slurm overwrites the carrier with this step's own option.
+ * The job's image can be found in tasks in what remote.c has set, in salloc's shell on the login
+ * node in Slurm's variable for the option, and in a script with a reduced environment in what
+ * sbatch passes down.  It is read before Slurm overwrites its variable with this step's own option.
  */
 void vhpc_local_init(void)
 {
@@ -44,14 +46,16 @@ void vhpc_local_init(void)
         image = getenv("SLURM_SPANK_VHPC_IMAGE");
     if (image != NULL && strlen(image) < sizeof shell_image) {
         snprintf(shell_image, sizeof shell_image, "%s", image);
-        /* Tells the tasks, whatever else of the environment reaches them, that the job has guests.
-         */
+        /* Tells the tasks that the job has guests, whatever other variables reach them. */
         (void)setenv(vhpc_carrier(VHPC_IMAGE, name), shell_image, 1);
     }
     vhpc_forget_handed_down();
 }
 
-/* The VHPC_* defaults are not read: they were for the job, and it may have been given options. */
+/*
+ * The VHPC_* defaults are not read: they were for the job, which may have been given options
+ * instead.
+ */
 int vhpc_local_post_opt(void)
 {
     for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
@@ -65,7 +69,7 @@ int vhpc_local_post_opt(void)
     return 0;
 }
 
-/* The first callback that knows the job: --jobid may name another than the shell's. */
+/* The first callback that knows the job: --jobid may name another job than the shell's. */
 int vhpc_local_user_init(spank_t spank)
 {
     struct vhpc_values job = {0};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "multi_prog.h"
+
 #include <ctype.h>
 #include <string.h>
 
-#include "argv.h"
-
-/* One line; *entry becomes true when it starts programs. */
+/* Checks one line; *entry becomes true if it starts programs. */
 static bool reads_as_entry(const char *line, size_t length, bool *entry)
 {
     size_t at = 0;

@@ -6,18 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "bounds.h"
 #include "text.h"
 
-/* Largest --vhpc-mem-reserve: 16 TiB in MiB, beyond any node of today. */
+/* Largest --vhpc-mem-reserve: 16 TiB in MiB, more than any node has. */
 #define RESERVE_MAX_MIB UINT64_C(16777216)
-/* Longest --vhpc-timeout in seconds, the limit of the site's boot_timeout_s too. */
-#define TIMEOUT_MAX_S UINT64_C(3600)
-/* Most virtual functions on a node: what partition keys and GUIDs can tell apart on a rail. */
-#define VFS_MAX UINT64_C(256)
-/* Most guests on a node: each has cores of its own, and a set of processes. */
-#define GUESTS_MAX UINT64_C(64)
-/* Longest name and tag of an image, in bytes. */
-#define IMAGE_PART_MAX 64
 
 static bool is_lower_or_digit(char c)
 {
@@ -32,7 +25,7 @@ static bool is_upper(char c)
 /* [a-z0-9][a-z0-9._-]{0,63} */
 static bool is_image_name(const char *text, size_t length)
 {
-    if (length == 0 || length > IMAGE_PART_MAX || !is_lower_or_digit(text[0]))
+    if (length == 0 || length > VHPC_IMAGE_PART_MAX || !is_lower_or_digit(text[0]))
         return false;
     for (size_t i = 1; i < length; i++)
         if (!is_lower_or_digit(text[i]) && text[i] != '.' && text[i] != '_' && text[i] != '-')
@@ -43,7 +36,7 @@ static bool is_image_name(const char *text, size_t length)
 /* [A-Za-z0-9_][A-Za-z0-9._-]{0,63} */
 static bool is_image_tag(const char *text, size_t length)
 {
-    if (length == 0 || length > IMAGE_PART_MAX || text[0] == '.' || text[0] == '-')
+    if (length == 0 || length > VHPC_IMAGE_PART_MAX || text[0] == '.' || text[0] == '-')
         return false;
     for (size_t i = 0; i < length; i++)
         if (!is_lower_or_digit(text[i]) && !is_upper(text[i]) && text[i] != '.' && text[i] != '_' &&
@@ -69,8 +62,8 @@ static bool parse_image(const char *text, char value[VHPC_VALUE_SIZE], const cha
 }
 
 /*
- * SIZE[K|M|G|T] -> whole MiB.  A plain number is MiB, as in Slurm's --mem;
- * what K leaves over is rounded up, so that never less is kept than was asked.
+ * SIZE[K,M,G,T] -> whole MiB.  A plain number is MiB, as in Slurm's --mem; a size in K is rounded
+ * up, so that never less is reserved than was asked for.
  */
 static bool parse_mem_reserve(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
@@ -111,7 +104,7 @@ static bool parse_timeout(const char *text, char value[VHPC_VALUE_SIZE], const c
 {
     uint64_t seconds;
 
-    if (!vhpc_text_number(text, strlen(text), TIMEOUT_MAX_S, &seconds) || seconds == 0) {
+    if (!vhpc_text_number(text, strlen(text), VHPC_TIMEOUT_MAX_S, &seconds) || seconds == 0) {
         *why = "a whole number of seconds from 1 to 3600 is expected";
         return false;
     }
@@ -123,7 +116,7 @@ static bool parse_vfs(const char *text, char value[VHPC_VALUE_SIZE], const char 
 {
     uint64_t number;
 
-    if (!vhpc_text_number(text, strlen(text), VFS_MAX, &number)) {
+    if (!vhpc_text_number(text, strlen(text), VHPC_VFS_MAX, &number)) {
         *why = "a whole number from 0 to 256 is expected";
         return false;
     }
@@ -135,7 +128,7 @@ static bool parse_guests_per_node(const char *text, char value[VHPC_VALUE_SIZE],
 {
     uint64_t number;
 
-    if (!vhpc_text_number(text, strlen(text), GUESTS_MAX, &number) || number == 0) {
+    if (!vhpc_text_number(text, strlen(text), VHPC_GUESTS_MAX, &number) || number == 0) {
         *why = "a whole number from 1 to 64 is expected";
         return false;
     }
@@ -143,7 +136,7 @@ static bool parse_guests_per_node(const char *text, char value[VHPC_VALUE_SIZE],
     return true;
 }
 
-/* Any plain text may name a file; what a shell would do with it is no concern here. */
+/* Any plain text may name a file; shells are not involved. */
 static bool parse_console(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
     size_t length = strlen(text);
@@ -166,12 +159,11 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .variable = "VHPC_IMAGE",
             .usage = "run the job inside KVM guests of this image on its nodes",
             .detail =
-                "Run the batch script and every task of the job inside KVM guests that are booted "
-                "from the image NAME for this job alone, one set on each of its nodes, and are "
-                "gone "
-                "when the job ends. Without a TAG, latest is meant. All nodes boot the same bytes: "
-                "the name is resolved to a digest once, when the job starts. `vhpc image ls` shows "
-                "what there is. Within a job the option may be repeated for a step, but only with "
+                "Run the batch script and each task of the job inside KVM guests. On each node of "
+                "the job, guests are booted from the image NAME for this job alone, and removed "
+                "when the job ends. The default of TAG is latest. All nodes boot the same bytes: "
+                "the name is resolved to a digest once, when the job starts. `vhpc image ls` lists "
+                "the images. Within a job the option may be repeated for a step, but only with "
                 "the job's own image; a step without it runs in the guests too.",
             .parse = parse_image,
         },
@@ -184,12 +176,10 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "memory of the job kept on the host side of each node [KMGT] (default unit: M)",
             .detail =
                 "Memory on each node that is taken from the job's allocation for the host side: "
-                "the "
-                "virtual machine monitor, file sharing, and the batch script with "
+                "the virtual machine monitor, file sharing, and the batch script with "
                 "--vhpc-batch=host. The guests get the rest. A whole number with the suffix K, M, "
-                "G "
-                "or T; without suffix it is MiB, as for --mem. Parts of a MiB are rounded up. The "
-                "site sets the default and may set a minimum.",
+                "G or T; without suffix it is MiB, as for --mem. Parts of a MiB are rounded up. "
+                "The site sets the default and may set a minimum.",
             .parse = parse_mem_reserve,
         },
     [VHPC_BATCH] =
@@ -211,10 +201,9 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .variable = "VHPC_TIMEOUT",
             .usage = "how long a guest may take to boot before the job fails",
             .detail =
-                "Seconds, 1 to 3600, that a guest may take from its start until its agent says "
-                "that "
-                "it is ready. Then the job fails with one line on its stderr. The site sets the "
-                "default, and never allows more than its own limit.",
+                "Longest time from the start of a guest until its agent is ready, in seconds, 1 to "
+                "3600. If a guest takes longer, the job fails with one line on its stderr. The "
+                "site sets the default and an upper limit.",
             .parse = parse_timeout,
         },
     [VHPC_CONSOLE] =
@@ -226,9 +215,9 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .detail =
                 "File that receives the console output of the guests when they end, written as the "
                 "user. A relative path is relative to the job's working directory. At most 1024 "
-                "bytes of UTF-8 without control characters. The file is made when the job starts; "
-                "where that fails, a line on the job's standard error says so and the job goes on. "
-                "What fails at the end is in the AdminComment that sacct shows.",
+                "bytes of UTF-8 without control characters. The file is created when the job "
+                "starts; if that fails, a line on the job's standard error says so and the job "
+                "continues. Failures at the end are in the AdminComment that sacct shows.",
             .parse = parse_console,
         },
     [VHPC_VFS] =
@@ -238,10 +227,10 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
             .variable = "VHPC_VFS",
             .usage = "virtual functions of network adapters for the guests of each node",
             .detail =
-                "Virtual functions of the node's InfiniBand or Ethernet adapters that the guests "
-                "of each node get, those nearest to their GPUs and cores. Where the site has Slurm "
+                "Virtual functions of the node's InfiniBand or Ethernet adapters for the guests of "
+                "each node; those nearest to their GPUs and cores are used. If the site has Slurm "
                 "count them as a generic resource, --gres asks for them and this option can only "
-                "ask for fewer; 0 leaves all of them out.",
+                "ask for fewer; with 0 the guests get none.",
             .parse = parse_vfs,
         },
     [VHPC_GUESTS_PER_NODE] =

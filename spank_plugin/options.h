@@ -27,8 +27,8 @@ enum vhpc_option_id {
 };
 
 /*
- * Check text and write its canonical form.  On false, why is what the value
- * should have been ("a number of seconds from 1 to 3600").
+ * Check text and write its canonical form.  On false, why describes a correct value ("a number of
+ * seconds from 1 to 3600").
  */
 typedef bool vhpc_option_parse(const char *text, char value[VHPC_VALUE_SIZE], const char **why);
 
@@ -50,9 +50,8 @@ struct vhpc_values {
 };
 
 /*
- * Set one option from what the user wrote.  origin is the words that name
- * where it came from ("--vhpc-batch", "VHPC_BATCH").  On false the values are
- * unchanged and why holds one line: what, why, what to do.
+ * Set one option from what the user wrote.  origin says where it came from ("--vhpc-batch",
+ * "VHPC_BATCH").  On false the values are unchanged and why has one line: what, why, what to do.
  */
 bool vhpc_values_set(struct vhpc_values *values, enum vhpc_option_id id, const char *origin,
                      const char *text, char *why, size_t size);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the plugin share.  Slurm loads the plugin into several
- * programs; each of the context files below is used in one kind of them only,
- * and dispatch.c alone decides which.
+ * Declarations that the files of the plugin share.  Slurm loads the plugin into several programs.
+ * Each of the context files below is for one kind of program, and only dispatch.c decides which is
+ * used.
  */
 #ifndef VHPC_SPANK_PLUGIN_H
 #define VHPC_SPANK_PLUGIN_H
@@ -13,17 +13,17 @@
 #include "options.h"
 
 /*
- * Exported into every task of a job with guests.  The job id in front of the
- * generation tells a step whether the pair is its own job's or was inherited
- * from a job that submitted this one.
+ * Exported into each task of a job with guests.  The generation begins with the job id: so a step
+ * can tell whether both variables belong to its own job or were inherited from a job that submitted
+ * this one.
  */
 #define VHPC_ENV_JOB_GENERATION "VHPC_JOB_GENERATION"
 #define VHPC_ENV_JOB_IMAGE "VHPC_JOB_IMAGE"
-/* Where nodes have several guests: how many, and which of them the task runs in. */
+/* If nodes have several guests: how many, and in which of them the task runs. */
 #define VHPC_ENV_JOB_GUESTS "VHPC_JOB_GUESTS"
 #define VHPC_ENV_GUEST "VHPC_GUEST"
 
-/* No image name, so whoever reads it refuses the job: see vhpc_allocator_post_opt. */
+/* Not an image name, so each reader refuses the job: see vhpc_allocator_post_opt. */
 #define VHPC_IMAGE_REFUSED "-"
 
 struct vhpc_plugin {
@@ -33,18 +33,17 @@ struct vhpc_plugin {
 
 extern struct vhpc_plugin vhpc_plugin;
 
-/* register.c: the option table as Slurm wants it. */
+/* register.c: the option table in the form that Slurm expects. */
 int vhpc_register_options(spank_t spank);
-/* The option as spank_option_getopt() wants it. */
+/* The option in the form that spank_option_getopt() expects. */
 struct spank_option *vhpc_registered_option(enum vhpc_option_id id);
 /* Longest name of a variable below, with its NUL. */
 #define VHPC_NAME_SIZE 128
 /* Name of the variable in which Slurm carries an option to the nodes. */
 const char *vhpc_carrier(enum vhpc_option_id id, char name[VHPC_NAME_SIZE]);
 /*
- * Remove the variables by which sbatch hands a job's options and job-control
- * variables down to the commands in its script.  They would come back as this
- * command's own options, through the callback.
+ * Remove the variables by which sbatch passes a job's options and job-control variables to the
+ * commands in its script.  Otherwise the callback would get them as this command's own options.
  */
 void vhpc_forget_handed_down(void);
 
@@ -52,7 +51,7 @@ void vhpc_forget_handed_down(void);
 void vhpc_allocator_init(void);
 int vhpc_allocator_post_opt(spank_t spank);
 
-/* local.c: srun starting a step of a job that exists. */
+/* local.c: srun that starts a step of an existing job. */
 void vhpc_local_init(void);
 int vhpc_local_post_opt(void);
 int vhpc_local_user_init(spank_t spank);

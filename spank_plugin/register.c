@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Options: from the table to Slurm, and back through the callback. */
+/* Registers the options of the table with Slurm; the callback receives their values. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -12,9 +12,9 @@
 static struct spank_option registered[VHPC_OPTION_COUNT];
 
 /*
- * Called for the command line, for #SBATCH lines, and with remote set in
- * slurmstepd.  Nothing is checked there: the value is the user's, and where it
- * matters it is compared with root's state file.
+ * Called for the command line, for #SBATCH lines, and with remote set in slurmstepd.  slurmstepd
+ * checks nothing here: the value comes from the user, and is compared with root's state file where
+ * it matters.
  */
 static int on_option(int value, const char *text, int remote)
 {
@@ -25,7 +25,7 @@ static int on_option(int value, const char *text, int remote)
     if (remote != 0)
         return 0;
     snprintf(origin, sizeof origin, "--%s", vhpc_options[id].name);
-    /* scrontab parses SPANK options and then drops them: the job would run without guests. */
+    /* scrontab parses SPANK options and then ignores them: the job would run without guests. */
     if (strcmp(program_invocation_short_name, "scrontab") == 0) {
         slurm_error("vhpc: %s has no effect in a crontab; let the crontab's command be an sbatch "
                     "with this option",
@@ -44,7 +44,7 @@ struct spank_option *vhpc_registered_option(enum vhpc_option_id id)
 {
     const struct vhpc_option *option = &vhpc_options[id];
 
-    /* Slurm's struct has no const; it copies the strings and writes to none. */
+    /* Slurm's struct has no const; Slurm copies the strings and does not change them. */
     registered[id] = (struct spank_option){
         .name = (char *)option->name,
         .arginfo = (char *)option->arginfo,

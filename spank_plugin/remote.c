@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * slurmstepd, as the job's user, between fork and exec of a task.  The only
- * callback whose failure ends a job cleanly in every version of Slurm, so it
- * raises whatever the node's hooks have found to be the user's mistake.
+ * slurmstepd, as the job's user, between fork and exec of a task.  This is the only callback whose
+ * failure ends a job cleanly in each version of Slurm, so it reports what the node's hooks have
+ * found to be the user's mistake.
  *
- * It runs in the task's own process: memory is given back by its end, and
- * fd 2 is where the user looks.
+ * It runs in the task's own process: the end of the process frees its memory, and its fd 2 is the
+ * user's stderr.
  */
 #include <limits.h>
 #include <slurm/slurm.h>
@@ -30,8 +30,8 @@ struct task {
     uint32_t restart;
     bool restart_known;
     const char *image;   /* what the option asked for, NULL when it was not given */
-    bool asked;          /* the job or the step wants guests, whatever this node says */
-    char generation[64]; /* what an earlier task of this job ran in, "" when unknown */
+    bool asked;          /* the job or the step wants guests, even if this node has none */
+    char generation[64]; /* generation that an earlier task of this job ran in, "" if unknown */
     char node[256];
     uint32_t guest;            /* which of the node's guests it runs in */
     char socket[PATH_MAX];     /* of that guest */
@@ -39,9 +39,8 @@ struct task {
 };
 
 /*
- * Say why, once per node and step, and make sure that the task does not run:
- * where plugstack.conf calls the plugin "optional" Slurm ignores the failure
- * and executes the task.
+ * Print the reason, once per node and step, and make sure that the task does not run: if
+ * plugstack.conf calls the plugin "optional", Slurm ignores the failure and executes the task.
  */
 __attribute__((format(printf, 2, 3))) static int deny(spank_t spank, const char *format, ...)
 {
@@ -57,15 +56,15 @@ __attribute__((format(printf, 2, 3))) static int deny(spank_t spank, const char 
         dprintf(STDERR_FILENO, "vhpc: %s\n", line);
     }
     /*
-     * This is the task's own process, not slurmstepd, and _exit() is what Slurm
-     * itself does on a failure that it does not ignore.
+     * This is the task's own process and not slurmstepd, and _exit() is what Slurm itself does on a
+     * failure that it does not ignore.
      */
     if (!vhpc_argv_wrap(spank, "/bin/false", &why))
         _exit(EXIT_FAILURE);
     return -1;
 }
 
-/* A number of the task's environment; false when it is absent or none. */
+/* A number from the task's environment; false if it is absent or not a number. */
 static bool env_number(spank_t spank, const char *name, uint32_t *number)
 {
     char text[16];
@@ -79,10 +78,9 @@ static bool env_number(spank_t spank, const char *name, uint32_t *number)
 }
 
 /*
- * S_SLURM_RESTART_COUNT is never filled in (seen in the sources of 22.05,
- * 24.11 and 26.05); the variable is, by slurmstepd, for batch steps of
- * requeued jobs.  Steps inherit it from the batch script, so that there its
- * absence says nothing.
+ * S_SLURM_RESTART_COUNT is never filled in (seen in the sources of 22.05, 24.11 and 26.05).
+ * slurmstepd sets the variable, for batch steps of requeued jobs.  Steps inherit it from the batch
+ * script, so for them its absence means nothing.
  */
 static void read_restart(spank_t spank, struct task *task)
 {
@@ -122,7 +120,7 @@ static bool read_task(spank_t spank, struct task *task)
     return true;
 }
 
-/* Salloc's interactive shell stands for the batch script. */
+/* The interactive shell of salloc counts as the batch script. */
 static bool is_script_like(const struct task *task)
 {
     return task->step == SLURM_BATCH_SCRIPT || task->step == SLURM_INTERACTIVE_STEP;
@@ -134,17 +132,18 @@ static int deny_absent(spank_t spank, const struct task *task)
 
     if (task->image != NULL && task->generation[0] == '\0' && !is_script_like(task))
         return deny(spank,
-                    "the image %s is asked for, but job %u has no guests on %s; give --vhpc-image "
-                    "to the command that creates the job, and if it had it, tell the site's "
-                    "support that the vhpc Prolog did not run there",
+                    "this step asks for the image %s, but job %u has no guests on %s; give "
+                    "--vhpc-image to the command that creates the job; if it was given there, tell "
+                    "the site's support that the vhpc Prolog did not run on this node",
                     vhpc_text_shown(task->image, shown, sizeof shown), task->job, task->node);
-    return deny(spank,
-                "job %u asked for guests, but %s has prepared none; tell the site's support that "
-                "the vhpc Prolog did not run there",
-                task->job, task->node);
+    return deny(
+        spank,
+        "job %u asked for guests, but none were started on %s; tell the site's support that "
+        "the vhpc Prolog did not run there",
+        task->job, task->node);
 }
 
-/* 0 when the step's own --vhpc-image, if any, is what the guests run. */
+/* 0 if the guests run the step's own --vhpc-image, or the step has none. */
 static int check_image(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
     struct vhpc_values asked = {0};
@@ -164,7 +163,7 @@ static int check_image(spank_t spank, const struct task *task, const struct vhpc
                 vhpc_text_shown(state->image, shown, sizeof shown));
 }
 
-/* 0 when the guest on this node is this job's, of this run, and ready. */
+/* 0 if the guest on this node belongs to this run of this job and is ready. */
 static int check(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
     bool stale = state->job != task->job ||
@@ -172,10 +171,11 @@ static int check(spank_t spank, const struct task *task, const struct vhpc_state
                  (task->generation[0] != '\0' && strcmp(task->generation, state->generation) != 0);
 
     if (stale)
-        return deny(spank,
-                    "the guest on %s is of generation %s, not of this run of job %u; tell the "
-                    "site's support",
-                    task->node, state->generation, task->job);
+        return deny(
+            spank,
+            "the guest on %s belongs to generation %s and not to this run of job %u; tell the "
+            "site's support",
+            task->node, state->generation, task->job);
     if (state->status == VHPC_FAILED)
         return deny(spank, "%s", state->message);
     if (state->status != VHPC_READY)
@@ -184,14 +184,14 @@ static int check(spank_t spank, const struct task *task, const struct vhpc_state
     return check_image(spank, task, state);
 }
 
-/* All or nothing: what a user has in his environment must not steer vhpc-run. */
+/* All or nothing: variables of the user must not control vhpc-run. */
 static bool set_environment(spank_t spank, const struct task *task, const struct vhpc_state *state,
                             bool runs_in_guest)
 {
     bool several = runs_in_guest && state->guests > 1;
     char guest[16];
     char guests[16];
-    char file[PATH_MAX]; /* it was read just now, so there is room for its name */
+    char file[PATH_MAX]; /* the file was read just now, so its name fits */
     const struct {
         const char *name;
         const char *value; /* NULL: must not be set */
@@ -219,8 +219,7 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
     return true;
 }
 
-/* What Slurm says of the job's or the step's GPUs, by the node's numbers; "" when it says nothing.
- */
+/* Slurm's list of the job's or the step's GPUs, by the node's numbers; "" if there is none. */
 static void read_host_gpus(spank_t spank, char *list, size_t size)
 {
     static const char *const names[] = {"SLURM_STEP_GPUS", "SLURM_JOB_GPUS"};
@@ -232,9 +231,9 @@ static void read_host_gpus(spank_t spank, char *list, size_t size)
 }
 
 /*
- * Steps inherit the environment of the script that started them: what was
- * renumbered for that one, in its own guest, and is not set anew by Slurm, must
- * not be again.  True with before as it was then.
+ * Steps inherit the environment of the script that started them. A variable that was renumbered for
+ * the script, in its own guest, and that Slurm has not set again, must not be renumbered again.
+ * True with before as its value before that.
  */
 static bool is_renumbered(spank_t spank, const struct vhpc_state *state, const char *host,
                           const char *kept, bool visible, const char *value, char *before)
@@ -257,15 +256,15 @@ static bool is_renumbered(spank_t spank, const struct vhpc_state *state, const c
 }
 
 /*
- * GPUs in the guest are counted from 0; Slurm's numbers are those of the node,
- * and are kept in VHPC_HOST_*.  What cannot be told is left as it is.
+ * The indexes of GPUs in the guest begin at 0. Slurm's numbers are those of the node; they are kept
+ * in VHPC_HOST_*.  A variable that cannot be translated stays as it is.
  */
 static bool renumber_gpus(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
     static const struct {
         const char *name;
         const char *kept;
-        bool visible; /* counts either way */
+        bool visible; /* may have indexes as well as the node's numbers */
     } variables[] = {
         {"CUDA_VISIBLE_DEVICES", "VHPC_HOST_CUDA_VISIBLE_DEVICES", true},
         {"ROCR_VISIBLE_DEVICES", "VHPC_HOST_ROCR_VISIBLE_DEVICES", true},
@@ -303,7 +302,7 @@ static bool renumber_gpus(spank_t spank, const struct task *task, const struct v
     return true;
 }
 
-/* Which of the node's guests the task runs in, and what that one has. */
+/* Find out in which of the node's guests the task runs, and what that guest has. */
 static bool find_guest(spank_t spank, struct task *task, const struct vhpc_state *state)
 {
     uint32_t tasks = 0;
@@ -321,8 +320,8 @@ static bool find_guest(spank_t spank, struct task *task, const struct vhpc_state
 }
 
 /*
- * Once in a job: by the script, or by the first step of a job that has none.
- * Steps of a script have inherited the generation.
+ * Once in a job: by the script, or by the first step of a job without a script. Steps of a script
+ * have inherited the generation.
  */
 static void warn(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
@@ -370,7 +369,7 @@ int vhpc_remote_task_init(spank_t spank)
     int result;
 
     if (!read_task(spank, &task))
-        return 0; /* no job id: nothing here can be a job with guests */
+        return 0; /* without a job id this cannot be a job with guests */
     switch (vhpc_state_read(&state, vhpc_plugin.args.run_dir, task.job, ROOT, why, sizeof why)) {
     case VHPC_STATE_ABSENT:
         return task.asked ? deny_absent(spank, &task) : 0;

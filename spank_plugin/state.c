@@ -11,13 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "bounds.h"
 #include "text.h"
 
 /* sun_path of a unix socket, with its NUL: unix(7). */
 #define SOCKET_PATH_SIZE 108
 #define NONCE_DIGITS 8
 #define FIRST_SOCKET "/g0/run.sock"
-#define GUESTS_MAX 64
 
 enum key {
     VERSION,
@@ -55,7 +55,7 @@ __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size,
     return false;
 }
 
-/* Cut the copy into lines and note where the value of each known key begins. */
+/* Split the copy into lines and find the value of each known key. */
 static bool split(char *bytes, size_t length, const char *values[KEYS], char *why, size_t size)
 {
     size_t at = 0;
@@ -66,13 +66,13 @@ static bool split(char *bytes, size_t length, const char *values[KEYS], char *wh
         char *equals;
 
         if (end == NULL)
-            return refuse(why, size, "its last line is cut short");
+            return refuse(why, size, "its last line is incomplete");
         *end = '\0';
         at += (size_t)(end - line) + 1;
         if (end - line > VHPC_STATE_LINE_MAX)
             return refuse(why, size, "a line is longer than %d bytes", VHPC_STATE_LINE_MAX);
         if (!vhpc_text_is_plain(line, (size_t)(end - line)))
-            return refuse(why, size, "it holds control characters or no UTF-8");
+            return refuse(why, size, "it contains control characters or is not UTF-8");
         equals = strchr(line, '=');
         if (equals == NULL || equals == line)
             return refuse(why, size, "a line is not key=value");
@@ -81,7 +81,7 @@ static bool split(char *bytes, size_t length, const char *values[KEYS], char *wh
             if (strcmp(line, key_names[key]) != 0)
                 continue;
             if (values[key] != NULL)
-                return refuse(why, size, "%s is there twice", line);
+                return refuse(why, size, "%s occurs twice", line);
             values[key] = equals + 1;
         }
     }
@@ -98,7 +98,7 @@ static bool read_u32(const char *text, uint32_t *number)
     return true;
 }
 
-/* The generation must be that of the job and restart beside it. */
+/* The generation must have the same job and restart as the other fields. */
 static bool generation_agrees(const struct vhpc_state *state, const char *generation)
 {
     char prefix[32];
@@ -124,7 +124,7 @@ static bool read_status(struct vhpc_state *state, const char *text)
     return false;
 }
 
-/* Sockets of further guests are beside the first one's: .../g0/run.sock, .../g1/run.sock. */
+/* Sockets of further guests are beside the first one: .../g0/run.sock, .../g1/run.sock. */
 static bool read_guests(struct vhpc_state *state, const char *text)
 {
     size_t length = state->socket == NULL ? 0 : strlen(state->socket);
@@ -133,7 +133,7 @@ static bool read_guests(struct vhpc_state *state, const char *text)
     state->guests = 1;
     if (text == NULL)
         return true;
-    if (!read_u32(text, &state->guests) || state->guests == 0 || state->guests > GUESTS_MAX)
+    if (!read_u32(text, &state->guests) || state->guests == 0 || state->guests > VHPC_GUESTS_MAX)
         return false;
     return state->guests == 1 || state->status != VHPC_READY ||
            (length > end && strcmp(state->socket + length - end, FIRST_SOCKET) == 0);
@@ -147,13 +147,13 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     if (values[VERSION] == NULL || strcmp(values[VERSION], "1") != 0)
         return refuse(why, size, "its version is not 1; the vhpc packages of this node differ");
     if (!read_u32(values[JOB], &state->job) || state->job == 0)
-        return refuse(why, size, "job is no job id");
+        return refuse(why, size, "job is not a job id");
     if (!read_u32(values[RESTART], &state->restart))
-        return refuse(why, size, "restart is no count");
+        return refuse(why, size, "restart is not a number");
     if (!generation_agrees(state, values[GENERATION]))
         return refuse(why, size, "generation does not agree with job and restart");
     if (!read_status(state, values[STATUS]))
-        return refuse(why, size, "status is none of booting, ready and failed");
+        return refuse(why, size, "status is not booting, ready or failed");
     if (values[IMAGE] == NULL || values[IMAGE][0] == '\0')
         return refuse(why, size, "image is missing");
     state->batch_on_host = strcmp(batch, "host") == 0;
@@ -161,7 +161,7 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
         return refuse(why, size, "batch is neither guest nor host");
     if (state->status == VHPC_READY && (values[SOCKET] == NULL || values[SOCKET][0] != '/' ||
                                         strlen(values[SOCKET]) >= SOCKET_PATH_SIZE))
-        return refuse(why, size, "socket is no absolute path of less than %d bytes",
+        return refuse(why, size, "socket is not an absolute path of less than %d bytes",
                       SOCKET_PATH_SIZE);
     state->generation = values[GENERATION];
     state->image = values[IMAGE];
@@ -170,7 +170,7 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     state->warning = values[WARNING] == NULL ? "" : values[WARNING];
     state->gpus = values[GPUS] == NULL ? "" : values[GPUS];
     if (!read_guests(state, values[GUESTS]))
-        return refuse(why, size, "guests is no number of guests with their sockets");
+        return refuse(why, size, "guests is not a number of guests that socket allows");
     state->message = values[MESSAGE] == NULL || values[MESSAGE][0] == '\0'
                          ? "the guests of this job could not be started; ask the site's support"
                          : values[MESSAGE];
@@ -250,9 +250,9 @@ static bool is_trusted(int file, uid_t owner, char *why, size_t size)
     if (fstat(file, &about) != 0)
         return refuse(why, size, "fstat: %s", strerror(errno));
     if (!S_ISREG(about.st_mode))
-        return refuse(why, size, "it is no regular file");
+        return refuse(why, size, "it is not a regular file");
     if (about.st_uid != owner || (about.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return refuse(why, size, "others than uid %u may write it", (unsigned)owner);
+        return refuse(why, size, "users other than uid %u may write it", (unsigned)owner);
     return true;
 }
 
@@ -283,7 +283,7 @@ static bool load(struct vhpc_state *state, int file, uid_t owner, char *why, siz
 
     if (!is_trusted(file, owner, why, size))
         return false;
-    bytes = malloc(VHPC_STATE_MAX + 1); /* one more, so that too large is seen */
+    bytes = malloc(VHPC_STATE_MAX + 1); /* one byte more, to detect a file that is too large */
     if (bytes == NULL)
         return refuse(why, size, "%s", strerror(ENOMEM));
     length = read_all(file, bytes, VHPC_STATE_MAX + 1);
@@ -311,9 +311,9 @@ enum vhpc_state_found vhpc_state_read(struct vhpc_state *state, const char *run_
         return VHPC_STATE_BAD;
     }
     /*
-     * A job without guests has no directory here.  What cannot even be looked
-     * at (run_dir closed to users by mistake) says nothing about this job, and
-     * jobs that never asked for a guest must not suffer from it.
+     * A job without guests has no directory here.  If even lstat fails (run_dir closed to users by
+     * mistake), nothing is known about this job, and jobs that never asked for a guest must not
+     * fail.
      */
     if (lstat(path, &about) != 0)
         return VHPC_STATE_ABSENT;

@@ -28,39 +28,41 @@ struct vhpc_state {
     const char *socket;     /* absolute path of the first guest's socket; never NULL when ready */
     const char *commands;   /* colon separated host commands; "" when none */
     uint32_t guests;        /* on this node; their sockets differ in the folder: g0, g1, ... */
-    const char *warning;    /* what the user shall know when the job starts; "" when nothing */
-    const char *gpus; /* of each guest, by commas: colon separated numbers of the node's GPUs */
+    const char *warning;    /* message for the user when the job starts; "" if there is none */
+    const char *gpus;       /* the node's numbers of GPUs: "5:2,7", a comma between guests */
 };
 
 enum vhpc_state_found {
     VHPC_STATE_ABSENT, /* no guests of this job on this node */
-    VHPC_STATE_BAD,    /* there is something, and it cannot be relied on: why says so */
+    VHPC_STATE_BAD,    /* the file exists but is not valid; why has the reason */
     VHPC_STATE_OK,
 };
 
 /*
- * Parse the contents of a state file.  Unknown keys are left alone; a known
- * key that is missing, repeated or malformed makes the whole file bad.
- * On true, vhpc_state_free() releases what state holds.
+ * Parse the contents of a state file.  Unknown keys are ignored; a known key that is missing,
+ * repeated or malformed makes the whole file invalid. On true, vhpc_state_free() frees what state
+ * has.
  */
 bool vhpc_state_parse(struct vhpc_state *state, const char *bytes, size_t length, char *why,
                       size_t size);
 
 /*
- * Read the state of a job below run_dir.  Bounded; follows no link in the last
- * component; the file must belong to owner (root in production) and be
- * writable by nobody else.
+ * Read the state of a job below run_dir.  Bounded; does not follow a link in the last component;
+ * the file must belong to owner (root in production), and no other user may be able to write it.
  */
 enum vhpc_state_found vhpc_state_read(struct vhpc_state *state, const char *run_dir, uint32_t job,
                                       uid_t owner, char *why, size_t size);
 
-/* Which guest runs the task of this local id, of so many on the node: blocks in their order. */
+/*
+ * Which guest runs the task with this local id, of this number of tasks on the node: tasks fill
+ * guests in blocks, in their order.
+ */
 uint32_t vhpc_state_guest_of(const struct vhpc_state *state, uint32_t local_id, uint32_t tasks);
 
-/* Path of a guest's socket; false when it does not fit. */
+/* Path of a guest's socket; false if it does not fit. */
 bool vhpc_state_socket(const struct vhpc_state *state, uint32_t guest, char *path, size_t size);
 
-/* A guest's part of gpus; false when it does not fit. */
+/* A guest's part of gpus; false if it does not fit. */
 bool vhpc_state_gpus(const struct vhpc_state *state, uint32_t guest, char *gpus, size_t size);
 
 void vhpc_state_free(struct vhpc_state *state);

@@ -4,9 +4,8 @@
 #include <string.h>
 
 /*
- * Length in bytes of the plain character at text, 0 when there is none.
- * Table 3-7 of the Unicode Standard: overlong forms, surrogates and code
- * points above U+10FFFF are not well-formed.
+ * Length in bytes of the plain character at text, 0 if it is not plain. Table 3-7 of the Unicode
+ * Standard: overlong forms, surrogates and code points above U+10FFFF are not well-formed.
  */
 static size_t plain_length(const unsigned char *text, size_t room)
 {

@@ -16,7 +16,9 @@
 #include "args.h"
 #include "options.h"
 
-/* Text of man(7): a backslash and a leading dot or quote have a meaning; a dash is typed. */
+/*
+ * Text of man(7): a backslash and a leading dot or quote are special; a dash stays a hyphen-minus.
+ */
 static void put_man(const char *text)
 {
     for (const char *c = text; *c != '\0'; c++) {
@@ -98,7 +100,7 @@ static int print_help(void)
     return EXIT_SUCCESS;
 }
 
-/* The tables hold no control characters. */
+/* The tables have no control characters. */
 static void put_json(const char *key, const char *text, const char *after)
 {
     printf("\"%s\": \"", key);

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lines of /etc/passwd and /etc/group: name:password:id:... */
+#include "accounts.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "agent.h"
-#include "identity.h"
 
 static bool has_name(const char *line, const char *name)
 {
@@ -24,7 +23,7 @@ static bool has_id(const char *line, uint32_t id)
     return p != NULL && strtoul(p + 1, NULL, 10) == id;
 }
 
-/* Copy the old entries and put ours where it wins; 0 or -errno. */
+/* Copy the old entries and put the new one before those with the same id; 0 or -errno. */
 static int merge(FILE *from, FILE *to, const char *name, uint32_t id, const char *line)
 {
     char *old = NULL;

@@ -2,9 +2,9 @@
 /*
  * vhpc-agent: the guest's end of the channel.
  *
- * Sessions are the host's clients: each runs one program in a cgroup of its
- * own, or carries root's control operations. Everything here runs as guest
- * root in one process with one poll loop; it waits for nobody.
+ * Each client of the host has a session. A session runs one program in a cgroup of its own, or
+ * carries root's control operations. The agent is one process that runs as guest root, with one
+ * poll loop that never blocks elsewhere.
  */
 #ifndef VHPC_AGENT_H
 #define VHPC_AGENT_H
@@ -17,10 +17,10 @@ struct agent;
 
 enum { PMI_PORTS_MAX = 4 };
 
-/* pmi.c: where it is noticed that a session's program uses PMI. */
+/* pmi.c: how the agent detects that a session's program uses PMI. */
 struct pmi_guard {
     struct source source;         /* our end of PMI_FD; fd -1: none */
-    int child;                    /* the program's end, until it is started; -1: none */
+    int child;                    /* the program's end, until the program has started; -1: none */
     uint32_t port[PMI_PORTS_MAX]; /* of PMIx servers; 0: none */
 };
 
@@ -30,15 +30,15 @@ struct session {
     uint32_t id;
     struct message exec;    /* EXEC being received */
     struct message request; /* REQUEST being received */
-    struct flow flow;       /* of the command until the task has it */
+    struct flow flow;       /* of the command, until the task takes it over */
     struct execspec spec;
     struct task task;
     bool started;        /* task is in use */
-    bool closed;         /* the host has said CLOSE, or is gone */
+    bool closed;         /* the host has sent CLOSE, or is disconnected */
     bool script_written; /* to be removed at the end */
     bool cgroup_made;
     bool frozen; /* by a SIGTSTP, until SIGCONT */
-    bool halted; /* by a SIGSTOP, until anything else is heard of the client */
+    bool halted; /* by a SIGSTOP, until any other frame of the client */
     bool held;   /* the cgroup is frozen */
     uint32_t last_call;
     struct pmi_guard pmi;
@@ -53,35 +53,40 @@ struct agent {
     struct loop loop;
     struct chan host;
     bool host_open;
-    bool system; /* may change the machine: mounts, accounts, power (off in tests) */
+    bool system; /* may change the machine: mounts, accounts, power-off (not in tests) */
     bool is_init;
     bool stopping;
-    bool powering_off; /* ... once the reply is out */
+    bool powering_off; /* ... after the reply was sent */
     struct hello hello;
     struct session *sessions;
     struct source signals;
     struct source listener; /* call socket */
     const char *call_socket;
     struct caller *callers;
-    const char *sysfs;         /* where it is mounted */
-    struct fabric *fabric;     /* the job's ports; NULL = none */
+    const char *sysfs;         /* where sysfs is mounted */
+    struct fabric *fabric;     /* the job's InfiniBand ports; NULL = none */
     const char *topology_file; /* for NCCL */
     bool has_topology;         /* it was written */
     struct pmi_listener *pmi_listeners;
-    char *pmi_said; /* the last refusal that was said: tasks of a step have the same */
-    char *cgroup;   /* directory under which sessions get theirs; NULL = no cgroup v2 */
+    char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
+    char *cgroup;   /* parent directory of the sessions' cgroups; NULL = no cgroup v2 */
 };
 
 /* host.c */
 int host_open(struct agent *a, int fd, bool port);
 
-/* session.c: life of a session */
+/* session_list.c: a session that is not closed, or NULL; a new session, or NULL */
 struct session *session_find(const struct agent *a, uint32_t id);
 struct session *session_add(struct agent *a, uint32_t id);
+
+/* session.c: life of a session */
 int session_exec(struct session *s, const struct frame *f);
 void session_close(struct session *s);
 void sessions_reap(struct agent *a);
-/* Deadlines, and freeing what is over; between two turns of the loop. True while there is work. */
+/*
+ * Handles deadlines and frees finished sessions, between two turns of the loop. True while it has
+ * to be called again soon.
+ */
 bool sessions_tick(struct agent *a, long long now);
 
 /* cgroup.c */
@@ -91,47 +96,48 @@ int cgroup_make(const struct agent *a, uint32_t session);
 int cgroup_open(const struct agent *a, uint32_t session);
 /* In the child: enter the session's cgroup. */
 int cgroup_enter(const struct agent *a, uint32_t session);
-/* Stop or continue all of the session; 0 or -errno. */
+/* Stop or continue all processes of the session; 0 or -errno. */
 int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen);
 /* Signal the processes of a process group in the session, but not its leader. */
 void cgroup_signal(const struct agent *a, uint32_t session, pid_t leader, int number);
 /* Kill every process of the session, with or without cgroups. */
 void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader);
-/* 0 when the cgroup is gone, -EBUSY while it is not empty. */
+/* 0 if the cgroup is removed, -EBUSY while it is not empty. */
 int cgroup_remove(const struct agent *a, uint32_t session);
 /* The session that a process of this guest belongs to; 0 = none. */
 uint32_t cgroup_session_of(const struct agent *a, pid_t pid);
 
-/* privilege.c: what a session's child becomes */
+/* privilege.c: operations of a session's child */
 extern const struct task_ops session_ops;
 
-/* signal.c: a signal from the host; then, a frame that shows that vhpc-run is not stopped (any
- * more) */
+/*
+ * signal.c: delivers a signal of the host; then, handles a frame that shows that vhpc-run is not
+ * stopped.
+ */
 void session_signal(struct task *t, int number);
 void session_signal_group(struct task *t, int number);
 void session_heard(struct session *s);
 
 /*
- * pmi.c: see to it that the program is ended with spec.pmi_refusal when it uses PMI;
- * 0, or -errno when that cannot be noticed. The second is for the child, the third
- * for after the fork.
+ * pmi.c: end the program with spec.pmi_refusal if it uses PMI. 0, or -errno if its use cannot be
+ * detected. pmi_place() is called in the child, pmi_started() after the fork.
  */
 int pmi_guard(struct session *s);
 int pmi_place(const struct session *s);
 void pmi_started(struct session *s);
 void pmi_unguard(struct session *s);
 
-/* script.c: a batch script at the very path it has on the host */
+/* script.c: a batch script, at the path that it has on the host */
 int script_write(const struct execspec *spec, bool *written);
 void script_remove(const struct execspec *spec);
 
-/* control.c: REQUEST, and the answer to one; `more` holds further fields of it. */
+/* control.c: REQUEST */
 int control_request(struct session *s, const struct buf *message);
-int control_reply(struct agent *a, uint32_t session, uint32_t request, int result, const char *text,
-                  const struct buf *more);
 
-/* fabric.c: begin to wait for the job's ports (0: the reply follows, or -errno with one line in
- * text), go on with it between two turns of the loop, and stop when nobody waits any more. */
+/*
+ * fabric.c: start to wait for the job's ports (0: the reply follows; or -errno with one line in
+ * text), continue between two turns of the loop, and stop when the client has disconnected.
+ */
 int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, uint32_t wait_ms,
                char *text, size_t size);
 int fabric_tick(struct agent *a, long long now, bool *work);
@@ -151,15 +157,19 @@ void callers_sweep(struct agent *a);
 
 /* system.c, port.c */
 void system_mount_all(void);
-/* Where sysfs is: /sys, unless the kernel's command line says otherwise. */
+/* Where sysfs is: /sys, unless the kernel command line names another directory. */
 const char *system_sysfs(void);
 _Noreturn void system_poweroff(void);
-/* Open the agent's virtio-serial port, waiting for it and for the host; -EINTR when we are to stop.
+/*
+ * Open the agent's virtio-serial port; waits for the port and for the host. -EINTR when the agent
+ * has to stop.
  */
 int port_open(struct agent *a, const char *path);
 
-/* sbcast.c: srun's arguments that do what this sbcast is to do, standard input set up; NULL when
- * the host's own sbcast shall do it. Exits when neither can. */
+/*
+ * sbcast.c: the arguments of the srun that does what this sbcast asks for, with standard input set
+ * up; NULL if the host's own sbcast has to do it. Exits if neither is possible.
+ */
 char **sbcast_as_srun(int argc, char **argv);
 
 /* command.c: this binary under another name */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One cgroup v2 per session: its processes can be named, and killed, whatever
- * they fork. Where a guest has no cgroup v2 the session number in a process's
- * environment and its Unix session id do instead, which a program could leave
- * behind if it wanted to; it stays in its own guest.
+ * One cgroup v2 per session: so all processes of the session are known and can be killed, also
+ * those that it forks. If the guest has no cgroup v2, the agent uses VHPC_SESSION in the
+ * environment of a process and its Unix session id. A program can leave these on purpose, but it
+ * stays in its own guest.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -68,7 +68,7 @@ void cgroup_init(struct agent *a)
     char mount[1024], own[2048];
     if (!find_mount(mount, sizeof mount) || !read_own_path(getpid(), own, sizeof own))
         return;
-    /* Below our own group: as a systemd unit that is what was delegated to us. */
+    /* Below our own cgroup: for a systemd unit, this is the one that is delegated to us. */
     if (asprintf(&a->cgroup, "%s%s/vhpc.%d", mount, strcmp(own, "/") == 0 ? "" : own,
                  (int)getpid()) < 0)
         a->cgroup = NULL;
@@ -206,7 +206,9 @@ void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader)
         if (write_text(path, "1") == 0)
             return;
     }
-    /* Without cgroup.kill (Linux < 5.14): again while there is somebody, for what forks meanwhile.
+    /*
+     * Without cgroup.kill (Linux < 5.14): repeat while processes are found, because they may fork
+     * meanwhile.
      */
     for (int i = 0; i < KILL_ROUNDS && kill_by_search(session, leader); i++)
         ;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * This binary under another name (srun, scontrol, ...): the command runs on
- * the host, as the job's user, and this process stands for it.
+ * This binary under another name (srun, scontrol, ...): the command runs on the host, as the job's
+ * user, and this process represents it.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* REQUEST: root's operations on the guest as a whole. */
+/* REQUEST: root's operations on the whole guest. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/sysinfo.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "agent.h"
 #include "fabric.h"
 #include "identity.h"
+#include "reply.h"
 #include "tlv.h"
 #include "topology.h"
 
@@ -64,7 +64,7 @@ static int add_group(struct identity *who, const struct tlv *t)
     return 0;
 }
 
-/* TAG_KEY, an entry of a table of keys, or TAG_PORT_GUID */
+/* TAG_KEY, an entry of a pkey table, or TAG_PORT_GUID */
 static int add_fabric(struct ib_want **want, const struct tlv *t)
 {
     uint32_t key = 0;
@@ -168,13 +168,6 @@ static void free_request(struct request *r)
     free(r->who.commands);
 }
 
-static uint64_t uptime_ms(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_BOOTTIME, &t);
-    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
-
 static int put_info(const struct agent *a, struct buf *b)
 {
     struct sysinfo info;
@@ -195,7 +188,7 @@ static int put_info(const struct agent *a, struct buf *b)
     return rc;
 }
 
-/* 0 or -errno with one line in text; *later: somebody else replies. */
+/* 0 or -errno with one line in text; *later: the reply is sent later. */
 static int perform(struct session *s, const struct request *r, char *text, size_t size, bool *later)
 {
     struct agent *a = s->agent;
@@ -227,7 +220,7 @@ static int perform(struct session *s, const struct request *r, char *text, size_
         (void)snprintf(text, size, "operation %u is unknown to this agent", r->op);
         return -ENOSYS;
     }
-    (void)snprintf(text, size, "the request lacks a field");
+    (void)snprintf(text, size, "the request has no field that this operation needs");
     return -EINVAL;
 }
 
@@ -253,25 +246,8 @@ int control_request(struct session *s, const struct buf *message)
     if (result == 0 && (r.op == VHPC_OP_INFO || r.op == VHPC_OP_READY))
         rc = put_info(s->agent, &b);
     if (rc == 0 && !later)
-        rc = control_reply(s->agent, s->id, r.id, result, text, &b);
+        rc = reply_send(s->agent, s->id, r.id, result, text, &b);
     buf_free(&b);
     free_request(&r);
-    return rc;
-}
-
-int control_reply(struct agent *a, uint32_t session, uint32_t request, int result, const char *text,
-                  const struct buf *more)
-{
-    struct buf b = {0};
-    int rc = tlv_put_u32(&b, TAG_REQUEST_ID, request);
-    rc = rc < 0 ? rc : tlv_put_u32(&b, TAG_ERRNO, (uint32_t)-result);
-    rc = rc < 0 ? rc : tlv_put_u64(&b, TAG_UPTIME_MS, uptime_ms());
-    if (rc == 0 && text[0] != '\0')
-        rc = tlv_put_str(&b, TAG_TEXT, text);
-    if (rc == 0 && more->len > 0)
-        rc = buf_append(&b, buf_head(more), more->len);
-    if (rc == 0)
-        rc = chan_send_message(&a->host, VHPC_REPLY, session, 0, &b);
-    buf_free(&b);
     return rc;
 }

@@ -7,11 +7,12 @@
 #include <string.h>
 
 #include "agent.h"
+#include "reply.h"
 #include "tlv.h"
 
-enum { LOOK_MS = 200 };
+enum { CHECK_MS = 200 };
 
-/* Says what of the environment is an agent's work: words NAME=VALUE. */
+/* Variable with the values that an agent has set: words NAME=VALUE. */
 #define MARK "VHPC_FABRIC"
 
 enum variable { PKEY, UCX_PKEY, OMPI_PKEY, UCX_DEVICES, NCCL_DEVICES, NCCL_PKEY };
@@ -25,7 +26,7 @@ static const char *const names[FABRIC_VARIABLES] = {
     [NCCL_PKEY] = "NCCL_IB_PKEY",
 };
 
-/* mlx5_0:1,mlx5_1:1 behind prefix, to be freed. */
+/* mlx5_0:1,mlx5_1:1 after prefix; to be freed. */
 static char *device_list(const struct ib_found *found, const char *prefix)
 {
     size_t size = strlen(prefix) + found->count * (IB_DEVICE_MAX + 12) + 1, used;
@@ -65,7 +66,7 @@ int fabric_name(struct fabric *f)
     f->value[OMPI_PKEY] = key_text(f->want.key[0]);
     f->value[UCX_DEVICES] = device_list(&f->found, "");
     f->value[NCCL_DEVICES] = device_list(&f->found, "="); /* '=': these names, not prefixes */
-    /* An index, one for all ports: where they differ NCCL cannot be told. */
+    /* One index for all ports: NCCL has no way to set different ones. */
     f->value[NCCL_PKEY] = same ? index_text(f->found.port[0].index) : NULL;
     for (size_t i = 0; i < NCCL_PKEY; i++)
         if (f->value[i] == NULL)
@@ -82,7 +83,7 @@ void fabric_free(struct fabric *f)
     free(f);
 }
 
-/* The value that a mark gives a name, and its length; NULL when it is not in it. */
+/* The value that a mark has for a name, and its length; NULL if it has none. */
 static const char *marked(const char *mark, const char *name, size_t *len)
 {
     size_t name_len = strlen(name);
@@ -111,7 +112,10 @@ static int set_env(struct execspec *spec, const char *name, const char *value)
     return rc;
 }
 
-/* Whether a variable is the user's: not as an agent left it, or taken away since. */
+/*
+ * Whether a variable is the user's: its value differs from what an agent set, or the user removed
+ * it.
+ */
 static bool is_users(const struct execspec *spec, const char *mark, const char *name)
 {
     size_t len = 0;
@@ -144,7 +148,7 @@ int fabric_environment(const struct fabric *f, struct execspec *spec)
             continue;
         if (!users)
             rc = set_env(spec, name, value);
-        /* What was taken away stays in the mark: steps of this one will not bring it back. */
+        /* A removed variable stays in the mark, so that steps of this step do not set it again. */
         if (rc == 0 && (!users || execspec_getenv(spec, name) == NULL))
             rc = put_mark(&b, name, value);
     }
@@ -161,15 +165,16 @@ int fabric_ask(struct session *s, uint32_t request, const struct ib_want *want, 
     struct agent *a = s->agent;
     uint32_t address, mask;
     if (want->guid_count == 0 || want->key_count == 0 || wait_ms > FABRIC_WAIT_MAX_MS) {
-        (void)snprintf(text, size, "the request lacks a port or a key, or would wait too long");
+        (void)snprintf(text, size,
+                       "the request needs PORT_GUID, KEY, and WAIT_MS of at most 600000");
         return -EINVAL;
     }
     if (want->address[0] != '\0' && ipoib_parse(want->address, &address, &mask) < 0) {
-        (void)snprintf(text, size, "not an address with its prefix");
+        (void)snprintf(text, size, "ADDRESS is not A.B.C.D/N");
         return -EINVAL;
     }
     if (a->fabric != NULL && a->fabric->waiting) {
-        (void)snprintf(text, size, "another request waits for the ports already");
+        (void)snprintf(text, size, "another fabric request is still waiting for the ports");
         return -EBUSY;
     }
     fabric_free(a->fabric);
@@ -211,8 +216,8 @@ static int put_ports(const struct fabric *f, struct buf *b)
     return rc;
 }
 
-/* Whether all is there; what is not says text. */
-static bool look(const struct agent *a, struct fabric *f, char *text, size_t size)
+/* Whether all ports are as wanted; if not, text describes the deviations. */
+static bool ports_ready(const struct agent *a, struct fabric *f, char *text, size_t size)
 {
     uint32_t address, mask;
     if (!ib_check(a->sysfs, &f->want, &f->found, text, size))
@@ -235,15 +240,15 @@ int fabric_tick(struct agent *a, long long now, bool *work)
     *work = true;
     if (now < f->next)
         return 0;
-    f->next = now + LOOK_MS;
-    bool good = look(a, f, text, sizeof text);
+    f->next = now + CHECK_MS;
+    bool good = ports_ready(a, f, text, sizeof text);
     if (!good && now < f->until)
         return 0;
     f->waiting = false;
     int result = good ? fabric_name(f) : -ENODEV;
     int rc = result == 0 ? put_ports(f, &b) : 0;
     if (rc == 0)
-        rc = control_reply(a, f->session, f->request, result, text, &b);
+        rc = reply_send(a, f->session, f->request, result, text, &b);
     buf_free(&b);
     if (result < 0)
         give_up(a);

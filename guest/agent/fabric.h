@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The fabric operation: nothing starts in this guest before its InfiniBand
- * ports are there, with the job's key and no other. Then programs are told
- * which ports and which key are theirs.
+ * The fabric operation: no program starts in this guest before its InfiniBand ports are there, with
+ * the job's key and no other. Then programs get variables with their ports and their key.
  */
 #ifndef VHPC_FABRIC_H
 #define VHPC_FABRIC_H
@@ -23,22 +22,21 @@ enum {
 struct fabric {
     struct ib_want want;
     struct ib_found found;
-    char interface[IPOIB_NAME_MAX]; /* with the job's key; "" = none */
-    bool waiting;                   /* for the ports, on behalf of: */
+    char interface[IPOIB_NAME_MAX]; /* the interface with the job's key; "" = none */
+    bool waiting;                   /* for the ports, for this request: */
     uint32_t session;
     uint32_t request;
     long long until;               /* ms */
-    long long next;                /* look */
+    long long next;                /* next check */
     char *value[FABRIC_VARIABLES]; /* of the variables; NULL = not exported */
 };
 
 /*
- * Put what programs are to know into their environment. A value of the user's
- * own stays; one that an agent of another guest of the job has put there is
- * replaced by ours. 0 or -ENOMEM.
+ * Add the variables to a program's environment. A value that the user has set stays. A value that
+ * the agent of another guest of the job has set is replaced. 0 or -ENOMEM.
  */
 int fabric_environment(const struct fabric *f, struct execspec *spec);
-/* The variables' values from what was found; 0 or -ENOMEM. */
+/* Compute the variables' values from the ports that were found; 0 or -ENOMEM. */
 int fabric_name(struct fabric *f);
 void fabric_free(struct fabric *f);
 

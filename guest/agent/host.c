@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames from the host. They have passed the shim; they are judged again all the same. */
+/* Frames from the host. The shim has checked them, and the agent checks them again. */
 #include <cpuid.h>
 #include <errno.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ static int on_frame(struct chan *c, const struct frame *f)
         return hello_send(c, &a->hello);
     }
     if (f->session == 0)
-        return chan_broken(c, "a frame that belongs to no session");
+        return chan_broken(c, "a frame without a session");
     switch (f->type) {
     case VHPC_PING:
         if ((s = session_find(a, f->session)) != NULL)
@@ -64,7 +64,7 @@ static int on_frame(struct chan *c, const struct frame *f)
         return on_request(a, f);
     case VHPC_REPLY:
     case VHPC_PONG:
-        return chan_broken(c, "an unasked answer");
+        return chan_broken(c, "an answer without a request");
     default:
         break;
     }
@@ -85,13 +85,13 @@ static void on_close(struct chan *c, int error)
     a->host_open = false;
 }
 
-/* The shim always reads, so a long queue means that it is gone or slow: take no more work. */
+/* The shim always reads, so if the queue is long the shim has ended or is slow: read no more. */
 static bool may_read(struct chan *c)
 {
     return chan_queued(c) < (16u << 20);
 }
 
-/* QEMU without KVM says so; what else there is has a CPU of its own under it. */
+/* CPUID names QEMU's emulation (TCG); in all other cases a real CPU runs the guest. */
 static bool is_emulated(void)
 {
     unsigned a, b, c, d;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Command clients of this guest (srun and the like, see command.c) and their
- * host calls. A client is judged here, before its frames go to the host: the
- * shim would blame the whole guest for what one process of it does.
+ * Command clients of this guest (srun and the like, see command.c) and their host calls. A client
+ * is checked here, before its frames go to the host: for the shim, a violation by one process would
+ * be a violation by the whole guest.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -41,7 +41,7 @@ static uint32_t live_calls(const struct agent *a, uint32_t session)
     return count;
 }
 
-/* The client has gone away: nobody wants the command on the host any more. */
+/* The client has closed its connection: close its command on the host. */
 static void cancel(struct caller *c)
 {
     struct frame f = {.type = VHPC_CLOSE, .session = c->session, .call = c->call};
@@ -60,12 +60,14 @@ static int on_hello(struct caller *c, const struct frame *f)
     return hello_send(&c->chan, &c->agent->hello);
 }
 
-/* A session that can take one more call, or NULL when the client was refused. */
+/* The session, if it can have one more call; NULL if the client was refused. */
 static struct session *admit(struct caller *c)
 {
     struct session *s = session_find(c->agent, c->session);
     if (s == NULL || !s->started || s->task.exchange.flow.phase != FLOW_RUNNING) {
-        refuse(c, ESRCH, "not started by a Slurm job: no host to ask");
+        refuse(
+            c, ESRCH,
+            "this program was not started by a Slurm job, so nothing can run on the host for it");
         return NULL;
     }
     if (live_calls(c->agent, s->id) >= VHPC_CALLS_MAX || s->last_call == UINT32_MAX) {
@@ -165,7 +167,7 @@ int callers_listen(struct agent *a)
     a->listener.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (a->listener.fd < 0)
         return -errno;
-    /* Any process of the guest may ask; what counts is the session it belongs to. */
+    /* Any process of the guest may connect; its session decides what it may do. */
     if (bind(a->listener.fd, (struct sockaddr *)&at, sizeof at) < 0 ||
         chmod(a->call_socket, 0666) < 0 || listen(a->listener.fd, 64) < 0)
         return -errno;
@@ -205,7 +207,7 @@ void callers_close(struct agent *a, const struct session *s)
 {
     for (struct caller *c = a->callers; c != NULL; c = c->next)
         if (c->session == s->id)
-            chan_close(&c->chan); /* no CLOSE to the host: its session is gone with it */
+            chan_close(&c->chan); /* no CLOSE to the host: its session has ended as well */
 }
 
 void callers_sweep(struct agent *a)

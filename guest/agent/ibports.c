@@ -13,7 +13,7 @@
 
 enum { STATE_ACTIVE = 4, VALUE_MAX = 64, NAME_MAX_DIGITS = 9 };
 
-/* What is wrong, told in one line; the line takes what fits. */
+/* Deviations in one line; what does not fit is left out. */
 struct report {
     char *text;
     size_t size;
@@ -37,11 +37,11 @@ static void complain(struct report *r, const char *format, ...)
     va_end(args);
 }
 
-/* A file of one short line below dir: 0, or -errno; value is without its line end. */
+/* Reads a file of one short line below dir, without its line end. 0 or -errno. */
 static int read_value(int dir, const char *name, char value[VALUE_MAX])
 {
     struct stat st;
-    /* Not to hang on what is no file of sysfs. */
+    /* O_NONBLOCK: do not hang on a file that is not from sysfs. */
     int fd = openat(dir, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return -errno;
@@ -50,7 +50,7 @@ static int read_value(int dir, const char *name, char value[VALUE_MAX])
     (void)close(fd);
     value[n > 0 ? n : 0] = '\0';
     size_t len = strcspn(value, "\n");
-    /* One line, printable: it may be shown. */
+    /* One printable line, so that it can be shown. */
     for (size_t i = 0; i < len; i++)
         if (value[i] < 0x20 || value[i] > 0x7e)
             rc = -EBADMSG;
@@ -60,7 +60,7 @@ static int read_value(int dir, const char *name, char value[VALUE_MAX])
     return rc;
 }
 
-/* Decimal digits only, and not many. */
+/* Only decimal digits, and only a few. */
 static bool parse_number(const char *text, unsigned *number)
 {
     size_t len = strspn(text, "0123456789");
@@ -97,7 +97,7 @@ static int open_dir(int dir, const char *name)
     return fd < 0 ? -errno : fd;
 }
 
-/* What a port has. */
+/* State of a port. */
 struct seen {
     const char *device;
     unsigned number;
@@ -132,7 +132,7 @@ static bool read_table(int port, struct seen *s, struct report *r)
         if (!good)
             complain(r, "%s port %u: key %u is %s", s->device, s->number, i,
                      rc == 0 ? "none" : strerror(-rc));
-        /* An entry without a number is empty, whatever its membership. */
+        /* An entry whose key is 0 is empty, whatever its membership bit. */
         if (good && (pkey & ~IB_PKEY_FULL) != 0) {
             s->key[s->key_count] = pkey;
             s->index[s->key_count++] = i;
@@ -254,7 +254,7 @@ static void judge_device(int class, const char *device, const struct ib_want *wa
         (void)close(here);
 }
 
-/* A name that may stand in NCCL's and UCX's lists. */
+/* A name that NCCL's and UCX's lists can contain. */
 static bool is_device(const char *name)
 {
     static const char allowed[] =
@@ -273,18 +273,18 @@ bool ib_check(const char *sysfs, const struct ib_want *want, struct ib_found *fo
     text[0] = '\0';
     (void)snprintf(path, sizeof path, "%s/class/infiniband", sysfs);
     DIR *dir = opendir(path);
-    /* Without a driver there is no such folder. */
+    /* Without a driver the directory does not exist. */
     for (const struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
         any = any || e->d_name[0] != '.';
         if (is_device(e->d_name))
             judge_device(dirfd(dir), e->d_name, want, found, &r);
         else if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            complain(&r, "an adapter has a name that is none");
+            complain(&r, "an adapter has an invalid name");
     }
     if (dir != NULL)
         (void)closedir(dir);
     if (!any)
-        complain(&r, "no InfiniBand adapter (has the image a driver for it?)");
+        complain(&r, "no InfiniBand adapter (does the image have a driver for it?)");
     for (size_t i = 0; any && i < want->guid_count; i++)
         if (found->port[i].device[0] == '\0')
             complain(&r, "there is no port with the GUID 0x%016llx",

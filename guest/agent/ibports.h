@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The InfiniBand ports of this guest, as its kernel's sysfs shows them, held
- * against what the job shall have.
+ * The InfiniBand ports of this guest, as sysfs shows them, compared with what the job is to have.
  *
- * Files and their forms: Documentation/ABI/stable/sysfs-class-infiniband of Linux.
+ * Files and their formats: Documentation/ABI/stable/sysfs-class-infiniband of Linux.
  */
 #ifndef VHPC_IBPORTS_H
 #define VHPC_IBPORTS_H
@@ -14,7 +13,7 @@
 
 enum {
     IB_PORTS_MAX = 256,    /* ports of a guest */
-    IB_KEYS_MAX = 32,      /* keys that its ports shall have */
+    IB_KEYS_MAX = 32,      /* keys that its ports are to have */
     IB_TABLE_MAX = 4096,   /* entries of a port's table */
     IB_DEVICE_MAX = 64,    /* bytes of a device's name with its NUL, as in the kernel */
     IB_PKEY_FULL = 0x8000, /* membership bit of an entry */
@@ -40,10 +39,9 @@ struct ib_found {
 };
 
 /*
- * True when there are exactly the wanted InfiniBand ports, active, each with
- * exactly the wanted keys; *found says where. Else text is one line with what
- * was seen. sysfs is where sysfs is mounted. Ports of Ethernet are nobody's
- * business here.
+ * True if there are exactly the wanted InfiniBand ports, active, each with exactly the wanted keys;
+ * *found has their names and key indexes. Otherwise text is one line that describes the deviations.
+ * sysfs is where sysfs is mounted. Ethernet ports are not considered.
  */
 bool ib_check(const char *sysfs, const struct ib_want *want, struct ib_found *found, char *text,
               size_t size);

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The identity operation: the user exists in the guest under his own name and
- * ids, may become root there, and finds the cluster's host names and commands.
+ * The identity operation: creates the job's user in the guest with the same name and ids, allows
+ * sudo, and sets up the cluster's host names and commands.
  */
 #include "identity.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <net/if.h>
 #include <stdarg.h>
@@ -19,7 +18,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "accounts.h"
 #include "agent.h"
+#include "file.h"
 
 static int complain(int number, char *text, size_t size, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -33,7 +34,7 @@ static int complain(int number, char *text, size_t size, const char *format, ...
     return number < 0 ? number : -number;
 }
 
-/* A field of a colon-separated file, or a line: nothing that could end it. */
+/* Whether a field has no character that could end it or its line. */
 static bool is_clean(const char *s, const char *forbidden)
 {
     if (s == NULL)
@@ -57,38 +58,25 @@ static bool is_name(const char *s, const char *extra)
 static int check(const struct identity *id, char *text, size_t size)
 {
     if (!is_name(id->hostname, "-."))
-        return complain(EINVAL, text, size, "not a host name");
+        return complain(EINVAL, text, size, "HOSTNAME is not a host name");
     if (id->user != NULL && (!is_clean(id->user, ": /,") || id->user[0] == '\0' || id->uid == 0))
-        return complain(EINVAL, text, size, "not a user name, or root");
+        return complain(EINVAL, text, size, "USER_NAME is not a user name, or USER_UID is 0");
     if (id->user != NULL && (id->home == NULL || id->home[0] != '/' || !is_clean(id->home, ":") ||
                              !is_clean(id->shell, ":") || !is_clean(id->gecos, ":")))
-        return complain(EINVAL, text, size, "not an account: home, shell or gecos");
+        return complain(EINVAL, text, size,
+                        "USER_HOME, USER_SHELL or USER_GECOS is not valid in /etc/passwd");
     for (size_t i = 0; i < id->host_count; i++)
         if (!is_clean(id->hosts[i], ""))
-            return complain(EINVAL, text, size, "not a line of /etc/hosts");
+            return complain(EINVAL, text, size, "HOSTS_LINE is not a line of /etc/hosts");
     for (size_t i = 0; i < id->group_count; i++)
         if (!is_clean(id->groups[i].name, ":,/ ") || id->groups[i].name[0] == '\0')
-            return complain(EINVAL, text, size, "not a group name");
+            return complain(EINVAL, text, size, "GROUP has no group name");
     for (size_t i = 0; i < id->command_count; i++)
         if (!is_name(id->commands[i], "-_."))
-            return complain(EINVAL, text, size, "not a command name");
+            return complain(EINVAL, text, size, "COMMAND is not a command name");
     if (id->timezone != NULL && (!is_name(id->timezone, "-_+/") || strstr(id->timezone, "..")))
-        return complain(EINVAL, text, size, "not a time zone");
+        return complain(EINVAL, text, size, "TIMEZONE is not a time zone");
     return 0;
-}
-
-int write_file(const char *path, mode_t mode, const char *content)
-{
-    (void)unlink(path); /* it may be a link into a read-only place */
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
-    if (fd < 0)
-        return -errno;
-    ssize_t n = write(fd, content, strlen(content));
-    int rc = n == (ssize_t)strlen(content) ? 0 : -EIO;
-    if (fchmod(fd, mode) < 0 && rc == 0)
-        rc = -errno;
-    (void)close(fd);
-    return rc;
 }
 
 static int apply_names(const struct identity *id)
@@ -147,8 +135,8 @@ static int apply_user(const struct identity *id)
 {
     char *line = NULL;
     /*
-     * "*" and not "x": the password lives in no shadow file, and sudo's
-     * account check would call an "x" without shadow entry a locked account.
+     * "*" and not "x": there is no password in a shadow file, and the account check of sudo would
+     * regard an "x" without shadow entry as a locked account.
      */
     if (asprintf(&line, "%s:*:%u:%u:%s:%s:%s", id->user, id->uid, id->gid,
                  id->gecos != NULL ? id->gecos : "", id->home,
@@ -158,7 +146,7 @@ static int apply_user(const struct identity *id)
     free(line);
     if (rc == 0 && access("/etc/sudoers.d", F_OK) == 0) {
         char rule[80];
-        /* By uid: a site's user names may hold characters that mean something to sudo. */
+        /* By uid: a user name may have characters that are special for sudo. */
         (void)snprintf(rule, sizeof rule, "#%u ALL=(ALL:ALL) NOPASSWD: ALL\n", id->uid);
         rc = write_file("/etc/sudoers.d/vhpc", 0440, rule);
     }
@@ -193,7 +181,10 @@ static int apply_timezone(const char *zone)
     return symlink(path, "/etc/localtime") < 0 ? -errno : 0;
 }
 
-/* Names of Slurm commands lead to this binary, which asks the host; the image's own ones win. */
+/*
+ * Names of Slurm commands become links to this binary, which runs them on the host. Files of the
+ * image stay.
+ */
 static int apply_commands(const struct identity *id)
 {
     char self[PATH_MAX];
@@ -222,7 +213,7 @@ int identity_apply(const struct agent *a, const struct identity *id, char *text,
     if ((rc = apply_groups(id)) < 0)
         return complain(rc, text, size, "cannot write /etc/group: %s", strerror(-rc));
     if (id->user != NULL && (rc = apply_user(id)) < 0)
-        return complain(rc, text, size, "cannot make the user's account: %s", strerror(-rc));
+        return complain(rc, text, size, "cannot create the user's account: %s", strerror(-rc));
     if (id->timezone != NULL && (rc = apply_timezone(id->timezone)) < 0)
         return complain(rc, text, size, "cannot set the time zone: %s", strerror(-rc));
     if ((rc = apply_commands(id)) < 0)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who the job's user is, in this guest. */
+/* The identity of the job's user in this guest. */
 #ifndef VHPC_IDENTITY_H
 #define VHPC_IDENTITY_H
 
@@ -14,7 +14,7 @@ struct identity_group {
 
 struct identity {
     char *hostname;
-    char *timezone; /* NULL = leave it */
+    char *timezone; /* NULL = keep the image's */
     char *user;     /* NULL = no user */
     char *gecos;
     char *home;
@@ -28,14 +28,5 @@ struct identity {
     char **commands; /* host commands by name */
     size_t command_count;
 };
-
-/* Make a file anew, whatever was there before. 0 or -errno. */
-int write_file(const char *path, mode_t mode, const char *content);
-/*
- * accounts.c: put an entry into /etc/passwd or /etc/group (by path): an entry
- * of the same name goes, one of the same id stays behind ours, so that lookups
- * in both directions yield ours. 0 or -errno.
- */
-int accounts_put(const char *path, const char *name, uint32_t id, const char *line);
 
 #endif

@@ -17,7 +17,7 @@
 
 enum { PATH_SIZE = 512 };
 
-/* A number of sysfs, in whatever base it is written; -1 when there is none. */
+/* A number in a sysfs attribute, in any base that strtol knows; -1 if there is none. */
 static long read_number(const char *sysfs, const char *interface, const char *file)
 {
     char path[PATH_SIZE], value[32] = "";
@@ -48,7 +48,7 @@ static int make_child(const char *sysfs, const char *parent, uint16_t entry)
         return -errno;
     int rc = write(fd, key, (size_t)n) == n ? 0 : -errno;
     (void)close(fd);
-    /* It is being made already. */
+    /* The kernel is already creating it. */
     return rc == -ENOTUNIQ || rc == -EEXIST ? 0 : rc;
 }
 
@@ -77,13 +77,14 @@ int ipoib_interface(const char *sysfs, const struct ib_port *port, uint16_t entr
     if (found)
         return 1;
     if (parent[0] == '\0') {
-        (void)snprintf(text, size, "%s port %u has no IPoIB interface (has the image ib_ipoib?)",
+        (void)snprintf(text, size,
+                       "%s port %u has no IPoIB interface (does the image have ib_ipoib?)",
                        port->device, port->number);
         return 0;
     }
     int rc = make_child(sysfs, parent, entry);
     (void)snprintf(text, size, "%s has no interface with the key 0x%04x: %s", parent, entry,
-                   rc < 0 ? strerror(-rc) : "it is being made");
+                   rc < 0 ? strerror(-rc) : "it is being created");
     return 0;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vhpc-agent: PID 1 of a lean guest, a unit of a full one, or a host command's stand-in. */
+/* vhpc-agent: PID 1 of a lean guest, a unit of a full one, or a command that runs on the host. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -17,25 +17,25 @@
 #include "agent.h"
 #include "version.h"
 
-enum { TICK_MS = 50, FAREWELL_MS = 1000 };
+enum { TICK_MS = 50, GRACE_MS = 1000 };
 
 static const char usage[] =
     "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--sysfs PATH]\n"
     "                  [--topology-file PATH] [--no-system]\n"
     "       vhpc-agent --call NAME [ARG...]\n"
     "\n"
-    "Runs the host's programs in this guest. As PID 1 it also mounts what a guest\n"
-    "needs, reaps orphans and powers the guest off.\n"
+    "Runs programs for the host in this guest. As PID 1 it also mounts the file\n"
+    "systems that a guest needs, reaps orphans and powers the guest off.\n"
     "\n"
     "  --port PATH         virtio-serial port (default: the one named " VHPC_PORT_NAME ")\n"
     "  --fd N              an open, connected socket instead of a port\n"
-    "  --call-socket PATH  where host commands' stand-ins connect\n"
+    "  --call-socket PATH  socket for programs that run a command on the host\n"
     "                      (default: " VHPC_CALL_SOCKET ")\n"
-    "  --sysfs PATH        where the InfiniBand ports are looked for (default: /sys;\n"
-    "                      as PID 1: vhpc.agent.sysfs= of the kernel's command line)\n"
+    "  --sysfs PATH        sysfs with the InfiniBand ports (default: /sys; as PID 1:\n"
+    "                      vhpc.agent.sysfs= of the kernel command line)\n"
     "  --topology-file PATH  what NCCL reads (default: " VHPC_TOPOLOGY_FILE ")\n"
-    "  --no-system         change nothing of this machine: no mounts, accounts, power\n"
-    "  --call NAME         run NAME on the host; so does this binary named NAME\n"
+    "  --no-system         do not change this machine: no mounts, no accounts, no power-off\n"
+    "  --call NAME         run the command NAME on the host, as a link NAME to this binary does\n"
     "  --help, --version\n";
 
 static short want_input(struct source *s)
@@ -57,7 +57,7 @@ static void signals_ready(struct source *source, short revents)
     }
 }
 
-/* Signals that ask an init to end; systemd's numbers for poweroff and reboot among them. */
+/* Signals that ask an init to end; systemd's numbers for poweroff and reboot are among them. */
 static int open_signals(struct agent *a)
 {
     sigset_t set;
@@ -78,7 +78,7 @@ static int open_signals(struct agent *a)
     return a->signals.fd < 0 ? -errno : loop_add(&a->loop, &a->signals);
 }
 
-static void introduce(struct agent *a)
+static void fill_hello(struct agent *a)
 {
     struct utsname u;
     hello_init(&a->hello);
@@ -95,7 +95,7 @@ static void introduce(struct agent *a)
     a->hello.boot_id[strcspn(a->hello.boot_id, "\n")] = '\0';
 }
 
-/* One turn of everything; 0 or -errno. */
+/* One turn of the loop and of all that is polled; 0 or -errno. */
 static int turn(struct agent *a, bool *work)
 {
     int rc = loop_once(&a->loop, *work ? TICK_MS : -1);
@@ -113,19 +113,19 @@ static int serve(struct agent *a)
         rc = turn(a, &work);
         if (!a->powering_off)
             continue;
-        /* The reply goes out before the power does. */
+        /* Send the reply before the power-off. */
         work = true;
         if (until == 0)
-            until = now_ms() + FAREWELL_MS;
+            until = now_ms() + GRACE_MS;
         a->stopping = a->stopping || chan_queued(&a->host) == 0 || now_ms() > until;
     }
     return rc;
 }
 
-/* Kill every session and wait, a little, until none is left. */
-static void wind_up(struct agent *a)
+/* Kill all sessions and wait a little until they have ended. */
+static void end_sessions(struct agent *a)
 {
-    long long until = now_ms() + FAREWELL_MS;
+    long long until = now_ms() + GRACE_MS;
     bool work = true;
     for (struct session *s = a->sessions; s != NULL; s = s->next)
         session_close(s);
@@ -147,9 +147,9 @@ static int run(struct agent *a, const char *port, int fd)
         rc = host < 0 ? host : host_open(a, host, fd < 0);
         if (rc == 0)
             rc = serve(a);
-        wind_up(a);
+        end_sessions(a);
         if (fd >= 0)
-            break; /* a socket does not come back */
+            break; /* a closed socket cannot be opened again */
     }
     if (a->stopping)
         rc = 0;
@@ -164,7 +164,7 @@ static int run(struct agent *a, const char *port, int fd)
     return rc < 0;
 }
 
-/* The number of an open file descriptor; -1 when the text is none. */
+/* The number of an open file descriptor; -1 if the text is not one. */
 static int descriptor(const char *text)
 {
     char *end;
@@ -174,7 +174,14 @@ static int descriptor(const char *text)
     return fcntl((int)number, F_GETFD) < 0 ? -1 : (int)number;
 }
 
-int main(int argc, char **argv)
+/* Where the host is. */
+struct endpoint {
+    const char *port; /* NULL = the port with VHPC_PORT_NAME */
+    int fd;           /* an open socket instead of a port; -1 = none */
+};
+
+/* Returns -1 when the agent is to run, else the exit status. */
+static int read_options(int argc, char **argv, struct agent *a, struct endpoint *host)
 {
     static const struct option options[] = {
         {"port", required_argument, NULL, 'p'},
@@ -187,43 +194,29 @@ int main(int argc, char **argv)
         {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0},
     };
-    static struct agent agent = {.system = true,
-                                 .call_socket = VHPC_CALL_SOCKET,
-                                 .sysfs = "/sys",
-                                 .topology_file = VHPC_TOPOLOGY_FILE};
-    const char *name = argc > 0 ? argv[0] : "vhpc-agent", *port = NULL;
-    struct rlimit files;
-    int fd = -1;
-    agent.is_init = getpid() == 1;
-    name = strrchr(name, '/') != NULL ? strrchr(name, '/') + 1 : name;
-    if (!agent.is_init && argc > 2 && strcmp(argv[1], "--call") == 0)
-        command_main(argc - 2, argv + 2, argv[2]);
-    if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
-        command_main(argc, argv, name);
-    /* The kernel hands words of its command line that it does not know to PID 1. */
-    for (int o; !agent.is_init && (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
+    for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
         switch (o) {
         case 'p':
-            port = optarg;
+            host->port = optarg;
             break;
         case 'f':
-            fd = descriptor(optarg);
-            if (fd < 0) {
+            host->fd = descriptor(optarg);
+            if (host->fd < 0) {
                 (void)fprintf(stderr, "vhpc-agent: --fd=%s: not an open file descriptor\n", optarg);
                 return 2;
             }
             break;
         case 's':
-            agent.call_socket = optarg;
+            a->call_socket = optarg;
             break;
         case 'y':
-            agent.sysfs = optarg;
+            a->sysfs = optarg;
             break;
         case 't':
-            agent.topology_file = optarg;
+            a->topology_file = optarg;
             break;
         case 'n':
-            agent.system = false;
+            a->system = false;
             break;
         case 'h':
             return fputs(usage, stdout) < 0;
@@ -234,17 +227,44 @@ int main(int argc, char **argv)
             return 2;
         }
     }
+    return -1;
+}
+
+/* Each session needs several fds; programs get the limits that come with their EXEC. */
+static void raise_file_limit(void)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+        return;
+    files.rlim_cur = files.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &files);
+}
+
+int main(int argc, char **argv)
+{
+    static struct agent agent = {.system = true,
+                                 .call_socket = VHPC_CALL_SOCKET,
+                                 .sysfs = "/sys",
+                                 .topology_file = VHPC_TOPOLOGY_FILE};
+    struct endpoint host = {.fd = -1};
+    const char *name = argc > 0 ? argv[0] : "vhpc-agent";
+    agent.is_init = getpid() == 1;
+    name = strrchr(name, '/') != NULL ? strrchr(name, '/') + 1 : name;
+    if (!agent.is_init && argc > 2 && strcmp(argv[1], "--call") == 0)
+        command_main(argc - 2, argv + 2, argv[2]);
+    if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
+        command_main(argc, argv, name);
+    /* The kernel passes parameters of its command line that it does not know to PID 1. */
+    int status = agent.is_init ? -1 : read_options(argc, argv, &agent, &host);
+    if (status >= 0)
+        return status;
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-        /* Several fds per session; programs get the limits that come with them. */
-        files.rlim_cur = files.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &files);
-    }
+    raise_file_limit();
     if (agent.is_init) {
         system_mount_all();
         agent.sysfs = system_sysfs();
     }
-    introduce(&agent);
+    fill_hello(&agent);
     cgroup_init(&agent);
-    return run(&agent, port, fd);
+    return run(&agent, host.port, host.fd);
 }

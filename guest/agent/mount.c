@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The mount operation: a folder of the host, by its virtiofs tag. */
+/* The mount operation: mounts a folder of the host, by its virtiofs tag. */
 #include <errno.h>
 #include <limits.h>
 #include <mntent.h>
@@ -12,7 +12,7 @@
 
 #include "agent.h"
 
-/* Never mounted over; folders below those of `trees` neither. */
+/* No share is mounted on these, nor below those in `trees`. */
 static const char *const places[] = {"/", "/usr", "/var", "/usr/bin", "/usr/sbin", "/usr/libexec"};
 static const char *const trees[] = {"/etc",  "/bin", "/sbin", "/lib",  "/dev",
                                     "/proc", "/sys", "/run",  "/boot", "/usr/lib"};
@@ -84,7 +84,7 @@ static bool is_there(const char *tag, const char *path)
     if (f == NULL)
         return false;
     for (struct mntent *m; (m = getmntent(f)) != NULL;)
-        if (strcmp(m->mnt_dir, path) == 0) /* the last one is on top */
+        if (strcmp(m->mnt_dir, path) == 0) /* the last entry is the uppermost mount */
             found = strcmp(m->mnt_type, "virtiofs") == 0 && strcmp(m->mnt_fsname, tag) == 0;
     (void)endmntent(f);
     return found;
@@ -95,7 +95,9 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
 {
     char real[PATH_MAX];
     if (!is_tag(tag) || !is_normal(path) || is_forbidden(path)) {
-        (void)snprintf(text, size, "%.200s is no place to mount a share on", path);
+        (void)snprintf(text, size,
+                       "a share cannot be mounted on %.200s, a directory of the guest's own system",
+                       path);
         return -EINVAL;
     }
     if (!a->system || is_there(tag, path))
@@ -104,7 +106,7 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
     if (rc == 0 && realpath(path, real) == NULL)
         rc = -errno;
     if (rc == 0 && is_forbidden(real))
-        rc = -EINVAL; /* a symbolic link of the image leads there */
+        rc = -EINVAL; /* a symbolic link in the image leads to a protected directory */
     if (rc == 0 &&
         mount(tag, real, "virtiofs", MS_NOSUID | MS_NODEV | (read_only ? MS_RDONLY : 0), NULL) < 0)
         rc = -errno;

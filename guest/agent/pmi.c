@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * PMI is not relayed into guests, and an MPI library that finds nobody behind the
- * variables that Slurm has set takes its task for a program of its own ("rank 0
- * of 1"), or fails with errors that name no cause. So somebody is there who
- * notices the first attempt, and ends the program with the host's line: at the
- * other end of PMI_FD (PMI-1, PMI-2), and at the port of the guest's own loopback
- * that PMIX_SERVER_URI* names (PMIx). A program that does not use PMI notices
- * nothing: Slurm sets the variables for every step where MpiDefault says so.
+ * PMI is not relayed into guests. An MPI library that finds no server behind the variables that
+ * Slurm has set runs its task as a separate program ("rank 0 of 1"), or fails with errors that do
+ * not name the cause. Therefore the agent detects the first use of PMI and ends the program with
+ * the line that came from the host. It holds the other end of PMI_FD (PMI-1, PMI-2), and listens on
+ * the port of the guest's loopback interface that PMIX_SERVER_URI* names (PMIx). A program that
+ * does not use PMI is not affected, although Slurm sets the variables for each step if MpiDefault
+ * says so.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,13 +24,14 @@
 #define PMI_FD "PMI_FD"
 
 enum {
-    /* The program's end, behind those that can be relayed; Slurm's own number may be in use here.
+    /*
+     * The program's end, above the fds that can be relayed: Slurm's own number may be in use here.
      */
     PMI_FD_NUMBER = VHPC_FDS_MAX,
-    V6 = 1 << 16, /* in a port's number: of ::1 and not of 127.0.0.1 */
+    V6 = 1 << 16, /* flag in a port's number: on ::1 and not on 127.0.0.1 */
 };
 
-/* One listening socket for all tasks of a step. */
+/* A listening socket for all tasks of a step. */
 struct pmi_listener {
     struct pmi_listener *next;
     struct agent *agent;
@@ -45,7 +46,7 @@ static short want_input(struct source *s)
     return POLLIN;
 }
 
-/* The tasks of a step have the same line, and it is said once in each guest. */
+/* The tasks of a step have the same line. It is printed once in each guest. */
 static void end_session(struct session *s)
 {
     struct agent *a = s->agent;
@@ -79,7 +80,7 @@ static void fd_ready(struct source *source, short revents)
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     close_fd(&s->pmi, &s->agent->loop);
-    if (n > 0) /* else all who had the other end have closed it */
+    if (n > 0) /* otherwise all processes that had the other end have closed it */
         end_session(s);
 }
 
@@ -129,7 +130,9 @@ static void port_ready(struct source *source, short revents)
         for (size_t i = 0; i < PMI_PORTS_MAX; i++)
             if (s->pmi.port[i] == p->number)
                 end_session(s);
-    /* After them, so that nobody takes the end of the connection for an answer and goes on. */
+    /*
+     * After the processes have ended, so that none takes the end of the connection for an answer.
+     */
     (void)close(fd);
 }
 
@@ -204,8 +207,7 @@ static void listener_close(struct agent *a, uint32_t number)
     }
 }
 
-/* The port in "NAME;tcp4://127.0.0.1:PORT" or "NAME;tcp6://[::1]:PORT"; 0: it is another address.
- */
+/* The port in "NAME;tcp4://127.0.0.1:PORT" or "NAME;tcp6://[::1]:PORT"; 0 for any other address. */
 static uint32_t port_of(const char *uri)
 {
     static const char *const forms[] = {";tcp4://127.0.0.1:", ";tcp6://[::1]:"};

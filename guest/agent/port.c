@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The virtio-serial port: found by its name, opened when the host listens. */
+/* The virtio-serial port: found by its name, opened when the host is connected. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +42,9 @@ static bool find_port(char *path, size_t size)
     return found;
 }
 
-/* Between two tries signals are heard and, as PID 1, orphans reaped. False: we are to stop. */
+/*
+ * Between two attempts, handles signals and, as PID 1, reaps orphans. False: the agent has to stop.
+ */
 static bool pause_a_little(struct agent *a)
 {
     (void)loop_once(&a->loop, RETRY_MS);
@@ -63,8 +65,8 @@ int port_open(struct agent *a, const char *path)
             return -EINTR;
     }
     /*
-     * While the host's side is not connected, poll reports POLLHUP at once and
-     * QEMU throws away what is written: a HELLO said now would be lost.
+     * While the host's side is not connected, poll reports POLLHUP at once and QEMU discards what
+     * is written: a HELLO would be lost.
      */
     for (;;) {
         struct pollfd p = {.fd = fd, .events = POLLIN};

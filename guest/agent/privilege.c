@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between fork and exec of a session's program: slurmstepd's order of things. */
+/* Between fork and exec of a session's program: the same steps as slurmstepd, in the same order. */
 #include <errno.h>
 #include <grp.h>
 #include <limits.h>
@@ -15,7 +15,7 @@
 static int set_identity(const struct execspec *spec)
 {
     if (geteuid() != 0)
-        /* An agent that is not root (a test) can run programs as itself only. */
+        /* An agent that is not root (a test) can run programs only with its own uid. */
         return spec->uid == geteuid() ? 0 : EPERM;
     gid_t *groups = calloc(spec->group_count + 1, sizeof *groups);
     if (groups == NULL)
@@ -60,8 +60,8 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
 }
 
 /*
- * slurmstepd gives programs their full name as argv[0]: a name that begins with
- * a dot below the working directory, another the first file of PATH that has it.
+ * slurmstepd passes programs their full name as argv[0]: a name that begins with a dot is below the
+ * working directory; any other name is the first such file in PATH.
  */
 static void complete_name(char **name, const char *path)
 {

@@ -25,7 +25,7 @@ static bool target_is_shared(const struct sbcast *r)
     return is_shared(folder[0] != '\0' ? folder : "/");
 }
 
-/* Where nodes have several guests of the job, their number is in the environment. */
+/* Number of the job's guests on this node. It is in the environment if there are several. */
 static unsigned long guests_of_node(void)
 {
     const char *text = getenv("VHPC_JOB_GUESTS");
@@ -40,13 +40,14 @@ char **sbcast_as_srun(int argc, char **argv)
     const char *nodes = getenv("SLURM_JOB_NUM_NODES");
     if (getenv("SLURM_JOB_ID") == NULL || nodes == NULL || !sbcast_parse(argc, argv, &r) ||
         (target_is_shared(&r) && is_shared(r.source))) {
-        /* The host's vhpc-sbcast need not find out what is known here. */
+        /* Tells the host's vhpc-sbcast the result, so that it does not check again. */
         (void)setenv("VHPC_SBCAST", "host", 1);
         return NULL;
     }
     if (r.chooses || r.job != NULL)
-        sbcast_fail(r.target, "a folder of the guests' own takes none of --jobid, --nodelist, "
-                              "--exclude, --send-libs");
+        sbcast_fail(r.target,
+                    "this folder is local to the guests: --jobid, --nodelist, --exclude and "
+                    "--send-libs cannot be used");
     sbcast_open_source(&r, &st);
     unsigned long guests = guests_of_node();
     sbcast_forget("SLURM_");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A batch script at the path it has on the host: what the user's script sees
- * as $0, and what tools print, is what it is without us.
+ * A batch script, at the path that it has on the host: so the script sees the same $0 as outside of
+ * a guest.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 
 #include "agent.h"
 
-/* mkdir -p of everything above the last '/'. */
+/* mkdir -p of all directories above the last '/'. */
 static int make_parents(const char *path)
 {
     char part[PATH_MAX];
@@ -41,7 +41,7 @@ static int write_all(int fd, const uint8_t *data, size_t len)
     return 0;
 }
 
-/* The spool directory may be shared with this guest, and then the file is there. */
+/* The spool directory may be shared with this guest; then the file exists already. */
 static bool same_content(const struct execspec *spec)
 {
     uint8_t part[4096];

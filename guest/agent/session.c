@@ -11,31 +11,6 @@
 #include "topology.h"
 #include "fabric.h"
 
-struct session *session_find(const struct agent *a, uint32_t id)
-{
-    for (struct session *s = a->sessions; s != NULL; s = s->next)
-        if (s->id == id && !s->closed)
-            return s;
-    return NULL;
-}
-
-struct session *session_add(struct agent *a, uint32_t id)
-{
-    size_t count = 0;
-    for (struct session *s = a->sessions; s != NULL; s = s->next)
-        count++;
-    /* Closed ones still wait for their last process, so some more than the host may open. */
-    struct session *s = count < (size_t)2 * VHPC_CLIENTS_MAX ? calloc(1, sizeof *s) : NULL;
-    if (s == NULL)
-        return NULL;
-    s->agent = a;
-    s->id = id;
-    s->pmi = (struct pmi_guard){.source.fd = -1, .child = -1};
-    s->next = a->sessions;
-    a->sessions = s;
-    return s;
-}
-
 static int refuse(struct session *s, int number, const char *what)
 {
     char text[256];
@@ -126,8 +101,8 @@ static void release(struct session *s)
     free(s);
 }
 
-/* Its program has ended: tidy up what it used; true when nothing is left. */
-static bool tidy(struct session *s)
+/* After the end of its program: remove what it used; true if nothing is left. */
+static bool clean_up(struct session *s)
 {
     if (s->script_written)
         script_remove(&s->spec);
@@ -136,7 +111,7 @@ static bool tidy(struct session *s)
     if (!s->cgroup_made)
         return true;
     if (cgroup_remove(s->agent, s->id) < 0) {
-        /* Killed processes take their time to go; one that was forked in between goes now. */
+        /* Killed processes need some time to end; this kills one that was forked meanwhile. */
         cgroup_kill(s->agent, s->id, s->task.pid);
         return false;
     }
@@ -152,13 +127,13 @@ bool sessions_tick(struct agent *a, long long now)
         bool over = !s->started || s->task.finished;
         if (s->started)
             task_tick(&s->task, now);
-        bool clean = over && (!s->started || tidy(s));
+        bool clean = over && (!s->started || clean_up(s));
         if (s->closed && clean) {
             *p = s->next;
             release(s);
             continue;
         }
-        /* A program that computes needs no timer; ending ones do. */
+        /* A running program needs no timer; one that ends does. */
         if (s->started && ((s->task.reaped && !clean) || (s->closed && !clean)))
             work = true;
         p = &s->next;

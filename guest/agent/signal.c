@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Signals to a session: most go to its main process, those that stop go to all of it. */
+/* Signals to a session: most go to its main process, those that stop go to all its processes. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include "agent.h"
 
 /*
- * Would the signal end or stop the process, rather than be caught or ignored? That it is
- * blocked just now says nothing: libc blocks all signals while it forks, as shells do often.
+ * Whether the signal would end or stop the process, because it is neither caught nor ignored. A
+ * blocked signal counts as well: libc blocks all signals while it forks, as shells do often.
  */
 static bool has_default_action(pid_t pid, int number)
 {
@@ -28,8 +28,8 @@ static bool has_default_action(pid_t pid, int number)
     return (taken >> (number - 1) & 1) == 0;
 }
 
-/* Stop the session's processes, or let them run, as its flags say; false when that fails. */
-static bool hold(struct session *s)
+/* Stop or continue the session's processes as its flags say; false if that fails. */
+static bool apply_freeze(struct session *s)
 {
     bool want = s->frozen || s->halted;
     if (want == s->held)
@@ -46,40 +46,42 @@ void session_heard(struct session *s)
         return;
     bool by_cgroup = s->held;
     s->halted = false;
-    if (!by_cgroup || !hold(s))
+    if (!by_cgroup || !apply_freeze(s))
         (void)kill(s->task.pid, SIGCONT);
 }
 
 /*
- * SIGTSTP is how Slurm suspends a job, and it does so to every process of it.
- * The kernel would not even stop the main process: no shell is there that
- * could continue it (its process group is orphaned).  So we stop and continue
- * the whole session.  SIGSTOP comes from the shim and means that vhpc-run was
- * stopped, whatever the program made of SIGTSTP.
+ * Slurm suspends a job by SIGTSTP to each of its processes. In the guest, the kernel would not even
+ * stop the main process: its process group is orphaned, because no shell could continue it.
+ * Therefore the agent stops and continues the whole session.  SIGSTOP comes from the shim and means
+ * that vhpc-run was stopped, even if the program catches SIGTSTP.
  */
 void session_signal(struct task *t, int number)
 {
     struct session *s = t->arg;
     if (number == SIGSTOP) {
         s->halted = true;
-        if (hold(s))
+        if (apply_freeze(s))
             return;
     } else if (number == SIGCONT) {
         s->frozen = s->halted = false;
-        (void)hold(s);
+        (void)apply_freeze(s);
     } else {
         session_heard(s);
     }
     if (number == SIGTSTP && has_default_action(t->pid, number)) {
         s->frozen = true;
-        if (hold(s))
+        if (apply_freeze(s))
             return;
         s->frozen = false;
     }
     (void)kill(t->pid, number);
 }
 
-/* A background command of a script gets what its host's process group gets: scancel --full. */
+/*
+ * A background command of a script gets the signals of the script's process group on the host:
+ * scancel --full.
+ */
 void session_signal_group(struct task *t, int number)
 {
     const struct session *s = t->arg;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PID 1 of a lean guest: the file systems that programs expect, and the end. */
+/* PID 1 of a lean guest: the file systems that programs expect, and power-off. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ static void link_dev(const char *target, const char *path)
         (void)fprintf(stderr, "vhpc-agent: %s: %s\n", path, strerror(errno));
 }
 
-/* tmpfs over /tmp only where the image's own cannot be written to. */
+/* A tmpfs on /tmp, only if the image's own /tmp is not writable. */
 static void check_tmp(void)
 {
     (void)mkdir("/tmp", 01777);
@@ -94,7 +94,7 @@ _Noreturn void system_poweroff(void)
 {
     sync();
     (void)reboot((int)RB_POWER_OFF);
-    /* No power management in this kernel: the host destroys what has halted. */
+    /* This kernel has no power management: the host destroys a halted guest. */
     (void)reboot((int)RB_HALT_SYSTEM);
     for (;;) {
         (void)waitpid(-1, NULL, 0);

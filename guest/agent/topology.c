@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "identity.h"
+#include "file.h"
 
 #define VARIABLE "NCCL_TOPO_FILE"
 
@@ -15,7 +15,8 @@ int topology_set(struct agent *a, const char *xml, char *text, size_t size)
     size_t length = strlen(xml);
     int rc = length == 0 || length > TOPOLOGY_MAX ? -EINVAL : 0;
     if (rc < 0) {
-        (void)snprintf(text, size, "not a topology: %zu bytes, and at most %d may be", length,
+        (void)snprintf(text, size,
+                       "a topology file of %zu bytes is not accepted: it must have 1 to %d", length,
                        TOPOLOGY_MAX);
         return rc;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The topology operation: where devices are not near each other in the guest
- * as they are on the host, a file tells NCCL how they are.
+ * The topology operation: if the distances between devices in the guest differ from those on the
+ * host, a file tells NCCL the real ones.
  */
 #ifndef VHPC_TOPOLOGY_H
 #define VHPC_TOPOLOGY_H
@@ -17,9 +17,8 @@ enum { TOPOLOGY_MAX = 131072 }; /* bytes of the file */
 int topology_set(struct agent *a, const char *xml, char *text, size_t size);
 
 /*
- * Name the file to a program, unless the user has named one himself. A name
- * that an agent of another guest has put there is taken away where this guest
- * has no file. 0 or -ENOMEM.
+ * Set NCCL_TOPO_FILE for a program, unless the user has set it. If this guest has no file, a value
+ * that the agent of another guest has set is removed. 0 or -ENOMEM.
  */
 int topology_environment(const struct agent *a, struct execspec *spec);
 

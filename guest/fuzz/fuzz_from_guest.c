@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A hostile guest: arbitrary bytes from the virtio-serial port into the shim,
- * with two clients there, one of them in the middle of a program.
+ * A hostile guest: arbitrary bytes from the virtio-serial port into the shim, with two clients, one
+ * of them in the middle of a program.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static struct client *add_client(struct shim *s, int *peer)
     struct client *c = calloc(1, sizeof *c);
     if (c == NULL || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0)
         abort();
-    /* As shim_accept() makes them, without the socket of a file system. */
+    /* As shim_accept() creates them, but without a socket in a file system. */
     client_adopt(s, c, pair[0], 0);
     *peer = pair[1];
     return c;
@@ -50,7 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     (void)tlv_put_u32(&hello, TAG_VERSION_MAX, 1);
     for (int i = 0; i < 2; i++)
         say_as_client(&s, peer[i], VHPC_HELLO, &hello);
-    /* The guest's HELLO is given, so that inputs begin where it gets interesting. */
+    /* The guest's HELLO is already there, so that inputs start at the interesting part. */
     uint8_t head[VHPC_HEADER];
     frame_pack(head, &(struct frame){.type = VHPC_HELLO, .length = (uint32_t)hello.len});
     rig_feed(&s.loop, guest[0], head, sizeof head);

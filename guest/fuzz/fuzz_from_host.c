@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A hostile host: arbitrary bytes from the port into the agent. Nothing is
- * executed and no file is touched: programs end before they begin, because the
- * agent is not to have processes here, and control operations are checked only.
+ * A hostile host: arbitrary bytes from the port into the agent. No program is executed and no file
+ * is touched: programs end before they start, because the agent cannot fork here, and control
+ * operations are only checked.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "fabric.h"
 #include "rig.h"
 
-/* pid_t fork(void) is replaced at link time: an input may not start programs. */
+/* Replaces fork at link time: an input may not start programs. */
 pid_t __wrap_fork(void);
 
 pid_t __wrap_fork(void)
@@ -22,7 +22,7 @@ pid_t __wrap_fork(void)
     return -1;
 }
 
-/* Nor write scripts. */
+/* Replaces script_write at link time: an input may not write files. */
 int __wrap_script_write(const struct execspec *spec, bool *written);
 
 int __wrap_script_write(const struct execspec *spec, bool *written)
@@ -39,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int pair[2];
     bool work = false;
     hello_init(&a.hello);
-    /* Ports that were found already, so that programs' environments have to do with them. */
+    /* Ports that are already found, so that the environment of programs is changed for them. */
     a.fabric = calloc(1, sizeof *a.fabric);
     if (a.fabric == NULL)
         abort();

@@ -16,7 +16,10 @@ int main(int argc, char **argv)
         }
         size_t size = fread(data, 1, sizeof data, f);
         (void)fclose(f);
-        /* A copy of the exact size, so that the sanitizer sees the first byte behind it. */
+        /*
+         * A copy of the exact size, so that the sanitizer detects a read of the first byte after
+         * it.
+         */
         uint8_t *exact = malloc(size + 1);
         if (exact == NULL)
             return 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What both fuzz targets share: an input is a byte stream of frames, cut into
- * pieces at which the program under test gets its turn.
+ * What both fuzz targets share: an input is a byte stream of frames, cut into pieces. After each
+ * piece the program under test has a turn.
  */
 #ifndef FUZZ_RIG_H
 #define FUZZ_RIG_H
@@ -13,9 +13,9 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Write all of it to fd, letting the loop run in between; reads and forgets what comes back. */
+/* Write all of it to fd and let the loop run in between; what comes back is discarded. */
 void rig_feed(struct loop *loop, int fd, const uint8_t *data, size_t size);
-/* Read and forget. */
+/* Read and discard. */
 void rig_drain(int fd);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "init.h"
+#include "modules.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "fatal.h"
 
 #define MODULES_DIR "/modules/"
 
@@ -21,7 +23,7 @@ static void load_module(const char *name, bool optional)
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         die(errno, "cannot open module %s", path);
-    /* EEXIST: built in, or loaded already because another one wanted it. */
+    /* EEXIST: built in, or already loaded for another module. */
     if (syscall(SYS_finit_module, fd, "", 0) != 0 && errno != EEXIST && !optional)
         die(errno, "cannot load module %s (image and kernel do not match?)", name);
     close(fd);
@@ -39,7 +41,7 @@ void load_modules(void)
     }
     while (fgets(line, sizeof line, list) != NULL) {
         line[strcspn(line, "\n")] = '\0';
-        /* "-": may fail, such as a driver for processors of some kind only. */
+        /* "-": may fail, for example a driver for some processors only. */
         if (line[0] == '-')
             load_module(line + 1, true);
         else if (line[0] != '\0')

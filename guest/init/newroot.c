@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "init.h"
+#include "newroot.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -14,6 +14,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "fatal.h"
+
+/* Where the three layers of the root are mounted while the initramfs is still "/". */
+#define LOWER_DIR "/lower"
+#define RW_DIR "/rw"
+#define NEW_ROOT "/newroot"
+
+#define AGENT_SOURCE "/vhpc-agent"
+
 #define POLL_NS 5000000L /* 5 ms */
 
 static double now_s(void)
@@ -24,8 +33,10 @@ static double now_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* virtio-blk probes asynchronously: its module is loaded some milliseconds before the device has a
- * node. */
+/*
+ * virtio-blk probes asynchronously: some milliseconds pass between the load of its module and the
+ * device node.
+ */
 static void wait_for_device(const char *path, unsigned wait_s)
 {
     const struct timespec pause = {.tv_nsec = POLL_NS};
@@ -93,12 +104,14 @@ void install_agent(void)
     mount_or_die("tmpfs", NEW_ROOT "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=20%");
     mkdir_or_die(NEW_ROOT "/run/vhpc");
     if (stat(AGENT_SOURCE, &st) != 0 && errno == ENOENT)
-        return; /* the image brings its own; exec says so if it does not */
+        return; /* the image has its own; if not, exec reports it */
     copy_file(AGENT_SOURCE, NEW_ROOT AGENT_TARGET, 0755);
 }
 
-/* Removes what is in the directory fd, staying on its file system.  Closes fd.
- * Nothing depends on it but memory, so errors are passed over. */
+/*
+ * Removes the contents of the directory fd, without other file systems.  Closes fd. This only frees
+ * memory, so errors are ignored.
+ */
 static void remove_contents(int fd, dev_t device)
 {
     DIR *dir = fdopendir(fd);
@@ -146,10 +159,10 @@ void switch_root(void)
     }
     root = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root < 0 || fstat(root, &st) != 0 || fstatfs(root, &fs) != 0)
-        die(errno, "cannot look at the initramfs");
-    /* Only ever empty an initramfs: a started-by-mistake vhpc-init must not eat a disk. */
+        die(errno, "cannot inspect the initramfs");
+    /* Only an initramfs may be emptied: vhpc-init started by mistake must not erase a disk. */
     if (fs.f_type != RAMFS_MAGIC && fs.f_type != TMPFS_MAGIC)
-        die(0, "/ is no initramfs (file system type %#lx)", (unsigned long)fs.f_type);
+        die(0, "/ is not an initramfs (file system type %#lx)", (unsigned long)fs.f_type);
     if (chdir(NEW_ROOT) != 0)
         die(errno, "cannot enter the new root");
     remove_contents(root, st.st_dev);

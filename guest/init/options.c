@@ -16,7 +16,7 @@ static int copy_value(char *target, const char *key, const char *value, char *er
     const size_t length = strlen(value);
 
     if (length == 0 || length >= OPTION_SIZE) {
-        snprintf(error, error_size, "%s= has a value of %zu characters, 1 to %d are possible", key,
+        snprintf(error, error_size, "%s= has a value of %zu characters, 1 to %d are allowed", key,
                  length, OPTION_SIZE - 1);
         return -1;
     }
@@ -67,7 +67,7 @@ static int parse_word(struct init_options *options, char *word, char *error, siz
         }
         return copy_value(options->init, word, value, error, error_size);
     }
-    /* The agent may have words of its own; only ours must be spelled right. */
+    /* The agent may have parameters of its own; all others must be known here. */
     if (strncmp(word, "vhpc.agent.", strlen("vhpc.agent.")) == 0)
         return 0;
     snprintf(error, error_size, "%s= on the kernel command line is unknown", word);

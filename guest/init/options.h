@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vhpc.* words of the kernel command line. */
+/* The vhpc.* parameters of the kernel command line. */
 #ifndef VHPC_INIT_OPTIONS_H
 #define VHPC_INIT_OPTIONS_H
 
@@ -16,9 +16,11 @@ struct init_options {
     unsigned rootwait_s; /* vhpc.rootwait=, seconds to wait for the root device, default 30 */
 };
 
-/* Fills options from a kernel command line (one line, words separated by blanks; the last of equal
- * words counts). Returns 0, or -1 with a message in error when a word is unknown, too long,
- * malformed or missing. */
+/*
+ * Fills options from a kernel command line (one line, words separated by blanks; of equal
+ * parameters the last counts). Returns 0, or -1 with a message in error if a parameter is unknown,
+ * too long, malformed or missing.
+ */
 int options_parse(struct init_options *options, const char *cmdline, char *error,
                   size_t error_size);
 

@@ -45,7 +45,7 @@ void buf_consume(struct buf *b, size_t len)
     if (b->len > 0)
         return;
     b->head = 0;
-    /* A burst must not be paid for until the end of the session. */
+    /* Do not keep the memory of a burst until the end of the session. */
     if (b->cap > (1u << 20))
         buf_free(b);
 }

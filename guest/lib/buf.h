@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A byte queue in one piece of memory.
+ * A byte queue in one block of memory.
  *
- * It grows as it is told to; the bound on its size is the caller's, who knows
- * what the bytes mean (a credit window, a message limit).
+ * The caller bounds its size, because only the caller knows what the bytes mean (a credit window, a
+ * message limit).
  */
 #ifndef VHPC_BUF_H
 #define VHPC_BUF_H
@@ -18,16 +18,16 @@ struct buf {
     size_t cap;
 };
 
-/* Room for `need` more bytes behind the unread ones; 0 or -ENOMEM. */
+/* Make room for `need` more bytes after the unread ones; 0 or -ENOMEM. */
 int buf_reserve(struct buf *b, size_t need);
 /* Append; 0 or -ENOMEM, in which case nothing was appended. */
 int buf_append(struct buf *b, const void *data, size_t len);
-/* Drop `len` <= b->len bytes from the front. */
+/* Remove `len` <= b->len bytes from the front. */
 void buf_consume(struct buf *b, size_t len);
-/* Give the memory back; the queue is empty and usable again. */
+/* Free the memory; the queue is empty and usable again. */
 void buf_free(struct buf *b);
 
-/* First unread byte, NULL of a queue that never held any; valid until the queue is changed. */
+/* First unread byte, NULL if the queue never had any; valid until the queue is changed. */
 static inline const uint8_t *buf_head(const struct buf *b)
 {
     return b->data == NULL ? NULL : b->data + b->head;

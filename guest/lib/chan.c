@@ -14,7 +14,7 @@ int fd_prepare(int fd)
     return 0;
 }
 
-/* Close because of the peer or an error, and tell the owner. */
+/* Close because of the peer or an error, and inform the owner. */
 static void lost(struct chan *c, int error)
 {
     if (c->closed)
@@ -23,7 +23,7 @@ static void lost(struct chan *c, int error)
     c->on_close(c, error);
 }
 
-/* Send what is next: bytes of the queue, or the staged payload when its turn has come. */
+/* Send what is next: bytes of the queue, or the staged payload if it is its turn. */
 static ssize_t send_some(struct chan *c)
 {
     ssize_t n;
@@ -41,7 +41,7 @@ static ssize_t send_some(struct chan *c)
     return n;
 }
 
-/* Write until the queue is empty or the peer has enough; 0 or -errno. */
+/* Write until the queue is empty or the peer accepts no more; 0 or -errno. */
 static int flush(struct chan *c)
 {
     while (chan_queued(c) > 0) {
@@ -61,8 +61,8 @@ static short chan_want(struct source *s)
     struct chan *c = s->owner;
     short events = 0;
     /*
-     * All frames of one turn leave in one write. An error is not lost: the
-     * queue stays, poll reports the fd, and ready() meets the error again.
+     * All frames of one turn are sent by one write. An error is not lost: the queue stays, poll
+     * reports the fd, and ready() gets the error again.
      */
     (void)flush(c);
     if (chan_queued(c) > 0 || c->finishing)
@@ -72,13 +72,13 @@ static short chan_want(struct source *s)
     return events;
 }
 
-/* Hand over the frames that are complete; 0 or -errno. */
+/* Pass the complete frames to the owner; 0 or -errno. */
 static int dispatch(struct chan *c)
 {
     while (!c->closed && !c->finishing && c->in.len >= VHPC_HEADER) {
         struct frame f;
         if (frame_unpack(buf_head(&c->in), &f) < 0)
-            return chan_broken(c, "an impossible frame header");
+            return chan_broken(c, "an invalid frame header");
         if (c->in.len - VHPC_HEADER < f.length)
             return 0;
         f.payload = buf_head(&c->in) + VHPC_HEADER;
@@ -134,7 +134,7 @@ static void chan_ready(struct source *s, short revents)
             lost(c, 0);
         return;
     }
-    /* After EPIPE the peer's last words may still wait to be read. */
+    /* After EPIPE, the last frames of the peer may still be unread. */
     if (revents & POLLIN || (rc == -EPIPE && !c->port))
         receive(c);
     else if (revents & (POLLHUP | POLLERR | POLLNVAL))
@@ -158,7 +158,7 @@ int chan_send(struct chan *c, const struct frame *f)
     if (c->closed || c->finishing)
         return -ENOTCONN;
     if (c->out.len + sizeof head + f->length > c->out_limit)
-        return chan_broken(c, "the peer does not read what it asked for");
+        return chan_broken(c, "the peer does not read the data that waits for it");
     int rc = buf_reserve(&c->out, sizeof head + f->length);
     if (rc < 0)
         return rc;
@@ -175,8 +175,8 @@ static int open_stage(struct chan *c)
     if (pipe2(c->stage, O_CLOEXEC | O_NONBLOCK) < 0)
         return -errno;
     /*
-     * A virtqueue entry for each page, and no more of them than a queue without
-     * indirect descriptors has: what does not fit into one the driver would lose.
+     * One virtqueue entry for each page, and not more than a queue without indirect descriptors
+     * has: the driver would lose what does not fit into one.
      */
     (void)fcntl(c->stage[1], F_SETPIPE_SZ, VHPC_PAYLOAD_MAX);
     return 0;
@@ -192,7 +192,7 @@ int chan_send_from_pipe(struct chan *c, struct frame *f, int pipe)
         rc = buf_reserve(&c->out, sizeof head);
     if (rc < 0)
         return rc;
-    /* With its header in front a payload is one message to the host, one interrupt, one wakeup. */
+    /* With the header in front, a payload is one message to the host: one interrupt, one wakeup. */
     frame_pack(head, f);
     if (write(c->stage[1], head, sizeof head) != (ssize_t)sizeof head)
         return -EIO;
@@ -201,7 +201,7 @@ int chan_send_from_pipe(struct chan *c, struct frame *f, int pipe)
     if (n == (ssize_t)f->length) {
         c->staged = sizeof head;
     } else {
-        /* Pages that are not full, and the stage has no more room: the header said too much. */
+        /* The pages are not full and the stage has no room left: the header announced too much. */
         (void)!read(c->stage[0], head, sizeof head);
         if (rc < 0)
             return rc;
@@ -252,7 +252,7 @@ void chan_close(struct chan *c)
     }
     c->stage[0] = c->stage[1] = 0;
     c->staged = 0;
-    /* c->in stays: the frame being handled may lie in it. chan_release() frees it. */
+    /* c->in stays: the frame that is being handled may be in it. chan_release() frees it. */
 }
 
 void chan_release(struct chan *c)

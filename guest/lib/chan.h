@@ -2,16 +2,15 @@
 /*
  * A connection that carries frames: unix socket or virtio-serial port.
  *
- * Reads whole frames, hands each to on_frame, and queues what is sent. Reads
- * stop while may_read says so; sends never block. The owner bounds what is
- * queued by looking at chan_queued() before it produces more, and out_limit is
- * the last line of defence: passing it closes the connection.
+ * Reads whole frames, passes each to on_frame, and queues what is sent. Reads stop while may_read
+ * returns false; sends never block. The owner limits the queue: it looks at chan_queued() before it
+ * produces more. If the queue exceeds out_limit nevertheless, the connection is closed.
  *
- * Where it is told to, what a program writes into a pipe goes into a virtio-serial
- * port without being copied by us: its pages are moved to a pipe of the connection's
- * own, behind the header, and from there into the port. In an emulated guest, which
- * copies slowly, that is most of a stream's speed. Elsewhere it is a loss: QEMU hands
- * on a page at a time, and pieces of 32 KiB of what was copied.
+ * With moves_pages, the output of a program goes from its pipe into a virtio-serial port without a
+ * copy: its pages are moved to a pipe of the connection, after the header, and from there into the
+ * port. In an emulated guest, which copies slowly, this saves most of the time of a stream. In
+ * other guests it is slower, because QEMU passes on a page at a time, but 32 KiB at a time of what
+ * was copied.
  */
 #ifndef VHPC_CHAN_H
 #define VHPC_CHAN_H
@@ -35,15 +34,15 @@ struct chan {
     struct buf in;
     struct buf out;
     int stage[2];  /* pipe that holds a payload on its way into the port; made on first use */
-    size_t staged; /* bytes in it, the header's too when it is there, */
-    size_t ahead;  /* to be sent after so many bytes of out */
+    size_t staged; /* bytes in it, including the header if it is there, */
+    size_t ahead;  /* to be sent after this number of bytes of out */
     size_t out_limit;
     bool port;        /* a virtio-serial port: read() = 0 and POLLHUP mean "no host" */
     bool moves_pages; /* see above; for ports only */
     bool closed;
-    bool finishing;  /* close once everything queued has gone out */
-    const char *why; /* reason given by the one who set the last error */
-    /* <0 (-errno) closes the connection with that error. */
+    bool finishing;  /* close after everything in the queue was sent */
+    const char *why; /* reason, given by the function that set the last error */
+    /* <0 (-errno) closes the connection with this error. */
     int (*on_frame)(struct chan *, const struct frame *);
     /* Once, when the peer closed (error 0), on errors, and on broken frames. */
     void (*on_close)(struct chan *, int error);
@@ -56,8 +55,8 @@ int chan_open(struct chan *c, struct loop *loop, int fd);
 /* Queue a frame; header fields from *f, f->length bytes of f->payload. 0 or -errno. */
 int chan_send(struct chan *c, const struct frame *f);
 /*
- * The same with a payload out of a pipe that is known to hold something: up to
- * f->length bytes of it, f->length is set. Only while chan_can_stage(). 0 or -errno.
+ * The same with a payload from a pipe that is known to have data: up to f->length bytes of it; sets
+ * f->length. Only while chan_can_stage(). 0 or -errno.
  */
 int chan_send_from_pipe(struct chan *c, struct frame *f, int pipe);
 /* Queue a message of any length up to VHPC_MESSAGE_MAX, as several frames if need be. */
@@ -77,21 +76,21 @@ static inline size_t chan_queued(const struct chan *c)
     return c->out.len + c->staged;
 }
 
-/* One payload at a time, and only ports take pages. */
+/* One payload at a time, and only into ports. */
 static inline bool chan_can_stage(const struct chan *c)
 {
     return c->port && c->moves_pages && c->staged == 0;
 }
 
-/* The parts of a multi-frame message put together again. */
+/* The parts of a message of several frames, put together. */
 struct message {
-    uint8_t type; /* 0 = none begun */
+    uint8_t type; /* 0 = no message has begun */
     struct buf data;
 };
 
 /*
- * Add a frame. 1: complete, m->data is the message until message_reset();
- * 0: more follows; -EPROTO: interleaved types, too long or no progress; -ENOMEM.
+ * Add a frame. 1: complete, m->data is the message until message_reset(); 0: more parts follow;
+ * -EPROTO: interleaved types, too long, or an empty part; -ENOMEM.
  */
 int message_add(struct message *m, const struct frame *f);
 void message_reset(struct message *m);

@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { FD_PARKING = 32 }; /* above every number a task's fd can get */
+enum { FD_PARKING = 32 }; /* above all numbers that a task's fd can have */
 
 pid_t child_fork(int cgroup, bool *inside)
 {
@@ -22,7 +22,7 @@ pid_t child_fork(int cgroup, bool *inside)
     if (cgroup >= 0) {
         struct clone_args args = {
             .flags = CLONE_INTO_CGROUP, .exit_signal = SIGCHLD, .cgroup = (__u64)cgroup};
-        /* As fork() does, with no thread but this one and nothing to tell libc of. */
+        /* As fork() does; libc need not know, as there are no other threads. */
         long pid = syscall(SYS_clone3, &args, sizeof args);
         *inside = pid >= 0;
         if (pid >= 0)
@@ -37,12 +37,12 @@ static void reset_signals(void)
     sigset_t none;
     for (int n = 1; n < NSIG; n++)
         if (n != SIGKILL && n != SIGSTOP)
-            (void)sigaction(n, &act, NULL); /* EINVAL for those libc keeps to itself */
+            (void)sigaction(n, &act, NULL); /* EINVAL for the signals that libc reserves */
     sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* Put every fd at its number; what is not relayed among 0..2 is /dev/null. */
+/* Move each fd to its number; fds 0..2 that are not relayed become /dev/null. */
 static int place_fds(const int fd[VHPC_FDS_MAX])
 {
     int parked[VHPC_FDS_MAX];
@@ -94,7 +94,7 @@ static unsigned long long nr_open(void)
     return n > 0 ? strtoull(text, NULL, 10) : 1048576;
 }
 
-/* As much of the limit as can be had here. */
+/* As much of the limit as this process may set. */
 static void set_limit(const struct exec_rlimit *want)
 {
     struct rlimit limit = {.rlim_cur = want->soft, .rlim_max = want->hard}, now;
@@ -135,7 +135,7 @@ void child_chdir(const struct execspec *spec, const char *who)
         (void)!chdir("/");
 }
 
-/* ENOENT from a file that is there means that its interpreter is not. */
+/* ENOENT for a file that exists means that its interpreter does not exist. */
 static bool describe_interpreter(const char *path, struct child_report *report)
 {
     char line[256];
@@ -165,7 +165,7 @@ static int try_search(const char *name, const char *path, char *const argv[], ch
         if (n < 0 || (size_t)n >= sizeof full)
             continue;
         (void)execve(full, argv, envp);
-        /* As execvp: a directory of PATH that cannot be searched hides nothing behind it. */
+        /* As execvp: a directory of PATH that cannot be searched does not end the search. */
         if (errno == EACCES)
             result = EACCES;
         else if (errno == ENOENT && describe_interpreter(full, report))

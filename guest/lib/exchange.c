@@ -9,17 +9,17 @@
 #include <unistd.h>
 
 enum {
-    ROOM_MIN = VHPC_WINDOW / 16, /* below this, wait for credit: no small frames */
-    STAGE_MIN = 16 << 10,        /* less than this is sooner copied than moved */
+    ROOM_MIN = VHPC_WINDOW / 16, /* with less credit, wait: no small frames */
+    STAGE_MIN = 16 << 10,        /* less than this is copied, because that is faster */
     PAGE = 4096,
-    GRANT_MIN = VHPC_WINDOW / 2,   /* credit is given back in pieces of at least this */
+    GRANT_MIN = VHPC_WINDOW / 2,   /* credit is returned in pieces of at least this size */
     WRITE_TURN = VHPC_PAYLOAD_MAX, /* bytes written to one fd per turn */
 };
 
 /*
- * Stop using a local fd. Of stdio we were given, stderr stays (our own last
- * words go there) and the others become /dev/null: the process at the other
- * end of a pipe then sees what it would see if the task had closed its end.
+ * Stop using a local fd. Of our own stdio, stderr stays open for our messages, and the others
+ * become /dev/null: so the process at the other end of a pipe sees what it would see if the program
+ * had closed its end.
  */
 static void release_fd(int fd, bool shared)
 {
@@ -67,11 +67,14 @@ static short inlet_want(struct source *s)
     return inlet_may_send(s->owner) ? POLLIN : 0;
 }
 
-/* Hand on what a pipe holds, without copying it; false: it is little, or cannot be done now. */
+/*
+ * Pass on the contents of a pipe without copying. False: there is too little, or it is not possible
+ * now.
+ */
 static bool inlet_move(struct inlet *in, uint32_t room)
 {
     struct exchange *x = in->exchange;
-    uint32_t most = VHPC_PAYLOAD_MAX - PAGE; /* the header takes a page's place */
+    uint32_t most = VHPC_PAYLOAD_MAX - PAGE; /* the header takes the place of a page */
     int held = 0;
     if (!in->pipe || !chan_can_stage(x->chan) || ioctl(in->source.fd, FIONREAD, &held) < 0 ||
         held < STAGE_MIN)
@@ -84,11 +87,11 @@ static bool inlet_move(struct inlet *in, uint32_t room)
                       .fd = in->number,
                       .session = x->session,
                       .call = x->call,
-                      /* Part of a page would have to be copied after all. */
+                      /* Part of a page would have to be copied. */
                       .length = most - most % PAGE};
     if (chan_send_from_pipe(x->chan, &f, in->source.fd) < 0)
         return false;
-    (void)flow_check(&x->flow, x->side, &f); /* there was room, so it passes */
+    (void)flow_check(&x->flow, x->side, &f); /* there was enough credit, so it passes */
     return true;
 }
 
@@ -105,7 +108,7 @@ static void inlet_ready(struct source *s, short revents)
     ssize_t n = read(s->fd, scratch, room < sizeof scratch ? room : sizeof scratch);
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
-    if (n <= 0) /* EIO is a pty's way to say that nobody has it open any more */
+    if (n <= 0) /* EIO of a pty: no process has it open any more */
         inlet_end(in);
     else
         (void)exchange_send(in->exchange, VHPC_DATA, in->number, 0, scratch, (size_t)n);
@@ -124,7 +127,7 @@ static void outlet_end(struct outlet *out)
     changed(out->exchange);
 }
 
-/* The local reader is gone or the disk is full: tell the sender to stop. */
+/* The local reader has closed its end, or the disk is full: tell the sender to stop. */
 static void outlet_fail(struct outlet *out)
 {
     struct exchange *x = out->exchange;
@@ -150,7 +153,7 @@ static short outlet_want(struct source *s)
     return out->exchange->live && out->queue.len > 0 ? POLLOUT : 0;
 }
 
-/* Would a blocking write of PIPE_BUF bytes return at once? */
+/* Whether a blocking write of PIPE_BUF bytes would return at once. */
 static bool writable(int fd)
 {
     struct pollfd p = {.fd = fd, .events = POLLOUT};
@@ -194,7 +197,7 @@ static void outlet_ready(struct source *s, short revents)
 static int outlet_push(struct outlet *out, const struct frame *f)
 {
     if (!out->open)
-        return 0; /* the sender was told; this was on its way */
+        return 0; /* the sender knows; this frame was already on its way */
     int rc = buf_append(&out->queue, f->payload, f->length);
     if (rc == 0)
         out->owed += VHPC_HEADER;
@@ -203,7 +206,7 @@ static int outlet_push(struct outlet *out, const struct frame *f)
 
 static int outlet_eof(struct outlet *out)
 {
-    static const uint8_t end_of_file = 4; /* VEOF of a fresh pty */
+    static const uint8_t end_of_file = 4; /* VEOF of a new pty */
     if (!out->open)
         return 0;
     out->eof = true;
@@ -263,7 +266,7 @@ int exchange_send(struct exchange *x, uint8_t type, uint8_t number, uint16_t fla
                       .length = (uint32_t)len,
                       .payload = payload};
     if (flow_check(&x->flow, x->side, &f) != FLOW_PASS)
-        return 0; /* the command ended meanwhile */
+        return 0; /* the command has ended meanwhile */
     return chan_send(x->chan, &f);
 }
 
@@ -314,7 +317,7 @@ int exchange_receive(struct exchange *x, const struct frame *f)
         inlet_end(&x->inlet[f->fd]);
         return 0;
     case VHPC_CREDIT:
-        return 0; /* flow_check has booked it */
+        return 0; /* flow_check has already counted it */
     default:
         return 1;
     }

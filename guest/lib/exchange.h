@@ -2,10 +2,9 @@
 /*
  * The streams of one command at one of its ends.
  *
- * An inlet reads a local fd and sends DATA as far as there is credit; an
- * outlet queues received DATA (never more than a window), writes it to a local
- * fd and gives credit back for what was written. Front (initiator) and task
- * (executor) are both an exchange plus what is their own.
+ * An inlet reads a local fd and sends DATA as far as there is credit. An outlet queues received
+ * DATA (never more than a window), writes it to a local fd and returns credit for what was written.
+ * Front (initiator) and task (executor) are each an exchange with additions of their own.
  */
 #ifndef VHPC_EXCHANGE_H
 #define VHPC_EXCHANGE_H
@@ -23,19 +22,19 @@ struct inlet {
     uint8_t number;
     bool open;
     bool shared;
-    bool pipe; /* a pipe's pages can be handed on as they are */
+    bool pipe; /* a pipe, whose pages can be passed on without a copy */
 };
 
 struct outlet {
     struct source source;
     struct exchange *exchange;
     struct buf queue;
-    uint32_t owed; /* credit to give back */
+    uint32_t owed; /* credit to return */
     uint8_t number;
     bool open;
-    bool shared;  /* the open file is others' too: O_NONBLOCK may not be set on it */
+    bool shared;  /* other processes have the same open file: O_NONBLOCK may not be set on it */
     bool regular; /* a regular file: writes of any size return soon */
-    bool tty;     /* end of file is a character here */
+    bool tty;     /* end of file is a character (VEOF) */
     bool eof;
 };
 
@@ -46,7 +45,7 @@ struct exchange {
     struct chan *chan;
     uint32_t session;
     uint32_t call;
-    bool live; /* STARTED was said: data may flow */
+    bool live; /* after STARTED: data may flow */
     struct inlet inlet[VHPC_FDS_MAX];
     struct outlet outlet[VHPC_FDS_MAX];
     /* An inlet ended or an outlet emptied; may be NULL. */
@@ -57,8 +56,8 @@ struct exchange {
 void exchange_init(struct exchange *x, enum flow_side side, struct loop *loop, struct chan *chan,
                    uint32_t session, uint32_t call);
 /*
- * Relay local fd `fd` as number `number` of the command. A shared fd (stdio we
- * were given) is neither made non-blocking nor closed below 3. 0 or -ENOMEM.
+ * Relay local fd `fd` as number `number` of the command. A shared fd (our own stdio) is not made
+ * non-blocking, and not closed if it is below 3. 0 or -ENOMEM.
  */
 int exchange_read_from(struct exchange *x, uint8_t number, int fd, bool shared);
 int exchange_write_to(struct exchange *x, uint8_t number, int fd, bool shared);
@@ -69,18 +68,18 @@ int exchange_send(struct exchange *x, uint8_t type, uint8_t number, uint16_t fla
 int exchange_send_tlv(struct exchange *x, uint8_t type, struct buf *payload);
 /* Send EXEC with this message; 0 or -errno. */
 int exchange_send_exec(struct exchange *x, const struct buf *message);
-/* Judge and apply a received frame. 0: done; 1: passed, the owner's to handle; <0: -errno. */
+/* Check and apply a received frame. 0: done; 1: passed, the owner handles it; <0: -errno. */
 int exchange_receive(struct exchange *x, const struct frame *f);
 
-/* Every inlet has ended. */
+/* All inlets have ended. */
 bool exchange_inlets_done(const struct exchange *x);
 /* Nothing waits to be written locally. */
 bool exchange_outlets_done(const struct exchange *x);
-/* Some inlet is open and could send, had its fd anything to read. */
+/* Some inlet is open and could send if its fd had data. */
 bool exchange_inlets_idle(const struct exchange *x);
 /* End all inlets (EOF is sent where the rules allow). */
 void exchange_end_inlets(struct exchange *x);
-/* Close all local fds, forget all queues. */
+/* Close all local fds and discard all queues. */
 void exchange_close(struct exchange *x);
 
 #endif

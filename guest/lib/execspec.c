@@ -12,7 +12,7 @@ enum { TERMIOS_LEN = 4 * 4 + NCCS };
 
 static int add_string(char ***list, size_t *count, char *owned)
 {
-    /* Grow at powers of two; the entry behind the last one is the NULL. */
+    /* The array grows at powers of two; the entry after the last one is NULL. */
     size_t need = *count + 2;
     if (*list == NULL || (need & (need - 1)) == 0) {
         size_t cap = 4;
@@ -303,8 +303,8 @@ int execspec_decode(const uint8_t *data, size_t len, struct execspec *s)
     while ((rc = tlv_next(&r, &t)) > 0) {
         bool many = t.tag == TAG_ARG || t.tag == TAG_ENV || t.tag == TAG_RLIMIT;
         /*
-         * The middle man judged the first TAG_UID and TAG_FDS only, so a
-         * second one must not be able to replace them.
+         * The parties in between have checked the first TAG_UID and TAG_FDS only, so a second one
+         * must not be able to replace them.
          */
         if (!many && t.tag < 64 && (seen & (1ull << t.tag)) != 0) {
             rc = -EPROTO;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What an EXEC message says: a program and everything slurmstepd would set up for it. */
+/* The contents of an EXEC message: a program and everything that slurmstepd would set up for it. */
 #ifndef VHPC_EXECSPEC_H
 #define VHPC_EXECSPEC_H
 
@@ -22,7 +22,7 @@ struct exec_rlimit {
 
 struct execspec {
     uint8_t fd_dir[VHPC_FDS_MAX]; /* VHPC_FD_* or 0 */
-    bool joined;                  /* fd 2 is the open file that fd 1 is */
+    bool joined;                  /* fd 2 is the same open file as fd 1 */
     uint32_t uid;
     uint32_t gid;
     uint32_t *groups;
@@ -43,10 +43,10 @@ struct execspec {
     struct winsize winsize;
     bool has_termios;
     struct termios termios;
-    char *script_path; /* NULL = argv[0] is no carried script */
+    char *script_path; /* NULL = argv[0] is not a script that is carried */
     uint8_t *script;
     size_t script_len;
-    char *pmi_refusal; /* what is said to a program that uses PMI; NULL = it may try */
+    char *pmi_refusal; /* message for a program that uses PMI; NULL = PMI is not checked */
 };
 
 /* Append a copy of text to argv or envp; 0 or -ENOMEM. */
@@ -57,7 +57,7 @@ const char *execspec_getenv(const struct execspec *s, const char *name);
 /* Remove variables that begin with prefix. */
 void execspec_drop_env(struct execspec *s, const char *prefix);
 
-/* 0 or -ENOMEM, -EMSGSIZE when it is longer than a message may be. */
+/* 0 or -ENOMEM, -EMSGSIZE if it is longer than a message may be. */
 int execspec_encode(const struct execspec *s, struct buf *out);
 /* Strict: 0, -EPROTO, -ENOMEM. On error *s is empty. */
 int execspec_decode(const uint8_t *data, size_t len, struct execspec *s);

@@ -12,8 +12,8 @@ static enum flow_verdict broken(struct flow *f, const char *why)
 }
 
 /*
- * The first frame of an EXEC begins with TAG_FDS and TAG_UID, in this order:
- * so a middle man learns what he must enforce without keeping the message.
+ * The first frame of an EXEC begins with TAG_FDS and TAG_UID, in this order: so the parties in
+ * between know what they must enforce without keeping the message.
  */
 static enum flow_verdict begin_exec(struct flow *f, const struct frame *frame)
 {
@@ -50,7 +50,7 @@ static enum flow_verdict check_exec(struct flow *f, enum flow_side from, const s
         if (v != FLOW_PASS)
             return v;
     } else if (frame->length == 0) {
-        /* Progress is required, else a message has no last frame. */
+        /* An empty part would allow a message without end. */
         return broken(f, "an empty continuation of EXEC");
     }
     f->exec_len += frame->length;
@@ -111,7 +111,7 @@ static enum flow_verdict check_control(struct flow *f, enum flow_side from,
     if (frame->length != 4)
         return broken(f, "a malformed SIGNAL");
     uint32_t number = get_le32(frame->payload);
-    return number >= 1 && number <= 64 ? FLOW_PASS : broken(f, "SIGNAL with an impossible number");
+    return number >= 1 && number <= 64 ? FLOW_PASS : broken(f, "SIGNAL with an invalid number");
 }
 
 static enum flow_verdict check_end(struct flow *f, enum flow_side from, const struct frame *frame)

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The rules of one command: who may say what, and when, and how much.
+ * The rules of one command: which party may send what, when, and how much.
  *
- * Both ends and everybody in between run every frame of a command through the
- * same state machine, so a violation is noticed by the first honest party it
- * passes. The initiator asks for a program (EXEC), the executor runs it. Each
- * relayed fd has up to two lanes, one per sender; a lane holds the credit its
- * sender has left. A DATA frame costs its payload plus its header, which
- * bounds the bytes a middle man has to keep even for one-byte frames.
+ * Both ends and the parties in between check each frame of a command with the same state machine,
+ * so the first honest party that gets a violation detects it. The initiator asks for a program
+ * (EXEC), the executor runs it. Each relayed fd has up to two lanes, one per sender; a lane has the
+ * credit that its sender has left. A DATA frame costs its payload and its header, which bounds what
+ * a party in between has to keep, even for frames of one byte.
  */
 #ifndef VHPC_FLOW_H
 #define VHPC_FLOW_H
@@ -20,24 +19,24 @@
 enum flow_side { FLOW_INITIATOR = 0, FLOW_EXECUTOR = 1 };
 
 enum flow_phase {
-    FLOW_IDLE,    /* nothing asked yet */
-    FLOW_ASKING,  /* EXEC has begun, more of it follows */
+    FLOW_IDLE,    /* no EXEC yet */
+    FLOW_ASKING,  /* EXEC has begun, more parts follow */
     FLOW_ASKED,   /* EXEC is complete */
-    FLOW_RUNNING, /* STARTED was said: data may flow */
-    FLOW_ENDED,   /* the executor said EXIT or ERROR */
-    FLOW_CLOSED,  /* the initiator said CLOSE */
+    FLOW_RUNNING, /* after STARTED: data may flow */
+    FLOW_ENDED,   /* after EXIT or ERROR of the executor */
+    FLOW_CLOSED,  /* after CLOSE of the initiator */
 };
 
 enum flow_verdict {
     FLOW_PASS,
-    FLOW_DROP,   /* it crossed the end of the command on its way: harmless, ignore */
-    FLOW_BROKEN, /* the sender violates the protocol; flow.why says how */
+    FLOW_DROP,   /* the command ended while it was on its way: harmless, ignore */
+    FLOW_BROKEN, /* the sender violates the protocol; flow.why is the reason */
 };
 
 struct flow_lane {
     bool open;       /* the EXEC declared this lane */
-    bool eof;        /* the sender said EOF */
-    bool gone;       /* the receiver said EOF with VHPC_READER */
+    bool eof;        /* the sender has sent EOF */
+    bool gone;       /* the receiver has sent EOF with VHPC_READER */
     uint32_t credit; /* bytes the sender may still send */
 };
 
@@ -49,13 +48,13 @@ struct flow {
     const char *why;
 };
 
-/* Judge a frame sent by `from`, and account for it when it passes. */
+/* Check a frame that `from` has sent, and account for it if it passes. */
 enum flow_verdict flow_check(struct flow *f, enum flow_side from, const struct frame *frame);
 
 /* Bytes of payload that `from` may send on fd in its next DATA frame. */
 uint32_t flow_room(const struct flow *f, enum flow_side from, uint8_t fd);
 
-/* The command is over for the side that would still send. */
+/* The command has ended for the side that would still send. */
 static inline bool flow_over(const struct flow *f)
 {
     return f->phase == FLOW_ENDED || f->phase == FLOW_CLOSED;

@@ -30,12 +30,3 @@ int frame_unpack(const uint8_t in[VHPC_HEADER], struct frame *f)
         return -EPROTO;
     return 0;
 }
-
-const char *frame_name(uint8_t type)
-{
-    static const char *const name[] = {
-        "?",      "HELLO",  "REQUEST", "REPLY", "EXEC",  "STARTED", "DATA", "EOF",
-        "CREDIT", "SIGNAL", "WINSIZE", "EXIT",  "ERROR", "CLOSE",   "PING", "PONG",
-    };
-    return type <= VHPC_TYPE_LAST ? name[type] : name[0];
-}

@@ -51,9 +51,7 @@ static inline uint64_t get_le64(const uint8_t *p)
 }
 
 void frame_pack(uint8_t out[VHPC_HEADER], const struct frame *f);
-/* Decode a header; payload is left NULL. -EPROTO for an impossible one. */
+/* Decode a header; payload is left NULL. -EPROTO for an invalid one. */
 int frame_unpack(const uint8_t in[VHPC_HEADER], struct frame *f);
-/* Name of a frame type for messages. */
-const char *frame_name(uint8_t type);
 
 #endif

@@ -55,7 +55,9 @@ static int on_hello(struct front *f, const struct frame *frame)
         return chan_broken(&f->chan, "a malformed or unexpected HELLO");
     if (hello_version(&peer) == 0)
         return chan_broken(&f->chan, "no protocol version in common");
-    /* While the guest boots the shim says so, and says HELLO again when it is up. */
+    /*
+     * While the guest boots, the shim sends STATE 0; it sends a second HELLO when the agent is up.
+     */
     return peer.state == VHPC_STATE_UP ? ask(f) : 0;
 }
 
@@ -93,7 +95,7 @@ static int on_exit_frame(struct front *f, const struct frame *frame)
     return 0;
 }
 
-/* What an agent does not name in STARTED it does not know. */
+/* What an agent supports, it names in STARTED. */
 static bool names(const struct frame *frame, uint16_t tag)
 {
     struct tlv_reader r = {frame->payload, frame->length};
@@ -108,8 +110,8 @@ static int on_started(struct front *f, const struct frame *frame)
 {
     if (f->spec->pmi_refusal != NULL && !names(frame, TAG_PMI_REFUSAL)) {
         end(f, FRONT_REFUSED, ENOSYS,
-            "the image's agent is too old to notice that a program uses PMI; build the image "
-            "anew, or see VHPC_PMI in vhpc-spank(8)");
+            "the agent of the image is too old to detect that a program uses PMI; rebuild the "
+            "image, or see VHPC_PMI in vhpc-spank(8)");
         return 0;
     }
     f->signals_group = names(frame, TAG_SIGNAL_GROUP);
@@ -124,7 +126,7 @@ static int on_frame(struct chan *c, const struct frame *frame)
 {
     struct front *f = c->owner;
     if (frame->session != 0)
-        return chan_broken(c, "a session number on a client's hop");
+        return chan_broken(c, "a session number from a client");
     if (frame->type == VHPC_HELLO)
         return on_hello(f, frame);
     if (frame->type == VHPC_PONG && f->pings_pending > 0) {
@@ -135,7 +137,7 @@ static int on_frame(struct chan *c, const struct frame *frame)
         return f->call_frame(f, frame);
     if (frame->call != 0)
         return chan_broken(c, "an unexpected host call");
-    /* The shim may end us at any time, also before we have asked for anything. */
+    /* The shim may end the command at any time, also before we have sent anything. */
     if (frame->type == VHPC_ERROR && f->exchange.flow.phase < FLOW_ASKED)
         return on_error(f, frame);
     int rc = exchange_receive(&f->exchange, frame);
@@ -184,14 +186,14 @@ static void pass_on(struct front *f, int number)
         f->watched_until = 0;
 }
 
-/* Slurm stops a job's processes soon after SIGTSTP: then we fall silent, and the shim sees it. */
+/* Slurm stops a job's processes soon after SIGTSTP. Then we are silent, and the shim detects it. */
 static bool show_life(struct front *f, long long now)
 {
     struct frame ping = {.type = VHPC_PING};
     bool last = now >= f->watched_until;
     if (f->watched_until == 0 || f->state == FRONT_FLUSHING)
         return false;
-    /* A last one in any case: we may have been so slow that the program is stopped now. */
+    /* A last PING in any case: if we were slow, the program may be stopped now. */
     if (last || (now >= f->ping_at && f->pings_pending < PINGS_PENDING_MAX)) {
         f->ping_at = now + TICK_MS;
         f->pings_pending++;
@@ -233,7 +235,7 @@ static void signals_ready(struct source *s, short revents)
     }
 }
 
-/* As we cannot tell whether a signal came to us or to our group, somebody of the group tells us. */
+/* We cannot tell a signal to us from one to our group, so another process of the group tells us. */
 static void group_ready(struct source *s, short revents)
 {
     struct front *f = s->owner;
@@ -342,7 +344,7 @@ static void serve(struct front *f)
             f->tick(f, now_ms());
         if (f->state == FRONT_GREETING && now_ms() > f->deadline)
             end(f, FRONT_TIMEOUT, ETIMEDOUT, "the guest does not answer");
-        /* However the program ended, what it wrote before is written out first. */
+        /* In any case, first write the output that the program has produced. */
         if (f->state == FRONT_FLUSHING && exchange_outlets_done(&f->exchange))
             f->state = FRONT_DONE;
     }

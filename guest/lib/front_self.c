@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A front's own process: what of it goes to the program, and how it ends. */
+/* The process of a front: what the program takes over from it, and how it ends. */
 #include "front.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ extern char **environ;
 
 enum { EXIT_REFUSED = 126, EXIT_LOST = 125 };
 
-/* A closed stdio fd would be given to the next file we open. */
+/* If a stdio fd is closed, the next file that we open would get its number. */
 static void fill_stdio(void)
 {
     for (int fd = 0; fd <= STDERR_FILENO; fd++) {
@@ -35,14 +35,17 @@ static void fill_stdio(void)
     }
 }
 
-/* Has the program nothing to read or to write there?  Then the other side can have its own. */
+/*
+ * Whether the program can neither read nor write anything there. Then the other side can use its
+ * own.
+ */
 static bool is_null(int fd)
 {
     struct stat st;
     return fstat(fd, &st) == 0 && S_ISCHR(st.st_mode) && st.st_rdev == makedev(1, 3);
 }
 
-/* Is what goes to fds 1 and 2 one stream of bytes, whose order means something? */
+/* Whether fds 1 and 2 go to one stream of bytes, so that their order matters. */
 static bool is_joined(void)
 {
     struct stat out, err;
@@ -51,7 +54,7 @@ static bool is_joined(void)
         return false;
     if (!S_ISREG(out.st_mode))
         return true;
-    /* Opened twice, a file has two places to write at, unless both append. */
+    /* A file that was opened twice has two positions, unless both append. */
     if ((fcntl(STDOUT_FILENO, F_GETFL) & fcntl(STDERR_FILENO, F_GETFL) & O_APPEND) != 0)
         return true;
     return syscall(SYS_kcmp, getpid(), getpid(), KCMP_FILE, STDOUT_FILENO, STDERR_FILENO) == 0;
@@ -101,12 +104,12 @@ int front_describe_self(struct execspec *spec)
     if (!spec->tty)
         return 0;
     spec->joined = false;
-    /* With a terminal, nothing for fd 2 means that it is the terminal too. */
+    /* With a terminal, an absent fd 2 means the terminal as well. */
     spec->fd_dir[2] = isatty(STDERR_FILENO) ? 0 : VHPC_FD_OUT;
     return 0;
 }
 
-/* Die of the signal, so that our parent sees what it would have seen of the program. */
+/* End by the signal, so that our parent sees the same as of the program. */
 static void die_of(int number)
 {
     struct rlimit no_core = {0, 0};

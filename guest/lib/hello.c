@@ -109,7 +109,7 @@ int error_parse(const struct frame *f, struct error_info *e)
     }
     if (rc < 0)
         return rc;
-    /* It ends up on a terminal: the sender may be a guest. */
+    /* The text is shown on a terminal, and the sender may be a guest. */
     for (char *p = e->text; *p != '\0'; p++)
         if ((unsigned char)*p < 0x20 || *p == 0x7f)
             *p = '?';

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* HELLO: protocol versions and, from the agent's side, what it is and what it runs on. */
+/* HELLO: protocol versions; from the agent also its version and its kernel. */
 #ifndef VHPC_HELLO_H
 #define VHPC_HELLO_H
 
@@ -16,12 +16,12 @@ struct hello {
     char kernel[128];
 };
 
-/* This end's versions, nothing else. */
+/* Only this end's versions. */
 void hello_init(struct hello *h);
 int hello_send(struct chan *c, const struct hello *h);
-/* 0, or -EPROTO for a payload that is none. */
+/* 0, or -EPROTO if the payload is not a HELLO. */
 int hello_parse(const struct frame *f, struct hello *h);
-/* The highest version both speak, or 0. */
+/* The highest version that both support, or 0. */
 uint32_t hello_version(const struct hello *peer);
 
 /* Send ERROR with its kind, a Linux errno and one line of text. */

@@ -2,10 +2,9 @@
 /*
  * A poll() loop.
  *
- * poll and not epoll because a batch script's stdin and stdout are regular
- * files, which epoll refuses. Each source says before every wait what it wants
- * to hear, so back-pressure is a condition written in one place and never an
- * event mask that somebody forgot to restore.
+ * poll and not epoll, because the stdin and stdout of a batch script are regular files, which epoll
+ * refuses. Before each wait, each source says which events it wants. So back-pressure is a
+ * condition in one place, and not an event mask that has to be kept up to date.
  */
 #ifndef VHPC_LOOP_H
 #define VHPC_LOOP_H
@@ -29,14 +28,14 @@ struct loop {
     size_t cap;
 };
 
-/* 0 or -ENOMEM. A source must stay where it is until it was removed. */
+/* 0 or -ENOMEM. A source must not move in memory until it is removed. */
 int loop_add(struct loop *l, struct source *s);
-/* Safe from within any ready(); does not close the fd. */
+/* Allowed from within any ready(); does not close the fd. */
 void loop_remove(struct loop *l, struct source *s);
 /*
- * Wait up to timeout_ms (-1: for ever) and call what is ready. No source is
- * touched after its removal, but the memory of one may be freed only between
- * two calls. Returns 0 or -errno of poll; EINTR counts as nothing ready.
+ * Wait up to timeout_ms (-1: without limit) and call the sources that are ready. No source is
+ * touched after its removal, but its memory may be freed only between two calls. Returns 0 or
+ * -errno of poll; EINTR counts as nothing ready.
  */
 int loop_once(struct loop *l, int timeout_ms);
 void loop_free(struct loop *l);

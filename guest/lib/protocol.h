@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The guest channel's numbers, as docs/guest-protocol.md defines them.
+ * Numbers of the guest channel; docs/guest-protocol.md defines them. Python has the same in the
+ * node library's wire.py; tests/unit/test_shared_constants.py compares them.
  *
- * One protocol runs on both hops: vhpc-run (or root's control client) to
- * vhpc-shim over a unix socket, vhpc-shim to vhpc-agent over virtio-serial,
- * and, inside the guest, command client to vhpc-agent over a unix socket.
+ * One protocol runs on three connections: vhpc-run (or root's control client) to vhpc-shim over a
+ * unix socket, vhpc-shim to vhpc-agent over virtio-serial, and, in the guest, command client to
+ * vhpc-agent over a unix socket.
  */
 #ifndef VHPC_PROTOCOL_H
 #define VHPC_PROTOCOL_H
@@ -16,19 +17,20 @@
 
 #define VHPC_PORT_NAME "org.vhpc.agent.0"
 #define VHPC_CALL_SOCKET "/run/vhpc/call.sock"
-/* In the guest: what NCCL_TOPO_FILE names. */
+/* In the guest: the value of NCCL_TOPO_FILE. */
 #define VHPC_TOPOLOGY_FILE "/run/vhpc/nccl-topology.xml"
 
 enum {
     VHPC_HEADER = 16,             /* bytes of a frame header */
     VHPC_PAYLOAD_MAX = 256 << 10, /* bytes of payload in one frame */
     VHPC_MESSAGE_MAX = 8 << 20,   /* bytes of a message sent as several frames */
-    VHPC_WINDOW = 1 << 20,        /* bytes a sender may have on the way, per lane */
+    VHPC_WINDOW = 1 << 20,        /* bytes that a sender may have on the way, per lane */
     VHPC_FDS_MAX = 8,             /* file descriptors 0..7 of a task can be relayed */
-    VHPC_CALLS_MAX = 32,          /* host calls alive in one session */
-    VHPC_CLIENTS_MAX = 256,       /* sessions alive in one guest */
+    VHPC_CALLS_MAX = 32,          /* host calls at a time in one session */
+    VHPC_CLIENTS_MAX = 256,       /* sessions at a time in one guest */
     VHPC_PENDING_MAX = 16,        /* unanswered REQUESTs, and PINGs, of one client */
-    VHPC_WATCH_MS = 10000,        /* after SIGTSTP silence means that vhpc-run was stopped */
+    VHPC_WATCH_MS =
+        10000, /* after SIGTSTP, for this long silence means that vhpc-run was stopped */
 };
 
 enum vhpc_type {
@@ -51,8 +53,9 @@ enum vhpc_type {
 };
 
 enum vhpc_flag {
-    VHPC_MORE = 1,   /* the message continues in the next frame of this session and call */
-    VHPC_READER = 2, /* on EOF: "I read no more from this fd", not "I write no more" */
+    VHPC_MORE = 1, /* the message continues in the next frame of this session and call */
+    VHPC_READER =
+        2, /* on EOF: the sender reads no more from this fd (without it: it writes no more) */
     VHPC_FLAGS_ALL = VHPC_MORE | VHPC_READER,
 };
 
@@ -128,7 +131,7 @@ enum vhpc_error_kind {
     VHPC_ERR_EXEC = 1,     /* the program could not be executed; errno is execve's */
     VHPC_ERR_REFUSED = 2,  /* the peer may not do this */
     VHPC_ERR_GONE = 3,     /* the guest is gone */
-    VHPC_ERR_INTERNAL = 4, /* the peer could not do it: memory, processes, limits */
+    VHPC_ERR_INTERNAL = 4, /* the peer has failed: memory, processes, limits */
 };
 
 /* TAG_OP of a REQUEST */
@@ -145,7 +148,7 @@ enum vhpc_op {
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */
 enum vhpc_signal_to { VHPC_TO_MAIN = 0, VHPC_TO_GROUP = 1 };
 
-/* Direction of a relayed fd, seen from the program: bits of TAG_FDS */
+/* Direction of a relayed fd, from the program's point of view: bits of TAG_FDS */
 enum { VHPC_FD_IN = 1, VHPC_FD_OUT = 2, VHPC_FD_BOTH = 3 };
 
 #endif

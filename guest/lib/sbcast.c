@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Arguments: destination, "f" to overwrite, mode, time of change or nothing. */
+/* Arguments: destination, "f" to overwrite, mode, modification time or nothing. */
 static char script[] = "if [ -z \"$2\" ] && [ -e \"$1\" ]; then\n"
                        "    echo \"sbcast: error: $1: File exists\" >&2; exit 1\n"
                        "fi\n"
@@ -19,7 +19,10 @@ static char script[] = "if [ -z \"$2\" ] && [ -e \"$1\" ]; then\n"
 
 extern char **environ;
 
-/* The absolute name of the file to make: "NAME" here, "FOLDER/" under the name it has now. */
+/*
+ * The absolute name of the destination: "NAME" is relative to this directory, "FOLDER/" keeps the
+ * name of the source.
+ */
 static bool complete_target(struct sbcast *r, const char *name)
 {
     char cwd[PATH_MAX] = "";
@@ -108,7 +111,7 @@ char **sbcast_step(const struct sbcast *r, const struct stat *st, unsigned long 
     static char count[64], tasks[64], each[64], job[64], mode[16], changed[32];
     static char *result[32];
     (void)snprintf(count, sizeof count, "--nodes=%lu", nodes);
-    /* a task for each guest: on a node they go to its guests in blocks of equal size */
+    /* one task for each guest: tasks fill a node's guests in blocks of equal size */
     (void)snprintf(each, sizeof each, "--ntasks-per-node=%lu", guests);
     (void)snprintf(tasks, sizeof tasks, "--ntasks=%lu", nodes * guests);
     (void)snprintf(job, sizeof job, "--jobid=%.20s", r->job != NULL ? r->job : "");

@@ -15,8 +15,8 @@
 #include "tlv.h"
 
 enum {
-    DRAIN_IDLE_MS = 2000,     /* a pipe that stays open and silent this long after the end is cut */
-    PIPE_BYTES = VHPC_WINDOW, /* of a program's output: fewer turns, each of them a larger piece */
+    DRAIN_IDLE_MS = 2000,     /* after the end, a pipe without data for this long is closed */
+    PIPE_BYTES = VHPC_WINDOW, /* for a program's output: fewer turns with larger pieces */
     ABORT_KILL_MS = 5000,     /* from the abort signal to SIGKILL */
 };
 
@@ -40,8 +40,8 @@ static void send_error(struct task *t, uint32_t kind, int number, const char *te
                          text);
 }
 
-/* Bring the task as far towards its end as what has happened allows. */
-static void settle(struct task *t)
+/* Advance the task's end as far as the events so far allow. */
+static void finish_if_done(struct task *t)
 {
     if (t->finished || !t->reported || !t->reaped)
         return;
@@ -59,7 +59,7 @@ static void settle(struct task *t)
 
 static void streams_changed(struct exchange *x)
 {
-    settle(x->owner);
+    finish_if_done(x->owner);
 }
 
 static void close_report(struct task *t)
@@ -107,18 +107,18 @@ static void report_ready(struct source *s, short revents)
         (void)exchange_send_tlv(&t->exchange, VHPC_STARTED, &b);
         t->exchange.live = true;
     }
-    settle(t);
+    finish_if_done(t);
 }
 
 /* --- local ends of the relayed fds ------------------------------------------ */
 
-/* Both ends of a terminal as it is on the other side; 0 or -errno. */
+/* Opens both ends of a pty with the modes of the terminal on the other side; 0 or -errno. */
 static int make_pty(const struct execspec *spec, int *master, int *slave)
 {
     *master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (*master < 0 || unlockpt(*master) < 0)
         return -errno;
-    /* By the master and not by name: the pts file system may be another one than ours. */
+    /* From the master and not by name: the pts file system here may be another one. */
     *slave = ioctl(*master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (*slave < 0)
         return -errno;
@@ -149,7 +149,7 @@ static int open_pty(struct task *t, const struct execspec *spec, int child[VHPC_
     return exchange_read_from(&t->exchange, 1, t->master, false);
 }
 
-/* A terminal that is written to only, so that the program does not keep back what it prints. */
+/* A pty that is only written to, so that the program does not buffer its output. */
 static int open_tty_out(struct task *t, const struct execspec *spec, int *child)
 {
     int rc = make_pty(spec, &t->master, child);
@@ -168,7 +168,7 @@ static int open_pair(struct task *t, const struct execspec *spec, uint8_t number
         return -errno;
     int ours = dir == VHPC_FD_IN ? ends[1] : ends[0];
     *child = dir == VHPC_FD_IN ? ends[0] : ends[1];
-    /* Opened again as /dev/stdin and the like, a pipe asks whose it is. */
+    /* If the program opens the pipe again, as /dev/stdin and the like, the owner counts. */
     if (dir != VHPC_FD_BOTH && geteuid() == 0)
         (void)!fchown(ours, spec->uid, (gid_t)-1);
     if (dir == VHPC_FD_OUT)
@@ -187,7 +187,7 @@ static int open_pair(struct task *t, const struct execspec *spec, uint8_t number
     return rc;
 }
 
-/* One pipe for both, so that what is written keeps its order; the lane of fd 2 ends at once. */
+/* One pipe for both, so that the order of the output is kept; the lane of fd 2 ends at once. */
 static int join_stderr(int child[VHPC_FDS_MAX])
 {
     int copy = fcntl(child[STDOUT_FILENO], F_DUPFD_CLOEXEC, 0);
@@ -263,7 +263,7 @@ int task_start(struct task *t, const struct task_ops *ops, void *arg, struct loo
         t->pid = -1;
         t->reported = t->reaped = true;
         fail(t, VHPC_ERR_INTERNAL, rc, strerror(-rc));
-        settle(t);
+        finish_if_done(t);
     }
     return t->exchange.chan->closed ? -ENOTCONN : 0;
 }
@@ -300,7 +300,7 @@ void task_reaped(struct task *t, int status)
     t->reaped = true;
     t->status = status;
     t->ops->kill_rest(t);
-    settle(t);
+    finish_if_done(t);
 }
 
 void task_refuse(struct task *t, const char *text)
@@ -326,7 +326,7 @@ void task_abort(struct task *t)
     exchange_close(&t->exchange);
     if (t->ops->abort_signal == SIGKILL)
         t->ops->kill_rest(t);
-    settle(t);
+    finish_if_done(t);
 }
 
 void task_tick(struct task *t, long long now)
@@ -339,7 +339,7 @@ void task_tick(struct task *t, long long now)
         t->idle_since = 0;
         return;
     }
-    /* Somebody out of reach holds the pipe open and says nothing: do not wait for him. */
+    /* A process out of our reach keeps the pipe open and writes nothing: do not wait for it. */
     if (t->idle_since == 0)
         t->idle_since = now;
     else if (now - t->idle_since > DRAIN_IDLE_MS)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Structured payloads: a sequence of (u16 tag, u16 zero, u32 length, bytes).
- * Unknown tags are skipped by readers, so that a version can add some.
+ * Structured payloads: a sequence of (u16 tag, u16 zero, u32 length, bytes). Readers skip unknown
+ * tags, so that a version can be extended.
  */
 #ifndef VHPC_TLV_H
 #define VHPC_TLV_H
@@ -28,14 +28,14 @@ int tlv_put_str(struct buf *b, uint16_t tag, const char *text);
 int tlv_put_u32(struct buf *b, uint16_t tag, uint32_t value);
 int tlv_put_u64(struct buf *b, uint16_t tag, uint64_t value);
 
-/* Next element: 1, 0 at the end, -EPROTO when it reaches past the end. */
+/* Next element: 1, 0 at the end, -EPROTO if it is longer than the rest. */
 int tlv_next(struct tlv_reader *r, struct tlv *out);
-/* Value of exactly four bytes, else -EPROTO. */
+/* A value of exactly four bytes, otherwise -EPROTO. */
 int tlv_u32(const struct tlv *t, uint32_t *out);
 int tlv_u64(const struct tlv *t, uint64_t *out);
-/* A copy with a NUL behind it, to be freed; -EPROTO when it holds a NUL, -ENOMEM. */
+/* A copy with a NUL at its end, to be freed; -EPROTO if the value has a NUL, -ENOMEM. */
 int tlv_str(const struct tlv *t, char **out);
-/* The same into a fixed array; -EPROTO also when it does not fit. */
+/* The same into a fixed array; -EPROTO also if it does not fit. */
 int tlv_str_into(const struct tlv *t, char *out, size_t size);
 
 #endif

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files that came to this node while the job ran: `srun --bcast=PATH` and sbcast write
- * them by slurmd, on the node, where the guest does not see them. When the guest has no
- * program of that name, and the node has one that is the user's and younger than the
- * job's guests, it is copied into the guest first, with the libraries that
- * `--send-libs` has put beside it.
+ * Files that came to this node while the job ran: slurmd writes the files of `srun --bcast=PATH`
+ * and sbcast to the node, where the guest does not see them. If the guest has no program of that
+ * name, and the node has one that the user owns and that is newer than the job's guests, vhpc-run
+ * first copies it into the guest, with the libraries that `--send-libs` has put beside it.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -21,12 +20,12 @@
 
 enum { LIBRARIES_MAX = 1024 };
 
-/* Which tells a second run of this program, after the copy, not to try again. */
+/* Set for the second run of this program, after the copy, so that it does not try again. */
 static const char again[] = "VHPC_RUN_COPIED";
 
 /*
- * One task of a guest copies and the others wait for it, where the image has flock(1); else
- * each does. Arguments: the file, its mode. It is there as a whole or not at all.
+ * One task of a guest copies and the others wait for it, if the image has flock(1); otherwise each
+ * task copies. Arguments: the file, its mode. The file appears as a whole or not at all.
  */
 static char script[] = "mkdir -p \"${1%/*}/\" || exit\n"
                        "exec 9>\"$1.lock\" && { flock 9 2>/dev/null || :; }\n"
@@ -80,7 +79,7 @@ static bool copy(const char *socket, const char *path)
     return status == 0;
 }
 
-/* What --send-libs has put into PATH_libs; one that is missing is for the loader to miss. */
+/* The files that --send-libs has put into PATH_libs. The loader reports one that is missing. */
 static void copy_libraries(const char *socket, const char *path)
 {
     char folder[PATH_MAX], name[PATH_MAX + NAME_MAX + 2];
@@ -111,6 +110,6 @@ void run_copy_and_retry(const struct run_options *o, const struct front_result *
         if (setenv(again, "1", 1) == 0)
             (void)execv("/proc/self/exe", argv);
     }
-    (void)fprintf(stderr, "vhpc: %s is on the node %s and not in the guest of this job\n", path,
+    (void)fprintf(stderr, "vhpc: %s exists on the node %s but not in the guest of this job\n", path,
                   node != NULL ? node : "itself");
 }

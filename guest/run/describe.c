@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What slurmstepd has given this process, put down for the guest. */
+/* What slurmstepd has set up for this process, as the guest needs it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -30,7 +30,7 @@ static int describe_groups(struct execspec *spec)
     return 0;
 }
 
-/* Read the spooled script here, as the user, whose file it is; the guest cannot see it. */
+/* Read the spooled script here, as the user, who owns it; the guest cannot read it. */
 static int carry_script(const char *path, struct execspec *spec)
 {
     struct stat st;

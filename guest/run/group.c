@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What is sent to a script's process group, as `scancel --full` does, is for its
- * background commands, too, and these are in the guest. A process cannot tell a
- * signal for its group from one for itself; but another one of the group gets the
- * former only. So one is kept for scripts, that does nothing but tell.
+ * A signal to the process group of a script, as `scancel --full` sends it, is also for the
+ * background commands of the script, which run in the guest. A process cannot tell a signal to its
+ * group from one to itself, but another process of the group gets only the former. Therefore
+ * scripts have a second process that only reports the signals that it gets.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,11 +18,11 @@
 
 enum { KEPT = STDERR_FILENO + 1 };
 
-_Noreturn static void tell(int fd, pid_t parent)
+_Noreturn static void report_signals(int fd, pid_t parent)
 {
     sigset_t all;
     int null = open("/dev/null", O_RDWR);
-    /* Nothing of the job's may stay open because of us: its streams end with the script. */
+    /* Keep no file of the job open: its streams end with the script. */
     for (int i = 0; i <= STDERR_FILENO && null >= 0; i++)
         (void)dup2(null, i);
     if (dup2(fd, KEPT) < 0 || syscall(SYS_close_range, KEPT + 1U, ~0U, 0U) < 0)
@@ -43,7 +43,7 @@ static pid_t teller = -1;
 
 void run_unwatch_group(void)
 {
-    /* As long as it was not waited for, the number is its own. */
+    /* Its pid is not reused until it was waited for. */
     if (teller <= 0 || waitpid(teller, NULL, WNOHANG) != 0 || kill(teller, SIGKILL) < 0)
         return;
     while (waitpid(teller, NULL, 0) < 0 && errno == EINTR)
@@ -58,12 +58,12 @@ int run_watch_group(void)
     pid_t parent = getpid();
     if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
         return -1;
-    /* Blocked before it is there, so that none can end it. */
+    /* Blocked before it starts, so that no signal can end it. */
     (void)sigfillset(&all);
     (void)sigprocmask(SIG_BLOCK, &all, &before);
     teller = fork();
     if (teller == 0)
-        tell(ends[1], parent);
+        report_signals(ends[1], parent);
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
     (void)close(ends[1]);
     if (teller > 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host calls. The guest never gets a munge key: its srun asks here, and the
- * real srun runs on the host, as the job's user, in the job's own step.
+ * Host calls. The guest never gets a munge key: its srun sends a request here, and the real srun
+ * runs on the host, as the job's user, in the job's own step.
  */
 #include <errno.h>
 #include <signal.h>
@@ -26,7 +26,7 @@ struct host_call {
     struct execspec spec;
     struct task task;
     bool started;
-    bool over; /* nothing more to do; free it */
+    bool over; /* over: to be freed */
 };
 
 static struct host_calls *calls_of(const struct front *f)
@@ -40,11 +40,11 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
 {
     (void)arg;
     (void)report;
-    /* srun takes its step with it when it is asked to, not when it is killed. */
+    /* srun ends its step if it gets a signal, but not if it is killed. */
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0);
     if (spec->has_umask)
         (void)umask((mode_t)(spec->umask & 0777));
-    child_limits(spec); /* srun hands its own on to its step */
+    child_limits(spec); /* srun passes its own signals on to its step */
     child_chdir(spec, "vhpc-run");
     return 0;
 }
@@ -99,8 +99,7 @@ static int begin(struct host_call *c, struct host_calls *h)
         return task_start(&c->task, &ops, h, &h->front->loop, &h->front->chan, 0, c->id, &c->flow,
                           &c->spec);
     }
-    (void)snprintf(text, sizeof text,
-                   "%.64s: not among the commands that guests may run on the host",
+    (void)snprintf(text, sizeof text, "%.64s: guests may not run this command on the host",
                    c->spec.argv[0]);
     c->over = true;
     return error_send(&h->front->chan, 0, c->id, VHPC_ERR_REFUSED, EPERM, text);
@@ -119,7 +118,7 @@ int host_calls_frame(struct front *f, const struct frame *frame)
     struct host_calls *h = calls_of(f);
     struct host_call *c = find(h, frame->call);
     if (c == NULL && frame->type != VHPC_EXEC)
-        return 0; /* of a call that has ended */
+        return 0; /* frame of a call that has ended */
     if (c == NULL) {
         c = calloc(1, sizeof *c);
         if (c == NULL)

@@ -8,13 +8,13 @@
 
 #include "run.h"
 
-/* A line of the node's state file; the SPANK plugin takes no longer ones either. */
+/* A line of the node's state file; the SPANK plugin has the same limit. */
 enum { STATE_LINE = 4097 };
 enum { EXIT_REFUSED = 126 };
 
 /*
- * Why the node itself has ended this job's guest: its state file,
- * $VHPC_RUN_STATE, says "failed" then, and why.
+ * Why the node itself has ended this job's guest: then its state file, $VHPC_RUN_STATE, has the
+ * status "failed" and a message.
  */
 static bool ended_by_node(char *why, size_t size)
 {
@@ -36,7 +36,7 @@ static bool ended_by_node(char *why, size_t size)
     return failed && why[0] != '\0';
 }
 
-/* Which guest is gone, in the words a user knows: job and node. */
+/* Reports which guest is gone, by what a user knows: job and node. */
 static void report_lost(const struct front_result *r)
 {
     static char why[STATE_LINE];

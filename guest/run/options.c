@@ -13,22 +13,22 @@ static const char usage[] =
     "usage: vhpc-run [--socket PATH] [--script] [--timeout S] [--] PROGRAM [ARG...]\n"
     "\n"
     "Runs PROGRAM in the job's guest with this process's environment, working\n"
-    "directory, identity, limits and stdio, and ends as PROGRAM ends.\n"
+    "directory, identity, limits and stdio, and ends with its exit status or signal.\n"
     "\n"
-    "  --socket PATH  the guest's shim (default: $VHPC_RUN_SOCKET)\n"
-    "  --script       PROGRAM is a file of this host; carry it into the guest\n"
+    "  --socket PATH  socket of the guest's vhpc-shim (default: $VHPC_RUN_SOCKET)\n"
+    "  --script       copy PROGRAM, which is a file of this host, into the guest\n"
     "                 (default: when $VHPC_RUN_SCRIPT is 1)\n"
     "  --timeout S    longest wait for the guest's agent (default: $VHPC_RUN_TIMEOUT or 60)\n"
     "  --help, --version\n"
     "\n"
-    "$VHPC_RUN_ARGV0      when set, this is the PROGRAM, every argument is its own,\n"
+    "$VHPC_RUN_ARGV0      if set, this is PROGRAM, all arguments are arguments of it,\n"
     "                     and options come from the environment only\n"
-    "$VHPC_RUN_COMMANDS   colon-separated commands the guest may have run on this host\n"
-    "$VHPC_RUN_COMMAND_PATH  directories to look for them in, after the standard ones\n"
-    "$VHPC_RUN_STATE      the node's state file of the job: why it has ended the guest\n"
+    "$VHPC_RUN_COMMANDS   colon-separated commands that the guest may run on this host\n"
+    "$VHPC_RUN_COMMAND_PATH  directories that are searched for them, after the standard ones\n"
+    "$VHPC_RUN_STATE      the job's state file on this node: why the node ended the guest\n"
     "\n"
-    "Exit status: the program's; errno (2: not found) when it cannot be executed;\n"
-    "125 when the guest is gone or silent; 126 when the guest refuses; 64 on bad usage.\n";
+    "Exit status: that of the program; errno (2: not found) if it cannot be executed; 125 if\n"
+    "the guest has ended or does not answer; 126 if the guest refuses; 64 on bad usage.\n";
 
 enum { EXIT_USAGE = 64 };
 
@@ -50,7 +50,7 @@ static bool parse_timeout(const char *text, int *out)
     return true;
 }
 
-/* By hand and not by getopt: what follows PROGRAM is never ours. Returns the index of PROGRAM. */
+/* Not getopt, because everything after PROGRAM belongs to PROGRAM. Returns the index of PROGRAM. */
 static int parse_line(int argc, char **argv, struct run_options *o, int *status)
 {
     int i = 1;
@@ -92,7 +92,7 @@ int run_parse(int argc, char **argv, struct run_options *o)
     if (timeout != NULL && !parse_timeout(timeout, &o->timeout_s))
         return complain("VHPC_RUN_TIMEOUT is not a number of seconds: ", timeout);
     if (argv0 != NULL) {
-        /* The plugin put us in the place of argv[0]; the name is the task's own again here. */
+        /* The plugin has replaced argv[0] by our path; here it gets its own value again. */
         argv[0] = argv0;
         o->argv = argv;
         o->argc = argc;
@@ -106,6 +106,6 @@ int run_parse(int argc, char **argv, struct run_options *o)
     if (o->argc < 1)
         return complain("no program to run", "");
     if (o->socket == NULL || o->socket[0] == '\0')
-        return complain("no socket: neither --socket nor VHPC_RUN_SOCKET", "");
+        return complain("no socket: neither --socket nor VHPC_RUN_SOCKET is set", "");
     return -1;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PMI is not relayed into guests: what becomes of a step that has it. */
+/* PMI is not relayed into guests: how steps that have it are handled. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 enum { EXIT_USAGE = 64 };
 
-/* What Slurm's plugins set for tasks: mpi/pmi2, mpi/pmix, mpi/cray_shasta. */
+/* Variables that Slurm's plugins set for tasks: mpi/pmi2, mpi/pmix, mpi/cray_shasta. */
 static const char *const prefixes[] = {"PMI_", "PMI2_", "PMIX_", "SLURM_PMI"};
 
 static unsigned long number_of(const struct execspec *spec, const char *name)
@@ -24,7 +24,7 @@ static bool has_pmi(const struct execspec *spec)
            execspec_getenv(spec, "PMIX_NAMESPACE") != NULL;
 }
 
-/* Tasks of the step; of a heterogeneous job's step those of this component are told. */
+/* Tasks of the step; in a heterogeneous job, tasks of this component. */
 static bool has_one_task(const struct execspec *spec)
 {
     return number_of(spec, "SLURM_STEP_NUM_TASKS") == 1 && number_of(spec, "SLURM_HET_SIZE") <= 1;
@@ -40,7 +40,7 @@ static int forbid(struct execspec *spec)
             "step %s.%s runs an MPI program in several tasks, but PMI (srun --mpi=%s) does not "
             "reach into guests yet: each task would be rank 0 of 1; in a job with one guest "
             "start the program with mpirun, or set VHPC_PMI=singleton to run each task as a "
-            "program of its own",
+            "separate program",
             job != NULL ? job : "?", step != NULL ? step : "?", type != NULL ? type : "...") >= 0)
         return 0;
     spec->pmi_refusal = NULL;
@@ -56,7 +56,10 @@ int run_pmi(const struct run_options *o, struct execspec *spec)
             (void)fprintf(stderr, "vhpc: VHPC_PMI=%.64s: must be refuse or singleton\n", wish);
         return EXIT_USAGE;
     }
-    /* A script has no PMI of its own: what it has was there when it was submitted. */
+    /*
+     * A batch script has no PMI of its own: the variables were in the environment of its
+     * submission.
+     */
     if (o->script || !has_pmi(spec))
         return 0;
     if (!single && !has_one_task(spec))

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * vhpc-sbcast: stands before Slurm's sbcast on hosts (salloc's command, a script with
- * --vhpc-batch=host, sbcast --jobid), by a link of that name earlier in PATH.  For a
- * job with guests it asks one of them, by a step, whether the folder is shared with the
- * hosts.  If it is not, the file goes to the guests, and else to Slurm's own, as it does
- * for all other jobs.
+ * vhpc-sbcast runs instead of Slurm's sbcast on hosts (in salloc's shell, in a script with
+ * --vhpc-batch=host, with sbcast --jobid), by a link of that name earlier in PATH.  For a job with
+ * guests it starts a task in one of them to find out whether the folder is shared with the hosts.
+ * If it is not, the file goes to the guests.  In all other cases it runs Slurm's own sbcast.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -46,7 +45,7 @@ _Noreturn static void run_slurms_own(char **argv)
     sbcast_fail("Slurm's own sbcast", "not found in PATH");
 }
 
-/* Does the environment say that this job, whose command we are part of, has guests? */
+/* Whether the environment says that this job, which started this command, has guests. */
 static bool is_marked(const char *job)
 {
     const char *generation = getenv("VHPC_JOB_GENERATION");
@@ -55,7 +54,7 @@ static bool is_marked(const char *job)
            (generation != NULL && strncmp(generation, job, len) == 0 && generation[len] == '.');
 }
 
-/* With nothing of the caller's own step in the environment, and no defaults of options. */
+/* Without variables of the caller's own step, and without defaults of options. */
 _Noreturn static void run(char **argv)
 {
     sbcast_forget("SLURM_");
@@ -64,7 +63,7 @@ _Noreturn static void run(char **argv)
     sbcast_fail(argv[0], strerror(errno));
 }
 
-/* The beginning of what a command prints; false when it fails. */
+/* Reads the beginning of a command's output; false if the command fails. */
 static bool ask(char **argv, char *answer, size_t size)
 {
     int ends[2], status = -1;
@@ -89,7 +88,10 @@ static bool ask(char **argv, char *answer, size_t size)
     return pid > 0 && status == 0;
 }
 
-/* Guests on each node whose own folder it is; 0: it is shared with the hosts, or no guest's. */
+/*
+ * Guests on each node if the folder is local to them; 0 if it is shared with the hosts, or the job
+ * has no guests.
+ */
 static unsigned long count_guests(const struct sbcast *r)
 {
     char job[64], answer[128], *rest;
@@ -113,12 +115,14 @@ static unsigned long count_guests(const struct sbcast *r)
                     (char *)r->target,
                     NULL};
     if (!ask(argv, answer, sizeof answer))
-        sbcast_fail(r->target, "no task of the job could say whether its guests share this folder");
+        sbcast_fail(r->target, "cannot find out whether the job's guests share this folder: srun "
+                               "could not start a task in the job");
     if (strcmp(answer, "host\n") == 0 || strcmp(answer, "shared\n") == 0)
         return 0;
     unsigned long guests = strncmp(answer, "own ", 4) == 0 ? strtoul(answer + 4, &rest, 10) : 0;
     if (guests == 0 || guests > SBCAST_GUESTS_MAX || *rest != '\n')
-        sbcast_fail(r->target, "the task that was asked about this folder has answered nonsense");
+        sbcast_fail(r->target, "cannot find out whether the job's guests share this folder: the "
+                               "task that srun started gave an unexpected answer");
     return guests;
 }
 
@@ -153,8 +157,9 @@ int main(int argc, char **argv)
     if (guests == 0)
         run_slurms_own(argv);
     if (r.chooses)
-        sbcast_fail(r.target, "a folder of the guests' own takes none of --nodelist, --exclude, "
-                              "--send-libs, and no step or component with --jobid");
+        sbcast_fail(r.target,
+                    "this folder is local to the guests: --nodelist, --exclude, --send-libs, and "
+                    "--jobid with a step or a component cannot be used");
     unsigned long nodes = count_nodes(&r);
     sbcast_open_source(&r, &st);
     run(sbcast_step(&r, &st, nodes, guests));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The guest's side: every frame is judged before a client gets to see it. */
+/* The guest's side: each frame is checked before a client gets it. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +13,10 @@ static int on_hello(struct shim *s, const struct frame *f)
         return chan_broken(&s->agent, "a malformed HELLO");
     h.state = VHPC_STATE_UP;
     if (s->agent_up) {
-        /* One when its port opened, one as the answer to ours: the same, or it is another agent. */
+        /*
+         * The agent sends HELLO when its port opens and as the answer to ours: both must be the
+         * same, or it is another agent.
+         */
         bool same = strcmp(h.boot_id, s->agent_hello.boot_id) == 0 &&
                     strcmp(h.agent_version, s->agent_hello.agent_version) == 0;
         return same ? 0 : chan_broken(&s->agent, "the guest was rebooted");
@@ -31,7 +34,7 @@ static int on_reply(struct shim *s, struct client *c, const struct frame *f)
 {
     if (f->call != 0 || c->requests_pending == 0 || (f->flags & VHPC_READER) ||
         f->length > VHPC_MESSAGE_MAX - c->reply_len)
-        return chan_broken(&s->agent, "an unasked or endless REPLY");
+        return chan_broken(&s->agent, "a REPLY without a REQUEST, or one that is too long");
     c->reply_len += f->length;
     if ((f->flags & VHPC_MORE) == 0) {
         c->reply_len = 0;
@@ -56,11 +59,11 @@ static int on_host_call(struct shim *s, struct client *c, const struct frame *f)
 {
     struct host_call *call = client_call(c, f->call);
     if (call == NULL && f->call <= c->last_call)
-        return 0; /* the host's side has ended it; this crossed that */
+        return 0; /* the host's side has ended the call; this frame was already on its way */
     if (call == NULL)
         call = begin_call(c, f);
     if (call == NULL)
-        return chan_broken(&s->agent, "a host call that may not begin");
+        return chan_broken(&s->agent, "a host call that is not allowed now");
     switch (flow_check(&call->flow, FLOW_INITIATOR, f)) {
     case FLOW_DROP:
         return 0;
@@ -87,7 +90,7 @@ static int on_command(struct shim *s, struct client *c, const struct frame *f)
     return 1;
 }
 
-/* 1: pass it on, 0: ignore it, <0: the guest is broken. */
+/* 1: pass it on, 0: ignore it, <0: a violation by the guest. */
 static int judge(struct shim *s, struct client *c, const struct frame *f)
 {
     switch (f->type) {
@@ -95,7 +98,7 @@ static int judge(struct shim *s, struct client *c, const struct frame *f)
         return on_reply(s, c, f);
     case VHPC_PONG:
         if (c->pings_pending == 0 || f->call != 0 || f->length > 64 || f->flags != 0)
-            return chan_broken(&s->agent, "an unasked PONG");
+            return chan_broken(&s->agent, "a PONG without a PING");
         c->pings_pending--;
         return 1;
     case VHPC_HELLO:
@@ -114,7 +117,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
     if (f->type == VHPC_HELLO && f->session == 0)
         return on_hello(s, f);
     if (!s->agent_up || f->session == 0)
-        return chan_broken(chan, "a frame that belongs to no session");
+        return chan_broken(chan, "a frame without a session");
     struct client *c = client_find(s, f->session);
     if (c == NULL)
         return f->session < s->next_session ? 0 : chan_broken(chan, "an unknown session");
@@ -125,7 +128,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
         return rc;
     out.session = 0;
     if (chan_send(&c->chan, &out) < 0)
-        client_drop(c, "it does not read what it asked for");
+        client_drop(c, "it does not read the data that waits for it");
     return 0;
 }
 
@@ -151,27 +154,4 @@ int shim_agent_open(struct shim *s, int fd)
     s->agent.owner = s;
     hello_init(&h);
     return hello_send(&s->agent, &h);
-}
-
-void shim_end(struct shim *s, int status, const char *text)
-{
-    char line[256];
-    if (s->ended)
-        return;
-    s->ended = true;
-    s->status = status;
-    if (status == SHIM_AGENT_BROKEN) {
-        s->runs_on = true;
-        (void)snprintf(line, sizeof line, "guest broke the channel's protocol: %s", text);
-        log_line("%s", line);
-    } else {
-        (void)snprintf(line, sizeof line, "%s", text != NULL ? text : "channel closed");
-    }
-    for (struct client *c = s->clients; c != NULL; c = c->next) {
-        if (c->chan.closed)
-            continue;
-        (void)error_send(&c->chan, 0, 0, VHPC_ERR_GONE, ENOTCONN, line);
-        chan_finish(&c->chan);
-    }
-    chan_close(&s->agent);
 }

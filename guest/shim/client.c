@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The clients' side: who may connect, what they may say. */
+/* The clients' side: who may connect, and what clients may send. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -12,12 +12,12 @@
 #include "shim.h"
 
 enum {
-    CLIENT_OUT_LIMIT = 32 << 20, /* windows of all its lanes, with room to spare */
-    SILENCE_MS = 1500,           /* a client that shows life does so every 200 ms */
-    /* What all clients together may have waiting: a stalled stdout each of 256 tasks. */
+    CLIENT_OUT_LIMIT = 32 << 20, /* windows of all its lanes, and some more */
+    SILENCE_MS = 1500,           /* a client that is not stopped sends a PING every 200 ms */
+    /* Limit for the queues of all clients together: a stalled stdout of each of 256 tasks. */
     CLIENTS_LIMIT = 256 << 20,
-    LOOK_MS = 1000, /* between two looks at clients' states, */
-    LOOKS_MAX = 64, /* at so many at a time: some 15 us each on a busy machine */
+    CHECK_MS = 1000, /* between two checks of the state of clients, */
+    CHECKS_MAX = 64, /* of at most so many at a time: some 15 us each on a busy machine */
 };
 
 struct client *client_find(const struct shim *s, uint32_t session)
@@ -36,7 +36,7 @@ struct host_call *client_call(struct client *c, uint32_t id)
     return NULL;
 }
 
-/* Let the guest kill what this client has started there. */
+/* Make the guest kill what this client has started there. */
 static void close_session(struct client *c)
 {
     struct frame f = {.type = VHPC_CLOSE, .session = c->session};
@@ -53,7 +53,7 @@ void client_drop(struct client *c, const char *why)
     chan_close(&c->chan);
 }
 
-/* Refuse with a reason the user can read, then hang up. */
+/* Refuse with a reason that the user can read, then close the connection. */
 static void refuse(struct client *c, int number, const char *text)
 {
     (void)error_send(&c->chan, 0, 0, VHPC_ERR_REFUSED, number, text);
@@ -94,7 +94,7 @@ static int pass_on(struct client *c, const struct frame *f)
     c->known_to_agent = true;
     int rc = chan_send(&c->shim->agent, &out);
     if (rc < 0)
-        shim_end(c->shim, SHIM_AGENT_BROKEN, "its channel is stuck");
+        shim_end(c->shim, SHIM_AGENT_BROKEN, "its channel accepts no more data");
     return 0;
 }
 
@@ -107,11 +107,10 @@ static void send_signal(struct client *c, int number)
 }
 
 /*
- * Whoever suspends a job stops vhpc-run as well, by a signal that cannot be
- * caught or by the cgroup freezer, and the guest would compute on.  Slurm sends
- * SIGTSTP two seconds before, to every process.  After one a client shows life
- * (front.c); when it falls silent its program is stopped, until it is heard
- * again (agent's session.c).
+ * When a job is suspended, vhpc-run is stopped as well, by a signal that cannot be caught or by the
+ * cgroup freezer, but the guest would continue to compute.  Slurm sends SIGTSTP to each process two
+ * seconds before.  After SIGTSTP a client sends PINGs (front.c). If it falls silent, its program is
+ * stopped until the client sends a frame again (the agent's signal.c).
  */
 static void watch(struct client *c, int number)
 {
@@ -124,12 +123,12 @@ static void watch(struct client *c, int number)
 static int on_request(struct client *c, const struct frame *f)
 {
     if (c->uid != 0) {
-        refuse(c, EPERM, "control operations are root's");
+        refuse(c, EPERM, "only root may send control operations");
         return 0;
     }
     if (f->call != 0 || f->length > VHPC_MESSAGE_MAX - c->request_len ||
         c->requests_pending >= VHPC_PENDING_MAX)
-        return chan_broken(&c->chan, "too long a REQUEST, or too many");
+        return chan_broken(&c->chan, "a REQUEST that is too long, or too many REQUESTs");
     c->request_len += f->length;
     if ((f->flags & VHPC_MORE) == 0) {
         c->request_len = 0;
@@ -152,7 +151,7 @@ static int on_command(struct client *c, const struct frame *f)
     if (f->type == VHPC_SIGNAL)
         watch(c, (int)get_le32(f->payload));
     if (first && c->flow.phase != FLOW_CLOSED && c->uid != 0 && c->flow.uid != c->uid) {
-        refuse(c, EPERM, "a program may run as your own user only");
+        refuse(c, EPERM, "you may run programs as your own user only");
         return 0;
     }
     return pass_on(c, f);
@@ -162,7 +161,7 @@ static int on_host_call(struct client *c, const struct frame *f)
 {
     struct host_call *call = client_call(c, f->call);
     if (call == NULL)
-        /* The caller in the guest has hung up: what crossed that is not wanted. */
+        /* The caller in the guest has closed its connection: this frame was already on its way. */
         return f->call <= c->last_call ? 0 : chan_broken(&c->chan, "an unknown host call");
     switch (flow_check(&call->flow, FLOW_EXECUTOR, f)) {
     case FLOW_DROP:
@@ -181,7 +180,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
 {
     struct client *c = chan->owner;
     if (f->session != 0)
-        return chan_broken(chan, "a session number on a client's hop");
+        return chan_broken(chan, "a session number from a client");
     if (f->type == VHPC_HELLO)
         return on_hello(c, f);
     if (!c->said_hello || !c->shim->agent_up)
@@ -193,7 +192,7 @@ static int on_frame(struct chan *chan, const struct frame *f)
         return on_request(c, f);
     case VHPC_PING:
         if (f->call != 0 || f->length > 64 || f->flags != 0 || c->pings_pending >= VHPC_PENDING_MAX)
-            return chan_broken(chan, "a malformed PING, or too many");
+            return chan_broken(chan, "a malformed PING, or too many PINGs");
         c->pings_pending++;
         return pass_on(c, f);
     case VHPC_REPLY:
@@ -210,7 +209,7 @@ static void on_close(struct chan *chan, int error)
     if (error == -EPROTO)
         why = chan->why != NULL ? chan->why : "protocol violation";
     client_drop(chan->owner, why);
-    /* client_drop finds the connection closed already; only the session was left to close. */
+    /* The connection is closed already, so client_drop only closes the session. */
 }
 
 static bool may_read(struct chan *chan)
@@ -219,7 +218,7 @@ static bool may_read(struct chan *chan)
     return !c->shim->agent_up || chan_queued(&c->shim->agent) < CHAN_HIGH;
 }
 
-bool shim_watch(struct shim *s, long long now)
+bool shim_check_silent(struct shim *s, long long now)
 {
     bool any = false;
     for (struct client *c = s->clients; c != NULL; c = c->next) {
@@ -237,7 +236,7 @@ bool shim_watch(struct shim *s, long long now)
     return any;
 }
 
-/* Has a signal stopped it? What cannot be read, as with hidepid, counts as no. */
+/* Whether a signal has stopped the process; no if its state cannot be read, as with hidepid. */
 static bool is_stopped(pid_t pid)
 {
     char path[32], text[128]; /* the name before the state has at most 64 bytes */
@@ -251,11 +250,11 @@ static bool is_stopped(pid_t pid)
 }
 
 /*
- * SIGSTOP cannot be caught: vhpc-run stops, and nobody would tell the guest. Somebody has
- * to look, and we are the one whom the signal does not reach. What a client said before it
- * was stopped may be heard afterwards and let its program go on: then it is stopped again.
+ * SIGSTOP cannot be caught: vhpc-run stops and cannot inform the guest. The shim does not get the
+ * signal, so it checks. A frame that the client sent before it was stopped may arrive afterwards
+ * and continue its program: then the program is stopped again.
  */
-static void look_at(struct client *c, long long now)
+static void check_stopped(struct client *c, long long now)
 {
     if (!is_stopped(c->pid)) {
         c->stopped_at = 0;
@@ -265,27 +264,28 @@ static void look_at(struct client *c, long long now)
     }
 }
 
-int shim_look(struct shim *s, long long now)
+int shim_check_stopped(struct shim *s, long long now)
 {
-    bool any = false, due = now >= s->look_at;
-    int looks = 0;
-    /* Later sessions come first in the list: go on below the one that was the last. */
+    bool any = false, due = now >= s->check_at;
+    int checks = 0;
+    /* Later sessions come first in the list: continue below the last one that was checked. */
     for (struct client *c = s->clients; c != NULL; c = c->next) {
         if (c->chan.closed || s->ended || c->flow.phase != FLOW_RUNNING)
             continue;
         any = true;
-        if (!due || looks == LOOKS_MAX || (s->looked != 0 && c->session >= s->looked))
+        if (!due || checks == CHECKS_MAX ||
+            (s->checked_below != 0 && c->session >= s->checked_below))
             continue;
-        look_at(c, now);
-        if (++looks == LOOKS_MAX)
-            s->looked = c->session;
+        check_stopped(c, now);
+        if (++checks == CHECKS_MAX)
+            s->checked_below = c->session;
     }
     if (due) {
-        s->look_at = now + LOOK_MS;
-        if (looks < LOOKS_MAX)
-            s->looked = 0;
+        s->check_at = now + CHECK_MS;
+        if (checks < CHECKS_MAX)
+            s->checked_below = 0;
     }
-    return any ? (int)(s->look_at - now) : -1;
+    return any ? (int)(s->check_at - now) : -1;
 }
 
 int client_adopt(struct shim *s, struct client *c, int fd, uid_t uid)
@@ -341,7 +341,7 @@ static size_t memory_of(const struct client *c)
     return c->chan.closed ? 0 : c->chan.in.cap + c->chan.out.cap;
 }
 
-/* Clients of one user share what there is: the one that holds most of it has to go. */
+/* All clients share a limit: the one that uses most memory is dropped. */
 static void limit_memory(struct shim *s)
 {
     for (;;) {
@@ -354,8 +354,8 @@ static void limit_memory(struct shim *s)
         }
         if (total <= CLIENTS_LIMIT)
             return;
-        client_drop(largest,
-                    "clients of this guest do not read what they asked for, this one least");
+        client_drop(largest, "the clients of this guest do not read the data that waits for them, "
+                             "and most of it waits for this one");
     }
 }
 

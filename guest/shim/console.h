@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Keeps the file of a guest's serial console from growing without end.
+ * Limits the size of the file with a guest's serial console.
  *
- * QEMU appends what the guest writes, and the guest's root is the user: he could
- * fill the node's disk. So the middle of a long console is punched out of the
- * file. Its beginning (the boot) and its end (the death) are what is read later,
- * the end stays where QEMU appends, and no byte of it can get lost on the way.
+ * QEMU appends what the guest writes, and the job's user, who is root in the guest, could fill the
+ * node's disk. Therefore holes are punched into the middle of a long console file. The beginning
+ * (the boot) and the end (the cause of a crash) are kept for later; the end stays where QEMU
+ * appends, and no byte of it is lost in between.
  */
 #ifndef VHPC_CONSOLE_H
 #define VHPC_CONSOLE_H
@@ -23,7 +23,5 @@ struct console {
 
 /* Watch the file behind fd, open for reading and writing; 0 or -errno. */
 int console_open(struct console *c, struct loop *loop, int fd, off_t keep);
-/* Make the file small again if it has grown too long; 0 or -errno. */
-int console_trim(struct console *c);
 
 #endif

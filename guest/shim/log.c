@@ -49,13 +49,13 @@ void log_line(const char *format, ...)
     if (!may_write())
         return;
     if (rate.left_out > 0)
-        (void)fprintf(stderr, "vhpc-shim: %lu lines were left out\n", rate.left_out);
+        (void)fprintf(stderr, "vhpc-shim: %lu lines were suppressed\n", rate.left_out);
     rate.left_out = 0;
     va_start(arguments, format);
     (void)vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
     for (char *c = line; *c != '\0';
-         c++) /* what a guest or a user has named may drive a terminal */
+         c++) /* a name from a guest or a user may contain control sequences for a terminal */
         if ((unsigned char)*c < ' ' || *c == 0x7f)
             *c = '?';
     (void)fprintf(stderr, "vhpc-shim: %s\n", line);

@@ -15,31 +15,35 @@
 
 enum {
     TICK_MS = 100,
-    FAREWELL_MS = 2000, /* how long clients may take to read that the guest is gone */
-    /* A guest that ends takes its folders' daemons along, and its channel says so soon. */
-    CRIPPLED_MS = 1000,
+    GRACE_MS = 2000, /* how long clients may take to read that the guest is gone */
+    /*
+     * A guest that ends takes the daemons of its folders with it, and its channel closes soon
+     * after.
+     */
+    DAEMON_ENDED_MS = 1000,
 };
 
 static const char usage[] =
     "usage: vhpc-shim --agent-fd N --listen-fd N --uid UID [--watch-fd N]...\n"
     "                 [--log-fd TAG:N]... [--console-fd N [--console-keep KIB]]\n"
     "\n"
-    "Multiplexes one guest's channel among its clients, and keeps its console short.\n"
+    "Multiplexes the channel of one guest among its clients, and limits the size of the file\n"
+    "with its console output.\n"
     "\n"
     "  --agent-fd N   connected socket of the guest's virtio-serial port\n"
     "  --listen-fd N  listening unix socket for vhpc-run and control clients\n"
-    "  --root-fd N    another one, that only root can connect to: a user's connections cannot\n"
-    "                 keep root's waiting there\n"
-    "  --uid UID      the job's user: the only one besides root who may connect\n"
+    "  --root-fd N    listening unix socket that only root can connect to: connections of the\n"
+    "                 user cannot fill its queue\n"
+    "  --uid UID      the job's user; only this user and root may connect\n"
     "  --console-fd N file that QEMU appends the guest's console to, open for reading and writing\n"
     "  --console-keep KIB  how much of its beginning and of its end is kept (default 1024)\n"
-    "  --watch-fd N   pidfd of a process without which the guest hangs\n"
-    "  --log-fd TAG:N pipe that such a process writes its messages to; they go to stderr\n"
+    "  --watch-fd N   pidfd of a process that the guest cannot work without\n"
+    "  --log-fd TAG:N pipe with the messages of such a process; they are written to stderr\n"
     "  --help, --version\n"
     "\n"
-    "Ends with 0 when the guest closes its side, on SIGTERM, or when a watched\n"
-    "process has ended, with 3 when the guest violates the protocol, with 2 on bad\n"
-    "usage. While a guest that it has given up has a console it waits for SIGTERM.\n";
+    "Exit status: 0 when the guest closes its side, on SIGTERM, or when a watched\n"
+    "process has ended; 3 when the guest violates the protocol; 2 on bad usage. With\n"
+    "--console-fd, a shim that has closed the channel itself waits for SIGTERM.\n";
 
 static short want_input(struct source *s)
 {
@@ -47,7 +51,7 @@ static short want_input(struct source *s)
     return POLLIN;
 }
 
-/* Beyond the limit clients are refused with a reason, and far beyond it they wait in the queue. */
+/* Beyond the limit clients are refused with a reason; far beyond it they wait in the queue. */
 static short want_clients(struct source *s)
 {
     const struct shim *shim = s->owner;
@@ -71,14 +75,17 @@ static void signals_ready(struct source *source, short revents)
     shim_end(s, SHIM_AGENT_CLOSED, "the guest is being shut down");
 }
 
-/* A guest whose shared folder has lost its daemon waits for it for ever, and so would its job. */
+/*
+ * A guest waits without limit for the daemon of a shared folder that has ended, and so would its
+ * job.
+ */
 static void watched_ready(struct source *source, short revents)
 {
     struct shim *s = source->owner;
     (void)revents;
     loop_remove(&s->loop, source);
-    if (s->crippled_ms == 0 && !s->ended)
-        s->crippled_ms = now_ms();
+    if (s->daemon_ended_ms == 0 && !s->ended)
+        s->daemon_ended_ms = now_ms();
 }
 
 static int watch(struct shim *s, int fd)
@@ -119,7 +126,7 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd, int root_fd
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     (void)signal(SIGPIPE, SIG_IGN);
-    (void)signal(SIGXFSZ, SIG_IGN); /* a log that is full is no reason to end */
+    (void)signal(SIGXFSZ, SIG_IGN); /* a full log must not end the shim */
     if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
         return -errno;
     s->signals = (struct source){.want = want_input, .ready = signals_ready, .owner = s};
@@ -134,20 +141,20 @@ static int open_sources(struct shim *s, int agent_fd, int listen_fd, int root_fd
     return rc == 0 ? shim_agent_open(s, agent_fd) : rc;
 }
 
-/* A console that cannot be watched is no reason to have no guest; it is said, in the shim's log. */
+/* A guest may run without console limits; the failure is logged in the shim's log. */
 static void watch_console(struct shim *s, int fd, unsigned long keep_kib)
 {
     int rc = console_open(&s->console, &s->loop, fd, (off_t)keep_kib << 10);
     if (rc < 0)
-        log_line("the console is not watched: %s", strerror(-rc));
+        log_line("the console cannot be watched and may grow without limit: %s", strerror(-rc));
 }
 
 /*
- * A guest whose channel we have ended ourselves runs on until its job's Epilog,
- * and may write to its console: stay and keep that short. New clients learn why.
- * A guest that has ended writes nothing, and the Epilog waits for all processes
- * of its uid, of which we are one: that the daemons of its folders end with it
- * must not keep us.
+ * A guest whose channel we have closed ourselves runs until its job's Epilog and may write to its
+ * console: stay and limit the console's size. New clients get the reason.
+ *
+ * A guest that has ended writes nothing, and the Epilog waits for all processes of its uid, of
+ * which we are one: so do not stay if the daemons of its folders have ended with it.
  */
 static bool must_stay(const struct shim *s)
 {
@@ -160,47 +167,95 @@ static int sooner(int a, int b)
 }
 
 /*
- * How long to wait for the next event, at most look ms (-1: for ever); ends a guest
- * that is crippled and has not ended by itself.
+ * How long to wait for the next event, at most timeout ms (-1: without limit). Ends a guest that
+ * has lost a daemon and has not ended by itself.
  */
-static int patience(struct shim *s, bool watching, int look)
+static int poll_timeout(struct shim *s, bool watching, int timeout)
 {
     if (watching)
-        look = sooner(look, TICK_MS);
-    if (s->crippled_ms != 0 && !s->ended) {
-        long long left = s->crippled_ms + CRIPPLED_MS - now_ms();
+        timeout = sooner(timeout, TICK_MS);
+    if (s->daemon_ended_ms != 0 && !s->ended) {
+        long long left = s->daemon_ended_ms + DAEMON_ENDED_MS - now_ms();
         if (left > 0)
-            return sooner(look, (int)left);
+            return sooner(timeout, (int)left);
         s->runs_on = true;
         shim_end(s, SHIM_AGENT_CLOSED, "the daemon of a shared folder has ended");
     }
-    return s->ended && !must_stay(s) ? TICK_MS : look;
+    return s->ended && !must_stay(s) ? TICK_MS : timeout;
 }
 
 static int serve(struct shim *s)
 {
     long long until = 0;
     bool watching = false;
-    int look = -1;
+    int timeout = -1;
     while (!s->ended || s->clients != NULL || must_stay(s)) {
         if (s->ended && until == 0)
-            until = now_ms() + FAREWELL_MS;
+            until = now_ms() + GRACE_MS;
         if (s->ended && now_ms() >= until && !must_stay(s))
             break;
-        int rc = loop_once(&s->loop, patience(s, watching, look));
+        int rc = loop_once(&s->loop, poll_timeout(s, watching, timeout));
         if (rc < 0) {
             log_line("poll failed: %s", strerror(-rc));
             return 1;
         }
-        /* What has come in the meantime is heard first: it may be us who were slow. */
-        watching = shim_watch(s, now_ms());
-        look = shim_look(s, now_ms());
+        /* First handle what has arrived meanwhile: the delay may be ours. */
+        watching = shim_check_silent(s, now_ms());
+        timeout = shim_check_stopped(s, now_ms());
         shim_sweep(s);
     }
     return s->status;
 }
 
-int main(int argc, char **argv)
+struct settings {
+    int agent_fd; /* -1 = not given; also for the next three */
+    int listen_fd;
+    int root_fd;
+    int console_fd;
+    unsigned long keep_kib;
+    bool have_uid;
+};
+
+static bool read_fd(const char *text, int *fd)
+{
+    unsigned long number = 0;
+    if (parse_number(text, 1 << 20, &number) < 0)
+        return false;
+    *fd = (int)number;
+    return true;
+}
+
+/* False when the value of an option is wrong. */
+static bool read_option(struct shim *s, struct settings *to, int option, const char *value)
+{
+    unsigned long uid = 0;
+    int fd = -1;
+    switch (option) {
+    case 'a':
+        return read_fd(value, &to->agent_fd);
+    case 'l':
+        return read_fd(value, &to->listen_fd);
+    case 'r':
+        return read_fd(value, &to->root_fd);
+    case 'u':
+        to->have_uid = parse_number(value, UINT32_MAX - 1, &uid) == 0;
+        s->uid = (uid_t)uid;
+        return to->have_uid;
+    case 'c':
+        return read_fd(value, &to->console_fd);
+    case 'k':
+        return parse_number(value, 1 << 20, &to->keep_kib) == 0 && to->keep_kib > 0;
+    case 'w':
+        return read_fd(value, &fd) && watch(s, fd) == 0;
+    case 'L':
+        return read_log(s, value) == 0;
+    default:
+        return false;
+    }
+}
+
+/* Returns -1 when the shim is to run, else the exit status. */
+static int read_options(int argc, char **argv, struct shim *s, struct settings *to)
 {
     static const struct option options[] = {
         {"agent-fd", required_argument, NULL, 'a'},
@@ -215,62 +270,37 @@ int main(int argc, char **argv)
         {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0},
     };
-    static struct shim shim = {.next_session = 1};
-    unsigned long agent_fd = 0, listen_fd = 0, root_fd = 0, uid = 0, watch_fd = 0, bad = 0;
-    unsigned long console_fd = 0, keep_kib = 1024;
-    bool have_agent = false, have_listen = false, have_root = false, have_uid = false;
-    bool have_console = false;
+    bool good = true;
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) >= 0;) {
-        switch (o) {
-        case 'a':
-            have_agent = parse_number(optarg, 1 << 20, &agent_fd) == 0;
-            break;
-        case 'l':
-            have_listen = parse_number(optarg, 1 << 20, &listen_fd) == 0;
-            break;
-        case 'r':
-            have_root = parse_number(optarg, 1 << 20, &root_fd) == 0;
-            bad |= !have_root;
-            break;
-        case 'u':
-            have_uid = parse_number(optarg, UINT32_MAX - 1, &uid) == 0;
-            break;
-        case 'c':
-            have_console = parse_number(optarg, 1 << 20, &console_fd) == 0;
-            bad |= !have_console;
-            break;
-        case 'k':
-            bad |= parse_number(optarg, 1 << 20, &keep_kib) != 0 || keep_kib == 0;
-            break;
-        case 'w':
-            if (parse_number(optarg, 1 << 20, &watch_fd) < 0 || watch(&shim, (int)watch_fd) < 0)
-                bad = 1;
-            break;
-        case 'L':
-            bad |= read_log(&shim, optarg) < 0;
-            break;
-        case 'h':
+        if (o == 'h')
             return fputs(usage, stdout) < 0;
-        case 'V':
+        if (o == 'V')
             return puts("vhpc-shim " VHPC_VERSION) < 0;
-        default:
-            bad = 1;
-        }
+        good = read_option(s, to, o, optarg) && good;
     }
-    if (bad || optind != argc || !have_agent || !have_listen || !have_uid) {
-        (void)fputs(usage, stderr);
-        return 2;
-    }
-    /* No core files with a user's data in them, no gain from any setuid binary. */
+    if (good && optind == argc && to->agent_fd >= 0 && to->listen_fd >= 0 && to->have_uid)
+        return -1;
+    (void)fputs(usage, stderr);
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    static struct shim shim = {.next_session = 1};
+    struct settings given = {
+        .agent_fd = -1, .listen_fd = -1, .root_fd = -1, .console_fd = -1, .keep_kib = 1024};
+    int status = read_options(argc, argv, &shim, &given);
+    if (status >= 0)
+        return status;
+    /* No core files with a user's data in them, and no privileges from a setuid binary. */
     (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    shim.uid = (uid_t)uid;
-    int rc = open_sources(&shim, (int)agent_fd, (int)listen_fd, have_root ? (int)root_fd : -1);
+    int rc = open_sources(&shim, given.agent_fd, given.listen_fd, given.root_fd);
     if (rc < 0) {
         (void)fprintf(stderr, "vhpc-shim: cannot start: %s\n", strerror(-rc));
         return 1;
     }
-    if (have_console)
-        watch_console(&shim, (int)console_fd, keep_kib);
+    if (given.console_fd >= 0)
+        watch_console(&shim, given.console_fd, given.keep_kib);
     return serve(&shim);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmocka and what it needs before it, once. */
+/* cmocka, and the headers that it needs before it. */
 #ifndef CHECK_H
 #define CHECK_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A shim in this process: its real code on real sockets, the guest's and the
- * clients' ends in the test's hands. SO_PEERCRED of clients is our own uid.
+ * A shim in this process: its real code on real sockets; the test controls the ends of the guest
+ * and of the clients. SO_PEERCRED of clients is our own uid.
  */
 #ifndef RIG_SHIM_H
 #define RIG_SHIM_H
@@ -113,7 +113,7 @@ static inline void say(int fd, uint8_t type, uint8_t number, uint16_t flags, uin
         assert_int_equal(write(fd, payload, len), len);
 }
 
-/* Next frame; false when nothing more is there, or the peer has hung up. */
+/* Next frame; false if there is none, or the peer has closed the connection. */
 static inline bool hear(int fd, struct peer_frame *f)
 {
     uint8_t head[VHPC_HEADER];
@@ -165,7 +165,7 @@ static inline void say_exec(int fd, uint32_t session, uint32_t call, uint32_t ui
     buf_free(&b);
 }
 
-/* A client whose program (of session `session`) the guest has said is running. */
+/* A client whose program (of session `session`) runs: the guest has sent STARTED. */
 static inline int rig_running(struct rig *r, uint32_t session)
 {
     static struct peer_frame f;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the agent writes into a guest's files, and where it does not mount. */
+/* The files that the agent writes in a guest, and the directories where it refuses to mount. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -8,8 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "accounts.h"
 #include "agent.h"
 #include "check.h"
+#include "file.h"
 #include "identity.h"
 
 static char dir[64], file[96];
@@ -73,7 +75,7 @@ static void an_account_of_the_same_id_stays_behind_ours(void **state)
     put_file("root:x:0:0:::\ndebian:x:1000:1000:::\n");
     assert_int_equal(accounts_put(file, "carol", 1000, "carol:*:1000:1000:::"), 0);
     expect_file("root:x:0:0:::\ncarol:*:1000:1000:::\ndebian:x:1000:1000:::\n");
-    /* Said twice it is the same. */
+    /* A second time changes nothing. */
     assert_int_equal(accounts_put(file, "carol", 1000, "carol:*:1000:1000:::"), 0);
     expect_file("root:x:0:0:::\ncarol:*:1000:1000:::\ndebian:x:1000:1000:::\n");
 }
@@ -151,7 +153,8 @@ static void a_batch_script_is_written_once_and_only_over_itself(void **state)
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 07777, 0500);
     assert_int_equal(st.st_size, 10);
-    assert_int_equal(script_write(&spec, &written), 0); /* there already, as on a shared spool */
+    assert_int_equal(script_write(&spec, &written),
+                     0); /* the file exists already, as on a shared spool */
     assert_false(written);
     spec.script_len = 9;
     assert_int_equal(script_write(&spec, &written), -EEXIST);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file of a guest's console: what is kept of it, and how much disk it takes. */
+/* The file of a guest's console: which parts are kept, and how much disk space it uses. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -16,14 +16,14 @@ enum { KEEP = 64 << 10, LINE = 32 };
 struct fixture {
     struct loop loop;
     struct console console;
-    int guest; /* as QEMU has it: appending */
+    int guest; /* QEMU opens the file in append mode */
     char path[64];
 };
 
 static int set_up(void **state)
 {
     struct fixture *f = calloc(1, sizeof *f);
-    /* holes are made in memory as on a disk; not every folder for temporary files can have them */
+    /* in memory, as not every directory for temporary files allows holes */
     (void)strcpy(f->path, "/dev/shm/vhpc-console-XXXXXX");
     int fd = mkstemp(f->path);
     if (fd < 0)

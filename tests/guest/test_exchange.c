@@ -125,7 +125,7 @@ static void megabytes_pass_unchanged_while_another_stream_is_stalled(void **stat
     int endless = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     assert_int_equal(pipe2(stalled, O_CLOEXEC | O_NONBLOCK), 0);
     while (write(stalled[1], zeros, sizeof zeros) > 0)
-        ; /* nobody reads stderr */
+        ; /* stderr has no reader */
     assert_int_equal(exchange_read_from(&e.x[1], 1, dup(from), false), 0);
     assert_int_equal(exchange_read_from(&e.x[1], 2, endless, false), 0);
     assert_int_equal(exchange_write_to(&e.x[0], 1, dup(to), false), 0);
@@ -133,7 +133,7 @@ static void megabytes_pass_unchanged_while_another_stream_is_stalled(void **stat
     turn(&e, 5000);
     assert_int_equal(e.violation, 0);
     assert_true(same_file(from, to));
-    assert_false(e.x[0].outlet[1].open); /* EOF has come through */
+    assert_false(e.x[0].outlet[1].open); /* EOF has arrived */
     assert_true(e.x[0].outlet[2].queue.len <= 1048576);
     assert_true(e.x[0].outlet[2].queue.len > 0);
     (void)close(from);
@@ -147,7 +147,7 @@ static int piped(int file, size_t piece)
 {
     int ends[2];
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
-    /* as a task's: more pages than a message takes, so that some messages are cut short */
+    /* as a task does: more pages than a message takes, so that some messages are short */
     assert_true(fcntl(ends[0], F_SETPIPE_SZ, VHPC_WINDOW) >= VHPC_WINDOW);
     assert_int_equal(fd_prepare(ends[0]), 0);
     pid_t pid = fork();
@@ -164,7 +164,7 @@ static int piped(int file, size_t piece)
     return ends[0];
 }
 
-/* What goes into a port is moved between pipes where it can be, and copied where not. */
+/* Data for a port is moved between pipes if possible, and copied otherwise. */
 static void pipes_pass_unchanged_into_a_port(void **state)
 {
     static const size_t piece[][2] = {{1 << 20, 5000}, {4096, 77}, {65536, 65536}};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* EXEC: what is put down is what is read, and nonsense is refused. */
+/* EXEC: what is encoded is what is decoded, and malformed messages are refused. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What programs are told of the job's ports, and whose word counts. */
+/* Variables of programs for the job's ports, and which value wins. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -83,11 +83,10 @@ static void a_value_of_the_user_s_own_stays(void **state)
     expect("UCX_NET_DEVICES", "all");
     expect("NCCL_IB_HCA", "");
     expect("UCX_IB_PKEY", "0x1012");
-    expect("VHPC_PKEY", "0x1012"); /* which is not his to say */
+    expect("VHPC_PKEY", "0x1012"); /* the user may not set this one */
 }
 
-/* A script's environment goes with srun to tasks in other guests, where devices have other names.
- */
+/* srun passes a script's environment to tasks in other guests, where devices have other names. */
 static void what_another_guest_s_agent_has_put_there_is_replaced(void **state)
 {
     (void)state;
@@ -116,7 +115,7 @@ static void what_the_script_has_changed_or_taken_away_is_its_will(void **state)
     assert_int_equal(fabric_environment(&fabric, &spec), 0);
     expect("UCX_NET_DEVICES", NULL);
     expect("NCCL_IB_PKEY", "5");
-    /* and stays so in a step of the step */
+    /* and also in a step of the step */
     assert_int_equal(fabric_environment(&fabric, &spec), 0);
     expect("UCX_NET_DEVICES", NULL);
     expect("NCCL_IB_PKEY", "5");
@@ -151,7 +150,10 @@ static void an_address_has_a_prefix(void **state)
             fail_msg("%s was taken", none[i]);
 }
 
-/* A kernel's own interface that is down; one of InfiniBand only ib_ipoib makes, over an adapter. */
+/*
+ * An interface of this kernel that is down; only ib_ipoib creates one of type InfiniBand, for an
+ * adapter.
+ */
 static void an_interface_gets_the_address_and_comes_up(void **state)
 {
     char *const add[] = {"ip",   "link", "add",  "ib0.9000", "type",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes on the wire, as docs/guest-protocol.md section 1 has them. */
+/* Bytes of frames, as docs/guest-protocol.md section 1 defines them. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

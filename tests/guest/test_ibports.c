@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the agent makes of a guest's InfiniBand ports. The trees are made as
- * mlx5 shows itself: Documentation/ABI/stable/sysfs-class-infiniband, and
- * drivers/infiniband/core/sysfs.c of Linux 6.12 for the form of each value;
- * tables of 128 entries, a link from the class to the device.
+ * How the agent reads a guest's InfiniBand ports. The trees look like those of mlx5:
+ * Documentation/ABI/stable/sysfs-class-infiniband, and drivers/infiniband/core/sysfs.c of Linux
+ * 6.12 for the format of each value; tables of 128 entries, a link from the class to the device.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -51,7 +50,7 @@ static int teardown(void **state)
     return nftw(root, drop, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-/* A path below the tree's root; folders above it are made. */
+/* A path below the root of the tree; missing directories are created. */
 static const char *at(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 static const char *at(const char *format, ...)
@@ -159,9 +158,9 @@ static void ports_of_ethernet_are_nobody_s_business(void **state)
 static void no_adapter_at_all_makes_one_think_of_drivers(void **state)
 {
     (void)state;
-    bad(&one, "no InfiniBand adapter (has the image a driver for it?)");
+    bad(&one, "no InfiniBand adapter (does the image have a driver for it?)");
     (void)at("class/infiniband/x");
-    bad(&one, "no InfiniBand adapter (has the image a driver for it?)");
+    bad(&one, "no InfiniBand adapter (does the image have a driver for it?)");
 }
 
 static void a_port_that_is_not_active_is_said_with_its_state(void **state)
@@ -217,9 +216,9 @@ static void tables_that_are_not_exactly_right_are_shown(void **state)
         const char *line;
     } wrong[] = {
         {{NULL}, "none"},
-        {{"0x7fff\n"}, "0x7fff"},                    /* no key of the job's yet */
-        {{"0xffff\n"}, "0xffff"},                    /* the fabric is open */
-        {{"0x9000\n"}, "0x9000"},                    /* cannot reach the subnet manager */
+        {{"0x7fff\n"}, "0x7fff"}, /* the job's key is still missing */
+        {{"0xffff\n"}, "0xffff"}, /* the fabric is open */
+        {{"0x9000\n"}, "0x9000"}, /* cannot communicate with the subnet manager */
         {{"0x1000\n", "0x7fff\n"}, "0x1000 0x7fff"}, /* limited only */
         {{"0x9000\n", "0x7fff\n", "0x9001\n"}, "0x9000 0x7fff 0x9001"},
         {{"0x9000\n", "0x7fff\n", "0x0010\n"}, "0x9000 0x7fff 0x0010"},
@@ -302,7 +301,7 @@ static void what_is_missing_is_refused(void **state)
     (void)state;
     put_adapter(0, GID_A, right);
     assert_int_equal(unlink(at(PORT "pkeys/64", 0, 0)), 0);
-    /* 127 entries, so the last one is not where it should be either */
+    /* 127 entries, so the last one is also not where it should be */
     bad(&one, "mlx5_0 port 1: key 64 is No such file or directory");
     for (int i = 0; i < 128; i++)
         (void)unlink(at(PORT "pkeys/%d", 0, 0, i));
@@ -331,7 +330,7 @@ static void a_name_that_would_break_a_list_is_none(void **state)
     (void)state;
     put_adapter(0, GID_A, right);
     assert_int_equal(mkdir(at("class/infiniband/mlx5,0:1"), 0700), 0);
-    bad(&one, "an adapter has a name that is none");
+    bad(&one, "an adapter has an invalid name");
 }
 
 static void a_line_that_is_too_long_is_cut(void **state)

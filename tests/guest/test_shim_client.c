@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Clients: who may do what, and that a bad one harms itself only. */
+/* Clients: what each may do, and that a violation harms only the client itself. */
 #include "rig_shim.h"
 
 static struct peer_frame got;
@@ -69,7 +69,7 @@ static int greeted(struct rig *r)
     return client;
 }
 
-/* As nobody, since root may do all that is refused here. */
+/* As another user, because root may do all that is refused here. */
 static void as_nobody(struct rig *r, void (*act)(int client))
 {
     if (getuid() == 0 && (setegid(65534) < 0 || seteuid(65534) < 0))
@@ -80,7 +80,7 @@ static void as_nobody(struct rig *r, void (*act)(int client))
     rig_turn(r);
     expect_refusal(client, 1 /* EPERM */);
     while (hear(r->guest, &got))
-        assert_int_equal(got.head.type, VHPC_HELLO); /* nothing of it has reached the guest */
+        assert_int_equal(got.head.type, VHPC_HELLO); /* the guest has received nothing of it */
     (void)close(client);
     rig_close(r);
     if (getuid() == 0 && (seteuid(0) < 0 || setegid(0) < 0))
@@ -117,7 +117,7 @@ static void a_bad_client_is_dropped_and_the_others_go_on(void **state)
     (void)state;
     rig_open(&r, getuid());
     int bad = rig_running(&r, 1), good = rig_running(&r, 2);
-    say(bad, VHPC_DATA, 1, 0, 0, 0, "x", 1); /* stdout is not the client's to write */
+    say(bad, VHPC_DATA, 1, 0, 0, 0, "x", 1); /* clients may not write to stdout */
     rig_turn(&r);
     assert_true(hung_up(bad));
     assert_true(hear(r.guest, &got));
@@ -181,7 +181,7 @@ static void data_beyond_the_window_drops_a_client(void **state)
     for (int i = 0; i < 15; i++) {
         say(client, VHPC_DATA, 0, 0, 0, 0, zeros, sizeof zeros);
         rig_turn(&r);
-        /* Taken off the shim's hands, so that it reads on. */
+        /* Read what the shim sends, so that it continues to read. */
         while (hear(r.guest, &got))
             rig_turn(&r);
     }
@@ -228,7 +228,7 @@ static void frames_before_hello_is_answered_drop_the_client(void **state)
     rig_close(&r);
 }
 
-/* As a program whose stdout nobody reads: what the guest sends for it waits here. */
+/* A program whose stdout is not read: what the guest sends for it waits in the shim. */
 static int stalled(struct rig *r, uint32_t session, size_t bytes)
 {
     static uint8_t block[VHPC_PAYLOAD_MAX];
@@ -269,7 +269,7 @@ static void roots_own_socket_is_not_kept_busy_by_users(void **state)
     struct rig r;
     (void)state;
     rig_open(&r, getuid());
-    /* more clients than there may be wait, are refused, or fill the queue */
+    /* more clients than allowed: they wait, are refused, or fill the queue */
     r.shim.client_count += VHPC_CLIENTS_MAX + 64;
     struct sockaddr_un at = {.sun_family = AF_UNIX};
     (void)snprintf(at.sun_path, sizeof at.sun_path, "%s/root.sock", r.dir);
@@ -292,7 +292,7 @@ static void roots_own_socket_is_not_kept_busy_by_users(void **state)
 
 int main(void)
 {
-    (void)signal(SIGPIPE, SIG_IGN); /* as vhpc-shim itself */
+    (void)signal(SIGPIPE, SIG_IGN); /* as vhpc-shim does */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_client_that_comes_early_is_told_and_waits),
         cmocka_unit_test(another_user_is_refused),

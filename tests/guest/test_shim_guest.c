@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A hostile or broken guest: each violation ends the channel, and clients are told. */
+/* A hostile or broken guest: each violation closes the channel, and clients are informed. */
 #include "rig_shim.h"
 
 static struct peer_frame got;
@@ -73,7 +73,7 @@ static void data_beyond_the_window_breaks_the_guest(void **state)
     assert_false(r.shim.ended);
     say(r.guest, VHPC_DATA, 1, 0, 1, 0, zeros, 65536);
     assert_true(is_broken(&r));
-    /* The client gets what was said in time, then the reason, then nothing more. */
+    /* The client gets what was sent before, then the reason, then nothing more. */
     static uint8_t heard[1 << 20];
     size_t size = 0, at = 0;
     for (ssize_t n; (n = read(client, heard + size, sizeof heard - size)) != 0;) {
@@ -95,12 +95,13 @@ static void data_beyond_the_window_breaks_the_guest(void **state)
     struct error_info e;
     assert_int_equal(error_parse(&f, &e), 0);
     assert_int_equal(e.kind, VHPC_ERR_GONE);
-    assert_string_equal(e.text, "guest broke the channel's protocol: DATA without credit for it");
+    assert_string_equal(e.text,
+                        "the guest violated the channel's protocol: DATA without credit for it");
     (void)close(client);
     rig_close(&r);
 }
 
-/* Each says one thing that a guest may not say while session 1 runs. */
+/* Each sends one frame that a guest may not send while session 1 runs. */
 static void v_header(int g)
 {
     say(g, 99, 0, 0, 1, 0, NULL, 0);
@@ -274,7 +275,10 @@ static void a_host_call_is_passed_both_ways(void **state)
     assert_int_equal(got.head.session, 1);
     assert_int_equal(got.head.call, 1);
     assert_memory_equal(got.payload, "out", 3);
-    /* Its number is used up: what still comes for it is late, and a new call has a new one. */
+    /*
+     * A call's number is not used again: late frames for it are ignored, and a new call has a new
+     * number.
+     */
     say(r.guest, VHPC_CLOSE, 0, 0, 1, 1, NULL, 0);
     say_exec(r.guest, 1, 2, 0);
     rig_turn(&r);
@@ -287,7 +291,7 @@ static void a_host_call_is_passed_both_ways(void **state)
 
 int main(void)
 {
-    (void)signal(SIGPIPE, SIG_IGN); /* as vhpc-shim itself */
+    (void)signal(SIGPIPE, SIG_IGN); /* as vhpc-shim does */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(output_reaches_its_client_and_no_other),
         cmocka_unit_test(a_client_that_does_not_read_stops_nobody_else),

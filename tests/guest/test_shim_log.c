@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the shim writes to its log: bounded, whole lines, nothing that drives a terminal. */
+/* The shim's log: bounded, whole lines, no control sequences for a terminal. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -93,7 +93,7 @@ def test_sbcast_outside_of_the_guests_reaches_them(lab: Lab) -> None:
         user="alice", check=False,
     )  # fmt: skip
     assert refused.code == 1
-    assert "takes none of --nodelist, --exclude" in refused.err
+    assert "this folder is local to the guests: --nodelist, --exclude" in refused.err
     lab.run("n1", "touch", "/tmp/sent-go", user="alice")
     assert job.wait() == "COMPLETED"
     assert job.output().splitlines() == [*EXPECTED, "payload", "0", *EXPECTED]

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Option values.  The first byte chooses the option, the rest is what the user
- * wrote.  What is accepted must be plain, bounded, and accepted again as it is:
- * srun compares the canonical form of a step's option with the job's.
+ * Option values.  The first byte chooses the option, the rest is the user's text.  An accepted
+ * value must be plain, bounded, and accepted again without a change: srun compares the canonical
+ * form of a step's option with the job's.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "args.h"
-#include "argv.h"
+#include "multi_prog.h"
 #include "options.h"
 #include "text.h"
 

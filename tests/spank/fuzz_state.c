@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contents of a state file.  Root writes it; a torn or foreign file must still
- * be refused without harm, for the reader is about to become the user's task.
+ * Contents of a state file.  Root writes it; an incomplete or foreign file must be refused without
+ * harm, because the reader is about to become the user's task.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static void must_be_plain(const char *text)
     must(strlen(text) <= VHPC_STATE_LINE_MAX);
 }
 
-/* Wherever there are several guests each can be told its socket, and none another's GPUs. */
+/* If there are several guests, each has a socket, and none gets another one's GPUs. */
 static void must_have_its_own(const struct vhpc_state *state, uint32_t guest)
 {
     char socket[108];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs a fuzz target over the files of directories, where the compiler brings no fuzzer. */
+/* Runs a fuzz target on the files of directories, if the compiler has no fuzzer. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@ static int replay_file(const char *path)
     }
     size = fread(bytes, 1, sizeof bytes, file);
     fclose(file);
-    /* A copy of the exact size lets AddressSanitizer see reads past the end. */
+    /* A copy of the exact size, so that AddressSanitizer detects reads after its end. */
     uint8_t *exact = malloc(size == 0 ? 1 : size);
     if (exact == NULL)
         return -1;

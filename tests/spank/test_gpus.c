@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Numbers of GPUs, from the node's to the guest's. */
+/* Numbers of GPUs: from the node's numbers to indexes in the guest. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -70,7 +70,7 @@ static void what_counts_as_the_guest_does_stays(void **unused)
     assert_false(vhpc_gpus_renumber_visible("2:5", "2,5", "0,1", out, sizeof out));
     assert_false(vhpc_gpus_renumber_visible("1:2", "1,2", "0,1", out, sizeof out));
     assert_false(vhpc_gpus_renumber_visible("1:2", "1,2", "1", out, sizeof out));
-    /* Slurm's own list is by the node's numbers, whatever else it could be */
+    /* Slurm's own list has the node's numbers, even if they could be indexes */
     assert_true(vhpc_gpus_renumber_visible("1:2", "1", "1", out, sizeof out));
     assert_string_equal(out, "0");
     assert_false(vhpc_gpus_renumber_visible("2:5", "2,5", "GPU-8b1f2c", out, sizeof out));
@@ -91,7 +91,7 @@ static void one_of_several_guests_sees_its_own(void **unused)
     shares("3:7", "2,3,5,7", "7,2", false, "1");
     shares("3:7", "2,3,5,7", "2,5", false, "");
     shares("", "2,3,5,7", "2,3,5,7", false, "");
-    /* of the whole job, in a step that has less */
+    /* of the whole job, in a step with fewer GPUs */
     shares("3:7", "2,3", "2,3,5,7", false, "0,1");
     /* with ConstrainDevices: the second and the fourth of the job's */
     shares("3:7", "2,3,5,7", "0,1,2,3", true, "0,1");

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "argv.h"
+#include "multi_prog.h"
 
 /* The example of srun(1), "MULTIPLE PROGRAM CONFIGURATION". */
 static void the_example_of_the_srun_manual_is_recognised(void **unused)

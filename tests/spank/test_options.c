@@ -170,8 +170,8 @@ static void a_console_path_is_plain_text(void **unused)
     is_refused(VHPC_CONSOLE, "a\nb");
     is_refused(VHPC_CONSOLE, "a\x1b[2J");
     is_refused(VHPC_CONSOLE, "a\x7f");
-    is_refused(VHPC_CONSOLE, "a\xc2\x9b");     /* C1: a terminal takes it for ESC [ */
-    is_refused(VHPC_CONSOLE, "a\xff");         /* no UTF-8 */
+    is_refused(VHPC_CONSOLE, "a\xc2\x9b");     /* C1: a terminal reads it as ESC [ */
+    is_refused(VHPC_CONSOLE, "a\xff");         /* not UTF-8 */
     is_refused(VHPC_CONSOLE, "a\xc0\xaf");     /* overlong '/' */
     is_refused(VHPC_CONSOLE, "a\xed\xa0\x80"); /* a surrogate */
     is_refused(VHPC_CONSOLE, "a\xe2\x80\xa8"); /* line separator */
@@ -214,7 +214,7 @@ static void a_refused_value_leaves_the_one_before(void **unused)
     assert_string_equal(values.text[VHPC_TIMEOUT], "60");
 }
 
-/* Slurm names the option --vhpc-x; the variable must be its obvious spelling. */
+/* Slurm names the option --vhpc-x; the variable has the same name in upper case. */
 static void each_variable_is_the_option_in_capitals(void **unused)
 {
     (void)unused;

@@ -113,7 +113,7 @@ static void tasks_fill_guests_in_blocks(void **unused)
             assert_int_equal(vhpc_state_guest_of(&state, task, cases[i].tasks),
                              (uint32_t)(cases[i].expected[task] - '0'));
     }
-    /* what Slurm would never say */
+    /* a combination that Slurm never produces */
     assert_int_equal(vhpc_state_guest_of(&state, 0, 0), 0);
     assert_int_equal(vhpc_state_guest_of(&state, 5, 5), 0);
     vhpc_state_free(&state);
@@ -122,11 +122,11 @@ static void tasks_fill_guests_in_blocks(void **unused)
 static void a_number_of_guests_without_their_sockets_is_refused(void **unused)
 {
     (void)unused;
-    is_refused(SEVERAL "guests=0\n", "guests is no number");
-    is_refused(SEVERAL "guests=65\n", "guests is no number");
-    is_refused(SEVERAL "guests=two\n", "guests is no number");
-    is_refused(PLAIN "socket=/run/elsewhere.sock\nguests=2\n", "guests is no number");
-    is_refused(PLAIN "socket=/g0/run.sock\nguests=2\n", "guests is no number");
+    is_refused(SEVERAL "guests=0\n", "guests is not a number");
+    is_refused(SEVERAL "guests=65\n", "guests is not a number");
+    is_refused(SEVERAL "guests=two\n", "guests is not a number");
+    is_refused(PLAIN "socket=/run/elsewhere.sock\nguests=2\n", "guests is not a number");
+    is_refused(PLAIN "socket=/g0/run.sock\nguests=2\n", "guests is not a number");
 }
 
 static void a_failed_job_says_why(void **unused)
@@ -165,7 +165,7 @@ static void what_is_malformed_is_refused(void **unused)
 {
     (void)unused;
     is_refused("", "empty");
-    is_refused("version=1", "cut short");
+    is_refused("version=1", "incomplete");
     is_refused(READY "\n", "key=value");
     is_refused(READY "=x\n", "key=value");
     is_refused(READY "status=failed\n", "twice");
@@ -290,7 +290,7 @@ static void a_file_of_another_user_is_not_trusted(void **unused)
     (void)unused;
     put(READY, strlen(READY), 0644);
     assert_int_equal(look(42, getuid() + 1), VHPC_STATE_BAD);
-    assert_non_null(strstr(why, "others than uid"));
+    assert_non_null(strstr(why, "other than uid"));
 }
 
 static void a_file_others_may_write_is_not_trusted(void **unused)
@@ -317,7 +317,7 @@ static void a_fifo_does_not_hang_the_task(void **unused)
     (void)unlink(path);
     assert_int_equal(mkfifo(path, 0644), 0);
     assert_int_equal(look(42, getuid()), VHPC_STATE_BAD);
-    assert_non_null(strstr(why, "no regular file"));
+    assert_non_null(strstr(why, "not a regular file"));
     (void)unlink(path);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* options_parse: what the kernel command line may say to vhpc-init. */
+/* options_parse: the vhpc.* parameters of the kernel command line. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

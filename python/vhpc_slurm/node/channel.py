@@ -26,6 +26,7 @@ from vhpc_slurm.node.wire import (
     ChannelSilentError,
     FrameStream,
     FrameType,
+    GuestState,
     Op,
     Tag,
     fields_of,
@@ -171,7 +172,7 @@ class GuestChannel:
                 )
             )
             low, high = number(fields, Tag.VERSION_MIN), number(fields, Tag.VERSION_MAX)
-            if number(fields, Tag.STATE) == 0:
+            if number(fields, Tag.STATE) == GuestState.BOOTING:
                 if not wait_for_boot:
                     raise ChannelSilentError("the guest's agent does not answer", "the guest is booting")
                 continue  # the shim says that the guest is booting; it says HELLO again later

@@ -18,7 +18,17 @@ from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
 
 LIMIT = 4000
+"""Bytes of a value; what is longer is cut."""
 VERSION = "1"
+PLUGIN_KEYS = frozenset(
+    {
+        "version", "job", "restart", "generation", "status", "message", "image", "batch", "socket",
+        "commands", "gpus", "guests", "warning",
+    }
+)  # fmt: skip
+"""What the SPANK plugin reads: key_names of spank_plugin/state.c."""
+HOOK_KEYS = frozenset({"digest", "kind", "alarm"})
+"""What only the hooks and the vhpc command read."""
 USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 """Tags of entries of an access control list."""
 
@@ -35,8 +45,11 @@ def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
         reader: uid of the job's user, who may read it beside root, and nobody else.
 
     Raises:
+        ValueError: a key is in neither ``PLUGIN_KEYS`` nor ``HOOK_KEYS``.
         NodeError: it cannot be written.
     """
+    if unknown := fields.keys() - PLUGIN_KEYS - HOOK_KEYS:
+        raise ValueError(f"keys that no reader of a state file knows: {sorted(unknown)}")
     lines = [f"version={VERSION}"]
     for key, value in fields.items():
         clean = "".join(c if c.isprintable() else " " for c in value)

@@ -17,27 +17,30 @@ from vhpc_slurm.terminal import printable
 PAYLOAD_MAX = 262144
 MESSAGE_MAX = 8 << 20
 
-_HEADER = struct.Struct("<IBBHII")
+HEADER = struct.Struct("<IBBHII")
+"""Header of a frame: length of its payload, type, fd, flags, session, call."""
+MORE = 1
+"""Flag: the message continues in the next frame."""
+
 _TLV = struct.Struct("<HHI")
-_MORE = 1
 _ERRNO_MAX = 4096
 
 
 class ChannelError(VhpcError):
-    """The guest is silent, gone, or talks nonsense."""
+    """The guest does not answer, has ended, or has violated the protocol."""
 
     kind = "guest"
 
 
 class ChannelSilentError(ChannelError):
-    """Nothing came in time; who waits for a HELLO may go on waiting."""
+    """No answer before the deadline; a caller that waits for HELLO may call again."""
 
 
 class ChannelRefusedError(ChannelError):
-    """The agent answered: it cannot or will not do this.
+    """The agent has answered that it cannot or will not do this.
 
     Attributes:
-        errno: a Linux errno as the guest gave it; may be any number, for guests lie.
+        errno: a Linux errno as the guest sent it; a guest can send any number.
     """
 
     def __init__(self, what: str, errno: int, why: str = "") -> None:
@@ -45,13 +48,25 @@ class ChannelRefusedError(ChannelError):
         self.errno = errno
 
 
+# The numbers below are those of guest/lib/protocol.h; tests/unit/test_shared_constants.py compares them.
+
+
 class FrameType(IntEnum):
-    """The frame types a control client meets."""
+    """Frame types.  A control client sends and receives HELLO, REQUEST, REPLY, ERROR, PING and PONG."""
 
     HELLO = 1
     REQUEST = 2
     REPLY = 3
+    EXEC = 4
+    STARTED = 5
+    DATA = 6
+    EOF = 7
+    CREDIT = 8
+    SIGNAL = 9
+    WINSIZE = 10
+    EXIT = 11
     ERROR = 12
+    CLOSE = 13
     PING = 14
     PONG = 15
 
@@ -68,8 +83,15 @@ class Op(IntEnum):
     TOPOLOGY = 7
 
 
+class GuestState(IntEnum):
+    """``Tag.STATE`` of a HELLO from the shim."""
+
+    BOOTING = 0
+    UP = 1
+
+
 class Tag(IntEnum):
-    """Tags of the fields a control client meets."""
+    """Tags of fields."""
 
     VERSION_MIN = 1
     VERSION_MAX = 2
@@ -77,8 +99,29 @@ class Tag(IntEnum):
     BOOT_ID = 4
     KERNEL = 5
     STATE = 6
+    FDS = 16
+    UID = 17
+    GID = 18
+    GROUPS = 19
+    ARG = 20
+    ENV = 21
+    CWD = 22
+    UMASK = 23
+    RLIMIT = 24
+    NICE = 25
+    TTY = 26
+    TERMIOS = 27
+    SCRIPT_PATH = 28
+    SCRIPT_DATA = 29
+    JOINED = 30
+    TTY_OUT = 31
+    PID = 32
+    EXIT_CODE = 33
+    EXIT_SIGNAL = 34
+    CORE = 35
     ERRNO = 36
     TEXT = 37
+    KIND = 38
     OP = 48
     REQUEST_ID = 49
     HOSTNAME = 50
@@ -106,6 +149,8 @@ class Tag(IntEnum):
     ADDRESS = 72
     INTERFACE = 73
     TOPOLOGY = 74
+    PMI_REFUSAL = 75
+    SIGNAL_GROUP = 76
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:
@@ -137,12 +182,12 @@ def number(fields: dict[int, bytes], tag: Tag) -> int:
     """An unsigned integer, 0 when it is absent; ChannelError when it is of another size."""
     data = fields.get(tag, b"")
     if len(data) not in (0, 4, 8):
-        raise ChannelError("the guest sent a malformed message", f"{tag.name} is no number")
+        raise ChannelError("the guest sent a malformed message", f"{tag.name} is not a number")
     return int.from_bytes(data, "little")
 
 
 def text(fields: dict[int, bytes], tag: Tag) -> str:
-    """A string for people: one printable line, since a guest may have made it up."""
+    """A text of the guest, which can be anything, as one printable line."""
     return guest_text(fields.get(tag, b""))
 
 
@@ -159,7 +204,7 @@ class FrameStream:
         self._buffer = bytearray()
 
     def close(self) -> None:
-        """Hang up; idempotent."""
+        """Close the connection; idempotent."""
         self._sock.close()
 
     def send(self, kind: FrameType, message: bytes, deadline: float) -> None:
@@ -167,18 +212,18 @@ class FrameStream:
         frames = bytearray()
         parts = [message[at : at + PAYLOAD_MAX] for at in range(0, len(message), PAYLOAD_MAX)] or [b""]
         for i, part in enumerate(parts):
-            flags = _MORE if i + 1 < len(parts) else 0
-            frames += _HEADER.pack(len(part), kind, 0, flags, 0, 0) + part
+            flags = MORE if i + 1 < len(parts) else 0
+            frames += HEADER.pack(len(part), kind, 0, flags, 0, 0) + part
         self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             self._sock.sendall(frames)
         except TimeoutError as err:
             raise ChannelError("the guest's channel is stuck") from err
         except OSError as err:
-            self._raise_last_words(deadline, err)
+            self._raise_reason(deadline, err)
 
-    def _raise_last_words(self, deadline: float, cause: OSError) -> NoReturn:
-        """The peer has hung up while we wrote: it may have said why before."""
+    def _raise_reason(self, deadline: float, cause: OSError) -> NoReturn:
+        """The peer closed the connection while we wrote: it may have sent an ERROR with the reason."""
         try:
             while True:
                 kind, _, payload = self._frame(deadline, "the guest's channel is stuck")
@@ -201,7 +246,7 @@ class FrameStream:
             message += payload
             if len(message) > MESSAGE_MAX:
                 raise ChannelError("the guest sent too long a message")
-            if not flags & _MORE:
+            if not flags & MORE:
                 return bytes(message)
 
     @staticmethod
@@ -212,13 +257,13 @@ class FrameStream:
         raise ChannelError("the guest's channel was closed", text(fields, Tag.TEXT))
 
     def _frame(self, deadline: float, silence: str) -> tuple[int, int, bytes]:
-        self._fill(_HEADER.size, deadline, silence)
-        length, kind, _, flags, _, _ = _HEADER.unpack_from(self._buffer)
+        self._fill(HEADER.size, deadline, silence)
+        length, kind, _, flags, _, _ = HEADER.unpack_from(self._buffer)
         if length > PAYLOAD_MAX:
             raise ChannelError("the guest's channel broke the protocol", f"frame of {length} bytes")
-        self._fill(_HEADER.size + length, deadline, silence)
-        payload = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
-        del self._buffer[: _HEADER.size + length]
+        self._fill(HEADER.size + length, deadline, silence)
+        payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
+        del self._buffer[: HEADER.size + length]
         return kind, flags, payload
 
     def _fill(self, need: int, deadline: float, silence: str) -> None:

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int write_file(const char *path, mode_t mode, const char *content)
+{
+    (void)unlink(path); /* it may be a link to a read-only place */
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (fd < 0)
+        return -errno;
+    ssize_t n = write(fd, content, strlen(content));
+    int rc = n == (ssize_t)strlen(content) ? 0 : -EIO;
+    if (fchmod(fd, mode) < 0 && rc == 0)
+        rc = -errno;
+    (void)close(fd);
+    return rc;
+}

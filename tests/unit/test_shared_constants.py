@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers and names that C, Python and the documents share are the same in each of them.
+
+A C compiler evaluates the headers; files of the plugin that do not need Slurm are run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from vhpc_slurm import config
+from vhpc_slurm.config.fabric import Fabric
+from vhpc_slurm.domain import boot
+from vhpc_slurm.domain.channel import PORT_NAME
+from vhpc_slurm.domain.spec import SOCKET_PATH_MAX
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.fabric.numbers import MAX_VFS
+from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, Generation, ImageRef
+from vhpc_slurm.node import channel, statefile, wire
+
+CHECKOUT = Path(__file__).parents[2]
+LIB, AGENT, PLUGIN = (CHECKOUT / part for part in ("guest/lib", "guest/agent", "spank_plugin"))
+PROTOCOL = (LIB / "protocol.h").read_text()
+DOCUMENT = (CHECKOUT / "docs/guest-protocol.md").read_text()
+ENUMERATOR = re.compile(r"^ {4}(\w+) = ", re.MULTILINE)
+
+
+def run_c(folder: Path, program: str, *arguments: str, sources: tuple[Path, ...] = ()) -> str:
+    """Compile a program and return what it prints."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler: install gcc, or set CC")
+    (folder / "probe.c").write_text(program)
+    includes = [f"-I{path}" for path in (LIB, AGENT, PLUGIN)]
+    command: list[str | Path] = [
+        compiler,
+        "-std=gnu17",
+        "-D_GNU_SOURCE",
+        *includes,
+        "-o",
+        folder / "probe",
+        folder / "probe.c",
+    ]
+    subprocess.run([*command, *sources], check=True, capture_output=True, text=True)
+    done = subprocess.run([folder / "probe", *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Values of all enumerators of protocol.h, and of single ones of other headers."""
+    headers = {
+        "protocol.h": ["VHPC_PROTOCOL_MIN", "VHPC_PROTOCOL_MAX", *ENUMERATOR.findall(PROTOCOL)],
+        "fabric.h": ["FABRIC_WAIT_MAX_MS"],
+        "ibports.h": ["IB_PORTS_MAX", "IB_KEYS_MAX"],
+        "topology.h": ["TOPOLOGY_MAX"],
+        "sbcast.h": ["SBCAST_GUESTS_MAX"],
+        "bounds.h": ["VHPC_TIMEOUT_MAX_S", "VHPC_VFS_MAX", "VHPC_GUESTS_MAX", "VHPC_IMAGE_PART_MAX"],
+        "state.h": ["VHPC_STATE_MAX", "VHPC_STATE_LINE_MAX"],
+    }
+    names = [name for group in headers.values() for name in group]
+    includes = "#include <stdio.h>\n" + "".join(f'#include "{header}"\n' for header in headers)
+    prints = "".join(f'printf("{name} %lld\\n", (long long)({name}));\n' for name in names)
+    program = f"{includes}int main(void)\n{{\n{prints}return 0;\n}}\n"
+    said = run_c(tmp_path_factory.mktemp("constants"), program)
+    return {name: int(value) for name, value in (line.split() for line in said.splitlines())}
+
+
+def group(constants: dict[str, int], block: str, prefix: str) -> dict[str, int]:
+    """The enumerators between ``enum block {`` and its end, without their prefix."""
+    (body,) = re.findall(rf"^enum {block} \{{\n(.*?)^\}};", PROTOCOL, re.MULTILINE | re.DOTALL)
+    return {name.removeprefix(prefix): constants[name] for name in ENUMERATOR.findall(body)}
+
+
+def strings(header: str) -> dict[str, str]:
+    """Macros that are texts."""
+    return dict(re.findall(r'^#define (\w+) "(.*)"$', header, re.MULTILINE))
+
+
+# --- the guest channel -------------------------------------------------------
+
+
+def test_frame_types_are_the_same(constants: dict[str, int]) -> None:
+    types = group(constants, "vhpc_type", "VHPC_")
+    assert types.pop("TYPE_LAST") == max(wire.FrameType)
+    assert types == {kind.name: kind.value for kind in wire.FrameType}
+
+
+def test_field_tags_are_the_same(constants: dict[str, int]) -> None:
+    assert group(constants, "vhpc_tag", "TAG_") == {tag.name: tag.value for tag in wire.Tag}
+
+
+def test_control_operations_are_the_same(constants: dict[str, int]) -> None:
+    assert group(constants, "vhpc_op", "VHPC_OP_") == {op.name: op.value for op in wire.Op}
+
+
+def test_the_guests_states_are_the_same(constants: dict[str, int]) -> None:
+    found = re.findall(r"\b(VHPC_STATE_(\w+)) = (\d+)", PROTOCOL)
+    assert {short: int(value) for _, short, value in found} == {s.name: s.value for s in wire.GuestState}
+
+
+def test_limits_of_the_channel_are_the_same(constants: dict[str, int]) -> None:
+    assert constants["VHPC_PROTOCOL_MIN"] == channel.VERSION_MIN
+    assert constants["VHPC_PROTOCOL_MAX"] == channel.VERSION_MAX
+    assert constants["VHPC_HEADER"] == wire.HEADER.size
+    assert constants["VHPC_PAYLOAD_MAX"] == wire.PAYLOAD_MAX
+    assert constants["VHPC_MESSAGE_MAX"] == wire.MESSAGE_MAX
+    assert constants["VHPC_MORE"] == wire.MORE
+    assert strings(PROTOCOL)["VHPC_PORT_NAME"] == PORT_NAME
+
+
+def test_the_agent_waits_as_long_as_a_site_may_set(constants: dict[str, int]) -> None:
+    assert constants["FABRIC_WAIT_MAX_MS"] == 1000 * highest(Fabric, "guest_timeout_s")
+
+
+def test_the_document_has_the_same_numbers(constants: dict[str, int]) -> None:
+    tags = {(name, int(number)) for name, number in re.findall(r"\b([A-Z_]{2,})\((\d+)[),:]", DOCUMENT)}
+    for numbers, names in re.findall(r"^\| ([\d, ]+) \| ([A-Z_, ]+) \|", DOCUMENT, re.MULTILINE):
+        rows = set(zip(names.split(", "), map(int, numbers.split(", ")), strict=True))
+        is_type = min(int(number) for number in numbers.split(", ")) < wire.Tag.FDS
+        expected = wire.FrameType.__members__ if is_type else wire.Tag.__members__
+        assert all(expected[name] == number for name, number in rows), (names, numbers)
+        tags |= set() if is_type else rows
+    assert dict(tags) == {tag.name: tag.value for tag in wire.Tag}
+    operations = re.findall(r"^\| (\d) \| ([a-z]+) \|", DOCUMENT, re.MULTILINE)
+    assert {name.upper(): int(number) for number, name in operations} == {op.name: op.value for op in wire.Op}
+    names = re.findall(
+        r"^\| (\d+) \| ([A-Z]+) \| (?:both|root|agent|init|exec|client)", DOCUMENT, re.MULTILINE
+    )
+    assert {name: int(number) for number, name in names} == {kind.name: kind.value for kind in wire.FrameType}
+
+
+@pytest.mark.parametrize(
+    ("row", "names", "unit"),
+    [
+        ("payload of a frame | {} KiB", ["VHPC_PAYLOAD_MAX"], 1 << 10),
+        ("message | {} MiB", ["VHPC_MESSAGE_MAX"], 1 << 20),
+        ("window of a lane | {} MiB", ["VHPC_WINDOW"], 1 << 20),
+        ("relayed fds of a program | {} |", ["VHPC_FDS_MAX"], 1),
+        ("sessions of a guest | {} |", ["VHPC_CLIENTS_MAX"], 1),
+        ("ports, and keys, of a *fabric* request | {}, {} |", ["IB_PORTS_MAX", "IB_KEYS_MAX"], 1),
+        ("wait of a *fabric* request | {} s", ["FABRIC_WAIT_MAX_MS"], 1000),
+        ("text of a *topology* request | {} KiB", ["TOPOLOGY_MAX"], 1 << 10),
+        ("host calls alive in a session | {} |", ["VHPC_CALLS_MAX"], 1),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_the_document_has_the_same_limits(
+    constants: dict[str, int], row: str, names: list[str], unit: int
+) -> None:
+    assert f"| {row.format(*(constants[name] // unit for name in names))}" in DOCUMENT
+
+
+# --- options of the plugin ---------------------------------------------------
+
+OPTIONS_PROBE = """
+#include <stdio.h>
+#include <string.h>
+#include "options.h"
+#include "text.h"
+int main(int argc, char **argv)
+{
+    for (int i = 1; argc == 1 && i <= VHPC_OPTION_COUNT; i++)
+        printf("%s\\n", vhpc_options[i - 1].variable);
+    for (int i = 2; i < argc; i++) {
+        static struct vhpc_values values;
+        char why[VHPC_WHY_SIZE];
+        for (int id = 0; id < VHPC_OPTION_COUNT; id++)
+            if (strcmp(vhpc_options[id].variable, argv[1]) == 0)
+                printf("%s\\n", vhpc_values_set(&values, id, "", argv[i], why, sizeof why)
+                                    ? values.text[id] : "refused");
+    }
+    return 0;
+}
+"""
+
+
+def accepted(folder: Path, *arguments: str) -> list[str]:
+    """What the plugin makes of values of the option with this variable; without arguments, all variables."""
+    sources = (PLUGIN / "options.c", PLUGIN / "text.c")
+    return run_c(folder, OPTIONS_PROBE, *arguments, sources=sources).splitlines()
+
+
+def highest(settings: type, name: str) -> int:
+    """The upper limit of a setting."""
+    hint = get_type_hints(settings, include_extras=True)[name]
+    (limit,) = (meta.le for meta in hint.__metadata__ if getattr(meta, "le", None) is not None)
+    assert isinstance(limit, int)
+    return limit
+
+
+def test_variables_of_options_are_those_that_the_hooks_read(tmp_path: Path) -> None:
+    hook = (CHECKOUT / "python/vhpc_slurm/hooks/slurmctld.py").read_text()
+    read = set(re.findall(r'(?:spank|_number)\("(\w+)"\)', hook))
+    assert {f"VHPC_{name}" for name in read} == set(accepted(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("variable", "limit"),
+    [
+        ("VHPC_TIMEOUT", highest(config.Guests, "boot_timeout_max_s")),
+        ("VHPC_TIMEOUT", highest(config.Guests, "boot_timeout_s")),
+        ("VHPC_VFS", MAX_VFS),
+        ("VHPC_GUESTS_PER_NODE", MAX_GUESTS_PER_NODE),
+    ],
+)
+def test_numbers_have_the_same_limit(tmp_path: Path, variable: str, limit: int) -> None:
+    assert accepted(tmp_path, variable, str(limit), str(limit + 1)) == [str(limit), "refused"]
+
+
+def test_all_programs_agree_on_the_guests_of_a_node(constants: dict[str, int]) -> None:
+    assert constants["VHPC_GUESTS_MAX"] == constants["SBCAST_GUESTS_MAX"] == MAX_GUESTS_PER_NODE
+
+
+def test_batch_places_are_the_same(tmp_path: Path) -> None:
+    places = [place.value for place in BatchPlace]
+    assert accepted(tmp_path, "VHPC_BATCH", *places, "nowhere") == [*places, "refused"]
+
+
+def test_image_names_are_the_same(tmp_path: Path) -> None:
+    names = [
+        "debian", "debian:12", "a" * 64, "a" * 65, "a:" + "b" * 64, "a:" + "b" * 65, "0a", "_a", "a:_b",
+        "a:-b", "A", "a:B", "a.b-c_d", "a b", "a:", ":b", "", "a:b:c", "-", "ä",
+    ]  # fmt: skip
+
+    def parsed(name: str) -> str:
+        try:
+            return str(ImageRef.parse(name))
+        except UserError:
+            return "refused"
+
+    said = accepted(tmp_path, "VHPC_IMAGE", *names)
+    assert dict(zip(names, said, strict=True)) == {name: parsed(name) for name in names}
+    assert 0 < said.count("refused") < len(names)
+
+
+def test_the_mark_of_a_refused_image_is_no_image() -> None:
+    mark = strings((PLUGIN / "plugin.h").read_text())["VHPC_IMAGE_REFUSED"]
+    with pytest.raises(UserError, match="image name"):
+        ImageRef.parse(mark)
+
+
+# --- the state file ----------------------------------------------------------
+
+STATE_PROBE = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "state.h"
+int main(int argc, char **argv)
+{
+    struct vhpc_state s;
+    char why[4096] = "absent";
+    if (argc != 3 || vhpc_state_read(&s, argv[1], (uint32_t)atoi(argv[2]), getuid(), why,
+                                     sizeof why) != VHPC_STATE_OK)
+        return puts(why) < 0;
+    printf("job=%u\\nrestart=%u\\nstatus=%d\\nbatch=%d\\nguests=%u\\n", s.job, s.restart, s.status,
+           s.batch_on_host, s.guests);
+    printf("generation=%s\\nimage=%s\\nmessage=%s\\nwarning=%s\\nsocket=%s\\ncommands=%s\\ngpus=%s\\n",
+           s.generation, s.image, s.message, s.warning, s.socket ? s.socket : "", s.commands, s.gpus);
+    vhpc_state_free(&s);
+    return 0;
+}
+"""
+
+
+def read_by_plugin(folder: Path, fields: dict[str, str]) -> dict[str, str] | str:
+    """What the plugin reads of a file that the hooks have written; its complaint if it refuses the file."""
+    (folder / "jobs/7").mkdir(parents=True)
+    own = statefile.header(Generation(7, 1, "0123abcd"), "debian:12")
+    statefile.write_state(folder / "jobs/7/state", own | fields, os.getuid())
+    sources = (PLUGIN / "state.c", PLUGIN / "text.c")
+    lines = run_c(folder, STATE_PROBE, str(folder), "7", sources=sources).splitlines()
+    return dict(line.split("=", 1) for line in lines) if len(lines) > 1 else lines[0]
+
+
+def test_the_plugin_reads_each_field_that_the_hooks_write(tmp_path: Path) -> None:
+    socket = "/" + "s" * (SOCKET_PATH_MAX - len("//g0/run.sock")) + "/g0/run.sock"
+    texts = {
+        "message": "m" * (statefile.LIMIT + 1),
+        "warning": "w" * statefile.LIMIT,
+        "socket": socket,
+        "commands": "srun:squeue",
+        "gpus": "0:1,2:3",
+    }
+    numbers = {"status": "ready", "batch": "host", "guests": str(MAX_GUESTS_PER_NODE)}
+    said = read_by_plugin(tmp_path, texts | numbers)
+    own = {"job": "7", "restart": "1", "generation": "7.1.0123abcd", "image": "debian:12"}
+    cut = {"message": "m" * statefile.LIMIT}
+    ready, host = "1", "1"
+    assert said == own | texts | cut | {"status": ready, "batch": host, "guests": str(MAX_GUESTS_PER_NODE)}
+    assert {"version", *own, *texts, *numbers} == statefile.PLUGIN_KEYS
+
+
+@pytest.mark.parametrize("status", ["booting", "failed"])
+def test_the_plugin_knows_each_status(tmp_path: Path, status: str) -> None:
+    said = read_by_plugin(tmp_path, {"status": status, "kind": "user", "message": "m"})
+    assert isinstance(said, dict)
+    assert said["message"] == "m"
+
+
+def test_the_plugin_refuses_a_socket_that_is_too_long(tmp_path: Path) -> None:
+    said = read_by_plugin(tmp_path, {"status": "ready", "socket": "/" + "s" * SOCKET_PATH_MAX})
+    assert "socket" in said
+    assert isinstance(said, str)
+
+
+def test_a_key_that_no_reader_knows_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="statsu"):
+        statefile.write_state(tmp_path / "state", {"statsu": "ready"}, os.getuid())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_largest_state_file_is_one_that_the_plugin_reads(constants: dict[str, int]) -> None:
+    keys = statefile.PLUGIN_KEYS | statefile.HOOK_KEYS
+    longest = max(len(key) for key in keys) + len("=") + statefile.LIMIT
+    assert longest <= constants["VHPC_STATE_LINE_MAX"]
+    assert len(keys) * (longest + 1) <= constants["VHPC_STATE_MAX"]
+
+
+def test_the_plugin_reads_the_keys_that_python_says_it_reads() -> None:
+    table = re.findall(
+        r'\[[A-Z]+\] = "(\w+)"', (PLUGIN / "state.c").read_text().split("key_names[KEYS] = {")[1]
+    )
+    assert set(table[: len(statefile.PLUGIN_KEYS)]) == statefile.PLUGIN_KEYS
+
+
+# --- the kernel command line -------------------------------------------------
+
+
+def test_the_initrd_knows_the_parameters_of_guests() -> None:
+    source = (CHECKOUT / "guest/init/options.c").read_text()
+    known = set(re.findall(r'strcmp\(word, "(vhpc\.\w+)"\)', source))
+    given = {word.partition("=")[0] for word in boot.kernel_cmdline("", "erofs").split()}
+    needed = {word for word in given if word.startswith("vhpc.")}
+    assert needed
+    assert needed | {"vhpc.init"} <= known  # vhpc.init: an image's own, vmimages/cli.py
