@@ -73,7 +73,8 @@ def processes() -> list[str]:
 
 def node() -> dict[str, Any]:
     ours = ("/run/vhpc/jobs", "/run/vhpc/uids", "/var/lib/vhpc/journal", "/var/lib/vhpc/outbox")
-    groups = [str(path) for path in Path("/sys/fs/cgroup").glob("machine.slice/*/")]
+    slices = ("machine.slice", "vhpc.slice")
+    groups = [str(path) for name in slices for path in Path("/sys/fs/cgroup").glob(f"{name}/*/")]
     groups += [str(path) for path in Path("/sys/fs/cgroup").glob("system.slice/*slurmstepd.scope/job_*/")]
     return {
         "functions": functions(),

@@ -58,8 +58,8 @@ def test_a_job_has_its_gpu_and_its_function_and_gives_them_back(quiet: Machine) 
     parked = ["00:00:00:00:00:00", [], "auto", True, False]
     assert [second, *(vf for vfs in others.values() for vf in vfs)] == [parked] * 3
 
-    # QEMU is libvirt's, not in the job's cgroup; it has no rights of its own
-    assert during["cgroup"].startswith("0::/machine.slice/")
+    # QEMU is in its generation's slice, not in the job's cgroup; it has no rights of its own
+    assert during["cgroup"].startswith("0::/vhpc.slice/vhpc-")
     assert during["status"]["CapEff"] == "0000000000000000"
     assert int(during["status"]["Uid"]) >= 700000
 
