@@ -49,7 +49,8 @@ def _journal(raw: bytes) -> None:
 def _state(raw: bytes) -> None:
     path = _HERE / "state"
     path.write_bytes(raw)
-    fields = statefile.read_state(path)
+    known = statefile.PLUGIN_KEYS | statefile.HOOK_KEYS
+    fields = {key: text for key, text in statefile.read_state(path).items() if key in known}
     statefile.write_state(path, fields, os.getuid())
     first = statefile.read_state(path)
     statefile.write_state(path, first, os.getuid())

@@ -160,3 +160,6 @@ def test_pins_come_and_go_and_name_what_they_keep(layout: Layout) -> None:
     images.unpin(layout, image.digest, GENERATION)
     assert list(images.pins(layout)) == []
     assert len(images.unused(layout)) == 3
+
+
+pytestmark = pytest.mark.xdist_group("slurmstepd")

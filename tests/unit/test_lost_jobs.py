@@ -262,3 +262,6 @@ def test_what_slurm_does_not_take_for_a_running_script_is_left_alone(node: Node,
     node.show("single.txt", **{old: new})
     assert node.lost() == []
     assert node.calls == []
+
+
+pytestmark = pytest.mark.xdist_group("slurmstepd")

@@ -626,3 +626,6 @@ def test_a_text_cannot_forge_a_line_or_drive_a_terminal(text: str, line: str) ->
     logged = common._OneLine("%(levelname)s %(message)s").format(record)
     assert logged == f"INFO looked at {line}"
     logged.encode()
+
+
+pytestmark = pytest.mark.xdist_group("slurmstepd")
