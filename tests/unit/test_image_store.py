@@ -21,6 +21,9 @@ from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.node import images, journal
 from vhpc_slurm.node.layout import Layout
 
+# Tests that start or count slurmstepds see each other's: one worker runs them all.
+pytestmark = pytest.mark.xdist_group("slurmstepd")
+
 layout = node_layout
 
 
@@ -160,6 +163,3 @@ def test_pins_come_and_go_and_name_what_they_keep(layout: Layout) -> None:
     images.unpin(layout, image.digest, GENERATION)
     assert list(images.pins(layout)) == []
     assert len(images.unused(layout)) == 3
-
-
-pytestmark = pytest.mark.xdist_group("slurmstepd")

@@ -25,6 +25,9 @@ from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
 
+# Tests that start or count slurmstepds see each other's: one worker runs them all.
+pytestmark = pytest.mark.xdist_group("slurmstepd")
+
 DATA = Path(__file__).parents[1] / "data/scontrol/24.11"
 JOB = 1  # the one of single.txt, whose script Slurm has running on n1
 GENERATION = Generation(JOB, 0, "0123abcd")
@@ -262,6 +265,3 @@ def test_what_slurm_does_not_take_for_a_running_script_is_left_alone(node: Node,
     node.show("single.txt", **{old: new})
     assert node.lost() == []
     assert node.calls == []
-
-
-pytestmark = pytest.mark.xdist_group("slurmstepd")

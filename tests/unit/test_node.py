@@ -42,6 +42,9 @@ from vhpc_slurm.node.accounts import Account
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
 
+# Tests that start or count slurmstepds see each other's: one worker runs them all.
+pytestmark = pytest.mark.xdist_group("slurmstepd")
+
 layout = node_layout
 
 
@@ -626,6 +629,3 @@ def test_a_text_cannot_forge_a_line_or_drive_a_terminal(text: str, line: str) ->
     logged = common._OneLine("%(levelname)s %(message)s").format(record)
     assert logged == f"INFO looked at {line}"
     logged.encode()
-
-
-pytestmark = pytest.mark.xdist_group("slurmstepd")
