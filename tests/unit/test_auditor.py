@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -32,43 +33,54 @@ STRANGER = GUIDS[9]
 JOINED = (0x7FFF, 0x9000)  # the first job's key
 
 
-def replaced(path: Path, make: Callable[[], object]) -> None:
-    """Make something else of that name; vhpcd may be quicker and write the file first."""
-    for _ in range(100):
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(FileExistsError):
-            make()
-            return
-    pytest.fail(f"{path} is always there already")
+def replaced(path: Path, make: Callable[[Path], object]) -> None:
+    """Make something else and give it that name in one step: vhpcd never sees the name absent."""
+    beside = path.with_name("beside")
+    make(beside)
+    beside.rename(path)
 
 
 def folder(path: Path) -> None:
-    replaced(path, path.mkdir)
-    with contextlib.suppress(FileNotFoundError):  # put back already
-        (path / "something").touch()
+    beside = path.with_name("beside")
+    beside.mkdir()
+    (beside / "something").touch()
+    exchange(beside, path)  # rename(2) puts no folder in place of a file
+    beside.unlink()
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Each gets the name of the other, in one step."""
+    at_cwd, rename_exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE: renameat2(2)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), rename_exchange):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(other))
 
 
 def link_to_nothing(path: Path) -> None:
-    replaced(path, lambda: path.symlink_to("/dev/null"))
+    replaced(path, lambda beside: beside.symlink_to("/dev/null"))
 
 
 def pipe(path: Path) -> None:
-    replaced(path, lambda: os.mkfifo(path))
+    replaced(path, os.mkfifo)
 
 
 def named_socket(path: Path) -> None:
-    path.unlink()
-    here = Path.cwd()
-    os.chdir(path.parent)  # such a name has 107 bytes at most
-    with socket.socket(socket.AF_UNIX) as one:
+    replaced(path, bind)
+
+
+def bind(path: Path) -> None:
+    # The name of a socket has 107 bytes at most.
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as one:
         one.bind(path.name)
-    os.chdir(here)
 
 
 def endless(path: Path) -> None:
-    path.unlink()
-    with path.open("wb") as opened:
-        opened.truncate(1 << 40)
+    def make(beside: Path) -> None:
+        with beside.open("wb") as opened:
+            opened.truncate(1 << 40)
+
+    replaced(path, make)
 
 
 def comments(path: Path) -> None:
@@ -141,8 +153,7 @@ def test_no_descriptor_is_lost_by_audits_of_what_is_no_file(
         fabric.pidfile.write_text("0\n")  # so that it cannot be put right for good
         try:
             for _ in range(20):
-                fabric.partitions.unlink(missing_ok=True)
-                fabric.partitions.mkdir()
+                folder(fabric.partitions)
                 wait_for(fabric.partitions.is_file, "not put back")
         finally:
             fabric.pidfile.write_text(f"{fabric.opensm.pid}\n")
