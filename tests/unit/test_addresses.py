@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vhpc_slurm.config import Controller
-from vhpc_slurm.controller import authority, wire_types
-from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.addresses import HostAddresses, plain, resolve
-from vhpc_slurm.controller.authority import Authority, Origin
+from vhpc_slurm.controller import wire_types
+from vhpc_slurm.controller.api import authority
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.addresses import HostAddresses, plain, resolve
+from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.slurm.hosts import parse_controllers, parse_nodes
 from vhpc_slurm.slurm.job import Slurm, SlurmError, SlurmNode

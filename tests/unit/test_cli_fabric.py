@@ -11,7 +11,7 @@ import pytest
 from test_keys import an_assignment
 from vhpc_command import Vhpc
 
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.fabric.keys import KeyState
 
 FILE = """\

@@ -32,10 +32,10 @@ from fabric_lab import (
 from test_keys import an_assignment
 
 from vhpc_slurm.config import Config, Images
-from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller import wire_types
-from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.assembly import assemble
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, Proof
@@ -347,7 +347,7 @@ def test_the_auditor_sees_a_damaged_file_and_its_effect_and_repairs_them(
         "ports that nobody named show it"
     )
     assert sets(fabric) != holding((0x1000, 2))
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     wait_for(lambda: site.backend.audit(snapshot) == (), "not cured")
     assert sets(fabric) == holding((0x1000, 2))
 
@@ -405,11 +405,11 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     ]
 
     async def burst() -> list[wire.Answer]:
-        dispatcher = Dispatcher(config, site.service, site.backend, connect(config))
+        vhpcd = assemble(config, site.service.leases, site.backend, connect(config))
         try:
-            return await asyncio.gather(*(dispatcher.answer(one) for one in asked))
+            return await asyncio.gather(*(vhpcd.requests.answer(one) for one in asked))
         finally:
-            dispatcher.close()
+            vhpcd.close()
 
     before = fabric.sweeps()
     answers = asyncio.run(burst())

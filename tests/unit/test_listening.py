@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from controller_lab import NOBODY, as_uid, free_port
 
-from vhpc_slurm.controller import listening, rootport
-from vhpc_slurm.controller.listening import Lane, Listener
-from vhpc_slurm.controller.peeruid import PeerUids
+from vhpc_slurm.controller.api import listening, rootport
+from vhpc_slurm.controller.api.listening import Lane, Listener
+from vhpc_slurm.controller.api.peeruid import PeerUids
 from vhpc_slurm.errors import FabricError
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="uses privileged ports and other users: run as root")

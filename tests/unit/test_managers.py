@@ -31,7 +31,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import FabricRefusedError, KeyPolicy
@@ -186,7 +186,7 @@ def test_a_standby_with_another_file_is_found_and_repaired(
         f"{standby.partitions} is not the same file as {fabric.partitions}",
         True,
     )
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     assert standby.partitions.read_bytes() == fabric.partitions.read_bytes()
     assert site.backend.audit(site.store.keys.snapshot()) == ()
 
@@ -243,7 +243,7 @@ def test_ports_on_two_subnets_have_the_same_key(tmp_path: Path, monkeypatch: pyt
         fabrics[1].replace(DEFAULT)
         fabrics[1].sweep()
         assert {one.port_guid for one in site.backend.audit(snapshot)} == {0, GUIDS[0]}
-        site.service.fabric_sync.audit()
+        site.service.audit.run()
         assert [sets(one, GUIDS[0]) for one in fabrics] == [{GUIDS[0]: HELD}] * 2
         os.kill(fabrics[1].opensm.pid, signal.SIGKILL)
         fabrics[1].opensm.wait()

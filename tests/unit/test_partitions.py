@@ -138,7 +138,7 @@ def test_whatever_is_rendered_passes_and_says_what_the_key_table_says(
     assert partitions.lint(data) == ()
     assert partitions.origin(data) == (epoch, "0f")
     assert max(map(len, data.splitlines())) < 4095
-    on = ("reserved", "applied", "verified", "active", "draining")
+    on = ("reserved", "applied", "active", "draining")
     meant = {
         one.pkey: {
             0x02CC << 48 | one.pkey << 32 | rail << 24 | rank << 8 | vf

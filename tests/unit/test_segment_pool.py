@@ -16,8 +16,8 @@ from test_keys import an_assignment
 from vhpc_slurm.cli import fabric as cli
 from vhpc_slurm.config import Config, Controller
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.controller import schema
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store import schema
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import numbers, partitions
 from vhpc_slurm.fabric.backend import NoNetwork

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from test_fabric_backends import verify
 
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import ufm_rest
 from vhpc_slurm.fabric.backend import KeyPolicy
@@ -246,7 +246,7 @@ def test_one_job_s_trouble_is_not_the_other_s(ufm: FakeUfm, tmp_path: Path) -> N
         site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
         for job_id in (1, 2)
     )
-    results = site.service.fabric_sync.run_batch([first, second])
+    results = site.service.batches.run([first, second])
     assert isinstance(results[first], FabricError)
     assert site.states() == {1: "applied", 2: "active"}
 

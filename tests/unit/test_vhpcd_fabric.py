@@ -231,7 +231,7 @@ def test_the_key_of_a_lost_node_is_out_of_use_until_it_is_fenced(
             "fenced": [str(lease.generation)],
             "in_use": [],
         }
-        assert f"{lease.generation}: node n2 is off, says uid {os.geteuid()}" in vhpcd.log
+        assert f"{lease.generation}: uid {os.geteuid()} declares node n2 off" in vhpcd.log
         wait_for(lambda: states(vhpcd)[1] == "quarantine", "not released")
 
 
@@ -296,7 +296,7 @@ def test_a_database_that_lost_keys_writes_the_file_only_by_force(
     assert sets(fabric) == holding((0x1000, 1))
     vhpc("fabric", "render", "--force", code=2)
     assert vhpc.json("fabric", "render", "--install", "--force") == {"told": True}
-    assert "has the fabric told anew, by force" in vhpcd.log
+    assert "has vhpcd tell the fabric again, by force" in vhpcd.log
     assert sets(fabric) == NOBODY
     assert opened(vhpcd, 2, "n1", "n2").state is LeaseState.READY
 

@@ -22,7 +22,7 @@ from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, as_uid, mung
 from vhpcd_process import Vhpcd, frame_of, make
 
 from vhpc_slurm.cli.checks import services
-from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Munge
 

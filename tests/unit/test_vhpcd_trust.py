@@ -30,9 +30,9 @@ from controller_lab import (
 from vhpcd_process import ME, SLURM_USER, Vhpcd, frame_of, make
 
 from vhpc_slurm.config import Config, Controller
-from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.conversation import NONCE_LIFE_S, FreshNonces
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.conversation import NONCE_LIFE_S, FreshNonces
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.munge import Munge
 

@@ -18,8 +18,9 @@ from typing import Protocol, TypeVar
 
 from vhpc_slurm import errors
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller import rootport, wire_types
+from vhpc_slurm.controller import wire_types
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api import rootport
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
 from vhpc_slurm.munge import CredentialError, Munge

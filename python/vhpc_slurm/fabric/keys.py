@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partition keys, and segments of other kinds: who has which, and when it may be another's.  Pure.
+"""Partition keys, and segments of other kinds: which generation has which, and until when.  Pure.
 
 A *key assignment* is what one generation has of a key::
 
-    FREE ──> RESERVED ──> APPLIED ──> VERIFIED ──> ACTIVE
-                 │           │            │           │
-                 └───────────┴────────────┴───────────┴──> DRAINING ──> STRIPPED ──> QUARANTINE ──> FREE
-                                                            │          ^           │
-                                                            v          │           │
-                                                        TOMBSTONE ─────┘ <─────────┘
+    FREE ──> RESERVED ──> APPLIED ──> ACTIVE
+                 │           │           │
+                 └───────────┴───────────┴──> DRAINING ──> QUARANTINE ──> FREE
+                                               │    ^       │
+                                               v    │       v
+                                               TOMBSTONE <──┘
+                                               (leaves like DRAINING)
 
-FREE is the absence of an assignment.  RESERVED is durable before the fabric is told,
-ACTIVE is written together with the lease's READY, DRAINING together with its
-ENDING.  STRIPPED says that no port was seen to carry the key any more.  A
-TOMBSTONE is an assignment of which somebody could not say that nothing is left of
-it; its key is off the fabric and stays out of use, for as long as it takes.
+FREE is the absence of an assignment. RESERVED is durable before the fabric is told.
+ACTIVE is written together with the lease's READY, DRAINING together with its ENDING,
+QUARANTINE together with its RELEASED and after no port was seen to carry the key. A
+TOMBSTONE is an assignment that a node or port may still use: its key is off the
+fabric and stays out of use until the node reports that it is clean. Which event
+causes which step is in ``controller.leases.transitions``.
 
-Under the policy ``job`` a key has at most one assignment.  Under ``user`` assignments of
-one user share his key, never a GUID: each has a range of guest ranks of its
-own, which stays taken through its quarantine as well.
+Under the policy ``job`` a key has at most one assignment. Under ``user`` the
+assignments of one user share his key, never a GUID: each has its own range of guest
+ranks, which stays taken through its quarantine as well.
 
-A quarantine is counted in seconds that the controller has lived through, not
-against the wall clock: a clock that jumps frees nothing.
+A quarantine is counted in seconds during which the controller runs, not by the wall
+clock: a clock that jumps frees nothing.
 """
 
 from __future__ import annotations
@@ -41,29 +43,23 @@ class KeyState(StrEnum):
 
     RESERVED = "reserved"
     APPLIED = "applied"
-    VERIFIED = "verified"
     ACTIVE = "active"
     DRAINING = "draining"
-    STRIPPED = "stripped"
     QUARANTINE = "quarantine"
     TOMBSTONE = "tombstone"
 
 
 _NEXT: dict[KeyState, frozenset[KeyState]] = {
     KeyState.RESERVED: frozenset({KeyState.APPLIED, KeyState.DRAINING, KeyState.TOMBSTONE}),
-    KeyState.APPLIED: frozenset({KeyState.VERIFIED, KeyState.DRAINING, KeyState.TOMBSTONE}),
-    KeyState.VERIFIED: frozenset({KeyState.ACTIVE, KeyState.DRAINING, KeyState.TOMBSTONE}),
+    KeyState.APPLIED: frozenset({KeyState.ACTIVE, KeyState.DRAINING, KeyState.TOMBSTONE}),
     KeyState.ACTIVE: frozenset({KeyState.DRAINING, KeyState.TOMBSTONE}),
-    KeyState.DRAINING: frozenset({KeyState.STRIPPED, KeyState.TOMBSTONE}),
-    KeyState.STRIPPED: frozenset({KeyState.QUARANTINE, KeyState.TOMBSTONE}),
+    KeyState.DRAINING: frozenset({KeyState.QUARANTINE, KeyState.TOMBSTONE}),
     KeyState.QUARANTINE: frozenset({KeyState.TOMBSTONE}),
-    KeyState.TOMBSTONE: frozenset({KeyState.STRIPPED}),
+    KeyState.TOMBSTONE: frozenset({KeyState.QUARANTINE}),
 }
-CARRIED = frozenset(
-    {KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE, KeyState.DRAINING}
-)
+CARRIED = frozenset({KeyState.RESERVED, KeyState.APPLIED, KeyState.ACTIVE, KeyState.DRAINING})
 """States whose ports the subnet manager is told of."""
-HOLDING = CARRIED | {KeyState.STRIPPED, KeyState.TOMBSTONE}
+HOLDING = CARRIED | {KeyState.TOMBSTONE}
 """States in which ports that have GUIDs of their own cannot be another's."""
 
 
@@ -228,12 +224,6 @@ def move(
         raise KeyTransitionError(f"{assignment.generation}: {assignment.state} -> {state}")
     left_s = quarantine_s if state is KeyState.QUARANTINE else 0.0
     return replace(assignment, state=state, left_s=left_s, note=note)
-
-
-def end(assignment: KeyAssignment) -> KeyAssignment:
-    """The assignment of a generation that is over: DRAINING, or what it is already."""
-    early = (KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE)
-    return move(assignment, KeyState.DRAINING) if assignment.state in early else assignment
 
 
 def age(assignment: KeyAssignment, elapsed_s: float) -> KeyAssignment | None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from vhpc_slurm.controller.dberror import DamagedError, explain
+from vhpc_slurm.controller.store.errors import DamagedError, explain
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState

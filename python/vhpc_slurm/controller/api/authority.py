@@ -14,8 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.addresses import HostAddresses
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.errors import FabricError, VhpcError
 
 log = logging.getLogger("vhpcd")

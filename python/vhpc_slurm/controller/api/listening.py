@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable
 from enum import IntEnum
 
-from vhpc_slurm.controller.admission import PRIVILEGED_PORTS
+from vhpc_slurm.controller.api.admission import PRIVILEGED_PORTS
 from vhpc_slurm.errors import FabricError
 
 log = logging.getLogger("vhpcd")

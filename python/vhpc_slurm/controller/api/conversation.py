@@ -21,14 +21,14 @@ from typing import TypeVar
 import msgspec
 
 from vhpc_slurm import __version__
-from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.addresses import plain
-from vhpc_slurm.controller.admission import PRIVILEGED_PORTS, SHARES, Admission, Peer, PeerGroup, scaled
-from vhpc_slurm.controller.attempts import Attempts
-from vhpc_slurm.controller.authority import Authority, Origin
-from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.peeruid import PeerUids
-from vhpc_slurm.controller.ratelimited_log import RateLimitedLog
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.addresses import plain
+from vhpc_slurm.controller.api.admission import PRIVILEGED_PORTS, SHARES, Admission, Peer, PeerGroup, scaled
+from vhpc_slurm.controller.api.attempts import Attempts
+from vhpc_slurm.controller.api.authority import Authority, Origin
+from vhpc_slurm.controller.api.peeruid import PeerUids
+from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
+from vhpc_slurm.controller.api.requests import Requests
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import (
     Credential,
@@ -76,7 +76,7 @@ class Server:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        requests: Requests,
         munge: Munge,
         allowed: frozenset[int],
         authority: Authority | None = None,
@@ -84,7 +84,8 @@ class Server:
         descriptors: int = 65536,
     ) -> None:
         """``allowed`` are the uids that are listened to; without ``authority`` each may say everything."""
-        self._dispatcher = dispatcher
+        self._requests = requests
+        self._connections = 0
         self._munge = munge
         self._allowed = allowed
         self._authority = authority
@@ -154,7 +155,7 @@ class Server:
 
     async def _talk(self, connection: socket.socket, peer: Peer, origin: Origin, begun: list[Peer]) -> None:
         begun.append(peer)
-        self._dispatcher.connections += 1
+        self._connections += 1
         writer: asyncio.StreamWriter | None = None
         try:
             reader, writer = await asyncio.open_connection(sock=connection)
@@ -166,7 +167,7 @@ class Server:
                 writer.transport.abort()
         finally:
             self._admission.leave(peer)
-            self._dispatcher.connections -= 1
+            self._connections -= 1
             (writer or connection).close()
 
     async def _converse(
@@ -305,7 +306,7 @@ class Server:
             except VhpcError as err:
                 self._log.warning("uid %d at %s is refused: %s", uid, origin.address, err.line())
                 return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
-        answer = asyncio.ensure_future(self._dispatcher.answer(request, uid))
+        answer = asyncio.ensure_future(self._requests.answer(request, uid))
         gone = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -315,7 +316,11 @@ class Server:
             gone.cancel()
 
     def _with_origin(self, answer: wire.Answer, origin: Origin) -> wire.Answer:
-        if not isinstance(answer, wire.Status) or self._authority is None:
+        """What only the server knows of a status."""
+        if not isinstance(answer, wire.Status):
+            return answer
+        answer = msgspec.structs.replace(answer, connections=self._connections)
+        if self._authority is None:
             return answer
         names = self._authority.speaks_for(origin)
         return msgspec.structs.replace(answer, seen_at=origin.address, speaks_for=names)

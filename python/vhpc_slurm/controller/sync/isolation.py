@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the auditor knows of the fabric, and what follows from it for jobs.
+"""What audits have shown about isolation on the fabric, and what that means for jobs.
 
-Seen to be open, a fabric counts as not safe after one deadline; with a part that
-cannot be read, and so could be open, after another.  A job whose port lacks its
-key hurts nobody else: it alone ends when that cannot be put right.
+A fabric that audits show to be open counts as unsafe after one deadline. A fabric
+with a part that cannot be read, and could therefore be open, counts as unsafe
+after another. A port that lacks its key harms only its own job: that job ends
+when the key cannot be restored.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-import msgspec
-
-from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import FabricFinding
 from vhpc_slurm.model import Generation
@@ -22,11 +21,33 @@ from vhpc_slurm.model import Generation
 log = logging.getLogger("vhpcd")
 
 _Since = tuple[float, float]
-"""Of a steady clock, and of the wall's."""
+"""A moment: seconds of the monotonic clock, and seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class IsolationState:
+    """Whether the fabric keeps jobs apart.
+
+    Attributes:
+        safe: False when the fabric has been open, or could not be read, for longer than the site
+            allows: guests with keys must end.
+        open_since: when the fabric was first seen open, or a part of it could first not be read, in
+            seconds since the epoch; None while all of it is seen to be closed.
+        what: the first finding of the last audit, or why the audit failed; empty when nothing is wrong.
+        audited: when an audit last found nothing wrong, in seconds since the epoch; None: not yet.
+        lost: generations whose ports have lacked their key for longer than the site allows, each with
+            what the audit found: their guests must end.
+    """
+
+    safe: bool = True
+    open_since: float | None = None
+    what: str = ""
+    audited: float | None = None
+    lost: tuple[tuple[Generation, str], ...] = ()
 
 
 class IsolationWatch:
-    """Read by other threads than the one which writes it."""
+    """Collects what audits find. One thread writes it; others read its state at any time."""
 
     def __init__(
         self, open_deadline_s: float, unread_deadline_s: float, steady: Callable[[], float] = time.monotonic
@@ -37,7 +58,7 @@ class IsolationWatch:
         self._open: _Since | None = None
         self._unread: _Since | None = None
         self._lost: dict[Generation, tuple[float, str]] = {}
-        self._state = FabricState()
+        self._state = IsolationState()
 
     def saw(
         self,
@@ -45,12 +66,12 @@ class IsolationWatch:
         trouble: FabricError | None = None,
         holders: Mapping[int, Generation] | None = None,
     ) -> None:
-        """Note what an audit found.
+        """Record what an audit found.
 
         Args:
             found: its findings.
-            trouble: why the fabric could not be told what it should be.
-            holders: whose the ports are, by their GUIDs.
+            trouble: why the fabric could not be changed to what it should be.
+            holders: the generation that each port belongs to, by port GUID.
         """
         opening = [one for one in found if one.open]
         unread = [one for one in found if one.unread]
@@ -66,7 +87,7 @@ class IsolationWatch:
         first = next(iter((*opening, *unread, *found)), None)
         what = first.what if first else trouble.line() if trouble else ""
         audited = self._state.audited if found or trouble else time.time()
-        self._state = FabricState(open_since=min(since, default=None), what=what, audited=audited)
+        self._state = IsolationState(open_since=min(since, default=None), what=what, audited=audited)
 
     def _note_lost(
         self, found: tuple[FabricFinding, ...], holders: Mapping[int, Generation], *, blind: bool
@@ -80,20 +101,20 @@ class IsolationWatch:
             for generation, what in lost.items()
         }
 
-    def state(self) -> FabricState:
-        """Whether the fabric keeps jobs apart, as far as is known, and which jobs have lost their keys."""
+    def state(self) -> IsolationState:
+        """Whether the fabric keeps jobs apart as of the last audit, and which jobs have lost their keys."""
         safe = not (
             self._over(self._open, self._open_deadline_s) or self._over(self._unread, self._unread_deadline_s)
         )
         lost = tuple(
-            (str(generation), what)
+            (generation, what)
             for generation, (since, what) in self._lost.items()
             if self._steady() - since >= self._open_deadline_s
         )
-        return msgspec.structs.replace(self._state, safe=safe, lost=lost)
+        return replace(self._state, safe=safe, lost=lost)
 
     def must_be_safe(self) -> None:
-        """FabricError while the fabric is not safe: who would have a key had better wait."""
+        """FabricError while the fabric is not safe: no job gets a key then."""
         state = self.state()
         if not state.safe:
             raise FabricError(

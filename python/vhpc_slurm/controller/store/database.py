@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from vhpc_slurm.controller import schema
-from vhpc_slurm.controller.dberror import DamagedError, explain
-from vhpc_slurm.controller.keystore import KeyStore, SqliteKeys
+from vhpc_slurm.controller.store import schema
+from vhpc_slurm.controller.store.errors import DamagedError, explain
+from vhpc_slurm.controller.store.keys import KeyStore, SqliteKeys
 from vhpc_slurm.controller.wire_types import LeaseWire, TimelineWire
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import ALARM, Alarm, Generation, Lease, LeaseRecord, LeaseState, Timeline
