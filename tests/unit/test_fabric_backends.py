@@ -328,7 +328,7 @@ def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site:
         (b"", "there is no partition"),
         (None, "is gone"),
         (DEFAULT, "is not what vhpcd wrote"),
-        (DEFAULT + b"x=0x1000 : A=full ;\n", "is no port GUID"),
+        (DEFAULT + b"x=0x1000 : A=full ;\n", "is not a port GUID"),
     ],
 )
 def test_the_auditor_sees_a_damaged_file_and_its_effect_and_repairs_them(
@@ -441,7 +441,7 @@ def test_a_file_that_fills_a_port_s_table_is_taken_back(
         reader = FabricReader(environment=fabric.environment)
         site = Site(fabric, reader, tmp_path / "db", site=crowding(GUIDS[0], 64))
         before = fabric.partitions.read_bytes()
-        with pytest.raises(FabricError, match=r"does not like its configuration.*ERR 0512"):
+        with pytest.raises(FabricError, match=r"rejected its configuration.*ERR 0512"):
             site.open(1, "n1")
         assert site.states() == {1: "reserved"}
         assert fabric.partitions.read_bytes() == before

@@ -327,7 +327,7 @@ def test_the_command_answers_line_by_line_until_its_input_ends(here: Opensm, tmp
     )
     first, second, third = (json.loads(line) for line in done.stdout.splitlines())
     assert base64.b64decode(first["file"]) == DEFAULT
-    assert second["error"][0] == "that is no request"
+    assert second["error"][0] == "the request cannot be read"
     assert third == first
 
 
@@ -347,7 +347,7 @@ def test_a_command_that_makes_no_sense_is_no_answer(script: str, message: str) -
 
 
 def test_a_command_that_does_not_listen_is_not_waited_for() -> None:
-    with pytest.raises(FabricError, match="it does not listen"):
+    with pytest.raises(FabricError, match="it does not read its input"):
         RemoteOpensm(("sleep", "60"), 1.0).replace(bytes(1 << 20))
 
 

@@ -231,7 +231,7 @@ def test_a_second_vhpcd_on_the_same_database_does_not_start(vhpcd: Vhpcd) -> Non
     assert second.returncode == 1
     assert vhpcd.process is not None
     assert said.splitlines()[-1] == (
-        f"vhpcd: vhpcd runs already on {vhpcd.config.controller.database}: as process {vhpcd.process.pid}"
+        f"vhpcd: another vhpcd uses {vhpcd.config.controller.database}: it is process {vhpcd.process.pid}"
     )
     assert vhpcd.client.status()
 

@@ -179,7 +179,7 @@ class ControllerClient:
                     raise FabricError(
                         f"vhpcd at {where} does not answer",
                         f"{err or type(err).__name__}; tried for {limit_s:g} s",
-                        "is vhpcd running there? see: systemctl status vhpcd",
+                        "check that vhpcd runs there: systemctl status vhpcd",
                     ) from err
             # A thousand nodes must not come back in step.
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
@@ -187,7 +187,7 @@ class ControllerClient:
         if isinstance(answer, wire.Failure):
             raise _KINDS.get(answer.kind, FabricError)(answer.what, answer.why, answer.hint)
         if not isinstance(answer, expected):
-            raise FabricError("vhpcd gave an answer to another question", type(answer).__name__)
+            raise FabricError("vhpcd sent an answer to another request", type(answer).__name__)
         return answer
 
     def _once(self, body: wire.Request, deadline: float) -> wire.Answer:
@@ -201,7 +201,9 @@ class ControllerClient:
             link.sendall(wire.HEADER.pack(len(sealed)) + sealed)
             (length,) = wire.HEADER.unpack(_receive(link, wire.HEADER.size, deadline))
             if length > wire.MAX_MESSAGE:
-                raise FabricError("what answers as vhpcd is not vhpcd", f"a message of {length} bytes")
+                raise FabricError(
+                    "the program at vhpcd's address is not vhpcd", f"a message of {length} bytes"
+                )
             frame = _receive(link, length, deadline)
             rootport.wait_for_end(link, min(CLOSE_S, _left(deadline)))
         return self._open(frame, nonce)
@@ -216,7 +218,7 @@ class ControllerClient:
             user = self._settings.user
             raise FabricError(
                 what,
-                f"uid {credential.uid} wrote it, not {user} or root",
+                f"uid {credential.uid} sent it, not {user} or root",
                 f"{user} must have the same uid on all hosts; see controller.user in vhpc.toml",
             )
         try:

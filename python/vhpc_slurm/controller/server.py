@@ -76,7 +76,7 @@ async def serve(config: Config) -> None:
             ),
         ]
         await stop.wait()
-        log.info("vhpcd ends")
+        log.info("vhpcd stops")
         listener.close()
         for task in tasks:
             task.cancel()
@@ -109,7 +109,7 @@ def _only_one(database: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
-            raise NodeError(f"vhpcd runs already on {database}", f"as process {owner}") from None
+            raise NodeError(f"another vhpcd uses {database}", f"it is process {owner}") from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield

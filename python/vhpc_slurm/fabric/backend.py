@@ -166,7 +166,7 @@ class NoNetwork:
             outcomes[generation] = Proof(snapshot.epoch)
             if assignment is not None:
                 outcomes[generation] = FabricError(
-                    f"nobody can take the key {numbers.label(assignment.pkey)} off the fabric",
+                    f"the key {numbers.label(assignment.pkey)} cannot be taken off the fabric",
                     "fabric.backend is none now",
                 )
         return outcomes

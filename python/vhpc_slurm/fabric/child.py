@@ -79,7 +79,7 @@ class LineChild:
         left = memoryview(data)
         while left:
             if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError("it does not listen")
+                raise TimeoutError("it does not read its input")
             left = left[os.write(stdin, left[:_CHUNK]) :]
         selector.unregister(stdin)
 
@@ -94,7 +94,7 @@ class LineChild:
                 raise BrokenPipeError
             answer += chunk
             if len(answer) > MAX_ANSWER:
-                raise OSError("the answer has no end")
+                raise OSError("the answer is too long")
         return bytes(answer)
 
     def _end(self) -> str:
@@ -102,7 +102,7 @@ class LineChild:
         child, self._child = self._child, None
         stderr, self._stderr = self._stderr, None
         if child is None or stderr is None:
-            return "it never began"
+            return "it was not started"
         assert child.stdin is not None
         assert child.stdout is not None
         with contextlib.suppress(OSError):

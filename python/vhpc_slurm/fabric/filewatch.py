@@ -149,7 +149,7 @@ class FileWatch:
             number = self._inotify.add(path, mask | _OF_ITSELF | IN_MASK_ADD)
         except OSError as err:
             if path not in self._unwatched:
-                log.error("%s is not watched (%s): only the auditor looks at it", path, err.strerror)
+                log.error("%s cannot be watched (%s): only audits look at it", path, err.strerror)
             self._unwatched.add(path)
             return
         self._unwatched.discard(path)
@@ -179,9 +179,11 @@ class FileWatch:
                     return None  # it was ours
                 if one.restore is not None:
                     self._restored.append(now)
-                    log.error("%s was changed, not by vhpcd, and is put back", one.file)
+                    log.error("%s was changed by another program; vhpcd has restored it", one.file)
             except FabricError as err:
-                log.error("%s was changed, not by vhpcd, and is not put back: %s", one.file, err.line())
+                log.error(
+                    "%s was changed by another program, and vhpcd cannot restore it: %s", one.file, err.line()
+                )
             return self._notice()
 
         return restore

@@ -249,8 +249,8 @@ def overlap(one: KeyAssignment, other: KeyAssignment) -> bool:
 def foreign_assignment(assignment: KeyAssignment) -> FabricError:
     """Why a backend can do nothing for an assignment: it was made under another one."""
     return FabricError(
-        f"nobody can prove anything of {label(assignment.pkey)} of {assignment.generation}",
-        "it was given out under another fabric.backend",
+        f"{label(assignment.pkey)} of {assignment.generation} cannot be verified",
+        "it was assigned under another fabric.backend",
         "go back to that backend until the job has ended",
     )
 
@@ -264,7 +264,7 @@ def refuse_other_spaces(space: Space, snapshot: KeySnapshot) -> None:
     ]
     if held:
         raise FabricError(
-            f"{len(held)} assignments are in use that are no {space.name}s",
+            f"{len(held)} assignments in use are not {space.name}s",
             f"the first is {label(held[0].pkey)} of {held[0].generation}",
             "let these jobs end under the backend that they began with",
         )

@@ -226,7 +226,7 @@ class RemoteOpensm:
         """Where its log ends now."""
         mark = self._ask(ManagerRequest("mark")).mark
         if mark is None:
-            raise self._lost("it names no place in its log")
+            raise self._lost("its answer has no position in the log")
         return (mark,)
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
@@ -257,7 +257,7 @@ class RemoteOpensm:
         return FabricError(
             f"cannot reach the file behind `{self._command}`",
             why,
-            "does the command run `vhpc fabric manager` there?",
+            "check that the command runs `vhpc fabric manager` there",
         )
 
 
@@ -266,7 +266,7 @@ def serve(opensm: Opensm, line: bytes) -> ManagerAnswer:
     try:
         return _serve(opensm, msgspec.json.decode(line, type=ManagerRequest))
     except UNDECODABLE as err:
-        return ManagerAnswer(error=("that is no request", str(err), "see vhpc fabric manager in vhpc(1)"))
+        return ManagerAnswer(error=("the request cannot be read", str(err), "see vhpc(1)"))
     except FabricError as err:
         return ManagerAnswer(
             error=(err.what, err.why, err.hint),
@@ -295,5 +295,5 @@ def _serve(opensm: Opensm, request: ManagerRequest) -> ManagerAnswer:
         case ManagerRequest("check"):
             opensm.check()
         case _:
-            raise FabricError(f"there is nothing to {request.do} with", "the request lacks its file or mark")
+            raise FabricError(f"cannot {request.do}", "the request lacks its file or mark")
     return answer

@@ -78,14 +78,14 @@ class KeyPool:
         space = self.space
         if not space.first <= self.first <= self.last <= space.last:
             raise FabricError(
-                f"no range of {space.name}s: {space.label(self.first)}-{space.label(self.last)}",
+                f"invalid range of {space.name}s: {space.label(self.first)}-{space.label(self.last)}",
                 f"they are {space.label(space.first)} to {space.label(space.last)}"
                 + ("; 0x7fff is the default partition" if space is PKEYS else ""),
                 f"see fabric.{space.option}_first and fabric.{space.option}_last in vhpc.toml",
             )
         if self.last - self.first >= MAX_POOL:
             raise FabricError(
-                f"too many {space.name}s: {self.last - self.first + 1}", f"at most {MAX_POOL} are handed out"
+                f"too many {space.name}s: {self.last - self.first + 1}", f"a pool has at most {MAX_POOL}"
             )
         if not any(True for _ in self.numbers()):
             raise FabricError(

@@ -184,7 +184,7 @@ class Opensm:
             finally:
                 os.close(place)
         except OSError as err:
-            raise FabricError(f"cannot write {self.file.parent}", str(err), "is its disk well?") from err
+            raise FabricError(f"cannot write {self.file.parent}", str(err), "see dmesg") from err
 
     def differing(self) -> list[str]:
         """Nothing: there is one file."""
@@ -338,7 +338,7 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
             heard = heard or time.monotonic()
             # the same sweep may complain of more, and that would be taken for the next file's
             if over or time.monotonic() >= min(deadline, heard + SETTLE_S):
-                raise ComplaintError("OpenSM does not like its configuration", complaint)
+                raise ComplaintError("OpenSM rejected its configuration", complaint)
             time.sleep(POLL_S)
             continue
         left = [some for some in left if not any(SWEPT in said.get(one, b"") for one in some)]
@@ -348,8 +348,8 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
             names = " or ".join(str(one.partitions) for one in left[0])
             raise FabricError(
                 f"OpenSM did not sweep within {timeout_s:g} s",
-                f"no log of the one with {names} says SUBNET UP",
-                "is it master, and force_log_flush TRUE?",
+                f"the log of the OpenSM with {names} does not say SUBNET UP",
+                "check that it is the master, and that force_log_flush is TRUE",
             )
         time.sleep(min(POLL_S, max(FIRST_POLL_S, (time.monotonic() - began) / 10)))
 

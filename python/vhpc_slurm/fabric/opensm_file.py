@@ -169,11 +169,11 @@ class OpensmFile(ByPolicy):
 
     def _defects(self, name: str, data: bytes | None, meant: tuple[IbPartition, ...] | None) -> list[str]:
         if data is None:
-            return [f"{name} is gone: at its next sweep OpenSM opens the fabric"]
+            return [f"{name} is missing: at its next sweep OpenSM opens the fabric"]
         if self._wrote is not None and data == self._wrote[0] and meant in (None, self._wrote[1]):
             return []
         if meant is not None and len(data) > 2 * len(partitions.render(meant, 0)) + SLACK:
-            return [f"{name} has {len(data)} bytes, and is not what vhpcd wrote"]
+            return [f"{name} has {len(data)} bytes, which is not what vhpcd wrote"]
         defects = partitions.lint(data)
         if defects:
             return [f"{name} line {one.line}: {one.reason}" for one in defects[:10]]
@@ -204,7 +204,7 @@ class OpensmFile(ByPolicy):
             return None
         self._swept, self._read = None, False
         data = partitions.render(meant, snapshot.epoch, snapshot.tag)
-        partitions.parse(data, "what vhpcd would write")
+        partitions.parse(data, "the file that vhpcd would write")
         if repairing:
             self._logs.repairing()
         else:
@@ -302,7 +302,7 @@ class OpensmFile(ByPolicy):
         if lost:
             raise FabricError(
                 f"vhpcd does not know {len(lost)} keys of {self._opensm.partitions}",
-                f"the first is {min(lost):#06x}; to write the file would take them from their jobs",
+                f"the first is {min(lost):#06x}; writing the file would take them from their jobs",
                 "is the database damaged? see fabric.max_lost_percent in vhpc.toml(5)",
             )
 
@@ -314,10 +314,10 @@ class OpensmFile(ByPolicy):
             return 0
         if origin is None or not self._knows(*origin):
             raise FabricError(
-                f"{self._opensm.partitions} was not made of this database of vhpcd",
-                f"it is of epoch {origin[0]} of another" if origin else "it has keys, and no epoch",
+                f"{self._opensm.partitions} was not written from this database of vhpcd",
+                f"it has epoch {origin[0]} of another database" if origin else "it has keys, and no epoch",
                 "was the database restored from a copy? when no job with guests is left, "
-                "put a file with nothing but Default in the place of this one",
+                "replace it by a file with nothing but Default",
             )
         return origin[0]
 

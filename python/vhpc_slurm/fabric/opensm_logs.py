@@ -56,7 +56,7 @@ class OpensmLogs:
                 yield err
                 continue
             if found:
-                yield ComplaintError("OpenSM has complained", found[0])
+                yield ComplaintError("OpenSM logged an error", found[0])
             else:
                 self._written[number] = end
 

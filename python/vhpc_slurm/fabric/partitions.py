@@ -184,7 +184,7 @@ class _Reader:
     def _read(self, data: bytes) -> None:
         last = data.count(b"\n") + 1
         if data and not data.endswith(b"\n"):
-            self._refuse(last, "the last line has no end: the file is torn")
+            self._refuse(last, "the last line has no newline: the file is incomplete")
         for statement in self._statements(data):
             self._statement(statement)
         if not self.partitions and not self.defects:
@@ -223,7 +223,7 @@ class _Reader:
         found: set[int] = set()
         for pattern, reason in (
             (_LONG, "{} bytes in one line: OpenSM cuts after 4095"),
-            (_UNPRINTABLE, "a byte that is no printable ASCII character"),
+            (_UNPRINTABLE, "a byte that is not a printable ASCII character"),
         ):
             number, end = 1, 0
             for match in pattern.finditer(data):
@@ -259,20 +259,20 @@ class _Reader:
 
     def _key(self, line: int, name: str, text: str) -> int:
         if not _NAME.match(name):
-            self._refuse(line, f"{name[:70]!r} is no name: a letter, then letters, digits and '_'")
+            self._refuse(line, f"{name[:70]!r} is not a name: a letter, then letters, digits and '_'")
         elif name in self._names:
             self._refuse(line, f"{name} is also the name of the partition in line {self._names[name]}")
         elif name != "Default" and "default".startswith(name.lower()):
             self._refuse(line, f"{name} would be taken for Default")
         self._names.setdefault(name, line)
         if not _PKEY.match(text):
-            self._refuse(line, f"{text[:20]!r} is no key: 0x and four digits in lower case are expected")
+            self._refuse(line, f"{text[:20]!r} is not a key: 0x and four digits in lower case are expected")
             return 0
         pkey = int(text, 16)
         if pkey & 0x8000:
             self._refuse(line, f"{text} has the membership bit: OpenSM takes it for {pkey & 0x7FFF:#06x}")
         elif pkey == 0:
-            self._refuse(line, "0x0000 is no key: OpenSM would invent one")
+            self._refuse(line, "0x0000 is not a key: OpenSM would choose one")
         elif (pkey == DEFAULT_PKEY) != (name == "Default"):
             self._refuse(line, f"{name}={text}: the default partition is Default=0x7fff, and only it")
         elif pkey in self._pkeys:
@@ -289,7 +289,7 @@ class _Reader:
         found = words[1:]
         for word in found:
             if not _FLAG.match(word):
-                self._refuse(line, f"{word[:40]!r} is no flag; OpenSM would ignore it or guess")
+                self._refuse(line, f"{word[:40]!r} is not a flag; OpenSM would ignore it or guess")
             elif "=" in word and not word.startswith("defmember") and "ipoib" not in found:
                 self._refuse(line, f"{word} means nothing without ipoib")
         if len({word.partition("=")[0] for word in found}) != len(found):
@@ -307,22 +307,23 @@ class _Reader:
         found: list[tuple[str, bool]] = []
         seen: set[str] = set()
         for number, word in words:
-            member, equals, share = word.partition("=")
+            member, _, share = word.partition("=")
             if share not in ("full", "limited"):
                 self._refuse(
-                    number, f"{word[:60]!r} is no member: {'=' if equals else 'it'} needs =full or =limited"
+                    number,
+                    f"{word[:60]!r} is not a member: it needs =full or =limited",
                 )
             elif member in seen:
                 self._refuse(number, f"{member} is a member twice: OpenSM takes the last")
             elif member in _GROUPS:
                 if not default:
-                    self._refuse(number, f"{member} lets ports in that nobody named")
+                    self._refuse(number, f"{member} adds ports that are not named")
             elif not _GUID.match(member):
                 self._refuse(
-                    number, f"{member[:60]!r} is no port GUID: 0x and 16 digits in lower case are expected"
+                    number, f"{member[:60]!r} is not a port GUID: 0x and 16 digits in lower case are expected"
                 )
             elif int(member, 16) in (0, (1 << 64) - 1):
-                self._refuse(number, f"{member} is no port's GUID")
+                self._refuse(number, f"{member} is not the GUID of a port")
             elif share == "full" and member in self._full:
                 self._refuse(number, f"{member} is a full member in line {self._full[member]} already")
             if share == "full" and member not in _GROUPS:
@@ -348,6 +349,6 @@ class _Reader:
                 words.pop()
         for word in words:
             if ":" in word:
-                self._refuse(number, f"{word.strip()[:60]!r} begins a partition, and the last has no ';'")
+                self._refuse(number, f"{word.strip()[:60]!r} begins a partition; the previous one has no ';'")
                 return
             yield word

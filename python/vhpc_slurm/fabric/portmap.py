@@ -55,7 +55,7 @@ class PortMap:
                     raise FabricError(
                         f"no port of node {node} on rail {rail} is free",
                         f"other jobs have {sum(guid in taken for guid in has)} of its {len(has)}",
-                        "count them as a generic resource of the node, and jobs wait instead",
+                        "declare them as a generic resource of the node: then jobs wait instead",
                     )
                 chosen |= dict.fromkeys(free[:vfs])
         return tuple(chosen)
@@ -79,10 +79,10 @@ def parse(text: str, file: str) -> PortMap:
             raise FabricError(where, f"{line.strip()[:80]!r}", hint)
         node, rail, guid = words
         if not _RAIL.match(rail) or int(rail) >= MAX_RAILS:
-            raise FabricError(where, f"{rail[:20]!r} is no rail: 0 to {MAX_RAILS - 1}", hint)
+            raise FabricError(where, f"{rail[:20]!r} is not a rail: 0 to {MAX_RAILS - 1}", hint)
         value = int(guid, 16) if _GUID.match(guid) else 0
         if not value:
-            raise FabricError(where, f"{guid[:40]!r} is no port GUID", hint)
+            raise FabricError(where, f"{guid[:40]!r} is not a port GUID", hint)
         if value in seen:
             raise FabricError(where, f"{guid} is in line {seen[value]} already")
         seen[value] = number

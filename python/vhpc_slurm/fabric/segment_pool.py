@@ -55,7 +55,7 @@ class SegmentPool(ByPolicy):
         del unsure
         return tuple(
             FabricFinding(
-                0, f"{numbers.label(assignment.pkey)} of {assignment.generation} is not of the pool"
+                0, f"{numbers.label(assignment.pkey)} of {assignment.generation} is not in the pool"
             )
             for assignment in snapshot.carried()
             if assignment.pkey not in self._policy.pool

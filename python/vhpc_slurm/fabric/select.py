@@ -77,7 +77,7 @@ def _segment_pool(fabric: Fabric) -> SegmentPool:
     pool = KeyPool(fabric.vlan_first, fabric.vlan_last, frozenset(fabric.vlan_reserved), VLANS)
     if fabric.rails > MAX_ETHERNET_RAILS:
         raise FabricError(
-            f"{fabric.rails} rails are too many", f"{MAX_ETHERNET_RAILS} have room in a MAC address"
+            f"{fabric.rails} rails are too many", f"a MAC address has room for {MAX_ETHERNET_RAILS}"
         )
     return SegmentPool(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
 
@@ -116,7 +116,7 @@ def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
         return RemoteOpensm(one.command, timeout_s)
     if one.command or not all(files):
         raise FabricError(
-            "fabric.subnets has a manager that cannot be spoken to",
+            "a manager in fabric.subnets is incomplete",
             f"it has {one}",
             "give it partitions, pidfile and log, or a command",
         )
@@ -172,12 +172,14 @@ def port_map(fabric: Fabric) -> PortMap | None:
     if not fabric.port_map:
         if fabric.in_guests:
             raise FabricError(
-                "fabric.in_guests needs fabric.port_map", "virtual functions are expected in guests anyway"
+                "fabric.in_guests needs fabric.port_map",
+                "without it nodes set the GUIDs, and guests are always checked",
             )
         return None
     if fabric.backend != "opensm-file":
         raise FabricError(
-            f"fabric.port_map is nothing for {fabric.backend}", "it knows ports by the GUIDs that nodes set"
+            f"fabric.port_map cannot be used with backend {fabric.backend}",
+            "that backend recognizes ports by the GUIDs that nodes set",
         )
     try:
         text = _text(fabric.port_map).decode()
@@ -200,9 +202,9 @@ def ipoib_network(fabric: Fabric) -> IPv4Network | None:
     try:
         network = IPv4Network(fabric.ipoib_network)
     except ValueError as err:
-        raise FabricError(f"{what} is no network", str(err), "such as 10.128.0.0/12") from err
+        raise FabricError(f"{what} is not an IPv4 network", str(err), "such as 10.128.0.0/12") from err
     if not 1 <= network.prefixlen <= SMALLEST_NETWORK:
-        raise FabricError(f"{what} is no network for guests", "", "such as 10.128.0.0/12")
+        raise FabricError(f"{what} has no room for two guests", "", "such as 10.128.0.0/12")
     return network
 
 
@@ -225,12 +227,13 @@ def site_partitions(fabric: Fabric) -> tuple[IbPartition, ...]:
         if one.pkey in pool:
             raise FabricError(
                 f"{fabric.site_partitions} has the key {one.pkey:#06x}",
-                "it is one of those for jobs",
+                "it belongs to the pool of keys for jobs",
                 "name it in fabric.pkey_reserved, or change fabric.pkey_first and fabric.pkey_last",
             )
         if one.name.startswith("key_"):
             raise FabricError(
-                f"{fabric.site_partitions} has the name {one.name}", "jobs' partitions are called so"
+                f"{fabric.site_partitions} has a partition named {one.name}",
+                "names that begin with key_ are for jobs",
             )
     return found[1:]
 

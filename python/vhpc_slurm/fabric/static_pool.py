@@ -76,7 +76,8 @@ class StaticPool(ByPolicy):
         """FabricError: the file is the site's."""
         del snapshot
         raise FabricError(
-            "vhpcd writes nothing for a static pool", hint="install: vhpc fabric render --pool, and SIGHUP"
+            "vhpcd does not write the file of a static pool",
+            hint="install: vhpc fabric render --pool, and SIGHUP",
         )
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:

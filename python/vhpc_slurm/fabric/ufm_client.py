@@ -93,7 +93,9 @@ class UfmClient:
             or parts.query
             or port == -1
         ):
-            raise FabricError(f"{url!r} is no address of a UFM", hint="fabric.ufm_url is https://HOST[:PORT]")
+            raise FabricError(
+                f"{url!r} is not the address of a UFM", hint="fabric.ufm_url is https://HOST[:PORT]"
+            )
         self._host, self._port = parts.hostname, port or 443
         self._token_file = token_file
         self._timeout_s = timeout_s
@@ -184,7 +186,7 @@ class UfmClient:
         finally:
             connection.close()
         if len(said) > MAX_ANSWER:
-            raise FabricError(f"{what} answers without end")
+            raise FabricError(f"{what} sends too long an answer")
         if status in (200, 201, 202, 204):
             return said
         if status == 404 and absent_ok:
@@ -196,9 +198,9 @@ class UfmClient:
             return msgspec.json.decode(data, type=kind)
         except UNDECODABLE as err:
             raise FabricError(
-                f"UFM at {self._host}:{self._port} gives an answer that makes no sense",
+                f"UFM at {self._host}:{self._port} sent an answer that cannot be read",
                 str(err),
-                "is it a UFM, and the token valid? UFM may send its login page instead of an error",
+                "check the address and the token: UFM may send its login page instead of an error",
             ) from err
 
     def _token(self) -> str:
@@ -216,10 +218,12 @@ class UfmClient:
             ) from err
         if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
             raise FabricError(
-                f"{self._token_file} is no secret", "others may read it", f"chmod 600 {self._token_file}"
+                f"{self._token_file} is readable by other users",
+                "it has to be secret",
+                f"chmod 600 {self._token_file}",
             )
         if not _TOKEN.fullmatch(token):
-            raise FabricError(f"{self._token_file} has no token", "one word is expected, and nothing else")
+            raise FabricError(f"{self._token_file} has no token", "it must contain one word and nothing else")
         return token.decode()
 
 
@@ -231,15 +235,15 @@ def _refusal(what: str, request: str, status: int, said: bytes) -> FabricError:
             f"{what} refuses the token", why, "make a new one and put it into fabric.ufm_token_file"
         )
     if status == 403:
-        return FabricError(f"{what} does not let us", why, "the token's user needs the role System_Admin")
+        return FabricError(f"{what} denies access", why, "the token's user needs the role System_Admin")
     if status in (408, 409, 423, 425, 429) or status >= 500:
-        return UfmBusyError(f"{what} could not do it", why)
+        return UfmBusyError(f"{what} could not serve the request", why)
     return FabricRefusedError(f"{what} refuses", why)
 
 
 def _pkey(text: str) -> int:
     if not _PKEY.match(text):
-        raise FabricError("UFM names a key that is none", repr(text[:40]))
+        raise FabricError("UFM sent an invalid key", repr(text[:40]))
     return int(text, 16) & 0x7FFF
 
 
@@ -247,7 +251,7 @@ def _members(one: _UfmPartition) -> dict[int, bool]:
     found = {}
     for member in one.guids or ():
         if not _GUID.match(member.guid):
-            raise FabricError("UFM names a port GUID that is none", repr(member.guid[:40]))
+            raise FabricError("UFM sent an invalid port GUID", repr(member.guid[:40]))
         found[int(member.guid, 16)] = member.membership == "full"
     return found
 
@@ -273,7 +277,7 @@ def _bounded(deadline: float) -> type[http.client.HTTPResponse]:
         def readinto(self, buffer: Any, /) -> int:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError("no whole answer in time")
+                raise TimeoutError("the answer was not complete in time")
             self._sock.settimeout(left)
             return self._sock.recv_into(buffer)
 

@@ -141,7 +141,7 @@ class UfmRest(ByPolicy):
                         asked[one.pkey] -= AGAIN_S - POLL_S
             time.sleep(POLL_S)
         self._late = {pkey: why or "UFM has accepted it" for pkey, why in late.items()}
-        log.error("UFM did not do within %g s: %s", self._timeout_s, _some(todo))
+        log.error("UFM did not apply within %g s: %s", self._timeout_s, _some(todo))
 
     def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
         """Read back that the generations' ports have their keys in UFM and on the fabric, and nobody else."""
@@ -157,9 +157,9 @@ class UfmRest(ByPolicy):
             foreign = sorted(guid for guid in have.get(pkey, {}) if not _ours(pkey, guid))
             if foreign:
                 outcomes[assignment.generation] = FabricError(
-                    f"key {pkey:#06x} of {assignment.generation} has a port in UFM that is none of vhpcd's",
+                    f"key {pkey:#06x} of {assignment.generation} has a port in UFM that vhpcd did not add",
                     f"the first is {foreign[0]:#018x}",
-                    "take it out, or name the key in fabric.pkey_reserved",
+                    "remove it, or add the key to fabric.pkey_reserved",
                 )
             elif pkey in todo:
                 outcomes[assignment.generation] = self._undone(assignment, todo[pkey])
@@ -204,7 +204,7 @@ class UfmRest(ByPolicy):
         found += [
             FabricFinding(
                 guid,
-                f"UFM: port {guid:#018x}, which is none of vhpcd's, is on key {pkey:#06x} of the pool",
+                f"UFM: port {guid:#018x}, which vhpcd did not add, is on key {pkey:#06x} of the pool",
                 open=pkey in carried,
             )
             for pkey in sorted(self._pool & have.keys())
@@ -242,8 +242,8 @@ class UfmRest(ByPolicy):
 
     def _undone(self, assignment: KeyAssignment, change: Change) -> FabricError:
         return FabricError(
-            f"UFM did not do within {self._timeout_s:g} s what {assignment.generation} needs",
-            f"{change.line()}: {self._late.get(assignment.pkey, 'it was there, and is no more')}",
+            f"UFM did not apply the key of {assignment.generation} within {self._timeout_s:g} s",
+            f"{change.line()}: {self._late.get(assignment.pkey, 'UFM showed it before, not now')}",
             "see UFM's log; fabric.apply_timeout_s is how long it may take",
         )
 
@@ -328,7 +328,7 @@ class UfmRest(ByPolicy):
         if lost:
             raise FabricError(
                 f"vhpcd does not know {len(lost)} keys of jobs in UFM",
-                f"the first is {min(lost):#06x}; to take them away would take them from their jobs",
+                f"the first is {min(lost):#06x}; removing them would take them from their jobs",
                 "is the database damaged? see fabric.max_lost_percent in vhpc.toml(5)",
             )
 

@@ -98,7 +98,7 @@ class HostAddresses:
             if "{node}" not in pattern or "{" in pattern.replace("{node}", ""):
                 raise NodeError(
                     f"controller.node_names has {pattern!r}",
-                    "{node} has to stand in it for the name of a node",
+                    "it must contain {node} and no other name in braces",
                 )
         self._recall()
 
@@ -131,7 +131,7 @@ class HostAddresses:
         known = Known(gone | listed, hosts)
         self._names = resolved
         if known != self.known:
-            log.info("%d nodes and %d addresses of hosts are known", len(known.nodes), len(known.every))
+            log.info("vhpcd knows %d nodes and %d addresses of hosts", len(known.nodes), len(known.every))
             self.known = known
             self._remember()
 
@@ -145,7 +145,7 @@ class HostAddresses:
         except FileNotFoundError:
             return
         except (OSError, *UNDECODABLE) as err:
-            log.warning("%s cannot be read, Slurm is asked: %s", self._file, err)
+            log.warning("%s cannot be read; vhpcd asks Slurm instead: %s", self._file, err)
             return
         self.known = Known(kept.nodes, kept.controllers)
 

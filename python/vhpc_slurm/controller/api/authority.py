@@ -92,22 +92,22 @@ class Authority:
         known = self._addresses.known
         if not known.every:
             return FabricError(
-                "vhpcd does not know where Slurm's hosts are, and so cannot tell who speaks",
+                "vhpcd does not know the addresses of Slurm's hosts, so it cannot check the sender",
                 self._trouble,
                 "see controller.slurm_bin in vhpc.toml, and the log of vhpcd",
             )
         if not node:
             return FabricError(
-                f"{origin.address} may not speak for the controller",
+                f"{origin.address} may not send requests of the controller",
                 f"it is neither vhpcd's own host nor one of {_some(known.controllers)}",
-                "run it there, or name the address in controller.controller_addresses of vhpcd's vhpc.toml",
+                "run it there, or add the address to controller.controller_addresses in vhpcd's vhpc.toml",
             )
         if node not in known.nodes:
             return FabricError(f"Slurm has no node {node[:80]}", self._trouble, "see: sinfo -N")
         return FabricError(
-            f"{origin.address} may not speak for node {node}",
+            f"{origin.address} may not send requests of node {node}",
             f"Slurm has the node at {_some(known.nodes[node])}",
-            "if it is an address of the node, name it in controller.node_names or node_addresses of vhpcd's "
+            "if the node has this address, add it to controller.node_names or node_addresses in vhpcd's "
             "vhpc.toml",
         )
 
@@ -135,7 +135,7 @@ class Authority:
         err = done.exception()
         trouble = err.line() if isinstance(err, VhpcError) else repr(err) if err else ""
         if trouble and trouble != self._trouble:
-            log.warning("addresses of Slurm's hosts cannot be learnt: %s", trouble)
+            log.warning("Slurm and the resolver do not give the addresses of Slurm's hosts: %s", trouble)
         self._trouble = trouble
 
     def close(self) -> None:

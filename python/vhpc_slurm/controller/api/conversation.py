@@ -123,7 +123,7 @@ class Server:
         origin = Origin(plain(place[0]), plain(own[0]) == plain(place[0]))
         group = self._group(origin, place, own)
         if group is not PeerGroup.TRUSTED and not self._attempts.another(origin.address):
-            self._log.warning("%s connects too often, and is not listened to for a while", origin.address)
+            self._log.warning("%s connects too often; its connections are closed for a while", origin.address)
             return connection.close()
         peer = Peer(origin.address, group, lambda: _cancel(task))
         begun: list[Peer] = []
@@ -151,7 +151,7 @@ class Server:
         return PeerGroup.TRUSTED if privileged else PeerGroup.MEMBER
 
     def _dropped(self, peer: Peer, why: str) -> None:
-        self._log.warning("a connection of %s is dropped: %s", peer.address, why)
+        self._log.warning("a connection from %s is closed: %s", peer.address, why)
 
     async def _talk(self, connection: socket.socket, peer: Peer, origin: Origin, begun: list[Peer]) -> None:
         begun.append(peer)
@@ -188,7 +188,7 @@ class Server:
             try:
                 envelope = wire.unwrap(credential.payload, "request")
             except ValueError as err:
-                self._log.warning("no request from uid %d at %s: %s", credential.uid, peer.address, err)
+                self._log.warning("invalid request from uid %d at %s: %s", credential.uid, peer.address, err)
                 return
             answer: wire.Answer | None = stale or self._object(envelope, credential, peer.address)
             answer = answer or await self._ask(envelope, credential.uid, origin, reader)
@@ -207,7 +207,7 @@ class Server:
     def _counted(self, address: str) -> Iterator[bool]:
         """Whether there is room for one more connection whose user is known; it is counted meanwhile."""
         if self._known.total() >= MAX_KNOWN or self._known[address] >= MAX_KNOWN_EACH:
-            self._log.warning("too many connections wait for an answer, one of %s is dropped", address)
+            self._log.warning("too many connections wait for an answer; one from %s is closed", address)
             yield False
             return
         self._known[address] += 1
@@ -238,7 +238,7 @@ class Server:
     async def _authenticate(self, frame: bytes, peer: Peer) -> tuple[Credential | None, wire.Failure | None]:
         """Who wrote it and what; with a failure to tell him when only the time was wrong."""
         if not frame.startswith(_MUNGE):
-            self._log.warning("message from %s: it is no credential of munge", peer.address)
+            self._log.warning("message from %s: it is not a MUNGE credential", peer.address)
             return None, None
         try:
             async with self._turn(peer):
@@ -274,11 +274,11 @@ class Server:
     def _object(self, envelope: wire.Envelope, credential: Credential, address: str) -> wire.Failure | None:
         """Why this authentic message is not acted on; None when it is."""
         if credential.uid not in self._allowed:
-            self._log.warning("uid %d at %s is not listened to", credential.uid, address)
+            self._log.warning("uid %d at %s is refused: not root or SlurmUser", credential.uid, address)
             return wire.Failure(
                 kind="user",
-                what=f"vhpcd does not listen to uid {credential.uid}",
-                why="only root and SlurmUser may ask",
+                what=f"vhpcd refuses uid {credential.uid}",
+                why="only root and SlurmUser may send requests",
             )
         if envelope.version != wire.VERSION:
             return wire.Failure(

@@ -59,7 +59,7 @@ class Listener:
             raise FabricError(
                 f"vhpcd cannot listen on {host} port {port}",
                 err.strerror or str(err),
-                "is another vhpcd running?",
+                "check whether another vhpcd is running",
             ) from err
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class Listener:
             try:
                 _steer(self._sockets[Lane.PRIVILEGED])
             except OSError as err:
-                log.warning("all connections share one queue: %s", err.strerror)
+                log.warning("all connections share one accept queue: %s", err.strerror)
                 for lane in (Lane.OWN_HOST, Lane.REST):
                     self._pause(lane)
                     self._sockets.pop(lane).close()

@@ -34,10 +34,10 @@ def explain(err: sqlite3.Error, path: str | Path) -> FabricError:
     if code == sqlite3.SQLITE_FULL:
         return FabricError(what, str(err), "make room on its disk")
     if code == sqlite3.SQLITE_IOERR:
-        return FabricError(what, str(err), "its disk does not do what it should; see dmesg")
+        return FabricError(what, str(err), "its disk reports errors; see dmesg")
     if code in _FORBIDDEN:
         return FabricError(
-            what, str(err), "file and folder have to belong to vhpcd's user, on a writable disk"
+            what, str(err), "the file and its folder must belong to vhpcd's user, on a writable disk"
         )
     if code in _CLAIMED:
         return FabricError(what, str(err), "another process holds it; see: fuser FILE")

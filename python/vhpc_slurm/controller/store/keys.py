@@ -103,7 +103,7 @@ class SqliteKeys:
         except sqlite3.IntegrityError as err:
             raise FabricError(
                 f"{assignment.generation} cannot have the key {numbers.label(assignment.pkey)}",
-                f"it is another's: {err}",
+                f"another owner has it: {err}",
             ) from err
         self._tick()
         self._assignments[assignment.generation] = assignment

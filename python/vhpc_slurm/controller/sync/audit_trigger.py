@@ -75,5 +75,5 @@ class AuditTrigger:
 
 
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: vhpcd ends
+    with contextlib.suppress(RuntimeError):  # the loop is closed: vhpcd stops
         loop.call_soon_threadsafe(call)

@@ -79,7 +79,7 @@ class IsolationWatch:
         if opening:
             self._open = self._open or self._now()
         elif self._open is not None and not blind:
-            log.warning("the fabric is closed again after %.0f s", self._steady() - self._open[0])
+            log.warning("the fabric is safe again after %.0f s", self._steady() - self._open[0])
             self._open = None
         self._unread = (self._unread or self._now()) if unread else None
         self._note_lost(found, holders or {}, blind=blind)
@@ -120,7 +120,7 @@ class IsolationWatch:
             raise FabricError(
                 "the fabric does not keep jobs apart",
                 state.what,
-                "vhpcd serves no job with a key until it does; see: vhpc fabric audit",
+                "vhpcd starts no job with a key until it does; see: vhpc fabric audit",
             )
 
     def _now(self) -> _Since:
