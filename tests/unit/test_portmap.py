@@ -41,9 +41,9 @@ def test_each_node_and_rail_has_its_ports_in_the_order_of_the_lines() -> None:
         ("n1 0 0x2c90300000101", "is not a port GUID"),
         ("n1 0 0x0000000000000000", "is not a port GUID"),
         ("n1 0 0x0002c9030000010g", "is not a port GUID"),
-        ("n1 0 0x0002c90300000101\nn2 0 0x0002C90300000101", "line 2: .* is in line 1 already"),
-        ("# nothing", "names no port"),
-        ("", "names no port"),
+        ("n1 0 0x0002c90300000101\nn2 0 0x0002C90300000101", "line 2: .* is also in line 1"),
+        ("# nothing", "lists no port"),
+        ("", "lists no port"),
     ],
 )
 def test_a_line_that_is_none_is_refused_by_its_number(line: str, why: str) -> None:
