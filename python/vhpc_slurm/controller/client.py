@@ -31,11 +31,11 @@ _KINDS: dict[str, type[VhpcError]] = {
 _Answer = TypeVar("_Answer", bound=wire.Answer)
 
 CLOSE_S = 0.5
-"""So long vhpcd may take to close a connection that it has answered."""
+"""Seconds to wait until vhpcd closes an answered connection."""
 
 
 class AcknowledgementFields(Protocol):
-    """A node's word about a generation; ``timeline`` is what it went through, if known."""
+    """The acknowledgement of a node for a generation."""
 
     @property
     def generation(self) -> Generation:
@@ -43,7 +43,7 @@ class AcknowledgementFields(Protocol):
 
     @property
     def node(self) -> str:
-        """The node that says so."""
+        """The node."""
 
     @property
     def clean(self) -> bool:
@@ -51,11 +51,11 @@ class AcknowledgementFields(Protocol):
 
     @property
     def note(self) -> str:
-        """What it cannot get rid of, and why."""
+        """What it still holds, and why."""
 
     @property
     def timeline(self) -> Timeline | None:
-        """Its stages."""
+        """The stages of the generation on this node, if known."""
 
 
 class ControllerClient:
@@ -67,7 +67,7 @@ class ControllerClient:
     """
 
     def __init__(self, config: Config) -> None:
-        """Nothing is sent yet."""
+        """Sends nothing yet."""
         self._settings = config.controller
         self._munge = Munge(config.controller.munge_socket)
 
@@ -93,11 +93,11 @@ class ControllerClient:
         return self._ask(body, wire.LeaseAnswer, wait_s).lease.unpack()
 
     def ending(self, job_id: int, restart: int | None) -> None:
-        """Say that the job's incarnations up to this restart count (None: all) are over."""
+        """Report that the job's generations up to this restart count (None: all) have ended."""
         self._ask(wire.Ending(job_id=job_id, restart=restart), wire.Done)
 
     def acknowledge(self, ack: AcknowledgementFields) -> None:
-        """Say whether this node still holds something of a generation."""
+        """Report whether this node still holds something of a generation."""
         body = wire.Acknowledge(
             generation=str(ack.generation),
             node=ack.node,
@@ -108,7 +108,7 @@ class ControllerClient:
         self._ask(body, wire.Done)
 
     def report_timeline(self, timeline: Timeline) -> None:
-        """Leave a node's timeline with vhpcd, instead of an earlier one of that node and generation."""
+        """Send a node's timeline, which replaces an earlier one of that node and generation."""
         line = wire_types.TimelineWire(
             generation=str(timeline.generation), node=timeline.node, stages=timeline.stages
         )
@@ -138,11 +138,11 @@ class ControllerClient:
         return self._ask(wire.AskStatus(), wire.Status)
 
     def fence(self, node: str) -> wire.Fenced:
-        """Say that a node is off; UserError when nothing waits for it."""
+        """Report that a node is off; UserError when nothing waits for it."""
         return self._ask(wire.Fence(node=node), wire.Fenced)
 
     def clear(self, generations: Sequence[Generation], wait_s: float) -> None:
-        """Lift tombstones after a look at the fabric.
+        """Remove tombstones after a check of the fabric.
 
         Raises:
             UserError: a generation has none, or a node still holds it.
@@ -152,7 +152,7 @@ class ControllerClient:
         self._ask(wire.ClearKey(generations=names), wire.Done, wait_s)
 
     def tell_fabric(self, *, force: bool, wait_s: float) -> None:
-        """Have vhpcd tell the fabric anew what it should carry; FabricError when that does not work."""
+        """Have vhpcd configure the fabric again; FabricError when that fails."""
         self._ask(wire.TellFabric(force=force), wire.Done, wait_s)
 
     def _timelines(self, job_id: int | None) -> dict[str, Sequence[Timeline]]:

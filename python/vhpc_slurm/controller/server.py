@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpcd: the controller service.
+"""The process vhpcd: configuration, the lock of the database, signals, start and stop.
 
-It listens to root and SlurmUser only, and believes nothing that munged has not
-vouched for.  What is said in a node's name has to come from the node.
+vhpcd answers root and SlurmUser only, uses only what munged has authenticated, and
+accepts requests in the name of a node only from that node.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def serve(config: Config) -> None:
 
 
 def _validate(network: NetworkBackend, store: LeaseStore) -> None:
-    """Say what is wrong with the fabric; leases are served nevertheless, and get ready when it is right."""
+    """Log what is wrong with the fabric; leases become ready when it is repaired."""
     try:
         network.validate(store.keys.snapshot())
     except FabricError as err:
@@ -96,7 +96,7 @@ def _validate(network: NetworkBackend, store: LeaseStore) -> None:
 
 @contextlib.contextmanager
 def _only_one(database: Path) -> Iterator[None]:
-    """Hold the lock of the database; two writers of leases would hand out the same things twice."""
+    """Hold the lock of the database: two writers would assign the same keys twice."""
     try:
         database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(f"{database}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose an address is: a node's or the controller's, as Slurm and the configuration say.
+"""Which addresses belong to which node or to the controller, by Slurm and the configuration.
 
-munge says which user wrote a request, and not on which host.  A node's root may
-speak for this node and no other, so what is said in a node's name has to come
-from an address of it.
+MUNGE authenticates the user of a request, not its host. Root of a node may send
+requests for that node only, so a request in the name of a node has to come from one of
+the node's addresses.
 
-Slurm is asked, and names are resolved, in a thread; what is known is a value that
-others read at any time.  It is kept in a file beside the database, since a vhpcd
-that starts before slurmctld has running jobs all the same.
+A thread asks Slurm and resolves names; its result is an immutable value that others
+read at any time. A file beside the database keeps it, because a vhpcd that starts
+before slurmctld has running jobs too.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ log = logging.getLogger("vhpcd")
 Resolve = Callable[[str], frozenset[str]]
 
 RESOLVE_S = 20.0
-"""Names that are not resolved within so many seconds in all keep the addresses that they had."""
+"""Seconds for resolving all names; names that are not resolved by then keep their last addresses."""
 KEEP_S = 86400.0
-"""So long a node is remembered that Slurm does not list any more: its jobs may not have ended."""
+"""Seconds that a node is kept which Slurm no longer lists: its jobs may not have ended."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """Addresses of nodes by Slurm's names of these, and of hosts that speak for the controller."""
+    """Addresses of nodes, by their names in Slurm, and of hosts that may send the controller's requests."""
 
     nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     controllers: frozenset[str] = frozenset()
 
     @cached_property
     def every(self) -> frozenset[str]:
-        """All of them: hosts of the cluster."""
+        """All addresses of hosts of the cluster."""
         return self.controllers.union(*self.nodes.values())
 
 
 def plain(address: str) -> str:
-    """One way to write an address: IPv4 in IPv6 is IPv4, and there is no zone."""
+    """The canonical form of an address: IPv4-mapped IPv6 becomes IPv4, a zone is removed."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -64,7 +64,7 @@ def plain(address: str) -> str:
 
 
 def resolve(name: str) -> frozenset[str]:
-    """The addresses of a name, or the address that it is; none where nobody knows it."""
+    """The addresses of a host name or of an address itself; empty where it cannot be resolved."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -73,7 +73,7 @@ def resolve(name: str) -> frozenset[str]:
 
 
 class HostAddresses:
-    """What is known, and how it is learnt; ``learn`` is for one thread at a time."""
+    """The known addresses; ``learn`` updates them, in one thread at a time."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class HostAddresses:
         resolve: Resolve = resolve,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with what was known when vhpcd last ran; NodeError when the configuration makes no sense."""
+        """Begin with the addresses of vhpcd's last run; NodeError when the configuration is invalid."""
         self.known = Known()
         self._slurm = slurm
         self._resolve = resolve
@@ -117,7 +117,7 @@ class HostAddresses:
         def addresses(names: Iterable[str]) -> frozenset[str]:
             for name in names:
                 if name not in resolved:
-                    # A name that nobody knows now may be one that the resolver cannot look up now.
+                    # The resolver may be down: a name that cannot be resolved keeps its addresses.
                     in_time = self._clock() - now < RESOLVE_S
                     found = self._resolve(name) if in_time else frozenset()
                     resolved[name] = found or self._names.get(name, frozenset())

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers may hold of vhpcd before it knows who they are: connections, and bytes.
+"""What unauthenticated peers may occupy of vhpcd: connections, and bytes.
 
-Each address has a share, and each *group* of addresses has room that no other
-group can take.  Who takes more than his share loses what he has held longest, or
-what is largest; whoever came last is not the one to suffer, since he may be the
-one who has something to say.
+Each address has a quota, and each *group* of addresses has room that no other group
+can take. When an address exceeds its quota, its oldest or its largest connection is
+closed, not the newest: the newest may be the legitimate one.
 
-Groups follow from what nobody can choose for himself: the address, the port (a
-port below 1024 takes root on the peer's host), and, on vhpcd's own host, the user.
+A peer cannot choose its group: it follows from the address, from the port (binding a
+port below 1024 takes root on the peer's host) and, on vhpcd's own host, from the user.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PRIVILEGED_PORTS = 1024
 
 
 class PeerGroup(Enum):
-    """Whose connections share room."""
+    """Connections that share one quota."""
 
     TRUSTED = "root of the cluster's hosts"
     MEMBER = "the cluster's hosts"
@@ -42,11 +41,11 @@ SHARES: Mapping[PeerGroup, Quota] = {
     PeerGroup.MEMBER: Quota(1024, 64, 16 << 20, 4 << 20),
     PeerGroup.OTHER: Quota(256, 32, 16 << 20, 4 << 20),
 }
-"""A request has at most 1 MiB.  A node that holds a thousand leases reports their ends one by one."""
+"""A request has at most 1 MiB; a node with a thousand leases acknowledges them one by one."""
 
 
 class Peer:
-    """A connection whose user is not known yet."""
+    """A connection whose user is not authenticated yet."""
 
     def __init__(self, address: str, group: PeerGroup, drop: Callable[[], None]) -> None:
         """``drop`` ends the connection; it is called at most once."""
@@ -61,14 +60,14 @@ class Peer:
 
 
 class Admission:
-    """All such connections; belongs to the event loop."""
+    """All unauthenticated connections; belongs to the event loop."""
 
     def __init__(
         self,
         shares: Mapping[PeerGroup, Quota],
         dropped: Callable[[Peer, str], None] = lambda _peer, _why: None,
     ) -> None:
-        """``dropped`` hears of each connection that has to go, and why."""
+        """``dropped`` is called for each connection that is closed, with the reason."""
         self._shares = shares
         self._dropped = dropped
         # Peers of an address in the order in which they came.
@@ -78,7 +77,7 @@ class Admission:
         self._held = dict.fromkeys(PeerGroup, 0)
 
     def enter(self, peer: Peer) -> None:
-        """A connection has come; the oldest of its address, or of the address with most, may have to go."""
+        """Add a connection; the oldest of its address, or of the address with most, may be closed for it."""
         share, group = self._shares[peer.group], peer.group
         of_address = self._peers[group].setdefault(peer.address, {})
         of_address[peer] = None
@@ -90,7 +89,7 @@ class Admission:
             self._oust(next(iter(most)), f"{group.value} have too many connections")
 
     def grew(self, peer: Peer, count: int) -> None:
-        """A connection holds so many bytes more; the largest of its address, or of all, may have to go."""
+        """A connection holds more bytes; the largest of its address, or of the group, may be closed."""
         share, group = self._shares[peer.group], peer.group
         if peer not in self._peers[group].get(peer.address, ()):
             return  # it has just been dropped
@@ -102,7 +101,7 @@ class Admission:
             self._oust(self._largest(group, most), f"{group.value} hold too many bytes")
 
     def leave(self, peer: Peer) -> None:
-        """A connection has ended, or its user is known now; twice is as good as once."""
+        """A connection has ended, or its user is authenticated; may be called twice."""
         of_address = self._peers[peer.group].get(peer.address, {})
         if peer not in of_address:
             return
@@ -134,7 +133,7 @@ class Admission:
 
 
 def scaled(shares: Mapping[PeerGroup, Quota], descriptors: int) -> dict[PeerGroup, Quota]:
-    """The shares where there are only so many descriptors for connections."""
+    """The quotas, reduced to the available number of file descriptors for connections."""
     wanted = sum(share.connections for share in shares.values())
     if descriptors >= wanted:
         return dict(shares)

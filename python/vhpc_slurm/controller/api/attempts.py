@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often an address may connect: so many at once, and then so many a second."""
+"""Rate limit for connections of each address: a burst, then a rate per second."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 RATE, BURST = 50.0, 100.0
 REMEMBERED = 4096
-"""Addresses; whoever has been quiet for longest is forgotten."""
+"""Addresses; the one that has not connected for longest is removed first."""
 
 
 class Attempts:
-    """A bucket of tokens for each address."""
+    """A token bucket for each address."""
 
     def __init__(
         self, rate: float = RATE, burst: float = BURST, clock: Callable[[], float] = time.monotonic
@@ -22,7 +22,7 @@ class Attempts:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def another(self, address: str) -> bool:
-        """Whether an address may connect once more now; it is counted."""
+        """Count a connection of an address; returns whether the rate allows it."""
         now = self._clock()
         tokens, filled = self._buckets.pop(address, (self._burst, now))
         tokens = min(self._burst, tokens + (now - filled) * self._rate)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may say what: nodes for themselves, the controller for jobs and for the fabric.
+"""Which host may send which request: a node for itself, the controller for jobs and for the fabric.
 
-What only reads (a look at a lease, lists, the status) any host may ask that has a
-credential of root or SlurmUser: there is no secret in it.
+Any host with a credential of root or SlurmUser may send requests that only read (one
+lease, lists, the status): leases contain no secrets.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from vhpc_slurm.errors import FabricError, VhpcError
 log = logging.getLogger("vhpcd")
 
 LEARN_S = 300.0
-"""So often Slurm is asked where its hosts are."""
+"""Seconds between two queries of Slurm for the addresses of its hosts."""
 AGAIN_S = 10.0
-"""So soon again where that failed."""
+"""Seconds until the next query after one that failed."""
 WAIT_S = 6.0
-"""So long a request waits for what Slurm says; what is learnt later serves the next one."""
+"""Seconds that a request waits for such a query; a later result serves the next request."""
 SOON_S = 1.0
-"""Who is not known has Slurm asked at once, but no more often than this."""
+"""An unknown address causes a query at once, but not more often than this, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Origin:
 
 
 def speaker(request: wire.Request) -> str | None:
-    """The node in whose name a request speaks; empty: the controller's; None: it only reads."""
+    """The node in whose name a request is sent; empty: the controller; None: the request only reads."""
     match request:
         case wire.GetLease():
             return request.node if request.wait_s > 0 else None
@@ -68,7 +68,7 @@ class Authority:
         return address in self._addresses.known.every
 
     def speaks_for(self, origin: Origin) -> tuple[str, ...]:
-        """Whom requests from there may speak for, as ``Status`` says it."""
+        """The nodes whose requests may come from there, in the form of ``Status``."""
         if origin.own_host:
             return (wire.ANY,)
         known = self._addresses.known
@@ -112,13 +112,13 @@ class Authority:
         )
 
     async def keep_learning(self) -> None:
-        """Ask Slurm again and again; never returns."""
+        """Ask Slurm at intervals; never returns."""
         while True:
             await self._learn_soon()
             await asyncio.sleep(AGAIN_S if self._trouble else LEARN_S)
 
     async def _learn_soon(self) -> None:
-        """Ask Slurm, unless that was done a moment ago; share what others have asked for."""
+        """Ask Slurm, unless that was done a moment ago; concurrent callers share one query."""
         if self._learning is None:
             if self._clock() - self._asked < SOON_S:
                 return

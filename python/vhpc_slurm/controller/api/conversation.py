@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection after the other: who is it, what does he want, and the answer.
+"""Connections: receive one request, authenticate it, and send the answer.
 
-Nothing that munged has not vouched for is believed.  What an unknown peer can
-cost is bounded in ``admission``: connections and bytes, each address with a share
-of its own; munged itself, which the cluster needs for much else, is asked about
-few of them at a time.
+Only what munged has authenticated is used. ``admission`` bounds the connections and
+bytes of unauthenticated peers. munged serves the whole cluster, so credentials of
+untrusted peers are sent to it a few at a time.
 """
 
 from __future__ import annotations
@@ -41,28 +40,28 @@ from vhpc_slurm.munge import (
 log = logging.getLogger("vhpcd")
 
 MAX_KNOWN, MAX_KNOWN_EACH = 8192, 1024
-"""Connections whose users are known: nodes wait here for leases."""
+"""Authenticated connections, in all and of one address: nodes wait in them for leases."""
 RECEIVE_S = 10.0
-"""So long a peer may take to say who he is."""
+"""Seconds for receiving and authenticating a request."""
 SEND_S = 10.0
 OTHERS_AT_ONCE = 2
-"""Credentials of other peers than root's of the cluster's hosts that munged is asked about at a time."""
+"""Credentials of peers outside ``PeerGroup.TRUSTED`` that munged decodes at a time."""
 MAX_NONCES = 200_000
 NONCE_LIFE_S = 3 * wire.TTL_S
-"""Longer than a credential lives on either side of its encoding time, so none outlives its nonce."""
+"""Longer than a credential is valid around its encoding time, so no credential outlives its nonce."""
 _MUNGE = b"MUNGE:"
 
 Result = TypeVar("Result")
 
 
 class FreshNonces:
-    """Nonces seen lately: munged's own memory of credentials does not survive its restart."""
+    """Recent nonces: munged's own replay cache does not survive its restart."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, float] = OrderedDict()
 
     def fresh(self, nonce: str, now: float) -> bool:
-        """Whether this nonce is new; it is not from now on.  Times in seconds of any steady clock."""
+        """Record a nonce; returns whether it was new.  ``now`` in seconds of a monotonic clock."""
         while self._seen and next(iter(self._seen.values())) < now - NONCE_LIFE_S:
             self._seen.popitem(last=False)
         if nonce in self._seen or len(self._seen) >= MAX_NONCES:
@@ -72,7 +71,7 @@ class FreshNonces:
 
 
 class Server:
-    """Talks to peers that ``listening`` has accepted; belongs to the event loop."""
+    """Serves connections that ``listening`` has accepted; belongs to the event loop."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Server:
         *,
         descriptors: int = 65536,
     ) -> None:
-        """``allowed`` are the uids that are listened to; without ``authority`` each may say everything."""
+        """``allowed`` are the uids that may send requests; without ``authority`` from any host."""
         self._requests = requests
         self._connections = 0
         self._munge = munge
@@ -94,7 +93,7 @@ class Server:
         self._admission = Admission(scaled(SHARES, descriptors), self._dropped)
         self._attempts = Attempts()
         self._known: Counter[str] = Counter()
-        # munged answers in well under a millisecond; a few threads keep one that hangs from blocking all.
+        # munged answers in well under a millisecond; with several threads one hanging call blocks no other.
         self._threads = ThreadPoolExecutor(8, "munge")
         self._others = ThreadPoolExecutor(OTHERS_AT_ONCE, "others")
         self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
@@ -105,7 +104,7 @@ class Server:
             self._uids = PeerUids()
 
     async def close(self) -> None:
-        """Drop all connections; what they changed is durable already, and clients ask again."""
+        """Close all connections; their changes are durable, and clients ask again."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -115,7 +114,7 @@ class Server:
             self._uids.close()
 
     def accepted(self, connection: socket.socket, place: tuple[str, int]) -> None:
-        """Talk to whoever is at the other end."""
+        """Serve an accepted connection; ``place`` is the address of its other end."""
         try:
             own = connection.getsockname()[:2]
         except OSError:
@@ -161,7 +160,7 @@ class Server:
             reader, writer = await asyncio.open_connection(sock=connection)
             await self._converse(reader, writer, peer, origin)
         except (OSError, EOFError, TimeoutError):
-            pass  # a peer that is slow or gone: it asks again if it still wants to know
+            pass  # the peer is slow or has disconnected; it asks again when it needs an answer
         except asyncio.CancelledError:
             if writer is not None:
                 writer.transport.abort()
@@ -205,7 +204,7 @@ class Server:
 
     @contextlib.contextmanager
     def _counted(self, address: str) -> Iterator[bool]:
-        """Whether there is room for one more connection whose user is known; it is counted meanwhile."""
+        """Count an authenticated connection meanwhile; False when there is no room for it."""
         if self._known.total() >= MAX_KNOWN or self._known[address] >= MAX_KNOWN_EACH:
             self._log.warning("too many connections wait for an answer; one from %s is closed", address)
             yield False
@@ -219,7 +218,7 @@ class Server:
                 del self._known[address]
 
     async def _receive(self, reader: asyncio.StreamReader, peer: Peer) -> bytes | None:
-        """One frame; None when it is none.  Nobody has vouched for any of its bytes yet."""
+        """One frame; None when it is invalid.  None of its bytes is authenticated yet."""
         (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
         if not 0 < length <= wire.MAX_MESSAGE:
             self._log.warning("a message of %d bytes announced by %s, dropped", length, peer.address)
@@ -236,7 +235,7 @@ class Server:
         return b"".join(chunks)
 
     async def _authenticate(self, frame: bytes, peer: Peer) -> tuple[Credential | None, wire.Failure | None]:
-        """Who wrote it and what; with a failure to tell him when only the time was wrong."""
+        """Its credential; with a failure for the answer when only the credential's time is wrong."""
         if not frame.startswith(_MUNGE):
             self._log.warning("message from %s: it is not a MUNGE credential", peer.address)
             return None, None
@@ -253,7 +252,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _turn(self, peer: Peer) -> AsyncIterator[None]:
-        """Wait for munged's time: at once for trusted peers, one after the other for those of an address."""
+        """Wait for munged: trusted peers do not wait, others one after the other for each address."""
         if peer.group is PeerGroup.TRUSTED:
             yield
             return
@@ -272,7 +271,7 @@ class Server:
         return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     def _object(self, envelope: wire.Envelope, credential: Credential, address: str) -> wire.Failure | None:
-        """Why this authentic message is not acted on; None when it is."""
+        """Why this authentic message is refused; None when it is accepted."""
         if credential.uid not in self._allowed:
             self._log.warning("uid %d at %s is refused: not root or SlurmUser", credential.uid, address)
             return wire.Failure(

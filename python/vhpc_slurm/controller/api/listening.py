@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpcd's listening sockets: one port, and a queue of its own for each kind of peer.
+"""vhpcd's listening sockets: one port, and a separate accept queue for each kind of peer.
 
-A queue of connections that wait to be accepted is short, and whoever fills it
-keeps all others of the same queue out.  So there are three sockets on the port
-(SO_REUSEPORT), and a filter in the kernel puts each new connection into the queue
-of its lane by what the packet says: a port below 1024, which takes root on the
-host it comes from; vhpcd's own host; and the rest.  The rest is accepted at a
-limited rate.
+An accept queue is short, and a peer that fills it keeps out all others of the same
+queue. So there are three sockets on the port (SO_REUSEPORT), and a BPF filter in the
+kernel puts each new connection into the queue of its lane, by the packet's source: a
+port below 1024, which takes root on that host; vhpcd's own host; or the rest. The rest
+is accepted at a limited rate.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ log = logging.getLogger("vhpcd")
 
 BACKLOG = 1024
 BUDGET = 64
-"""So many are accepted before others have a turn."""
+"""Connections that are accepted before other events are handled."""
 RATE, BURST = 1000.0, 500.0
-"""Connections a second of the lane ``REST``, and how many may come at once."""
+"""Connections a second of the lane ``REST``, and the size of a burst."""
 PAUSE_S = 0.05
 SO_ATTACH_REUSEPORT_CBPF = 51
 
@@ -50,7 +49,7 @@ class Listener:
     """Accepts until it is closed; belongs to the event loop."""
 
     def __init__(self, host: str, port: int, accepted: Accepted) -> None:
-        """Bind; FabricError when the address cannot be had."""
+        """Bind; FabricError when the address cannot be bound."""
         self._accepted = accepted
         self._tokens, self._filled = BURST, 0.0
         try:
@@ -142,7 +141,7 @@ def _bound(host: str, port: int) -> dict[Lane, socket.socket]:
             raise
         return made
 
-    # Two vhpcd of one user could share the port without a word; one that stands alone cannot.
+    # With SO_REUSEPORT two vhpcd of one user could share the port; a bind without it finds the other.
     with contextlib.closing(one(several=False)) as alone:
         alone.listen(1)
     try:
@@ -186,7 +185,7 @@ def program() -> bytes:
     def by_port(offset: int) -> list[tuple[int, int, int, int]]:
         return [load(_LD_H, offset), (_JGE, 1, 0, PRIVILEGED_PORTS), give(Lane.PRIVILEGED)]
 
-    # Whoever sends options in the header of IP could move what stands at these places.
+    # IP options would move the fields at these offsets, so packets with options go to REST.
     ipv4 = [*by_port(20), *same(12, 16, 1)]
     ipv6 = [load(_LD_B, 6), (_JEQ, 1, 0, _TCP), give(Lane.REST), *by_port(40), *same(8, 24, 4)]
     code = [

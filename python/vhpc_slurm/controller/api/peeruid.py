@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which user of this host has the other end of a connection, asked of the kernel (sock_diag(7)).
+"""The user who owns the other end of a local connection, from the kernel (sock_diag(7)).
 
-Between two sockets of one host the kernel knows both; what it says of the other
-end's owner needs no credential, and no byte from it.
+The kernel knows both sockets of a connection within one host, so this needs neither a
+credential nor a byte from the peer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ESTABLISHED = 1
 
 
 class PeerUids:
-    """Asks one question after the other; usable by one thread."""
+    """A netlink socket; for one thread."""
 
     def __init__(self) -> None:
         """OSError where the kernel has no such interface."""
@@ -62,7 +62,7 @@ class PeerUids:
         self._sequence = (self._sequence + 1) & 0x7FFFFFFF
         head = _HEADER.pack(_HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, self._sequence, 0)
         self._link.send(head + body)
-        for _ in range(4):  # what an earlier question left behind
+        for _ in range(4):  # late answers to earlier questions
             answer = self._link.recv(4096)
             _, kind, _, sequence, _ = _HEADER.unpack_from(answer)
             if sequence == self._sequence:
@@ -72,7 +72,7 @@ class PeerUids:
         if kind == NLMSG_ERROR or len(answer) < _HEADER.size + _ANSWER.size:
             return None
         _, state, *_, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
-        # A socket that nobody has open any more counts as root's.
+        # A socket that no process has open is reported with uid 0.
         return int(uid) if state == _ESTABLISHED and inode else None
 
     def close(self) -> None:

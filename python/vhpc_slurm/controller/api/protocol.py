@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vhpcd and its clients say to each other.
+"""The protocol between vhpcd and its clients.
 
 One TCP connection carries one request and one answer.  Either is a frame::
 
     u32 BE length | munge credential (at most MAX_MESSAGE bytes)
 
 and the credential's payload is JSON: an envelope with the protocol version and
-a nonce, and in it one of the tagged structures below.  So every byte that is
-acted on was vouched for by munged, together with the uid that wrote it.  An
-answer repeats the nonce of its request: an old answer cannot be passed off for
-a new one; a request whose nonce was seen before is refused.
+a nonce, and in it one of the tagged structures below.  So munged
+authenticates every byte that is used, together with the uid of its sender. An
+answer repeats the nonce of its request, so an old answer cannot be replayed;
+a request whose nonce was seen before is refused.
 
 Leases are written as ``wire_types`` says, and lists come in pages, so that no message
 nears the limit.
@@ -51,14 +51,14 @@ Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class OpenGeneration(Wire, frozen=True, tag="open"):
-    """PrologSlurmctld: make the lease of this job, or return the one that it has."""
+    """PrologSlurmctld: make the lease of this job, or return its existing one."""
 
     request: JobRequest
     node_groups: tuple[NodeGroup, ...] = msgspec.field(name="layouts")
 
 
 class GetLease(Wire, frozen=True, tag="get"):
-    """A node: hand me the lease.
+    """A node asks for a lease.
 
     With ``wait_s`` > 0 the node takes it: the answer is READY or REFUSED, if
     need be after waiting, and is remembered until the node acknowledges.  With
@@ -79,7 +79,7 @@ class Ending(Wire, frozen=True, tag="ending"):
 
 
 class Acknowledge(Wire, frozen=True, tag="acknowledge"):
-    """A node: I hold nothing of this generation any more (or cannot say so, and why)."""
+    """A node: whether it holds nothing of this generation any more; if not, ``note`` says what."""
 
     generation: str
     node: str
@@ -89,7 +89,7 @@ class Acknowledge(Wire, frozen=True, tag="acknowledge"):
 
 
 class ReportTimeline(Wire, frozen=True, tag="timeline"):
-    """A node: these stages it went through."""
+    """A node: its timeline of a generation."""
 
     timeline: TimelineWire
 
@@ -110,23 +110,23 @@ class ListTimelines(Wire, frozen=True, tag="timelines"):
 
 
 class AskStatus(Wire, frozen=True, tag="status"):
-    """Is anybody there, and who?"""
+    """An operator or a check: the status of vhpcd."""
 
 
 class Fence(Wire, frozen=True, tag="fence"):
-    """An operator: this node is off, so nothing of any generation that has ended runs there."""
+    """An operator: this node is off, so no ended generation still runs there."""
 
     node: str
 
 
 class ClearKey(Wire, frozen=True, tag="clear"):
-    """An operator: these tombstones may go, if the fabric shows nothing of them."""
+    """An operator: remove these tombstones if no port has their keys."""
 
     generations: tuple[str, ...]
 
 
 class TellFabric(Wire, frozen=True, tag="tell"):
-    """An operator: tell the fabric anew what it should carry; ``force`` as in NetworkBackend.apply."""
+    """An operator: configure the fabric again; ``force`` as in NetworkBackend.apply."""
 
     force: bool = False
 
@@ -155,7 +155,7 @@ class LeaseAnswer(Wire, frozen=True, tag="lease"):
 
 
 class Done(Wire, frozen=True, tag="done"):
-    """It is durable."""
+    """The change is durable."""
 
 
 class LeasePage(Wire, frozen=True, tag="leases"):
@@ -194,7 +194,7 @@ class FabricState(Wire, frozen=True):
 
 
 class AlarmWire(Wire, frozen=True):
-    """What went wrong with a job on a node that is well; ``time`` in seconds since the epoch."""
+    """A problem of a job on a healthy node; ``time`` in seconds since the epoch."""
 
     job_id: JobId
     node: str
@@ -223,14 +223,14 @@ class Status(Wire, frozen=True, tag="status"):
 
 
 class Fenced(Wire, frozen=True, tag="fenced"):
-    """To Fence: generations that wait for the node no more, and those whose jobs still have it."""
+    """To Fence: generations that no longer wait for the node, and those whose jobs still use it."""
 
     generations: tuple[str, ...]
     in_use: tuple[str, ...]
 
 
 class Failure(Wire, frozen=True, tag="failure"):
-    """What a VhpcError says, ``kind`` as in errors.py."""
+    """A VhpcError; ``kind`` as in errors.py."""
 
     kind: str
     what: str
@@ -245,7 +245,7 @@ Answer = LeaseAnswer | Done | LeasePage | TimelinePage | Status | Fenced | Failu
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """Outermost layer; the only one that all protocol versions share."""
+    """The outermost layer, and the only one that all protocol versions share."""
 
     message: Literal["request", "answer"]
     version: int
@@ -263,7 +263,7 @@ def unwrap(payload: bytes, message: Literal["request", "answer"]) -> Envelope:
     """Read the outermost layer.
 
     Raises:
-        ValueError: no envelope, not of the kind ``message``, or an odd nonce.
+        ValueError: it is not an envelope, not of the kind ``message``, or its nonce is invalid.
     """
     envelope: Envelope = _decode(Envelope, payload)
     if envelope.message != message:
@@ -274,13 +274,13 @@ def unwrap(payload: bytes, message: Literal["request", "answer"]) -> Envelope:
 
 
 def read_request(envelope: Envelope) -> Request:
-    """Read what a request asks; ValueError when it is nothing of this version."""
+    """Decode a request; ValueError when it is not one of this version."""
     request: Request = _decode(Request, envelope.body)
     return request
 
 
 def read_answer(envelope: Envelope) -> Answer:
-    """Read an answer; ValueError when it is nothing of this version."""
+    """Decode an answer; ValueError when it is not one of this version."""
     answer: Answer = _decode(Answer, envelope.body)
     return answer
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that nobody can fill: of each kind of line so many in a while, and then how many there were."""
+"""A rate-limited log: a few lines of each kind per window, then the number of the suppressed ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Kind:
 
 
 class RateLimitedLog:
-    """Belongs to the event loop.  ``kind`` is the text of a line without what differs."""
+    """Belongs to the event loop.  ``kind`` is the format string of a line."""
 
     def __init__(self, log: logging.Logger, lines: int = LINES, window_s: float = WINDOW_S) -> None:
         self._log = log
@@ -28,7 +28,7 @@ class RateLimitedLog:
         self._kinds: dict[str, _Kind] = {}
 
     def warning(self, kind: str, *arguments: object) -> None:
-        """Log a line, or count it."""
+        """Log a line, or count it as suppressed."""
         found = self._kinds.get(kind)
         if found is None:
             found = self._kinds[kind] = _Kind()

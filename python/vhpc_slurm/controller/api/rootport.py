@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that show that root makes them: from a port below 1024 (privileged, ip(7)).
+"""Connections from a port below 1024, which only root can bind (ip(7)).
 
-vhpcd keeps a queue and room for such connections that no other user of the host can
-fill.  Where none of these ports is free, or we are not root, any port will do.
+vhpcd has a queue and room for such connections that other users of the host cannot
+fill. Any port is used where none of these is free, or where the caller is not root.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import socket
 import time
 
 FIRST, LAST = 665, 1023
-"""As NFS clients have them: services below are many."""
+"""The range of NFS clients; many services use lower ports."""
 SERVICES = frozenset({749, 750, 751, 754, 783, 853, 873, 989, 990, 992, 993, 995})
-"""Ports of that range that services listen on, which would find them taken."""
+"""Ports of that range on which services listen: a service could not start while a client has its port."""
 TRIES = 24
 _TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM)
 
 
 def connect(host: str, port: int, deadline: float) -> socket.socket:
-    """A connection to the first address of a host that answers; times of ``time.monotonic``.
+    """Connect to the first address of a host that answers; ``deadline`` by ``time.monotonic``.
 
     Raises:
         OSError: none answers in time.
@@ -52,7 +52,7 @@ def connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def wait_for_end(link: socket.socket, seconds: float) -> None:
-    """Let the other end close first: whoever closes first cannot use his port again for a minute."""
+    """Let the other end close first: the end that closes first cannot reuse its port for a minute."""
     with contextlib.suppress(OSError):
         link.settimeout(seconds)
         link.recv(1)

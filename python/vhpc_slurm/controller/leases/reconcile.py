@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Once a minute: what Slurm says against what the leases say.
+"""Compares Slurm's jobs with the leases, once a minute.  Pure.
 
-Hooks may never run: slurmctld is killed between scheduling and PrologSlurmctld's
-end, EpilogSlurmctld finds vhpcd down, a job is lost with slurmctld's unsaved
-state.  squeue tells, in one RPC, which generations have no job any more, and
-which jobs wait for Prologs that nobody will run.
+A hook may never run: slurmctld is killed between scheduling and the end of
+PrologSlurmctld, EpilogSlurmctld cannot reach vhpcd, or a job is lost with slurmctld's
+unsaved state. squeue shows, in one RPC, which generations have no job any more, and
+which jobs wait for Prologs that will never run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from vhpc_slurm.slurm.job import COMPLETING, PENDING, REASON_PROLOG, RUNNING, Jo
 log = logging.getLogger("vhpcd")
 
 GRACE_S = 30.0
-"""A lease this young is left alone: it may have been made after squeue was asked."""
+"""Seconds; a younger lease is not judged: it may have been made after squeue was asked."""
 NO_SUCH_JOB = "Slurm has no such job"
 NOTICE_S = 45.0
-"""So long after the last Prolog's end slurmctld has noticed it, or never will."""
+"""Seconds after the end of the last Prolog by which slurmctld has noticed it, or never will."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be done: generations to end with the reason why, and jobs to requeue."""
+    """Generations to end and jobs to requeue, each with the reason."""
 
     end: tuple[tuple[Generation, str], ...]
     requeue: tuple[tuple[int, str], ...]
@@ -47,7 +47,7 @@ def judge(
         live: all leases that are not released, as of a later moment; with the timelines of those whose
             job waits for Prologs.
         asked: when squeue was started.
-        stuck_s: how long a job may be in Reason=Prolog without a usable lease; 0: for ever.
+        stuck_s: how long a job may be in Reason=Prolog without a usable lease; 0: unlimited.
         released: released leases of jobs that run.
     """
     by_id = {job.job_id: job for job in jobs}
@@ -73,7 +73,7 @@ def judge(
             if reason:
                 requeue.append((job.job_id, reason))
                 continue
-        # A job that never had a lease may have no guests at all: not ours to judge.
+        # A job that never had a lease may have no guests: it is not judged.
         if job.job_id in ours and stuck_s and awaits_prologs(job):
             lease = usable.get((job.job_id, job.restarts))
             reason = _unnoticed(lease, asked)

@@ -9,10 +9,10 @@
              (also at birth)
 
 RESERVED is durable before anything outside changes; READY is written last.
-A node that *took* a lease may hold something of it until it has acknowledged
-clean; a lease that is ending is released when no such node is left.  A node
-that never took it needs no acknowledgement: Slurm runs no Epilog where it was
-cancelled during PrologSlurmctld, and such a node has been told nothing.
+A node that *took* a lease may hold something of it until it has acknowledged that it
+is clean; an ending lease is released when no such node is left. A node that never took
+it needs no acknowledgement: Slurm runs no Epilog for a job that was cancelled during
+PrologSlurmctld, and such a node knows nothing of the lease.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LIVE = frozenset(LeaseState) - {LeaseState.RELEASED}
 
 
 class TransitionError(Exception):
-    """A step that the life of a lease does not have; a mistake of the caller."""
+    """A transition that leases do not have: a programming error."""
 
 
 def reserve(
@@ -56,7 +56,7 @@ def reserve(
     network: NetworkIdentity,
     now: float,
 ) -> LeaseRecord:
-    """A lease at birth, nothing applied yet."""
+    """A new lease; the fabric is not configured yet."""
     lease = Lease(generation, LeaseState.RESERVED, request, allocation, image, network)
     return LeaseRecord(lease, now, now, ())
 
@@ -64,13 +64,13 @@ def reserve(
 def refuse(
     generation: Generation, request: JobRequest, allocation: Allocation, reason: str, now: float
 ) -> LeaseRecord:
-    """A lease that carries a user's error to the nodes, which raise it at task start."""
+    """A new lease with a user's error; the nodes report it when the first task starts."""
     lease = Lease(generation, LeaseState.REFUSED, request, allocation, None, refusal=reason)
     return LeaseRecord(lease, now, now, ())
 
 
 def move(record: LeaseRecord, state: LeaseState, now: float) -> LeaseRecord:
-    """The record in its next state; TransitionError when there is no such step."""
+    """The record in another state; TransitionError when that transition does not exist."""
     if state not in _NEXT[record.lease.state]:
         raise TransitionError(f"{record.lease.generation}: {record.lease.state} -> {state}")
     return replace(record, lease=replace(record.lease, state=state), updated=now)

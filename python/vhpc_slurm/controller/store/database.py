@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where leases are kept: SQLite, one file, one writer, every commit on disk.
+"""The store of leases: SQLite, one file, one writer, every commit on disk.
 
 A ``transaction`` is all or nothing, also for ``kill -9`` and power loss (WAL
 with synchronous=FULL).  Node and timeline rows have tables of their own, since
@@ -42,13 +42,13 @@ class LeaseStore(Protocol):
         """Insert a lease, or replace its lease part; nodes and timelines stay."""
 
     def take(self, generation: Generation, node: str, now: float) -> None:
-        """Remember that a node took the lease; an earlier acknowledgement of it counts no more."""
+        """Record that a node took the lease; this cancels an earlier acknowledgement of the node."""
 
     def acknowledge(self, generation: Generation, node: str, *, clean: bool, note: str, now: float) -> None:
-        """Remember what a node said last."""
+        """Record the last acknowledgement of a node."""
 
     def report(self, timeline: Timeline) -> None:
-        """Keep a timeline, instead of an earlier one of that node."""
+        """Store a timeline, which replaces an earlier one of that node."""
 
     def get(self, generation: Generation) -> LeaseRecord | None:
         """One lease, without timelines."""
@@ -57,7 +57,7 @@ class LeaseStore(Protocol):
         """All leases of a job, newest first, without timelines."""
 
     def newest(self, job_id: int) -> LeaseRecord | None:
-        """The newest lease of a job, without what its nodes said: there may be thousands."""
+        """The newest lease of a job, without acknowledgements: there may be thousands."""
 
     def live(self) -> tuple[LeaseRecord, ...]:
         """All leases that are not released, oldest first."""
@@ -88,10 +88,10 @@ class LeaseStore(Protocol):
         """The newest alarms of nodes, newest last."""
 
     def prune(self, before: float) -> int:
-        """Forget leases released before that time; return how many."""
+        """Delete leases released before that time; returns how many."""
 
     def close(self) -> None:
-        """End; nothing is lost without it."""
+        """Close the file; nothing is lost without this call."""
 
     def explain(self, err: sqlite3.Error) -> FabricError:
         """An error of the database as one line: what it is, and what to do."""
@@ -104,11 +104,11 @@ class SqliteStore:
         """Open or create the database.
 
         Raises:
-            DamagedError: it holds what nobody wrote.
-            FabricError: it cannot be opened, is not ours, or of a newer vhpcd.
+            DamagedError: its content is not what vhpcd writes.
+            FabricError: it cannot be opened, is another program's, or of a newer vhpcd.
         """
         self._path = path
-        self._db = sqlite3.connect(":memory:")  # until there is the right one
+        self._db = sqlite3.connect(":memory:")  # replaced below; close() needs one
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -127,14 +127,14 @@ class SqliteStore:
     def _check(self) -> None:
         """DamagedError when pages, tables or rows are not what vhpcd writes.
 
-        A lease that nobody can read would keep all others from being served at the first list of leases.
+        Otherwise one unreadable lease would fail every list of leases later.
         """
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise DamagedError(self._path, found)
-        (stray,) = self._db.execute("SELECT count(*) FROM pragma_foreign_key_check").fetchone()
-        if stray:
-            raise DamagedError(self._path, f"{stray} rows belong to a lease or key that is not there")
+        (orphans,) = self._db.execute("SELECT count(*) FROM pragma_foreign_key_check").fetchone()
+        if orphans:
+            raise DamagedError(self._path, f"{orphans} rows belong to a missing lease or key")
         self.live()
         try:
             self._keys.snapshot()
@@ -214,7 +214,7 @@ class SqliteStore:
         )
 
     def acknowledge(self, generation: Generation, node: str, *, clean: bool, note: str, now: float) -> None:
-        """Remember what a node said last."""
+        """Record the last acknowledgement of a node."""
         self._change(
             "INSERT INTO node (lease, node, acknowledged, clean, note)"
             " SELECT id, ?, ?, ?, ? FROM lease WHERE generation = ?"
@@ -320,7 +320,7 @@ class SqliteStore:
         return tuple(Alarm(*row) for row in reversed(rows))
 
     def prune(self, before: float) -> int:
-        """Forget old leases."""
+        """Delete old leases."""
         return self._change("DELETE FROM lease WHERE state = 'released' AND updated < ?", before)
 
     def close(self) -> None:
@@ -328,11 +328,11 @@ class SqliteStore:
         self._db.close()
 
     def _change(self, statement: str, *values: object) -> int:
-        assert self._db.in_transaction, "changes belong into a transaction"
+        assert self._db.in_transaction, "a change outside a transaction"
         return self._db.execute(statement, values).rowcount
 
     def _leases(self, where: str, *values: object, limit: int = -1) -> list[tuple[int, LeaseRecord]]:
-        # `where` is one of this module's own texts.
+        # `where` is a constant of this module, never input.
         rows = self._db.execute(
             f"SELECT id, created, updated, body FROM lease WHERE {where} ORDER BY id LIMIT ?",  # noqa: S608
             (*values, limit),
@@ -363,5 +363,5 @@ class SqliteStore:
 
 @lru_cache(maxsize=64)
 def _unpacked(body: bytes) -> Lease:
-    """A lease as it is kept; all nodes of a job ask for the same."""
+    """A stored lease; cached, since all nodes of a job ask for the same one."""
     return msgspec.json.decode(body, type=LeaseWire).unpack()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SQLite says of the database, in terms of what an operator can do about it."""
+"""Errors of SQLite, translated into errors that say what an operator can do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLAIMED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class DamagedError(FabricError):
-    """The database does not hold what vhpcd once wrote."""
+    """The content of the database is not what vhpcd wrote."""
 
     def __init__(self, path: str | Path, why: str) -> None:
         super().__init__(
@@ -25,7 +25,7 @@ class DamagedError(FabricError):
 
 
 def explain(err: sqlite3.Error, path: str | Path) -> FabricError:
-    """The error of SQLite as one line: what it is, and what to do."""
+    """The FabricError for an error of SQLite: what failed, and what to do."""
     # The upper bits of a code are details: SQLITE_IOERR_FSYNC is a kind of SQLITE_IOERR.
     code = getattr(err, "sqlite_errorcode", 0) & 0xFF
     if code in _DAMAGED:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where assignments of partition keys are kept: beside the leases, and in their transactions.
+"""The store of key assignments: in the database of the leases, and in their transactions.
 
-The database itself refuses a second owner of a key, and this module a second
-assignment of a GUID, so a mistake in the allocator is an error and not a leak.
+The database refuses a second owner of a key, and this module a second assignment of a
+GUID, so a mistake in the allocator becomes an error, not a leak between jobs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
 from vhpc_slurm.model import Generation
 
 _REMEMBERED = 100_000
-"""Epochs whose tags are kept; a start of a job is some five, and writes a new partitions file."""
+"""Epochs whose tags are kept; a job takes about five, each batch one partitions file."""
 
 
 class KeyStore(Protocol):
@@ -32,23 +32,23 @@ class KeyStore(Protocol):
         """All assignments, as of now."""
 
     def add(self, assignment: KeyAssignment) -> None:
-        """Note a new assignment; FabricError when another owner has its key or another assignment a GUID."""
+        """Add an assignment; FabricError when another owner has its key, or another one of its GUIDs."""
 
     def update(self, assignments: Sequence[KeyAssignment]) -> None:
-        """Note the states of assignments that are there; one change."""
+        """Write new states of existing assignments; one change of the epoch."""
 
     def free(self, generations: Sequence[Generation]) -> None:
-        """Forget assignments; a key is free with the last one of it."""
+        """Delete assignments; a key is free when its last assignment is deleted."""
 
     def knows(self, epoch: int, tag: str) -> bool:
-        """Whether this database has had that epoch, by that tag, not too long ago.
+        """Whether this database recently had that epoch with that tag.
 
         A copy from the past has other tags for the same numbers.
         """
 
 
 class SqliteKeys:
-    """Assignments in the database of the leases, and in memory: all else would be read for each request."""
+    """Assignments in the database, with a copy in memory, since each request needs all of them."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -69,11 +69,11 @@ class SqliteKeys:
         return self._snapshot
 
     def forget(self) -> None:
-        """What is in memory may not be what is in the database."""
+        """Discard the copy in memory: a transaction was rolled back."""
         self._fresh, self._snapshot = False, None
 
     def add(self, assignment: KeyAssignment) -> None:
-        """Note a new assignment."""
+        """Add an assignment."""
         for other in self.snapshot().assignments:
             if keys.overlap(assignment, other) and other.generation != assignment.generation:
                 raise FabricError(
@@ -109,7 +109,7 @@ class SqliteKeys:
         self._assignments[assignment.generation] = assignment
 
     def update(self, assignments: Sequence[KeyAssignment]) -> None:
-        """Note the states of assignments."""
+        """Write new states of existing assignments."""
         for assignment in assignments:
             changed = self._change(
                 "UPDATE key_claim SET state = ?, left_s = ?, note = ? WHERE generation = ?",
@@ -118,7 +118,7 @@ class SqliteKeys:
                 assignment.note,
                 str(assignment.generation),
             )
-            assert changed == 1, "only what is assigned changes"
+            assert changed == 1, "an update of a missing assignment"
         if assignments:
             self._tick()
             old = {
@@ -135,7 +135,7 @@ class SqliteKeys:
             }
 
     def free(self, generations: Sequence[Generation]) -> None:
-        """Forget assignments."""
+        """Delete assignments."""
         if not generations:
             return
         self.snapshot()
@@ -190,12 +190,12 @@ class SqliteKeys:
         )
 
     def _change(self, statement: str, *values: object) -> int:
-        assert self._db.in_transaction, "changes belong into a transaction"
+        assert self._db.in_transaction, "a change outside a transaction"
         return self._db.execute(statement, values).rowcount
 
 
 def read_snapshot(database: str | Path) -> KeySnapshot:
-    """The snapshot of a database that a vhpcd may be writing; changes nothing.
+    """The snapshot of a database that a running vhpcd may be writing; read-only.
 
     Raises:
         FabricError: it cannot be read, or is of a vhpcd that had no keys.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one thread of the database.
+"""The database thread.
 
-What waits at the same time shares a commit: a thousand nodes that take their
-lease cost the disk a few writes, not a thousand.  Nobody is told that
-something was done before it is durable.
+Calls that wait at the same time share a commit: a thousand nodes that take their lease
+cost the disk a few writes, not a thousand. A future completes only when its change is
+durable.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from vhpc_slurm.errors import FabricError
 log = logging.getLogger("vhpcd")
 
 MOST = 256
-"""So many calls share a commit."""
+"""The most calls that share a commit."""
 TELL_S = 60.0
-"""That the database cannot be used is logged once in so many seconds; each client hears it."""
+"""Seconds between two log lines about an unusable database; each client gets the error."""
 
 Result = TypeVar("Result")
 _Call = tuple[Callable[..., Any], tuple[Any, ...], "Future[Any]"]
@@ -42,13 +42,13 @@ class Writer:
         self._thread.start()
 
     def submit(self, call: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Have it done soon; the future has what the call returns or raises."""
+        """Queue a call; the future gets what the call returns or raises."""
         future: Future[Result] = Future()
         self._calls.put((call, arguments, future))
         return future
 
     def close(self) -> None:
-        """Do what waits, and end."""
+        """Run the queued calls, and end the thread."""
         self._calls.put(None)
         self._thread.join()
 
@@ -85,10 +85,10 @@ class Writer:
                         done.append((future, call(*arguments), None))
                     except sqlite3.Error as err:
                         done.append((future, None, self._trouble(err)))
-                    except Exception as err:  # it is the caller's, wherever he waits
+                    except Exception as err:  # it belongs to the caller, who waits for the future
                         done.append((future, None, err))
         except FabricError as err:
-            # Nothing of it is durable, so nothing of it was done.
+            # The commit failed: no call of this batch has happened.
             known = {id(future) for future, _, _ in done}
             waiting = [one for _, _, one in batch if id(one) in known or one.set_running_or_notify_cancel()]
             done = [(future, None, err) for future in waiting]
