@@ -262,7 +262,7 @@ def test_a_database_that_knows_nothing_takes_no_key_away(
     written = fabric.partitions.read_bytes()
     empty = Site(fabric, reader, tmp_path / "other")
     for text, says in (
-        (written, "of epoch 1 of another"),
+        (written, "has epoch 1 of another"),
         (written.replace(b"# vhpcd epoch", b"# epoch"), "it has keys, and no epoch"),
     ):
         fabric.replace(text)
@@ -326,7 +326,7 @@ def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site:
     [
         (b"junk\n", "has no ';'"),
         (b"", "there is no partition"),
-        (None, "is gone"),
+        (None, "is missing"),
         (DEFAULT, "is not what vhpcd wrote"),
         (DEFAULT + b"x=0x1000 : A=full ;\n", "is not a port GUID"),
     ],

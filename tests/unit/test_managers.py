@@ -216,7 +216,7 @@ def test_an_opensm_behind_a_command_is_as_good_as_one_here(
     assert site.open(1, "n1").lease.state is LeaseState.READY
     assert sets(fabric, GUIDS[0]) == {GUIDS[0]: HELD}
     assert site.backend.audit(site.store.keys.snapshot()) == ()
-    with pytest.raises(FabricError, match="what was sent is refused, line 1"):
+    with pytest.raises(FabricError, match="the file in the request is refused, line 1"):
         far.replace(b"Default=0x7fff : ALL=full ;\n")
     assert partitions.lint(fabric.partitions.read_bytes()) == ()
     os.kill(fabric.opensm.pid, signal.SIGKILL)

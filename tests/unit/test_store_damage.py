@@ -153,7 +153,7 @@ def test_a_database_that_another_holds_is_said_to_be_so(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
-    with pytest.raises(FabricError, match=r"unable to open database file .*have to belong to vhpcd's user"):
+    with pytest.raises(FabricError, match=r"unable to open database file .*must belong to vhpcd's user"):
         SqliteStore(tmp_path / "none" / "db")
 
 

@@ -220,7 +220,7 @@ def test_an_end_survives_what_passes(site: Site, ufm: FakeUfm, kind: int | str) 
         (403, "denies access.*System_Admin"),
         (404, r"refuses: POST /resources/pkeys/: HTTP 404"),
         (302, "HTTP 302"),
-        (500, r"did not do within 1 s what .* needs: .*HTTP 500"),
+        (500, r"did not apply the key of .* within 1 s: .*HTTP 500"),
         ("accept", "0x1000 lacks 2 ports: UFM has accepted it"),
         ("half", "0x1000 lacks 1 ports: UFM has accepted it"),
         ("cut", r"lacks 2 ports: UFM at .* does not answer"),
@@ -271,7 +271,7 @@ def test_an_answer_without_end_is_not_waited_for(ufm: FakeUfm, tmp_path: Path) -
 
 def test_a_login_page_is_no_answer(site: Site, ufm: FakeUfm) -> None:
     ufm.fail("GET", "html", times=99)
-    with pytest.raises(FabricError, match=r"makes no sense.*login page"):
+    with pytest.raises(FabricError, match=r"cannot be read.*login page"):
         site.backend.validate(site.snapshot)
 
 
@@ -326,7 +326,7 @@ def test_a_wrong_token_is_refused_and_never_shown(site: Site, ufm: FakeUfm, tmp_
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda token: token.chmod(0o640), "is not secret: other users can read it"),
+        (lambda token: token.chmod(0o640), "is readable by other users: it has to be secret"),
         (lambda token: token.write_text(""), "has no token"),
         (lambda token: token.write_text("a\r\nX-Evil: b"), "has no token"),
         (lambda token: token.unlink(), "cannot read UFM's token"),

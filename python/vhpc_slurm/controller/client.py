@@ -86,7 +86,7 @@ class ControllerClient:
         newest lease (of that restart), in whatever state.
 
         Raises:
-            FabricError: also when there is none by then, when it is over, or
+            FabricError: also when there is no lease by then, when it is over, or
                 when the job has no part on this node.
         """
         body = wire.GetLease(job_id=job_id, restart=restart, node=node, wait_s=wait_s)

@@ -60,11 +60,11 @@ _NEXT: dict[KeyState, frozenset[KeyState]] = {
 CARRIED = frozenset({KeyState.RESERVED, KeyState.APPLIED, KeyState.ACTIVE, KeyState.DRAINING})
 """States whose ports the subnet manager is told of."""
 HOLDING = CARRIED | {KeyState.TOMBSTONE}
-"""States in which ports that have GUIDs of their own cannot be another's."""
+"""States in which no other assignment can have the same ports with fixed GUIDs."""
 
 
 class KeyTransitionError(Exception):
-    """A step that the life of an assignment does not have; a mistake of the caller."""
+    """A transition that key assignments do not have: a programming error."""
 
 
 class ExhaustedError(FabricError):
@@ -73,7 +73,7 @@ class ExhaustedError(FabricError):
 
 @dataclass(frozen=True)
 class KeyAssignment:
-    """What one generation has of a key; of a VLAN or a VNI in ``pkey``'s place, see ``Space``.
+    """The part of a key that one generation has; ``pkey`` may also be a VLAN or a VNI, see ``Space``.
 
     Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
     each guest ``vfs`` ports on each of ``rails`` rails.  ``left_s`` is what a
@@ -139,7 +139,7 @@ class KeySnapshot:
         return found
 
     def ports_held(self) -> frozenset[int]:
-        """The ports with GUIDs of their own that are somebody's."""
+        """The ports with fixed GUIDs that assignments hold."""
         return frozenset(
             guid
             for assignment in self.assignments
@@ -148,12 +148,12 @@ class KeySnapshot:
         )
 
     def carried(self) -> tuple[KeyAssignment, ...]:
-        """What the subnet manager is told, by key and rank."""
+        """The assignments that the fabric is to carry, ordered by key and rank."""
         found = (one for one in self.assignments if one.state in CARRIED and one.generation not in self.off)
         return tuple(sorted(found, key=lambda assignment: (assignment.pkey, assignment.first_rank)))
 
     def missing(self, had: Collection[int], since: int, max_percent: int) -> frozenset[int]:
-        """Keys that the fabric has, told at the epoch ``since``, and that this snapshot knows nothing of.
+        """Keys that the fabric has since the epoch ``since`` and that this snapshot does not know.
 
         None where they are at most ``max_percent`` of a hundred: but a snapshot
         without assignments cannot be the one that they came from.
@@ -182,8 +182,8 @@ def assign(
 ) -> KeyAssignment:
     """Choose a key and a range of ranks, below ``limit``, for a generation.
 
-    The owner's own key is taken where he has one in use; else the key that has
-    been free for the longest time, those never used first.
+    The owner's key is used where he has one in use; else the key that has been free for
+    the longest time, unused keys first.
 
     Raises:
         FabricError: no key or no range is free, or the job is larger than GUIDs can tell apart.
@@ -200,7 +200,7 @@ def assign(
     for one in snapshot.assignments:
         holders.setdefault(one.pkey, []).append(one)
     for pkey in sorted(key for key, theirs in holders.items() if theirs[0].owner == owner):
-        # A tombstone taints the whole key: nobody knows who still speaks on it.
+        # A tombstone blocks the whole key: a guest may still use it.
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
@@ -219,7 +219,7 @@ def assign(
 def move(
     assignment: KeyAssignment, state: KeyState, *, note: str = "", quarantine_s: float = 0.0
 ) -> KeyAssignment:
-    """The assignment in its next state; KeyTransitionError when there is no such step."""
+    """The assignment in another state; KeyTransitionError when that transition does not exist."""
     if state not in _NEXT[assignment.state]:
         raise KeyTransitionError(f"{assignment.generation}: {assignment.state} -> {state}")
     left_s = quarantine_s if state is KeyState.QUARANTINE else 0.0
@@ -235,7 +235,7 @@ def age(assignment: KeyAssignment, elapsed_s: float) -> KeyAssignment | None:
 
 
 def overlap(one: KeyAssignment, other: KeyAssignment) -> bool:
-    """Whether the two could have a GUID in common, or have a port in common now."""
+    """Whether the two could have a GUID in common, or have a port in common."""
     held = one.ports and other.ports and {one.state, other.state} <= HOLDING
     if held and not set(one.ports).isdisjoint(other.ports):
         return True
@@ -247,7 +247,7 @@ def overlap(one: KeyAssignment, other: KeyAssignment) -> bool:
 
 
 def foreign_assignment(assignment: KeyAssignment) -> FabricError:
-    """Why a backend can do nothing for an assignment: it was made under another one."""
+    """The error for an assignment that was made under another backend."""
     return FabricError(
         f"{label(assignment.pkey)} of {assignment.generation} cannot be verified",
         "it was assigned under another fabric.backend",

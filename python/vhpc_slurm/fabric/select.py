@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the configuration to what it means for the fabric."""
+"""Builds backends, pools and readers from the configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vhpc_slurm.fabric.ufm_client import UfmClient
 from vhpc_slurm.fabric.ufm_rest import UfmRest
 
 SMALLEST_NETWORK = 30
-"""Bits of a prefix that leaves room for two addresses."""
+"""The longest prefix that leaves room for two addresses."""
 
 
 def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend:
@@ -34,7 +34,7 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     ``knows`` says whether the database has had an epoch of that number and tag.
 
     Raises:
-        FabricError: the configuration of the keys makes no sense.
+        FabricError: the configuration of the keys is invalid.
     """
     if fabric.backend == "none":
         return NoNetwork()
@@ -110,7 +110,7 @@ def descriptions(fabric: Fabric) -> tuple[Manager, ...]:
 
 
 def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
-    """The OpenSM behind a description; FabricError when it describes none."""
+    """The OpenSM of a description; FabricError when the description is incomplete."""
     files = (one.partitions, one.pidfile, one.log)
     if one.command and not any(files):
         return RemoteOpensm(one.command, timeout_s)
@@ -124,14 +124,14 @@ def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
 
 
 def reader(fabric: Fabric) -> FabricReader | SeveralReaders:
-    """What reads all subnets."""
+    """The reader of all subnets."""
     if not fabric.subnets:
         return FabricReader(fabric.device, fabric.device_port)
     return SeveralReaders([FabricReader(one.device, one.device_port) for one in fabric.subnets])
 
 
 def ufm(fabric: Fabric) -> UfmClient:
-    """The UFM of the configuration; FabricError when that names none."""
+    """The UFM of the configuration; FabricError when its address is invalid."""
     return UfmClient(
         fabric.ufm_url, Path(fabric.ufm_token_file), fabric.ufm_ca, float(fabric.ufm_request_timeout_s)
     )
@@ -167,7 +167,7 @@ def port_map(fabric: Fabric) -> PortMap | None:
     """The ports with fixed GUIDs; None where nodes set GUIDs.
 
     Raises:
-        FabricError: the file cannot be read or understood, or the backend could do nothing with it.
+        FabricError: the file cannot be read or is invalid, or the backend cannot use it.
     """
     if not fabric.port_map:
         if fabric.in_guests:
@@ -189,10 +189,10 @@ def port_map(fabric: Fabric) -> PortMap | None:
 
 
 def ipoib_network(fabric: Fabric) -> IPv4Network | None:
-    """Where guests' addresses come from; None: they have none.
+    """The network for addresses of guests; None: they have none.
 
     Raises:
-        FabricError: it is no network, too small for two guests, or there is no IPoIB.
+        FabricError: it is not a network, too small for two guests, or IPoIB is off.
     """
     if not fabric.ipoib_network:
         return None
@@ -209,12 +209,12 @@ def ipoib_network(fabric: Fabric) -> IPv4Network | None:
 
 
 def key_pool(fabric: Fabric) -> KeyPool:
-    """The keys that may be handed out; FabricError when the range is none."""
+    """The pool of keys for jobs; FabricError when the range is invalid."""
     return KeyPool(fabric.pkey_first, fabric.pkey_last, frozenset(fabric.pkey_reserved))
 
 
 def site_partitions(fabric: Fabric) -> tuple[IbPartition, ...]:
-    """The partitions that the site has beside the jobs'.
+    """The site's own partitions.
 
     Raises:
         FabricError: the file cannot be read, the linter refuses it, or it has a key of the pool.

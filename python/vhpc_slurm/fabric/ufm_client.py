@@ -35,7 +35,7 @@ from vhpc_slurm.terminal import printable
 MAX_ANSWER = 256 << 20
 """Bytes of the longest answer; a thousand keys with a thousand ports each take about 80 MB."""
 GUIDS_A_REQUEST = 100
-"""GUIDs of one change; those to remove stand in the request line, which servers cut at 8 KiB."""
+"""GUIDs of one change; a removal has them in the request line, which servers limit to 8 KiB."""
 _T = TypeVar("_T")
 _PREFIX = "/ufmRestV3"
 _TOKEN = re.compile(rb"[!-~]{1,4096}")
@@ -44,7 +44,7 @@ _PKEY = re.compile(r"0x[0-9a-fA-F]{1,4}\Z", re.ASCII)
 
 
 class UfmBusyError(FabricError):
-    """UFM did not do it now, and may do it when it is asked again."""
+    """UFM failed for now; the request may be repeated."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 class UfmSettings(msgspec.Struct, frozen=True):
-    """UFM's subnet manager settings, as far as they say who may speak to it; keys are hexadecimal."""
+    """The management keys of UFM's subnet manager, hexadecimal."""
 
     m_key: str = "0x0"
     sa_key: str = "0x1"
@@ -76,10 +76,10 @@ class UfmClient:
     """One UFM, or the address that its high-availability pair shares."""
 
     def __init__(self, url: str, token_file: Path, ca: str, timeout_s: float) -> None:
-        """``ca`` is a file of certificates to trust in the place of the system's.
+        """``ca`` is a file of certificates to trust instead of the system's.
 
         Raises:
-            FabricError: the address is none, or the certificates cannot be read.
+            FabricError: the address is invalid, or the certificates cannot be read.
         """
         parts = urlsplit(url)
         try:
@@ -106,7 +106,7 @@ class UfmClient:
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def version(self) -> str:
-        """UFM's own version: the cheapest question that needs the token."""
+        """UFM's version: the cheapest request that needs the token."""
         return self._decode(self._ask("GET", "/app/ufm_version"), _Version).ufm_release_version
 
     def partitions(self) -> dict[int, dict[int, bool]]:
@@ -115,7 +115,7 @@ class UfmClient:
         return {_pkey(key): _members(one) for key, one in found.items()}
 
     def settings(self) -> UfmSettings:
-        """What its subnet manager was told."""
+        """The settings of its subnet manager."""
         return self._decode(self._ask("GET", "/app/smconf"), UfmSettings)
 
     def default_membership(self) -> str:
@@ -124,7 +124,7 @@ class UfmClient:
         return self._decode(found, _UfmPartition).membership or ""
 
     def add(self, pkey: int, guids: list[int], *, ipoib: bool) -> None:
-        """Make ports full members of a key, which comes into being where it is not there."""
+        """Make ports full members of a key; UFM creates a missing key."""
         for some in _portions(guids):
             body = {
                 "pkey": f"{pkey:#x}",
@@ -136,13 +136,13 @@ class UfmClient:
             self._ask("POST", "/resources/pkeys/", body)
 
     def remove(self, pkey: int, guids: list[int]) -> None:
-        """Take ports out of a key; one that is no member is no error."""
+        """Remove ports from a key; a port that is not a member is no error."""
         for some in _portions(guids):
             names = ",".join(f"{guid:016x}" for guid in some)
             self._ask("DELETE", f"/resources/pkeys/{pkey:#x}/guids/{names}", absent_ok=True)
 
     def delete(self, pkey: int) -> None:
-        """Take away a key that has no ports; one that is not there is no error."""
+        """Delete a key without ports; a missing key is no error."""
         self._ask("DELETE", f"/resources/pkeys/{pkey:#x}", absent_ok=True)
 
     # --- one request ---------------------------------------------------------------
@@ -152,8 +152,8 @@ class UfmClient:
 
         Raises:
             UfmBusyError: UFM cannot be reached, has cut the connection, is busy or broken.
-            FabricRefusedError: UFM does not take this request.
-            FabricError: it is not the UFM that is meant, or it lets nobody in.
+            FabricRefusedError: UFM rejects this request.
+            FabricError: its certificate or its answer is invalid, or it denies access.
         """
         what = f"UFM at {self._host}:{self._port}"
         headers = {
@@ -204,7 +204,7 @@ class UfmClient:
             ) from err
 
     def _token(self) -> str:
-        """The token, read anew each time: the site may change it while vhpcd runs."""
+        """The token, read for each request: the site may change it while vhpcd runs."""
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             with os.fdopen(os.open(self._token_file, flags), "rb") as opened:
@@ -263,8 +263,8 @@ def _portions(guids: list[int]) -> list[list[int]]:
 def _bounded(deadline: float) -> type[http.client.HTTPResponse]:
     """A response that is read until the deadline.
 
-    A socket's own timeout begins anew with each byte, so that a server could
-    hold us for ever with one byte a second.
+    The timeout of a socket restarts with each byte, so a server could block vhpcd for ever
+    with one byte per second.
     """
 
     class Raw(io.RawIOBase):

@@ -104,7 +104,7 @@ def _unnoticed(record: LeaseRecord | None, asked: float) -> str:
     """Why a job waits although every Prolog of it has ended; empty when that is not so.
 
     slurmd tells slurmctld once that a Prolog has ended.  A slurmd or slurmctld
-    that was started anew meanwhile is never told, and the job would hold its
+    that was restarted meanwhile is never told, and the job would hold its
     nodes until BatchStartTimeout is over.
     """
     if record is None:

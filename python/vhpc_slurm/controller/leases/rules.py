@@ -106,7 +106,7 @@ def releasable(record: LeaseRecord) -> bool:
 
 
 def impatient(request: JobRequest, allocation: Allocation, config: Config) -> str:
-    """Why a boot may not take as long as the user asks, as one line for him; empty when it may.
+    """Why a boot may not take as long as the user asks, as one line for the user; empty when it may.
 
     Slurm kills a Prolog that takes longer than the site allows, and drains its node.
     """

@@ -57,7 +57,7 @@ class AuditTrigger:
             self._asking.cancel()
 
     def _noticed(self) -> None:
-        """Ask the backend, between two batches, whether somebody else changed the fabric."""
+        """Ask the backend, between two batches, whether another program changed the fabric."""
         self._news = True
         if self._asking is None:
             self._asking = asyncio.get_running_loop().create_task(self._ask())
