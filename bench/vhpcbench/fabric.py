@@ -33,9 +33,10 @@ from fabric_lab import DEFAULT, Shape, SimulatedFabric, simulated_fabric, tree
 from vhpcd_fabric import a_vhpcd, opened, states
 from vhpcd_process import Vhpcd, frame_of
 
-from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.service import LeaseService
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.config import Config, Guests
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.leases import layer
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
@@ -302,11 +303,11 @@ def _large_store(report: Report, daemon: Munged) -> None:
         state.mkdir()
         database = state / "leases.sqlite"
         store = SqliteStore(database)
-        service = LeaseService(store, NoNetwork(), reserve_mib=0)
+        leases = layer.build(store, NoNetwork(), Config(guests=Guests(memory_reserve_mib=0)))
         nodes = allocation(*(f"n{number}" for number in range(4)))
         with store.transaction():
             for job in range(1, GENERATIONS + 1):
-                generation = service.reserve(request(job), nodes, identity(0)).lease.generation
+                generation = leases.opening.reserve(request(job), nodes, identity(0)).lease.generation
                 assignment = KeyAssignment(
                     generation, 0x0FFF + job, f"job {generation}", 0, 4, 1, 1, KeyState.ACTIVE
                 )

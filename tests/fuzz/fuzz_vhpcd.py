@@ -28,13 +28,14 @@ from rig import InternalError, fuzz
 
 from vhpc_slurm.config import Config, Images
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.admission import Peer, PeerGroup
-from vhpc_slurm.controller.authority import Origin
-from vhpc_slurm.controller.conversation import Server
-from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.service import LeaseService
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.admission import Peer, PeerGroup
+from vhpc_slurm.controller.api.authority import Origin
+from vhpc_slurm.controller.api.conversation import Server
+from vhpc_slurm.controller.api.requests import Requests
+from vhpc_slurm.controller.assembly import assemble
+from vhpc_slurm.controller.leases import layer
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork, ProofResults
 from vhpc_slurm.fabric.keys import KeySnapshot
 from vhpc_slurm.fabric.numbers import KeyPool
@@ -73,9 +74,9 @@ def one_input(data: bytes) -> None:
 async def _live(lines: list[bytes]) -> None:
     store = SqliteStore(":memory:")
     network = Keys() if lines[0] == b"K" else NoNetwork()
-    service = LeaseService(store, network, reserve_mib=_CONFIG.guests.memory_reserve_mib)
-    dispatcher = Dispatcher(_CONFIG, service, network, connect(_CONFIG))
-    server = Server(dispatcher, Munge(), frozenset({ROOT}))
+    leases = layer.build(store, network, _CONFIG)
+    vhpcd = assemble(_CONFIG, leases, network, connect(_CONFIG))
+    server = Server(vhpcd.requests, Munge(), frozenset({ROOT}))
     try:
         generation = "42.0.0badcafe"
         for line in lines:
@@ -83,14 +84,14 @@ async def _live(lines: list[bytes]) -> None:
             if isinstance(answer, wire.LeaseAnswer):
                 generation = answer.lease.generation
         for listing in (wire.ListLeases(), wire.ListLeases(live=True), wire.ListTimelines()):
-            await _walk(dispatcher, listing)
-        if isinstance(await dispatcher.answer(wire.AskStatus()), wire.Failure):
+            await _walk(vhpcd.requests, listing)
+        if isinstance(await vhpcd.requests.answer(wire.AskStatus()), wire.Failure):
             raise InternalError("no status")
-        service.transitions.settle()
-        service.prune(0.0)
+        leases.settling.run()
+        leases.queries.prune(0.0)
     finally:
         await server.close()
-        dispatcher.close()
+        vhpcd.close()
         store.close()
 
 
@@ -123,11 +124,11 @@ async def _say(server: Server, line: bytes) -> wire.Answer | None:
     return _check(wire.wrap("answer", envelope.nonce, answer))
 
 
-async def _walk(dispatcher: Dispatcher, listing: wire.ListLeases | wire.ListTimelines) -> None:
+async def _walk(requests: Requests, listing: wire.ListLeases | wire.ListTimelines) -> None:
     """Read a listing to its end."""
     rows = 0
     while True:
-        answer = _check(wire.wrap("answer", "n" * 16, await dispatcher.answer(listing)))
+        answer = _check(wire.wrap("answer", "n" * 16, await requests.answer(listing)))
         match answer:
             case wire.LeasePage():
                 rows += len([record.unpack() for record in answer.records])

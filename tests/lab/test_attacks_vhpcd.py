@@ -173,11 +173,11 @@ def test_root_of_a_node_cannot_speak_for_another_node_or_for_the_controller(lab:
     assert held_by(lab, job) == ("ready", ["n2"])
     said = lab.run("n1", "/opt/vhpc/bin/python", "-", str(job.id), generation, "n2", stdin=LIE).out
     assert said.splitlines() == [
-        "10.77.0.11 may not speak for node n2",
-        "10.77.0.11 may not speak for node n2",
-        "10.77.0.11 may not speak for the controller",
-        "10.77.0.11 may not speak for the controller",
-        "10.77.0.11 may not speak for the controller",
+        "10.77.0.11 may not send requests of node n2",
+        "10.77.0.11 may not send requests of node n2",
+        "10.77.0.11 may not send requests of the controller",
+        "10.77.0.11 may not send requests of the controller",
+        "10.77.0.11 may not send requests of the controller",
         "('n1',)",
     ]
     assert held_by(lab, job) == ("ready", ["n2"])

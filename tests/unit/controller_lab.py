@@ -22,9 +22,13 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm.controller.fabric_sync import FabricSync
-from vhpc_slurm.controller.service import LeaseService
-from vhpc_slurm.controller.store import LeaseStore
+from vhpc_slurm.config import Config, Guests
+from vhpc_slurm.config.fabric import Fabric
+from vhpc_slurm.controller.leases import layer
+from vhpc_slurm.controller.store.database import LeaseStore
+from vhpc_slurm.controller.sync.audit import FabricAudit
+from vhpc_slurm.controller.sync.batch import FabricBatches
+from vhpc_slurm.controller.sync.isolation import IsolationWatch
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.backend import NetworkBackend
 from vhpc_slurm.model import (
@@ -216,17 +220,46 @@ def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
     return process.wait(15)
 
 
-class Alone(LeaseService):
+class Alone:
     """vhpcd without threads: each call has its batch of the fabric at once."""
 
-    def __init__(self, store: LeaseStore, network: NetworkBackend, **other: Any) -> None:
-        super().__init__(store, network, **other)
-        self.fabric_sync = FabricSync(self.transitions, network)
+    def __init__(
+        self,
+        store: LeaseStore,
+        network: NetworkBackend,
+        *,
+        reserve_mib: int,
+        quarantine_s: float = 0.0,
+        lost_after_s: float = 900.0,
+        refuse_exhausted: bool = False,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config = Config(
+            guests=Guests(memory_reserve_mib=reserve_mib),
+            fabric=Fabric(
+                quarantine_s=int(quarantine_s),
+                lost_after_s=int(lost_after_s),
+                exhausted="refuse" if refuse_exhausted else "requeue",
+            ),
+        )
+        self.store = store
+        self.leases = layer.build(store, network, config, clock=clock, steady=steady)
+        self.batches = FabricBatches(self.leases.batches, network)
+        self.audit = FabricAudit(
+            self.batches, self.leases.batches, network, IsolationWatch(60.0, 300.0, time.monotonic)
+        )
+        self.reserve = self.leases.opening.reserve
+        self.take = self.leases.nodes.take
+        self.report = self.leases.nodes.report
+        self.alarms = self.leases.nodes.alarms
+        self.look = self.leases.queries.look
+        self.prune = self.leases.queries.prune
 
     def open(self, job: JobRequest, nodes: Allocation, image: ImageIdentity | UserError) -> LeaseRecord:
         record = self.reserve(job, nodes, image)
         if record.lease.state is LeaseState.RESERVED:
-            result = self.fabric_sync.run_batch([record.lease.generation])[record.lease.generation]
+            result = self.batches.run([record.lease.generation])[record.lease.generation]
             if isinstance(result, FabricError):
                 raise result
             return result
@@ -234,20 +267,20 @@ class Alone(LeaseService):
         return record
 
     def end(self, job_id: int, restart: int | None) -> None:
-        super().end(job_id, restart)
+        self.leases.lifecycle.end_job(job_id, restart)
         self._strip()
 
     def acknowledge(
         self, generation: Generation, node: str, *, clean: bool, note: str, timeline: Timeline | None
     ) -> None:
-        super().acknowledge(generation, node, clean=clean, note=note, timeline=timeline)
+        self.leases.nodes.acknowledge(generation, node, clean=clean, note=note, timeline=timeline)
         self._strip()
 
     def settle(self) -> None:
-        self.transitions.settle()
+        self.leases.settling.run()
         self._strip()
 
     def _strip(self) -> None:
-        if self.transitions.leaving:
+        if self.leases.lifecycle.has_leaving:
             with suppress(FabricError):
-                self.fabric_sync.run_batch()
+                self.batches.run()

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vhpc_slurm.config import Controller
-from vhpc_slurm.controller import authority, wire_types
-from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller.addresses import HostAddresses, plain, resolve
-from vhpc_slurm.controller.authority import Authority, Origin
+from vhpc_slurm.controller import wire_types
+from vhpc_slurm.controller.api import authority
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.addresses import HostAddresses, plain, resolve
+from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.slurm.hosts import parse_controllers, parse_nodes
 from vhpc_slurm.slurm.job import Slurm, SlurmError, SlurmNode
@@ -202,8 +203,8 @@ def test_a_slurm_that_shows_no_nodes_is_an_error_and_changes_nothing(tmp_path: P
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"node_names": ("n1-ib",)}, r"\{node\} has to stand in it"),
-        ({"node_names": ("{node}-{rail}",)}, r"\{node\} has to stand in it"),
+        ({"node_names": ("n1-ib",)}, r"it must contain \{node\}"),
+        ({"node_names": ("{node}-{rail}",)}, r"it must contain \{node\}"),
         ({"node_addresses": ("n1",)}, "NODE=ADDRESS"),
         ({"node_addresses": ("n1= ",)}, "NODE=ADDRESS"),
         ({"node_addresses": ("n/1=10.0.0.1",)}, "NODE=ADDRESS"),
@@ -287,8 +288,8 @@ def test_a_node_speaks_for_itself_and_for_no_other(tmp_path: Path, body: wire.Re
     for address in ("10.78.0.12", "10.77.0.2", "192.0.2.1"):
         line = says(tmp_path, body, Origin(address, own_host=False))
         assert line == (
-            f"{address} may not speak for node n1: Slurm has the node at 10.77.0.11 (if it is an address of "
-            "the node, name it in controller.node_names or node_addresses of vhpcd's vhpc.toml)"
+            f"{address} may not send requests of node n1: Slurm has the node at 10.77.0.11 (if the "
+            "node has this address, add it to controller.node_names or node_addresses in vhpcd's vhpc.toml)"
         )
     assert says(tmp_path, body, Origin("127.0.0.1", own_host=True)) == "", (
         "root of vhpcd's host has all leases"
@@ -304,7 +305,7 @@ def test_what_only_the_controller_may_say_comes_from_there(tmp_path: Path, body:
     assert says(tmp_path, body, Origin("127.0.0.1", own_host=True)) == ""
     line = says(tmp_path, body, Origin("10.77.0.11", own_host=False))
     assert line.startswith(
-        "10.77.0.11 may not speak for the controller: it is neither vhpcd's own host nor one of "
+        "10.77.0.11 may not send requests of the controller: it is neither vhpcd's own host nor one of "
     )
     assert "controller.controller_addresses" in line
     assert (
@@ -331,8 +332,8 @@ def test_where_slurm_cannot_be_asked_nobody_but_the_own_host_is_believed(tmp_pat
     for body in (*OF_NODES, *OF_THE_CONTROLLER):
         line = says(tmp_path, body, Origin("10.77.0.11", own_host=False), slurm)
         assert line == (
-            "vhpcd does not know where Slurm's hosts are, and so cannot tell who speaks: sinfo failed: no "
-            "answer within 5 s (see controller.slurm_bin in vhpc.toml, and the log of vhpcd)"
+            "vhpcd does not know the addresses of Slurm's hosts, so it cannot check the sender: "
+            "sinfo failed: no answer within 5 s (see controller.slurm_bin in vhpc.toml, and the log of vhpcd)"
         )
         assert says(tmp_path, body, Origin("127.0.0.1", own_host=True), slurm) == ""
 

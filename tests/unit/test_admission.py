@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vhpc_slurm.controller.admission import SHARES, Admission, Peer, PeerGroup, Quota, scaled
-from vhpc_slurm.controller.attempts import REMEMBERED, Attempts
-from vhpc_slurm.controller.ratelimited_log import RateLimitedLog
+from vhpc_slurm.controller.api.admission import SHARES, Admission, Peer, PeerGroup, Quota, scaled
+from vhpc_slurm.controller.api.attempts import REMEMBERED, Attempts
+from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
 
 SMALL = {
     PeerGroup.TRUSTED: Quota(8, 8, 1000, 1000),

@@ -20,7 +20,7 @@ from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened
 from vhpcd_process import Vhpcd
 
 from vhpc_slurm.config.fabric import Manager, Subnet
-from vhpc_slurm.controller.isolation import IsolationWatch
+from vhpc_slurm.controller.sync.isolation import IsolationWatch
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import FabricFinding
@@ -109,7 +109,7 @@ def test_what_is_no_file_hides_no_open_port_and_is_put_right(
     found = site.backend.audit(site.store.keys.snapshot())
     assert {one.port_guid for one in found} == {0, STRANGER}
     assert all(one.open for one in found), found
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     assert partitions.lint(fabric.partitions.read_bytes()) == ()
     assert sets(fabric) == holding((0x1000, 2))
     assert site.backend.audit(site.store.keys.snapshot()) == ()
@@ -128,8 +128,8 @@ def test_a_log_that_is_none_hides_no_open_port(
     try:
         fabric.write_table(STRANGER, *JOINED)
         with pytest.raises(FabricError, match="cannot read"):
-            site.service.fabric_sync.audit()
-        state = site.service.fabric_sync.watch.state()
+            site.service.audit.run()
+        state = site.service.audit.watch.state()
         assert state.open_since is not None
         assert f"port {STRANGER:#018x} has the keys 0x7fff 0x9000" in state.what
     finally:
@@ -139,7 +139,7 @@ def test_a_log_that_is_none_hides_no_open_port(
         else:
             fabric.log.unlink()
         kept.rename(fabric.log)
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -190,7 +190,7 @@ def test_a_table_changed_by_a_management_packet_is_written_again(
     fabric.write_table(guid, *entries, block=block)
     fabric.sweep()
     assert sets(fabric) != holding((0x1000, 2), (0x1001, 1)), "OpenSM leaves it as it is"
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     assert sets(fabric) == holding((0x1000, 2), (0x1001, 1))
     assert partitions.parse(fabric.partitions.read_bytes())[1:] == tuple(
         one for one in partitions.of_snapshot(site.store.keys.snapshot())[1:]
@@ -205,7 +205,7 @@ def test_all_ports_that_were_opened_by_packets_are_closed_again(
     site.open(1, "n1")
     for guid in GUIDS:
         fabric.write_table(guid, 0xFFFF)
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -219,7 +219,7 @@ def test_a_vhpcd_killed_while_a_table_is_written_again_knows_its_file(
     fabric.sweep()
     again = Site(fabric, reader, tmp_path / "db")
     again.backend.validate(again.store.keys.snapshot())
-    again.service.fabric_sync.audit()
+    again.service.audit.run()
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -334,18 +334,18 @@ def test_a_fabric_that_cannot_be_read_at_all_is_not_safe_for_ever(
     reader.scan(60.0)
     site = Site(fabric, reader, tmp_path / "db", timeout_s=2.0)
     site.open(1, "n1")
-    fabric_sync = site.service.fabric_sync
+    audit = site.service.audit
     now = 0.0
-    fabric_sync.watch = IsolationWatch(60.0, 300.0, lambda: now)
+    audit.watch = IsolationWatch(60.0, 300.0, lambda: now)
     reader._child.close()
     reader._child._command = ("false",)
-    fabric_sync.audit()
-    assert "cannot read the fabric" in fabric_sync.watch.state().what
-    assert (fabric_sync.watch.state().safe, fabric_sync.watch.state().open_since is not None) == (True, True)
+    audit.run()
+    assert "cannot read the fabric" in audit.watch.state().what
+    assert (audit.watch.state().safe, audit.watch.state().open_since is not None) == (True, True)
     now = 301.0
-    assert not fabric_sync.watch.state().safe
+    assert not audit.watch.state().safe
     with pytest.raises(FabricError, match="does not keep jobs apart"):
-        fabric_sync.watch.must_be_safe()
+        audit.watch.must_be_safe()
 
 
 # --- what the watch makes of it ----------------------------------------------------------------------
@@ -381,7 +381,7 @@ def test_a_lost_key_counts_from_when_it_was_first_missed() -> None:
     now = 40.0
     watch.saw((BLIND,), holders={2: JOB})
     now = 61.0
-    assert watch.state().lost == ((str(JOB), LOST.what),)
+    assert watch.state().lost == ((JOB, LOST.what),)
     watch.saw((LOST,), holders={})
     assert watch.state().lost == (), "it is nobody's any more"
     watch.saw((LOST,), holders={2: JOB})

@@ -11,11 +11,11 @@ import pytest
 from test_keys import an_assignment
 from vhpc_command import Vhpc
 
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.fabric.keys import KeyState
 
 FILE = """\
-# Written by vhpcd as a whole; what is changed here is lost.
+# Written by vhpcd; changes to this file are lost.
 # vhpcd epoch 2 tag 0
 Default=0x7fff, ipoib :
     ALL=limited, SELF=full ;

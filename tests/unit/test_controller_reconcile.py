@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from controller_lab import allocation, identity, request
 
-from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.reconcile import judge
+from vhpc_slurm.controller.leases import rules
+from vhpc_slurm.controller.leases.reconcile import judge
 from vhpc_slurm.model import (
     Generation,
     LeaseRecord,
@@ -20,7 +20,7 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.slurm.job import JobStatus
 
-LEASE = leases.reserve(
+LEASE = rules.reserve(
     Generation(1, 0, "0" * 8), request(1), allocation(), identity(), NetworkIdentity(), 0.0
 ).lease
 

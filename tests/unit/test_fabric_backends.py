@@ -32,10 +32,10 @@ from fabric_lab import (
 from test_keys import an_assignment
 
 from vhpc_slurm.config import Config, Images
-from vhpc_slurm.controller import protocol as wire
 from vhpc_slurm.controller import wire_types
-from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.assembly import assemble
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, Proof
@@ -262,7 +262,7 @@ def test_a_database_that_knows_nothing_takes_no_key_away(
     written = fabric.partitions.read_bytes()
     empty = Site(fabric, reader, tmp_path / "other")
     for text, says in (
-        (written, "of epoch 1 of another"),
+        (written, "has epoch 1 of another"),
         (written.replace(b"# vhpcd epoch", b"# epoch"), "it has keys, and no epoch"),
     ):
         fabric.replace(text)
@@ -326,9 +326,9 @@ def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site:
     [
         (b"junk\n", "has no ';'"),
         (b"", "there is no partition"),
-        (None, "is gone"),
+        (None, "is missing"),
         (DEFAULT, "is not what vhpcd wrote"),
-        (DEFAULT + b"x=0x1000 : A=full ;\n", "is no port GUID"),
+        (DEFAULT + b"x=0x1000 : A=full ;\n", "is not a port GUID"),
     ],
 )
 def test_the_auditor_sees_a_damaged_file_and_its_effect_and_repairs_them(
@@ -347,7 +347,7 @@ def test_the_auditor_sees_a_damaged_file_and_its_effect_and_repairs_them(
         "ports that nobody named show it"
     )
     assert sets(fabric) != holding((0x1000, 2))
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     wait_for(lambda: site.backend.audit(snapshot) == (), "not cured")
     assert sets(fabric) == holding((0x1000, 2))
 
@@ -405,11 +405,11 @@ def test_a_burst_of_a_hundred_jobs_costs_at_most_three_sweeps(
     ]
 
     async def burst() -> list[wire.Answer]:
-        dispatcher = Dispatcher(config, site.service, site.backend, connect(config))
+        vhpcd = assemble(config, site.service.leases, site.backend, connect(config))
         try:
-            return await asyncio.gather(*(dispatcher.answer(one) for one in asked))
+            return await asyncio.gather(*(vhpcd.requests.answer(one) for one in asked))
         finally:
-            dispatcher.close()
+            vhpcd.close()
 
     before = fabric.sweeps()
     answers = asyncio.run(burst())
@@ -441,7 +441,7 @@ def test_a_file_that_fills_a_port_s_table_is_taken_back(
         reader = FabricReader(environment=fabric.environment)
         site = Site(fabric, reader, tmp_path / "db", site=crowding(GUIDS[0], 64))
         before = fabric.partitions.read_bytes()
-        with pytest.raises(FabricError, match=r"does not like its configuration.*ERR 0512"):
+        with pytest.raises(FabricError, match=r"rejected its configuration.*ERR 0512"):
             site.open(1, "n1")
         assert site.states() == {1: "reserved"}
         assert fabric.partitions.read_bytes() == before

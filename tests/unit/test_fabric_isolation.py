@@ -11,8 +11,8 @@ import pytest
 from controller_lab import allocation, identity, request
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.protocol import FabricState
+from vhpc_slurm.controller.api.protocol import FabricState
+from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.hooks import fabric_isolation
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
 from vhpc_slurm.node import journal, resources, statefile
@@ -31,7 +31,7 @@ def layout(tmp_path: Path) -> Layout:
 
 def a_record(job_id: int, network: NetworkIdentity = KEY) -> LeaseRecord:
     generation = Generation(job_id, 0, "0123abcd")
-    record = leases.reserve(generation, request(job_id), allocation("n1"), identity(), network, 1.0)
+    record = rules.reserve(generation, request(job_id), allocation("n1"), identity(), network, 1.0)
     return replace(record, lease=replace(record.lease, state=LeaseState.READY))
 
 

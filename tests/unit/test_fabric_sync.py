@@ -27,8 +27,7 @@ from fabric_lab import (
 )
 from test_fabric_backends import Site
 
-from vhpc_slurm.controller.service import LeaseService
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.keys import KeyState
@@ -144,7 +143,7 @@ def ends_well(site: Site, fabric: SimulatedFabric, reader: FabricReader, what: s
             assert assignment.pkey in on_fabric, "what was told to be READY is on the fabric"
     site.backend.validate(snapshot)
     site.service.settle()
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     known = {record.lease.request.job_id: record for _, record in site.store.page(0)}
     if 1 not in known or known[1].lease.state in (LeaseState.RESERVED, LeaseState.READY):
         first = site.open(1, "n1", "n2").lease
@@ -172,12 +171,12 @@ def test_a_job_whose_port_has_no_room_left_does_not_hold_up_the_others(
         reader = FabricReader(environment=fabric.environment)
         reader.scan(60.0)
         site = Site(fabric, reader, tmp_path / "db", site=crowding(GUIDS[0], 63))
-        site.service.fabric_sync.run_batch()
+        site.service.batches.run()
         generations = [
             site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
             for job_id in (1, 2, 3)
         ]
-        results = site.service.fabric_sync.run_batch(generations)
+        results = site.service.batches.run(generations)
         assert {job: type(results[job]).__name__ for job in generations} == {
             generations[0]: "ComplaintError",
             generations[1]: "LeaseRecord",
@@ -228,15 +227,15 @@ def test_a_standby_with_a_stale_file_is_found_out_and_overruled_when_the_master_
         site.service.end(1, 0)
         site.open(2, "n1", "n2")
         standby = fabric.start_standby("H16", stale)
-        site.service.fabric_sync.audit()
-        assert site.service.fabric_sync.watch.state().what == ""
+        site.service.audit.run()
+        assert site.service.audit.watch.state().what == ""
         fabric.opensm.kill()
         fabric.opensm.wait()
         carriers = (GUIDS[0], GUIDS[1])
         wait_for(lambda: 0x9000 in sets(fabric, *carriers)[GUIDS[0]], "no standby takes over", 30.0)
         with pytest.raises(FabricError, match="OpenSM does not run"):
-            site.service.fabric_sync.audit()
-        state = site.service.fabric_sync.watch.state()
+            site.service.audit.run()
+        state = site.service.audit.watch.state()
         assert state.open_since is not None, "ports have the key of a job that is over"
         # Not both at once: the simulator loses packets of a handover, and opensm waits for them for ever.
         os.kill(int(standby.pidfile.read_text()), signal.SIGKILL)
@@ -248,8 +247,8 @@ def test_a_standby_with_a_stale_file_is_found_out_and_overruled_when_the_master_
 
 def _audited(site: Site) -> bool:
     with suppress(FabricError):
-        site.service.fabric_sync.audit()
-    return site.service.fabric_sync.watch.state().what == ""
+        site.service.audit.run()
+    return site.service.audit.watch.state().what == ""
 
 
 # --- many adapters -----------------------------------------------------------------------------------
@@ -273,26 +272,26 @@ def test_on_a_large_fabric_jobs_come_and_go_together_and_each_port_has_its_own_k
             for job_id in range(1, jobs + 1)
         ]
         before = fabric.sweeps()
-        results = site.service.fabric_sync.run_batch(generations)
+        results = site.service.batches.run(generations)
         assert all(isinstance(one, LeaseRecord) for one in results.values()), results
         assert fabric.sweeps() - before == 1
-        site.service.fabric_sync.audit()
-        assert site.service.fabric_sync.watch.state().what == ""
+        site.service.audit.run()
+        assert site.service.audit.watch.state().what == ""
         chance = random.Random(adapters)
         guids = chance.sample(fabric.shape.guids, 60)
         assert sets(fabric, SM_GUID, *guids) == {SM_GUID: {0xFFFF}} | {
             guid: {0x7FFF, 0x8000 | guid >> 32 & 0x7FFF} for guid in guids
         }
         for job_id in range(1, jobs + 1):
-            LeaseService.end(site.service, job_id, 0)
-        site.service.fabric_sync.run_batch()
+            site.service.leases.lifecycle.end_job(job_id, 0)
+        site.service.batches.run()
         assert fabric.sweeps() - before == 2
         assert set(site.states().values()) == {"quarantine"}
         assert sets(fabric, *guids) == {guid: {0x7FFF} for guid in guids}
         data = b"Default=0x7fff, ipoib : ALL=full ;\n"
         fabric.replace(data)
         fabric.sweep()
-        site.service.fabric_sync.audit()
+        site.service.audit.run()
         assert sets(fabric, *guids) == {guid: {0x7FFF} for guid in guids}
         assert partitions.parse(fabric.partitions.read_bytes()) == (partitions.DEFAULT,)
         reader.close()

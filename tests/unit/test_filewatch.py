@@ -79,7 +79,7 @@ def test_a_changed_file_is_put_back_before_opensm_reads_it(
     right = fabric.partitions.read_bytes()
     before = fabric.sweeps()
     change(fabric.partitions)
-    wait_for(lambda: "was changed, not by vhpcd, and is put back" in vhpcd.log, "not noticed")
+    wait_for(lambda: "was changed by another program; vhpcd has restored it" in vhpcd.log, "not noticed")
     assert fabric.partitions.is_file()
     assert fabric.partitions.read_bytes() == right
     fabric.sweep()
@@ -147,7 +147,7 @@ def test_who_changes_the_file_without_end_meets_the_auditor(
             fabric.replace(OPENING)
             time.sleep(0.01)
             assert vhpcd.client.status()
-        assert 1 <= vhpcd.log.count("and is put back") <= filewatch.BURST
+        assert 1 <= vhpcd.log.count("vhpcd has restored it") <= filewatch.BURST
         carries(fabric, holding((0x1000, 2)))
         wait_for(lambda: vhpcd.client.status().fabric.what == "", "not well again", 20.0)
 

@@ -12,7 +12,7 @@ import fuzz_slurm
 import fuzz_vhpcd
 import pytest
 
-from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.api import protocol as wire
 
 CORPUS = Path(fuzz_files.__file__).parent / "corpus"
 TARGETS: dict[str, ModuleType] = {

@@ -16,7 +16,7 @@ from device_rig import GENERATION, Rig, machine
 from fake_hca import ETHERNET, network
 from test_placement import MANIFEST, REQUEST
 
-from vhpc_slurm.controller.protocol import FabricState
+from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.hooks import fabric_isolation, prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv

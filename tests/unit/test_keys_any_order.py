@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from key_fabric import Fabric, Killed
 
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.fabric.backend import KeyPolicy
@@ -125,14 +125,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(node=nodes)
     def fence(self, node: str) -> None:
         with self.alive(), suppress(UserError):
-            self.service.transitions.fence(node, 0)
+            self.service.leases.operator.fence(node, 0)
 
     @rule()
     def clear(self) -> None:
         with self.alive(), suppress(UserError):
             assignments = self.store.keys.snapshot().assignments
             with_tombstone = [one.generation for one in assignments if one.state is KeyState.TOMBSTONE]
-            self.service.transitions.clear(with_tombstone, 0)
+            self.service.leases.operator.clear(with_tombstone, 0)
             self.service.settle()
 
     @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, 21.0, -1e6]))
@@ -205,7 +205,7 @@ class AnyOrder(RuleBasedStateMachine):
             if record.lease.state is LeaseState.READY:
                 assert assignment.state is KeyState.ACTIVE
             if record.lease.state is LeaseState.ENDING:
-                assert assignment.state in (KeyState.DRAINING, KeyState.STRIPPED, KeyState.TOMBSTONE)
+                assert assignment.state in (KeyState.DRAINING, KeyState.TOMBSTONE)
 
 
 class AnyOrderOfUsers(AnyOrder):

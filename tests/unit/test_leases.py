@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vhpc_slurm.config import Config, Guests, Placement
-from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.leases import rules
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.wire_types import (
     LeaseWire,
     pack_allocation,
@@ -113,15 +113,15 @@ def test_a_lease_goes_only_forward() -> None:
     }
 
 
-LEASE = leases.reserve(
+LEASE = rules.reserve(
     Generation(1, 0, "0" * 8), request(1), allocation(), identity(), NetworkIdentity(), 0.0
 ).lease
 
 
 def _moves(record: LeaseRecord, to: LeaseState) -> bool:
     try:
-        return leases.move(record, to, 1.0).lease.state is to
-    except leases.TransitionError:
+        return rules.move(record, to, 1.0).lease.state is to
+    except rules.TransitionError:
         return False
 
 
@@ -144,7 +144,7 @@ def test_too_little_memory_is_refused_with_the_numbers(
     memory_mib: int, reserve: int | None, line: str
 ) -> None:
     job = request(mem_reserve_mib=reserve)
-    found = leases.misfit(job, large(memory_mib), identity(512), Config())
+    found = rules.misfit(job, large(memory_mib), identity(512), Config())
     assert line in found
     assert bool(line) == bool(found)
 
@@ -153,52 +153,52 @@ def test_the_reserve_of_a_large_job_is_what_its_node_would_leave_outside() -> No
     # docs/memory.md: 128 + 2 shares * 8 + 2 vCPUs * 2 + (262144 - 256) * 4 / 512 = 2194
     config, job = Config(), request()
     most = 262144 - 2194
-    assert leases.misfit(job, large(262144), identity(most), config) == ""
-    found = leases.misfit(job, large(262144), identity(most + 1), config)
+    assert rules.misfit(job, large(262144), identity(most), config) == ""
+    found = rules.misfit(job, large(262144), identity(most + 1), config)
     assert "of which 2194 MiB stay outside the guest, leaving 259950" in found
     # the tables of the IOMMU: one viewer more
     gpu = GresAllocation("gpu", "", 1, (0,))
-    assert "of which 2705 MiB" in leases.misfit(job, large(262144, gpu), identity(most), config)
+    assert "of which 2705 MiB" in rules.misfit(job, large(262144, gpu), identity(most), config)
     # huge pages need no tables to speak of
     huge = Config(placement=Placement(hugepages="1G"))
-    assert leases.misfit(job, large(262144), identity(262144 - 256), huge) == ""
+    assert rules.misfit(job, large(262144), identity(262144 - 256), huge) == ""
     # and a site that wants nothing outside gets that
     none = Config(guests=Guests(memory_reserve_mib=0))
-    assert leases.misfit(job, large(262144), identity(262144), none) == ""
+    assert rules.misfit(job, large(262144), identity(262144), none) == ""
 
 
 def test_too_small_a_reserve_of_the_users_own_is_refused_before_any_node_boots() -> None:
     gpu = GresAllocation("gpu", "", 1, (0,))
     job = request(mem_reserve_mib=100)
     # 148 + (4096 - 100) * 5 / 512
-    line = leases.misfit(job, large(4096, gpu), identity(512), Config())
+    line = rules.misfit(job, large(4096, gpu), identity(512), Config())
     assert line.startswith("--vhpc-mem-reserve=100M is too little for a job with devices")
     assert "187 MiB" in line
-    assert leases.misfit(job, large(4096), identity(512), Config()) == ""
+    assert rules.misfit(job, large(4096), identity(512), Config()) == ""
 
 
 def test_nobody_may_wait_longer_for_a_boot_than_the_site_says() -> None:
     gpus = GresAllocation("gpu", "h200", 4, (0, 1, 2, 3))
     site = Config(guests=Guests(boot_timeout_s=100, boot_timeout_max_s=200))
     long = replace(request(), timeout_s=201)
-    line = leases.impatient(long, large(4096), site)
+    line = rules.impatient(long, large(4096), site)
     assert line.startswith("--vhpc-timeout=201 is longer than a boot may take here: 200 s (ask for less")
-    assert leases.impatient(replace(long, timeout_s=200), large(4096), site) == ""
-    assert leases.impatient(request(), large(4096), site) == ""
+    assert rules.impatient(replace(long, timeout_s=200), large(4096), site) == ""
+    assert rules.impatient(request(), large(4096), site) == ""
     # the sizing of their BARs: docs/memory.md
     four = replace(long, timeout_s=440)
-    assert leases.impatient(four, large(4096, gpus), site) == ""
-    assert "320 s" in leases.impatient(replace(four, guests_per_node=2), large(4096, gpus), site)
+    assert rules.impatient(four, large(4096, gpus), site) == ""
+    assert "320 s" in rules.impatient(replace(four, guests_per_node=2), large(4096, gpus), site)
     # whom the site gives more by itself may ask for as much
     slow = Config(guests=Guests(boot_timeout_s=300, boot_timeout_max_s=200))
-    assert leases.impatient(replace(long, timeout_s=300), large(4096), slow) == ""
+    assert rules.impatient(replace(long, timeout_s=300), large(4096), slow) == ""
 
 
 def test_each_of_several_guests_has_its_share() -> None:
     two = replace(request(), guests_per_node=2)
     # 2 * (128 + 16) + 2 * 2 + (4096 - 256) * 4 / 512 = 322
-    assert leases.misfit(two, large(4096), identity((4096 - 322) // 2), Config()) == ""
-    found = leases.misfit(two, large(4096), identity((4096 - 322) // 2 + 1), Config())
+    assert rules.misfit(two, large(4096), identity((4096 - 322) // 2), Config()) == ""
+    found = rules.misfit(two, large(4096), identity((4096 - 322) // 2 + 1), Config())
     assert "322 MiB stay outside its 2 guests, leaving 1887 for each (ask for --mem=4098M or more)" in found
 
 
@@ -206,7 +206,7 @@ def test_the_smallest_node_decides() -> None:
     nodes = Allocation(
         (NodeAllocation("n1", (0,), 4096), NodeAllocation("n2", (0,), 300), NodeAllocation("n3", (0,), 4096))
     )
-    assert " on n2," in leases.misfit(request(), nodes, identity(256), Config())
+    assert " on n2," in rules.misfit(request(), nodes, identity(256), Config())
 
 
 # --- service ---------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_the_end_of_one_incarnation_leaves_a_later_one_alone(service: Alone) -> 
         (request(0), allocation(), "job id"),
         (request(), Allocation(()), "no nodes"),
         (request(), allocation("n1", "n1"), "twice"),
-        (request(), allocation("n1/../x"), "no node names"),
+        (request(), allocation("n1/../x"), "node name is invalid"),
         (request(), allocation(cpu_ids=()), "without CPUs"),
     ],
 )
@@ -474,7 +474,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def at_most_one_usable_lease_a_job(self) -> None:
         usable = [
-            r.lease.generation.job_id for r in self.service.store.live() if r.lease.state in leases.USABLE
+            r.lease.generation.job_id for r in self.service.store.live() if r.lease.state in rules.USABLE
         ]
         assert len(usable) == len(set(usable))
 
@@ -484,7 +484,7 @@ class AnyOrder(RuleBasedStateMachine):
             record = self.service.store.get(generation)
             assert record is not None
             assert (record.lease.state is LeaseState.RELEASED) == (generation in self.over and not holders)
-            assert (record.lease.state in leases.USABLE) == (generation not in self.over)
+            assert (record.lease.state in rules.USABLE) == (generation not in self.over)
 
 
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from controller_lab import NOBODY, as_uid, free_port
 
-from vhpc_slurm.controller import listening, rootport
-from vhpc_slurm.controller.listening import Lane, Listener
-from vhpc_slurm.controller.peeruid import PeerUids
+from vhpc_slurm.controller.api import listening, rootport
+from vhpc_slurm.controller.api.listening import Lane, Listener
+from vhpc_slurm.controller.api.peeruid import PeerUids
 from vhpc_slurm.errors import FabricError
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="uses privileged ports and other users: run as root")
@@ -167,7 +167,7 @@ def test_a_kernel_without_the_filter_has_one_queue_for_all(
             listener.close()
 
     asyncio.run(asyncio.wait_for(accept(), 20))
-    assert "all connections share one queue" in caplog.text
+    assert "all connections share one accept queue" in caplog.text
 
 
 def test_a_port_is_not_shared_with_another_vhpcd(port: int) -> None:
@@ -175,7 +175,7 @@ def test_a_port_is_not_shared_with_another_vhpcd(port: int) -> None:
         first = Listener("127.0.0.1", port, lambda *_: None)
         first.start()
         try:
-            with pytest.raises(FabricError, match="is another vhpcd running"):
+            with pytest.raises(FabricError, match="check whether another vhpcd is running"):
                 Listener("127.0.0.1", port, lambda *_: None)
         finally:
             first.close()

@@ -17,7 +17,7 @@ from controller_lab import identity, request
 from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import leases
+from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.hooks import lost_jobs, purged_jobs
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
 from vhpc_slurm.node import joblock, statefile, steps
@@ -77,7 +77,7 @@ class Node:
 
     def record(self, *nodes: str) -> LeaseRecord:
         parts = Allocation(tuple(NodeAllocation(node, (0, 1), 512) for node in nodes or ("n1",)))
-        reserved = leases.reserve(GENERATION, request(JOB), parts, identity(), NetworkIdentity(), 0.0)
+        reserved = rules.reserve(GENERATION, request(JOB), parts, identity(), NetworkIdentity(), 0.0)
         return replace(reserved, lease=replace(reserved.lease, allocation=parts))
 
     def lost(self, *nodes: str, node: str = "n1") -> list[str]:

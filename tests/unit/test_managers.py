@@ -31,7 +31,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import FabricRefusedError, KeyPolicy
@@ -186,7 +186,7 @@ def test_a_standby_with_another_file_is_found_and_repaired(
         f"{standby.partitions} is not the same file as {fabric.partitions}",
         True,
     )
-    site.service.fabric_sync.audit()
+    site.service.audit.run()
     assert standby.partitions.read_bytes() == fabric.partitions.read_bytes()
     assert site.backend.audit(site.store.keys.snapshot()) == ()
 
@@ -216,7 +216,7 @@ def test_an_opensm_behind_a_command_is_as_good_as_one_here(
     assert site.open(1, "n1").lease.state is LeaseState.READY
     assert sets(fabric, GUIDS[0]) == {GUIDS[0]: HELD}
     assert site.backend.audit(site.store.keys.snapshot()) == ()
-    with pytest.raises(FabricError, match="what was sent is refused, line 1"):
+    with pytest.raises(FabricError, match="the file in the request is refused, line 1"):
         far.replace(b"Default=0x7fff : ALL=full ;\n")
     assert partitions.lint(fabric.partitions.read_bytes()) == ()
     os.kill(fabric.opensm.pid, signal.SIGKILL)
@@ -243,7 +243,7 @@ def test_ports_on_two_subnets_have_the_same_key(tmp_path: Path, monkeypatch: pyt
         fabrics[1].replace(DEFAULT)
         fabrics[1].sweep()
         assert {one.port_guid for one in site.backend.audit(snapshot)} == {0, GUIDS[0]}
-        site.service.fabric_sync.audit()
+        site.service.audit.run()
         assert [sets(one, GUIDS[0]) for one in fabrics] == [{GUIDS[0]: HELD}] * 2
         os.kill(fabrics[1].opensm.pid, signal.SIGKILL)
         fabrics[1].opensm.wait()
@@ -327,7 +327,7 @@ def test_the_command_answers_line_by_line_until_its_input_ends(here: Opensm, tmp
     )
     first, second, third = (json.loads(line) for line in done.stdout.splitlines())
     assert base64.b64decode(first["file"]) == DEFAULT
-    assert second["error"][0] == "that is no request"
+    assert second["error"][0] == "the request cannot be read"
     assert third == first
 
 
@@ -347,7 +347,7 @@ def test_a_command_that_makes_no_sense_is_no_answer(script: str, message: str) -
 
 
 def test_a_command_that_does_not_listen_is_not_waited_for() -> None:
-    with pytest.raises(FabricError, match="it does not listen"):
+    with pytest.raises(FabricError, match="it does not read its input"):
         RemoteOpensm(("sleep", "60"), 1.0).replace(bytes(1 << 20))
 
 

@@ -22,6 +22,16 @@ FLOORS = (
 )
 # Modules of the ground floors that stand on one another, lowest last.
 GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors", "terminal")
+# The same inside vhpcd, from the top. Layers of one floor do not know each other.
+CONTROLLER_FLOORS = (
+    {"server"},
+    {"assembly"},
+    {"periodic", "client"},
+    {"api"},
+    {"leases"},
+    {"sync", "store"},
+    {"wire_types"},
+)
 LIBVIRT_CALLER = "node/guest.py"
 PURE = {"placement", "domain"}
 IMPURE = {
@@ -95,6 +105,62 @@ def test_imports_go_downwards_only(path: Path) -> None:
         assert not rooms_known(imported(path)), "the package itself imports nothing of its rooms"
     else:
         assert complaints(room(path), rooms_known(imported(path))) == []
+
+
+def controller_layer(dotted: str) -> str:
+    """The layer of vhpcd that a dotted name belongs to; empty where it belongs to none."""
+    parts = dotted.split(".")
+    return parts[2] if parts[:2] == ["vhpc_slurm", "controller"] and len(parts) > 2 else ""
+
+
+def controller_complaints(layer: str, names: set[str]) -> list[str]:
+    """Imports of a layer that do not go down."""
+    floors = {name: number for number, layers in enumerate(CONTROLLER_FLOORS) for name in layers}
+    known = {controller_layer(name) for name in names} - {"", layer}
+    return sorted(f"{layer} knows {other}" for other in known if floors[other] <= floors[layer])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules() if room(path) == "controller" and path.parent.name != "vhpc_slurm"],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_layers_of_vhpcd_know_only_layers_below(path: Path) -> None:
+    parts = path.relative_to(PACKAGE / "controller").parts
+    if parts != ("__init__.py",):
+        assert controller_complaints(parts[0].removesuffix(".py"), imported(path)) == []
+
+
+def test_the_rule_for_layers_of_vhpcd_catches_what_it_should() -> None:
+    up = {"vhpc_slurm.controller.leases.layer.build", "vhpc_slurm.controller.api.protocol"}
+    assert controller_complaints("sync", up) == ["sync knows api", "sync knows leases"]
+    assert controller_complaints("sync", {"vhpc_slurm.controller.store.database"}) == ["sync knows store"]
+    assert controller_complaints("api", {"vhpc_slurm.controller.leases.rules", "vhpc_slurm.errors"}) == []
+
+
+def foreign_attributes(source: str) -> set[str]:
+    """Private attributes that code takes of other objects than its own."""
+    return {
+        f"{ast.unparse(node)}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules() if room(path) in ("controller", "fabric")],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_no_object_reads_the_private_state_of_another(path: Path) -> None:
+    assert foreign_attributes(path.read_text(encoding="utf-8")) == set()
+
+
+def test_private_state_of_another_is_seen() -> None:
+    assert foreign_attributes("self._a = other._b\nself.c._d()\nx.__dict__") == {"other._b", "self.c._d"}
 
 
 def test_every_module_has_a_floor() -> None:

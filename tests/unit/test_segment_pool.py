@@ -16,8 +16,8 @@ from test_keys import an_assignment
 from vhpc_slurm.cli import fabric as cli
 from vhpc_slurm.config import Config, Controller
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.controller import schema
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store import schema
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import numbers, partitions
 from vhpc_slurm.fabric.backend import NoNetwork
@@ -98,7 +98,7 @@ def test_numbers_that_left_the_pool_are_found(tmp_path: Path) -> None:
     assert site.backend.audit(site.snapshot) == ()
     smaller = Site(tmp_path / "db", **ETHERNET | {"vlan_first": 101})
     (found,) = smaller.backend.audit(smaller.snapshot)
-    assert found.what == f"VLAN 100 of {site.snapshot.assignments[0].generation} is not of the pool"
+    assert found.what == f"VLAN 100 of {site.snapshot.assignments[0].generation} is not in the pool"
     assert smaller.open(2, "n1").vlan == 101
 
 
@@ -177,7 +177,7 @@ def test_a_vlan_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_ranges_that_are_none_are_refused(first: int, last: int, space: numbers.Space) -> None:
-    with pytest.raises(FabricError, match=f"(no range of|too many) {space.name}s"):
+    with pytest.raises(FabricError, match=f"(invalid range of|too many) {space.name}s"):
         KeyPool(first, last, space=space)
 
 
@@ -224,5 +224,5 @@ def test_assignments_of_an_older_database_are_kept_and_vlans_find_room(tmp_path:
     with store.transaction():
         store.keys.add(an_assignment(3, pkey=vni))
     for pkey in (0x1000, vni):
-        with pytest.raises(FabricError, match="it is another's"), store.transaction():
+        with pytest.raises(FabricError, match="another owner has it"), store.transaction():
             store.keys.add(an_assignment(4, pkey=pkey, first_rank=9, owner="another"))

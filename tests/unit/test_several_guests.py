@@ -15,7 +15,7 @@ from controller_lab import Alone, allocation, identity, request
 from device_rig import GENERATION, Rig, machine
 from test_job_devices import IB, gpus, host, lease, prepare, vfs
 
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork

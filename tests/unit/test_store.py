@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from controller_lab import allocation, identity, request
 
-from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.store import LeaseStore, SqliteStore
+from vhpc_slurm.controller.leases import rules
+from vhpc_slurm.controller.store.database import LeaseStore, SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity, Stage, Timeline
 
@@ -29,7 +29,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> LeaseStore:
 
 def record(job_id: int = 42, nonce: int = 0, now: float = 1.0) -> LeaseRecord:
     generation = Generation(job_id, 0, f"{nonce:08x}")
-    return leases.reserve(generation, request(job_id), allocation(), identity(), NetworkIdentity(), now)
+    return rules.reserve(generation, request(job_id), allocation(), identity(), NetworkIdentity(), now)
 
 
 def put(store: LeaseStore, *records: LeaseRecord) -> None:
@@ -177,7 +177,7 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from controller_lab import Alone, allocation, identity, request
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.fabric.backend import NoNetwork
 service = Alone(SqliteStore(sys.argv[1]), NoNetwork(), reserve_mib=0)
 turn = len(service.store.page(0, limit=1000000))
@@ -213,7 +213,7 @@ def test_kill_9_at_any_moment_leaves_a_consistent_state(tmp_path: Path) -> None:
         by_name = {str(one.lease.generation): one for one in known}
         for name in said:
             assert by_name[name].taken == ("n1",), "what was said to be durable is there"
-        usable = [one for one in known if one.lease.state in leases.USABLE]
+        usable = [one for one in known if one.lease.state in rules.USABLE]
         assert len(usable) == 1, "one usable lease, whatever was interrupted"
         assert usable[0] == known[-1]
         store.close()

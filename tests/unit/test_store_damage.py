@@ -15,10 +15,10 @@ from test_keys import an_assignment
 from test_store import put, record
 from vhpcd_process import Vhpcd, make
 
-from vhpc_slurm.controller import leases
-from vhpc_slurm.controller.dberror import DamagedError, explain
-from vhpc_slurm.controller.keystore import read_snapshot
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.leases import rules
+from vhpc_slurm.controller.store.database import SqliteStore
+from vhpc_slurm.controller.store.errors import DamagedError, explain
+from vhpc_slurm.controller.store.keys import read_snapshot
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, NetworkIdentity
 
@@ -153,7 +153,7 @@ def test_a_database_that_another_holds_is_said_to_be_so(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
-    with pytest.raises(FabricError, match=r"unable to open database file .*have to belong to vhpcd's user"):
+    with pytest.raises(FabricError, match=r"unable to open database file .*must belong to vhpcd's user"):
         SqliteStore(tmp_path / "none" / "db")
 
 
@@ -174,7 +174,7 @@ def test_what_nobody_thought_of_is_told_as_it_is() -> None:
 def test_a_lease_of_each_kind_is_read_back() -> None:
     """What is written here is what the damage is done to."""
     generation = Generation(1, 0, "0" * 8)
-    one = leases.reserve(generation, request(1), allocation(), identity(), NetworkIdentity(), 1.0)
+    one = rules.reserve(generation, request(1), allocation(), identity(), NetworkIdentity(), 1.0)
     store = SqliteStore(":memory:")
     put(store, one)
     assert store.get(generation) == one

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from test_fabric_backends import verify
 
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import ufm_rest
 from vhpc_slurm.fabric.backend import KeyPolicy
@@ -217,10 +217,10 @@ def test_an_end_survives_what_passes(site: Site, ufm: FakeUfm, kind: int | str) 
     ("kind", "message"),
     [
         (400, r"0x1000 lacks 2 ports: .* refuses: POST /resources/pkeys/: HTTP 400"),
-        (403, "does not let us.*System_Admin"),
+        (403, "denies access.*System_Admin"),
         (404, r"refuses: POST /resources/pkeys/: HTTP 404"),
         (302, "HTTP 302"),
-        (500, r"did not do within 1 s what .* needs: .*HTTP 500"),
+        (500, r"did not apply the key of .* within 1 s: .*HTTP 500"),
         ("accept", "0x1000 lacks 2 ports: UFM has accepted it"),
         ("half", "0x1000 lacks 1 ports: UFM has accepted it"),
         ("cut", r"lacks 2 ports: UFM at .* does not answer"),
@@ -246,7 +246,7 @@ def test_one_job_s_trouble_is_not_the_other_s(ufm: FakeUfm, tmp_path: Path) -> N
         site.service.reserve(request(job_id), allocation("n1"), identity(0)).lease.generation
         for job_id in (1, 2)
     )
-    results = site.service.fabric_sync.run_batch([first, second])
+    results = site.service.batches.run([first, second])
     assert isinstance(results[first], FabricError)
     assert site.states() == {1: "applied", 2: "active"}
 
@@ -265,13 +265,13 @@ def test_a_key_that_does_not_go_stays_the_job_s(ufm: FakeUfm, tmp_path: Path) ->
 def test_an_answer_without_end_is_not_waited_for(ufm: FakeUfm, tmp_path: Path) -> None:
     site = Site(ufm, tmp_path, timeout_s=1.0, request_timeout_s=1.0)
     ufm.fail("GET", "slow", times=99)
-    with pytest.raises(UfmBusyError, match=r"timed out|no whole answer in time"):
+    with pytest.raises(UfmBusyError, match=r"timed out|the answer was not complete in time"):
         site.backend.validate(site.snapshot)
 
 
 def test_a_login_page_is_no_answer(site: Site, ufm: FakeUfm) -> None:
     ufm.fail("GET", "html", times=99)
-    with pytest.raises(FabricError, match=r"makes no sense.*login page"):
+    with pytest.raises(FabricError, match=r"cannot be read.*login page"):
         site.backend.validate(site.snapshot)
 
 
@@ -326,7 +326,7 @@ def test_a_wrong_token_is_refused_and_never_shown(site: Site, ufm: FakeUfm, tmp_
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda token: token.chmod(0o640), "no secret: others may read it"),
+        (lambda token: token.chmod(0o640), "is readable by other users: it has to be secret"),
         (lambda token: token.write_text(""), "has no token"),
         (lambda token: token.write_text("a\r\nX-Evil: b"), "has no token"),
         (lambda token: token.unlink(), "cannot read UFM's token"),
@@ -362,7 +362,7 @@ def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
     "url", ["", "http://ufm.example", "https://", "https://u.example/ufmRest", "https://u.example:x", "ufm"]
 )
 def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
-    with pytest.raises(FabricError, match="is no address of a UFM"):
+    with pytest.raises(FabricError, match="is not the address of a UFM"):
         UfmClient(url, tmp_path / "token", "", 5.0)
 
 
@@ -446,7 +446,7 @@ def test_a_stranger_on_a_job_s_key_is_left_alone_and_keeps_the_job_from_starting
 ) -> None:
     stranger = "0002c90300000001"
     ufm.do("POST", "/resources/pkeys/", {"pkey": "0x1000", "guids": [stranger]})
-    with pytest.raises(FabricError, match=r"none of vhpcd's: the first is 0x0002c90300000001"):
+    with pytest.raises(FabricError, match=r"that vhpcd did not add: the first is 0x0002c90300000001"):
         site.open(1, "n1")
     assert [one.port_guid for one in site.backend.audit(site.snapshot)] == [int(stranger, 16)]
     site.backend.repair(site.snapshot)

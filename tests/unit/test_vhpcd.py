@@ -33,10 +33,10 @@ from vhpcd_process import SOURCES, Vhpcd, frame_of, make
 
 from vhpc_slurm.cli.checks import Level, services
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.assembly import assemble
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.store import SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.model import Allocation, Generation, ImageRef, LeaseState, NodeAllocation, Stage, Timeline
@@ -231,7 +231,7 @@ def test_a_second_vhpcd_on_the_same_database_does_not_start(vhpcd: Vhpcd) -> Non
     assert second.returncode == 1
     assert vhpcd.process is not None
     assert said.splitlines()[-1] == (
-        f"vhpcd: vhpcd runs already on {vhpcd.config.controller.database}: as process {vhpcd.process.pid}"
+        f"vhpcd: another vhpcd uses {vhpcd.config.controller.database}: it is process {vhpcd.process.pid}"
     )
     assert vhpcd.client.status()
 
@@ -352,8 +352,8 @@ def test_a_lease_outlives_a_list_of_jobs_in_which_its_job_is_missing(
 
 
 async def one_round(stopped: Vhpcd, service: Alone) -> None:
-    dispatcher = Dispatcher(stopped.config, service, NoNetwork(), connect(stopped.config))
+    vhpcd = assemble(stopped.config, service.leases, NoNetwork(), connect(stopped.config))
     try:
-        await dispatcher.reconcile()
+        await vhpcd.reconciler.run()
     finally:
-        dispatcher.close()
+        vhpcd.close()

@@ -32,7 +32,7 @@ def lasting_vhpcd(
 
 def noticed(vhpcd: Vhpcd) -> int:
     """How often a file was put back before OpenSM read it, or the fabric was told anew after that."""
-    return vhpcd.log.count("is put back") + vhpcd.log.count("once more")
+    return vhpcd.log.count("vhpcd has restored it") + vhpcd.log.count("tells the fabric again")
 
 
 DAMAGE = [(text.encode(), does) for text, _, _, does in BAD]

@@ -112,7 +112,7 @@ def test_a_fabric_that_stays_open_is_not_safe_and_gives_no_key_to_anybody(
             state = vhpcd.client.status().fabric
             assert state.open_since is not None
             assert abs(time.time() - state.open_since) < 20
-            says = r"the fabric does not keep jobs apart: .* \(vhpcd serves no job with a key"
+            says = r"the fabric does not keep jobs apart: .* \(vhpcd starts no job with a key"
             with pytest.raises(FabricError, match=says):
                 opened(vhpcd, 2)
             with pytest.raises(FabricError, match=says):
@@ -181,7 +181,7 @@ def test_yesterday_s_database_takes_no_key_away(vhpcd: Vhpcd, fabric: SimulatedF
     vhpcd.stop()
     shutil.copy(vhpcd.folder / "yesterday", database)
     vhpcd.start()
-    assert "was not made of this database of vhpcd" in vhpcd.log
+    assert "was not written from this database of vhpcd" in vhpcd.log
     with pytest.raises(FabricError, match="restored from a copy"):
         opened(vhpcd, 3)
     wait_for(lambda: "restored" in vhpcd.log and "not proven" in vhpcd.log, "the auditor says nothing")
@@ -232,7 +232,7 @@ def test_the_key_of_a_lost_node_is_out_of_use_until_it_is_fenced(
             "fenced": [str(lease.generation)],
             "in_use": [],
         }
-        assert f"{lease.generation}: node n2 is off, says uid {os.geteuid()}" in vhpcd.log
+        assert f"{lease.generation}: uid {os.geteuid()} declares node n2 off" in vhpcd.log
         wait_for(lambda: states(vhpcd)[1] == "quarantine", "not released")
 
 
@@ -292,14 +292,14 @@ def test_a_database_that_lost_keys_writes_the_file_only_by_force(
     vhpcd.stop()
     Path(vhpcd.config.controller.database).unlink()
     vhpcd.start()
-    with pytest.raises(FabricError, match="was not made of this database"):
+    with pytest.raises(FabricError, match="was not written from this database"):
         opened(vhpcd, 2, "n1", "n2")
     vhpc("fabric", "render", "--install", code=4)
-    assert "was not made of this database" in vhpc.error
+    assert "was not written from this database" in vhpc.error
     assert sets(fabric) == holding((0x1000, 1))
     vhpc("fabric", "render", "--force", code=2)
     assert vhpc.json("fabric", "render", "--install", "--force") == {"told": True}
-    assert "has the fabric told anew, by force" in vhpcd.log
+    assert "has vhpcd tell the fabric again, by force" in vhpcd.log
     assert sets(fabric) == NOBODY
     assert opened(vhpcd, 2, "n1", "n2").state is LeaseState.READY
 

@@ -22,7 +22,7 @@ from controller_lab import HAVE_MUNGED, NOBODY, Munged, allocation, as_uid, mung
 from vhpcd_process import Vhpcd, frame_of, make
 
 from vhpc_slurm.cli.checks import services
-from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Munge
 
@@ -44,7 +44,7 @@ def vhpcd(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
     (tmp_path / "sinfo.out").write_text(f"n1|{NODE}|{NODE}\nn2|n2.invalid|127.0.0.4\n")
     (tmp_path / "scontrol.out").write_text(f"SlurmctldHost[0]        = {CONTROLLER}\n")
     found.start()
-    wait_for(lambda: "addresses of hosts are known" in found.log, "Slurm was not asked")
+    wait_for(lambda: "addresses of hosts" in found.log, "Slurm was not asked")
     yield found
     stop(found.process) if found.process is not None else None
 
@@ -100,14 +100,17 @@ def test_a_node_s_root_speaks_for_his_node_only(vhpcd: Vhpcd) -> None:
 
     for source in (NODE, LOGIN, CONTROLLER):
         for port in (0, 901):
-            assert refusal(asked(vhpcd, clean("n2"), source, port)) == f"{source} may not speak for node n2"
-    assert refusal(asked(vhpcd, clean("n1"), LOGIN)) == f"{LOGIN} may not speak for node n1"
+            assert (
+                refusal(asked(vhpcd, clean("n2"), source, port))
+                == f"{source} may not send requests of node n2"
+            )
+    assert refusal(asked(vhpcd, clean("n1"), LOGIN)) == f"{LOGIN} may not send requests of node n1"
     take = wire.GetLease(job_id=1, restart=None, node="n2", wait_s=1.0)
-    assert refusal(asked(vhpcd, take, NODE)) == f"{NODE} may not speak for node n2"
+    assert refusal(asked(vhpcd, take, NODE)) == f"{NODE} may not send requests of node n2"
     assert isinstance(asked(vhpcd, clean("n1"), NODE), wire.Done)
     (record,) = vhpcd.client.leases()
     assert (record.acknowledged, str(record.lease.state)) == (("n1",), "ending")
-    assert f"uid 0 at {NODE} is refused: {NODE} may not speak for node n2" in vhpcd.log
+    assert f"uid 0 at {NODE} is refused: {NODE} may not send requests of node n2" in vhpcd.log
 
 
 def test_a_node_s_root_does_nothing_that_is_the_controller_s(vhpcd: Vhpcd) -> None:
@@ -119,7 +122,7 @@ def test_a_node_s_root_does_nothing_that_is_the_controller_s(vhpcd: Vhpcd) -> No
         wire.TellFabric(force=True),
     ):
         for source in (NODE, LOGIN):
-            assert refusal(asked(vhpcd, body, source)) == f"{source} may not speak for the controller"
+            assert refusal(asked(vhpcd, body, source)) == f"{source} may not send requests of the controller"
     (record,) = vhpcd.client.leases()
     assert str(record.lease.state) == "ready"
     assert isinstance(asked(vhpcd, wire.Ending(job_id=1, restart=None), CONTROLLER), wire.Done)
@@ -194,11 +197,13 @@ def test_without_slurm_nobody_but_the_own_host_changes_anything(tmp_path: Path, 
         lease = vhpcd.client.open_generation(request(1), allocation("n1"))
         answer = asked(vhpcd, wire.Acknowledge(generation=str(lease.generation), node="n1", clean=True), NODE)
         assert isinstance(answer, wire.Failure)
-        assert answer.what == "vhpcd does not know where Slurm's hosts are, and so cannot tell who speaks"
+        assert (
+            answer.what == "vhpcd does not know the addresses of Slurm's hosts, so it cannot check the sender"
+        )
         assert answer.why.startswith("sinfo ")
         assert "No such file or directory" in answer.why
         vhpcd.client.ending(1, 0)
-        wait_for(lambda: "addresses of Slurm's hosts cannot be learnt: sinfo" in vhpcd.log, "no line")
+        wait_for(lambda: "do not give the addresses of Slurm's hosts: sinfo" in vhpcd.log, "no line")
     finally:
         assert vhpcd.process is not None
         stop(vhpcd.process)
@@ -214,7 +219,7 @@ def test_a_captured_request_is_of_no_use(vhpcd: Vhpcd, daemon: Munged) -> None:
     assert "Replayed credential" in vhpcd.log
     # sooner than its owner, who was kept from sending it
     caught = sealed(vhpcd, clean)
-    assert refusal(sent(vhpcd, caught, LOGIN)) == f"{LOGIN} may not speak for node n1"
+    assert refusal(sent(vhpcd, caught, LOGIN)) == f"{LOGIN} may not send requests of node n1"
     assert sent(vhpcd, caught, NODE) is None, "and its owner has to ask anew, as clients do"
     # another munged has not seen it: that of a host that was started again
     with munged(daemon.key) as fresh:
@@ -295,7 +300,7 @@ def test_what_unknown_peers_send_is_held_within_bounds(vhpcd: Vhpcd) -> None:
         assert sum(map(is_open, links)) < 30
         assert resident() - before < 32 << 20
         assert took(vhpcd, NODE, 903) < PATIENCE_S
-    assert "is dropped: its address " in vhpcd.log
+    assert "is closed: its address " in vhpcd.log
 
 
 def is_open(link: socket.socket) -> bool:

@@ -30,9 +30,9 @@ from controller_lab import (
 from vhpcd_process import ME, SLURM_USER, Vhpcd, frame_of, make
 
 from vhpc_slurm.config import Config, Controller
-from vhpc_slurm.controller import protocol as wire
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.conversation import NONCE_LIFE_S, FreshNonces
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.conversation import NONCE_LIFE_S, FreshNonces
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.munge import Munge
 
@@ -60,10 +60,10 @@ def vhpcd(stopped: Vhpcd) -> Vhpcd:
 @pytest.mark.parametrize("call", ["status", "leases"])
 def test_other_users_are_not_heard_and_told_so(vhpcd: Vhpcd, call: str) -> None:
     ask: Callable[[], Any] = getattr(vhpcd.client, call)
-    with pytest.raises(ChildError, match=f"does not listen to uid {NOBODY}") as caught:
+    with pytest.raises(ChildError, match=f"refuses uid {NOBODY}") as caught:
         as_uid(NOBODY, ask)
     assert caught.value.args[0] == "UserError"
-    assert f"uid {NOBODY} at 127.0.0.1 is not listened to" in vhpcd.log
+    assert f"uid {NOBODY} at 127.0.0.1 is refused: not root or SlurmUser" in vhpcd.log
 
 
 @root
@@ -234,7 +234,7 @@ def test_an_answer_of_another_user_is_not_believed(daemon: Munged) -> None:
         answer = reply(munge, credential)
         return frame_of(as_uid(NOBODY, lambda: munge.encode(answer)))
 
-    with pytest.raises(FabricError, match=f"uid {NOBODY} wrote it, not {ME} or root"):
+    with pytest.raises(FabricError, match=f"uid {NOBODY} sent it, not {ME} or root"):
         asked(daemon, forge)
 
 

@@ -15,7 +15,7 @@ from fabric_lab import NEEDED as NEEDED_HERE
 from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.config.fabric import Fabric
-from vhpc_slurm.controller.keystore import read_snapshot
+from vhpc_slurm.controller.store.keys import read_snapshot
 from vhpc_slurm.model import Lease
 
 HAVE_ALL = HAVE_MUNGED and HAVE_SIMULATOR

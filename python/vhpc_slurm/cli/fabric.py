@@ -12,7 +12,7 @@ from typing import Any
 from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.keystore import read_snapshot
+from vhpc_slurm.controller.store.keys import read_snapshot
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import keys, numbers, partitions, plainfile
 from vhpc_slurm.fabric.select import backend, site_partitions, static_pool

@@ -18,8 +18,9 @@ from typing import Protocol, TypeVar
 
 from vhpc_slurm import errors
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller import protocol as wire
-from vhpc_slurm.controller import rootport, wire_types
+from vhpc_slurm.controller import wire_types
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api import rootport
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
 from vhpc_slurm.munge import CredentialError, Munge
@@ -30,11 +31,11 @@ _KINDS: dict[str, type[VhpcError]] = {
 _Answer = TypeVar("_Answer", bound=wire.Answer)
 
 CLOSE_S = 0.5
-"""So long vhpcd may take to close a connection that it has answered."""
+"""Seconds to wait until vhpcd closes an answered connection."""
 
 
 class AcknowledgementFields(Protocol):
-    """A node's word about a generation; ``timeline`` is what it went through, if known."""
+    """The acknowledgement of a node for a generation."""
 
     @property
     def generation(self) -> Generation:
@@ -42,7 +43,7 @@ class AcknowledgementFields(Protocol):
 
     @property
     def node(self) -> str:
-        """The node that says so."""
+        """The node."""
 
     @property
     def clean(self) -> bool:
@@ -50,11 +51,11 @@ class AcknowledgementFields(Protocol):
 
     @property
     def note(self) -> str:
-        """What it cannot get rid of, and why."""
+        """What it still holds, and why."""
 
     @property
     def timeline(self) -> Timeline | None:
-        """Its stages."""
+        """The stages of the generation on this node, if known."""
 
 
 class ControllerClient:
@@ -66,7 +67,7 @@ class ControllerClient:
     """
 
     def __init__(self, config: Config) -> None:
-        """Nothing is sent yet."""
+        """Sends nothing yet."""
         self._settings = config.controller
         self._munge = Munge(config.controller.munge_socket)
 
@@ -85,18 +86,18 @@ class ControllerClient:
         newest lease (of that restart), in whatever state.
 
         Raises:
-            FabricError: also when there is none by then, when it is over, or
+            FabricError: also when there is no lease by then, when it is over, or
                 when the job has no part on this node.
         """
         body = wire.GetLease(job_id=job_id, restart=restart, node=node, wait_s=wait_s)
         return self._ask(body, wire.LeaseAnswer, wait_s).lease.unpack()
 
     def ending(self, job_id: int, restart: int | None) -> None:
-        """Say that the job's incarnations up to this restart count (None: all) are over."""
+        """Report that the job's generations up to this restart count (None: all) have ended."""
         self._ask(wire.Ending(job_id=job_id, restart=restart), wire.Done)
 
     def acknowledge(self, ack: AcknowledgementFields) -> None:
-        """Say whether this node still holds something of a generation."""
+        """Report whether this node still holds something of a generation."""
         body = wire.Acknowledge(
             generation=str(ack.generation),
             node=ack.node,
@@ -107,7 +108,7 @@ class ControllerClient:
         self._ask(body, wire.Done)
 
     def report_timeline(self, timeline: Timeline) -> None:
-        """Leave a node's timeline with vhpcd, instead of an earlier one of that node and generation."""
+        """Send a node's timeline, which replaces an earlier one of that node and generation."""
         line = wire_types.TimelineWire(
             generation=str(timeline.generation), node=timeline.node, stages=timeline.stages
         )
@@ -137,11 +138,11 @@ class ControllerClient:
         return self._ask(wire.AskStatus(), wire.Status)
 
     def fence(self, node: str) -> wire.Fenced:
-        """Say that a node is off; UserError when nothing waits for it."""
+        """Report that a node is off; UserError when nothing waits for it."""
         return self._ask(wire.Fence(node=node), wire.Fenced)
 
     def clear(self, generations: Sequence[Generation], wait_s: float) -> None:
-        """Lift tombstones after a look at the fabric.
+        """Remove tombstones after a check of the fabric.
 
         Raises:
             UserError: a generation has none, or a node still holds it.
@@ -151,7 +152,7 @@ class ControllerClient:
         self._ask(wire.ClearKey(generations=names), wire.Done, wait_s)
 
     def tell_fabric(self, *, force: bool, wait_s: float) -> None:
-        """Have vhpcd tell the fabric anew what it should carry; FabricError when that does not work."""
+        """Have vhpcd configure the fabric again; FabricError when that fails."""
         self._ask(wire.TellFabric(force=force), wire.Done, wait_s)
 
     def _timelines(self, job_id: int | None) -> dict[str, Sequence[Timeline]]:
@@ -178,7 +179,7 @@ class ControllerClient:
                     raise FabricError(
                         f"vhpcd at {where} does not answer",
                         f"{err or type(err).__name__}; tried for {limit_s:g} s",
-                        "is vhpcd running there? see: systemctl status vhpcd",
+                        "check that vhpcd runs there: systemctl status vhpcd",
                     ) from err
             # A thousand nodes must not come back in step.
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
@@ -186,7 +187,7 @@ class ControllerClient:
         if isinstance(answer, wire.Failure):
             raise _KINDS.get(answer.kind, FabricError)(answer.what, answer.why, answer.hint)
         if not isinstance(answer, expected):
-            raise FabricError("vhpcd gave an answer to another question", type(answer).__name__)
+            raise FabricError("vhpcd sent an answer to another request", type(answer).__name__)
         return answer
 
     def _once(self, body: wire.Request, deadline: float) -> wire.Answer:
@@ -200,7 +201,9 @@ class ControllerClient:
             link.sendall(wire.HEADER.pack(len(sealed)) + sealed)
             (length,) = wire.HEADER.unpack(_receive(link, wire.HEADER.size, deadline))
             if length > wire.MAX_MESSAGE:
-                raise FabricError("what answers as vhpcd is not vhpcd", f"a message of {length} bytes")
+                raise FabricError(
+                    "the program at vhpcd's address is not vhpcd", f"a message of {length} bytes"
+                )
             frame = _receive(link, length, deadline)
             rootport.wait_for_end(link, min(CLOSE_S, _left(deadline)))
         return self._open(frame, nonce)
@@ -215,7 +218,7 @@ class ControllerClient:
             user = self._settings.user
             raise FabricError(
                 what,
-                f"uid {credential.uid} wrote it, not {user} or root",
+                f"uid {credential.uid} sent it, not {user} or root",
                 f"{user} must have the same uid on all hosts; see controller.user in vhpc.toml",
             )
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpcd: the controller service.
+"""The process vhpcd: configuration, the lock of the database, signals, start and stop.
 
-It listens to root and SlurmUser only, and believes nothing that munged has not
-vouched for.  What is said in a node's name has to come from the node.
+vhpcd answers root and SlurmUser only, uses only what munged has authenticated, and
+accepts requests in the name of a node only from that node.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from pathlib import Path
 
 from vhpc_slurm import __version__
 from vhpc_slurm.config import Config, load
-from vhpc_slurm.controller.addresses import HostAddresses
-from vhpc_slurm.controller.authority import Authority
-from vhpc_slurm.controller.conversation import Server
-from vhpc_slurm.controller.dispatch import Dispatcher
-from vhpc_slurm.controller.listening import Listener
-from vhpc_slurm.controller.service import LeaseService
-from vhpc_slurm.controller.store import LeaseStore, SqliteStore
-from vhpc_slurm.controller.writer import Writer
+from vhpc_slurm.controller.api.addresses import HostAddresses
+from vhpc_slurm.controller.api.authority import Authority
+from vhpc_slurm.controller.api.conversation import Server
+from vhpc_slurm.controller.api.listening import Listener
+from vhpc_slurm.controller.assembly import assemble
+from vhpc_slurm.controller.leases import layer
+from vhpc_slurm.controller.periodic import audit_for_ever
+from vhpc_slurm.controller.store.database import LeaseStore, SqliteStore
+from vhpc_slurm.controller.store.writer import Writer
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
 from vhpc_slurm.fabric.select import backend
@@ -38,10 +39,8 @@ from vhpc_slurm.slurm import connect
 
 log = logging.getLogger("vhpcd")
 
-AGAIN_S = 1.0
-"""So long at least lies between two audits of which the first found something."""
 DESCRIPTORS = 512
-"""So many are for other things than connections."""
+"""File descriptors that are kept for other things than connections."""
 
 
 async def serve(config: Config) -> None:
@@ -56,89 +55,48 @@ async def serve(config: Config) -> None:
         # A backend asks from the fabric's thread.
         network = backend(config.fabric, lambda *known: writer.submit(store.keys.knows, *known).result())
         _validate(network, store)
-        service = LeaseService(
-            store,
-            network,
-            reserve_mib=config.guests.memory_reserve_mib,
-            config=config,
-            quarantine_s=config.fabric.quarantine_s,
-            lost_after_s=config.fabric.lost_after_s,
-            refuse_exhausted=config.fabric.exhausted == "refuse",
-        )
+        leases = layer.build(store, network, config)
         slurm = connect(config)
-        dispatcher = Dispatcher(config, service, network, slurm, writer)
+        vhpcd = assemble(config, leases, network, slurm, writer)
         authority = Authority(HostAddresses(settings, slurm))
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS
-        server = Server(dispatcher, munge, allowed, authority, descriptors=descriptors)
+        server = Server(vhpcd.requests, munge, allowed, authority, descriptors=descriptors)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         listener = Listener(settings.listen, settings.port, server.accepted)
         listener.start()
         log.info("vhpcd %s listens on %s port %d", __version__, settings.listen, settings.port)
-        await dispatcher.begin()
+        await vhpcd.reconciler.begin()
         tasks = [
             asyncio.create_task(authority.keep_learning()),
-            asyncio.create_task(_reconcile_for_ever(dispatcher, settings.reconcile_interval_s)),
-            asyncio.create_task(_audit_for_ever(dispatcher, config.fabric.audit_interval_s)),
+            asyncio.create_task(vhpcd.reconciler.run_for_ever()),
+            asyncio.create_task(
+                audit_for_ever(vhpcd.audit, vhpcd.trigger, vhpcd.thread, config.fabric.audit_interval_s)
+            ),
         ]
         await stop.wait()
-        log.info("vhpcd ends")
+        log.info("vhpcd stops")
         listener.close()
         for task in tasks:
             task.cancel()
         await server.close()
         authority.close()
-        dispatcher.close()
+        vhpcd.close()
         store.close()
 
 
 def _validate(network: NetworkBackend, store: LeaseStore) -> None:
-    """Say what is wrong with the fabric; leases are served nevertheless, and get ready when it is right."""
+    """Log what is wrong with the fabric; leases become ready when it is repaired."""
     try:
         network.validate(store.keys.snapshot())
     except FabricError as err:
         log.error("the fabric cannot serve: %s", err.line())
 
 
-async def _audit_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:
-    try:
-        dispatcher.watch()
-    except FabricError as err:
-        log.error("the fabric is looked at every %g s only: %s", interval_s, err.line())
-    failures = 0
-    while True:
-        try:
-            found = await dispatcher.audit()
-            failures = 0
-        except VhpcError as err:
-            found = True
-            failures += 1
-            if failures in (1, 2) or not failures % 20:
-                log.error("the fabric is not proven (%d times by now): %s", failures, err.line())
-        except Exception:
-            found = True
-            log.exception("not audited")
-        if found:
-            # What vhpcd does about it is noticed as well.
-            await asyncio.sleep(min(AGAIN_S, interval_s))
-        await dispatcher.audit_due(interval_s)
-
-
-async def _reconcile_for_ever(dispatcher: Dispatcher, interval_s: float) -> None:
-    while True:
-        try:
-            await dispatcher.reconcile()
-        except VhpcError as err:
-            log.warning("not reconciled: %s", err.line())
-        except Exception:
-            log.exception("not reconciled")
-        await asyncio.sleep(interval_s)
-
-
 @contextlib.contextmanager
 def _only_one(database: Path) -> Iterator[None]:
-    """Hold the lock of the database; two writers of leases would hand out the same things twice."""
+    """Hold the lock of the database: two writers would assign the same keys twice."""
     try:
         database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(f"{database}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -151,7 +109,7 @@ def _only_one(database: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
-            raise NodeError(f"vhpcd runs already on {database}", f"as process {owner}") from None
+            raise NodeError(f"another vhpcd uses {database}", f"it is process {owner}") from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases and what nodes report, as they travel and as the store keeps them.
+"""Leases and timelines as JSON, for the protocol and for the database.
 
-Nodes with the same layout are written once: a job of a thousand nodes is a few kilobytes.
+Nodes with equal allocations are written as one group: a job of a thousand nodes takes a
+few kilobytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vhpc_slurm.model import (
 
 
 class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all that travels: unknown fields are errors, within one protocol version."""
+    """Base of all messages: an unknown field is an error, within one protocol version."""
 
 
 class NodeGroup(Wire, frozen=True):
@@ -41,7 +42,7 @@ class NodeGroup(Wire, frozen=True):
 
 
 class LeaseWire(Wire, frozen=True):
-    """A lease; also the form in which the store keeps it."""
+    """A lease, also as it is stored."""
 
     generation: str
     state: LeaseState
@@ -65,7 +66,7 @@ class LeaseWire(Wire, frozen=True):
         )
 
     def unpack(self) -> Lease:
-        """To the model's form; ValueError when a generation or a CPU list is none."""
+        """To the model's form; ValueError when a generation or a CPU list is invalid."""
         return Lease(
             Generation.parse(self.generation),
             self.state,
@@ -78,7 +79,7 @@ class LeaseWire(Wire, frozen=True):
 
 
 class RecordWire(Wire, frozen=True):
-    """A lease with what became of it; timelines travel apart."""
+    """A lease with its times and acknowledgements; timelines have messages of their own."""
 
     lease: LeaseWire
     created: float
@@ -125,7 +126,7 @@ class TimelineWire(Wire, frozen=True):
 
 
 def pack_allocation(allocation: Allocation) -> tuple[NodeGroup, ...]:
-    """Merge consecutive nodes of one layout; the order of nodes is kept."""
+    """Merge consecutive nodes with equal allocations; keeps the order of nodes."""
     lists = {ids: format_cpu_list(ids) for ids in {part.cpu_ids for part in allocation.nodes}}
     return tuple(
         NodeGroup(
@@ -141,7 +142,7 @@ def pack_allocation(allocation: Allocation) -> tuple[NodeGroup, ...]:
 
 
 def unpack_allocation(node_groups: tuple[NodeGroup, ...]) -> Allocation:
-    """The inverse of pack_allocation; ValueError when a CPU list is none."""
+    """The inverse of pack_allocation; ValueError when a CPU list is invalid."""
     ids = {text: parse_cpu_list(text) for text in {group.cpu_ids for group in node_groups}}
     return Allocation(
         tuple(

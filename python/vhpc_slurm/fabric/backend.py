@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller asks of a fabric, whatever the fabric is.
+"""The port to a fabric: what the controller asks of any kind of network partition.
 
-The controller keeps the key assignments (``keys.KeySnapshot``) and tells the fabric the
-whole of it each time, so that nothing has to be remembered between two calls:
-``plan`` before the lease is durable, ``apply`` for all generations that come or
-go together, then ``verify`` for those that come and ``strip`` for those that
-go, whose nodes have all said that they hold nothing.  Each may be repeated
-after a crash.  ``plan`` is called while the database is locked, the others one
-after the other in a thread of their own, which may wait for a fabric.
+The controller owns the key assignments (``keys.KeySnapshot``) and passes all of them
+in each call, so that a backend needs no memory between two calls: ``plan`` before the
+lease is durable, ``apply`` for all generations that start or end together, then
+``verify`` for those that start and ``strip`` for those that end and whose nodes have
+all reported that they hold nothing. Each call may be repeated after a crash. ``plan``
+runs in the database thread and may not wait; the others run one after the other in
+the fabric thread, which may wait for a fabric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vhpc_slurm.model import Allocation, Generation, JobRequest, NetworkIdentity
 
 
 class FabricRefusedError(FabricError):
-    """The fabric does not take what it was told, and something in that is the reason."""
+    """The fabric rejects the configuration, and something in the configuration is the cause."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class Proof:
 
 
 ProofResults = dict[Generation, Proof | FabricError]
-"""For each generation the proof, or why there is none: one job's trouble is not that of all."""
+"""For each generation the proof, or why there is none; one job may fail and others not."""
 
 
 @dataclass(frozen=True)
 class FabricFinding:
-    """One thing that is not as the snapshot says.
+    """One difference between the fabric and a snapshot.
 
     Attributes:
-        port_guid: 0 where it is no port's.
+        port_guid: the port; 0 where the finding is not about a port.
         what: a line for an operator.
-        open: whether somebody may talk to whom he should not: a port has more than its keys, or
-            will have.  (A port that lacks a key is closed.)
-        unread: whether this is something that could not be read, and so could be open.
-        blind: whether it is ports' tables that could not be read.
+        open: whether isolation is broken: a port has more than its keys, or will have. (A port that
+            lacks a key is isolated.)
+        unread: whether this is something that could not be read, and that could therefore be open.
+        blind: whether the tables of ports could not be read.
         lost: whether the port lacks the key of a job.
     """
 
@@ -75,7 +75,7 @@ class FabricFinding:
 
 
 class NetworkBackend(Protocol):
-    """One kind of network partition.  All raise FabricError when the fabric will not."""
+    """One kind of network partition.  All methods raise FabricError when the fabric fails or refuses."""
 
     def validate(self, snapshot: KeySnapshot) -> None:
         """Whether this backend can serve here and now; before the first request."""
@@ -83,16 +83,16 @@ class NetworkBackend(Protocol):
     def plan(
         self, generation: Generation, request: JobRequest, allocation: Allocation, snapshot: KeySnapshot
     ) -> tuple[NetworkIdentity, KeyAssignment | None]:
-        """Choose an identity and the assignment behind it; pure."""
+        """Choose a network identity and the key assignment for it; pure."""
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
         """Make the fabric carry ``snapshot.carried()``, and nothing else.
 
-        ``force``: also where the snapshot seems to be of another database than what the fabric has.
+        ``force``: also where the fabric seems to have been configured from another database.
         """
 
     def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
-        """Read back, after ``apply``, that each generation's ports have their keys, and nobody else has.
+        """Read back, after ``apply``, that each generation's ports have their keys, and no other port has.
 
         Raises FabricError when the fabric cannot be read at all.
         """
@@ -106,34 +106,34 @@ class NetworkBackend(Protocol):
     def audit(self, snapshot: KeySnapshot, *, unsure: bool = False) -> tuple[FabricFinding, ...]:
         """Compare the whole fabric with what the snapshot carries; changes nothing.
 
-        What cannot be read is a finding, and keeps nothing else from being read.
-        ``unsure``: a change broke off, and the fabric may or may not have been told
-        what the snapshot says; what differs only for that reason is left out, but for
-        what ports lack.
+        A part that cannot be read is a finding, and the other parts are read all the same.
+        ``unsure``: a change was interrupted, so the fabric may or may not have the
+        configuration of the snapshot; differences that this explains are left out,
+        except keys that ports lack.
         """
 
     def repair(self, snapshot: KeySnapshot) -> None:
-        """Make the fabric carry the snapshot once more, whatever it was seen to carry before.
+        """Configure the fabric with the snapshot again, whatever it was seen to carry before.
 
-        Where a part of the fabric cannot be told, the others are put right before FabricError is raised.
+        Where one part of the fabric cannot be changed, the others are repaired before FabricError is raised.
         """
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:
-        """Have ``notice`` called, from another thread, when ``disturbed`` should be asked; None: never.
+        """Have ``notice`` called, from another thread, when ``disturbed`` should be called; None: never.
 
         Raises:
-            FabricError: nothing can be watched here.
+            FabricError: the backend cannot watch.
         """
 
     def disturbed(self) -> bool:
-        """Whether something was changed, or done by the subnet manager, since the fabric was read last."""
+        """Whether a file was changed, or the subnet manager swept, since the fabric was last read."""
 
 
 class NoNetwork:
     """No partition: guests have no network, there is nothing to plan or to strip."""
 
     def validate(self, snapshot: KeySnapshot) -> None:
-        """Refuse to serve while keys of another backend are in use: nobody would take them off."""
+        """FabricError while keys of another backend are in use: this one could not remove them."""
         held = [
             assignment for assignment in snapshot.assignments if assignment.state is not KeyState.QUARANTINE
         ]
@@ -159,14 +159,14 @@ class NoNetwork:
         return {generation: Proof(snapshot.epoch) for generation in generations}
 
     def strip(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
-        """Nothing to strip; an error for what began under another backend."""
+        """Nothing to strip; an error for generations that began under another backend."""
         outcomes: ProofResults = {}
         for generation in generations:
             assignment = snapshot.of(generation)
             outcomes[generation] = Proof(snapshot.epoch)
             if assignment is not None:
                 outcomes[generation] = FabricError(
-                    f"nobody can take the key {numbers.label(assignment.pkey)} off the fabric",
+                    f"the key {numbers.label(assignment.pkey)} cannot be taken off the fabric",
                     "fabric.backend is none now",
                 )
         return outcomes
@@ -191,13 +191,18 @@ class NoNetwork:
 
 @dataclass(frozen=True)
 class KeyPolicy:
-    """How identities on an InfiniBand fabric are chosen; the part that its backends share.
+    """How network identities are chosen; shared by all backends that have keys.
 
-    ``owner`` is who shares a key: the generations of a job that are alive
-    together (there is one), or of a user.  ``limit`` is how many guests one key
-    can have at most, ``ports`` are those of the nodes where these set no GUIDs,
-    ``in_guests`` says whether these reach guests, ``site`` are partitions beside the jobs', and
-    ``network`` is where addresses of guests come from.
+    Attributes:
+        pool: the keys for jobs.
+        owner: which generations share a key: those of one job that are alive (there is one), or of one user.
+        rails: ports of a guest are on this many rails.
+        vfs: ports of a guest on each rail.
+        limit: the most guests that one key can have.
+        ports: the ports of nodes whose GUIDs are fixed; None where nodes set GUIDs.
+        in_guests: whether ``ports`` are visible in guests.
+        site: partitions of the site beside those of jobs.
+        network: the network for addresses of guests; None: they have none.
     """
 
     pool: KeyPool
@@ -240,18 +245,18 @@ class KeyPolicy:
 
 
 class ByPolicy:
-    """What all backends but ``NoNetwork`` share: their policy chooses."""
+    """Base of all backends except ``NoNetwork``: a policy chooses identities."""
 
     def __init__(self, policy: KeyPolicy) -> None:
         self._policy = policy
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:
-        """Nothing to watch, but for backends that have files."""
+        """Nothing to watch; backends with files override this."""
         del notice
         return None
 
     def disturbed(self) -> bool:
-        """Only the auditor will see it."""
+        """Never; only audits see changes."""
         return False
 
     def plan(
@@ -264,7 +269,7 @@ class ByPolicy:
 def addresses_of(
     network: IPv4Network, assignment: KeyAssignment, names: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
-    """(hostname, address) of an assignment's guests, by their ranks: guests with one key have different ones.
+    """(hostname, address) of an assignment's guests, by rank; guests with one key have different ones.
 
     Raises:
         FabricError: the network is too small.
@@ -282,7 +287,7 @@ def addresses_of(
 def identity(
     assignment: KeyAssignment, *, in_guests: bool = False, site: tuple[IbPartition, ...] = ()
 ) -> NetworkIdentity:
-    """The assignment as a lease carries it to the nodes, which find their GUIDs in it or compute them."""
+    """The assignment in the form of a lease: nodes take their GUIDs from it, or compute them."""
     place = NetworkIdentity(first_rank=assignment.first_rank, rails=assignment.rails, vfs=assignment.vfs)
     if numbers.VLANS.has(assignment.pkey):
         return replace(place, kind="ethernet", vlan=assignment.pkey - numbers.VLANS.base)

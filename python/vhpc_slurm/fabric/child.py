@@ -15,11 +15,11 @@ from typing import IO
 MAX_ANSWER = 512 << 20
 _CHUNK = 1 << 20
 _TOLD = 300
-"""Bytes of the end of its stderr that an error shows."""
+"""Bytes from the end of its stderr that an error shows."""
 
 
 class LineChild:
-    """The child is started when it is needed, and again after it failed; what fails once may work then."""
+    """The child is started when it is first needed, and again after a failure."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._command = command
@@ -28,16 +28,16 @@ class LineChild:
         self._stderr: IO[bytes] | None = None
 
     def ask(self, line: bytes, timeout_s: float) -> bytes:
-        """Send a line (without its end) and return the answer.
+        """Send a line (without its newline) and return the answer.
 
         Raises:
-            OSError: it cannot be started, does not answer in time, or answers without end.
+            OSError: it cannot be started, does not answer in time, or its answer is too long.
             EOFError: it has ended.
         """
         return self._exchange(line, timeout_s, answers=True)
 
     def say(self, line: bytes, timeout_s: float = 1.0) -> None:
-        """Send a line that has no answer; raises what ``ask`` does."""
+        """Send a line that has no answer; raises the same errors as ``ask``."""
         self._exchange(line, timeout_s, answers=False)
 
     def _exchange(self, line: bytes, timeout_s: float, *, answers: bool) -> bytes:
@@ -79,7 +79,7 @@ class LineChild:
         left = memoryview(data)
         while left:
             if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError("it does not listen")
+                raise TimeoutError("it does not read its input")
             left = left[os.write(stdin, left[:_CHUNK]) :]
         selector.unregister(stdin)
 
@@ -94,15 +94,15 @@ class LineChild:
                 raise BrokenPipeError
             answer += chunk
             if len(answer) > MAX_ANSWER:
-                raise OSError("the answer has no end")
+                raise OSError("the answer is too long")
         return bytes(answer)
 
     def _end(self) -> str:
-        """End the child; its status, and the last that it has said on stderr."""
+        """End the child; returns its status and the end of its stderr."""
         child, self._child = self._child, None
         stderr, self._stderr = self._stderr, None
         if child is None or stderr is None:
-            return "it never began"
+            return "it was not started"
         assert child.stdin is not None
         assert child.stdout is not None
         with contextlib.suppress(OSError):

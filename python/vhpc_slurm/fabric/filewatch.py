@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches OpenSM's files, so that a change by others is met before OpenSM reads it, and a sweep is heard of.
+"""Watches OpenSM's files: a changed file is restored before OpenSM reads it, and a sweep is noticed.
 
-inotify(7) tells of changes through the names in a folder; what is changed through
-another name (a second link) the auditor finds.  Without inotify there is the
-auditor alone, which looks at intervals.
+inotify(7) reports changes by the names in a folder; an audit finds changes that were
+made through another name (a hard link). Without inotify only audits find changes,
+at their interval.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from vhpc_slurm.errors import FabricError
 log = logging.getLogger("vhpcd")
 
 AGAIN_S = 5.0
-"""So long after a folder could not be watched it is tried again."""
+"""Seconds until a folder that could not be watched is tried again."""
 BURST, BURST_S = 10, 10.0
-"""Files are put back so often in so many seconds; whoever changes them more often meets the auditor."""
+"""At most so many files are restored in so many seconds; beyond that, audits repair them."""
 
 IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x002, 0x004, 0x008
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x040, 0x080, 0x100, 0x200
@@ -47,7 +47,7 @@ class Watched:
     Attributes:
         file: its partitions file.
         log: its log; None: not watched.
-        restore: puts the right file back where another one is there, and says whether; None: nobody can.
+        restore: restores a changed file, and returns whether it had changed; None: it cannot be restored.
     """
 
     file: Path
@@ -56,7 +56,7 @@ class Watched:
 
 
 class Inotify:
-    """An inotify instance; OSError where the kernel has none left for us."""
+    """An inotify instance; OSError where the limit of instances is reached."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -69,19 +69,19 @@ class Inotify:
         return result
 
     def fileno(self) -> int:
-        """For select and the like."""
+        """The file descriptor, for select(2)."""
         return self._descriptor
 
     def add(self, path: Path, mask: int) -> int:
-        """Watch a path; the number of the watch, the same for the same file."""
+        """Watch a path; returns the watch descriptor, which is the same for the same file."""
         return self._checked(self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), mask))
 
     def remove(self, watch: int) -> None:
-        """End a watch, if it is there."""
+        """End a watch, if it exists."""
         self._libc.inotify_rm_watch(self._descriptor, watch)
 
     def read(self) -> list[tuple[int, int, bytes]]:
-        """What has happened, if anything: watch, mask, name in a watched folder."""
+        """Events since the last call, each (watch, mask, name in a watched folder)."""
         try:
             data = os.read(self._descriptor, 1 << 16)
         except BlockingIOError:
@@ -99,7 +99,7 @@ class Inotify:
 
 
 class FileWatch:
-    """A thread that puts changed files back, and gives notice of that and of what is logged."""
+    """A thread that restores changed files, and calls back on that and on new log lines."""
 
     def __init__(self, watched: Sequence[Watched], notice: Callable[[], None]) -> None:
         """``notice`` is called in the thread of the watch; OSError where there is no inotify."""
@@ -133,12 +133,12 @@ class FileWatch:
                 log.exception("internal error")
 
     def _arm(self) -> None:
-        """Watch all that can be watched; what is watched already stays so."""
+        """Watch every file that can be watched; existing watches stay."""
         before, self._watches = self._watches, {}
         for one in self._watched:
             self._watch(one.file.parent, _OF_FILE, one.file.name, self._restorer(one))
             if one.log is not None:
-                # The folder tells of a log that was rotated, the file of what is written into it.
+                # Events of the folder show a rotated log, events of the file show new lines.
                 self._watch(one.log.parent, IN_CREATE | IN_MOVED_TO | IN_ONLYDIR, one.log.name, self._rotated)
                 self._watch(one.log, IN_MODIFY, "", self._notice)
         for number in before.keys() - self._watches.keys():
@@ -149,14 +149,14 @@ class FileWatch:
             number = self._inotify.add(path, mask | _OF_ITSELF | IN_MASK_ADD)
         except OSError as err:
             if path not in self._unwatched:
-                log.error("%s is not watched (%s): only the auditor looks at it", path, err.strerror)
+                log.error("%s cannot be watched (%s): only audits look at it", path, err.strerror)
             self._unwatched.add(path)
             return
         self._unwatched.discard(path)
         self._watches.setdefault(number, []).append((os.fsencode(name), act))
 
     def _follow(self, events: list[tuple[int, int, bytes]]) -> bool:
-        """Act on what has happened, each thing once; whether watches have to be made anew."""
+        """Act on events, each action once; returns whether watches have to be renewed."""
         acts: dict[Callable[[], None], None] = {}
         stale = False
         for watch, mask, name in events:
@@ -176,12 +176,14 @@ class FileWatch:
                 return self._notice()
             try:
                 if one.restore is not None and not one.restore():
-                    return None  # it was ours
+                    return None  # vhpcd wrote it
                 if one.restore is not None:
                     self._restored.append(now)
-                    log.error("%s was changed, not by vhpcd, and is put back", one.file)
+                    log.error("%s was changed by another program; vhpcd has restored it", one.file)
             except FabricError as err:
-                log.error("%s was changed, not by vhpcd, and is not put back: %s", one.file, err.line())
+                log.error(
+                    "%s was changed by another program, and vhpcd cannot restore it: %s", one.file, err.line()
+                )
             return self._notice()
 
         return restore
@@ -192,10 +194,10 @@ class FileWatch:
 
 
 def start(watched: Sequence[Watched], notice: Callable[[], None]) -> FileWatch:
-    """Begin to watch; FabricError where the kernel has no inotify for us."""
+    """Begin to watch; FabricError where inotify is not available."""
     try:
         return FileWatch(watched, notice)
     except OSError as err:
         raise FabricError(
-            "files of OpenSM cannot be watched", str(err), "see fs.inotify.max_user_instances in inotify(7)"
+            "OpenSM's files cannot be watched", str(err), "see fs.inotify.max_user_instances in inotify(7)"
         ) from err

@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partition keys, and segments of other kinds: who has which, and when it may be another's.  Pure.
+"""Partition keys, and segments of other kinds: which generation has which, and until when.  Pure.
 
 A *key assignment* is what one generation has of a key::
 
-    FREE ──> RESERVED ──> APPLIED ──> VERIFIED ──> ACTIVE
-                 │           │            │           │
-                 └───────────┴────────────┴───────────┴──> DRAINING ──> STRIPPED ──> QUARANTINE ──> FREE
-                                                            │          ^           │
-                                                            v          │           │
-                                                        TOMBSTONE ─────┘ <─────────┘
+    FREE ──> RESERVED ──> APPLIED ──> ACTIVE
+                 │           │           │
+                 └───────────┴───────────┴──> DRAINING ──> QUARANTINE ──> FREE
+                                               │    ^       │
+                                               v    │       v
+                                               TOMBSTONE <──┘
+                                               (leaves like DRAINING)
 
-FREE is the absence of an assignment.  RESERVED is durable before the fabric is told,
-ACTIVE is written together with the lease's READY, DRAINING together with its
-ENDING.  STRIPPED says that no port was seen to carry the key any more.  A
-TOMBSTONE is an assignment of which somebody could not say that nothing is left of
-it; its key is off the fabric and stays out of use, for as long as it takes.
+FREE is the absence of an assignment. RESERVED is durable before the fabric is told.
+ACTIVE is written together with the lease's READY, DRAINING together with its ENDING,
+QUARANTINE together with its RELEASED and after no port was seen to carry the key. A
+TOMBSTONE is an assignment that a node or port may still use: its key is off the
+fabric and stays out of use until the node reports that it is clean. Which event
+causes which step is in ``controller.leases.transitions``.
 
-Under the policy ``job`` a key has at most one assignment.  Under ``user`` assignments of
-one user share his key, never a GUID: each has a range of guest ranks of its
-own, which stays taken through its quarantine as well.
+Under the policy ``job`` a key has at most one assignment. Under ``user`` the
+assignments of one user share his key, never a GUID: each has its own range of guest
+ranks, which stays taken through its quarantine as well.
 
-A quarantine is counted in seconds that the controller has lived through, not
-against the wall clock: a clock that jumps frees nothing.
+A quarantine is counted in seconds during which the controller runs, not by the wall
+clock: a clock that jumps frees nothing.
 """
 
 from __future__ import annotations
@@ -41,34 +43,28 @@ class KeyState(StrEnum):
 
     RESERVED = "reserved"
     APPLIED = "applied"
-    VERIFIED = "verified"
     ACTIVE = "active"
     DRAINING = "draining"
-    STRIPPED = "stripped"
     QUARANTINE = "quarantine"
     TOMBSTONE = "tombstone"
 
 
 _NEXT: dict[KeyState, frozenset[KeyState]] = {
     KeyState.RESERVED: frozenset({KeyState.APPLIED, KeyState.DRAINING, KeyState.TOMBSTONE}),
-    KeyState.APPLIED: frozenset({KeyState.VERIFIED, KeyState.DRAINING, KeyState.TOMBSTONE}),
-    KeyState.VERIFIED: frozenset({KeyState.ACTIVE, KeyState.DRAINING, KeyState.TOMBSTONE}),
+    KeyState.APPLIED: frozenset({KeyState.ACTIVE, KeyState.DRAINING, KeyState.TOMBSTONE}),
     KeyState.ACTIVE: frozenset({KeyState.DRAINING, KeyState.TOMBSTONE}),
-    KeyState.DRAINING: frozenset({KeyState.STRIPPED, KeyState.TOMBSTONE}),
-    KeyState.STRIPPED: frozenset({KeyState.QUARANTINE, KeyState.TOMBSTONE}),
+    KeyState.DRAINING: frozenset({KeyState.QUARANTINE, KeyState.TOMBSTONE}),
     KeyState.QUARANTINE: frozenset({KeyState.TOMBSTONE}),
-    KeyState.TOMBSTONE: frozenset({KeyState.STRIPPED}),
+    KeyState.TOMBSTONE: frozenset({KeyState.QUARANTINE}),
 }
-CARRIED = frozenset(
-    {KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE, KeyState.DRAINING}
-)
+CARRIED = frozenset({KeyState.RESERVED, KeyState.APPLIED, KeyState.ACTIVE, KeyState.DRAINING})
 """States whose ports the subnet manager is told of."""
-HOLDING = CARRIED | {KeyState.STRIPPED, KeyState.TOMBSTONE}
-"""States in which ports that have GUIDs of their own cannot be another's."""
+HOLDING = CARRIED | {KeyState.TOMBSTONE}
+"""States in which no other assignment can have the same ports with fixed GUIDs."""
 
 
 class KeyTransitionError(Exception):
-    """A step that the life of an assignment does not have; a mistake of the caller."""
+    """A transition that key assignments do not have: a programming error."""
 
 
 class ExhaustedError(FabricError):
@@ -77,7 +73,7 @@ class ExhaustedError(FabricError):
 
 @dataclass(frozen=True)
 class KeyAssignment:
-    """What one generation has of a key; of a VLAN or a VNI in ``pkey``'s place, see ``Space``.
+    """The part of a key that one generation has; ``pkey`` may also be a VLAN or a VNI, see ``Space``.
 
     Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
     each guest ``vfs`` ports on each of ``rails`` rails.  ``left_s`` is what a
@@ -143,7 +139,7 @@ class KeySnapshot:
         return found
 
     def ports_held(self) -> frozenset[int]:
-        """The ports with GUIDs of their own that are somebody's."""
+        """The ports with fixed GUIDs that assignments hold."""
         return frozenset(
             guid
             for assignment in self.assignments
@@ -152,12 +148,12 @@ class KeySnapshot:
         )
 
     def carried(self) -> tuple[KeyAssignment, ...]:
-        """What the subnet manager is told, by key and rank."""
+        """The assignments that the fabric is to carry, ordered by key and rank."""
         found = (one for one in self.assignments if one.state in CARRIED and one.generation not in self.off)
         return tuple(sorted(found, key=lambda assignment: (assignment.pkey, assignment.first_rank)))
 
     def missing(self, had: Collection[int], since: int, max_percent: int) -> frozenset[int]:
-        """Keys that the fabric has, told at the epoch ``since``, and that this snapshot knows nothing of.
+        """Keys that the fabric has since the epoch ``since`` and that this snapshot does not know.
 
         None where they are at most ``max_percent`` of a hundred: but a snapshot
         without assignments cannot be the one that they came from.
@@ -186,8 +182,8 @@ def assign(
 ) -> KeyAssignment:
     """Choose a key and a range of ranks, below ``limit``, for a generation.
 
-    The owner's own key is taken where he has one in use; else the key that has
-    been free for the longest time, those never used first.
+    The owner's key is used where he has one in use; else the key that has been free for
+    the longest time, unused keys first.
 
     Raises:
         FabricError: no key or no range is free, or the job is larger than GUIDs can tell apart.
@@ -204,7 +200,7 @@ def assign(
     for one in snapshot.assignments:
         holders.setdefault(one.pkey, []).append(one)
     for pkey in sorted(key for key, theirs in holders.items() if theirs[0].owner == owner):
-        # A tombstone taints the whole key: nobody knows who still speaks on it.
+        # A tombstone blocks the whole key: a guest may still use it.
         theirs = holders[pkey]
         if all(one.owner == owner and one.state is not KeyState.TOMBSTONE for one in theirs):
             first = _free_range(theirs, ranks, limit)
@@ -223,17 +219,11 @@ def assign(
 def move(
     assignment: KeyAssignment, state: KeyState, *, note: str = "", quarantine_s: float = 0.0
 ) -> KeyAssignment:
-    """The assignment in its next state; KeyTransitionError when there is no such step."""
+    """The assignment in another state; KeyTransitionError when that transition does not exist."""
     if state not in _NEXT[assignment.state]:
         raise KeyTransitionError(f"{assignment.generation}: {assignment.state} -> {state}")
     left_s = quarantine_s if state is KeyState.QUARANTINE else 0.0
     return replace(assignment, state=state, left_s=left_s, note=note)
-
-
-def end(assignment: KeyAssignment) -> KeyAssignment:
-    """The assignment of a generation that is over: DRAINING, or what it is already."""
-    early = (KeyState.RESERVED, KeyState.APPLIED, KeyState.VERIFIED, KeyState.ACTIVE)
-    return move(assignment, KeyState.DRAINING) if assignment.state in early else assignment
 
 
 def age(assignment: KeyAssignment, elapsed_s: float) -> KeyAssignment | None:
@@ -245,7 +235,7 @@ def age(assignment: KeyAssignment, elapsed_s: float) -> KeyAssignment | None:
 
 
 def overlap(one: KeyAssignment, other: KeyAssignment) -> bool:
-    """Whether the two could have a GUID in common, or have a port in common now."""
+    """Whether the two could have a GUID in common, or have a port in common."""
     held = one.ports and other.ports and {one.state, other.state} <= HOLDING
     if held and not set(one.ports).isdisjoint(other.ports):
         return True
@@ -257,10 +247,10 @@ def overlap(one: KeyAssignment, other: KeyAssignment) -> bool:
 
 
 def foreign_assignment(assignment: KeyAssignment) -> FabricError:
-    """Why a backend can do nothing for an assignment: it was made under another one."""
+    """The error for an assignment that was made under another backend."""
     return FabricError(
-        f"nobody can prove anything of {label(assignment.pkey)} of {assignment.generation}",
-        "it was given out under another fabric.backend",
+        f"{label(assignment.pkey)} of {assignment.generation} cannot be verified",
+        "it was assigned under another fabric.backend",
         "go back to that backend until the job has ended",
     )
 
@@ -274,7 +264,7 @@ def refuse_other_spaces(space: Space, snapshot: KeySnapshot) -> None:
     ]
     if held:
         raise FabricError(
-            f"{len(held)} assignments are in use that are no {space.name}s",
+            f"{len(held)} assignments in use are not {space.name}s",
             f"the first is {label(held[0].pkey)} of {held[0].generation}",
             "let these jobs end under the backend that they began with",
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several OpenSM that are told the same: those of several subnets, and those that stand by.
+"""Several OpenSM with the same file: those of several subnets, and standbys.
 
-A standby that becomes master reads its own file, so each has the new one before
-any is told to read it.  One that cannot be given the file stops the change: it
-may be alive, and open the fabric with its old file one day.
+A standby that becomes master reads its own file, so all files are replaced before any
+OpenSM is signalled. A file that cannot be replaced stops the change: its OpenSM may be
+alive, and may later open the fabric with the old file.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from vhpc_slurm.fabric.plainfile import NotPlainError
 from vhpc_slurm.fabric.smp import FabricReader, Scan
 
 MAX_SAID = 1000
-"""Lines of a log that a remote host hands over at once."""
+"""The most lines of a log in one answer of a remote host."""
 
 
 class Managers:
-    """All OpenSM that a change concerns; in ``subnets`` those of one subnet are together."""
+    """All OpenSM of a configuration, grouped by subnet."""
 
     def __init__(self, subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
         self._subnets = subnets
@@ -44,7 +44,7 @@ class Managers:
         self.partitions: Path | str = self._all[0].partitions
 
     def check(self) -> None:
-        """FabricError unless each subnet has one that runs, and all can be given a file."""
+        """FabricError unless each subnet has a running OpenSM, and all files can be read."""
         for managers in self._subnets:
             refused = []
             for manager in managers:
@@ -71,7 +71,7 @@ class Managers:
         raise refused[0]
 
     def differing(self) -> list[str]:
-        """Whose file is not the one that ``read`` returns; one that cannot be read may be."""
+        """The managers whose file differs from what ``read`` returns, or cannot be read."""
         first = self.read()
         found = []
         for manager in self._all:
@@ -83,21 +83,21 @@ class Managers:
         return found
 
     def repair(self, data: bytes) -> FabricError | None:
-        """Put the file wherever that is possible, and have it read there."""
+        """Replace the file wherever that is possible, and have it read there."""
         return repair(self._subnets, data, self._timeout_s)
 
     def replace(self, data: bytes) -> None:
-        """Give all of them the new file; the first one last, since it says what all were given."""
+        """Replace all files; the first one last, since ``read`` returns it."""
         for manager in reversed(self._all):
             manager.replace(data)
 
     def hang_up(self) -> None:
-        """Signal all of them; those that stand by are not expected to do anything."""
+        """Signal all of them; standbys need not react."""
         for manager in self._all:
             manager.hang_up()
 
     def keep(self) -> None:
-        """Have all files outlast a power cut."""
+        """Make all files durable."""
         for manager in self._all:
             manager.keep()
 
@@ -106,7 +106,7 @@ class Managers:
         sweep(self._subnets, self._timeout_s)
 
     def mark(self) -> tuple[Mark, ...]:
-        """Where all logs end now."""
+        """The current ends of all logs."""
         return tuple(mark for manager in self._all for mark in manager.mark())
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
@@ -116,13 +116,13 @@ class Managers:
 
 
 class SeveralReaders:
-    """Reads several subnets as if they were one: no two ports have one GUID."""
+    """Reads several subnets as one: no two ports have the same GUID."""
 
     def __init__(self, readers: Sequence[FabricReader]) -> None:
         self._readers = readers
 
     def look_ahead(self) -> None:
-        """Have the ports of all found now."""
+        """Begin to find the ports of all subnets."""
         for reader in self._readers:
             reader.look_ahead()
 
@@ -155,7 +155,7 @@ class SeveralReaders:
 
 
 class ManagerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line to ``vhpc fabric manager``: what to do, and for ``replace`` and ``since`` with what."""
+    """One request to ``vhpc fabric manager``; ``replace`` has a file, ``since`` a mark."""
 
     do: Literal["check", "read", "replace", "hang-up", "mark", "since"]
     file: bytes | None = None
@@ -163,7 +163,7 @@ class ManagerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ManagerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line from ``vhpc fabric manager``."""
+    """One answer of ``vhpc fabric manager``."""
 
     file: bytes | None = None
     mark: Mark | None = None
@@ -171,7 +171,7 @@ class ManagerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: tuple[str, str, str] | None = None
     complaint: bool = False
     plain: bool = True
-    """False: in the place of the file there is something else, such as a folder."""
+    """False: the path is not a regular file, but for example a folder."""
 
 
 class RemoteOpensm:
@@ -188,7 +188,7 @@ class RemoteOpensm:
         self.partitions: Path | str = f"the file behind `{self._command}`"
 
     def check(self) -> None:
-        """Whether the host answers, and OpenSM runs there."""
+        """FabricError unless the host answers, and OpenSM runs there."""
         self._ask(ManagerRequest("check"))
 
     def read(self) -> bytes | None:
@@ -200,15 +200,15 @@ class RemoteOpensm:
         return (self,)
 
     def differing(self) -> list[str]:
-        """Nothing: there is one file."""
+        """Empty: there is one file."""
         return []
 
     def repair(self, data: bytes) -> FabricError | None:
-        """Send the file and have it read; None, or FabricError when that cannot be done."""
+        """Send the file and have it read; returns None, or raises FabricError."""
         return repair([(self,)], data, self._timeout_s)
 
     def replace(self, data: bytes) -> None:
-        """Send a new file, which the host looks at before it takes it."""
+        """Send a new file; the host checks it with the linter first."""
         self._ask(ManagerRequest("replace", file=data))
 
     def hang_up(self) -> None:
@@ -216,21 +216,21 @@ class RemoteOpensm:
         self._ask(ManagerRequest("hang-up"))
 
     def keep(self) -> None:
-        """Nothing: the host has done so when it said that it has the file."""
+        """Nothing: the host makes the file durable before it answers ``replace``."""
 
     def sweep(self) -> None:
         """Have the file read, and wait until the subnet is up."""
         sweep([(self,)], self._timeout_s)
 
     def mark(self) -> tuple[Mark, ...]:
-        """Where its log ends now."""
+        """The current end of its log."""
         mark = self._ask(ManagerRequest("mark")).mark
         if mark is None:
-            raise self._lost("it names no place in its log")
+            raise self._lost("its answer has no position in the log")
         return (mark,)
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
-        """Of its log what matters to vhpcd."""
+        """The lines of its log about sweeps and errors."""
         (mark,) = marks
         return (self._ask(ManagerRequest("since", mark=mark)).said,)
 
@@ -257,7 +257,7 @@ class RemoteOpensm:
         return FabricError(
             f"cannot reach the file behind `{self._command}`",
             why,
-            "does the command run `vhpc fabric manager` there?",
+            "check that the command runs `vhpc fabric manager` there",
         )
 
 
@@ -266,7 +266,7 @@ def serve(opensm: Opensm, line: bytes) -> ManagerAnswer:
     try:
         return _serve(opensm, msgspec.json.decode(line, type=ManagerRequest))
     except UNDECODABLE as err:
-        return ManagerAnswer(error=("that is no request", str(err), "see vhpc fabric manager in vhpc(1)"))
+        return ManagerAnswer(error=("the request cannot be read", str(err), "see vhpc(1)"))
     except FabricError as err:
         return ManagerAnswer(
             error=(err.what, err.why, err.hint),
@@ -281,7 +281,7 @@ def _serve(opensm: Opensm, request: ManagerRequest) -> ManagerAnswer:
         case ManagerRequest("read"):
             answer = ManagerAnswer(file=opensm.read())
         case ManagerRequest("replace", file=bytes(data)):
-            partitions.parse(data, "what was sent")
+            partitions.parse(data, "the file in the request")
             opensm.replace(data)
             opensm.keep()
         case ManagerRequest("hang-up"):
@@ -295,5 +295,5 @@ def _serve(opensm: Opensm, request: ManagerRequest) -> ManagerAnswer:
         case ManagerRequest("check"):
             opensm.check()
         case _:
-            raise FabricError(f"there is nothing to {request.do} with", "the request lacks its file or mark")
+            raise FabricError(f"cannot {request.do}", "the request lacks its file or mark")
     return answer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vhpc_slurm.errors import FabricError
 
 DEFAULT_PKEY = 0x7FFF
-"""The default partition: every port is a limited member, for the sake of the subnet manager."""
+"""The default partition: every port is a limited member, so that it reaches the subnet manager."""
 FULL = 0x8000
 """Membership bit of an entry in a port's table."""
 FIRST_PKEY, LAST_PKEY = 0x0001, 0x7FFE
@@ -17,15 +17,15 @@ PORT_PREFIX, NODE_PREFIX = 0x02CC, 0x02CD
 """Upper 16 bits of our GUIDs; 0x02 is the locally administered bit of an EUI-64."""
 MAX_RAILS, MAX_RANKS, MAX_VFS = 1 << 8, 1 << 16, 1 << 8
 MAX_ETHERNET_RAILS = 1 << 4
-"""So many have room in a MAC address."""
+"""Rails that a MAC address has room for."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """Numbers of one kind of segment; in assignments they stand above ``base``, so that kinds never meet.
+    """Numbers of one kind of segment; assignments have ``base`` plus the number, so kinds never overlap.
 
-    ``first`` to ``last`` are the numbers that a site may use, ``option`` is how the
-    keys of its configuration begin.
+    A site may use the numbers ``first`` to ``last``; ``option`` is the prefix of its
+    keys in the configuration.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Space:
     digits: str = "d"
 
     def label(self, number: int) -> str:
-        """A number of the site as people write it."""
+        """A number as the site writes it."""
         return f"{number:{self.digits}}"
 
     def has(self, number: int) -> bool:
@@ -46,16 +46,16 @@ class Space:
 
 PKEYS = Space("partition key", "pkey", 0, FIRST_PKEY, LAST_PKEY, "#06x")
 VLANS = Space("VLAN", "vlan", 1 << 16, 2, 4094)
-"""IEEE 802.1Q: 0 and 4095 are no VLANs, 1 is the default one of most switches."""
+"""IEEE 802.1Q: 0 and 4095 are reserved, 1 is the default VLAN of most switches."""
 VNIS = Space("VNI", "vni", 1 << 24, 1, (1 << 24) - 1)
 """RFC 7348: 24 bits."""
 SPACES = (PKEYS, VLANS, VNIS)
 MAX_POOL = 1 << 16
-"""Numbers that a pool can have; a choice may look at all of them."""
+"""The most numbers of a pool; choosing one may look at all of them."""
 
 
 def label(number: int) -> str:
-    """An assignment's number with what it is: ``VLAN 100``; a partition key needs no word."""
+    """The number of an assignment with its kind: ``VLAN 100``; a partition key has no prefix."""
     space = next((one for one in SPACES if one.has(number)), PKEYS)
     shown = space.label(number - space.base)
     return shown if space is PKEYS else f"{space.name} {shown}"
@@ -63,10 +63,10 @@ def label(number: int) -> str:
 
 @dataclass(frozen=True)
 class KeyPool:
-    """The numbers that may be handed out: ``first`` to ``last`` without ``reserved``.
+    """The numbers for jobs: ``first`` to ``last`` without ``reserved``.
 
     Raises:
-        FabricError: the range is none, or touches numbers that have a meaning of their own.
+        FabricError: the range is invalid, too large, or all of it is reserved.
     """
 
     first: int
@@ -78,27 +78,27 @@ class KeyPool:
         space = self.space
         if not space.first <= self.first <= self.last <= space.last:
             raise FabricError(
-                f"no range of {space.name}s: {space.label(self.first)}-{space.label(self.last)}",
+                f"invalid range of {space.name}s: {space.label(self.first)}-{space.label(self.last)}",
                 f"they are {space.label(space.first)} to {space.label(space.last)}"
                 + ("; 0x7fff is the default partition" if space is PKEYS else ""),
                 f"see fabric.{space.option}_first and fabric.{space.option}_last in vhpc.toml",
             )
         if self.last - self.first >= MAX_POOL:
             raise FabricError(
-                f"too many {space.name}s: {self.last - self.first + 1}", f"at most {MAX_POOL} are handed out"
+                f"too many {space.name}s: {self.last - self.first + 1}", f"a pool has at most {MAX_POOL}"
             )
         if not any(True for _ in self.numbers()):
             raise FabricError(
-                f"no {space.name} is left", f"fabric.{space.option}_reserved names the whole range"
+                f"the pool of {space.name}s is empty", f"fabric.{space.option}_reserved has the whole range"
             )
 
     def __contains__(self, number: int) -> bool:
-        """Whether an assignment's number is one of the pool."""
+        """Whether the number of an assignment is in the pool."""
         shown = number - self.space.base
         return self.first <= shown <= self.last and shown not in self.reserved
 
     def numbers(self) -> Iterator[int]:
-        """All of the pool in order, as assignments have them."""
+        """All numbers of the pool in order, in the form of assignments."""
         numbers = range(self.first, self.last + 1)
         return (self.space.base + number for number in numbers if number not in self.reserved)
 
@@ -120,7 +120,7 @@ def mac(number: int, rail: int, rank: int, vf: int) -> str:
     and the VF in 8; on a VNI ``06``, its number in 24 bits and the rank in 16.
 
     Raises:
-        ValueError: the number is of neither, or the place has no room in an address.
+        ValueError: the number is neither VLAN nor VNI, or a value does not fit into an address.
     """
     if VLANS.has(number) and 0 <= rail < MAX_ETHERNET_RAILS and 0 <= rank < MAX_RANKS and 0 <= vf < MAX_VFS:
         value = 0x02 << 40 | (number - VLANS.base) << 28 | rail << 24 | rank << 8 | vf

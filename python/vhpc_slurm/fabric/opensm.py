@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running OpenSM: its file is replaced, it is told so, and its log is read.
+"""A running OpenSM: vhpcd replaces its partitions file, signals it, and reads its log.
 
-OpenSM never keeps a last good configuration, so a file that it would not like
-must not come into being: the new one is written beside the old, synced, and
-renamed over it.  (Writing in place lets a sweep read half a file; in 14 of 112
-sweeps it did.)
+OpenSM keeps no last good configuration, so an invalid file must never exist: the new
+one is written beside the old one, synced, and renamed over it. (A file that is written
+in place can be read half: 14 of 112 sweeps did.)
 """
 
 from __future__ import annotations
@@ -25,73 +24,73 @@ from vhpc_slurm.fabric.backend import FabricRefusedError
 
 POLL_S = 0.002
 FIRST_POLL_S = 0.0002
-"""Logs are looked at more often in the beginning: a small fabric is swept in three milliseconds."""
+"""Logs are polled more often in the beginning: OpenSM sweeps a small fabric in three milliseconds."""
 MAX_FILE = 256 << 20
 MAX_PIDFILE = 64
 MAX_LOG = 16 << 20
-"""Bytes of the log's end that are looked at; what is longer came from something else than one sweep."""
+"""Bytes of the log's end that are read; one sweep logs less."""
 
 SETTLE_S = 2.0
-"""How long the end of a sweep is awaited that has met with a complaint."""
+"""Seconds to wait for the end of a sweep that has logged an error."""
 
 SWEPT = b"SUBNET UP"
 COMPLAINTS = (b"PARSE ERROR", b"retrying with default config", b"ERR 0512", b"ERR 0507")
-"""The file was not understood (fail open); a port's table is full; a switch's enforcement was turned off."""
+"""The file was not parsed (fail open); a port's table is full; a switch's enforcement was turned off."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a log."""
+    """A position in a log."""
 
     inode: int
     size: int
 
 
 class SubnetManager(Protocol):
-    """One OpenSM, or several that are told the same.  All raise FabricError when it cannot be done."""
+    """One OpenSM, or several with the same file.  All methods raise FabricError when they fail."""
 
     partitions: Path | str
-    """What its file is called in messages."""
+    """The name of its file in messages."""
 
     def each(self) -> Sequence[SubnetManager]:
-        """All that are behind this one; itself where it is one."""
+        """The single managers behind this one; itself where it is one."""
 
     def check(self) -> None:
-        """Whether it is there and can be spoken to."""
+        """FabricError unless it runs and can be reached."""
 
     def read(self) -> bytes | None:
-        """The partitions file as it is; None when there is none."""
+        """The current partitions file; None when there is none."""
 
     def differing(self) -> list[str]:
-        """Of several: whose file is not the one that ``read`` returns, and why."""
+        """Of several: the managers whose file is not what ``read`` returns, with the reason."""
 
     def replace(self, data: bytes) -> None:
-        """Put a new file in the place of the old one, which is there whole until the new one is."""
+        """Replace the file atomically."""
 
     def repair(self, data: bytes) -> FabricError | None:
-        """Put the file wherever that is possible, and have it read there; why it was not possible elsewhere.
+        """Replace the file wherever that is possible, and have it read there; returns the failure elsewhere.
 
-        Raises FabricError where it was possible nowhere, or a subnet did not come up.
+        Raises FabricError where it failed everywhere, or a subnet did not come up.
         """
 
     def hang_up(self) -> None:
         """Have the file read (SIGHUP)."""
 
     def keep(self) -> None:
-        """Have the new file outlast a power cut; ``replace`` alone has the last one, whole, come back."""
+        """Make the new file durable; without it a power cut may bring the previous file back."""
 
     def sweep(self) -> None:
-        """Have the file read, and wait until the subnet is up and nothing was complained of."""
+        """Have the file read, and wait until the subnet is up without errors in the log."""
 
     def mark(self) -> tuple[Mark, ...]:
-        """Where the logs end now: one mark for each OpenSM."""
+        """The current ends of the logs: one mark for each OpenSM."""
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
-        """What was logged after these places."""
+        """What was logged after these marks."""
 
 
 class Opensm:
-    """One OpenSM on this host and the files through which it is spoken to."""
+    """One OpenSM on this host: its process, its partitions file, its log."""
 
     def __init__(self, partitions: Path, pidfile: Path, log: Path, timeout_s: float) -> None:
         self.partitions: Path | str = partitions
@@ -99,7 +98,7 @@ class Opensm:
         self.log = log
         self._pidfile = pidfile
         self._timeout_s = timeout_s
-        # A thread that watches the file puts it back while another one waits for a sweep.
+        # The filewatch thread may restore the file while the fabric thread waits for a sweep.
         self._writing = threading.Lock()
         self._installed: bytes | None = None
         self._touched = False
@@ -109,16 +108,16 @@ class Opensm:
         return (self,)
 
     def read(self) -> bytes | None:
-        """The partitions file as it is; None when there is none.
+        """The current partitions file; None when there is none.
 
         Raises:
-            NotPlainError: it is no regular file, or too large.
+            NotPlainError: it is not a regular file, or too large.
             FabricError: it cannot be read.
         """
         return plainfile.read_file(self.file, MAX_FILE)
 
     def replace(self, data: bytes) -> None:
-        """Put a new file in the place of the old one, which is there whole until the new one is.
+        """Replace the file atomically.
 
         Raises:
             FabricError: it cannot be written; the old one is still there.
@@ -128,7 +127,7 @@ class Opensm:
             self._installed = data
 
     def put_back(self) -> bool:
-        """Write again what ``replace`` wrote last where the file is something else now; whether it was.
+        """Restore what ``replace`` wrote last where the file has changed; returns whether it had changed.
 
         Raises:
             FabricError: it cannot be written.
@@ -142,7 +141,7 @@ class Opensm:
             return True
 
     def touched(self) -> bool:
-        """Whether the file was put back since this was last asked, or is not what ``replace`` wrote last."""
+        """Whether the file was restored since the last call, or is not what ``replace`` wrote last."""
         with self._writing:
             touched, self._touched = self._touched, False
             return touched or self._differs()
@@ -176,7 +175,7 @@ class Opensm:
             ) from err
 
     def keep(self) -> None:
-        """Write the folder to the disk; FabricError when it cannot be."""
+        """Sync the folder to the disk; FabricError when that fails."""
         try:
             place = os.open(self.file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -184,32 +183,32 @@ class Opensm:
             finally:
                 os.close(place)
         except OSError as err:
-            raise FabricError(f"cannot write {self.file.parent}", str(err), "is its disk well?") from err
+            raise FabricError(f"cannot write {self.file.parent}", str(err), "see dmesg") from err
 
     def differing(self) -> list[str]:
-        """Nothing: there is one file."""
+        """Empty: there is one file."""
         return []
 
     def repair(self, data: bytes) -> FabricError | None:
-        """Put the file there and have it read; None, or FabricError when that cannot be done."""
+        """Replace the file and have it read; returns None, or raises FabricError."""
         return repair([(self,)], data, self._timeout_s)
 
     def sweep(self) -> None:
-        """Have the file read: SIGHUP, then wait until the subnet is up and nothing was complained of.
+        """Have the file read: SIGHUP, then wait until the subnet is up without errors in the log.
 
         Raises:
-            FabricError: OpenSM does not run, does not finish in time, or complains.
+            FabricError: OpenSM does not run, does not finish in time, or logs an error.
         """
         sweep([(self,)], self._timeout_s)
 
     def mark(self) -> tuple[Mark, ...]:
-        """Where the log ends now; FabricError when there is none."""
+        """The current end of the log; FabricError when there is no log."""
         with self._open_log() as opened:
             found = os.fstat(opened.fileno())
             return (Mark(found.st_ino, found.st_size),)
 
     def since(self, marks: tuple[Mark, ...]) -> tuple[bytes, ...]:
-        """What was logged after a place; all of it when the log was rotated or cut since."""
+        """What was logged after a mark; the whole log when it was rotated or truncated since."""
         (mark,) = marks
         with self._open_log() as opened:
             found = os.fstat(opened.fileno())
@@ -226,14 +225,14 @@ class Opensm:
             raise FabricError(f"cannot read OpenSM's log {self.log}", err.strerror or str(err)) from err
 
     def check(self) -> None:
-        """FabricError unless it runs, with a log, and a file that could be replaced."""
+        """FabricError unless it runs, has a log, and its file can be replaced."""
         self.pid()
         self.mark()
         if not os.access(self.file.parent, os.W_OK):
             raise FabricError(f"cannot write into {self.file.parent}", "vhpcd replaces a file there")
 
     def pid(self) -> int:
-        """Its process; FabricError when it does not run."""
+        """Its process id; FabricError when it does not run."""
         pid, process = self._process()
         os.close(process)
         return pid
@@ -251,7 +250,7 @@ class Opensm:
             os.close(process)
 
     def _process(self) -> tuple[int, int]:
-        """OpenSM's pid, and a descriptor: a number alone may be another's by the time of the signal."""
+        """OpenSM's pid, and a pidfd: the pid may belong to another process by the time of the signal."""
         hint = "see fabric.opensm_pidfile in vhpc.toml"
         raw = plainfile.read_file(self._pidfile, MAX_PIDFILE)
         if raw is None:
@@ -273,17 +272,17 @@ class Opensm:
 
 
 class ComplaintError(FabricRefusedError):
-    """OpenSM has read its file and did not like it: the fabric may be open now."""
+    """OpenSM has read its file and logged an error: the fabric may be open now."""
 
 
 def repair(subnets: Sequence[Sequence[SubnetManager]], data: bytes, timeout_s: float) -> FabricError | None:
-    """Give the file to all managers that take it, and have it read; why one of the others did not take it.
+    """Replace the file of all managers where that works, and have it read; returns why it failed for one.
 
-    A change needs all of them (``replace``).  To put the fabric right where it can
-    be reached must not wait for a standby that is away.
+    A change needs all managers (``replace``). A repair does not wait for a standby that
+    cannot be reached.
 
     Raises:
-        FabricError: none of a subnet took it, or its subnet did not come up.
+        FabricError: it failed for all managers of a subnet, or a subnet did not come up.
     """
     refused: list[FabricError] = []
     takers: list[list[SubnetManager]] = []
@@ -303,14 +302,14 @@ def repair(subnets: Sequence[Sequence[SubnetManager]], data: bytes, timeout_s: f
 
 
 def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
-    """Have all managers of some subnets read their files; one of each subnet has to say that it is up.
+    """Have all managers of some subnets read their files; one of each subnet has to log SUBNET UP.
 
-    Which one is master is not asked: a standby reads its file when it becomes
-    master, and says nothing of a subnet until then.
+    It does not matter which one is master: a standby reads its file when it becomes
+    master, and logs nothing about the subnet until then.
 
     Raises:
-        ComplaintError: one of them does not like its file.
-        FabricError: none of a subnet's runs, or finishes in time.
+        ComplaintError: one of them rejects its file.
+        FabricError: no manager of a subnet runs, or finishes in time.
     """
     before: dict[SubnetManager, tuple[Mark, ...]] = {}
     for managers in subnets:
@@ -336,9 +335,9 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
         complaint, over = next(filter(None, map(complaint_of, said.values())), ("", False))
         if complaint:
             heard = heard or time.monotonic()
-            # the same sweep may complain of more, and that would be taken for the next file's
+            # The same sweep may log more errors, which would be attributed to the next file.
             if over or time.monotonic() >= min(deadline, heard + SETTLE_S):
-                raise ComplaintError("OpenSM does not like its configuration", complaint)
+                raise ComplaintError("OpenSM rejected its configuration", complaint)
             time.sleep(POLL_S)
             continue
         left = [some for some in left if not any(SWEPT in said.get(one, b"") for one in some)]
@@ -348,8 +347,8 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
             names = " or ".join(str(one.partitions) for one in left[0])
             raise FabricError(
                 f"OpenSM did not sweep within {timeout_s:g} s",
-                f"no log of the one with {names} says SUBNET UP",
-                "is it master, and force_log_flush TRUE?",
+                f"the log of the OpenSM with {names} does not say SUBNET UP",
+                "check that it is the master, and that force_log_flush is TRUE",
             )
         time.sleep(min(POLL_S, max(FIRST_POLL_S, (time.monotonic() - began) / 10)))
 
@@ -357,7 +356,7 @@ def sweep(subnets: Sequence[Sequence[SubnetManager]], timeout_s: float) -> None:
 def _said(
     subnets: Sequence[Sequence[SubnetManager]], before: Mapping[SubnetManager, tuple[Mark, ...]]
 ) -> dict[SubnetManager, bytes]:
-    """What each has logged since; FabricError when no log of a subnet can be read any more."""
+    """What each has logged since; FabricError when no log of a subnet can be read."""
     said: dict[SubnetManager, bytes] = {}
     for managers in subnets:
         refused: list[FabricError] = []
@@ -373,7 +372,7 @@ def _said(
 
 
 def complaint_of(said: bytes) -> tuple[str, bool] | None:
-    """The first line of a log with a complaint, and whether its sweep is over; None when there is none."""
+    """The first error in a log, and whether its sweep is over; None when there is none."""
     lines = said.split(b"\n")
     for number, line in enumerate(lines):
         if any(word in line for word in COMPLAINTS):

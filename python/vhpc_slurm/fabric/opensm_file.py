@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend ``opensm-file``: OpenSM's partitions file follows the key assignments.
 
-Each change writes the whole file.  What is not certain is refused, and then the
-old file stays: a render that fails its own check, a snapshot that is older than the
-file or lacks keys of it which it does not know to have ended, an OpenSM that
-does not run.
+Each change writes the whole file. A doubtful change is refused, and the old file
+stays: a file that fails the linter, a snapshot that is older than the file or that
+lacks keys of the file without a record of their end, an OpenSM that does not run.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from vhpc_slurm.model import Generation
 log = logging.getLogger("vhpcd")
 
 SLACK = 1 << 20
-"""Bytes that a file may have beyond twice what vhpcd would write, before it is read at all."""
+"""Bytes that a file may have beyond twice what vhpcd would write; a longer one is not parsed."""
 MAX_BLOCKS = 4
-"""Blocks of a port's table that are written again: 128 keys, what adapters have."""
+"""Blocks of a port's table that can be written again: 128 keys, the size of adapters' tables."""
 
 
 class OpensmFile(ByPolicy):
@@ -46,7 +45,7 @@ class OpensmFile(ByPolicy):
         ipoib: bool = True,
         max_lost_percent: int = 0,
     ) -> None:
-        """``knows`` says whether an epoch was this database's, ``site`` are partitions beside the jobs'."""
+        """``knows`` says whether this database had an epoch; ``site`` are the site's own partitions."""
         super().__init__(policy)
         self._opensm = opensm
         self._readback = readback
@@ -54,7 +53,7 @@ class OpensmFile(ByPolicy):
         self._site = site
         self._ipoib = ipoib
         self._max_lost_percent = max_lost_percent
-        # what was written last, and what OpenSM was seen to have swept with
+        # what was written last, and what OpenSM is known to have swept with
         self._last: tuple[IbPartition, ...] | None = None
         self._swept: tuple[IbPartition, ...] | None = None
         self._logs = OpensmLogs(opensm.each())
@@ -64,28 +63,28 @@ class OpensmFile(ByPolicy):
         self._read = False
 
     def validate(self, snapshot: KeySnapshot) -> None:
-        """Whether OpenSM is there, and its file one that this snapshot may replace."""
+        """FabricError unless OpenSM runs, and this snapshot may replace its file."""
         keys.refuse_other_spaces(numbers.PKEYS, snapshot)
         self._opensm.check()
         self._guard(self._opensm.read(), snapshot)
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
-        """Have OpenSM sweep with what the snapshot carries; nothing where it has already.
+        """Have OpenSM sweep with what the snapshot carries, unless it has already.
 
         ``force`` writes the file also when the snapshot seems to have lost keys.
         """
         self._bring(snapshot, force=force)
 
     def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
-        """Read back that the generations' ports have their keys, and nobody else has."""
+        """Read back that the generations' ports have their keys, and no other port has."""
         assignments = [snapshot.must(generation) for generation in generations]
         meant = self._meant(snapshot)
         try:
             self._logs.reading()
             outcomes = self._readback.carried(assignments, meant, snapshot)
             if not self._read and not any(_seen(one) for one in outcomes.values()):
-                # No port of theirs can show that OpenSM has read the new file: the first SUBNET UP
-                # may have been of a sweep that began with the old one.  A second cannot be.
+                # None of their ports shows that OpenSM has read the new file: the first SUBNET UP may
+                # belong to a sweep that began with the old one.  A second one cannot.
                 self._opensm.sweep()
                 self._logs.reading()
                 outcomes = self._readback.carried(assignments, meant, snapshot)
@@ -127,9 +126,9 @@ class OpensmFile(ByPolicy):
         return found
 
     def repair(self, snapshot: KeySnapshot) -> None:
-        """Write the file anew, whatever OpenSM was seen to have, and have it write tables that still differ.
+        """Write the file again, and have OpenSM write the tables that still differ.
 
-        An OpenSM that cannot be reached keeps none of the others from it; FabricError says so in the end.
+        All OpenSM that can be reached are repaired before FabricError is raised for the others.
         """
         self._swept = None
         away = self._bring(snapshot, repairing=True)
@@ -138,18 +137,18 @@ class OpensmFile(ByPolicy):
             raise away
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:
-        """Watch files and logs of OpenSM on this host; files are put back at once."""
+        """Watch files and logs of OpenSM on this host; changed files are restored at once."""
         here = [one for one in self._opensm.each() if isinstance(one, Opensm)]
         return filewatch.start([Watched(one.file, one.log, one.put_back) for one in here], notice)
 
     def disturbed(self) -> bool:
-        """Whether OpenSM has swept since the fabric was read last, or a file is not what was written."""
+        """Whether OpenSM has swept since the fabric was last read, or a file is not what was written."""
         return self._logs.swept() or any(
             one.touched() for one in self._opensm.each() if isinstance(one, Opensm)
         )
 
     def _file_findings(self, meant: tuple[IbPartition, ...] | None) -> list[FabricFinding]:
-        """What is wrong with the files of all OpenSM; with None any will do that OpenSM can read."""
+        """What is wrong with the files of all OpenSM; with None any file that OpenSM can read is right."""
         found: list[FabricFinding] = []
         first: tuple[str, bytes | None] | None = None
         for manager in self._opensm.each():
@@ -157,7 +156,7 @@ class OpensmFile(ByPolicy):
             try:
                 data = manager.read()
             except FabricError as err:
-                # What is no file OpenSM cannot read either: its next sweep opens the fabric.
+                # OpenSM cannot read it either if it is not a file: its next sweep opens the fabric.
                 found.append(FabricFinding(0, err.line(), open=isinstance(err, NotPlainError), unread=True))
                 continue
             if first is None or meant is None:
@@ -169,11 +168,11 @@ class OpensmFile(ByPolicy):
 
     def _defects(self, name: str, data: bytes | None, meant: tuple[IbPartition, ...] | None) -> list[str]:
         if data is None:
-            return [f"{name} is gone: at its next sweep OpenSM opens the fabric"]
+            return [f"{name} is missing: at its next sweep OpenSM opens the fabric"]
         if self._wrote is not None and data == self._wrote[0] and meant in (None, self._wrote[1]):
             return []
         if meant is not None and len(data) > 2 * len(partitions.render(meant, 0)) + SLACK:
-            return [f"{name} has {len(data)} bytes, and is not what vhpcd wrote"]
+            return [f"{name} has {len(data)} bytes, which is not what vhpcd wrote"]
         defects = partitions.lint(data)
         if defects:
             return [f"{name} line {one.line}: {one.reason}" for one in defects[:10]]
@@ -182,7 +181,7 @@ class OpensmFile(ByPolicy):
         return []
 
     def _complaints(self) -> Iterator[FabricFinding]:
-        """What OpenSM have said of their files since these were last written."""
+        """Errors in the logs since the files were last written."""
         for err in self._logs.complaints():
             heard = isinstance(err, ComplaintError)
             yield FabricFinding(0, err.line(), open=heard, unread=not heard)
@@ -190,7 +189,7 @@ class OpensmFile(ByPolicy):
     def _bring(
         self, snapshot: KeySnapshot, *, force: bool = False, repairing: bool = False
     ) -> FabricError | None:
-        """Have OpenSM sweep with what the snapshot says.
+        """Have OpenSM sweep with what the snapshot carries.
 
         Returns why one of them could not be given the file; FabricError unless ``repairing``.
         """
@@ -204,7 +203,7 @@ class OpensmFile(ByPolicy):
             return None
         self._swept, self._read = None, False
         data = partitions.render(meant, snapshot.epoch, snapshot.tag)
-        partitions.parse(data, "what vhpcd would write")
+        partitions.parse(data, "the file that vhpcd would write")
         if repairing:
             self._logs.repairing()
         else:
@@ -283,10 +282,10 @@ class OpensmFile(ByPolicy):
         return True
 
     def _guard(self, old: bytes | None, snapshot: KeySnapshot) -> None:
-        """FabricError when this snapshot may not be the one that the keys on the fabric came from.
+        """FabricError when the keys on the fabric may come from another database.
 
-        What was written last says so: before the first time, that is the file.
-        A file that the linter refuses has no keys that anybody could lose.
+        They are compared with what was written last; at first, with the file. A file that
+        the linter refuses has no keys that could be lost.
         """
         since = 0
         if self._last is not None:
@@ -302,22 +301,22 @@ class OpensmFile(ByPolicy):
         if lost:
             raise FabricError(
                 f"vhpcd does not know {len(lost)} keys of {self._opensm.partitions}",
-                f"the first is {min(lost):#06x}; to write the file would take them from their jobs",
+                f"the first is {min(lost):#06x}; writing the file would take them from their jobs",
                 "is the database damaged? see fabric.max_lost_percent in vhpc.toml(5)",
             )
 
     def _origin(self, old: bytes, had: tuple[IbPartition, ...]) -> int:
-        """The epoch that the file was made of; FabricError when it was another database's."""
+        """The epoch of the file; FabricError when another database wrote it."""
         origin = partitions.origin(old)
         ours = {one.pkey for one in (partitions.DEFAULT, *self._site)}
         if origin is None and {one.pkey for one in had} <= ours:
             return 0
         if origin is None or not self._knows(*origin):
             raise FabricError(
-                f"{self._opensm.partitions} was not made of this database of vhpcd",
-                f"it is of epoch {origin[0]} of another" if origin else "it has keys, and no epoch",
+                f"{self._opensm.partitions} was not written from this database of vhpcd",
+                f"it has epoch {origin[0]} of another database" if origin else "it has keys, and no epoch",
                 "was the database restored from a copy? when no job with guests is left, "
-                "put a file with nothing but Default in the place of this one",
+                "replace it by a file with nothing but Default",
             )
         return origin[0]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the logs of some OpenSM say since their files were written, and since the fabric was read."""
+"""New lines in the logs of OpenSM: since their files were written, and since the fabric was read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST = max(map(len, (SWEPT, *COMPLAINTS)))
 
 
 class OpensmLogs:
-    """Marks in the logs; those of OpenSM on other hosts are read in audits only."""
+    """Marks in the logs; logs on other hosts are read in audits only."""
 
     def __init__(self, managers: Sequence[SubnetManager]) -> None:
         self._managers = managers
@@ -47,7 +47,7 @@ class OpensmLogs:
                 self._read[number] = one.mark()
 
     def complaints(self) -> Iterator[FabricError]:
-        """ComplaintError of each that has complained since; FabricError of each that cannot be heard."""
+        """A ComplaintError for each that logged an error; a FabricError for each log that cannot be read."""
         for number, one in enumerate(self._managers):
             try:
                 end = one.mark()
@@ -56,18 +56,18 @@ class OpensmLogs:
                 yield err
                 continue
             if found:
-                yield ComplaintError("OpenSM has complained", found[0])
+                yield ComplaintError("OpenSM logged an error", found[0])
             else:
                 self._written[number] = end
 
     def swept(self) -> bool:
-        """Whether an OpenSM of this host has swept, or complained, since the fabric was read last."""
+        """Whether an OpenSM of this host has swept, or logged an error, since the fabric was last read."""
         for number, one in self._here():
             try:
                 (end,) = one.mark()
                 said = b"\n".join(one.since(self._read.setdefault(number, (end,))))
             except FabricError:
-                continue  # the next audit says so
+                continue  # the next audit reports it
             if any(word in said for word in (SWEPT, *COMPLAINTS)):
                 return True
             # A line may be written in two parts.

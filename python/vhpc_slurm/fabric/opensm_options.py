@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running OpenSM was told: its command line, and the configuration file that names.
+"""The options of a running OpenSM, from its command line and its configuration file.
 
-Names and defaults are those that ``opensm --create-config`` of OpenSM 3.3.23
-writes; what stands on the command line wins over the file.
+Names and defaults are those that ``opensm --create-config`` of OpenSM 3.3.23 writes;
+the command line overrides the file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OpensmOptions:
         return self.values[name].upper() in ("TRUE", "1", "YES")
 
     def number(self, name: str) -> int:
-        """A number as OpenSM reads it; -1 for what is none."""
+        """A number as OpenSM reads it; -1 where it is not a number."""
         try:
             return int(self.values[name], 0)
         except ValueError:
@@ -66,13 +66,13 @@ def of_process(pid: int) -> OpensmOptions:
     """The options of a process.
 
     Raises:
-        FabricError: it has gone, is not ours to look at, or its file cannot be read.
+        FabricError: it has ended, belongs to another user, or its file cannot be read.
     """
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
         folder = Path(f"/proc/{pid}/cwd").readlink()
     except OSError as err:
-        raise FabricError(f"cannot see what process {pid} was told", err.strerror or str(err)) from err
+        raise FabricError(f"cannot read the options of process {pid}", err.strerror or str(err)) from err
     said = parse_arguments(arguments)
     config = said.pop("config", "")
     path = folder / (config or CONFIG)
@@ -81,7 +81,7 @@ def of_process(pid: int) -> OpensmOptions:
     except FileNotFoundError:
         if config:
             raise FabricError(
-                f"cannot read {path}", "OpenSM was told to read it, and it is not there"
+                f"cannot read {path}", "OpenSM's command line names it, and it does not exist"
             ) from None
         file = {}
     except OSError as err:
@@ -93,7 +93,7 @@ def of_process(pid: int) -> OpensmOptions:
 
 
 def parse_arguments(arguments: list[str]) -> dict[str, str]:
-    """What the words of a command line set."""
+    """The options that a command line sets."""
     found = {}
     for place, word in enumerate(arguments[1:], 1):
         name, equals, value = word.partition("=")
@@ -107,7 +107,7 @@ def parse_arguments(arguments: list[str]) -> dict[str, str]:
 
 
 def parse_file(text: str) -> dict[str, str]:
-    """Names and values of a configuration file: one a line, ``#`` begins a comment."""
+    """Names and values of a configuration file: one per line, ``#`` begins a comment."""
     found = {}
     for line in text.splitlines():
         words = line.partition("#")[0].split(None, 1)

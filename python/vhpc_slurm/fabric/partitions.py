@@ -25,14 +25,14 @@ MAX_LINE = 4000
 """Bytes of a line; opensm reads 4095 at a time."""
 MEMBERS_A_LINE = 64
 MAX_DEFECTS = 1000
-"""After so many the linter reads no further."""
+"""The linter stops after so many defects."""
 MAX_STATEMENT = 1 << 18
-"""Lines of a statement; what vhpcd writes is shorter."""
+"""The most lines of a statement; vhpcd writes shorter ones."""
 
 _LONG = re.compile(rb"^[^\n]{%d,}+" % (MAX_LINE + 1), re.MULTILINE)
 _UNPRINTABLE = re.compile(rb"[^\t\n\x20-\x7e]")
 _LINE = re.compile(rb"^[ \t]*+[^\s#][^\n]*+", re.MULTILINE)
-"""A line that is neither empty nor a comment: such are passed over as a whole, however many there are."""
+"""A line that is neither empty nor a comment: those are skipped in one match, however many there are."""
 _EPOCH = re.compile(rb"^# vhpcd epoch ([0-9]{1,18}) tag ([0-9a-f]{0,32})$", re.MULTILINE)
 _HEAD = re.compile(r"^(?P<name>[^=:,\s]*)=(?P<pkey>[^=:,\s]*)(?P<flags>[^:]*):(?P<rest>.*)$", re.ASCII)
 _NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,62}\Z", re.ASCII)
@@ -69,7 +69,7 @@ def of_snapshot(snapshot: KeySnapshot, *, ipoib: bool = True) -> tuple[IbPartiti
     members: dict[int, list[tuple[str, bool]]] = {}
     for assignment in snapshot.carried():
         if not PKEYS.has(assignment.pkey):
-            continue  # of another backend, which the site has left
+            continue  # assigned under another backend, which the site used before
         members.setdefault(assignment.pkey, []).extend(
             (_guid(guid), True) for guid in assignment.port_guids()
         )
@@ -93,7 +93,7 @@ def common_entries(partitions: Iterable[IbPartition], guids: Iterable[int]) -> t
 def of_pool(
     pool: KeyPool, *, ranks: int, rails: int, vfs: int, ipoib: bool = True
 ) -> tuple[IbPartition, ...]:
-    """The default partition, and every key of the pool with all GUIDs that it could ever have."""
+    """The default partition, and every key of the pool with all GUIDs that it can have."""
     places = [(rail, rank, vf) for rank in range(ranks) for rail in range(rails) for vf in range(vfs)]
     members = {pkey: [(_guid(port_guid(pkey, *place)), True) for place in places] for pkey in pool.numbers()}
     return _with_default(members, ipoib=ipoib)
@@ -111,9 +111,9 @@ def _with_default(members: dict[int, list[tuple[str, bool]]], *, ipoib: bool) ->
 
 
 def render(partitions: Iterable[IbPartition], epoch: int, tag: str = "") -> bytes:
-    """The whole file, in the one form that the linter takes."""
+    """The whole file, in the form that the linter accepts."""
     lines = [
-        "# Written by vhpcd as a whole; what is changed here is lost.",
+        "# Written by vhpcd; changes to this file are lost.",
         f"# vhpcd epoch {epoch} tag {tag}",
     ]
     for one in partitions:
@@ -126,13 +126,13 @@ def render(partitions: Iterable[IbPartition], epoch: int, tag: str = "") -> byte
 
 
 def origin(data: bytes) -> tuple[int, str] | None:
-    """Epoch and tag of the snapshot that a file was rendered from; None when it says none."""
+    """Epoch and tag of the snapshot that a file was rendered from; None when the file has none."""
     match = _EPOCH.search(data)
     return (int(match[1]), match[2].decode()) if match else None
 
 
 def lint(data: bytes) -> tuple[Defect, ...]:
-    """All that is wrong with a file; empty when OpenSM reads it as it is meant."""
+    """All defects of a file; empty when OpenSM reads it as it is written."""
     return tuple(_Reader(data).defects)
 
 
@@ -165,11 +165,11 @@ class _Statement:
 
 
 class _TooManyError(Exception):
-    """The linter has seen enough."""
+    """The limit of defects is reached."""
 
 
 class _Reader:
-    """Reads a file once; what it does not understand becomes a defect, and the next statement is tried."""
+    """Reads a file once; an invalid statement becomes a defect, and reading goes on with the next one."""
 
     def __init__(self, data: bytes) -> None:
         self.partitions: list[IbPartition] = []
@@ -184,7 +184,7 @@ class _Reader:
     def _read(self, data: bytes) -> None:
         last = data.count(b"\n") + 1
         if data and not data.endswith(b"\n"):
-            self._refuse(last, "the last line has no end: the file is torn")
+            self._refuse(last, "the last line has no newline: the file is incomplete")
         for statement in self._statements(data):
             self._statement(statement)
         if not self.partitions and not self.defects:
@@ -219,11 +219,11 @@ class _Reader:
             self._refuse(statement.lines[0][0], "the statement that begins here has no ';'")
 
     def _odd_lines(self, data: bytes) -> set[int]:
-        """Lines of which OpenSM would read something else than is written; each is refused."""
+        """Lines that OpenSM would read differently from what is written; each is refused."""
         found: set[int] = set()
         for pattern, reason in (
             (_LONG, "{} bytes in one line: OpenSM cuts after 4095"),
-            (_UNPRINTABLE, "a byte that is no printable ASCII character"),
+            (_UNPRINTABLE, "a byte that is not a printable ASCII character"),
         ):
             number, end = 1, 0
             for match in pattern.finditer(data):
@@ -259,20 +259,20 @@ class _Reader:
 
     def _key(self, line: int, name: str, text: str) -> int:
         if not _NAME.match(name):
-            self._refuse(line, f"{name[:70]!r} is no name: a letter, then letters, digits and '_'")
+            self._refuse(line, f"{name[:70]!r} is not a name: a letter, then letters, digits and '_'")
         elif name in self._names:
             self._refuse(line, f"{name} is also the name of the partition in line {self._names[name]}")
         elif name != "Default" and "default".startswith(name.lower()):
             self._refuse(line, f"{name} would be taken for Default")
         self._names.setdefault(name, line)
         if not _PKEY.match(text):
-            self._refuse(line, f"{text[:20]!r} is no key: 0x and four digits in lower case are expected")
+            self._refuse(line, f"{text[:20]!r} is not a key: 0x and four digits in lower case are expected")
             return 0
         pkey = int(text, 16)
         if pkey & 0x8000:
             self._refuse(line, f"{text} has the membership bit: OpenSM takes it for {pkey & 0x7FFF:#06x}")
         elif pkey == 0:
-            self._refuse(line, "0x0000 is no key: OpenSM would invent one")
+            self._refuse(line, "0x0000 is not a key: OpenSM would choose one")
         elif (pkey == DEFAULT_PKEY) != (name == "Default"):
             self._refuse(line, f"{name}={text}: the default partition is Default=0x7fff, and only it")
         elif pkey in self._pkeys:
@@ -289,7 +289,7 @@ class _Reader:
         found = words[1:]
         for word in found:
             if not _FLAG.match(word):
-                self._refuse(line, f"{word[:40]!r} is no flag; OpenSM would ignore it or guess")
+                self._refuse(line, f"{word[:40]!r} is not a flag; OpenSM would ignore it or guess")
             elif "=" in word and not word.startswith("defmember") and "ipoib" not in found:
                 self._refuse(line, f"{word} means nothing without ipoib")
         if len({word.partition("=")[0] for word in found}) != len(found):
@@ -307,22 +307,23 @@ class _Reader:
         found: list[tuple[str, bool]] = []
         seen: set[str] = set()
         for number, word in words:
-            member, equals, share = word.partition("=")
+            member, _, share = word.partition("=")
             if share not in ("full", "limited"):
                 self._refuse(
-                    number, f"{word[:60]!r} is no member: {'=' if equals else 'it'} needs =full or =limited"
+                    number,
+                    f"{word[:60]!r} is not a member: it needs =full or =limited",
                 )
             elif member in seen:
                 self._refuse(number, f"{member} is a member twice: OpenSM takes the last")
             elif member in _GROUPS:
                 if not default:
-                    self._refuse(number, f"{member} lets ports in that nobody named")
+                    self._refuse(number, f"{member} adds ports that are not named")
             elif not _GUID.match(member):
                 self._refuse(
-                    number, f"{member[:60]!r} is no port GUID: 0x and 16 digits in lower case are expected"
+                    number, f"{member[:60]!r} is not a port GUID: 0x and 16 digits in lower case are expected"
                 )
             elif int(member, 16) in (0, (1 << 64) - 1):
-                self._refuse(number, f"{member} is no port's GUID")
+                self._refuse(number, f"{member} is not the GUID of a port")
             elif share == "full" and member in self._full:
                 self._refuse(number, f"{member} is a full member in line {self._full[member]} already")
             if share == "full" and member not in _GROUPS:
@@ -337,7 +338,7 @@ class _Reader:
         return found
 
     def _words(self, number: int, text: str, *, last: bool) -> Iterator[str]:
-        """Members of one line; a line that is not the last ends with ``,`` or has none."""
+        """Members in one line; a line before the last one ends with ``,`` or is empty."""
         if not text:
             return
         words = text.split(",")
@@ -348,6 +349,6 @@ class _Reader:
                 words.pop()
         for word in words:
             if ":" in word:
-                self._refuse(number, f"{word.strip()[:60]!r} begins a partition, and the last has no ';'")
+                self._refuse(number, f"{word.strip()[:60]!r} begins a partition; the previous one has no ';'")
                 return
             yield word

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files whose owner may have put anything in their place: a folder, a pipe, a device, an endless file.
+"""Reads files that may have been replaced by something else: a folder, a pipe, a device, an endless file.
 
-A file is looked at before it is opened for reading (``O_PATH``, open(2)), so that
-nothing waits for a writer and no driver is told of an open.
+The type is checked before the file is opened for reading (``O_PATH``, open(2)), so
+that the call never waits for a writer and no device driver sees an open.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 class NotPlainError(FabricError):
-    """There is something of that name, and it is no regular file of a bearable size."""
+    """The path exists and is not a regular file, or is larger than the limit."""
 
 
 def open_plain(path: Path) -> int:
     """A descriptor for reading a regular file; the caller closes it.
 
     Raises:
-        FileNotFoundError: there is nothing of that name.
-        NotPlainError: it is no regular file.
+        FileNotFoundError: the path does not exist.
+        NotPlainError: it is not a regular file.
         OSError: it cannot be opened.
     """
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -47,10 +47,10 @@ def open_plain(path: Path) -> int:
 
 
 def read_file(path: Path, limit: int) -> bytes | None:
-    """All bytes of a regular file; None when there is nothing of that name.
+    """All bytes of a regular file; None when the path does not exist.
 
     Raises:
-        NotPlainError: it is no regular file, or has more than ``limit`` bytes.
+        NotPlainError: it is not a regular file, or has more than ``limit`` bytes.
         FabricError: it cannot be read.
     """
     try:

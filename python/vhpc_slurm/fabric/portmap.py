@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports whose GUIDs no node sets: of whole adapters, or of virtual functions that have theirs for good.
+"""Ports with fixed GUIDs: of whole adapters, or of virtual functions whose GUIDs nodes do not set.
 
-A subnet manager that knows nothing of virtual functions (the one of Linux
-distributions) sees only such ports.  The site writes down which node has which;
-a job gets free ones of its nodes, and its partition names their GUIDs.
+A subnet manager without support for virtual functions (that of Linux distributions)
+sees only such ports. The site lists which node has which; a job gets free ports of its
+nodes, and its partition contains their GUIDs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PortMap:
     ) -> tuple[int, ...]:
         """``vfs`` ports on each rail of each node, none of them ``taken``: node by node, rail by rail.
 
-        A node that is named again gets others: it has several guests.
+        A node that occurs several times gets different ports each time: it has several guests.
 
         Raises:
             FabricError: a node has too few, or too few of them are free.
@@ -55,17 +55,17 @@ class PortMap:
                     raise FabricError(
                         f"no port of node {node} on rail {rail} is free",
                         f"other jobs have {sum(guid in taken for guid in has)} of its {len(has)}",
-                        "count them as a generic resource of the node, and jobs wait instead",
+                        "declare them as a generic resource of the node: then jobs wait instead",
                     )
                 chosen |= dict.fromkeys(free[:vfs])
         return tuple(chosen)
 
 
 def parse(text: str, file: str) -> PortMap:
-    """Read lines ``NODE RAIL GUID``; what follows a ``#`` is a comment.
+    """Read lines ``NODE RAIL GUID``; ``#`` begins a comment.
 
     Raises:
-        FabricError: a line is none of these, or a GUID comes twice; names the line.
+        FabricError: a line is invalid, or a GUID occurs twice; the error has the line's number.
     """
     ports: dict[tuple[str, int], list[int]] = {}
     seen: dict[int, int] = {}
@@ -79,14 +79,14 @@ def parse(text: str, file: str) -> PortMap:
             raise FabricError(where, f"{line.strip()[:80]!r}", hint)
         node, rail, guid = words
         if not _RAIL.match(rail) or int(rail) >= MAX_RAILS:
-            raise FabricError(where, f"{rail[:20]!r} is no rail: 0 to {MAX_RAILS - 1}", hint)
+            raise FabricError(where, f"{rail[:20]!r} is not a rail: 0 to {MAX_RAILS - 1}", hint)
         value = int(guid, 16) if _GUID.match(guid) else 0
         if not value:
-            raise FabricError(where, f"{guid[:40]!r} is no port GUID", hint)
+            raise FabricError(where, f"{guid[:40]!r} is not a port GUID", hint)
         if value in seen:
-            raise FabricError(where, f"{guid} is in line {seen[value]} already")
+            raise FabricError(where, f"{guid} is also in line {seen[value]}")
         seen[value] = number
         ports.setdefault((node, int(rail)), []).append(value)
     if not ports:
-        raise FabricError(f"{file} names no port", hint="see fabric.port_map in vhpc.toml(5)")
+        raise FabricError(f"{file} lists no port", hint="see fabric.port_map in vhpc.toml(5)")
     return PortMap(file, {place: tuple(guids) for place, guids in ports.items()})

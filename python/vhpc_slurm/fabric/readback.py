@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From partitions and port tables to a proof, or to what is wrong.
+"""Compares port tables with partitions: a proof, or findings.
 
-A port that the partitions name must have exactly its keys; every other port the
-default one, as a limited member.  Only the port that the master subnet manager
-is at may be a full member of the default partition, and has to be.
+A port in a partition must have exactly its keys; every other port must have the
+default key only, as a limited member. The port of the master subnet manager, and only
+it, must be a full member of the default partition.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from vhpc_slurm.fabric.smp import Port, Scan
 
 POLL_S = 0.01
 SCAN_S = 1.0
-"""Seconds that a scan has at least, also when it begins at the deadline."""
+"""The least time for a scan in seconds, also when it begins at the deadline."""
 SHOWN = 3
-"""So many of what is wrong go into one line."""
+"""Findings that one line shows."""
 
 _Judge = Callable[[KeyAssignment], Proof | list[FabricFinding]]
 
 
 class Reader(Protocol):
-    """Whatever can read the tables of a fabric."""
+    """The port to a reader of port tables."""
 
     def look_ahead(self) -> None:
-        """Tables are wanted soon: find the ports that have them, beside whatever else happens."""
+        """A scan follows soon: begin to find the ports now, in the background."""
 
     def scan(self, timeout_s: float) -> Scan:
         """Read everything once; FabricError when it cannot be read."""
 
 
 class Expected:
-    """What each port should have, as some partitions say it; made once, compared often."""
+    """What each port should have according to some partitions."""
 
     def __init__(self, partitions: Iterable[IbPartition]) -> None:
         self._entries: dict[int, set[int]] = {}
@@ -52,7 +52,7 @@ class Expected:
                 self._entries.setdefault(int(member, 16), set()).add(one.pkey | (FULL if full else 0))
 
     def differences(self, scan: Scan) -> list[Difference]:
-        """All ports that have what they should not, or lack what they should have."""
+        """All ports that have more or less than they should, and all that could not be read."""
         found = []
         for port in scan.ports:
             meant, has = self._entries.get(port.guid, _NONE), set(port.pkeys)
@@ -76,7 +76,7 @@ class Expected:
         return tuple(port for port in scan.ports if port.guid in wrong)
 
     def entries(self, guid: int) -> int:
-        """How many keys a port should have, the default one among them."""
+        """How many keys a port should have, including the default one."""
         return len(self._entries.get(guid, _NONE)) + 1
 
 
@@ -85,7 +85,7 @@ _NONE: frozenset[int] = frozenset()
 
 @dataclass(frozen=True)
 class Difference:
-    """A finding, and the keys that are not proven because of it; None: none is."""
+    """A finding, and the keys that it leaves unproven; None: all keys."""
 
     finding: FabricFinding
     keys: frozenset[int] | None
@@ -102,20 +102,20 @@ def _unlike(port: Port, expected: Set[int]) -> str:
 
 
 class Readback:
-    """Proofs with a deadline."""
+    """Reads the fabric until a proof succeeds or a deadline passes."""
 
     def __init__(self, reader: Reader, timeout_s: float) -> None:
         self._reader = reader
         self._timeout_s = timeout_s
 
     def look_ahead(self) -> None:
-        """The fabric is being changed, and read after that: find its ports meanwhile."""
+        """The fabric is being changed and will be read: find its ports meanwhile."""
         self._reader.look_ahead()
 
     def carried(
         self, assignments: Iterable[KeyAssignment], partitions: Iterable[IbPartition], snapshot: KeySnapshot
     ) -> ProofResults:
-        """Prove that each assignment's ports have exactly their keys and that no stranger has its key.
+        """Prove that each assignment's ports have exactly their keys and that no other port has them.
 
         Raises:
             FabricError: the fabric cannot be read.
@@ -141,9 +141,9 @@ class Readback:
     def gone(
         self, assignments: Iterable[KeyAssignment], partitions: Iterable[IbPartition], snapshot: KeySnapshot
     ) -> ProofResults:
-        """Prove that no port of an assignment, and no stranger, has its key any more.
+        """Prove that no port has the key of these assignments any more.
 
-        ``partitions`` are those without these assignments; other assignments of the same key may stay.
+        ``partitions`` do not contain these assignments; other assignments of the same key may remain.
 
         Raises:
             FabricError: the fabric cannot be read.
@@ -179,9 +179,9 @@ class Readback:
     def findings(
         self, partitions: Iterable[IbPartition], only: Set[int] | None = None
     ) -> list[FabricFinding]:
-        """Compare the whole fabric, once; that it cannot be read is a finding.
+        """Compare the whole fabric, once; a failure to read it is a finding.
 
-        ``only`` are the keys that are looked at, besides the default one; None: all.
+        ``only`` are the keys that are compared, besides the default one; None: all.
         """
         try:
             scan = self.scan()
@@ -201,7 +201,7 @@ class Readback:
     def _until(
         self, assignments: Iterable[KeyAssignment], prove: Callable[[Scan], _Judge], what: str
     ) -> ProofResults:
-        """Read until all is proven, or the deadline is over; what is left then has its reason."""
+        """Read until all is proven or the deadline passes; each assignment gets a proof or the reason."""
         outcomes: ProofResults = {}
         left = list(assignments)
         deadline = time.monotonic() + self._timeout_s

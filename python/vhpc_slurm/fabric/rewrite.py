@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How OpenSM is made to write a port's P_Key table again that somebody else has changed.  Pure.
+"""How OpenSM is made to write the P_Key table of a port again after another program changed it.  Pure.
 
 OpenSM remembers the tables that it wrote and sends only blocks that differ from
 what it remembers (opensm 3.3.23, osm_pkey_mgr.c; seen on a fabric: after a table
@@ -8,8 +8,8 @@ added and taken away again changes what OpenSM wants in a block, so it sends the
 whole block twice, the second time as it should be.
 
 New keys go into the first free places, so a higher block needs more of them.
-The extra keys are keys of the pool that nobody has; ports are limited members,
-so two that get the same one cannot talk to each other by it.
+The extra keys are unused keys of the pool. Ports become limited members, so two
+ports with the same extra key cannot communicate through it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from vhpc_slurm.fabric.readback import Expected
 from vhpc_slurm.fabric.smp import KEYS_A_BLOCK, Port, Scan
 
 NAME = "rewrite_"
-"""What the names of such partitions begin with."""
+"""Prefix of the names of such partitions."""
 SPARE = 2
-"""Places that stay free: OpenSM does not recover a table that was full once."""
+"""Entries of a table that stay free: OpenSM does not recover a table that was full once."""
 
 
 def is_extra(partition: IbPartition) -> bool:
-    """Whether a partition of a file is one of these, left there by a vhpcd that was killed."""
+    """Whether a partition in a file is an extra one that a killed vhpcd left there."""
     return partition.name.startswith(NAME)
 
 
 def extra_partitions(
     ports: Iterable[Port], expected: Expected, scan: Scan, free: Iterable[int], block: int
 ) -> tuple[IbPartition, ...]:
-    """Partitions that change what OpenSM wants in a block (from 0) of these ports' tables; none: no room."""
+    """Partitions that change a block (counted from 0) of these ports' tables; empty when there is no room."""
     ports = tuple(ports)
     if not ports:
         return ()
@@ -52,6 +52,6 @@ def extra_partitions(
 
 
 def free_keys(pool: KeyPool, snapshot: KeySnapshot) -> Iterator[int]:
-    """Keys of the pool that nobody has, or had a moment ago."""
+    """Keys of the pool that no generation has, also not in quarantine."""
     taken = {assignment.pkey for assignment in snapshot.assignments}
     return (pkey for pkey in pool.numbers() if pkey not in taken)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the configuration to what it means for the fabric."""
+"""Builds backends, pools and readers from the configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vhpc_slurm.fabric.ufm_client import UfmClient
 from vhpc_slurm.fabric.ufm_rest import UfmRest
 
 SMALLEST_NETWORK = 30
-"""Bits of a prefix that leaves room for two addresses."""
+"""The longest prefix that leaves room for two addresses."""
 
 
 def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend:
@@ -34,7 +34,7 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     ``knows`` says whether the database has had an epoch of that number and tag.
 
     Raises:
-        FabricError: the configuration of the keys makes no sense.
+        FabricError: the configuration of the keys is invalid.
     """
     if fabric.backend == "none":
         return NoNetwork()
@@ -77,7 +77,7 @@ def _segment_pool(fabric: Fabric) -> SegmentPool:
     pool = KeyPool(fabric.vlan_first, fabric.vlan_last, frozenset(fabric.vlan_reserved), VLANS)
     if fabric.rails > MAX_ETHERNET_RAILS:
         raise FabricError(
-            f"{fabric.rails} rails are too many", f"{MAX_ETHERNET_RAILS} have room in a MAC address"
+            f"{fabric.rails} rails are too many", f"a MAC address has room for {MAX_ETHERNET_RAILS}"
         )
     return SegmentPool(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
 
@@ -110,13 +110,13 @@ def descriptions(fabric: Fabric) -> tuple[Manager, ...]:
 
 
 def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
-    """The OpenSM behind a description; FabricError when it describes none."""
+    """The OpenSM of a description; FabricError when the description is incomplete."""
     files = (one.partitions, one.pidfile, one.log)
     if one.command and not any(files):
         return RemoteOpensm(one.command, timeout_s)
     if one.command or not all(files):
         raise FabricError(
-            "fabric.subnets has a manager that cannot be spoken to",
+            "a manager in fabric.subnets is incomplete",
             f"it has {one}",
             "give it partitions, pidfile and log, or a command",
         )
@@ -124,14 +124,14 @@ def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
 
 
 def reader(fabric: Fabric) -> FabricReader | SeveralReaders:
-    """What reads all subnets."""
+    """The reader of all subnets."""
     if not fabric.subnets:
         return FabricReader(fabric.device, fabric.device_port)
     return SeveralReaders([FabricReader(one.device, one.device_port) for one in fabric.subnets])
 
 
 def ufm(fabric: Fabric) -> UfmClient:
-    """The UFM of the configuration; FabricError when that names none."""
+    """The UFM of the configuration; FabricError when its address is invalid."""
     return UfmClient(
         fabric.ufm_url, Path(fabric.ufm_token_file), fabric.ufm_ca, float(fabric.ufm_request_timeout_s)
     )
@@ -167,17 +167,19 @@ def port_map(fabric: Fabric) -> PortMap | None:
     """The ports with fixed GUIDs; None where nodes set GUIDs.
 
     Raises:
-        FabricError: the file cannot be read or understood, or the backend could do nothing with it.
+        FabricError: the file cannot be read or is invalid, or the backend cannot use it.
     """
     if not fabric.port_map:
         if fabric.in_guests:
             raise FabricError(
-                "fabric.in_guests needs fabric.port_map", "virtual functions are expected in guests anyway"
+                "fabric.in_guests needs fabric.port_map",
+                "without it nodes set the GUIDs, and guests are always checked",
             )
         return None
     if fabric.backend != "opensm-file":
         raise FabricError(
-            f"fabric.port_map is nothing for {fabric.backend}", "it knows ports by the GUIDs that nodes set"
+            f"fabric.port_map cannot be used with backend {fabric.backend}",
+            "that backend recognizes ports by the GUIDs that nodes set",
         )
     try:
         text = _text(fabric.port_map).decode()
@@ -187,10 +189,10 @@ def port_map(fabric: Fabric) -> PortMap | None:
 
 
 def ipoib_network(fabric: Fabric) -> IPv4Network | None:
-    """Where guests' addresses come from; None: they have none.
+    """The network for addresses of guests; None: they have none.
 
     Raises:
-        FabricError: it is no network, too small for two guests, or there is no IPoIB.
+        FabricError: it is not a network, too small for two guests, or IPoIB is off.
     """
     if not fabric.ipoib_network:
         return None
@@ -200,19 +202,19 @@ def ipoib_network(fabric: Fabric) -> IPv4Network | None:
     try:
         network = IPv4Network(fabric.ipoib_network)
     except ValueError as err:
-        raise FabricError(f"{what} is no network", str(err), "such as 10.128.0.0/12") from err
+        raise FabricError(f"{what} is not an IPv4 network", str(err), "such as 10.128.0.0/12") from err
     if not 1 <= network.prefixlen <= SMALLEST_NETWORK:
-        raise FabricError(f"{what} is no network for guests", "", "such as 10.128.0.0/12")
+        raise FabricError(f"{what} has no room for two guests", "", "such as 10.128.0.0/12")
     return network
 
 
 def key_pool(fabric: Fabric) -> KeyPool:
-    """The keys that may be handed out; FabricError when the range is none."""
+    """The pool of keys for jobs; FabricError when the range is invalid."""
     return KeyPool(fabric.pkey_first, fabric.pkey_last, frozenset(fabric.pkey_reserved))
 
 
 def site_partitions(fabric: Fabric) -> tuple[IbPartition, ...]:
-    """The partitions that the site has beside the jobs'.
+    """The site's own partitions.
 
     Raises:
         FabricError: the file cannot be read, the linter refuses it, or it has a key of the pool.
@@ -225,12 +227,13 @@ def site_partitions(fabric: Fabric) -> tuple[IbPartition, ...]:
         if one.pkey in pool:
             raise FabricError(
                 f"{fabric.site_partitions} has the key {one.pkey:#06x}",
-                "it is one of those for jobs",
+                "it belongs to the pool of keys for jobs",
                 "name it in fabric.pkey_reserved, or change fabric.pkey_first and fabric.pkey_last",
             )
         if one.name.startswith("key_"):
             raise FabricError(
-                f"{fabric.site_partitions} has the name {one.name}", "jobs' partitions are called so"
+                f"{fabric.site_partitions} has a partition named {one.name}",
+                "names that begin with key_ are for jobs",
             )
     return found[1:]
 

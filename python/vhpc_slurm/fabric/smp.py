@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The partition tables of a whole fabric, read port by port with subnet management packets (SMPs).
+"""Reads the P_Key tables of all ports of a fabric with subnet management packets (SMPs).
 
-SMPs ignore partitions and come from the ports themselves, so what they say does
-not depend on the subnet manager or its file.  The walk goes along directed
-routes from the local port (InfiniBand Architecture Specification 1, chapter 14)
-by way of libibmad.
+SMPs ignore partitions and are answered by the ports themselves, so the result does not
+depend on the subnet manager or its file. Packets follow directed routes from the local
+port (InfiniBand Architecture Specification 1, chapter 14), sent by libibmad.
 
-That library may crash or wait for minutes, so it lives in a child process
-(``python -m vhpc_slurm.fabric.smp``), which answers lines on its stdin with
-lines of JSON; ``FabricReader`` is the parent's side.  The user needs access
+That library may crash or wait for minutes, so it runs in a child process
+(``python -m vhpc_slurm.fabric.smp``), which answers lines on its stdin with lines of
+JSON; ``FabricReader`` is the parent's side.  The user needs access
 to ``/dev/infiniband/umadN``.
 
-Reading has two parts: to find the ports, and to read the table of each.  The
-first may be done while the subnet manager sweeps, the second only after that.
+A scan has two parts: it finds the ports, then it reads the table of each. The first
+part may run while the subnet manager sweeps, the second only after the sweep.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ KEYS_A_BLOCK = 32
 DEFAULT_FULL = 0xFFFF
 MAX_HOPS = 63
 SHOWN = 3
-"""Routes to so many of the nodes that do not answer are told."""
+"""The most routes to silent nodes that a scan contains."""
 _CLASSES = (0x81, 0x01)  # directed route, LID routed
 _TIMEOUT_MS, _RETRIES = 300, 2
 AHEAD_S = 2.0
-"""So long ports that were found are where they were: to move a cable takes longer."""
+"""Seconds for which found routes stay valid: moving a cable takes longer."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """A port of an adapter or a router: its GUID, whether it is the one we ask from, and its keys.
+    """A port of an adapter or a router: its GUID, whether it is the local port, and its keys.
 
     ``pkeys`` are the 16-bit entries in the order of the table, without empty ones.
     ``master`` says that the port's own master subnet manager is at this port,
@@ -65,7 +64,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch: how many keys a port of it can enforce, and how many multicast groups it knows."""
+    """A switch: how many keys one of its ports can enforce, and its room for multicast groups."""
 
     guid: int
     enforced: int
@@ -93,18 +92,18 @@ class Scan:
 
 
 class FabricReader:
-    """Reads tables by a child process, which is started when it is needed and again after it failed."""
+    """Reads tables with a child process, which is started when needed and again after a failure."""
 
     def __init__(self, device: str = "", port: int = 0, environment: Mapping[str, str] | None = None) -> None:
-        """``device`` and ``port`` name the local port; the first one that is up where they do not."""
+        """``device`` and ``port`` select the local port; empty and 0: the first one that is up."""
         self._child = LineChild(
             [sys.executable, "-m", "vhpc_slurm.fabric.smp", device, str(port)], environment
         )
         self._looked = float("-inf")
 
     def look_ahead(self) -> None:
-        """Have the ports found now: a scan that follows soon reads no more than their tables."""
-        with contextlib.suppress(OSError, EOFError):  # the scan will say it
+        """Begin to find the ports: a scan that follows soon only reads their tables."""
+        with contextlib.suppress(OSError, EOFError):  # the scan reports it
             self._child.say(LOOK)
             self._looked = time.monotonic()
 
@@ -112,7 +111,7 @@ class FabricReader:
         """Read everything once.
 
         Raises:
-            FabricError: there is no answer in time, or none that makes sense.
+            FabricError: there is no valid answer in time.
         """
         looked, self._looked = self._looked, float("-inf")
         ask = TABLES if time.monotonic() - looked < AHEAD_S else SCAN
@@ -121,7 +120,9 @@ class FabricReader:
         except (OSError, EOFError, *UNDECODABLE) as err:
             self.close()
             raise FabricError(
-                "cannot read the fabric", str(err), "see fabric.device in vhpc.toml; is the port up?"
+                "cannot read the fabric",
+                str(err),
+                "check that the port is up; see fabric.device in vhpc.toml",
             ) from err
         if found.scan is None:
             self.close()
@@ -134,7 +135,7 @@ class FabricReader:
 
 
 SCAN, LOOK, TABLES = b"scan", b"look", b"tables"
-"""What the child is told: read all; find the ports (no answer); read the tables of those that were found."""
+"""Requests to the child: read all; find the ports (no answer); read the tables of the found ports."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -217,7 +218,7 @@ class _Found:
 
 
 def _look(mad: _Mad) -> _Found:
-    """Every end port that can be reached, each once."""
+    """All end ports that can be reached, each once."""
     found = _Found()
     routes: deque[tuple[int, ...]] = deque([()])
     while routes:
@@ -254,7 +255,7 @@ def _read(mad: _Mad, found: _Found) -> Scan:
         path, number, port = found.ports[guid]
         pkeys = _table(mad, path, port.room)
         if pkeys is not None and (port.master or DEFAULT_FULL in pkeys):
-            # A sweep meanwhile may have moved the master, and with it who may have this key.
+            # A sweep meanwhile may have moved the master, whose port alone may have this key.
             info = mad.get(path, PORT_INFO, number)
             pkeys = None if info is None else pkeys
             port = port if info is None else _port(guid, path, info, port.room)
@@ -294,7 +295,7 @@ def _table(mad: _Mad, path: tuple[int, ...], cap: int) -> tuple[int, ...] | None
 
 
 def main(arguments: list[str]) -> int:
-    """The child: device and port as arguments, what to do in lines on stdin."""
+    """The child: device and port as arguments, requests as lines on stdin."""
     device, port = arguments[0], int(arguments[1])
     mad: _Mad | None = None
     found: _Found | None = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend ``static-pool``: every key was declared once, with all GUIDs it can ever have.
+"""The backend ``static-pool``: every key is declared once, with all GUIDs it can ever have.
 
-Nothing is written when jobs start or stop: a port that appears with a GUID of
-the pool gets its key from the subnet manager at once, and loses it with the
-GUID.  What remains to be done is to choose, and to read back.
+Nothing is written when jobs start or end: a port that appears with a GUID of the pool
+gets its key from the subnet manager at once, and loses it with the GUID. The backend
+chooses keys and reads port tables back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vhpc_slurm.model import Generation
 
 
 class StaticPool(ByPolicy):
-    """Reads the fabric; the file is the site's to install."""
+    """Reads the fabric; the site installs the file."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class StaticPool(ByPolicy):
         site: tuple[IbPartition, ...],
         file: Path,
     ) -> None:
-        """``pool`` and ``site`` are what ``file`` must say, where that is on this host."""
+        """``pool`` and ``site`` are what ``file`` must contain, where it is on this host."""
         super().__init__(policy)
         self._readback = readback
         self._site = site
@@ -49,10 +49,10 @@ class StaticPool(ByPolicy):
             raise FabricError("the static pool is not declared", what, "install: vhpc fabric render --pool")
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
-        """Nothing: it was declared before."""
+        """Nothing: all keys are declared already."""
 
     def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
-        """Read back that no stranger has a key, nor a port of the generations any other."""
+        """Read back that the generations' ports have exactly their keys, and that no other port has these."""
         assignments = [snapshot.must(generation) for generation in generations]
         theirs = {assignment.pkey for assignment in assignments}
         declared = (one for one in self._declared if one.pkey in theirs)
@@ -73,10 +73,11 @@ class StaticPool(ByPolicy):
         return (*file, *self._readback.findings(self._declared))
 
     def repair(self, snapshot: KeySnapshot) -> None:
-        """FabricError: the file is the site's."""
+        """FabricError: the site installs the file."""
         del snapshot
         raise FabricError(
-            "vhpcd writes nothing for a static pool", hint="install: vhpc fabric render --pool, and SIGHUP"
+            "vhpcd does not write the file of a static pool",
+            hint="install: vhpc fabric render --pool, and SIGHUP",
         )
 
     def watch(self, notice: Callable[[], None]) -> FileWatch | None:
@@ -99,7 +100,7 @@ class StaticPool(ByPolicy):
         """What is wrong with the file; FabricError when it cannot be read."""
         data = plainfile.read_file(self._file, MAX_FILE)
         if data is None:
-            return []  # the subnet manager lives on another host, or in a switch
+            return []  # the subnet manager runs on another host, or in a switch
         defects = partitions.lint(data)
         if defects:
             return [f"{self._file} line {one.line}: {one.reason}" for one in defects[:10]]

@@ -35,7 +35,7 @@ from vhpc_slurm.terminal import printable
 MAX_ANSWER = 256 << 20
 """Bytes of the longest answer; a thousand keys with a thousand ports each take about 80 MB."""
 GUIDS_A_REQUEST = 100
-"""GUIDs of one change; those to remove stand in the request line, which servers cut at 8 KiB."""
+"""GUIDs of one change; a removal has them in the request line, which servers limit to 8 KiB."""
 _T = TypeVar("_T")
 _PREFIX = "/ufmRestV3"
 _TOKEN = re.compile(rb"[!-~]{1,4096}")
@@ -44,7 +44,7 @@ _PKEY = re.compile(r"0x[0-9a-fA-F]{1,4}\Z", re.ASCII)
 
 
 class UfmBusyError(FabricError):
-    """UFM did not do it now, and may do it when it is asked again."""
+    """UFM failed for now; the request may be repeated."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 class UfmSettings(msgspec.Struct, frozen=True):
-    """UFM's subnet manager settings, as far as they say who may speak to it; keys are hexadecimal."""
+    """The management keys of UFM's subnet manager, hexadecimal."""
 
     m_key: str = "0x0"
     sa_key: str = "0x1"
@@ -76,10 +76,10 @@ class UfmClient:
     """One UFM, or the address that its high-availability pair shares."""
 
     def __init__(self, url: str, token_file: Path, ca: str, timeout_s: float) -> None:
-        """``ca`` is a file of certificates to trust in the place of the system's.
+        """``ca`` is a file of certificates to trust instead of the system's.
 
         Raises:
-            FabricError: the address is none, or the certificates cannot be read.
+            FabricError: the address is invalid, or the certificates cannot be read.
         """
         parts = urlsplit(url)
         try:
@@ -93,7 +93,9 @@ class UfmClient:
             or parts.query
             or port == -1
         ):
-            raise FabricError(f"{url!r} is no address of a UFM", hint="fabric.ufm_url is https://HOST[:PORT]")
+            raise FabricError(
+                f"{url!r} is not the address of a UFM", hint="fabric.ufm_url is https://HOST[:PORT]"
+            )
         self._host, self._port = parts.hostname, port or 443
         self._token_file = token_file
         self._timeout_s = timeout_s
@@ -104,7 +106,7 @@ class UfmClient:
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
 
     def version(self) -> str:
-        """UFM's own version: the cheapest question that needs the token."""
+        """UFM's version: the cheapest request that needs the token."""
         return self._decode(self._ask("GET", "/app/ufm_version"), _Version).ufm_release_version
 
     def partitions(self) -> dict[int, dict[int, bool]]:
@@ -113,7 +115,7 @@ class UfmClient:
         return {_pkey(key): _members(one) for key, one in found.items()}
 
     def settings(self) -> UfmSettings:
-        """What its subnet manager was told."""
+        """The settings of its subnet manager."""
         return self._decode(self._ask("GET", "/app/smconf"), UfmSettings)
 
     def default_membership(self) -> str:
@@ -122,7 +124,7 @@ class UfmClient:
         return self._decode(found, _UfmPartition).membership or ""
 
     def add(self, pkey: int, guids: list[int], *, ipoib: bool) -> None:
-        """Make ports full members of a key, which comes into being where it is not there."""
+        """Make ports full members of a key; UFM creates a missing key."""
         for some in _portions(guids):
             body = {
                 "pkey": f"{pkey:#x}",
@@ -134,13 +136,13 @@ class UfmClient:
             self._ask("POST", "/resources/pkeys/", body)
 
     def remove(self, pkey: int, guids: list[int]) -> None:
-        """Take ports out of a key; one that is no member is no error."""
+        """Remove ports from a key; a port that is not a member is no error."""
         for some in _portions(guids):
             names = ",".join(f"{guid:016x}" for guid in some)
             self._ask("DELETE", f"/resources/pkeys/{pkey:#x}/guids/{names}", absent_ok=True)
 
     def delete(self, pkey: int) -> None:
-        """Take away a key that has no ports; one that is not there is no error."""
+        """Delete a key without ports; a missing key is no error."""
         self._ask("DELETE", f"/resources/pkeys/{pkey:#x}", absent_ok=True)
 
     # --- one request ---------------------------------------------------------------
@@ -150,8 +152,8 @@ class UfmClient:
 
         Raises:
             UfmBusyError: UFM cannot be reached, has cut the connection, is busy or broken.
-            FabricRefusedError: UFM does not take this request.
-            FabricError: it is not the UFM that is meant, or it lets nobody in.
+            FabricRefusedError: UFM rejects this request.
+            FabricError: its certificate or its answer is invalid, or it denies access.
         """
         what = f"UFM at {self._host}:{self._port}"
         headers = {
@@ -184,7 +186,7 @@ class UfmClient:
         finally:
             connection.close()
         if len(said) > MAX_ANSWER:
-            raise FabricError(f"{what} answers without end")
+            raise FabricError(f"{what} sends too long an answer")
         if status in (200, 201, 202, 204):
             return said
         if status == 404 and absent_ok:
@@ -196,13 +198,13 @@ class UfmClient:
             return msgspec.json.decode(data, type=kind)
         except UNDECODABLE as err:
             raise FabricError(
-                f"UFM at {self._host}:{self._port} gives an answer that makes no sense",
+                f"UFM at {self._host}:{self._port} sent an answer that cannot be read",
                 str(err),
-                "is it a UFM, and the token valid? UFM may send its login page instead of an error",
+                "check the address and the token: UFM may send its login page instead of an error",
             ) from err
 
     def _token(self) -> str:
-        """The token, read anew each time: the site may change it while vhpcd runs."""
+        """The token, read for each request: the site may change it while vhpcd runs."""
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             with os.fdopen(os.open(self._token_file, flags), "rb") as opened:
@@ -216,10 +218,12 @@ class UfmClient:
             ) from err
         if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
             raise FabricError(
-                f"{self._token_file} is no secret", "others may read it", f"chmod 600 {self._token_file}"
+                f"{self._token_file} is readable by other users",
+                "it has to be secret",
+                f"chmod 600 {self._token_file}",
             )
         if not _TOKEN.fullmatch(token):
-            raise FabricError(f"{self._token_file} has no token", "one word is expected, and nothing else")
+            raise FabricError(f"{self._token_file} has no token", "it must contain one word and nothing else")
         return token.decode()
 
 
@@ -231,15 +235,15 @@ def _refusal(what: str, request: str, status: int, said: bytes) -> FabricError:
             f"{what} refuses the token", why, "make a new one and put it into fabric.ufm_token_file"
         )
     if status == 403:
-        return FabricError(f"{what} does not let us", why, "the token's user needs the role System_Admin")
+        return FabricError(f"{what} denies access", why, "the token's user needs the role System_Admin")
     if status in (408, 409, 423, 425, 429) or status >= 500:
-        return UfmBusyError(f"{what} could not do it", why)
+        return UfmBusyError(f"{what} could not serve the request", why)
     return FabricRefusedError(f"{what} refuses", why)
 
 
 def _pkey(text: str) -> int:
     if not _PKEY.match(text):
-        raise FabricError("UFM names a key that is none", repr(text[:40]))
+        raise FabricError("UFM sent an invalid key", repr(text[:40]))
     return int(text, 16) & 0x7FFF
 
 
@@ -247,7 +251,7 @@ def _members(one: _UfmPartition) -> dict[int, bool]:
     found = {}
     for member in one.guids or ():
         if not _GUID.match(member.guid):
-            raise FabricError("UFM names a port GUID that is none", repr(member.guid[:40]))
+            raise FabricError("UFM sent an invalid port GUID", repr(member.guid[:40]))
         found[int(member.guid, 16)] = member.membership == "full"
     return found
 
@@ -259,8 +263,8 @@ def _portions(guids: list[int]) -> list[list[int]]:
 def _bounded(deadline: float) -> type[http.client.HTTPResponse]:
     """A response that is read until the deadline.
 
-    A socket's own timeout begins anew with each byte, so that a server could
-    hold us for ever with one byte a second.
+    The timeout of a socket restarts with each byte, so a server could block vhpcd for ever
+    with one byte per second.
     """
 
     class Raw(io.RawIOBase):
@@ -273,7 +277,7 @@ def _bounded(deadline: float) -> type[http.client.HTTPResponse]:
         def readinto(self, buffer: Any, /) -> int:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError("no whole answer in time")
+                raise TimeoutError("the answer was not complete in time")
             self._sock.settimeout(left)
             return self._sock.recv_into(buffer)
 

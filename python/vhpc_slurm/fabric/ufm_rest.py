@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend ``ufm-rest``: UFM's partitions follow the key assignments.
 
-UFM belongs to the site, so only ports of our own naming (``02cc``, then the key)
-on keys of the pool are ever added or taken away.  Others on such a key are left
-alone, and no job begins on a key that has one.
+UFM belongs to the site, so vhpcd adds and removes only ports with GUIDs of its own
+(``02cc``, then the key) on keys of the pool. It leaves other ports on such a key alone,
+and starts no job on a key that has one.
 
-A *mark* says which database of vhpcd has changed UFM last: a member of a key of
-its own whose GUID is made of epoch and tag.  A database that does not know the
-mark was copied back from the past or is another's, and changes nothing.
+A *mark* shows which database of vhpcd last changed UFM: a member of a separate key,
+whose GUID consists of epoch and tag. A database that does not know the mark is an old
+copy or belongs to another cluster, and changes nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARK_PREFIX = 0x02CE
 """Upper 16 bits of a mark; no port has such a GUID."""
 POLL_S = 0.2
 AGAIN_S = 2.0
-"""After so long without effect a change that UFM has accepted is asked for once more."""
+"""Seconds after which a change that UFM accepted is requested again where it had no effect."""
 SHOWN = 3
 
 Members = dict[int, dict[int, bool]]
@@ -49,7 +49,7 @@ Members = dict[int, dict[int, bool]]
 
 @dataclass(frozen=True)
 class Change:
-    """What UFM has to do to one key."""
+    """A change of one key in UFM."""
 
     pkey: int
     add: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class Change:
     delete: bool = False
 
     def line(self) -> str:
-        """What is still to be done, in words."""
+        """What is still to be done, as text."""
         words = [
             f"lacks {len(self.add)} ports" if self.add else "",
             f"has {len(self.remove)} too many" if self.remove else "",
@@ -67,7 +67,7 @@ class Change:
 
 
 class UfmRest(ByPolicy):
-    """Tells UFM, polls it, and reads the fabric where that can be read."""
+    """Changes UFM, polls it, and reads the fabric where it can be read."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class UfmRest(ByPolicy):
         timeout_s: float = 10.0,
         max_lost_percent: int = 0,
     ) -> None:
-        """``knows`` says whether an epoch was this database's; without ``readback`` UFM's word is all.
+        """``knows`` says whether this database had an epoch; without ``readback`` only UFM's answers count.
 
         Raises:
-            FabricError: the mark's key is one of the pool, or none.
+            FabricError: the mark's key is in the pool.
         """
         super().__init__(policy)
         self._ufm = ufm
@@ -103,20 +103,19 @@ class UfmRest(ByPolicy):
             )
 
     def validate(self, snapshot: KeySnapshot) -> None:
-        """Whether UFM lets us in, and was changed last by this database."""
+        """FabricError unless UFM grants access, and this database changed it last."""
         keys.refuse_other_spaces(numbers.PKEYS, snapshot)
         self._ufm.version()
         self._guard(self._ufm.partitions(), snapshot)
 
     def apply(self, snapshot: KeySnapshot, *, force: bool = False) -> None:
-        """Have UFM carry what the snapshot carries, and wait until it says so.
+        """Have UFM carry what the snapshot carries, and wait until UFM shows it.
 
-        A key that UFM does not show in time is for ``verify`` and ``strip`` to
-        report: the others have theirs.  ``force`` also takes away keys that the
-        snapshot seems to have lost.
+        ``verify`` and ``strip`` report a key that UFM does not show in time. ``force`` also
+        removes keys that the snapshot seems to have lost.
 
         Raises:
-            FabricError: UFM cannot be asked, lets nobody in, or is another database's.
+            FabricError: UFM cannot be reached, denies access, or was changed by another database.
         """
         late: dict[int, str] = {}
         asked: dict[int, float] = {}
@@ -141,10 +140,10 @@ class UfmRest(ByPolicy):
                         asked[one.pkey] -= AGAIN_S - POLL_S
             time.sleep(POLL_S)
         self._late = {pkey: why or "UFM has accepted it" for pkey, why in late.items()}
-        log.error("UFM did not do within %g s: %s", self._timeout_s, _some(todo))
+        log.error("UFM did not apply within %g s: %s", self._timeout_s, _some(todo))
 
     def verify(self, generations: Collection[Generation], snapshot: KeySnapshot) -> ProofResults:
-        """Read back that the generations' ports have their keys in UFM and on the fabric, and nobody else."""
+        """Read back that the generations' ports, and no others, have their keys in UFM and on the fabric."""
         have = self._look(time.monotonic() + self._timeout_s)
         todo = {one.pkey: one for one in self._todo(have, snapshot)}
         outcomes: ProofResults = {}
@@ -157,9 +156,9 @@ class UfmRest(ByPolicy):
             foreign = sorted(guid for guid in have.get(pkey, {}) if not _ours(pkey, guid))
             if foreign:
                 outcomes[assignment.generation] = FabricError(
-                    f"key {pkey:#06x} of {assignment.generation} has a port in UFM that is none of vhpcd's",
+                    f"key {pkey:#06x} of {assignment.generation} has a port in UFM that vhpcd did not add",
                     f"the first is {foreign[0]:#018x}",
-                    "take it out, or name the key in fabric.pkey_reserved",
+                    "remove it, or add the key to fabric.pkey_reserved",
                 )
             elif pkey in todo:
                 outcomes[assignment.generation] = self._undone(assignment, todo[pkey])
@@ -204,7 +203,7 @@ class UfmRest(ByPolicy):
         found += [
             FabricFinding(
                 guid,
-                f"UFM: port {guid:#018x}, which is none of vhpcd's, is on key {pkey:#06x} of the pool",
+                f"UFM: port {guid:#018x}, which vhpcd did not add, is on key {pkey:#06x} of the pool",
                 open=pkey in carried,
             )
             for pkey in sorted(self._pool & have.keys())
@@ -214,9 +213,9 @@ class UfmRest(ByPolicy):
         return (*found, *self._port_findings(snapshot))
 
     def _port_findings(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
-        """Compare the fabric with the snapshot, and with what UFM showed last of the site's own keys.
+        """Compare the fabric with the snapshot, and with the site's own keys as UFM last showed them.
 
-        Where UFM has shown nothing yet, keys outside of the pool are not judged.
+        Before UFM has shown anything, keys outside the pool are not compared.
         """
         if self._readback is None:
             return ()
@@ -224,13 +223,13 @@ class UfmRest(ByPolicy):
         return tuple(self._readback.findings(self._partitions(self._seen or {}, snapshot), only))
 
     def repair(self, snapshot: KeySnapshot) -> None:
-        """Tell UFM once more."""
+        """Apply again."""
         self.apply(snapshot)
 
     # --- what there is to do --------------------------------------------------------
 
     def _look(self, deadline: float) -> Members:
-        """What UFM shows; asked for again while it is busy and there is time."""
+        """What UFM shows; repeats the request while UFM is busy and there is time."""
         while True:
             try:
                 self._seen = self._ufm.partitions()
@@ -242,8 +241,8 @@ class UfmRest(ByPolicy):
 
     def _undone(self, assignment: KeyAssignment, change: Change) -> FabricError:
         return FabricError(
-            f"UFM did not do within {self._timeout_s:g} s what {assignment.generation} needs",
-            f"{change.line()}: {self._late.get(assignment.pkey, 'it was there, and is no more')}",
+            f"UFM did not apply the key of {assignment.generation} within {self._timeout_s:g} s",
+            f"{change.line()}: {self._late.get(assignment.pkey, 'UFM showed it before, not now')}",
             "see UFM's log; fabric.apply_timeout_s is how long it may take",
         )
 
@@ -263,10 +262,10 @@ class UfmRest(ByPolicy):
         return found
 
     def _change(self, one: Change) -> str:
-        """Ask for it; why UFM did not accept it, if it did not.
+        """Request a change; returns why UFM did not accept it, empty when it did.
 
-        Whatever broke off, here or in an earlier life of vhpcd, shows in what UFM
-        has afterwards, and only the rest is asked for again.
+        After an interruption, also by a restart of vhpcd, the state of UFM shows what is
+        left to do, and only that is requested again.
         """
         try:
             if one.remove:
@@ -280,7 +279,7 @@ class UfmRest(ByPolicy):
         return ""
 
     def _marked(self, have: Members, snapshot: KeySnapshot, late: dict[int, str]) -> bool:
-        """Leave our mark before anything is changed; whether UFM has accepted it."""
+        """Set our mark before any change; returns whether UFM has accepted it."""
         if _mark(snapshot) in self._marks(have):
             return True
         why = self._change(Change(self._mark_pkey, add=(_mark(snapshot),)))
@@ -289,7 +288,7 @@ class UfmRest(ByPolicy):
         return not why
 
     def _partitions(self, have: Members, snapshot: KeySnapshot) -> tuple[IbPartition, ...]:
-        """What ports should have: our assignments, and all else that UFM has."""
+        """What ports should have: our assignments, and all other keys of UFM."""
         ours = partitions.of_snapshot(snapshot, ipoib=self._ipoib)
         known = {one.pkey for one in ours}
         others = (
@@ -304,7 +303,7 @@ class UfmRest(ByPolicy):
     # --- whose UFM it is -------------------------------------------------------------
 
     def _guard(self, have: Members, snapshot: KeySnapshot) -> None:
-        """FabricError when this snapshot may not be the one that the keys in UFM came from."""
+        """FabricError when the keys in UFM may come from another database."""
         ours = {pkey for pkey in self._pool & have.keys() if any(_ours(pkey, guid) for guid in have[pkey])}
         marks = self._marks(have)
         if not marks:
@@ -328,7 +327,7 @@ class UfmRest(ByPolicy):
         if lost:
             raise FabricError(
                 f"vhpcd does not know {len(lost)} keys of jobs in UFM",
-                f"the first is {min(lost):#06x}; to take them away would take them from their jobs",
+                f"the first is {min(lost):#06x}; removing them would take them from their jobs",
                 "is the database damaged? see fabric.max_lost_percent in vhpc.toml(5)",
             )
 
@@ -336,7 +335,7 @@ class UfmRest(ByPolicy):
         return sorted(guid for guid in have.get(self._mark_pkey, {}) if guid >> 48 == MARK_PREFIX)
 
     def _origin(self, mark: int, snapshot: KeySnapshot) -> int | None:
-        """The epoch of a mark, which has only its lower 16 bits; None when it was another database's."""
+        """The epoch of a mark, which has only its lower 16 bits; None when another database set it."""
         low, tag = mark >> 32 & 0xFFFF, f"{mark & 0xFFFFFFFF:08x}"
         newest = snapshot.epoch - (snapshot.epoch - low) % (1 << 16)
         for epoch in (newest, newest - (1 << 16)):
@@ -345,7 +344,7 @@ class UfmRest(ByPolicy):
         return None
 
     def _tidy(self, have: Members, snapshot: KeySnapshot) -> None:
-        """Take away older marks, once UFM shows ours: whatever breaks off, one is left, and it is ours."""
+        """Remove older marks once UFM shows ours, so that at any moment a mark of ours is left."""
         marks = self._marks(have)
         stale = tuple(one for one in marks if one != _mark(snapshot))
         if stale and len(stale) < len(marks):
@@ -372,5 +371,5 @@ def _meant(snapshot: KeySnapshot) -> dict[int, frozenset[int]]:
 
 
 def _ours(pkey: int, guid: int) -> bool:
-    """Whether a port's GUID is one that we would give to a port of that key."""
+    """Whether vhpcd would give this GUID to a port of that key."""
     return guid >> 32 == PORT_PREFIX << 16 | pkey

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from vhpc_slurm.controller.protocol import FabricState
+from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import LeaseRecord

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common, fabric_isolation, lost_jobs, purged_jobs
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState

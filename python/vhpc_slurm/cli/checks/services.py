@@ -18,7 +18,7 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import Munge
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.protocol import AlarmWire, FabricState, Status
+    from vhpc_slurm.controller.api.protocol import AlarmWire, FabricState, Status
 
 USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
 SKEW_S = 30
@@ -100,7 +100,7 @@ def vhpcd(
 
 
 def _believed(status: Status, node: str, *, controller: bool) -> Iterator[CheckResult]:
-    from vhpc_slurm.controller.protocol import ANY, CONTROLLER
+    from vhpc_slurm.controller.api.protocol import ANY, CONTROLLER
 
     if status.speaks_for == (ANY,):
         return

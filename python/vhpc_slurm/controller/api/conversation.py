@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections: receive one request, authenticate it, and send the answer.
+
+Only what munged has authenticated is used. ``admission`` bounds the connections and
+bytes of unauthenticated peers. munged serves the whole cluster, so credentials of
+untrusted peers are sent to it a few at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import msgspec
+
+from vhpc_slurm import __version__
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.addresses import plain
+from vhpc_slurm.controller.api.admission import PRIVILEGED_PORTS, SHARES, Admission, Peer, PeerGroup, scaled
+from vhpc_slurm.controller.api.attempts import Attempts
+from vhpc_slurm.controller.api.authority import Authority, Origin
+from vhpc_slurm.controller.api.peeruid import PeerUids
+from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
+from vhpc_slurm.controller.api.requests import Requests
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.munge import (
+    Credential,
+    CredentialExpiredError,
+    CredentialRewoundError,
+    Munge,
+    MungeError,
+)
+
+log = logging.getLogger("vhpcd")
+
+MAX_KNOWN, MAX_KNOWN_EACH = 8192, 1024
+"""Authenticated connections, in all and of one address: nodes wait in them for leases."""
+RECEIVE_S = 10.0
+"""Seconds for receiving and authenticating a request."""
+SEND_S = 10.0
+OTHERS_AT_ONCE = 2
+"""Credentials of peers outside ``PeerGroup.TRUSTED`` that munged decodes at a time."""
+MAX_NONCES = 200_000
+NONCE_LIFE_S = 3 * wire.TTL_S
+"""Longer than a credential is valid around its encoding time, so no credential outlives its nonce."""
+_MUNGE = b"MUNGE:"
+
+Result = TypeVar("Result")
+
+
+class FreshNonces:
+    """Recent nonces: munged's own replay cache does not survive its restart."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    def fresh(self, nonce: str, now: float) -> bool:
+        """Record a nonce; returns whether it was new.  ``now`` in seconds of a monotonic clock."""
+        while self._seen and next(iter(self._seen.values())) < now - NONCE_LIFE_S:
+            self._seen.popitem(last=False)
+        if nonce in self._seen or len(self._seen) >= MAX_NONCES:
+            return False
+        self._seen[nonce] = now
+        return True
+
+
+class Server:
+    """Serves connections that ``listening`` has accepted; belongs to the event loop."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        munge: Munge,
+        allowed: frozenset[int],
+        authority: Authority | None = None,
+        *,
+        descriptors: int = 65536,
+    ) -> None:
+        """``allowed`` are the uids that may send requests; without ``authority`` from any host."""
+        self._requests = requests
+        self._connections = 0
+        self._munge = munge
+        self._allowed = allowed
+        self._authority = authority
+        self._nonces = FreshNonces()
+        self._log = RateLimitedLog(log)
+        self._admission = Admission(scaled(SHARES, descriptors), self._dropped)
+        self._attempts = Attempts()
+        self._known: Counter[str] = Counter()
+        # munged answers in well under a millisecond; with several threads one hanging call blocks no other.
+        self._threads = ThreadPoolExecutor(8, "munge")
+        self._others = ThreadPoolExecutor(OTHERS_AT_ONCE, "others")
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._at_once = asyncio.Semaphore(OTHERS_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._uids: PeerUids | None = None
+        with contextlib.suppress(OSError):
+            self._uids = PeerUids()
+
+    async def close(self) -> None:
+        """Close all connections; their changes are durable, and clients ask again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for threads in (self._threads, self._others):
+            threads.shutdown(wait=False, cancel_futures=True)
+        if self._uids is not None:
+            self._uids.close()
+
+    def accepted(self, connection: socket.socket, place: tuple[str, int]) -> None:
+        """Serve an accepted connection; ``place`` is the address of its other end."""
+        try:
+            own = connection.getsockname()[:2]
+        except OSError:
+            return connection.close()
+        origin = Origin(plain(place[0]), plain(own[0]) == plain(place[0]))
+        group = self._group(origin, place, own)
+        if group is not PeerGroup.TRUSTED and not self._attempts.another(origin.address):
+            self._log.warning("%s connects too often; its connections are closed for a while", origin.address)
+            return connection.close()
+        peer = Peer(origin.address, group, lambda: _cancel(task))
+        begun: list[Peer] = []
+        task = asyncio.get_running_loop().create_task(self._talk(connection, peer, origin, begun))
+
+        def over(_: object) -> None:
+            self._tasks.discard(task)
+            if not begun:  # it was dropped before it had a turn
+                connection.close()
+
+        self._tasks.add(task)
+        task.add_done_callback(over)
+        self._admission.enter(peer)
+        return None
+
+    def _group(self, origin: Origin, place: tuple[str, int], own: tuple[str, int]) -> PeerGroup:
+        privileged = place[1] < PRIVILEGED_PORTS
+        if origin.own_host:
+            uid = 0 if privileged else self._uids.of(place, own) if self._uids is not None else None
+            if uid is None:
+                return PeerGroup.MEMBER
+            return PeerGroup.TRUSTED if uid in self._allowed else PeerGroup.OTHER
+        if self._authority is None or not self._authority.knows(origin.address):
+            return PeerGroup.OTHER
+        return PeerGroup.TRUSTED if privileged else PeerGroup.MEMBER
+
+    def _dropped(self, peer: Peer, why: str) -> None:
+        self._log.warning("a connection from %s is closed: %s", peer.address, why)
+
+    async def _talk(self, connection: socket.socket, peer: Peer, origin: Origin, begun: list[Peer]) -> None:
+        begun.append(peer)
+        self._connections += 1
+        writer: asyncio.StreamWriter | None = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection)
+            await self._converse(reader, writer, peer, origin)
+        except (OSError, EOFError, TimeoutError):
+            pass  # the peer is slow or has disconnected; it asks again when it needs an answer
+        except asyncio.CancelledError:
+            if writer is not None:
+                writer.transport.abort()
+        finally:
+            self._admission.leave(peer)
+            self._connections -= 1
+            (writer or connection).close()
+
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer, origin: Origin
+    ) -> None:
+        """One request, one answer."""
+        async with asyncio.timeout(RECEIVE_S):
+            frame = await self._receive(reader, peer)
+            if frame is None:
+                return
+            credential, stale = await self._authenticate(frame, peer)
+        self._admission.leave(peer)
+        if credential is None:
+            return
+        with self._counted(peer.address) as counted:
+            if not counted:
+                return
+            try:
+                envelope = wire.unwrap(credential.payload, "request")
+            except ValueError as err:
+                self._log.warning("invalid request from uid %d at %s: %s", credential.uid, peer.address, err)
+                return
+            answer: wire.Answer | None = stale or self._object(envelope, credential, peer.address)
+            answer = answer or await self._ask(envelope, credential.uid, origin, reader)
+            if answer is None:
+                return  # the client has gone away
+            payload = wire.wrap("answer", envelope.nonce, answer)
+            sealed = await self._in_thread(
+                peer,
+                lambda: self._munge.encode(payload, ttl_s=wire.TTL_S, only_uid=credential.uid),
+            )
+            async with asyncio.timeout(SEND_S):
+                writer.write(wire.HEADER.pack(len(sealed)) + sealed)
+                await writer.drain()
+
+    @contextlib.contextmanager
+    def _counted(self, address: str) -> Iterator[bool]:
+        """Count an authenticated connection meanwhile; False when there is no room for it."""
+        if self._known.total() >= MAX_KNOWN or self._known[address] >= MAX_KNOWN_EACH:
+            self._log.warning("too many connections wait for an answer; one from %s is closed", address)
+            yield False
+            return
+        self._known[address] += 1
+        try:
+            yield True
+        finally:
+            self._known[address] -= 1
+            if not self._known[address]:
+                del self._known[address]
+
+    async def _receive(self, reader: asyncio.StreamReader, peer: Peer) -> bytes | None:
+        """One frame; None when it is invalid.  None of its bytes is authenticated yet."""
+        (length,) = wire.HEADER.unpack(await reader.readexactly(wire.HEADER.size))
+        if not 0 < length <= wire.MAX_MESSAGE:
+            self._log.warning("a message of %d bytes announced by %s, dropped", length, peer.address)
+            return None
+        chunks: list[bytes] = []
+        held = 0
+        while held < length:
+            chunk = await reader.read(min(length - held, 65536))
+            if not chunk:
+                return None
+            chunks.append(chunk)
+            held += len(chunk)
+            self._admission.grew(peer, len(chunk))
+        return b"".join(chunks)
+
+    async def _authenticate(self, frame: bytes, peer: Peer) -> tuple[Credential | None, wire.Failure | None]:
+        """Its credential; with a failure for the answer when only the credential's time is wrong."""
+        if not frame.startswith(_MUNGE):
+            self._log.warning("message from %s: it is not a MUNGE credential", peer.address)
+            return None, None
+        try:
+            async with self._turn(peer):
+                credential = await self._in_thread(peer, lambda: self._munge.decode(frame))
+        except (CredentialExpiredError, CredentialRewoundError) as err:
+            self._log.warning("message from %s: %s", peer.address, err.line())
+            return err.credential, wire.Failure(kind="fabric", what=err.what, why=err.why, hint=err.hint)
+        except MungeError as err:
+            self._log.warning("message from %s: %s", peer.address, err.line())
+            return None, None
+        return credential, None
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, peer: Peer) -> AsyncIterator[None]:
+        """Wait for munged: trusted peers do not wait, others one after the other for each address."""
+        if peer.group is PeerGroup.TRUSTED:
+            yield
+            return
+        lock, users = self._turns.get(peer.address, (asyncio.Lock(), 0))
+        self._turns[peer.address] = (lock, users + 1)
+        try:
+            async with lock, self._at_once:
+                yield
+        finally:
+            lock, users = self._turns.pop(peer.address)
+            if users > 1:
+                self._turns[peer.address] = (lock, users - 1)
+
+    async def _in_thread(self, peer: Peer, call: Callable[[], Result]) -> Result:
+        threads = self._threads if peer.group is PeerGroup.TRUSTED else self._others
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+    def _object(self, envelope: wire.Envelope, credential: Credential, address: str) -> wire.Failure | None:
+        """Why this authentic message is refused; None when it is accepted."""
+        if credential.uid not in self._allowed:
+            self._log.warning("uid %d at %s is refused: not root or SlurmUser", credential.uid, address)
+            return wire.Failure(
+                kind="user",
+                what=f"vhpcd refuses uid {credential.uid}",
+                why="only root and SlurmUser may send requests",
+            )
+        if envelope.version != wire.VERSION:
+            return wire.Failure(
+                kind="fabric",
+                what=f"vhpcd does not speak protocol {envelope.version}",
+                why=f"vhpcd {__version__} speaks protocol {wire.VERSION}",
+                hint="install one version of vhpc on all hosts",
+            )
+        if not self._nonces.fresh(envelope.nonce, asyncio.get_running_loop().time()):
+            self._log.warning("replayed request of uid %d from %s", credential.uid, address)
+            return wire.Failure(kind="fabric", what="vhpcd has seen this request before")
+        return None
+
+    async def _ask(
+        self, envelope: wire.Envelope, uid: int, origin: Origin, reader: asyncio.StreamReader
+    ) -> wire.Answer | None:
+        """The answer, or None when the client goes away before there is one."""
+        try:
+            request = wire.read_request(envelope)
+        except ValueError as err:
+            return wire.Failure(kind="fabric", what="vhpcd cannot read the request", why=str(err)[:300])
+        if self._authority is not None:
+            try:
+                await self._authority.check(request, origin)
+            except VhpcError as err:
+                self._log.warning("uid %d at %s is refused: %s", uid, origin.address, err.line())
+                return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
+        answer = asyncio.ensure_future(self._requests.answer(request, uid))
+        gone = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return self._with_origin(answer.result(), origin) if answer.done() else None
+        finally:
+            answer.cancel()
+            gone.cancel()
+
+    def _with_origin(self, answer: wire.Answer, origin: Origin) -> wire.Answer:
+        """What only the server knows of a status."""
+        if not isinstance(answer, wire.Status):
+            return answer
+        answer = msgspec.structs.replace(answer, connections=self._connections)
+        if self._authority is None:
+            return answer
+        names = self._authority.speaks_for(origin)
+        return msgspec.structs.replace(answer, seen_at=origin.address, speaks_for=names)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers of vhpcd put together: which object has which other, and in which order they are closed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.api.operating import Operating
+from vhpc_slurm.controller.api.requests import Requests
+from vhpc_slurm.controller.api.starting import Starting
+from vhpc_slurm.controller.leases.executor import LeaseExecutor
+from vhpc_slurm.controller.leases.layer import LeaseLayer
+from vhpc_slurm.controller.periodic import Reconciler
+from vhpc_slurm.controller.store.writer import Writer
+from vhpc_slurm.controller.sync.audit import FabricAudit
+from vhpc_slurm.controller.sync.audit_trigger import AuditTrigger
+from vhpc_slurm.controller.sync.batch import FabricBatches
+from vhpc_slurm.controller.sync.isolation import IsolationWatch
+from vhpc_slurm.controller.sync.scheduler import BatchScheduler, FabricThread
+from vhpc_slurm.fabric.backend import NetworkBackend
+from vhpc_slurm.slurm.job import Slurm
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A vhpcd without sockets; belongs to the event loop.
+
+    Attributes:
+        requests: answers requests.
+        reconciler: compares leases with Slurm.
+        audit: looks at the fabric, in ``thread``.
+        trigger: says when the next audit is due.
+        thread: the fabric thread.
+        scheduler: runs batches in ``thread``.
+        executor: the database thread, and threads for what blocks.
+    """
+
+    requests: Requests
+    reconciler: Reconciler
+    audit: FabricAudit
+    trigger: AuditTrigger
+    thread: FabricThread
+    scheduler: BatchScheduler
+    executor: LeaseExecutor
+
+    def close(self) -> None:
+        """Wait for what runs, and end the threads: first the fabric's, which still writes to the database."""
+        self.trigger.close()
+        self.scheduler.close()
+        self.thread.close()
+        self.executor.close()
+
+
+def assemble(
+    config: Config,
+    leases: LeaseLayer,
+    network: NetworkBackend,
+    slurm: Slurm,
+    writer: Writer | None = None,
+) -> Assembly:
+    """The layers over a store; without ``writer`` there is a new one, and ``close`` ends either."""
+    writer = writer or Writer(leases.store)
+    fabric, settings = config.fabric, config.controller
+    watch = IsolationWatch(fabric.open_deadline_s, fabric.unread_deadline_s)
+    batches = FabricBatches(leases.batches, network, writer.submit)
+    audit = FabricAudit(batches, leases.batches, network, watch, writer.submit)
+    thread = FabricThread()
+    trigger = AuditTrigger(network, thread)
+    scheduler = BatchScheduler(
+        batches,
+        thread,
+        interval_s=fabric.sweep_interval_s,
+        # Sooner than the client gives up, so that it receives the reason.
+        deadline_s=max(1.0, settings.request_timeout_s - 1.0),
+        changed=trigger.changed,
+    )
+    executor = LeaseExecutor(writer, leases.lifecycle, scheduler)
+    starting = Starting(leases, executor, scheduler, watch, Path(config.images.catalog))
+    operating = Operating(leases.operator, executor, batches, thread)
+    return Assembly(
+        requests=Requests(leases, executor, starting, operating, watch, settings.database),
+        reconciler=Reconciler(settings, slurm, leases, executor, scheduler, starting.notify),
+        audit=audit,
+        trigger=trigger,
+        thread=thread,
+        scheduler=scheduler,
+        executor=executor,
+    )

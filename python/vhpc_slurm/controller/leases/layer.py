@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects of this layer, put together over one store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.leases.batches import LeaseBatches
+from vhpc_slurm.controller.leases.lifecycle import Lifecycle
+from vhpc_slurm.controller.leases.nodes import NodeReports
+from vhpc_slurm.controller.leases.opening import LeaseOpening
+from vhpc_slurm.controller.leases.operator import OperatorActions
+from vhpc_slurm.controller.leases.queries import LeaseQueries
+from vhpc_slurm.controller.leases.settling import Settling
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.store.database import LeaseStore
+    from vhpc_slurm.fabric.backend import NetworkBackend
+
+
+@dataclass(frozen=True)
+class LeaseLayer:
+    """Each part has one kind of caller; all are for the database thread only.
+
+    Attributes:
+        store: the database.
+        lifecycle: state changes of leases and keys.
+        opening: for PrologSlurmctld.
+        nodes: for Prolog and Epilog.
+        operator: for ``vhpc fabric``.
+        batches: the ledger of ``controller.sync``.
+        settling: for the periodic task.
+        queries: for lists.
+    """
+
+    store: LeaseStore
+    lifecycle: Lifecycle
+    opening: LeaseOpening
+    nodes: NodeReports
+    operator: OperatorActions
+    batches: LeaseBatches
+    settling: Settling
+    queries: LeaseQueries
+
+
+def build(
+    store: LeaseStore,
+    network: NetworkBackend,
+    config: Config,
+    *,
+    clock: Callable[[], float] = time.time,
+    steady: Callable[[], float] = time.monotonic,
+) -> LeaseLayer:
+    """The layer over a store; ``clock`` is the wall clock, ``steady`` a clock that never jumps."""
+    fabric = config.fabric
+    lifecycle = Lifecycle(store, quarantine_s=fabric.quarantine_s, clock=clock, steady=steady)
+    return LeaseLayer(
+        store=store,
+        lifecycle=lifecycle,
+        opening=LeaseOpening(store, lifecycle, network, config, clock),
+        nodes=NodeReports(store, lifecycle, clock),
+        operator=OperatorActions(store, lifecycle, clock),
+        batches=LeaseBatches(store, lifecycle),
+        settling=Settling(store, lifecycle, lost_after_s=fabric.lost_after_s, steady=steady),
+        queries=LeaseQueries(store, clock),
+    )

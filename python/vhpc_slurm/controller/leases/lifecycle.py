@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what ``transitions`` computes: the lease and the key of a generation, in one transaction."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from vhpc_slurm.controller.leases import rules
+from vhpc_slurm.controller.leases.transitions import (
+    STRIPPABLE,
+    Aged,
+    Ended,
+    Event,
+    Holding,
+    Stripped,
+    transition,
+)
+from vhpc_slurm.fabric import numbers
+from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.store.database import LeaseStore
+
+log = logging.getLogger("vhpcd")
+
+
+class Lifecycle:
+    """Applies events to generations; for the database thread only."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        *,
+        quarantine_s: float,
+        clock: Callable[[], float],
+        steady: Callable[[], float],
+    ) -> None:
+        """``clock`` is the wall clock; ``steady`` never jumps, and counts only while vhpcd runs."""
+        self._store = store
+        self._quarantine_s = quarantine_s
+        self._clock = clock
+        self._steady = steady
+        self._aged = steady()
+        self._leaving: set[Generation] = set()
+
+    def holding(self, generation: Generation) -> Holding:
+        """Lease and key of a generation."""
+        return Holding(self._store.get(generation), self._store.keys.snapshot().of(generation))
+
+    def create(self, record: LeaseRecord, key: KeyAssignment | None) -> None:
+        """Write a new lease together with its key."""
+        with self._store.transaction():
+            if key is not None:
+                self._store.keys.add(key)
+            self._store.put(record)
+
+    def apply(self, generations: Collection[Generation], event: Event) -> dict[Generation, Holding]:
+        """One event for several generations, in one transaction; what each is after it."""
+        with self._store.transaction():
+            before = {generation: self.holding(generation) for generation in generations}
+            return self._write(before, event)
+
+    def _write(self, before: dict[Generation, Holding], event: Event) -> dict[Generation, Holding]:
+        now = self._clock()
+        after = {generation: transition(held, event, now) for generation, held in before.items()}
+        changed, freed = [], []
+        for generation, held in after.items():
+            old = before[generation]
+            if held.record is not None and held.record is not old.record:
+                self._store.put(held.record)
+            if held.key is not None and held.key is not old.key:
+                changed.append(held.key)
+            if held.key is None and old.key is not None:
+                freed.append(generation)
+        self._store.keys.update(changed)
+        self._store.keys.free(freed)
+        for generation, held in after.items():
+            _log(generation, before[generation], held)
+        return after
+
+    def end(self, generation: Generation, why: str) -> None:
+        """End one generation, and release it where no node and no port holds it."""
+        record = self._store.get(generation)
+        if record is None or record.lease.state not in rules.USABLE:
+            return
+        self.apply([generation], Ended())
+        log.info("%s ending: %s", generation, why)
+        self.release(generation)
+
+    def end_job(self, job_id: int, restart: int | None) -> None:
+        """End a job's generations up to that restart count (None: all); an unknown job is no error."""
+        for record in self._store.of_job(job_id):
+            if restart is None or record.lease.generation.restart <= restart:
+                self.end(record.lease.generation, "the job has ended")
+
+    def release(self, generation: Generation) -> None:
+        """Release an ended generation that no node holds; one with a key leaves in the next batch."""
+        held = self.holding(generation)
+        if held.record is None or not held.nodes_are_clean():
+            return
+        if held.key_state in STRIPPABLE:
+            self._leaving.add(generation)
+        else:
+            self.stripped([generation])
+
+    def stripped(self, generations: Collection[Generation]) -> None:
+        """Nothing is left of these generations on the fabric: release those that no node holds."""
+        with self._store.transaction():
+            self.age()  # or the time before it would count for this quarantine
+            after = self.apply(generations, Stripped(self._quarantine_s))
+        self.stay([generation for generation, held in after.items() if held.key_state not in STRIPPABLE])
+
+    def age(self) -> None:
+        """Count the seconds since the last call for quarantines; a key whose quarantine is over is free."""
+        now = self._steady()
+        elapsed_s, self._aged = now - self._aged, now
+        resting = [one for one in self._store.keys.snapshot().assignments if one.state is KeyState.QUARANTINE]
+        if resting:
+            with self._store.transaction():
+                # Their leases are over and do not change: reading them would cost as much again.
+                self._write({one.generation: Holding(None, one) for one in resting}, Aged(elapsed_s))
+
+    # --- what leaves with the next batch ---------------------------------------
+
+    def leave(self, generation: Generation) -> None:
+        """Have the next batch strip the fabric of a generation."""
+        self._leaving.add(generation)
+
+    def stay(self, generations: Collection[Generation]) -> None:
+        """Take back ``leave``."""
+        self._leaving.difference_update(generations)
+
+    def leaving(self) -> tuple[Generation, ...]:
+        """Generations of which the next batch strips the fabric."""
+        held = {one.generation for one in self._store.keys.snapshot().assignments if one.state in STRIPPABLE}
+        self._leaving &= held
+        return tuple(sorted(self._leaving))
+
+    @property
+    def has_leaving(self) -> bool:
+        """Whether there is work for a batch; any thread may ask."""
+        return bool(self._leaving)
+
+
+def _log(generation: Generation, before: Holding, after: Holding) -> None:
+    if after.key is not None and after.key_state is KeyState.TOMBSTONE is not before.key_state:
+        label = numbers.label(after.key.pkey)
+        log.error("%s leaves a tombstone on key %s: %s", generation, label, after.key.note)
+    if before.key is not None and after.key is None:
+        log.info("key %s is free; %s had it", numbers.label(before.key.pkey), generation)
+    if after.state is LeaseState.RELEASED and before.state is not LeaseState.RELEASED:
+        log.info("%s released", generation)

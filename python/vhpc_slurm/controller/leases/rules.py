@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a lease: pure rules, no clock, no disk, no network.
+
+::
+
+    RESERVED ──> READY ──┐
+        │                ├──> ENDING ──> RELEASED
+        └──> REFUSED ────┘
+             (also at birth)
+
+RESERVED is durable before anything outside changes; READY is written last.
+A node that *took* a lease may hold something of it until it has acknowledged that it
+is clean; an ending lease is released when no such node is left. A node that never took
+it needs no acknowledgement: Slurm runs no Epilog for a job that was cancelled during
+PrologSlurmctld, and such a node knows nothing of the lease.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    ImageIdentity,
+    JobRequest,
+    Lease,
+    LeaseRecord,
+    LeaseState,
+    NetworkIdentity,
+)
+from vhpc_slurm.placement import overhead
+
+_NEXT: dict[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.RESERVED: frozenset({LeaseState.READY, LeaseState.REFUSED, LeaseState.ENDING}),
+    LeaseState.READY: frozenset({LeaseState.ENDING}),
+    LeaseState.REFUSED: frozenset({LeaseState.ENDING}),
+    LeaseState.ENDING: frozenset({LeaseState.RELEASED}),
+    LeaseState.RELEASED: frozenset(),
+}
+USABLE = frozenset({LeaseState.RESERVED, LeaseState.READY, LeaseState.REFUSED})
+DECIDED = frozenset({LeaseState.READY, LeaseState.REFUSED})
+LIVE = frozenset(LeaseState) - {LeaseState.RELEASED}
+
+
+class TransitionError(Exception):
+    """A transition that leases do not have: a programming error."""
+
+
+def reserve(
+    generation: Generation,
+    request: JobRequest,
+    allocation: Allocation,
+    image: ImageIdentity,
+    network: NetworkIdentity,
+    now: float,
+) -> LeaseRecord:
+    """A new lease; the fabric is not configured yet."""
+    lease = Lease(generation, LeaseState.RESERVED, request, allocation, image, network)
+    return LeaseRecord(lease, now, now, ())
+
+
+def refuse(
+    generation: Generation, request: JobRequest, allocation: Allocation, reason: str, now: float
+) -> LeaseRecord:
+    """A new lease with a user's error; the nodes report it when the first task starts."""
+    lease = Lease(generation, LeaseState.REFUSED, request, allocation, None, refusal=reason)
+    return LeaseRecord(lease, now, now, ())
+
+
+def move(record: LeaseRecord, state: LeaseState, now: float) -> LeaseRecord:
+    """The record in another state; TransitionError when that transition does not exist."""
+    if state not in _NEXT[record.lease.state]:
+        raise TransitionError(f"{record.lease.generation}: {record.lease.state} -> {state}")
+    return replace(record, lease=replace(record.lease, state=state), updated=now)
+
+
+def serves(record: LeaseRecord, request: JobRequest, allocation: Allocation) -> bool:
+    """Whether this lease is the answer to that request, or a new generation is due.
+
+    What a user may change on a running job (its name) does not count; anything
+    else that differs means that it is not the same incarnation.  Nor is it when
+    a node has cleared its part away: a slurmctld that was killed starts a job
+    that it had not saved a second time, under the same restart count, after
+    the nodes have aborted the first.
+    """
+    lease = record.lease
+    return (
+        lease.state in USABLE
+        and not record.acknowledged
+        and not record.unclean
+        and lease.allocation == allocation
+        and replace(lease.request, job_name="", partition="") == replace(request, job_name="", partition="")
+    )
+
+
+def holders(record: LeaseRecord) -> frozenset[str]:
+    """Nodes that may still hold something of this generation."""
+    return frozenset(record.taken) - frozenset(record.acknowledged)
+
+
+def releasable(record: LeaseRecord) -> bool:
+    """Whether all that is left is to strip the network identity."""
+    return record.lease.state is LeaseState.ENDING and not holders(record)
+
+
+def impatient(request: JobRequest, allocation: Allocation, config: Config) -> str:
+    """Why a boot may not take as long as the user asks, as one line for the user; empty when it may.
+
+    Slurm kills a Prolog that takes longer than the site allows, and drains its node.
+    """
+    if request.timeout_s is None:
+        return ""
+    gres = config.placement.gpu_gres
+    counts = [sum(one.count for one in part.gres if one.name == gres) for part in allocation.nodes]
+    most = config.guests.longest_boot_s(min(counts, default=0) // request.guests_per_node)
+    if request.timeout_s <= most:
+        return ""
+    return (
+        f"--vhpc-timeout={request.timeout_s} is longer than a boot may take here: {most} s "
+        "(ask for less; for more, ask your administrator to raise guests.boot_timeout_max_s)"
+    )
+
+
+def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, config: Config) -> str:
+    """Why the image cannot run in this allocation, as one line for the user; empty when it can.
+
+    By the nodes' own formula, but for the BARs of their devices, which are not
+    known here: what is refused here no node would have taken.
+    """
+    need_mib, guests = image.manifest.min_memory_mib, request.guests_per_node
+    for part in allocation.nodes:
+        if part.memory_mib == 0:
+            return (
+                f"Slurm accounts no memory for this job on {part.node}: guests cannot be sized "
+                "(SelectTypeParameters needs a _Memory choice; tell your administrator)"
+            )
+        size, errors = overhead.at_least(part, request, config)
+        if size is None:
+            return errors[0].line()
+        left_mib = size.guests_mib // guests
+        if left_mib < need_mib:
+            whose, left = "the guest", str(left_mib)
+            if guests > 1:
+                whose, left = f"its {guests} guests", f"{left_mib} for each"
+            return (
+                f"image {image.ref} needs {need_mib} MiB of memory: the job has {part.memory_mib} MiB on "
+                f"{part.node}, of which {size.reserve_mib} MiB stay outside {whose}, leaving {left} "
+                f"(ask for --mem={need_mib * guests + size.reserve_mib}M or more)"
+            )
+    return ""

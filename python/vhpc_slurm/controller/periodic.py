@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vhpcd does without being asked: it compares leases with Slurm, and audits the fabric."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from vhpc_slurm.config import Controller
+from vhpc_slurm.controller.leases import reconcile
+from vhpc_slurm.controller.leases.executor import LeaseExecutor
+from vhpc_slurm.controller.leases.layer import LeaseLayer
+from vhpc_slurm.controller.sync.audit import FabricAudit
+from vhpc_slurm.controller.sync.audit_trigger import AuditTrigger
+from vhpc_slurm.controller.sync.scheduler import BatchScheduler, FabricThread
+from vhpc_slurm.errors import FabricError, VhpcError
+from vhpc_slurm.slurm.job import RUNNING, Slurm, start_again
+
+log = logging.getLogger("vhpcd")
+
+AGAIN_S = 1.0
+"""Least time between an audit that found something and the next one."""
+
+
+class Reconciler:
+    """Compares leases with Slurm's jobs; belongs to the event loop."""
+
+    def __init__(
+        self,
+        settings: Controller,
+        slurm: Slurm,
+        leases: LeaseLayer,
+        executor: LeaseExecutor,
+        scheduler: BatchScheduler,
+        notify: Callable[[int], None],
+    ) -> None:
+        """``settings`` has the interval and the deadlines; ``notify`` is told each job whose lease ended."""
+        self._settings = settings
+        self._slurm = slurm
+        self._leases = leases
+        self._executor = executor
+        self._scheduler = scheduler
+        self._notify = notify
+
+    async def begin(self) -> None:
+        """Continue what the last vhpcd, or a fabric that refused, left unfinished."""
+        await self._executor.write(self._leases.settling.run)
+        self._scheduler.poke()
+
+    async def run(self) -> None:
+        """One pass; FabricError when Slurm cannot be asked, and then no job was judged."""
+        await self.begin()
+        write, aside, queries = self._executor.write, self._executor.aside, self._leases.queries
+        await write(queries.prune, self._settings.history_days * 86400.0)
+        asked = time.time()
+        jobs = await aside(self._slurm.jobs)
+        waiting = frozenset(job.job_id for job in jobs if reconcile.awaits_prologs(job))
+        live = await write(queries.live, waiting)
+        running = frozenset(job.job_id for job in jobs if job.state == RUNNING)
+        released = await write(queries.released, running)
+        stuck_s = self._settings.prolog_stuck_s
+        await self._carry_out(reconcile.judge(jobs, live, asked=asked, stuck_s=stuck_s, released=released))
+
+    async def _carry_out(self, verdict: reconcile.Verdict) -> None:
+        write, aside = self._executor.write, self._executor.aside
+        for generation, why in verdict.end:
+            # A job that is missing in a list may exist all the same: Slurm is asked for this one job.
+            if why == reconcile.NO_SUCH_JOB and await aside(self._slurm.knows, generation.job_id):
+                log.error("job %d was not listed by Slurm, which has it: nothing ended", generation.job_id)
+                continue
+            await write(self._leases.lifecycle.end, generation, why)
+            self._notify(generation.job_id)
+        for job_id, why in verdict.requeue:
+            log.warning("job %d does not run, requeued: %s", job_id, why)
+            try:
+                await aside(start_again, self._slurm, job_id, why)
+            except VhpcError as err:
+                log.error("job %d cannot be requeued: %s", job_id, err.line())
+
+    async def run_for_ever(self) -> None:
+        """A pass at each interval; never returns."""
+        while True:
+            try:
+                await self.run()
+            except VhpcError as err:
+                log.warning("not reconciled: %s", err.line())
+            except Exception:
+                log.exception("not reconciled")
+            await asyncio.sleep(self._settings.reconcile_interval_s)
+
+
+async def audit_for_ever(
+    audit: FabricAudit, trigger: AuditTrigger, thread: FabricThread, interval_s: float
+) -> None:
+    """Audit the fabric whenever ``trigger`` says so; never returns."""
+    try:
+        trigger.watch()
+    except FabricError as err:
+        log.error("the fabric is audited every %g s only: %s", interval_s, err.line())
+    failures = 0
+    while True:
+        try:
+            found = await thread.run(audit.run)
+            failures = 0
+        except VhpcError as err:
+            found = True
+            failures += 1
+            if failures in (1, 2) or not failures % 20:
+                log.error("the fabric is not proven (%d times by now): %s", failures, err.line())
+        except Exception:
+            found = True
+            log.exception("not audited")
+        if found:
+            # What vhpcd did about it raises file events too.
+            await asyncio.sleep(min(AGAIN_S, interval_s))
+        await trigger.due(interval_s)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Audits: compares what ports carry with what the fabric was told, and has differences repaired."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from vhpc_slurm.controller.sync.batch import BatchLedger, FabricBatches, Submit, call_directly
+from vhpc_slurm.controller.sync.isolation import IsolationWatch
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric.backend import FabricFinding, NetworkBackend
+from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
+from vhpc_slurm.model import Generation
+
+log = logging.getLogger("vhpcd")
+
+LOGGED = 20
+"""Findings of one audit that are logged."""
+
+
+class FabricAudit:
+    """Audits the fabric in the thread that also runs batches; ``watch`` has the conclusions."""
+
+    def __init__(
+        self,
+        batches: FabricBatches,
+        ledger: BatchLedger,
+        network: NetworkBackend,
+        watch: IsolationWatch,
+        submit: Submit = call_directly,
+    ) -> None:
+        """``submit`` runs the methods of ``ledger``; ``batches`` repairs."""
+        self.watch = watch
+        self._batches = batches
+        self._ledger = ledger
+        self._network = network
+        self._submit = submit
+
+    def run(self) -> bool:
+        """Compare the fabric with what it was told, log what is wrong, and repair it.
+
+        Port tables are read whatever else fails. Returns whether something was wrong.
+
+        Raises:
+            FabricError: a part of the fabric cannot be changed to what it should be.
+        """
+        trouble = _failure(self._batches.run) if self._batches.told is None else None
+        wrong = False
+        for attempt in ("found", "still there after a repair"):
+            snapshot, found = self._look()
+            wrong = wrong or bool(found)
+            self.watch.saw(found, trouble, _holders(snapshot))
+            if not found:
+                break
+            for one in found[:LOGGED]:
+                log.error("the fabric is not as it should be (%s): %s", attempt, one.what)
+            if all(one.unread and not one.open for one in found):
+                break  # no change makes it readable
+            log.error("%d findings: vhpcd tells the fabric again what it should carry", len(found))
+            trouble = _failure(partial(self._batches.run, anew=True))
+        if trouble is not None:
+            raise trouble
+        return wrong
+
+    def _look(self) -> tuple[KeySnapshot, tuple[FabricFinding, ...]]:
+        """What the fabric should carry, and what is wrong with it."""
+        told = self._batches.told
+        if told is not None:
+            return told, self._network.audit(told)
+        # A change was interrupted. Keys that ports lack may not have been set yet; ACTIVE jobs had theirs.
+        snapshot = self._submit(self._ledger.snapshot).result()
+        found, holders = self._network.audit(snapshot, unsure=True), _holders(snapshot)
+        certain = tuple(
+            one for one in found if one.open or one.unread or (one.lost and one.port_guid in holders)
+        )
+        return snapshot, certain
+
+
+def _failure(call: Callable[[], object]) -> FabricError | None:
+    try:
+        call()
+    except FabricError as err:
+        return err
+    return None
+
+
+def _holders(snapshot: KeySnapshot) -> dict[int, Generation]:
+    """The generation of each port GUID; only generations whose key was proven once."""
+    active = (assignment for assignment in snapshot.carried() if assignment.state is KeyState.ACTIVE)
+    return {guid: assignment.generation for assignment in active for guid in assignment.port_guids()}
