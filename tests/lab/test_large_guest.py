@@ -32,8 +32,10 @@ BOOT = textwrap.dedent("""
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec
     from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, ImageRef, VcpuPin
-    from vhpc_slurm.node import accounts, console, guest, images, inventory, refusal
-    from vhpc_slurm.node.layout import Layout
+    from vhpc_slurm.node.guest import console, libvirtd, refusal
+    from vhpc_slurm.node.host import accounts, inventory
+    from vhpc_slurm.node.store import images
+    from vhpc_slurm.node.store.layout import Layout
 
     config, count, words = load(), int(sys.argv[1]), sys.argv[2]
     host = inventory.read_inventory(os.uname().nodename, config)
@@ -63,7 +65,7 @@ BOOT = textwrap.dedent("""
         uid=uid, gid=accounts.group_id(config.guests.qemu_group),
         agent_socket=str(folder / "channel/agent.sock"), console_log=str(folder / "console.log"),
     )
-    with guest.connect(config.guests.libvirt_uri, 60) as hypervisor:
+    with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
         refusal.check_vcpus(hypervisor, [plan], host, config.guests.emulator)
         began = time.monotonic()
         try:

@@ -18,8 +18,8 @@ from vhpc_slurm.catalog import resolve
 from vhpc_slurm.config import load
 from vhpc_slurm.model import *
 from vhpc_slurm.node import accounts, guest, inventory, resources, stages, timeline
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import plan_node
 
 config = load()

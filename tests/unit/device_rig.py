@@ -18,10 +18,10 @@ from machine_tree import gpu_node
 from vhpc_slurm.config import Config, Devices, Host, Paths, Placement
 from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import devices, rtnetlink
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.vf import Identity
+from vhpc_slurm.node.devices import assignment, rtnetlink
+from vhpc_slurm.node.devices.vf import Identity
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 
 GENERATION = Generation(7, 0, "0123abcd")
 
@@ -34,7 +34,7 @@ class Rig:
     fs: AttributeFs
     root: Path
     layout: Layout
-    host: devices.HostState
+    host: assignment.HostState
     kernel: FakeRtnetlink
 
     @property
@@ -103,5 +103,5 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
             placement=Placement(gpu_map=str(tmp / "gpu.map")),
             devices=Devices(timeout_s=5),
         )
-        host = devices.HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
+        host = assignment.HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
         yield Rig(pci, fs, tmp, Layout(config), host, kernel)

@@ -12,8 +12,8 @@ import pytest
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import stages
-from vhpc_slurm.node.channel import ChannelError, ChannelSilentError
-from vhpc_slurm.node.journal import Stopped
+from vhpc_slurm.node.guest.channel import ChannelError, ChannelSilentError
+from vhpc_slurm.node.store.journal import Stopped
 
 
 class Guest:

@@ -13,10 +13,12 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.hooks import common, epilog
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import quarantine, statefile, teardown
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.outbox import Acknowledgement
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.store import statefile
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.outbox import Acknowledgement
 
 
 def test_what_a_prolog_wants_somebody_to_hear_of_goes_to_vhpcd(

@@ -15,9 +15,10 @@ from vhpc_slurm.controller import leases
 from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.hooks import fabric_isolation
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
-from vhpc_slurm.node import journal, resources, statefile
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import resources
+from vhpc_slurm.node.store import journal, statefile
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 
 KEY = NetworkIdentity("ib", pkey=0x1000, rails=1, vfs=1)
 OPEN = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")

@@ -18,8 +18,8 @@ from stepd import needs_root
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
-from vhpc_slurm.node import images, journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store import images, journal
+from vhpc_slurm.node.store.layout import Layout
 
 layout = node_layout
 

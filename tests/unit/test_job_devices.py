@@ -32,21 +32,16 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import (
-    accounts,
-    guestports,
-    identities,
-    inventory,
-    quarantine,
-    reservations,
-    stages,
-    teardown,
-)
-from vhpc_slurm.node.guest import Hypervisor
-from vhpc_slurm.node.journal import Journal, read_entries
-from vhpc_slurm.node.preflight import NoVfioError, SilentError
-from vhpc_slurm.node.timeline import Recorder
-from vhpc_slurm.node.vf import PARKED_GUID
+from vhpc_slurm.node import stages, teardown
+from vhpc_slurm.node.devices import identities, quarantine
+from vhpc_slurm.node.devices.preflight import NoVfioError, SilentError
+from vhpc_slurm.node.devices.vf import PARKED_GUID
+from vhpc_slurm.node.guest import ports
+from vhpc_slurm.node.guest.libvirtd import Hypervisor
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.store.journal import Journal, read_entries
+from vhpc_slurm.node.store.timeline import Recorder
 from vhpc_slurm.slurm.job import SlurmJob
 
 IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)
@@ -266,7 +261,7 @@ def test_each_rail_counts_its_own_functions(tmp_path: Path) -> None:
             "02cc123401000401",
         ]
         # and this is what the guest has to show
-        guids = guestports.expected(what, plan, plan.guests[0], host(rig))
+        guids = ports.expected(what, plan, plan.guests[0], host(rig))
         assert [f"{guid:016x}" for guid in guids] == sorted(got.values())
         # the second adapter is the second rail, also for who has none on the first
         second = replace(plan.guests[0], devices=plan.guests[0].devices[2:])

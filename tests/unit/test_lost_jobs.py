@@ -20,9 +20,10 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
 from vhpc_slurm.hooks import lost_jobs, purged_jobs
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
-from vhpc_slurm.node import joblock, statefile, steps
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.host import steps
+from vhpc_slurm.node.store import joblock, statefile
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 DATA = Path(__file__).parents[1] / "data/scontrol/24.11"

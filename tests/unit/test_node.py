@@ -23,23 +23,13 @@ from vhpc_slurm.config import Config, Shares, load
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import (
-    audit,
-    console,
-    images,
-    joblock,
-    journal,
-    outbox,
-    process,
-    resources,
-    shares,
-    statefile,
-    timeline,
-    uids,
-)
-from vhpc_slurm.node.accounts import Account
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import audit, resources
+from vhpc_slurm.node.guest import console, shares
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.accounts import Account
+from vhpc_slurm.node.store import images, joblock, journal, outbox, statefile, timeline, uids
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 
 layout = node_layout
 
@@ -168,8 +158,8 @@ def holder(layout: Layout, arguments: str, hold_s: float) -> subprocess.Popen[st
     code = f"""
 import time, msgspec
 from vhpc_slurm.config import Config
-from vhpc_slurm.node import joblock
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store import joblock
+from vhpc_slurm.node.store.layout import Layout
 layout = Layout(msgspec.json.decode({msgspec.json.encode(layout.config).decode()!r}, type=Config))
 with joblock.held(layout, 42, timeout_s=1{arguments}):
     print("held", flush=True)
@@ -578,7 +568,7 @@ def test_a_bad_configuration_is_refused_and_says_where(tmp_path: Path, text: str
 
 def test_a_process_knows_when_it_was_started() -> None:
     """As its parent saw it, give or take the tick in which the kernel says so."""
-    code = "from vhpc_slurm.node import timeline; print(timeline.process_began())"
+    code = "from vhpc_slurm.node.store import timeline; print(timeline.process_began())"
     before = time.time()
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert before - 0.02 <= float(said) <= time.time()

@@ -23,7 +23,9 @@ from test_job_devices import gpus, lease, prepare
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.node import journal, nvswitch, teardown
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.devices import nvswitch
+from vhpc_slurm.node.store import journal
 
 TABLE = [
     [1, 2, 3, 4, 5, 6, 7, 8],

@@ -15,7 +15,7 @@ from vhpc_slurm.config import Config, Devices, Guests, Host, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation, NodePlan
-from vhpc_slurm.node import inventory
+from vhpc_slurm.node.host import inventory
 from vhpc_slurm.placement import pci
 from vhpc_slurm.placement.plan import Refusal, fit, plan_node
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold

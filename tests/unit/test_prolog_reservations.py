@@ -19,10 +19,11 @@ from vhpc_slurm.model import (
     LeaseState,
     NodeAllocation,
 )
-from vhpc_slurm.node import joblock, reservations, teardown
-from vhpc_slurm.node.journal import Journal, Stopped
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.store import joblock, reservations
+from vhpc_slurm.node.store.journal import Journal, Stopped
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.timeline import Recorder
 
 NODE = host(sockets=2, cores=2)
 

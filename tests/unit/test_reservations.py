@@ -20,9 +20,10 @@ from vhpc_slurm.model import (
     NodePlan,
     VcpuPin,
 )
-from vhpc_slurm.node import reservations, resources
-from vhpc_slurm.node.journal import Journal, read_entries
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import resources
+from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.store.journal import Journal, read_entries
+from vhpc_slurm.node.store.layout import Layout
 
 FIRST, SECOND = Generation(42, 0, "0123abcd"), Generation(43, 0, "4567ef01")
 

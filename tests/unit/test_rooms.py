@@ -22,7 +22,7 @@ FLOORS = (
 )
 # Modules of the ground floors that stand on one another, lowest last.
 GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors", "terminal")
-LIBVIRT_CALLER = "node/guest.py"
+LIBVIRT_CALLER = "node/guest/libvirtd.py"
 PURE = {"placement", "domain"}
 IMPURE = {
     "os",

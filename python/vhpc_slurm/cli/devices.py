@@ -11,10 +11,12 @@ from vhpc_slurm.cli.hostview import maker
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction, address_key
-from vhpc_slurm.node import devices as node_devices
-from vhpc_slurm.node import inventory, quarantine, reservations
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.pci import ADDRESS
+from vhpc_slurm.node.devices import assignment as node_devices
+from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.host import inventory
+from vhpc_slurm.node.host.pci import ADDRESS
+from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.devices import pool
 from vhpc_slurm.placement.usage import fold
 

@@ -57,14 +57,14 @@ def inventory(config: Config, node: str, *, sysfs_root: str | None, svg: str | N
 
 
 def _this(config: Config, node: str) -> Picture:
-    from vhpc_slurm.node import inventory as reader
+    from vhpc_slurm.node.host import inventory as reader
 
     host = reader.read_inventory(node, config)
     if not context.is_root():
         return Picture(host, True, None, (*host.remarks, "who holds what is for root to see"))
     remarks = (*host.remarks, *_libvirt(config, host))
-    from vhpc_slurm.node import reservations
-    from vhpc_slurm.node.layout import Layout
+    from vhpc_slurm.node.store import reservations
+    from vhpc_slurm.node.store.layout import Layout
 
     try:
         return Picture(host, True, reservations.live(Layout(config)), remarks)
@@ -74,10 +74,10 @@ def _this(config: Config, node: str) -> Picture:
 
 def _libvirt(config: Config, host: HostInventory) -> tuple[str, ...]:
     """Where libvirt sees the host differently; in a lab several hosts may share one libvirt."""
-    from vhpc_slurm.node import capabilities, guest
+    from vhpc_slurm.node.guest import capabilities, libvirtd
 
     try:
-        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             return capabilities.differences(host, capabilities.parse(hypervisor.capabilities()))
     except (VhpcError, ImportError) as err:
         return (f"libvirt was not compared: {err}",)
@@ -85,7 +85,7 @@ def _libvirt(config: Config, host: HostInventory) -> tuple[str, ...]:
 
 def _other(config: Config, node: str, sysfs_root: str) -> Picture:
     """A tree of another machine: with procfs beside it, where it was captured whole."""
-    from vhpc_slurm.node import inventory as reader
+    from vhpc_slurm.node.host import inventory as reader
 
     folder = Path(sysfs_root)
     root = folder / "sys" if (folder / "sys" / "devices").is_dir() else folder

@@ -27,8 +27,11 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import accounts, devices, gpumap, inventory, reservations, shares
-from vhpc_slurm.node.layout import Layout, domain_name
+from vhpc_slurm.node.devices import assignment, gpumap
+from vhpc_slurm.node.guest import shares
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.store.layout import Layout, domain_name
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
 
@@ -141,7 +144,7 @@ def _usage(config: Config, generation: Generation) -> Usage:
 def _devices(config: Config) -> NodeDevices:
     """What may be given; what is in quarantine only root can see."""
     if context.is_root():
-        return devices.handed_out(Layout(config))
+        return assignment.handed_out(Layout(config))
     return NodeDevices(gpumap.read_gpu_map(Path(config.placement.gpu_map)))
 
 
@@ -195,12 +198,12 @@ def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
 def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> NodePlan | Refusal:
     """The plan, or a refusal where QEMU gives no guest so many vCPUs; libvirt is asked about large ones."""
     from vhpc_slurm.domain import iommu
-    from vhpc_slurm.node import guest, refusal
+    from vhpc_slurm.node.guest import libvirtd, refusal
 
     if all(len(one.pins) <= iommu.ALL_CPUS for one in found.guests):
         return found
     try:
-        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             refusal.check_vcpus(hypervisor, found.guests, case.host, config.guests.emulator)
     except UserError as err:
         return Refusal((err,))
@@ -246,10 +249,10 @@ def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[shares.Share
 def _hypervisor(config: Config) -> tuple[int, str]:
     """libvirt's version, and a remark where it could not be asked."""
     from vhpc_slurm.domain.spec import LIBVIRT_OLDEST
-    from vhpc_slurm.node import guest
+    from vhpc_slurm.node.guest import libvirtd
 
     try:
-        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             return hypervisor.version()[0], ""
     except (VhpcError, ImportError) as err:
         return LIBVIRT_OLDEST, f"as for the oldest libvirt that will do; the running one was not asked: {err}"

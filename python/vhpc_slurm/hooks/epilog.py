@@ -13,18 +13,12 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common, drain_policy
 from vhpc_slurm.model import ALARM, Generation, Lease
-from vhpc_slurm.node import (
-    accounts,
-    console,
-    joblock,
-    journal,
-    outbox,
-    quarantine,
-    statefile,
-    teardown,
-    timeline,
-)
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.guest import console
+from vhpc_slurm.node.host import accounts
+from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline
+from vhpc_slurm.node.store.layout import Layout
 
 LOCK_TIMEOUT_S = 60.0
 

@@ -15,27 +15,14 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hooks import common, purged_jobs
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan
-from vhpc_slurm.node import (
-    accounts,
-    console,
-    devices,
-    guest,
-    inventory,
-    joblock,
-    journal,
-    outbox,
-    quarantine,
-    refusal,
-    reservations,
-    resources,
-    stages,
-    statefile,
-    teardown,
-    timeline,
-)
-from vhpc_slurm.node.journal import Journal, Stopped
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.preflight import GPU
+from vhpc_slurm.node import resources, stages, teardown
+from vhpc_slurm.node.devices import assignment, quarantine
+from vhpc_slurm.node.devices.preflight import GPU
+from vhpc_slurm.node.guest import console, libvirtd, refusal
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store import joblock, journal, outbox, reservations, statefile, timeline
+from vhpc_slurm.node.store.journal import Journal, Stopped
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import plan_node
 from vhpc_slurm.placement.usage import fold
 from vhpc_slurm.slurm.scontrol import Scontrol
@@ -133,7 +120,7 @@ def _boot(
             plan = _reserve(config, layout, host, lease, journal)
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
-    with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+    with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
         work = stages.Boot(
             layout, lease, lease.image, plan, host, journal, recorder, account, hypervisor,
             replan=partial(_reserve, config, layout, host, lease, journal), over=over,
@@ -174,7 +161,7 @@ def _over(client: ControllerClient, env: common.HookEnv, lease: Lease) -> bool:
 
 def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
     """Slurm's numbers of each guest's GPUs, in the order in which the guest counts them."""
-    indexes = {address: index for index, address in enumerate(devices.handed_out(layout).gpus)}
+    indexes = {address: index for index, address in enumerate(assignment.handed_out(layout).gpus)}
     return [
         [indexes[device.address] for device in guest.devices if device.role == GPU] for guest in plan.guests
     ]
@@ -194,7 +181,7 @@ def _reserve(
     """
     assert lease.image is not None
     with reservations.plan_lock(layout, LOCK_TIMEOUT_S):
-        there = devices.handed_out(layout)
+        there = assignment.handed_out(layout)
         plan = plan_node(
             lease.generation,
             lease.allocation.on(host.node),

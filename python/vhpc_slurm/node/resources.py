@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
-from vhpc_slurm.node import devices, guest, guestmemory, images, nvswitch, process, uids
-from vhpc_slurm.node.cgroup import Cgroup
-from vhpc_slurm.node.journal import Entry, Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.quarantine import QuarantinedError
+from vhpc_slurm.node.devices import assignment, nvswitch
+from vhpc_slurm.node.devices.quarantine import QuarantinedError
+from vhpc_slurm.node.guest import libvirtd, memory
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.store import images, uids
+from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.store.layout import Layout
 
 log = logging.getLogger("vhpc")
 RUN_DIR = "rundir"
@@ -30,7 +33,7 @@ PROCESS = "process"
 DOMAIN = "domain"
 CGROUP = "cgroup"
 MEMORY = "memory"
-DEVICE = devices.KIND
+DEVICE = assignment.KIND
 NVSWITCH = nvswitch.KIND
 
 
@@ -60,7 +63,7 @@ def _release_each(
     """Release one after another, devices that were taken together together; yields what came of each."""
     for kind, entries in itertools.groupby((e for e in held if e.kind not in keep), lambda e: e.kind):
         if kind == DEVICE:
-            yield from devices.release_together(layout, generation, list(entries))
+            yield from assignment.release_together(layout, generation, list(entries))
             continue
         for entry in entries:
             try:
@@ -111,7 +114,7 @@ def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
     config = layout.config.guests
     uid = int(entry.data["uid"])
     try:
-        with guest.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
             hypervisor.destroy(entry.data["name"])
     except NodeError:
         if not uids.in_range(layout.config, uid):
@@ -133,7 +136,7 @@ def _release_memory(layout: Layout, generation: str, entry: Entry) -> None:
     inodes = [(int(device), int(inode)) for device, inode in entry.data.get("inodes", ())]
     owners = [int(uid) for uid in entry.data["owners"]]
     group = None if layout.config.guests.cgroups == "off" else Cgroup.of(generation)
-    for holder in guestmemory.release(inodes, group, owners):
+    for holder in memory.release(inodes, group, owners):
         log.warning("ended %s: it held memory of a guest of generation %s", holder, generation)
 
 

@@ -19,32 +19,18 @@ from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.hardware import PassthroughDevice
 from vhpc_slurm.model import GuestPlan, HostInventory, ImageIdentity, Lease, NodePlan
-from vhpc_slurm.node import (
-    accounts,
-    console,
-    deadlines,
-    devices,
-    gpumap,
-    guestmemory,
-    guestports,
-    identities,
-    images,
-    nvswitch,
-    process,
-    qemulog,
-    refusal,
-    reservations,
-    resources,
-    shares,
-    uids,
-)
-from vhpc_slurm.node.cgroup import Cgroup, limits_of
-from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
-from vhpc_slurm.node.guest import DomainRefusedError, Hypervisor
-from vhpc_slurm.node.helpers import ROOT_SOCKET, Helpers
-from vhpc_slurm.node.journal import Journal, Stopped
-from vhpc_slurm.node.layout import Layout, domain_name
-from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node import resources
+from vhpc_slurm.node.devices import assignment, gpumap, identities, nvswitch
+from vhpc_slurm.node.guest import console, deadlines, memory, ports, qemulog, refusal, shares
+from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
+from vhpc_slurm.node.guest.helpers import ROOT_SOCKET, Helpers
+from vhpc_slurm.node.guest.libvirtd import DomainRefusedError, Hypervisor
+from vhpc_slurm.node.host import accounts, process
+from vhpc_slurm.node.host.cgroup import Cgroup, limits_of
+from vhpc_slurm.node.store import images, reservations, uids
+from vhpc_slurm.node.store.journal import Journal, Stopped
+from vhpc_slurm.node.store.layout import Layout, domain_name
+from vhpc_slurm.node.store.timeline import Recorder
 from vhpc_slurm.placement import nccl
 from vhpc_slurm.placement.usage import fold
 
@@ -60,7 +46,7 @@ class GuestMemory:
     """Memory of all guests: uids whose processes may have it, and its memfds."""
 
     owners: list[int]
-    inodes: set[guestmemory.Inode]
+    inodes: set[memory.Inode]
 
 
 @dataclass
@@ -181,9 +167,11 @@ def _take_devices(work: Boot) -> None:
         wanted = identities.of_plan(work.lease, work.plan, work.inventory)
         held = fold(reservations.live(work.layout, excluding=work.lease.generation)).devices
         try:
-            devices.acquire(work.layout, work.journal, _devices(work.plan), wanted, devices.HostState(held))
+            assignment.acquire(
+                work.layout, work.journal, _devices(work.plan), wanted, assignment.HostState(held)
+            )
             break
-        except devices.UnfitError as err:
+        except assignment.UnfitError as err:
             if work.replan is None:
                 raise
             log.warning("%s; looking for others", err.line())
@@ -219,7 +207,7 @@ def _start_guest(work: Boot, guest: GuestPlan) -> None:
     for path in boot_files:
         path.unlink()  # QEMU has read them
     for ref in process.of_uid(uid):
-        work.memory.inodes |= guestmemory.of_process(ref.pid)
+        work.memory.inodes |= memory.of_process(ref.pid)
         if work.cgroup is not None:
             work.cgroup.add(ref.pid)
     work.journal.update(MEMORY, inodes=sorted(work.memory.inodes))
@@ -386,7 +374,7 @@ def _boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
 
 def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
     account, timeout = work.account, float(work.layout.config.guests.stage_timeout_s)
-    guids = guestports.expected(work.lease, work.plan, guest, work.inventory)
+    guids = ports.expected(work.lease, work.plan, guest, work.inventory)
     hosts = _hosts(guest.hostname, work.lease.network.addresses if guids else ())
     try:
         channel.identity(
@@ -406,7 +394,7 @@ def _set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout)
         if guids:
             wait_s = work.layout.config.fabric.guest_timeout_s
-            guestports.find(work.lease, guest.hostname, guids, channel, wait_s=wait_s, timeout_s=timeout)
+            ports.find(work.lease, guest.hostname, guids, channel, wait_s=wait_s, timeout_s=timeout)
         _tell_nccl(work, guest, channel, timeout)
         channel.ready(timeout_s=timeout)
     except ChannelError as err:

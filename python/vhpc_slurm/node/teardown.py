@@ -12,12 +12,12 @@ from pathlib import Path
 from vhpc_slurm.errors import TeardownError, VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import resources
-from vhpc_slurm.node.channel import ChannelError, GuestChannel
-from vhpc_slurm.node.helpers import ROOT_SOCKET
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.quarantine import QuarantinedError, QuarantineRecord
-from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node.devices.quarantine import QuarantinedError, QuarantineRecord
+from vhpc_slurm.node.guest.channel import ChannelError, GuestChannel
+from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.timeline import Recorder
 
 log = logging.getLogger("vhpc")
 CONNECT_S = 0.1
