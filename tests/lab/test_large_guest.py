@@ -37,6 +37,13 @@ BOOT = textwrap.dedent("""
     from vhpc_slurm.node.store import images
     from vhpc_slurm.node.store.layout import Layout
 
+    def finished(copying):
+        try:
+            while True:
+                next(copying)
+        except StopIteration as end:
+            return end.value
+
     config, count, words = load(), int(sys.argv[1]), sys.argv[2]
     host = inventory.read_inventory(os.uname().nodename, config)
     real = [cpu.os_cpu for cpu in host.cpus if cpu.online]
@@ -44,7 +51,7 @@ BOOT = textwrap.dedent("""
     folder.chmod(0o711)
     uid = config.guests.uid_base + config.guests.uid_count - 1
     image = resolve(pathlib.Path(config.images.catalog), ImageRef.parse("debian-minimal"))
-    staged = images.stage(Layout(config), image)
+    staged = finished(images.stage(Layout(config), image))
     (folder / "kernel").write_bytes(staged.kernel.read_bytes())
     (folder / "initrd").write_bytes(base64.b64decode("ARCHIVE"))
     console.prepare(folder / "console.log", uid)

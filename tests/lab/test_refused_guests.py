@@ -38,7 +38,7 @@ manifest = hashlib.sha256(raw).hexdigest()
 print(found, manifest)
 """.replace("IMAGE", IMAGE)
 
-# On a node: a guest as stages.boot makes one, changed as the case says; prints the class and the line.
+# On a node: a guest as Prolog makes one, changed as the case says; prints the class and the line.
 TRY = textwrap.dedent("""
     import os, pathlib, sys, tempfile
     from dataclasses import replace

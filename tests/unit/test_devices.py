@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from attribute_fs import Stuck, fixed
-from device_rig import GENERATION, Rig, identity, machine, passthrough
+from device_rig import GENERATION, Rig, machine, passthrough
 from fake_pci import BUS_MASTER, COMMAND, Device, fail
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError
@@ -35,9 +35,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def take(rig: Rig, *found: Device, role: str = "gpu") -> Journal:
     journal = rig.journal()
-    assignment.acquire(
-        rig.layout, journal, passthrough(*found, role=role), {d.address: identity(d) for d in found}, rig.host
-    )
+    assignment.acquire(rig.layout, journal, passthrough(*found, role=role), rig.host)
     return journal
 
 
@@ -239,7 +237,7 @@ def test_a_driver_that_does_not_let_go_stops_nobody_and_its_device_is_quarantine
     rig.pci.drivers["nvidia"].remove = hang
     journal = rig.journal()
     with pytest.raises(QuarantinedError, match=f"quarantined: {gpu.address}.*the kernel does not come back"):
-        assignment.acquire(rig.layout, journal, passthrough(gpu), {}, rig.host)
+        assignment.acquire(rig.layout, journal, passthrough(gpu), rig.host)
     assert quarantined(rig) == [gpu.address]
     clear(rig, journal)  # does not touch what would never answer
     with pytest.raises(TeardownError, match="stays in quarantine"):
@@ -551,7 +549,7 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
         ours = rig.journal()
         vf = rig.vfs[0]
         taken = [*passthrough(*rig.gpus), *passthrough(vf, role="vf")]
-        assignment.acquire(rig.layout, ours, taken, {vf.address: identity(vf)}, rig.host)
+        assignment.acquire(rig.layout, ours, taken, rig.host)
         resources.release_all(rig.layout, ours)
 
     killed, at = True, 0
@@ -586,7 +584,7 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
 
         attribute.write_attribute = write
         journal = rig.journal()
-        assignment.acquire(rig.layout, journal, passthrough(gpu), {}, rig.host)
+        assignment.acquire(rig.layout, journal, passthrough(gpu), rig.host)
         resources.release_all(rig.layout, journal)
 
     for after in (False, True):

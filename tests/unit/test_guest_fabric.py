@@ -25,7 +25,6 @@ from vhpc_slurm.model import (
     Generation,
     GuestPlan,
     GuestTopology,
-    HostInventory,
     Lease,
     LeaseState,
     NodePlan,
@@ -200,8 +199,7 @@ def a_guest() -> GuestPlan:
 def expected(lease: Lease, node: str) -> tuple[int, ...]:
     guest = a_guest()
     plan = NodePlan(lease.generation, node, (guest,), 512, 0)
-    host = HostInventory(node, "", (), (), (), kvm=False, kvm_reason="")
-    return ports.expected(lease, plan, guest, host)
+    return ports.expected(lease, plan, guest)
 
 
 def test_ports_that_reach_guests_are_those_of_the_lease_and_the_node() -> None:

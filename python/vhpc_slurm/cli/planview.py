@@ -12,7 +12,7 @@ from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
-    from vhpc_slurm.cli.plan import PlanInput
+    from vhpc_slurm.node.plan import PlanInput
 
 NO_JOB = 0xFFFFFFFE
 """Stands for the job of a plan that is for none: Slurm's NO_VAL, which is no job's id."""

@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.hardware import VF
 from vhpc_slurm.hooks import common
 from vhpc_slurm.node.devices import assignment
-from vhpc_slurm.node.devices.preflight import VF
 from vhpc_slurm.node.devices.quarantine import QuarantineRecord
 from vhpc_slurm.node.host import inventory
 from vhpc_slurm.node.store.layout import Layout

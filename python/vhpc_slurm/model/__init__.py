@@ -35,7 +35,16 @@ from vhpc_slurm.model.lease import (
     Stage,
     Timeline,
 )
-from vhpc_slurm.model.plan import GuestCell, GuestPlan, GuestTopology, MemoryBinding, NodePlan, VcpuPin
+from vhpc_slurm.model.plan import (
+    GuestCell,
+    GuestPaths,
+    GuestPlan,
+    GuestTopology,
+    MemoryBinding,
+    NodePlan,
+    Share,
+    VcpuPin,
+)
 
 __all__ = [
     "ALARM",
@@ -52,6 +61,7 @@ __all__ = [
     "Generation",
     "GresAllocation",
     "GuestCell",
+    "GuestPaths",
     "GuestPlan",
     "GuestTopology",
     "HostCell",
@@ -68,6 +78,7 @@ __all__ = [
     "NetworkIdentity",
     "NodeAllocation",
     "NodePlan",
+    "Share",
     "Stage",
     "Timeline",
     "VcpuPin",

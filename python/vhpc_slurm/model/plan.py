@@ -55,12 +55,57 @@ class GuestTopology:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A folder of the host, mounted in the guest at the same path.
+
+    ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``.
+    """
+
+    tag: str
+    path: str
+    read_only: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class GuestPaths:
+    """Files of one guest on the host, absolute; ``node.store.layout`` makes them.
+
+    Attributes:
+        run_dir: the guest's run folder.
+        kernel, initrd: private copies, which exist until QEMU has read them.
+        root: raw image of the root file system; shared by all guests of the image.
+        agent_socket: socket that QEMU listens on for the agent's port.
+        console_log: the guest's serial console.
+    """
+
+    run_dir: str = ""
+    kernel: str = ""
+    initrd: str = ""
+    root: str = ""
+    agent_socket: str = ""
+    console_log: str = ""
+
+    def share_socket(self, tag: str) -> str:
+        """Socket of the daemon that serves a share."""
+        return f"{self.run_dir}/fs-{tag}.sock"
+
+
+@dataclass(frozen=True)
 class GuestPlan:
     """One guest of a job on a node: which CPUs, which memory, which devices.
 
-    ``pcihole64_gib`` is address space for large BARs, 0 where QEMU's own will
-    do; ``address_bits`` how wide physical addresses have to be for it and the
-    memory, 0 without devices.
+    Placement (``placement.plan``) decides all but the last two attributes, which
+    follow from the lease and the node (``node.plan``).
+
+    Attributes:
+        pcihole64_gib: address space for large BARs; 0 if QEMU's default is enough.
+        address_bits: width of physical addresses that the memory and these BARs need; 0 without devices.
+        start_timeout_s: longest start of QEMU.
+        boot_timeout_s: longest time from the start to the agent's hello.
+        nccl_topology: XML file for NCCL; empty if the guest sees the host's PCI topology by itself.
+        port_guids: InfiniBand ports that the guest must show before it is ready, rail by rail.
+        paths: its files on the host.
     """
 
     index: int
@@ -77,11 +122,24 @@ class GuestPlan:
     controllers: tuple[PciController, ...] = ()
     pcihole64_gib: int = 0
     address_bits: int = 0
+    start_timeout_s: int = 0
+    boot_timeout_s: int = 0
+    nccl_topology: str = ""
+    port_guids: tuple[int, ...] = ()
+    paths: GuestPaths = GuestPaths()
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """All guests of one generation on one node; pure data, printable."""
+    """All guests of one generation on one node; pure data, printable.
+
+    Attributes:
+        job_memory_mib: memory that Slurm gave the job here.
+        reserve_mib: how much of it stays outside of guests.
+        notes: lines for people.
+        shares: folders of the host that the guests see; one that the user cannot enter is left out at start.
+        partition: libvirt's name of the control group of the guests; empty for libvirt's default.
+    """
 
     generation: Generation
     node: str
@@ -89,3 +147,5 @@ class NodePlan:
     job_memory_mib: int
     reserve_mib: int
     notes: tuple[str, ...] = ()
+    shares: tuple[Share, ...] = ()
+    partition: str = ""

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
-from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
+from vhpc_slurm.hardware import GPU, VF, NodeDevices, PassthroughDevice, VfIdentity
 from vhpc_slurm.node.devices import aer, gpumap, preflight, quarantine, scrub, vf, vf_drivers, vfio
-from vhpc_slurm.node.devices.preflight import GPU, VF, VFIO, DeviceError
-from vhpc_slurm.node.devices.vf import Identity
+from vhpc_slurm.node.devices.preflight import VFIO, DeviceError
 from vhpc_slurm.node.host import attribute, sysfs
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -68,16 +67,14 @@ def acquire(
     layout: Layout,
     journal: Journal,
     devices: Sequence[PassthroughDevice],
-    identities: Mapping[str, Identity],
     host: HostState,
 ) -> None:
-    """Bind a job's devices to vfio-pci, and make its virtual functions what they are to be.
+    """Bind a job's devices to vfio-pci, and give its virtual functions their identities.
 
     Args:
         layout: of this node.
         journal: the job's journal.
-        devices: of all guests of the job.
-        identities: of each virtual function, by address.
+        devices: of all guests of the job; virtual functions with their identities.
         host: who holds what.
 
     All are looked at before the first one is changed.
@@ -117,11 +114,21 @@ def acquire(
             if device.role == VF:
                 # after its driver is gone, which would keep what it had; before the guest's reads it
                 vf_driver = vf_drivers.find(case.root, device.address, config.timeout_s)
-                vf.configure(vf_driver, device.address, identities[device.address])
+                vf.configure(vf_driver, device.address, _identity(device))
         except attribute.StuckError as err:
             raise _quarantine(
                 layout, str(journal.generation), journal.entry(f"{KIND}:{device.address}"), err.line()
             ) from err
+
+
+def _identity(device: PassthroughDevice) -> VfIdentity:
+    if device.identity is None:
+        raise NodeError(
+            f"virtual function {device.address} has no identity in the plan",
+            "without one its guest could be in another job's partition",
+            "report this: it is a fault of vhpc",
+        )
+    return device.identity
 
 
 def _look(

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.fabric import numbers
-from vhpc_slurm.hardware import PciFunction, address_key
+from vhpc_slurm.hardware import VF, PciFunction, VfIdentity, address_key
 from vhpc_slurm.model import HostInventory, Lease, NetworkIdentity, NodePlan
-from vhpc_slurm.node.devices.preflight import VF
-from vhpc_slurm.node.devices.vf import Identity
 
 INFINIBAND = (0x0207, 0x0C06)
 ETHERNET = (0x0200,)
 
 
-def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, Identity]:
+def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, VfIdentity]:
     """The identity of each virtual function of a plan, by address.
 
     A guest's functions count rail by rail.  With one rail that is all of them;
@@ -29,7 +27,7 @@ def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, Iden
     """
     functions = {function.address: function for function in host.pci}
     nodes = [part.node for part in lease.allocation.nodes]
-    found: dict[str, Identity] = {}
+    found: dict[str, VfIdentity] = {}
     for guest in plan.guests:
         own = [functions[device.address] for device in guest.devices if device.role == VF]
         rank = lease.network.first_rank + nodes.index(plan.node) * len(plan.guests) + guest.index
@@ -70,7 +68,7 @@ class _Ordered:
                 )
             yield function.address, rail, number
 
-    def none(self, kind: str, why: str, option: str = "backend") -> dict[str, Identity]:
+    def none(self, kind: str, why: str, option: str = "backend") -> dict[str, VfIdentity]:
         """No identities: an error if there are functions that would need some."""
         if not self.functions:
             return {}
@@ -81,7 +79,7 @@ class _Ordered:
         )
 
 
-def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, Identity]:
+def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, VfIdentity]:
     if network.kind == "ib" and network.port_guids:
         why = "this site's jobs have ports with GUIDs of their own, and a function would be in no partition"
         return functions.none("InfiniBand", why, "port_map")
@@ -90,20 +88,20 @@ def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dic
         why = "this site gives jobs no partition of the fabric, and without one a guest could talk to all"
         return functions.none("InfiniBand", why)
     return {
-        address: Identity(
+        address: VfIdentity(
             numbers.node_guid(pkey, rail, rank, number), numbers.port_guid(pkey, rail, rank, number), pkey
         )
         for address, rail, number in functions.places(network)
     }
 
 
-def _ethernet(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, Identity]:
+def _ethernet(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, VfIdentity]:
     vlan = network.vlan if network.kind == "ethernet" else None
     if vlan is None:
         why = "this site gives jobs no VLAN, and without one a guest could talk to all"
         return functions.none("Ethernet", why)
     return {
-        address: Identity(
+        address: VfIdentity(
             mac=bytes.fromhex(numbers.mac(numbers.VLANS.base + vlan, rail, rank, number).replace(":", "")),
             vlan=vlan,
         )

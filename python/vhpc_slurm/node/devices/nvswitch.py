@@ -22,8 +22,8 @@ import msgspec
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError, TeardownError, UserError
+from vhpc_slurm.hardware import GPU
 from vhpc_slurm.model import NodePlan
-from vhpc_slurm.node.devices.preflight import GPU
 from vhpc_slurm.node.store.journal import Entry, Journal
 
 KIND = "nvswitch"

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import NodeError
+from vhpc_slurm.hardware import VF
 from vhpc_slurm.node.host import attribute, sysfs
 
 VFIO = "vfio-pci"
 BRIDGE_DRIVERS = frozenset(
     ("pcieport", "pci-stub")
 )  # the kernel's own list of harmless ones, but for vfio-pci
-GPU, VF = "gpu", "vf"
 NVIDIA = 0x10DE
 AWAKE = frozenset(("", "unknown", "D0", "D1", "D2", "D3hot"))
 COMMAND = 4  # offset of the command register in configuration space

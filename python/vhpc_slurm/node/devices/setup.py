@@ -23,8 +23,9 @@ from functools import partial
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, VhpcError
+from vhpc_slurm.hardware import VF
 from vhpc_slurm.node.devices import gpumap, quarantine, vf, vf_drivers
-from vhpc_slurm.node.devices.preflight import VF, device_path
+from vhpc_slurm.node.devices.preflight import device_path
 from vhpc_slurm.node.host import attribute, sysfs
 from vhpc_slurm.node.host.pci import ADDRESS
 from vhpc_slurm.node.store.layout import Layout

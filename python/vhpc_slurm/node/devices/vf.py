@@ -11,10 +11,10 @@ There is one implementation for each interface of host drivers (``vf_drivers``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.hardware import VfIdentity
 
 PARKED_GUID = (1 << 64) - 1
 """Nobody's GUID; zero would let the firmware choose one."""
@@ -32,24 +32,6 @@ class ParkError(TeardownError):
     """A virtual function may still carry what its last guest had."""
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What a function is on its network.
-
-    Attributes:
-        node_guid, port_guid: of InfiniBand.
-        pkey: partition key of InfiniBand, without membership.
-        mac: of Ethernet: six bytes.
-        vlan: of Ethernet; 0 for none.
-    """
-
-    node_guid: int = 0
-    port_guid: int = 0
-    pkey: int = 0
-    mac: bytes = b""
-    vlan: int = 0
-
-
 class VfDriver(Protocol):
     """How a host driver sets virtual functions; methods raise OSError for what the kernel refuses."""
 
@@ -58,10 +40,10 @@ class VfDriver(Protocol):
     def switch_off(self) -> None:
         """Take the function off its network."""
 
-    def set(self, identity: Identity) -> None:
+    def set(self, identity: VfIdentity) -> None:
         """Make it this."""
 
-    def difference(self, identity: Identity) -> str:
+    def difference(self, identity: VfIdentity) -> str:
         """Read it back: what differs from this identity; empty when nothing does."""
 
     def park(self) -> None:
@@ -74,7 +56,7 @@ class VfDriver(Protocol):
         """Let it onto its network."""
 
 
-def configure(vf_driver: VfDriver, address: str, identity: Identity) -> None:
+def configure(vf_driver: VfDriver, address: str, identity: VfIdentity) -> None:
     """Make a function what a guest shall have, and let it onto its network.
 
     Raises:

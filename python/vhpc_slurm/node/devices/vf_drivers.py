@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import time
 
+from vhpc_slurm.hardware import VfIdentity
 from vhpc_slurm.node.devices import rtnetlink
 from vhpc_slurm.node.devices.preflight import bound_to, device_path
 from vhpc_slurm.node.devices.rtnetlink import (
@@ -29,7 +30,7 @@ from vhpc_slurm.node.devices.rtnetlink import (
     Link,
     VfInfo,
 )
-from vhpc_slurm.node.devices.vf import PARKED_GUID, Identity, NoVfDriverError, VfDriver, colons
+from vhpc_slurm.node.devices.vf import PARKED_GUID, NoVfDriverError, VfDriver, colons
 from vhpc_slurm.node.host import attribute, sysfs
 
 ARPHRD_ETHER, ARPHRD_INFINIBAND = "1", "32"
@@ -111,25 +112,25 @@ class NetlinkInfiniband:
         """The port follows the physical one."""
         self._set(rtnetlink.set_flag(LINK_STATE, self.number, AUTO))
 
-    def set(self, identity: Identity) -> None:
+    def set(self, identity: VfIdentity) -> None:
         """Both GUIDs: the node's has to be unique, too."""
         self._set(
             rtnetlink.set_guid(NODE_GUID, self.number, identity.node_guid),
             rtnetlink.set_guid(PORT_GUID, self.number, identity.port_guid),
         )
 
-    def difference(self, identity: Identity) -> str:
+    def difference(self, identity: VfIdentity) -> str:
         """The kernel answers from its own memory (5.5 and later), not from the firmware's."""
         info = self._info()
         return _guids(info.node_guid, info.port_guid, identity.node_guid, identity.port_guid) or _off(info)
 
     def park(self) -> None:
         """Nobody's GUIDs."""
-        self.set(Identity(PARKED_GUID, PARKED_GUID))
+        self.set(VfIdentity(PARKED_GUID, PARKED_GUID))
 
     def why_not_parked(self) -> str:
         """As ``difference``."""
-        return self.difference(Identity(PARKED_GUID, PARKED_GUID))
+        return self.difference(VfIdentity(PARKED_GUID, PARKED_GUID))
 
 
 def _off(info: VfInfo) -> str:
@@ -168,12 +169,12 @@ class OfedInfiniband:
         """The port follows the physical one."""
         self._write("policy", "Follow")
 
-    def set(self, identity: Identity) -> None:
+    def set(self, identity: VfIdentity) -> None:
         """Both GUIDs."""
         self._write("node", colons(identity.node_guid))
         self._write("port", colons(identity.port_guid))
 
-    def difference(self, identity: Identity) -> str:
+    def difference(self, identity: VfIdentity) -> str:
         """What the firmware says."""
         policy = self._read("policy")
         node, port = (int(self._read(name).replace(":", ""), 16) for name in ("node", "port"))
@@ -182,11 +183,11 @@ class OfedInfiniband:
 
     def park(self) -> None:
         """Nobody's GUIDs."""
-        self.set(Identity(PARKED_GUID, PARKED_GUID))
+        self.set(VfIdentity(PARKED_GUID, PARKED_GUID))
 
     def why_not_parked(self) -> str:
         """As ``difference``."""
-        return self.difference(Identity(PARKED_GUID, PARKED_GUID))
+        return self.difference(VfIdentity(PARKED_GUID, PARKED_GUID))
 
 
 class Mlx4:
@@ -229,7 +230,7 @@ class Mlx4:
         if self._mapped() != self._keys:
             raise OSError(errno.EIO, f"keys {self._keys} were mapped, {self._mapped()} are")
 
-    def set(self, identity: Identity) -> None:
+    def set(self, identity: VfIdentity) -> None:
         """The GUID, and where in the port's table the keys are."""
         attribute.write_attribute(self._guid_path(), f"{identity.port_guid:016x}", self.timeout_s)
         self._keys = self._index(identity.pkey), self._index(DEFAULT_PKEY)
@@ -248,7 +249,7 @@ class Mlx4:
                 )
             time.sleep(0.5)
 
-    def difference(self, identity: Identity) -> str:
+    def difference(self, identity: VfIdentity) -> str:
         """The GUID that was asked for, and no key mapped yet."""
         guid = int(attribute.read_attribute(self._guid_path(), self.timeout_s) or "0", 16)
         if guid != identity.port_guid:
@@ -265,7 +266,7 @@ class Mlx4:
 
     def why_not_parked(self) -> str:
         """No GUID, no key."""
-        return self.difference(Identity(port_guid=PARKED_GUID))
+        return self.difference(VfIdentity(port_guid=PARKED_GUID))
 
 
 class Ethernet:
@@ -296,7 +297,7 @@ class Ethernet:
         """The link follows the physical one."""
         self._state(AUTO)
 
-    def set(self, identity: Identity) -> None:
+    def set(self, identity: VfIdentity) -> None:
         """All of it, the check of forged addresses among it: without that a guest could speak for another.
 
         Trust and rate are taken back only where there is some: drivers refuse
@@ -312,7 +313,7 @@ class Ethernet:
             if now.rate != (0, 0):
                 link.set(rtnetlink.set_rate(self.number, 0, 0))
 
-    def difference(self, identity: Identity) -> str:
+    def difference(self, identity: VfIdentity) -> str:
         """What the driver says."""
         with Link(self.index) as link:
             info = link.info(self.number)
@@ -331,8 +332,8 @@ class Ethernet:
 
     def park(self) -> None:
         """No MAC address, no VLAN."""
-        self.set(Identity(mac=NO_MAC))
+        self.set(VfIdentity(mac=NO_MAC))
 
     def why_not_parked(self) -> str:
         """As ``difference``."""
-        return self.difference(Identity(mac=NO_MAC))
+        return self.difference(VfIdentity(mac=NO_MAC))

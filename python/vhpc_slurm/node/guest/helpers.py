@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.model import GuestPlan
+from vhpc_slurm.model import GuestPlan, Share
 from vhpc_slurm.node import resources
 from vhpc_slurm.node.guest import shares
-from vhpc_slurm.node.guest.shares import Share
 from vhpc_slurm.node.host import confine, process
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.cgroup import Cgroup, Limits
@@ -59,7 +58,7 @@ class Helpers:
     @property
     def run_dir(self) -> Path:
         """Run folder of the guest."""
-        return self.layout.guest(self.journal.generation.job_id, self.guest.index)
+        return Path(self.guest.paths.run_dir)
 
     def close(self) -> None:
         """Close what this process holds of them; they live on."""
@@ -174,7 +173,7 @@ class Helpers:
 
     def socket_of(self, share: Share) -> Path:
         """Where QEMU finds the daemon of a share."""
-        return self.run_dir / f"fs-{share.tag}.sock"
+        return Path(self.guest.paths.share_socket(share.tag))
 
     def _confinement(self, who: process.Credentials) -> Confinement:
         paths = self.layout.config.paths

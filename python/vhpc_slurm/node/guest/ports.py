@@ -8,23 +8,21 @@ import logging
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY, FULL
-from vhpc_slurm.model import GuestPlan, HostInventory, Lease, NodePlan
-from vhpc_slurm.node.devices import identities
+from vhpc_slurm.model import GuestPlan, Lease, NodePlan
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
 
 log = logging.getLogger("vhpc")
 
 
-def expected(lease: Lease, plan: NodePlan, guest: GuestPlan, host: HostInventory) -> tuple[int, ...]:
-    """The port GUIDs of a guest, rail by rail; none where it has no port.
+def expected(lease: Lease, plan: NodePlan, guest: GuestPlan) -> tuple[int, ...]:
+    """The port GUIDs of a guest, rail by rail; empty if it has no port.
 
-    They are those of the virtual functions that it was given, or the lease's
+    They are those of the virtual functions in its plan, or the lease's
     where the site's ports reach guests in another way (``fabric.in_guests``).
     """
-    own = {device.address for device in guest.devices}
-    found = identities.of_plan(lease, plan, host)
+    own = (device.identity.port_guid for device in guest.devices if device.identity)
     # a GUID of ours is made of key, rail, rank and function, in this order
-    guids = sorted(one.port_guid for address, one in found.items() if address in own and one.port_guid)
+    guids = sorted(guid for guid in own if guid)
     if guids or not lease.network.in_guests:
         return tuple(guids)
     place = lease.allocation.guests(len(plan.guests)).index(guest.hostname)

@@ -16,8 +16,9 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from vhpc_slurm.config import Shares
+from vhpc_slurm.config import Config, Shares
 from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import Share
 from vhpc_slurm.node.host import confine
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.confine import Confinement, SharedDirectory, Started
@@ -49,19 +50,6 @@ OPEN_FILES = 1_000_000
 NR_OPEN = Path("/proc/sys/fs/nr_open")
 
 
-@dataclass(frozen=True)
-class Share:
-    """A folder of the host, mounted in the guest at the same path.
-
-    ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``.
-    """
-
-    tag: str
-    path: str
-    read_only: bool
-    why: str
-
-
 def wanted(config: Shares, account: Account, work_dir: str) -> tuple[list[Share], list[str]]:
     """Which folders this job's guests see, outermost first, and notes on what was left out.
 
@@ -83,6 +71,18 @@ def wanted(config: Shares, account: Account, work_dir: str) -> tuple[list[Share]
         elif not any(clean.is_relative_to(s.path) for s in shares):
             shares.append(Share(f"{why}{len(shares)}", str(clean), read_only, why))
     return sorted(shares, key=lambda s: len(PurePosixPath(s.path).parts)), notes
+
+
+def of_job(config: Config, account: Account, work_dir: str) -> tuple[Share, ...]:
+    """Which folders the guests of a job see; the working directory is looked up with the user's rights.
+
+    Raises:
+        UserError, NodeError: as ``attempt``.
+    """
+    program = f"{config.paths.libexec}/vhpc-confine"
+    real = real_work_dir(work_dir, program, account, config.guests.stage_timeout_s)
+    found, _ = wanted(config.shares, account, real)
+    return tuple(found)
 
 
 @dataclass(frozen=True)

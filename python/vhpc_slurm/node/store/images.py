@@ -21,7 +21,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +46,15 @@ class StagedImage:
     root: Path
 
 
-def stage(layout: Layout, image: ImageIdentity, go_on: Callable[[], None] = lambda: None) -> StagedImage:
-    """Have every blob of an image on the node, verified.
+def stage(layout: Layout, image: ImageIdentity) -> Generator[None, None, StagedImage]:
+    """Copy every blob of an image to the node, verified; a generator.
+
+    Yields every ``CHECK_S`` seconds of a copy or of the wait for one: what the
+    caller throws in there ends it.  Returns the staged image.
 
     Args:
         layout: where the catalogue and the store are.
         image: what to stage; it has to be pinned.
-        go_on: called every few seconds of a copy; what it raises ends it.
 
     Raises:
         UserError: the catalogue lacks a blob, or it is not what the manifest says, or is
@@ -61,8 +63,10 @@ def stage(layout: Layout, image: ImageIdentity, go_on: Callable[[], None] = lamb
         NodeError: the node cannot store it.
     """
     manifest = image.manifest
-    copies = _Copies(layout, str(image.ref), go_on)
-    kernel, initrd, root = (copies.blob(blob) for blob in (manifest.kernel, manifest.initrd, manifest.root))
+    copies = _Copies(layout, str(image.ref))
+    kernel = yield from copies.blob(manifest.kernel)
+    initrd = yield from copies.blob(manifest.initrd)
+    root = yield from copies.blob(manifest.root)
     return StagedImage(kernel, initrd, root)
 
 
@@ -113,9 +117,8 @@ def pins(layout: Layout) -> Iterator[tuple[str, str]]:
 
 def stored(layout: Layout) -> list[tuple[str, int]]:
     """Blobs on this node: (sha256, size in bytes)."""
-    folder = Path(layout.config.images.store) / "blobs" / "sha256"
     try:
-        return sorted((p.name, p.stat().st_size) for p in folder.iterdir() if len(p.name) == 64)
+        return sorted((p.name, p.stat().st_size) for p in layout.blobs.iterdir() if len(p.name) == 64)
     except FileNotFoundError:
         return []
 
@@ -134,23 +137,21 @@ def _complete(path: Path, size: int) -> bool:
 class _Copies:
     """Copies blobs of one image into the store."""
 
-    def __init__(self, layout: Layout, image: str, go_on: Callable[[], None]) -> None:
+    def __init__(self, layout: Layout, image: str) -> None:
         self._catalog = Path(layout.config.images.catalog) / "blobs" / "sha256"
-        self._folder = Path(layout.config.images.store) / "blobs" / "sha256"
+        self._folder = layout.blobs
         self._timeout_s = layout.config.guests.stage_timeout_s
-        self._asked = time.monotonic()
-        self._until = self._asked + self._timeout_s
-        self._layout, self._image, self._go_on = layout, image, go_on
+        self._paused = time.monotonic()
+        self._until = self._paused + self._timeout_s
+        self._layout, self._image = layout, image
 
-    def blob(self, blob: Blob) -> Path:
-        """The path of a blob in the store, copied if it is not there."""
+    def blob(self, blob: Blob) -> Generator[None, None, Path]:
+        """Copy a blob into the store if it is not there; returns its path."""
         final = self._folder / blob.sha256
         try:
             if not _complete(final, blob.size):
                 self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-                with self._single_flight(self._folder / f".{blob.sha256}.lock"):
-                    if not _complete(final, blob.size):
-                        self._fetch(blob, final)
+                yield from self._fetch_alone(blob, final)
             os.utime(final)  # used last now: the ones to go first are others
         except OSError as err:
             store = self._layout.config.images.store
@@ -159,20 +160,22 @@ class _Copies:
             ) from err
         return final
 
-    @contextlib.contextmanager
-    def _single_flight(self, path: Path) -> Iterator[None]:
-        """Hold the lock of a blob; its file stays, since removing it would let two holders exist."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def _fetch_alone(self, blob: Blob, final: Path) -> Iterator[None]:
+        """Copy a blob unless another job has done it; of several jobs one copies, the others wait."""
+        lock = self._folder / f".{blob.sha256}.lock"  # never removed: two jobs could hold two locks
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             while not _try_lock(fd):
-                self._check_time("another job copies it")
+                if self._pause_is_due("another job copies it"):
+                    yield
                 time.sleep(0.1)
-            yield
+            if not _complete(final, blob.size):
+                yield from self._fetch(blob, final)
         finally:
             os.close(fd)
 
-    def _check_time(self, why: str) -> None:
-        """See every few seconds that the job goes on, and at any time that there is time left."""
+    def _pause_is_due(self, why: str) -> bool:
+        """Whether the caller has to be asked again; FabricError when the time is over."""
         now = time.monotonic()
         if now > self._until:
             raise FabricError(
@@ -180,17 +183,18 @@ class _Copies:
                 why,
                 "is the catalogue's file system slow? guests.stage_timeout_s gives it longer",
             )
-        if now - self._asked > CHECK_S:
-            self._asked = now
-            self._go_on()
+        if now - self._paused <= CHECK_S:
+            return False
+        self._paused = now
+        return True
 
-    def _fetch(self, blob: Blob, final: Path) -> None:
+    def _fetch(self, blob: Blob, final: Path) -> Iterator[None]:
         part = final.with_name(f".{blob.sha256}.part")
         with self._source(blob) as source:
-            part.unlink(missing_ok=True)  # of a copy that was killed; nobody else holds the lock
+            part.unlink(missing_ok=True)  # of a copy that was killed: the lock is ours
             self._make_room(blob)
             try:
-                self._copy(source, part, blob)
+                yield from self._copy(source, part, blob)
                 part.rename(final)
             finally:
                 part.unlink(missing_ok=True)
@@ -243,7 +247,7 @@ class _Copies:
                 f"free space under {self._folder}",
             )
 
-    def _copy(self, source: int, part: Path, blob: Blob) -> None:
+    def _copy(self, source: int, part: Path, blob: Blob) -> Iterator[None]:
         digest = hashlib.sha256()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(part, flags, 0o644), "wb") as write:
@@ -253,7 +257,8 @@ class _Copies:
                 digest.update(chunk)
                 write.write(chunk)
                 left -= len(chunk)
-                self._check_time(f"{left >> 20} MiB of its {blob.file} are left")
+                if self._pause_is_due(f"{left >> 20} MiB of its {blob.file} are left"):
+                    yield
             write.flush()
             os.fsync(write.fileno())
         if left or digest.hexdigest() != blob.sha256:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.model import Generation
+from vhpc_slurm.model import Generation, GuestPaths
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Layout:
         return self.state / "quarantine"
 
     @property
+    def blobs(self) -> Path:
+        """Image files of this node, each named by its sha256."""
+        return Path(self.config.images.store) / "blobs" / "sha256"
+
+    @property
     def uids(self) -> Path:
         """Allocated uids of the range for QEMU."""
         return self.run / "uids"
@@ -69,8 +74,21 @@ class Layout:
         """Run folder of one guest of a job."""
         return self.job(job_id) / f"g{index}"
 
+    def guest_paths(self, job_id: int, index: int, root_sha256: str) -> GuestPaths:
+        """Files of one guest; ``root_sha256`` is the digest of its image's root file system."""
+        run_dir = self.guest(job_id, index)
+        return GuestPaths(
+            run_dir=str(run_dir),
+            kernel=str(run_dir / "kernel"),
+            initrd=str(run_dir / "initrd"),
+            root=str(self.blobs / root_sha256),
+            # libvirt makes the socket writable for a group: its folder keeps everybody but root away
+            agent_socket=str(run_dir / "channel" / "agent.sock"),
+            console_log=str(run_dir / "console.log"),
+        )
+
     def guest_of(self, domain: str) -> Path:
-        """Run folder of the guest that a domain name stands for."""
+        """Run folder of the guest of a domain name."""
         _, job_id, _, _, index = domain.split("-")
         return self.guest(int(job_id), int(index.removeprefix("g")))
 
@@ -92,5 +110,5 @@ class Layout:
 
 
 def domain_name(generation: Generation, index: int) -> str:
-    """libvirt's name of a guest; tells its generation to whoever lists domains."""
+    """libvirt's name of a guest; contains its generation."""
     return f"vhpc-{generation.job_id}-{generation.restart}-{generation.nonce}-g{index}"

@@ -11,8 +11,8 @@ sizes the BARs of a GPU of 80 GB and more in some 30 s.
 from __future__ import annotations
 
 from vhpc_slurm.config import GPU_BOOT_S, Guests
+from vhpc_slurm.hardware import GPU
 from vhpc_slurm.model import GuestPlan
-from vhpc_slurm.node.devices.preflight import GPU
 
 HUGE_S_PER_GIB = 0.25
 ORDINARY_S_PER_GIB = 0.7
