@@ -25,7 +25,8 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.node.guest import memory
 from vhpc_slurm.node.host import cgroup, process
-from vhpc_slurm.node.host.cgroup import Cgroup, Hierarchy, Limits
+from vhpc_slurm.node.host.cgroup import Cgroup, Hierarchy
+from vhpc_slurm.node.host.limits import Limits, limits_of
 
 GENERATION = f"{os.getpid()}.0.0123abcd"
 LIMITS = Limits(memory_mib=512, helper_memory_mib=64, tasks=64, helper_tasks=32, cpus=(0,))
@@ -228,7 +229,7 @@ def test_limits_follow_from_the_plan() -> None:
         emulator_cpus=(0,), emulator_choice="",
     )  # fmt: skip
     plan = NodePlan(Generation(1, 0, "0123abcd"), "n1", (guest, guest), 5000, 904)
-    limits = cgroup.limits_of(plan, Guests(helper_memory_mib=100, qemu_memory_slack_mib=1000))
+    limits = limits_of(plan, Guests(helper_memory_mib=100, qemu_memory_slack_mib=1000))
     assert limits.cpus == (0, 4, 5)
     assert limits.helper_memory_mib == 200
     assert limits.memory_mib == 2 * 2048 + 200 + 2000

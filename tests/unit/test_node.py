@@ -27,7 +27,7 @@ from vhpc_slurm.node import audit, resources
 from vhpc_slurm.node.guest import console, shares
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.accounts import Account
-from vhpc_slurm.node.store import images, joblock, journal, outbox, statefile, timeline, uids
+from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, statefile, timeline, uids
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -282,8 +282,8 @@ def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
         while not list(process.of_uid(uid)):
             time.sleep(0.01)
         journal = Journal(layout.journals, Generation.parse(GENERATION))
-        journal.acquire(resources.UID, f"uid:{uid}", uid=uid)
-        journal.acquire(resources.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
+        journal.acquire(kinds.UID, f"uid:{uid}", uid=uid)
+        journal.acquire(kinds.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
         assert resources.release_all(layout, journal, ()) == []
         assert process.alive(ref)
         assert list(uids.allocated(layout)) == [(uid, other)]
@@ -298,15 +298,15 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
     images.pin(layout, publish(layout), GENERATION)
-    kinds = [
+    expected = [
         "orphan-folder",
         "orphan-pin",
         "orphan-uid",
     ]  # processes are the whole machine's: not ours to end
-    found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in kinds]
-    assert sorted(finding.kind for finding in found) == kinds
+    found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in expected]
+    assert sorted(finding.kind for finding in found) == expected
     journal = Journal(layout.journals, Generation.parse(GENERATION))
-    journal.acquire(resources.UID, f"uid:{uid}", uid=uid)
+    journal.acquire(kinds.UID, f"uid:{uid}", uid=uid)
     for finding in found:
         finding.repair()
     assert layout.job(42).is_dir()

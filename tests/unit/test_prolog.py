@@ -22,7 +22,7 @@ from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.guest import libvirtd, refusal, shares
 from vhpc_slurm.node.host import inventory
-from vhpc_slurm.node.store import joblock, statefile
+from vhpc_slurm.node.store import joblock, kinds, statefile
 from vhpc_slurm.node.store.journal import Journal, Stopped, generations, read_entries
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
@@ -55,7 +55,7 @@ class Node:
         return answer
 
     def boot(self, work: Boot) -> Generator[None, None, None]:
-        work.journal.acquire(resources.IMAGE, "image:x", digest="sha256:" + "0" * 64)
+        work.journal.acquire(kinds.IMAGE, "image:x", digest="sha256:" + "0" * 64)
         for _ in range(self.waits):
             yield
         if self.outcome is not None:
@@ -165,7 +165,7 @@ def test_what_cannot_be_released_stays_in_the_journal(node: Node, monkeypatch: p
     def busy(*_: object) -> None:
         raise TeardownError("the image is in use")
 
-    monkeypatch.setitem(resources._RELEASES, resources.IMAGE, busy)
+    monkeypatch.setitem(resources._RELEASES, kinds.IMAGE, busy)
     with pytest.raises(TeardownError, match="the image is in use"):
         node.run()
     assert node.held == ["image"]
@@ -268,7 +268,7 @@ def test_a_tombstone_written_in_between_is_no_internal_error(
 def stale(node: Node) -> Generation:
     old = Generation(42, 0, "ffffffff")
     with_old = Journal(node.layout.journals, old)
-    with_old.acquire(resources.RUN_DIR, "rundir:x", path=str(node.layout.job(42)))
+    with_old.acquire(kinds.RUN_DIR, "rundir:x", path=str(node.layout.job(42)))
     with_old.close()
     node.layout.job(42).mkdir(parents=True)
     return old

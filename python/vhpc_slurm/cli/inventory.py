@@ -185,7 +185,7 @@ def _show(found: Picture) -> None:
         tree.add(f"offline: CPUs {format_cpu_list(view.offline)}")
     output.show(tree)
     for reservation in found.reservations or ():
-        print(f"{holder(reservation)}: {describe(reservation)}")
+        print(f"{hostview.holder(reservation)}: {hostview.describe(reservation)}")
     if view.hidden:
         print(f"{view.hidden} PCI functions of the platform itself are not shown; --json has them")
     for remark in found.remarks:
@@ -209,21 +209,6 @@ def headline(found: Picture) -> str:
     if found.live:
         parts.append("KVM" if host.kvm else f"no KVM ({host.kvm_reason})")
     return f"{host.node}: {', '.join(parts)}"
-
-
-def holder(reservation: Reservation) -> str:
-    """A guest's short name."""
-    return f"{reservation.generation} g{reservation.guest}"
-
-
-def describe(reservation: Reservation) -> str:
-    """What a guest holds, in one line."""
-    parts = [f"CPUs {format_cpu_list(reservation.cpus)}"]
-    pages = f" in pages of {hostview.kib(reservation.hugepage_kib)}" if reservation.hugepage_kib else ""
-    for cell, mib in reservation.cells:
-        parts.append(f"{hostview.mib(mib)}{pages}" + (f" of cell {cell}" if cell >= 0 else ""))
-    parts += [hostview.short(address) for address in reservation.devices]
-    return ", ".join(parts)
 
 
 def _show_cell(branch: Tree, view: hostview.CellView, reservations: Sequence[Reservation]) -> None:
@@ -300,7 +285,7 @@ def function_line(function: PciFunction, reservation: Reservation | None, *, vir
     if trained and not virtual:
         parts.append(trained)
     if reservation is not None:
-        parts.append(f"held by {holder(reservation)}")
+        parts.append(f"held by {hostview.holder(reservation)}")
     return parts[0] + " " + ", ".join(printable(part) for part in parts[1:])
 
 

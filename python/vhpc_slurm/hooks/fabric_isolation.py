@@ -15,9 +15,9 @@ from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import LeaseRecord
-from vhpc_slurm.node import audit, resources, teardown
+from vhpc_slurm.node import audit, teardown
 from vhpc_slurm.node.devices import assignment
-from vhpc_slurm.node.store import joblock, journal, statefile
+from vhpc_slurm.node.store import joblock, journal, kinds, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
@@ -48,9 +48,7 @@ def findings(
         seen = lost.get(str(generation))
         if fabric.safe and seen is None:
             continue
-        if any(
-            entry.kind != resources.RUN_DIR for entry in journal.read_entries(layout.journals, generation)
-        ):
+        if any(entry.kind != kinds.RUN_DIR for entry in journal.read_entries(layout.journals, generation)):
             why = f"the fabric does not keep jobs apart: {fabric.what}"
             kind, what = KIND, f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
             hint = "submit the job again when it does"

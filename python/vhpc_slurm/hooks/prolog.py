@@ -15,14 +15,14 @@ from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hardware import GPU
 from vhpc_slurm.hooks import common, purged_jobs
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
-from vhpc_slurm.node import resources, teardown
+from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot.reserve import reserve
 from vhpc_slurm.node.boot.sequence import boot
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import assignment, quarantine
 from vhpc_slurm.node.guest import console, libvirtd, refusal, shares
 from vhpc_slurm.node.host import accounts, inventory
-from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline
+from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline
 from vhpc_slurm.node.store.journal import Journal, Stopped
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
@@ -170,7 +170,7 @@ def _has_ended(job: _Job) -> bool:
 def _open_run_dir(job: _Job) -> None:
     layout, lease = job.layout, job.lease
     path = layout.job(lease.generation.job_id)
-    job.journal.acquire(resources.RUN_DIR, f"rundir:{path}", path=str(path))
+    job.journal.acquire(kinds.RUN_DIR, f"rundir:{path}", path=str(path))
     path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     path.mkdir(mode=0o711)
     _write_state(job, {"status": "booting"})

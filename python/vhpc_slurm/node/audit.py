@@ -17,12 +17,12 @@ from functools import partial
 
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import resources, teardown
+from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment, quarantine, setup
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.guest import libvirtd
 from vhpc_slurm.node.host import cgroup, process, steps
-from vhpc_slurm.node.store import images, joblock, journal, outbox, reservations, uids
+from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, reservations, uids
 from vhpc_slurm.node.store.layout import Layout
 
 
@@ -274,7 +274,7 @@ def _has(layout: Layout, address: str) -> bool:
         address == entry.data.get("address") or address in entry.data.get("devices", ())
         for generation in _known(layout)
         for entry in journal.read_entries(layout.journals, generation)
-        if entry.kind in (resources.DEVICE, resources.RESERVATION)
+        if entry.kind in (kinds.DEVICE, kinds.RESERVATION)
     )
 
 

@@ -20,21 +20,11 @@ from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.guest import libvirtd, memory
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
-from vhpc_slurm.node.store import images, uids
+from vhpc_slurm.node.store import images, kinds, uids
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
 log = logging.getLogger("vhpc")
-RUN_DIR = "rundir"
-RESERVATION = "claim"  # as journals of earlier versions name it
-IMAGE = "image"
-UID = "uid"
-PROCESS = "process"
-DOMAIN = "domain"
-CGROUP = "cgroup"
-MEMORY = "memory"
-DEVICE = assignment.KIND
-NVSWITCH = nvswitch.KIND
 
 
 def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) -> list[VhpcError]:
@@ -62,7 +52,7 @@ def _release_each(
 ) -> Iterator[tuple[Entry, Exception | None]]:
     """Release one after another, devices that were taken together together; yields what came of each."""
     for kind, entries in itertools.groupby((e for e in held if e.kind not in keep), lambda e: e.kind):
-        if kind == DEVICE:
+        if kind == kinds.DEVICE:
             yield from assignment.release_together(layout, generation, list(entries))
             continue
         for entry in entries:
@@ -145,13 +135,13 @@ def _release_nvswitch(layout: Layout, _generation: str, entry: Entry) -> None:
 
 
 _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
-    RUN_DIR: _release_run_dir,
-    RESERVATION: _release_reservation,
-    IMAGE: _release_image,
-    UID: _release_uid,
-    PROCESS: _release_process,
-    DOMAIN: _release_domain,
-    CGROUP: _release_cgroup,
-    MEMORY: _release_memory,
-    NVSWITCH: _release_nvswitch,
+    kinds.RUN_DIR: _release_run_dir,
+    kinds.RESERVATION: _release_reservation,
+    kinds.IMAGE: _release_image,
+    kinds.UID: _release_uid,
+    kinds.PROCESS: _release_process,
+    kinds.DOMAIN: _release_domain,
+    kinds.CGROUP: _release_cgroup,
+    kinds.MEMORY: _release_memory,
+    kinds.NVSWITCH: _release_nvswitch,
 }

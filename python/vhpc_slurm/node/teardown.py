@@ -15,6 +15,7 @@ from vhpc_slurm.node import resources
 from vhpc_slurm.node.devices.quarantine import QuarantinedError, QuarantineRecord
 from vhpc_slurm.node.guest.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.store import kinds
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
@@ -33,7 +34,7 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
         QuarantinedError: nothing is left but devices that are in quarantine now.
         TeardownError: something is left; its line names all of it.
     """
-    guests = [layout.guest_of(e.data["name"]) for e in journal.held() if e.kind == resources.DOMAIN]
+    guests = [layout.guest_of(e.data["name"]) for e in journal.held() if e.kind == kinds.DOMAIN]
     if guests and layout.config.guests.poweroff_timeout_s > 0:
         with recorder.stage("power off"):
             _power_off(layout, guests)
@@ -45,7 +46,7 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
 
 def release_guests(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     """Release all but the run folder, whose state file the SPANK plugin still has to read."""
-    quarantined = _release(layout, journal, recorder, keep=(resources.RUN_DIR,))
+    quarantined = _release(layout, journal, recorder, keep=(kinds.RUN_DIR,))
     if quarantined:
         raise QuarantinedError(quarantined)
 

@@ -105,13 +105,12 @@ def fit(
     usage: Usage = NOTHING,
     devices: NodeDevices | None = None,
 ) -> NodePlan | Refusal:
-    """The plan of one node, or all reasons why there is none; raises nothing.
+    """The placement of one node, or all reasons why there is none; raises nothing.
 
     Args:
-        generation: for whom.
+        generation, request: of the job.
         allocation: what Slurm gave the job here.
         host: this node.
-        request: what the user asked for.
         manifest: what the image needs.
         config: the site's policies.
         usage: what guests of other generations hold.
@@ -120,7 +119,6 @@ def fit(
     reasons = _image_errors(manifest, host)
     chosen, errors = choose_cpus(allocation, host, usage, whole_cores=config.placement.cores == "strict")
     reasons += errors
-    parts: tuple[tuple[HostCpu, ...], ...] = ()
     notes: list[str] = []
     cpus: list[_GuestCpus] = []
     if chosen:
@@ -135,20 +133,19 @@ def fit(
     size, errors = size_memory(allocation, request, config.guests.memory_reserve_mib)
     if size is not None:
         needed = overhead.outside_mib(size.guests_mib, len(chosen), wanted, request, config)
-        size, more, errors = overhead.cover(
-            size, needed, allocation, request, devices=bool(wanted.gpus or wanted.vfs)
-        )
+        given = bool(wanted.gpus or wanted.vfs)
+        size, more, errors = overhead.cover(size, needed, allocation, request, devices=given)
         notes += more
     reasons += errors
-    backing: Backing | None = None
-    if size is not None:
-        # without CPUs there are no cells to choose, but memory is still judged
-        shapes = [guest.vcpus for guest in cpus] or [host.cpus[:1]]
-        backing, errors = back(shapes, size, allocation, request, manifest, host, config, usage)
-        reasons += errors
-    if reasons or not cpus or size is None or backing is None:
+    if size is None:
         return Refusal(tuple(reasons))
-    guests, more_notes, errors = _guests(chosen, cpus, wanted, backing, host, request, config)
+    # without CPUs there are no cells to choose, but memory is still judged
+    shapes = [guest.vcpus for guest in cpus] or [host.cpus[:1]]
+    backing, errors = back(shapes, size, allocation, request, manifest, host, config, usage)
+    reasons += errors
+    if reasons or not cpus or backing is None:
+        return Refusal(tuple(reasons))
+    guests, more, errors = _guests(chosen, cpus, wanted, backing, host, request, config)
     if errors:
         return Refusal(tuple(errors))
     return NodePlan(
@@ -157,7 +154,7 @@ def fit(
         guests=tuple(guests),
         job_memory_mib=allocation.memory_mib,
         reserve_mib=size.reserve_mib,
-        notes=tuple(dict.fromkeys([*notes, *more_notes])),
+        notes=tuple(dict.fromkeys([*notes, *more])),
     )
 
 

@@ -10,15 +10,15 @@ from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan
-from vhpc_slurm.node import resources
 from vhpc_slurm.node.boot.spec import domain_spec
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import console, memory, refusal
 from vhpc_slurm.node.guest.helpers import Helpers
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.host.cgroup import Cgroup, limits_of
-from vhpc_slurm.node.store import images, uids
+from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.host.limits import limits_of
+from vhpc_slurm.node.store import images, kinds, uids
 
 MEMORY = "memory"
 """Its key in the journal."""
@@ -27,7 +27,7 @@ MEMORY = "memory"
 def stage_image(work: Boot) -> Iterator[None]:
     """Pin the image and copy it to the node; yields during a long copy."""
     digest = work.image.digest
-    work.journal.acquire(resources.IMAGE, f"image:{digest}", digest=digest)
+    work.journal.acquire(kinds.IMAGE, f"image:{digest}", digest=digest)
     images.pin(work.layout, work.image, str(work.lease.generation))
     work.staged = yield from images.stage(work.layout, work.image)
 
@@ -38,7 +38,7 @@ def make_cgroup(work: Boot) -> None:
         return
     with work.recorder.stage("cgroup"):
         generation = str(work.lease.generation)
-        work.journal.acquire(resources.CGROUP, f"cgroup:{generation}")
+        work.journal.acquire(kinds.CGROUP, f"cgroup:{generation}")
         work.cgroup = Cgroup.of(generation)
         work.cgroup.create(limits_of(work.plan, work.layout.config.guests))
 
@@ -50,7 +50,7 @@ def announce_memory(work: Boot) -> None:
     what is charged to the control group belongs to them together.
     """
     work.memory.owners.append(work.account.uid)
-    work.journal.acquire(resources.MEMORY, MEMORY, owners=work.memory.owners)
+    work.journal.acquire(kinds.MEMORY, MEMORY, owners=work.memory.owners)
 
 
 def start_guest(work: Boot, guest: GuestPlan) -> None:
@@ -81,7 +81,7 @@ def start_guest(work: Boot, guest: GuestPlan) -> None:
         libvirt_version=libvirt_version,
         shares=helpers.shares,
     )
-    work.journal.acquire(resources.DOMAIN, f"domain:{spec.name}", name=spec.name, uid=uid)
+    work.journal.acquire(kinds.DOMAIN, f"domain:{spec.name}", name=spec.name, uid=uid)
     _create(work, spec, uid)
     for path in boot_files:
         path.unlink()  # QEMU has read them
@@ -100,7 +100,7 @@ def _allocate_uid(work: Boot) -> int:
         if announced:
             work.journal.released(announced.pop())
         announced.append(f"uid:{uid}")
-        work.journal.acquire(resources.UID, announced[0], uid=uid)
+        work.journal.acquire(kinds.UID, announced[0], uid=uid)
 
     return uids.allocate(work.layout, str(work.lease.generation), announce)
 

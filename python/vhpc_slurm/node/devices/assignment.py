@@ -20,9 +20,9 @@ from vhpc_slurm.node.devices import aer, gpumap, preflight, quarantine, scrub, v
 from vhpc_slurm.node.devices.preflight import VFIO, DeviceError
 from vhpc_slurm.node.host import attribute, sysfs
 from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.store.kinds import DEVICE
 from vhpc_slurm.node.store.layout import Layout
 
-KIND = "device"
 AT_ONCE = 32  # devices that are given back side by side; each waits, nothing computes
 
 
@@ -99,8 +99,8 @@ def acquire(
     looked = _look(layout, case, devices)
     for device, before in zip(devices, looked, strict=True):
         journal.acquire(
-            KIND,
-            f"{KIND}:{device.address}",
+            DEVICE,
+            f"{DEVICE}:{device.address}",
             address=device.address,
             role=device.role,
             driver=before.driver,
@@ -117,7 +117,7 @@ def acquire(
                 vf.configure(vf_driver, device.address, _identity(device))
         except attribute.StuckError as err:
             raise _quarantine(
-                layout, str(journal.generation), journal.entry(f"{KIND}:{device.address}"), err.line()
+                layout, str(journal.generation), journal.entry(f"{DEVICE}:{device.address}"), err.line()
             ) from err
 
 
@@ -281,7 +281,7 @@ def disconnect(layout: Layout, entries: Iterable[Entry]) -> None:
     The release does it once more, and quarantines those that are not off then.
     """
     for entry in entries:
-        if entry.kind == KIND and entry.data["role"] == VF:
+        if entry.kind == DEVICE and entry.data["role"] == VF:
             with contextlib.suppress(VhpcError, OSError):
                 park(layout, str(entry.data["address"]))
 

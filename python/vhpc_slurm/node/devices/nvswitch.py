@@ -25,8 +25,7 @@ from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError, TeardownError
 from vhpc_slurm.hardware import GPU
 from vhpc_slurm.model import NodePlan
 from vhpc_slurm.node.store.journal import Entry, Journal
-
-KIND = "nvswitch"
+from vhpc_slurm.node.store.kinds import NVSWITCH
 
 
 class _Gpu(msgspec.Struct, frozen=True, rename="camel"):
@@ -171,7 +170,7 @@ def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mappi
                 "no job has it: somebody else activated it, or a crash left it",
                 f"fmpm -d {one.number}, once nobody uses its GPUs",
             )
-        journal.acquire(KIND, f"{KIND}:{one.number}", number=one.number)
+        journal.acquire(NVSWITCH, f"{NVSWITCH}:{one.number}", number=one.number)
         provider.activate(one.number)
         if not _active(provider, one.number):
             raise NodeError(f"NVSwitch partition {one.number} of {plan.node} does not become active")

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan, Share
-from vhpc_slurm.node import resources
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import confine, process
 from vhpc_slurm.node.host.accounts import Account
-from vhpc_slurm.node.host.cgroup import Cgroup, Limits
+from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.confine import Confinement, ShareAbsentError
+from vhpc_slurm.node.host.limits import Limits
+from vhpc_slurm.node.store import kinds
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -76,7 +77,7 @@ class Helpers:
         started = []
         for share in wanted:
             key = self._key(f"virtiofsd:{share.tag}")
-            self.journal.acquire(resources.PROCESS, key, role="virtiofsd", path=share.path)
+            self.journal.acquire(kinds.PROCESS, key, role="virtiofsd", path=share.path)
             log, stderr = os.pipe2(os.O_CLOEXEC)
             self._logs[share.tag] = log
             try:
@@ -116,7 +117,7 @@ class Helpers:
         listener = shares.listen(run_dir / "run.sock", self.account.uid)
         own = shares.listen(run_dir / ROOT_SOCKET, 0)
         key = self._key("shim")
-        self.journal.acquire(resources.PROCESS, key, role="shim")
+        self.journal.acquire(kinds.PROCESS, key, role="shim")
         console = (run_dir / "console.log").open("r+b", buffering=0)
         log = os.open(run_dir / "helpers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:

@@ -19,8 +19,7 @@ import msgspec
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import Generation, NodePlan
-from vhpc_slurm.node import resources
-from vhpc_slurm.node.store import journal
+from vhpc_slurm.node.store import journal, kinds
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -51,7 +50,7 @@ def live(layout: Layout, excluding: Generation | None = None) -> tuple[Reservati
         if generation == excluding:
             continue
         for entry in journal.read_entries(layout.journals, generation):
-            if entry.kind == resources.RESERVATION:
+            if entry.kind == kinds.RESERVATION:
                 found.append(_parse(layout, generation, entry.data))
     return tuple(found)
 
@@ -64,12 +63,10 @@ def reserve(journal: Journal, plan: NodePlan) -> None:
         NodeError: the journal cannot be written.
     """
     for entry in journal.held():
-        if entry.kind == resources.RESERVATION:
+        if entry.kind == kinds.RESERVATION:
             journal.released(entry.key)
     for reservation in of_plan(plan):
-        journal.acquire(
-            resources.RESERVATION, f"claim:g{reservation.guest}", **msgspec.to_builtins(reservation)
-        )
+        journal.acquire(kinds.RESERVATION, f"claim:g{reservation.guest}", **msgspec.to_builtins(reservation))
 
 
 @contextlib.contextmanager
