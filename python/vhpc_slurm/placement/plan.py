@@ -108,8 +108,7 @@ def fit(
     """The placement of one node, or all reasons why there is none; raises nothing.
 
     Args:
-        generation, request: of the job.
-        allocation: what Slurm gave the job here.
+        generation, request, allocation: of the job; the allocation is that of this node.
         host: this node.
         manifest: what the image needs.
         config: the site's policies.
