@@ -37,7 +37,7 @@ class PciBar:
 class PciLink:
     """A PCI Express link: transfers in GT/s and lanes, as trained and as the function could at best.
 
-    0 stands for what the kernel does not know.
+    0 if the kernel does not know.
     """
 
     speed_gts: float
@@ -112,7 +112,7 @@ GPU, VF = "gpu", "vf"
 
 
 def address_key(address: str) -> tuple[int, int, int, int]:
-    """Domain, bus, slot and function as numbers, for sorting; ValueError when it is no PCI address."""
+    """Domain, bus, slot and function as numbers, for sorting; ValueError when it is not a PCI address."""
     domain, bus, rest = address.split(":")
     slot, function = rest.split(".")
     return int(domain, 16), int(bus, 16), int(slot, 16), int(function, 16)

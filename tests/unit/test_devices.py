@@ -169,7 +169,7 @@ def _in_quarantine(rig: Rig, gpu: Device) -> None:
         (_opened, preflight.InUseError, r"process 4711 \(qemu-system-x86\) has .*/vfio/\d+ open"),
         (_pinned, preflight.PinnedError, "is pinned to driver pci-stub"),
         (_no_vfio, preflight.NoVfioError, "the kernel has no such driver"),
-        (_not_allowed, preflight.NotAllowedError, "10de:2330: devices.allow does not have it"),
+        (_not_allowed, preflight.NotAllowedError, "10de:2330: devices.allow does not list it"),
         (_in_quarantine, preflight.QuarantinedDeviceError, "is quarantined"),
     ],
 )
@@ -190,7 +190,7 @@ def test_each_check_has_its_error_and_changes_nothing(
 
 def test_a_function_that_is_gone_and_one_that_is_whole_are_refused(rig: Rig) -> None:
     pf = rig.pfs[0]
-    with pytest.raises(preflight.NotAllowedError, match="is no virtual function"):
+    with pytest.raises(preflight.NotAllowedError, match="is not a virtual function"):
         take(rig, pf, role="vf")
     with pytest.raises(preflight.VfsInUseError, match="has virtual functions"):
         take(rig, pf)

@@ -147,12 +147,12 @@ def test_a_second_epilog_finds_nothing_and_succeeds(ending: Ending) -> None:
 def test_whatever_is_left_drains_the_node_and_is_told_to_vhpcd(
     ending: Ending, monkeypatch: pytest.MonkeyPatch, kind: Callable[[str, str], VhpcError]
 ) -> None:
-    ending.fail(monkeypatch, kind("job 7 left 1 things behind", "domain vhpc-7-0-0123abcd-g0 still runs"))
+    ending.fail(monkeypatch, kind("job 7 left 1 resources behind", "domain vhpc-7-0-0123abcd-g0 still runs"))
     with pytest.raises(TeardownError, match="vhpc-7-0-0123abcd-g0 still runs"):
         epilog.run(ending.layout.config)
     assert len(ending.drained) == 1
     assert [(ack.clean, ack.note) for ack in ending.acknowledged] == [
-        (False, "job 7 left 1 things behind: domain vhpc-7-0-0123abcd-g0 still runs")
+        (False, "job 7 left 1 resources behind: domain vhpc-7-0-0123abcd-g0 still runs")
     ]
 
 

@@ -240,9 +240,9 @@ def test_an_index_that_the_map_lacks_and_a_map_that_names_no_gpu_are_the_nodes(r
     with pytest.raises(NodeError, match=r"Slurm gave GPU 2 on n1: the GPU map has 2 entries"):
         prepare(rig, lease(gpus(2)))
     (rig.root / "gpu.map").write_text(f"0 {rig.pfs[0].address}\n1 0000:ff:00.0\n")
-    with pytest.raises(NodeError, match=r"names .* of class 020700, no GPU") as caught:
+    with pytest.raises(NodeError, match=r"names .* of class 020700, not a GPU") as caught:
         prepare(rig, lease(gpus(0, 1)))
-    assert "no PCI function" in caught.value.line()
+    assert "not a PCI function" in caught.value.line()
     with pytest.raises(NodeError, match="the job needs 5 virtual functions on n1, 4 are free"):
         prepare(rig, lease(vfs(5)))
 

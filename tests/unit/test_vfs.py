@@ -239,7 +239,7 @@ def test_a_vf_that_keeps_its_guid_is_quarantined_and_stays_the_jobs(rig: Rig) ->
 def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig: Rig) -> None:
     function = rig.vfs[0]
     rig.kernel.interfaces[1].deaf.add(NODE)
-    with pytest.raises(VfError, match="does not take what it is given"):
+    with pytest.raises(VfError, match="did not accept its settings"):
         take(rig, function)
     rig.kernel.interfaces[1].deaf.clear()
     teardown.clear(rig.layout, GENERATION, "n1")

@@ -92,7 +92,9 @@ def clear(config: Config, address: str, *, as_json: bool) -> int:
     context.need_root("devices clear")
     if not ADDRESS.fullmatch(address):
         raise UserError(
-            f"{address[:40]!r} is no PCI address", "0000:1b:00.0 or the like is expected", "see: vhpc devices"
+            f"{address[:40]!r} is not a PCI address",
+            "0000:1b:00.0 is an example of a valid address",
+            "see: vhpc devices",
         )
     layout = Layout(config)
     # no job may be given it while it is checked

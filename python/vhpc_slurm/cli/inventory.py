@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc inventory: what this node is made of, and on a live node who holds what."""
+"""vhpc inventory: the hardware of this node, and what each guest of a live node holds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Picture:
-    """A host with what is held of it; ``reservations`` is None where that could not be asked."""
+    """A host with what guests hold of it; ``reservations`` is None if the journals could not be read."""
 
     host: HostInventory
     live: bool

@@ -41,7 +41,7 @@ NO_JOB = planview.NO_JOB
 
 @dataclass(frozen=True)
 class Wish:
-    """A hypothetical allocation; what is None is all that the node has."""
+    """A hypothetical allocation; None means all that the node has."""
 
     image: str
     cpus: str | None = None
@@ -84,7 +84,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
     """The case of an allocation that could be.
 
     Raises:
-        UserError: unknown image or user, or a CPU list that is none.
+        UserError: unknown image or user, or an invalid CPU list.
     """
     host = inventory.read_inventory(node, config)
     image = resolve(Path(config.images.catalog), ImageRef.parse(wish.image))
@@ -143,7 +143,7 @@ def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     """Show the plan of a case.
 
     Raises:
-        VhpcError: there is none, with all reasons of the kind that decides.
+        VhpcError: there is no plan; with all reasons of the kind that decides.
     """
     result = node_plan.make(Layout(config), case)
     if isinstance(result, NodePlan):
@@ -184,7 +184,7 @@ def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> Nod
 
 
 def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:
-    """Whose job it would be; root has no jobs in guests, so 0 stands for nobody in particular."""
+    """Uid of the job's user; 0 (root has no jobs in guests) if no user is named."""
     import pwd
 
     if user is None:

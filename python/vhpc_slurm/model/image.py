@@ -30,7 +30,7 @@ class ImageRef:
         ref = cls(name, tag if colon else "latest")
         if not IMAGE_NAME.match(ref.name) or not IMAGE_TAG.match(ref.tag):
             raise UserError(
-                f"--vhpc-image={text[:80]!r} is no image name",
+                f"--vhpc-image={text[:80]!r} is not an image name",
                 "NAME[:TAG] of letters, digits, '.', '_' and '-' is expected",
                 "see: vhpc image ls",
             )

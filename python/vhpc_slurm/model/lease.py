@@ -25,7 +25,7 @@ class LeaseState(StrEnum):
 
 @dataclass(frozen=True)
 class NetworkIdentity:
-    """The job's own network partition; ``kind`` is ``none`` where there is none.
+    """The job's own network partition; ``kind`` is ``none`` if the job has no partition.
 
     With ``ib`` the job's guest number *i*, counted node by node, has the rank ``first_rank``
     + *i*, and ``vfs`` ports on each of ``rails`` rails, whose GUIDs follow from

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Giving back what a journal says is held: one release per kind of resource.
+"""Releasing what a journal says is held: one release for each kind of resource.
 
 Every release is idempotent, also for a resource that was announced and never
-taken, and verifies: it returns only when the thing is gone, else it raises.
+taken, and verifies: it returns only when the resource is free, else it raises.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) ->
                 else TeardownError(f"cannot release {entry.kind} {entry.key}", str(err))
             )
         if err is None or isinstance(err, QuarantinedError):
-            journal.released(entry.key)  # what is in quarantine is nobody's any more
+            journal.released(entry.key)  # a quarantined device no longer belongs to the job
     return failures
 
 
@@ -73,7 +73,7 @@ def _release_run_dir(_layout: Layout, _generation: str, entry: Entry) -> None:
 
 
 def _release_reservation(_layout: Layout, _generation: str, _entry: Entry) -> None:
-    """CPUs, memory and devices were only planned for: crossing the reservation out is what frees them."""
+    """CPUs, memory and devices were only planned: removing the entry from the journal frees them."""
 
 
 def _release_image(layout: Layout, generation: str, entry: Entry) -> None:
@@ -115,14 +115,14 @@ def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
 
 
 def _release_cgroup(_layout: Layout, generation: str, _entry: Entry) -> None:
-    """End what is left in the control group, whatever it calls itself, and remove the group."""
+    """End all processes in the control group, and remove the group."""
     group = Cgroup.of(generation)
     group.kill()
     group.remove()
 
 
 def _release_memory(layout: Layout, generation: str, entry: Entry) -> None:
-    """See that the memory of a guest is nobody's; after QEMU and the daemons that share it have ended."""
+    """Verify that no process holds memory of the guests, after QEMU and the share daemons have ended."""
     inodes = [(int(device), int(inode)) for device, inode in entry.data.get("inodes", ())]
     owners = [int(uid) for uid in entry.data["owners"]]
     group = None if layout.config.guests.cgroups == "off" else Cgroup.of(generation)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From whatever state a generation is in to nothing left of it on this node."""
+"""Teardown: from any state of a generation until nothing of it is left on this node."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def _release(
         quarantined = [failure for failure in failures if isinstance(failure, QuarantinedError)]
         if len(quarantined) < len(failures):
             raise TeardownError(
-                f"job {journal.generation.job_id} left {len(failures)} things behind",
+                f"job {journal.generation.job_id} left {len(failures)} resources behind",
                 "; ".join(failure.line() for failure in failures),
-                "mend the cause, then: vhpc reconcile",
+                "remove the cause, then run: vhpc reconcile",
             )
     return tuple(record for failure in quarantined for record in failure.records)
 

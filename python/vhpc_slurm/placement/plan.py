@@ -267,7 +267,7 @@ def _guest(
 
 
 def _guest_cell(number: int, memory: MemoryPlacement, host: HostInventory) -> int:
-    """The guest cell that stands for a host cell, else for the nearest in use."""
+    """The guest cell of a host cell, or of the nearest host cell in use."""
     far = next((dict(cell.distances) for cell in host.cells if cell.cell == number), {})
     near = min(
         memory.cells,

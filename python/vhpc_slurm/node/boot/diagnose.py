@@ -55,7 +55,7 @@ def boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     if crash is not None and not last:
         return UserError(
             f"the guest ended on {node} while image {image} booted",
-            "QEMU crashed or was killed, or the kernel panicked without a word",
-            "submit the job again; if it ends like this again, see to the image",
+            "QEMU crashed or was killed, or the kernel panicked without a message",
+            "submit the job again; if it ends like this again, check the image",
         )
     return UserError(f"image {image} did not boot on {node}", said)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices of guests: taken with a journal, given back clean or not at all.
+"""Device assignment: devices are bound with a journal, and given back clean or quarantined.
 
-A device that anything at all speaks against is put into quarantine instead of
-being given back: it stays with vfio-pci, where no driver of the host touches
-it, and no plan names it, until ``vhpc devices clear`` has checked it again.
+A device that fails any check is put into quarantine instead of being given
+back: it stays with vfio-pci, where no driver of the host touches it, and no plan
+names it, until ``vhpc devices clear`` has checked it again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UnfitError(DeviceError):
 
     Attributes:
         records: those that are in quarantine for it.
-        busy: addresses of those that somebody else has, or has the group of.
+        busy: addresses of those that another user of the host holds, or whose IOMMU group one holds.
     """
 
     def __init__(self, records: Sequence[quarantine.QuarantineRecord], busy: Mapping[str, str]) -> None:
@@ -77,7 +77,7 @@ def acquire(
         devices: of all guests of the job; virtual functions with their identities.
         host: who holds what.
 
-    All are looked at before the first one is changed.
+    All are checked before the first one is changed.
 
     Raises:
         UnfitError: virtual functions cannot be handed out; others may do.
@@ -137,9 +137,9 @@ def _look(
     """The checks of all devices.
 
     Slurm chose the GPUs: one that cannot be handed out is the node's fault.
-    Virtual functions it only counts, so a bad one is put away, one that is busy
-    passed over, and another may take its place; what would speak against all of
-    them is no fault of one.
+    Virtual functions it only counts, so a bad one is quarantined, a busy one is
+    passed over, and another may take its place; a check that would fail for all of
+    them is not the fault of one.
     """
     found: list[preflight.Before] = []
     unfit: list[quarantine.QuarantineRecord] = []
@@ -168,7 +168,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
     ``devices.scrub_timeout_s`` for that.  Idempotent, also for a device that was announced and never touched.
 
     Raises:
-        QuarantinedError: something speaks against it; it is in quarantine now.
+        QuarantinedError: a check failed; it is in quarantine now.
         TeardownError: a process still has it.
     """
     address, data = str(entry.data["address"]), entry.data
@@ -265,10 +265,10 @@ def _park_released(layout: Layout, generation: str, entry: Entry) -> None:
 
 
 def park(layout: Layout, address: str) -> None:
-    """Take a virtual function off its network, and make it nobody's.
+    """Take a virtual function off its network, and reset its identity.
 
     Raises:
-        ParkError: it may still be somebody's.
+        ParkError: it may still have the identity of a job.
         NoVfDriverError: its driver has no interface for it.
     """
     timeout_s = layout.config.devices.timeout_s
@@ -296,10 +296,10 @@ def why_not_parked(layout: Layout, address: str) -> str:
 
 
 def park_orphan(layout: Layout, address: str) -> None:
-    """Park a virtual function that nobody has; one that will not be is quarantined.
+    """Park a virtual function that no job holds; quarantine it if that fails.
 
     Raises:
-        TeardownError: it will not be.
+        TeardownError: it cannot be parked.
     """
     try:
         park(layout, address)
@@ -321,7 +321,7 @@ def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host
 
 
 def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
-    """Put a device into quarantine, on disk before anybody hears of it."""
+    """Put a device into quarantine: first on disk, then in an error."""
     data = entry.data
     record = quarantine.record(
         data["address"],
@@ -336,10 +336,10 @@ def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> q
 
 
 def clear(layout: Layout, address: str, held: Mapping[str, str], host: HostState | None = None) -> None:
-    """Check a device in quarantine as after a guest; if nothing speaks against it, give it back.
+    """Check a device in quarantine as after a guest; if all checks pass, give it back.
 
     Raises:
-        UserError: it is in no quarantine.
+        UserError: it is not in quarantine.
         TeardownError: the check did not pass; it stays where it is.
     """
     records = {record.address: record for record in quarantine.read_records(layout)}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which PCI function stands for which index of the GPU resource: a file of the node.
+"""The GPU map: a file of the node that names the PCI function of each GPU index of Slurm.
 
 One line for each, ``INDEX ADDRESS``, in the order of gres.conf; ``#`` begins a
 comment.  A third word is the GPU's module: what the Fabric Manager calls it.
-Slurm knows indexes alone, and device nodes that stand for functions on
+Slurm knows indexes alone, and device nodes of PCI functions on
 vfio-pci say nothing of where these are.
 """
 
@@ -49,7 +49,7 @@ def _entries(path: Path) -> list[tuple[str, int | None]]:
             raise NodeError(
                 f"line {number} of {path} is not valid",
                 repr(line[:80]),
-                f"'{len(found)} 0000:1b:00.0' or the like is expected",
+                f"'{len(found)} 0000:1b:00.0' is an example of a valid line",
             )
         found.append((words[1], int(words[2]) if len(words) == 3 else None))
     return found

@@ -76,7 +76,9 @@ class Fmpm:
         try:
             found = msgspec.json.decode(said, type=_Partitions)
         except (msgspec.ValidationError, *UNDECODABLE) as err:
-            raise NodeError("the list of NVSwitch partitions is none", str(err), "see devices.fmpm") from err
+            raise NodeError(
+                "the list of NVSwitch partitions cannot be read", str(err), "see devices.fmpm"
+            ) from err
         return tuple(
             NvSwitchPartition(
                 one.partition_id, frozenset(gpu.physical_id for gpu in one.gpu_info), bool(one.is_active)
@@ -167,8 +169,8 @@ def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mappi
         if one.active:
             raise NodeError(
                 f"NVSwitch partition {one.number} of {plan.node} is active already",
-                "no job has it: somebody else activated it, or a crash left it",
-                f"fmpm -d {one.number}, once nobody uses its GPUs",
+                "no job holds it: another program activated it, or a crash left it active",
+                f"fmpm -d {one.number}, when no process uses its GPUs",
             )
         journal.acquire(NVSWITCH, f"{NVSWITCH}:{one.number}", number=one.number)
         provider.activate(one.number)
@@ -180,7 +182,7 @@ def release(provider: Provider, entry: Entry) -> None:
     """Deactivate a partition; idempotent, also for one that never became active.
 
     Raises:
-        TeardownError: it stays active, or nobody can tell.
+        TeardownError: it stays active, or its state cannot be read.
     """
     number = int(entry.data["number"])
     try:

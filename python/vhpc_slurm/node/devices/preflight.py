@@ -84,7 +84,7 @@ class InUseError(DeviceError):
 
 
 class PinnedError(DeviceError):
-    """Somebody else has decided which driver it shall have."""
+    """Its driver was chosen outside of vhpc (driver_override)."""
 
 
 class NoVfioError(DeviceError):
@@ -95,7 +95,7 @@ NODE_WIDE = (NotAllowedError, IommuOffError, NoVfioError)
 """What speaks against one function speaks against all of its kind here."""
 
 PASSING = (SharedGroupError, InUseError)
-"""Somebody else has it, or its group: nothing speaks against the function itself."""
+"""It, or its IOMMU group, is in use elsewhere: the function itself is sound."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def check(case: CheckInput, address: str, role: str) -> Before:
     if pinned not in ("", VFIO):
         raise PinnedError(
             f"device {address} is pinned to driver {pinned}",
-            "its driver_override was set by somebody else",
+            "its driver_override was not set by vhpc",
             "see driverctl list-overrides",
         )
     if not sysfs.listing(f"{case.root}/bus/pci/drivers/{VFIO}"):
@@ -205,13 +205,13 @@ def _check_kind(case: CheckInput, path: str, address: str, role: str) -> None:
     )
     if case.config.allow and identity not in case.config.allow:
         raise NotAllowedError(
-            f"device {address} is a {identity}", "devices.allow does not have it", "see vhpc.toml(5)"
+            f"device {address} is a {identity}", "devices.allow does not list it", "see vhpc.toml(5)"
         )
     virtual = bool(sysfs.link(f"{path}/physfn"))
     if role == VF and not virtual:
         raise NotAllowedError(
-            f"device {address} is no virtual function",
-            "guests get no adapter whole: their root could change its firmware",
+            f"device {address} is not a virtual function",
+            "guests do not get whole adapters: guest root could change the firmware",
             "run vhpc node-setup, which makes virtual functions",
         )
     header = config_space(path, HEADER_TYPE, 1)
@@ -220,7 +220,7 @@ def _check_kind(case: CheckInput, path: str, address: str, role: str) -> None:
     if int(sysfs.text_or_empty(f"{path}/sriov_numvfs") or 0):
         raise VfsInUseError(
             f"device {address} has virtual functions",
-            "vfio-pci takes no physical function that has some",
+            "vfio-pci does not accept a physical function with virtual functions",
             f"echo 0 > {path}/sriov_numvfs",
         )
 
@@ -275,7 +275,7 @@ def _check_reset(case: CheckInput, path: str, address: str) -> tuple[tuple[str, 
     if not methods:
         raise NoResetError(
             f"device {address} cannot be reset",
-            "what one guest leaves in it would be the next one's",
+            "the next guest could read what the previous one left in it",
             "take it out of use",
         )
     accepted = tuple(
@@ -308,7 +308,7 @@ def _check_alive(path: str, address: str, timeout_s: float) -> None:
     if state not in AWAKE:
         raise AsleepError(
             f"device {address} is in {state}",
-            "it does not wake up, though told to by power/control",
+            "it does not wake up although power/control tells it to",
             "power-cycle the node",
         )
     # not its ids: those of a virtual function read ff by design

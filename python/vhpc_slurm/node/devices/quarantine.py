@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that could not be proven clean: known on disk, handed to nobody until a check has passed.
+"""Devices that could not be proven clean: recorded on disk, given to no job until a check has passed.
 
-A file for each, written before whoever held the device lets go of it.
+A file for each, written before the generation that held the device releases it.
 """
 
 from __future__ import annotations
@@ -126,5 +126,5 @@ def record(
 
 def _path(layout: Layout, address: str) -> Path:
     if not ADDRESS.fullmatch(address):
-        raise NodeError(f"{address!r} is no PCI address")
+        raise NodeError(f"{address!r} is not a PCI address")
     return layout.quarantine / f"{address}.json"

@@ -82,7 +82,7 @@ def connect() -> socket.socket:
     """A socket to the kernel.
 
     Raises:
-        OSError: there is none.
+        OSError: it does not exist.
     """
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
     sock.settimeout(TIMEOUT_S)
@@ -166,7 +166,7 @@ def get_request(index: int, sequence: int) -> bytes:
 
 
 def messages(raw: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(type, sequence, body) of each message of a datagram; stops at what is none."""
+    """(type, sequence, body) of each message of a datagram; stops at the first malformed one."""
     at = 0
     while len(raw) - at >= 16:
         length, kind, _, sequence, _ = struct.unpack_from("=IHHII", raw, at)

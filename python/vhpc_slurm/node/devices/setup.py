@@ -202,8 +202,8 @@ def _hint(err: OSError, path: str) -> str:
 
 
 def _park(layout: Layout, address: str, *, dry_run: bool) -> SetupStep:
-    """Make a function nobody's; one that will not be is quarantined."""
-    what = f"virtual function {address} is nobody's"
+    """Park a function; quarantine it if that fails."""
+    what = f"virtual function {address} is parked"
     timeout_s = layout.config.devices.timeout_s
     try:
         vf_driver = vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s)
@@ -223,10 +223,10 @@ def _park(layout: Layout, address: str, *, dry_run: bool) -> SetupStep:
 
 
 def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[SetupStep]:
-    """Character devices that stand for the GPUs: Slurm wants files, and counts them in their order.
+    """Character devices for the File= of GPUs in gres.conf; Slurm counts them in their order.
 
-    They have numbers that no driver has, so that they open nothing; but each
-    its own, so that Slurm's device constraints can tell them apart.
+    Their device numbers belong to no driver, so that they open nothing, and
+    differ, so that Slurm's device constraints can tell them apart.
     """
     try:
         gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
@@ -238,7 +238,7 @@ def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[Setup
         return
     for index, address in enumerate(gpus):
         path = place.gpu_nodes / f"gpu{index}"
-        what = f"{path} stands for {address}"
+        what = f"{path} is the node of GPU {address}"
         if _is_node(path, index):
             yield SetupStep("gpu", what, State.OK)
         else:
@@ -246,7 +246,7 @@ def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[Setup
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(place.gpu_nodes.iterdir()):
             if _GPU_NODE.fullmatch(path.name) and int(path.name[3:]) >= len(gpus):
-                yield _step("gpu", f"{path} stands for nothing", path.unlink, dry_run=dry_run)
+                yield _step("gpu", f"{path} has no GPU: it is removed", path.unlink, dry_run=dry_run)
 
 
 def _major(place: Place) -> int:

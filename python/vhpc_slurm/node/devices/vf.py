@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a virtual function is on its network: set before a guest has it, taken back after.
+"""The network identity of a virtual function: set before a guest has it, reset after.
 
 Always in this order: it is switched off, set, read back, and only then
-switched on; and back the same way, to values that are nobody's.  What is read
+switched on; and parked in the same order, with an identity that no job has.  What is read
 back must be what was written: a driver that takes a setting and drops it would
 have a guest in a foreign partition.
 
@@ -17,11 +17,11 @@ from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.hardware import VfIdentity
 
 PARKED_GUID = (1 << 64) - 1
-"""Nobody's GUID; zero would let the firmware choose one."""
+"""GUID of a parked function; zero would let the firmware choose one."""
 
 
 class VfError(NodeError):
-    """A virtual function does not take what it is given."""
+    """A virtual function did not accept its settings."""
 
 
 class NoVfDriverError(VfError):
@@ -41,13 +41,13 @@ class VfDriver(Protocol):
         """Take the function off its network."""
 
     def set(self, identity: VfIdentity) -> None:
-        """Make it this."""
+        """Give it this identity."""
 
     def difference(self, identity: VfIdentity) -> str:
         """Read it back: what differs from this identity; empty when nothing does."""
 
     def park(self) -> None:
-        """Make it nobody's."""
+        """Give it the parked identity."""
 
     def why_not_parked(self) -> str:
         """Read it back: why it is not parked; empty when it is."""
@@ -57,7 +57,7 @@ class VfDriver(Protocol):
 
 
 def configure(vf_driver: VfDriver, address: str, identity: VfIdentity) -> None:
-    """Make a function what a guest shall have, and let it onto its network.
+    """Give a function its identity, and let it onto its network.
 
     Raises:
         VfError: the kernel refused, or something else was read back.
@@ -71,11 +71,11 @@ def configure(vf_driver: VfDriver, address: str, identity: VfIdentity) -> None:
     except OSError as err:
         raise VfError(f"virtual function {address} cannot be set", _text(err), "see dmesg") from err
     if wrong:
-        raise VfError(f"virtual function {address} does not take what it is given", wrong, "see dmesg")
+        raise VfError(f"virtual function {address} did not accept its settings", wrong, "see dmesg")
 
 
 def park(vf_driver: VfDriver, address: str) -> None:
-    """Take a function off its network, and make it nobody's.
+    """Take a function off its network, and give it the parked identity.
 
     Raises:
         ParkError: the kernel refused, or something else was read back.

@@ -45,7 +45,7 @@ def find(root: str, address: str, timeout_s: float) -> VfDriver:
     """The driver that sets a virtual function.
 
     Raises:
-        NoVfDriverError: there is none.
+        NoVfDriverError: its driver has no such interface.
     """
     path = device_path(root, address)
     pf = sysfs.link(f"{path}/physfn").rpartition("/")[2]
@@ -125,7 +125,7 @@ class NetlinkInfiniband:
         return _guids(info.node_guid, info.port_guid, identity.node_guid, identity.port_guid) or _off(info)
 
     def park(self) -> None:
-        """Nobody's GUIDs."""
+        """Set the parked GUIDs."""
         self.set(VfIdentity(PARKED_GUID, PARKED_GUID))
 
     def why_not_parked(self) -> str:
@@ -182,7 +182,7 @@ class OfedInfiniband:
         return wrong or ("" if policy == "Down" else f"its policy is {policy}, not Down")
 
     def park(self) -> None:
-        """Nobody's GUIDs."""
+        """Set the parked GUIDs."""
         self.set(VfIdentity(PARKED_GUID, PARKED_GUID))
 
     def why_not_parked(self) -> str:

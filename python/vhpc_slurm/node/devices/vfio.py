@@ -2,7 +2,7 @@
 """A PCI function to vfio-pci and back, in steps that may each be the last before a crash.
 
 ``driver_override`` is what says that a function is ours: it is written first
-and put back last, so whoever finds the function half way knows what to do.
+and put back last, so that a release after a crash knows what to do.
 Every step asks what is there before it acts.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci (driver_override, reset, reset_method),
@@ -99,14 +99,14 @@ def _unbind(root: str, address: str, timeout_s: float | attribute.Until, *, keep
         try:
             attribute.write_attribute(f"{root}/bus/pci/drivers/{now}/unbind", address, timeout_s)
         except OSError as err:
-            if err.errno != errno.ENODEV:  # somebody else was faster
+            if err.errno != errno.ENODEV:  # another process was faster
                 raise
 
 
 def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
     """Reset a function, and see that it has come back from it.
 
-    vfio-pci resets at the last close, too, and tells nobody how that went.
+    vfio-pci resets at the last close, too, but does not report the result.
 
     Raises:
         StuckError: the kernel does not come back.

@@ -51,7 +51,7 @@ def parse(xml: str) -> Capabilities:
     """Read capabilities XML.
 
     Raises:
-        NodeError: it is none.
+        NodeError: it is not a capabilities document.
     """
     try:
         host = ET.fromstring(xml).find("host")  # noqa: S314 - libvirt's own answer, to root

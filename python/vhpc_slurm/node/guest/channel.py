@@ -111,7 +111,7 @@ class GuestChannel:
             timeout_s: deadline of this call, and the default one of later calls.
 
         Raises:
-            NodeError: nobody listens there: the shim is this node's.
+            NodeError: the shim does not listen there; it belongs to this node.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -207,7 +207,7 @@ class GuestChannel:
             hostname: Slurm's node name.
             hosts: lines for /etc/hosts, without line ends.
             name: the job's user as getpwuid has him, with uid, gid, gecos, home and shell: gets an
-                account, a home where there is none, and sudo without password.  None: no account.
+                account, a home if it does not exist, and sudo without password.  None: no account.
             uid: his uid, not 0.
             gid: his primary group.
             gecos: his full name; colons and commas in it are the caller's to remove.

@@ -21,7 +21,7 @@ LEFT_OUT = b"\n[%d bytes left out]\n"
 
 
 def prepare(path: Path, qemu_uid: int) -> None:
-    """Make the console's file, for QEMU to write and for nobody else to read."""
+    """Make the console's file, which only QEMU may write and only root may read."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o600)
     os.fchown(fd, qemu_uid, -1)
@@ -72,7 +72,7 @@ def hand_over(
     """Copy the last ``limit_kib`` of each console to a file of the user, with the user's own rights.
 
     A console that cannot be delivered must not change how the job ends.  All of
-    them share one deadline: a FIFO that nobody reads costs ten seconds, and a
+    them share one deadline: a FIFO without a reader costs ten seconds, and a
     hundred of them no more.
     """
     until = time.monotonic() + COPY_TIMEOUT_S

@@ -190,7 +190,7 @@ class Helpers:
         return f"process:g{self.guest.index}:{role}"
 
     def _said(self, tag: str) -> str:
-        """The last lines that a daemon wrote; nobody else has read its pipe yet."""
+        """The last lines that a daemon wrote; no other process has read its pipe yet."""
         fd = self._logs[tag]
         fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
         try:

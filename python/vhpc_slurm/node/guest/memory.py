@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's memory after the guest: nobody may hold it any more.
+"""A guest's memory after the guest has ended: no process may still hold it.
 
-It is a memfd, shared with the daemons of the guest's folders.  Whoever has a
+It is a memfd, shared with the daemons of the guest's folders.  A process that has a
 descriptor of it, or has mapped it, keeps what the guest had in it, and keeps
 the node from having that memory back.
 """
@@ -65,11 +65,11 @@ def holders(inodes: Iterable[Inode]) -> list[Holder]:
 
 
 def release(inodes: Iterable[Inode], group: Cgroup | None, owners: Iterable[int]) -> list[Holder]:
-    """See that nobody holds the memory of guests that have ended.
+    """Verify that no process holds memory of guests that have ended.
 
     Args:
         inodes: the guests' memfds.
-        group: control group that the memory is charged to; None where there is none.
+        group: control group that the memory is charged to; None if there is no control group.
         owners: uids whose processes are ended when they hold any: the job's user, and QEMU's.
 
     Returns:

@@ -41,7 +41,7 @@ _QEMU = re.compile(r"qemu-system-\w+: (.+)$", re.MULTILINE)
 
 
 class RefusedGuestError(UserError):
-    """The job cannot have this guest anywhere; its node is well, and somebody should hear of it.
+    """No node can start this guest; the node works, and operators get an alarm.
 
     Attributes:
         cause: QEMU's last words, or libvirt's: without what differs from one start to the next.

@@ -67,7 +67,7 @@ def group_id(name: str) -> int:
         raise NodeError(
             f"group {name!r} is unknown on this node",
             "guests.qemu_group names it",
-            "install QEMU or mend vhpc.toml",
+            "install QEMU or correct vhpc.toml",
         ) from None
 
 

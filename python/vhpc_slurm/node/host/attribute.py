@@ -70,7 +70,7 @@ def _ask(args: list[str], timeout_s: float | Until) -> bytes:
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _CHILD, *args],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,  # slurmd waits until nobody has the hook's own any more
+        stdout=subprocess.PIPE,  # slurmd waits until no process has the hook's own open
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         cwd="/",
@@ -85,7 +85,7 @@ def _ask(args: list[str], timeout_s: float | Until) -> bytes:
             os.close(pidfd)
         if not ended:
             child.kill()
-            child.returncode = -9  # it ends when the kernel lets it: nobody will wait for it
+            child.returncode = -9  # it ends when the kernel lets it: it is not waited for
             raise StuckError(
                 f"the kernel does not come back from {args[0]}",
                 f"not within {limit_s:.3g} s: the device's driver is busy or hangs",

@@ -92,7 +92,7 @@ def _distances(cell: int, folder: str, online: list[int], possible: list[int]) -
 
 
 def _memory_mib(meminfo: str) -> int:
-    """``MemTotal`` of a ``meminfo`` file in MiB, rounded down; 0 where there is none."""
+    """``MemTotal`` of a ``meminfo`` file in MiB, rounded down; 0 if it has no such line."""
     found = sysfs.text(meminfo)
     if found is None:
         return 0

@@ -185,7 +185,7 @@ class Cgroup:
                 _kill_below(folder)
             if time.monotonic() >= until:
                 raise TeardownError(
-                    f"{len(pids)} processes of generation {self.generation} do not die",
+                    f"{len(pids)} processes of generation {self.generation} do not end",
                     f"process {min(pids)} is likely stuck in the kernel",
                     "look at its stack, or reboot the node",
                 )
@@ -195,7 +195,7 @@ class Cgroup:
         """Shared memory that is still charged to its guests: theirs, and files of theirs on tmpfs.
 
         A guest's memory is a memfd.  What remains of it after the last process
-        of the generation has ended is held by somebody else: mapped, open, or
+        of the generation has ended is held by another process: mapped, open, or
         under way in a message between two processes, which nothing else shows.
         """
         held = 0

@@ -115,7 +115,7 @@ class Started:
                     return self._outcome()
                 self._said += more
                 if len(self._said) > 1 << 16:
-                    raise NodeError(f"cannot start {self.name}", "vhpc-confine does not stop talking")
+                    raise NodeError(f"cannot start {self.name}", "vhpc-confine wrote more than expected")
         finally:
             os.close(self._report)
         raise self._stuck(timeout_s)
@@ -138,7 +138,7 @@ class Started:
         if word == "failed":
             raise NodeError(f"cannot start {self.name}", text, "see: vhpc doctor")
         raise disturbed(self.name, [self.ref]) or NodeError(
-            f"cannot start {self.name}", "vhpc-confine ended without a word", "is it installed?"
+            f"cannot start {self.name}", "vhpc-confine ended without a message", "is it installed?"
         )
 
     def _stuck(self, timeout_s: float) -> UserError | NodeError:
@@ -200,7 +200,7 @@ def start(
 def disturbed(name: str, refs: Sequence[process.ProcessRef]) -> UserError | None:
     """An error that says so, when one of a job's helpers was ended or stopped by a signal.
 
-    Nobody but root and the job's user can send one.
+    Only root and the job's user can send one.
     """
     for ref in refs:
         number, stopped = process.killed_by(ref), process.is_stopped(ref)

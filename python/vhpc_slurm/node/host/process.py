@@ -99,7 +99,7 @@ def spawn(
     except OSError as err:
         raise NodeError(f"cannot start {argv[0]}", str(err), "is it installed?") from err
     child.returncode = 0  # it is not ours to wait for: keep Popen's destructor from complaining
-    # it may have ended already, but nobody has reaped it: its start time is still there
+    # it may have ended already, but it has not been reaped: its start time is still there
     return ProcessRef(child.pid, _stat(child.pid)[1])
 
 
@@ -179,7 +179,7 @@ class EndedError(Exception):
 
 @contextlib.contextmanager
 def watched(refs: Sequence[ProcessRef]) -> Iterator[list[int]]:
-    """Pidfds of processes, for somebody who has to know when one ends.
+    """Pidfds of processes, for a process that has to know when one ends.
 
     Raises:
         EndedError: one has ended already.
@@ -323,7 +323,7 @@ def end(ref: ProcessRef, *, grace_s: float = 0.0, kill_s: float = 10.0) -> None:
     finally:
         os.close(fd)
     raise TeardownError(
-        f"process {ref.pid} does not die",
+        f"process {ref.pid} does not end",
         "it is likely stuck in the kernel",
         "look at its stack, or reboot the node",
     )

@@ -28,7 +28,7 @@ def running(proc: Path = Path("/proc")) -> dict[int, frozenset[str]]:
         if not entry.name.isdigit():
             continue
         try:
-            # anybody may call himself so; and memory of a user's process is not to be waited for
+            # every user may choose such a title; and reading a user's process could block
             if entry.stat().st_uid != 0 or not _is_stepd(entry):
                 continue
             title = _TITLE.match((entry / "cmdline").read_bytes())

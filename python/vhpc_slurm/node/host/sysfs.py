@@ -68,7 +68,7 @@ def listing(path: str) -> list[str]:
 
 
 def link(path: str) -> str:
-    """What a symbolic link points to; empty when there is none."""
+    """What a symbolic link points to; empty if there is no link."""
     try:
         return os.readlink(path)  # noqa: PTH115 - likewise
     except OSError:
@@ -79,7 +79,7 @@ def read_mask(path: str) -> int:
     """A kernel cpumask file (``ffffffff,00000003``); 0 when there is no such file.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     found = text(path)
     if not found:
@@ -94,7 +94,7 @@ def read_list(path: str) -> int:
     """A kernel CPU list file (``0-3,8``); 0 when there is no such file.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     found = text(path)
     return mask_of(parse_cpu_list(found)) if found else 0

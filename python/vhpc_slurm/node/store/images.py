@@ -98,7 +98,7 @@ def pin(layout: Layout, image: ImageIdentity, generation: str) -> None:
 
 
 def unpin(layout: Layout, digest: str, generation: str) -> None:
-    """Take a pin away; nothing happens when there is none."""
+    """Remove a pin, if it exists."""
     folder = _pins(layout, digest)
     with contextlib.suppress(FileNotFoundError):
         (folder / generation).unlink()
@@ -210,7 +210,7 @@ class _Copies:
             raise UserError(
                 f"image {self._image} is incomplete",
                 f"its {blob.file} is not in the catalogue: {err.strerror}",
-                "publish it anew",
+                "publish it again",
             ) from err
         try:
             about = os.fstat(fd)
@@ -268,7 +268,7 @@ class _Copies:
             )
 
     def _damaged(self, blob: Blob, why: str) -> UserError:
-        return UserError(f"image {self._image} is damaged", f"{blob.file}: {why}", "publish it anew")
+        return UserError(f"image {self._image} is damaged", f"{blob.file}: {why}", "publish it again")
 
 
 def unused(layout: Layout) -> list[Path]:

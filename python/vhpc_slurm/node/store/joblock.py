@@ -40,7 +40,7 @@ def held(
 
     Raises:
         NodeError: another holder kept it for ``timeout_s``.
-        TeardownError: the holder does not die.
+        TeardownError: the holder does not end.
     """
     path = layout.lock(job_id)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

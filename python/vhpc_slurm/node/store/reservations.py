@@ -87,7 +87,9 @@ def plan_lock(layout: Layout, timeout_s: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= until:
-                    raise NodeError("another job's Prolog is planning and does not end", str(path)) from None
+                    raise NodeError(
+                        "another job's Prolog has held the planning lock for too long", str(path)
+                    ) from None
                 time.sleep(0.02)
         yield
     finally:

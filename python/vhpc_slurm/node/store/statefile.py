@@ -32,7 +32,7 @@ def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
     Args:
         path: the file.
         fields: what it says.
-        reader: uid of the job's user, who may read it beside root, and nobody else.
+        reader: uid of the job's user, who may read it; of others only root may.
 
     Raises:
         NodeError: it cannot be written.
@@ -72,7 +72,7 @@ def _let_read(fd: int, uid: int) -> None:
 
 
 def read_state(path: Path) -> dict[str, str]:
-    """The fields of a state file; empty when there is none, U+FFFD for what is not UTF-8."""
+    """The fields of a state file; empty if it does not exist, U+FFFD for what is not UTF-8."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -47,7 +47,7 @@ class Recorder:
         self._add(Stage(name, began, ended or time.time(), detail))
 
     def timeline(self) -> Timeline:
-        """What was recorded so far."""
+        """The stages recorded until now."""
         return Timeline(self._generation, self._node, tuple(self._stages))
 
     def _add(self, stage: Stage) -> None:
@@ -59,7 +59,7 @@ class Recorder:
 
 
 def read_timeline(path: Path) -> Timeline | None:
-    """A timeline from its file; None when there is none or it is not readable as one."""
+    """A timeline from its file; None if it does not exist or cannot be parsed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Timeline)
     except (FileNotFoundError, *UNDECODABLE):

@@ -4,7 +4,7 @@
 With libvirt's shared default user one escaped guest would own all others.  A
 uid is allocated by a file that names its generation.
 
-A QEMU that was taken over may leave a setuid file behind, and whoever started
+A QEMU that was taken over may leave a setuid file behind, and the user who started
 it is that uid whenever he likes.  So uids go round: one is used again only when
 all others have been, also after a reboot, and not while a process or a file in
 a world-writable place is of it.
@@ -135,7 +135,7 @@ def release(layout: Layout, uid: int, generation: str) -> None:
     announcement whose allocation never came to be.
 
     Raises:
-        TeardownError: a process of that uid does not die.
+        TeardownError: a process of that uid does not end.
     """
     if not held(layout, uid, generation):
         return
@@ -150,7 +150,7 @@ def release(layout: Layout, uid: int, generation: str) -> None:
 
 
 def held(layout: Layout, uid: int, generation: str) -> bool:
-    """Whether a uid is allocated to that generation; an allocation that a crash left empty is anybody's."""
+    """Whether a uid is allocated to that generation; an empty allocation (left by a crash) counts too."""
     try:
         return (layout.uids / str(uid)).read_text() in ("", generation)
     except FileNotFoundError:
