@@ -25,7 +25,7 @@ from vhpc_slurm import config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.hooks import prolog
 from vhpc_slurm.model import Allocation, GresAllocation, ImageRef, JobRequest, NodeAllocation
-from vhpc_slurm.node import journal
+from vhpc_slurm.node.store import journal
 
 JOB = int(os.environ["SLURM_JOB_ID"])
 

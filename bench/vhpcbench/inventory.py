@@ -16,7 +16,7 @@ from pathlib import Path
 from machine_tree import gpu_node
 
 from vhpc_slurm.config import Config, Guests, Host
-from vhpc_slurm.node import cells, inventory, pci, topology
+from vhpc_slurm.node.host import cells, inventory, pci, topology
 from vhpcbench.common import Report, main, milliseconds
 
 TARGET_MS = 150.0

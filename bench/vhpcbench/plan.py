@@ -30,7 +30,7 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import inventory
+from vhpc_slurm.node.host import inventory
 from vhpc_slurm.placement.plan import fit
 from vhpcbench.common import BenchError, Report, main, milliseconds
 

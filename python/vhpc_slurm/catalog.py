@@ -60,7 +60,7 @@ def resolve(catalog: Path, ref: ImageRef) -> ImageIdentity:
     except OSError as err:
         raise FabricError(f"cannot read the image catalogue {catalog}", str(err)) from err
     if not DIGEST.match(digest):
-        raise UserError(f"image {ref} is broken", "its name holds no digest", "publish it anew")
+        raise UserError(f"image {ref} is broken", "its name holds no digest", "publish it again")
     return ImageIdentity(ref, digest, load_manifest(catalog, digest, str(ref)))
 
 
@@ -83,17 +83,17 @@ def load_manifest(catalog: Path, digest: str, image: str = "") -> ImageManifest:
             raw = file.read(MANIFEST_LIMIT + 1)
     except FileNotFoundError:
         why = f"the catalogue has no manifest {digest}"
-        raise UserError(f"image {image} is broken", why, "publish it anew") from None
+        raise UserError(f"image {image} is broken", why, "publish it again") from None
     except OSError as err:
         raise FabricError(f"cannot read the image catalogue {catalog}", str(err)) from err
     actual = "sha256:" + hashlib.sha256(raw).hexdigest()
     if actual != digest:
         why = f"manifest: expected {digest}, found {actual}"
-        raise UserError(f"image {image} is broken", why, "publish it anew")
+        raise UserError(f"image {image} is broken", why, "publish it again")
     try:
         manifest = decode_manifest(raw)
     except ValueError as err:
-        raise UserError(f"image {image} has an unusable manifest", str(err), "publish it anew") from err
+        raise UserError(f"image {image} has an unusable manifest", str(err), "publish it again") from err
     return manifest
 
 
@@ -150,7 +150,7 @@ def verify_blob(catalog: Path, blob: Blob, image: str) -> None:
                 size += len(chunk)
     except FileNotFoundError:
         why = f"{blob.file}: the catalogue has no blob sha256:{blob.sha256}"
-        raise UserError(f"image {image} is broken", why, "publish it anew") from None
+        raise UserError(f"image {image} is broken", why, "publish it again") from None
     except OSError as err:
         raise FabricError(f"cannot read the image catalogue {catalog}", str(err)) from err
     if size != blob.size or digest.hexdigest() != blob.sha256:
@@ -158,7 +158,7 @@ def verify_blob(catalog: Path, blob: Blob, image: str) -> None:
             f"image {image} is broken",
             f"{blob.file}: expected sha256:{blob.sha256} of {blob.size} bytes, "
             f"found sha256:{digest.hexdigest()} of {size} bytes",
-            "publish it anew",
+            "publish it again",
         )
 
 
@@ -196,7 +196,7 @@ def _unknown(catalog: Path, ref: ImageRef) -> UserError:
 
 def _check(manifest: ImageManifest) -> None:
     if not IMAGE_NAME.match(manifest.name) or not IMAGE_TAG.match(manifest.tag):
-        raise ValueError(f"{manifest.name!r} with tag {manifest.tag!r} is no image name")
+        raise ValueError(f"{manifest.name!r} with tag {manifest.tag!r} is not an image name")
     for blob in blobs(manifest):
         if not DIGEST.match(f"sha256:{blob.sha256}"):
             raise ValueError(f"{blob.file}: {blob.sha256!r} is no sha256")

@@ -37,7 +37,7 @@ class PciBar:
 class PciLink:
     """A PCI Express link: transfers in GT/s and lanes, as trained and as the function could at best.
 
-    0 stands for what the kernel does not know.
+    0 if the kernel does not know.
     """
 
     speed_gts: float
@@ -107,8 +107,12 @@ class PciFunction:
         return self.address.rpartition(".")[0]
 
 
+GPU, VF = "gpu", "vf"
+"""Roles of passed-through functions: a GPU, a virtual function of a network adapter."""
+
+
 def address_key(address: str) -> tuple[int, int, int, int]:
-    """Domain, bus, slot and function as numbers, for sorting; ValueError when it is no PCI address."""
+    """Domain, bus, slot and function as numbers, for sorting; ValueError when it is not a PCI address."""
     domain, bus, rest = address.split(":")
     slot, function = rest.split(".")
     return int(domain, 16), int(bus, 16), int(slot, 16), int(function, 16)
@@ -151,14 +155,42 @@ class NodeDevices:
 
 
 @dataclass(frozen=True)
+class VfIdentity:
+    """What a virtual function is on its network.
+
+    Attributes:
+        node_guid, port_guid: of InfiniBand.
+        pkey: partition key of InfiniBand, without membership.
+        mac: of Ethernet: six bytes.
+        vlan: of Ethernet; 0 for none.
+    """
+
+    node_guid: int = 0
+    port_guid: int = 0
+    pkey: int = 0
+    mac: bytes = b""
+    vlan: int = 0
+
+
+@dataclass(frozen=True)
 class PassthroughDevice:
-    """A host PCI function handed to a guest, and the guest's port (index of a controller) it sits in."""
+    """A host PCI function that is handed to a guest.
+
+    Attributes:
+        address: PCI address on the host.
+        role: ``GPU`` or ``VF``.
+        host_cell: NUMA cell on the host.
+        root_complex: the PCI root on the host.
+        port: index of the guest's controller that it is plugged into.
+        identity: of a virtual function; None for other devices, and where no lease has decided it yet.
+    """
 
     address: str
     role: str
     host_cell: int
     root_complex: str
     port: int = 0
+    identity: VfIdentity | None = None
 
 
 @dataclass(frozen=True)

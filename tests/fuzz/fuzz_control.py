@@ -8,8 +8,8 @@ import socket
 
 from rig import fuzz
 
-from vhpc_slurm.node.channel import GuestChannel
-from vhpc_slurm.node.wire import ChannelError
+from vhpc_slurm.node.guest.channel import GuestChannel
+from vhpc_slurm.node.guest.wire import ChannelError
 
 TIMEOUT_S = 5.0
 """Never waited for: the guest has hung up when its words are read."""

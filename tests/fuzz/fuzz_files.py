@@ -18,8 +18,8 @@ from rig import InternalError, fuzz
 from vhpc_slurm import catalog, config
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import outbox, statefile, timeline
-from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.store import outbox, statefile, timeline
+from vhpc_slurm.node.store.journal import Journal
 
 _folder = tempfile.TemporaryDirectory(prefix="vhpc-fuzz-")
 _HERE = Path(_folder.name)

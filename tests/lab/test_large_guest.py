@@ -32,8 +32,17 @@ BOOT = textwrap.dedent("""
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.domain.spec import DomainSpec
     from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, ImageRef, VcpuPin
-    from vhpc_slurm.node import accounts, console, guest, images, inventory, refusal
-    from vhpc_slurm.node.layout import Layout
+    from vhpc_slurm.node.guest import console, libvirtd, refusal
+    from vhpc_slurm.node.host import accounts, inventory
+    from vhpc_slurm.node.store import images
+    from vhpc_slurm.node.store.layout import Layout
+
+    def finished(copying):
+        try:
+            while True:
+                next(copying)
+        except StopIteration as end:
+            return end.value
 
     config, count, words = load(), int(sys.argv[1]), sys.argv[2]
     host = inventory.read_inventory(os.uname().nodename, config)
@@ -42,7 +51,7 @@ BOOT = textwrap.dedent("""
     folder.chmod(0o711)
     uid = config.guests.uid_base + config.guests.uid_count - 1
     image = resolve(pathlib.Path(config.images.catalog), ImageRef.parse("debian-minimal"))
-    staged = images.stage(Layout(config), image)
+    staged = finished(images.stage(Layout(config), image))
     (folder / "kernel").write_bytes(staged.kernel.read_bytes())
     (folder / "initrd").write_bytes(base64.b64decode("ARCHIVE"))
     console.prepare(folder / "console.log", uid)
@@ -63,7 +72,7 @@ BOOT = textwrap.dedent("""
         uid=uid, gid=accounts.group_id(config.guests.qemu_group),
         agent_socket=str(folder / "channel/agent.sock"), console_log=str(folder / "console.log"),
     )
-    with guest.connect(config.guests.libvirt_uri, 60) as hypervisor:
+    with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
         refusal.check_vcpus(hypervisor, [plan], host, config.guests.emulator)
         began = time.monotonic()
         try:

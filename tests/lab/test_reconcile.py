@@ -17,10 +17,14 @@ from pathlib import Path
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.config import load
 from vhpc_slurm.model import *
-from vhpc_slurm.node import accounts, guest, inventory, resources, stages, timeline
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.placement.plan import plan_node
+from vhpc_slurm.node.boot.reserve import reserve
+from vhpc_slurm.node.boot.sequence import boot
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.guest import libvirtd, shares
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store import kinds, timeline
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 
 config = load()
 layout = Layout(config)
@@ -32,15 +36,15 @@ part = NodeAllocation("n1", (0,), 1024)
 lease = Lease(generation, LeaseState.READY, request, Allocation((part,)), image)
 journal = Journal(layout.journals, generation)
 folder = layout.job(generation.job_id)
-journal.acquire(resources.RUN_DIR, "rundir", path=str(folder))
+journal.acquire(kinds.RUN_DIR, "rundir", path=str(folder))
 folder.mkdir(mode=0o711, parents=True)
 host = inventory.read_inventory("n1", config)
-plan = plan_node(generation, part, host, request, image.manifest, config)
+account = accounts.account(2001)
+plan = reserve(layout, lease, host, shares.of_job(config, account, request.work_dir), journal)
 recorder = timeline.Recorder(layout.timeline(generation), generation, "n1")
-with guest.connect(config.guests.libvirt_uri, 60) as hypervisor:
-    stages.boot(stages.Boot(
-        layout, lease, image, plan, host, journal, recorder, accounts.account(2001), hypervisor
-    ))
+with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
+    for _ in boot(Boot(layout, lease, image, plan, host, journal, recorder, account, hypervisor)):
+        pass
 """
 
 

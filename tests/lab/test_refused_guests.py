@@ -38,7 +38,7 @@ manifest = hashlib.sha256(raw).hexdigest()
 print(found, manifest)
 """.replace("IMAGE", IMAGE)
 
-# On a node: a guest as stages.boot makes one, changed as the case says; prints the class and the line.
+# On a node: a guest as Prolog makes one, changed as the case says; prints the class and the line.
 TRY = textwrap.dedent("""
     import os, pathlib, sys, tempfile
     from dataclasses import replace
@@ -47,7 +47,8 @@ TRY = textwrap.dedent("""
     from vhpc_slurm.domain.spec import DomainSpec
     from vhpc_slurm.errors import VhpcError
     from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, VcpuPin
-    from vhpc_slurm.node import accounts, console, guest, inventory, refusal
+    from vhpc_slurm.node.guest import console, libvirtd, refusal
+    from vhpc_slurm.node.host import accounts, inventory
 
     config = load()
     host = inventory.read_inventory(os.uname().nodename, config)
@@ -73,7 +74,7 @@ TRY = textwrap.dedent("""
         uid=uid, gid=accounts.group_id(config.guests.qemu_group),
         agent_socket=str(folder / "channel/agent.sock"), console_log=str(folder / "console.log"),
     )
-    with guest.connect(config.guests.libvirt_uri, 60) as hypervisor:
+    with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
         for case in sys.argv[1:]:
             changed = {
                 "topology": lambda: replace(spec, guest=plan(2, (3, 1))),
@@ -87,7 +88,7 @@ TRY = textwrap.dedent("""
                 try:
                     hypervisor.create(render(changed), 60)
                     print(case, "started")
-                except guest.DomainRefusedError as err:
+                except libvirtd.DomainRefusedError as err:
                     raise refusal.judge(hypervisor, changed, host, err) from err
             except VhpcError as err:
                 print(case, type(err).__name__, err.line())

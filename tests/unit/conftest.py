@@ -18,11 +18,20 @@ from vhpc_slurm.fabric.smp import FabricReader
 
 
 @pytest.fixture
-def vhpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Vhpc:
+def run_dir() -> Iterator[str]:
+    """A folder whose path is short enough for the sockets of guests."""
+    with tempfile.TemporaryDirectory(prefix="vhpc-", dir="/tmp") as folder:
+        yield folder
+
+
+@pytest.fixture
+def vhpc(
+    tmp_path: Path, run_dir: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Vhpc:
     (tmp_path / "vhpc.toml").write_text(
         f"""
 [paths]
-run = "{tmp_path}/run"
+run = "{run_dir}"
 state = "{tmp_path}/state"
 [controller]
 host = "127.0.0.1"

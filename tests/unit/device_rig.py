@@ -16,12 +16,11 @@ from fake_pci import Device, FakePci
 from machine_tree import gpu_node
 
 from vhpc_slurm.config import Config, Devices, Host, Paths, Placement
-from vhpc_slurm.hardware import PassthroughDevice
+from vhpc_slurm.hardware import VF, PassthroughDevice, VfIdentity
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import devices, rtnetlink
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.vf import Identity
+from vhpc_slurm.node.devices import assignment, rtnetlink
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 
 GENERATION = Generation(7, 0, "0123abcd")
 
@@ -34,7 +33,7 @@ class Rig:
     fs: AttributeFs
     root: Path
     layout: Layout
-    host: devices.HostState
+    host: assignment.HostState
     kernel: FakeRtnetlink
 
     @property
@@ -71,16 +70,21 @@ class Rig:
         )
 
 
-def identity(device: Device) -> Identity:
+def identity(device: Device) -> VfIdentity:
     """Some identity of its own."""
     number = int(device.address.replace(":", "").replace(".", ""), 16)
-    return Identity(
+    return VfIdentity(
         0x02CD << 48 | number, 0x02CC << 48 | number, 0x1012, b"\x02" + number.to_bytes(5, "big"), 5
     )
 
 
 def passthrough(*found: Device, role: str = "gpu") -> list[PassthroughDevice]:
-    return [PassthroughDevice(device.address, role, 0, "pci0000:00") for device in found]
+    return [
+        PassthroughDevice(
+            device.address, role, 0, "pci0000:00", identity=identity(device) if role == VF else None
+        )
+        for device in found
+    ]
 
 
 @contextlib.contextmanager
@@ -103,5 +107,5 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
             placement=Placement(gpu_map=str(tmp / "gpu.map")),
             devices=Devices(timeout_s=30),
         )
-        host = devices.HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
+        host = assignment.HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
         yield Rig(pci, fs, tmp, Layout(config), host, kernel)

@@ -11,7 +11,7 @@ import pytest
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.model import Blob, ImageIdentity, ImageManifest, ImageRef
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store.layout import Layout
 
 GENERATION = "42.0.0123abcd"
 

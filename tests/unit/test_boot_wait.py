@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import Generation
-from vhpc_slurm.node import stages
-from vhpc_slurm.node.channel import ChannelError, ChannelSilentError
-from vhpc_slurm.node.journal import Stopped
+from vhpc_slurm.node.boot import agent
+from vhpc_slurm.node.guest.channel import ChannelError, ChannelSilentError
+from vhpc_slurm.node.store.journal import Stopped
 
 
 class Guest:
@@ -30,21 +29,19 @@ class Guest:
 
 
 def hear(guest: Guest, answers: list[bool], left_s: float = 100.0, *, stopped: bool = False) -> None:
-    helpers = SimpleNamespace(disturbed=lambda: UserError("a helper was stopped") if stopped else None)
-    work: Any = SimpleNamespace(
-        over=lambda: answers.pop(0),
-        lease=SimpleNamespace(generation=Generation(7, 0, "0" * 8)),
-        helpers={0: helpers},
-    )
+    """Wait for the guest as Prolog does; each answer says whether the job has ended by then."""
+    helpers: Any = SimpleNamespace(disturbed=lambda: UserError("a helper was stopped") if stopped else None)
     channel: Any = guest  # of a GuestChannel only hello() is called
-    plan: Any = SimpleNamespace(index=0)
-    stages._hear(work, plan, channel, time.monotonic() + left_s)
+    waiting = agent.wait_for_hello(helpers, channel, time.monotonic() + left_s)
+    for _ in waiting:
+        if answers.pop(0):
+            waiting.throw(Stopped("generation 7.0.00000000 was ended"))
 
 
 def test_a_guest_that_answers_soon_costs_no_question() -> None:
     guest = Guest(silent=0)
     hear(guest, answers=[])
-    assert guest.waits == [stages.ASK_S]
+    assert guest.waits == [agent.ASK_S]
 
 
 def test_it_is_asked_after_each_wait_and_waiting_goes_on_as_long_as_the_job_does() -> None:

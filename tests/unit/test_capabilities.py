@@ -11,7 +11,7 @@ import pytest
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory
-from vhpc_slurm.node.capabilities import differences, parse
+from vhpc_slurm.node.guest.capabilities import differences, parse
 
 # In the format of https://libvirt.org/formatcaps.html
 XML = """<capabilities><host>

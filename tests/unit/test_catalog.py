@@ -146,7 +146,7 @@ def test_a_name_without_digest_is_refused(tmp_path: Path, text: str) -> None:
         ({"firmware": "coreboot"}, "firmware"),
         ({"init": "sbin/init"}, "init"),
         ({"cmdline": "quiet\nx"}, "control characters"),
-        ({"name": "../x"}, "no image name"),
+        ({"name": "../x"}, "not an image name"),
     ],
 )
 def test_a_manifest_that_we_could_not_boot_is_refused(

@@ -23,8 +23,10 @@ from vhpc_slurm.model import (
     NodePlan,
     VcpuPin,
 )
-from vhpc_slurm.node import cgroup, guestmemory, process
-from vhpc_slurm.node.cgroup import Cgroup, Hierarchy, Limits
+from vhpc_slurm.node.guest import memory
+from vhpc_slurm.node.host import cgroup, process
+from vhpc_slurm.node.host.cgroup import Cgroup, Hierarchy
+from vhpc_slurm.node.host.limits import Limits, limits_of
 
 GENERATION = f"{os.getpid()}.0.0123abcd"
 LIMITS = Limits(memory_mib=512, helper_memory_mib=64, tasks=64, helper_tasks=32, cpus=(0,))
@@ -180,24 +182,24 @@ def test_memory_that_somebody_holds_is_noticed_and_its_holder_named(group: Cgrou
     qemu.stdin.write(b"x")
     qemu.stdin.close()
     assert qemu.stdout.readline() == b"sent\n"
-    inodes = guestmemory.of_process(qemu.pid)
+    inodes = memory.of_process(qemu.pid)
     assert len(inodes) == 1
     group.kill()
     qemu.wait()
     # in a message that nobody has read: no process shows it
     assert group.guest_memory_bytes() > 40 << 20
-    assert guestmemory.holders(inodes) == []
+    assert memory.holders(inodes) == []
     with pytest.raises(Exception, match="MiB of a guest that has ended are still held"):
-        guestmemory.release(inodes, group, [])
+        memory.release(inodes, group, [])
     _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
     keeper = subprocess.Popen(["sleep", "60"], pass_fds=(fd,))
     os.close(fd)
-    assert [holder.ref.pid for holder in guestmemory.holders(inodes)] == [keeper.pid]
+    assert [holder.ref.pid for holder in memory.holders(inodes)] == [keeper.pid]
     with pytest.raises(Exception, match=rf"process {keeper.pid} \(sleep\) of uid 0"):
-        guestmemory.release(inodes, group, [2001])
-    assert [holder.ref.pid for holder in guestmemory.release(inodes, group, [0])] == [keeper.pid]
+        memory.release(inodes, group, [2001])
+    assert [holder.ref.pid for holder in memory.release(inodes, group, [0])] == [keeper.pid]
     keeper.wait()
-    assert guestmemory.release(inodes, group, []) == []
+    assert memory.release(inodes, group, []) == []
     ours.close()
     its.close()
 
@@ -227,7 +229,7 @@ def test_limits_follow_from_the_plan() -> None:
         emulator_cpus=(0,), emulator_choice="",
     )  # fmt: skip
     plan = NodePlan(Generation(1, 0, "0123abcd"), "n1", (guest, guest), 5000, 904)
-    limits = cgroup.limits_of(plan, Guests(helper_memory_mib=100, qemu_memory_slack_mib=1000))
+    limits = limits_of(plan, Guests(helper_memory_mib=100, qemu_memory_slack_mib=1000))
     assert limits.cpus == (0, 4, 5)
     assert limits.helper_memory_mib == 200
     assert limits.memory_mib == 2 * 2048 + 200 + 2000

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.node import statefile, wire
-from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
+from vhpc_slurm.node.guest import wire
+from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
+from vhpc_slurm.node.store import statefile
 
 if TYPE_CHECKING:
     from guest_rig import Guest

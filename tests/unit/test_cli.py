@@ -19,8 +19,8 @@ from vhpc_command import Vhpc
 
 from vhpc_slurm.cli import output, settings
 from vhpc_slurm.cli.main import app
-from vhpc_slurm.node import guest as node_guest
-from vhpc_slurm.node import refusal
+from vhpc_slurm.node.guest import libvirtd as node_guest
+from vhpc_slurm.node.guest import refusal
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -14,7 +14,7 @@ from fake_pci import Device, fail
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.hooks import common, drain_policy
-from vhpc_slurm.node import quarantine
+from vhpc_slurm.node.devices import quarantine
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from vhpc_command import Vhpc
 
 from vhpc_slurm.cli import context, picture
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.store.journal import Journal
 
 ROOT = Path(__file__).parent.parent.parent
 SVG = "{http://www.w3.org/2000/svg}"

@@ -43,8 +43,8 @@ def test_a_console_cannot_drive_the_terminal(raw: bytes, text: str) -> None:
 
 
 @needs_root
-def test_a_console_of_this_node_is_printed(vhpc: Vhpc) -> None:
-    guest = vhpc.folder / "run/jobs/42/g1"
+def test_a_console_of_this_node_is_printed(vhpc: Vhpc, run_dir: str) -> None:
+    guest = Path(run_dir) / "jobs/42/g1"
     guest.mkdir(parents=True)
     (guest / "console.log").write_bytes(b"\x1b[32mbooted\x1b[0m\r\n" * 20000)
     assert vhpc("console", "42", "--guest", "1") == "booted\n" * 20000
@@ -56,8 +56,8 @@ def test_a_console_of_this_node_is_printed(vhpc: Vhpc) -> None:
 
 
 @needs_root
-def test_following_a_console_ends_when_the_job_does(vhpc: Vhpc) -> None:
-    guest = vhpc.folder / "run/jobs/42/g0"
+def test_following_a_console_ends_when_the_job_does(vhpc: Vhpc, run_dir: str) -> None:
+    guest = Path(run_dir) / "jobs/42/g0"
     guest.mkdir(parents=True)
     log = guest / "console.log"
     log.write_bytes(b"one\r\n")

@@ -19,7 +19,7 @@ from vhpc_slurm.config import load
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Allocation, ImageRef, JobRequest, Lease, NodeAllocation, Stage, Timeline
-from vhpc_slurm.node.outbox import Acknowledgement
+from vhpc_slurm.node.store.outbox import Acknowledgement
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(

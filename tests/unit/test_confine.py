@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.node import confine, process
-from vhpc_slurm.node.cgroup import CgroupEntry
-from vhpc_slurm.node.confine import Confinement, ShareAbsentError, SharedDirectory
+from vhpc_slurm.node.host import confine, process
+from vhpc_slurm.node.host.cgroup import CgroupEntry
+from vhpc_slurm.node.host.confine import Confinement, ShareAbsentError, SharedDirectory
 
 BUILT = Path(os.environ.get("VHPC_GUEST_BIN", "")).parent / "confine/vhpc-confine"
 pytestmark = [

@@ -13,25 +13,18 @@ from pathlib import Path
 
 import pytest
 from attribute_fs import Stuck, fixed
-from device_rig import GENERATION, Rig, identity, machine, passthrough
+from device_rig import GENERATION, Rig, machine, passthrough
 from fake_pci import BUS_MASTER, COMMAND, Device, fail
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError
-from vhpc_slurm.node import (
-    aer,
-    attribute,
-    devices,
-    journal,
-    preflight,
-    quarantine,
-    resources,
-    teardown,
-    vfio,
-)
-from vhpc_slurm.node.journal import Journal, read_entries
-from vhpc_slurm.node.quarantine import QuarantinedError
-from vhpc_slurm.node.timeline import Recorder
-from vhpc_slurm.node.vf import PARKED_GUID
+from vhpc_slurm.node import resources, teardown
+from vhpc_slurm.node.devices import aer, assignment, preflight, quarantine, vfio
+from vhpc_slurm.node.devices.quarantine import QuarantinedError
+from vhpc_slurm.node.devices.vf import PARKED_GUID
+from vhpc_slurm.node.host import attribute
+from vhpc_slurm.node.store import journal
+from vhpc_slurm.node.store.journal import Journal, read_entries
+from vhpc_slurm.node.store.timeline import Recorder
 
 
 @pytest.fixture
@@ -42,9 +35,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def take(rig: Rig, *found: Device, role: str = "gpu") -> Journal:
     journal = rig.journal()
-    devices.acquire(
-        rig.layout, journal, passthrough(*found, role=role), {d.address: identity(d) for d in found}, rig.host
-    )
+    assignment.acquire(rig.layout, journal, passthrough(*found, role=role), rig.host)
     return journal
 
 
@@ -178,7 +169,7 @@ def _in_quarantine(rig: Rig, gpu: Device) -> None:
         (_opened, preflight.InUseError, r"process 4711 \(qemu-system-x86\) has .*/vfio/\d+ open"),
         (_pinned, preflight.PinnedError, "is pinned to driver pci-stub"),
         (_no_vfio, preflight.NoVfioError, "the kernel has no such driver"),
-        (_not_allowed, preflight.NotAllowedError, "10de:2330: devices.allow does not have it"),
+        (_not_allowed, preflight.NotAllowedError, "10de:2330: devices.allow does not list it"),
         (_in_quarantine, preflight.QuarantinedDeviceError, "is quarantined"),
     ],
 )
@@ -199,13 +190,13 @@ def test_each_check_has_its_error_and_changes_nothing(
 
 def test_a_function_that_is_gone_and_one_that_is_whole_are_refused(rig: Rig) -> None:
     pf = rig.pfs[0]
-    with pytest.raises(preflight.NotAllowedError, match="is no virtual function"):
+    with pytest.raises(preflight.NotAllowedError, match="is not a virtual function"):
         take(rig, pf, role="vf")
     with pytest.raises(preflight.VfsInUseError, match="has virtual functions"):
         take(rig, pf)
     vf = rig.vfs[0]
     rig.pci._numvfs(pf, "0")
-    with pytest.raises(devices.UnfitError, match="is not there"):
+    with pytest.raises(assignment.UnfitError, match="is not there"):
         take(rig, vf, role="vf")
     rig.pci.tree.put(f"{pf.path}/net/ib0/flags", fixed("0x1003\n"))
     with pytest.raises(preflight.HostNetworkError, match="network interface ib0, which is up"):
@@ -246,11 +237,11 @@ def test_a_driver_that_does_not_let_go_stops_nobody_and_its_device_is_quarantine
     rig.pci.drivers["nvidia"].remove = hang
     journal = rig.journal()
     with pytest.raises(QuarantinedError, match=f"quarantined: {gpu.address}.*the kernel does not come back"):
-        devices.acquire(rig.layout, journal, passthrough(gpu), {}, rig.host)
+        assignment.acquire(rig.layout, journal, passthrough(gpu), rig.host)
     assert quarantined(rig) == [gpu.address]
     clear(rig, journal)  # does not touch what would never answer
     with pytest.raises(TeardownError, match="stays in quarantine"):
-        devices.clear(rig.layout, gpu.address, {}, rig.host)
+        assignment.clear(rig.layout, gpu.address, {}, rig.host)
     assert quarantined(rig) == [gpu.address]
 
 
@@ -351,7 +342,7 @@ def test_a_device_that_is_not_clean_is_quarantined_and_nothing_else_is_left(
     assert gpu.driver != "nvidia"  # no driver of the host touches it
     (record,) = quarantine.read_records(rig.layout)
     assert (record.address, record.role, record.generation) == (gpu.address, "gpu", str(GENERATION))
-    assert devices.handed_out(rig.layout).quarantined == (gpu.address,)
+    assert assignment.handed_out(rig.layout).quarantined == (gpu.address,)
 
 
 def test_a_device_that_is_gone_after_the_job_is_quarantined_for_when_it_comes_back(rig: Rig) -> None:
@@ -371,7 +362,7 @@ def test_a_device_that_a_process_still_has_is_not_reset_under_it(
     _opened(rig, gpu)
     entry = journal.entry(f"device:{gpu.address}")
     with pytest.raises(TeardownError, match=r"process 4711 .* has .* open"):
-        devices.release(rig.layout, str(GENERATION), entry, rig.host)
+        assignment.release(rig.layout, str(GENERATION), entry, rig.host)
     assert gpu.was_reset == 0
     assert quarantined(rig) == []  # the entry stays: it is tried again
 
@@ -397,7 +388,7 @@ def test_a_device_that_had_errors_under_a_guest_goes_to_nobody_until_it_is_clear
         clear(rig, journal)
     assert quarantined(rig) == [gpu.address]
     assert other.was_reset == 1
-    devices.clear(rig.layout, gpu.address, {}, rig.host)
+    assignment.clear(rig.layout, gpu.address, {}, rig.host)
     clear(rig, take(rig, gpu))  # what was counted before is no sign any more
     assert quarantined(rig) == []
 
@@ -435,16 +426,16 @@ def test_a_quarantine_ends_with_a_check_that_passes_and_no_other_way(rig: Rig) -
     with pytest.raises(preflight.QuarantinedDeviceError):
         take(rig, gpu)
     with pytest.raises(TeardownError, match=r"stays in quarantine: .*cannot be reset"):
-        devices.clear(rig.layout, gpu.address, {}, rig.host)
+        assignment.clear(rig.layout, gpu.address, {}, rig.host)
     with pytest.raises(TeardownError, match=r"held by a guest of 9\.0\.00000000"):
-        devices.clear(rig.layout, gpu.address, {gpu.address: "9.0.00000000"}, rig.host)
+        assignment.clear(rig.layout, gpu.address, {gpu.address: "9.0.00000000"}, rig.host)
     assert quarantined(rig) == [gpu.address]
     gpu.on_reset = lambda device: None
-    devices.clear(rig.layout, gpu.address, {}, rig.host)
+    assignment.clear(rig.layout, gpu.address, {}, rig.host)
     assert quarantined(rig) == []
     assert (gpu.driver, gpu.override) == ("nvidia", "")
     with pytest.raises(UserError, match="is not in quarantine"):
-        devices.clear(rig.layout, gpu.address, {}, rig.host)
+        assignment.clear(rig.layout, gpu.address, {}, rig.host)
 
 
 def test_the_scrub_command_gets_the_address_and_runs_after_the_reset(rig: Rig) -> None:
@@ -478,7 +469,7 @@ def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
         journal.Entry(address, "device", {"address": address, "role": "vf"})
         for address in ("0000:0d:00.1", "0000:0d:00.2")
     ]
-    together = [[entry.key for entry in lane] for lane in devices.lanes([*gpus, *vfs])]
+    together = [[entry.key for entry in lane] for lane in assignment.lanes([*gpus, *vfs])]
     assert together == [
         ["0000:0b:00.0", "0000:0b:01.0"],
         ["0000:0c:00.0"],
@@ -558,7 +549,7 @@ def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str
         ours = rig.journal()
         vf = rig.vfs[0]
         taken = [*passthrough(*rig.gpus), *passthrough(vf, role="vf")]
-        devices.acquire(rig.layout, ours, taken, {vf.address: identity(vf)}, rig.host)
+        assignment.acquire(rig.layout, ours, taken, rig.host)
         resources.release_all(rig.layout, ours)
 
     killed, at = True, 0
@@ -593,7 +584,7 @@ def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
 
         attribute.write_attribute = write
         journal = rig.journal()
-        devices.acquire(rig.layout, journal, passthrough(gpu), {}, rig.host)
+        assignment.acquire(rig.layout, journal, passthrough(gpu), rig.host)
         resources.release_all(rig.layout, journal)
 
     for after in (False, True):
@@ -614,7 +605,7 @@ def test_release_may_be_repeated_at_any_time(rig: Rig) -> None:
     journal = take(rig, gpu)
     entry = journal.entry(f"device:{gpu.address}")
     for _ in range(3):
-        devices.release(rig.layout, str(GENERATION), entry)
+        assignment.release(rig.layout, str(GENERATION), entry)
         assert state(gpu) == before
     assert gpu.was_reset == 1
 

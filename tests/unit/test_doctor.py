@@ -13,8 +13,8 @@ from vhpc_slurm.cli.checks import CheckResult, Level, boottime, node, services, 
 from vhpc_slurm.cli.checks.boottime import NodeSize
 from vhpc_slurm.config import Config, Controller, Devices, Guests, Paths, Placement
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.timeline import Recorder
 
 DATA = Path(__file__).parent.parent / "data" / "slurm-config"
 RELEASES = ("22.05.8", "24.11.5", "26.05.5")

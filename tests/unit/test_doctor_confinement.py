@@ -9,7 +9,7 @@ import pytest
 
 from vhpc_slurm.cli.checks import Level, confinement
 from vhpc_slurm.config import Config, Guests
-from vhpc_slurm.node.cgroup import Hierarchy
+from vhpc_slurm.node.host.cgroup import Hierarchy
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from attribute_fs import fixed
 from device_rig import Rig, machine
 
 from vhpc_slurm.cli.checks import CheckResult, Level, devices
-from vhpc_slurm.node import quarantine, setup
+from vhpc_slurm.node.devices import quarantine, setup
 
 AGREES = "NodeName=n1 Arch=x86_64 Gres=gpu:h200:2(S:0),ibvf:4 State=IDLE"
 

@@ -15,9 +15,9 @@ from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.hooks import fabric_isolation
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
-from vhpc_slurm.node import journal, resources, statefile
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store import journal, kinds, statefile
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 
 KEY = NetworkIdentity("ib", pkey=0x1000, rails=1, vfs=1)
 OPEN = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
@@ -40,13 +40,13 @@ def prepared(layout: Layout, record: LeaseRecord) -> None:
     generation = record.lease.generation
     journal = Journal(layout.journals, generation)
     folder = layout.job(generation.job_id)
-    journal.acquire(resources.RUN_DIR, f"rundir:{folder}", path=str(folder))
+    journal.acquire(kinds.RUN_DIR, f"rundir:{folder}", path=str(folder))
     folder.mkdir(parents=True)
-    journal.acquire(resources.UID, "uid:712345", uid=712345)
+    journal.acquire(kinds.UID, "uid:712345", uid=712345)
     journal.close()
 
 
-def kinds(layout: Layout, record: LeaseRecord) -> list[str]:
+def held_kinds(layout: Layout, record: LeaseRecord) -> list[str]:
     return [entry.kind for entry in journal.read_entries(layout.journals, record.lease.generation)]
 
 
@@ -58,9 +58,9 @@ def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> N
         "open-fabric",
         "job 1 has a key of a fabric that does not keep jobs apart",
     )
-    assert kinds(layout, record) == ["rundir", "uid"], "looking changes nothing"
+    assert held_kinds(layout, record) == ["rundir", "uid"], "looking changes nothing"
     finding.repair()
-    assert kinds(layout, record) == ["rundir"], "the run folder is for the plugin and the Epilog"
+    assert held_kinds(layout, record) == ["rundir"], "the run folder is for the plugin and the Epilog"
     state = statefile.read_state(layout.state_file(1))
     assert (state["status"], state["kind"], state["generation"]) == ("failed", "fabric", "1.0.0123abcd")
     assert "port 0x1 has the keys 0xffff" in state["message"]
@@ -75,8 +75,8 @@ def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout
     (finding,) = fabric_isolation.findings(layout, "n1", [lost, other], state)
     assert (finding.kind, finding.what) == ("lost-key", "job 1 has lost its key on the fabric")
     finding.repair()
-    assert kinds(layout, lost) == ["rundir"]
-    assert kinds(layout, other) == ["rundir", "uid"]
+    assert held_kinds(layout, lost) == ["rundir"]
+    assert held_kinds(layout, other) == ["rundir", "uid"]
     message = statefile.read_state(layout.state_file(1))["message"]
     assert message == (
         "the guests of job 1 were ended on n1: the job's partition key was taken from its port and cannot be "

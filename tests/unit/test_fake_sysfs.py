@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from device_rig import Rig, machine
 
-from vhpc_slurm.node import pci
+from vhpc_slurm.node.host import pci
 
 
 @pytest.fixture

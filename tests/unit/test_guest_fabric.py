@@ -25,13 +25,12 @@ from vhpc_slurm.model import (
     Generation,
     GuestPlan,
     GuestTopology,
-    HostInventory,
     Lease,
     LeaseState,
     NodePlan,
 )
-from vhpc_slurm.node import guestports
-from vhpc_slurm.node.channel import ChannelError, ChannelRefusedError, GuestChannel
+from vhpc_slurm.node.guest import ports
+from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, GuestChannel
 
 if TYPE_CHECKING:
     from guest_rig import Guest
@@ -200,8 +199,7 @@ def a_guest() -> GuestPlan:
 def expected(lease: Lease, node: str) -> tuple[int, ...]:
     guest = a_guest()
     plan = NodePlan(lease.generation, node, (guest,), 512, 0)
-    host = HostInventory(node, "", (), (), (), kvm=False, kvm_reason="")
-    return guestports.expected(lease, plan, guest, host)
+    return ports.expected(lease, plan, guest)
 
 
 def test_ports_that_reach_guests_are_those_of_the_lease_and_the_node() -> None:
@@ -223,8 +221,8 @@ def test_guests_have_addresses_by_their_ranks() -> None:
     policy = replace(POLICY, ports=None, in_guests=False, network=IPv4Network("10.128.0.0/29"))
     lease = a_lease(policy, "n1", "n2")
     assert lease.network.addresses == (("n1", "10.128.0.1"), ("n2", "10.128.0.2"))
-    assert guestports.address_of(lease, "n2") == "10.128.0.2/29"
-    assert guestports.address_of(a_lease(POLICY, "n1"), "n1") == ""
+    assert ports.address_of(lease, "n2") == "10.128.0.2/29"
+    assert ports.address_of(a_lease(POLICY, "n1"), "n1") == ""
     # another job of the same user, on the same key
     assignment = KeyAssignment(Generation(1, 0, "0" * 8), 0x1000, "user 2001", 4, 2, 1, 1)
     assert backend.addresses_of(IPv4Network("10.128.0.0/29"), assignment, ("n1", "n3")) == (
@@ -249,13 +247,13 @@ def test_a_job_whose_ports_are_not_isolated_fails_with_what_was_seen(guest: Gues
     tree.add("mlx5_0", 0x0002C90300000201, KEYS)
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         with pytest.raises(UserError) as caught:
-            guestports.find(lease, "n2", (0x0002C90300000201,), channel, wait_s=0.5, timeout_s=WAIT_S)
+            ports.find(lease, "n2", (0x0002C90300000201,), channel, wait_s=0.5, timeout_s=WAIT_S)
         assert caught.value.line() == (
             "the job's InfiniBand is not isolated on n2: its guest sees: mlx5_0 port 1 has the keys "
             "0x9000 0x7fff, and should have 0x9000 0x7fff 0x0010 (nothing was started; tell your operator)"
         )
         tree.set_keys("mlx5_0", (*KEYS, 0x0010))
-        guestports.find(lease, "n2", (0x0002C90300000201,), channel, wait_s=WAIT_S, timeout_s=WAIT_S)
+        ports.find(lease, "n2", (0x0002C90300000201,), channel, wait_s=WAIT_S, timeout_s=WAIT_S)
 
 
 def test_an_agent_that_does_not_know_the_question_is_too_old() -> None:
@@ -267,9 +265,7 @@ def test_an_agent_that_does_not_know_the_question_is_too_old() -> None:
             )
 
     with pytest.raises(UserError, match="older than this check"):
-        guestports.find(
-            a_lease(POLICY, "n1"), "n1", (GUID,), cast(GuestChannel, Old()), wait_s=1.0, timeout_s=1.0
-        )
+        ports.find(a_lease(POLICY, "n1"), "n1", (GUID,), cast(GuestChannel, Old()), wait_s=1.0, timeout_s=1.0)
 
 
 def test_ports_reach_guests_only_where_the_site_lists_them() -> None:

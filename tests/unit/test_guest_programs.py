@@ -451,7 +451,7 @@ def test_where_pmi_cannot_be_watched_the_task_is_refused(guest: Guest) -> None:
 
 
 def test_an_agent_that_does_not_know_of_pmi_starts_nothing_that_could_use_it(late_guest: Guest) -> None:
-    from vhpc_slurm.node import wire
+    from vhpc_slurm.node.guest import wire
 
     run = late_guest.popen("true", **_step())
     end = wire.FrameStream(late_guest.agent_end)

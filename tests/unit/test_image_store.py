@@ -18,8 +18,8 @@ from stepd import needs_root
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
-from vhpc_slurm.node import images, journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store import images, journal
+from vhpc_slurm.node.store.layout import Layout
 
 # Tests that start or count slurmstepds see each other's: one worker runs them all.
 pytestmark = pytest.mark.xdist_group("slurmstepd")
@@ -27,14 +27,26 @@ pytestmark = pytest.mark.xdist_group("slurmstepd")
 layout = node_layout
 
 
+def stage(layout: Layout, image: ImageIdentity, pause_s: float = 0.0) -> images.StagedImage:
+    """Drive the copy to its end."""
+    copying = images.stage(layout, image)
+    while True:
+        try:
+            next(copying)
+            time.sleep(pause_s)
+        except StopIteration as end:
+            staged: images.StagedImage = end.value
+            return staged
+
+
 def test_a_staged_image_has_the_bytes_its_digests_say(layout: Layout) -> None:
     image = publish(layout)
-    staged = images.stage(layout, image)
+    staged = stage(layout, image)
     for path, blob in ((staged.kernel, image.manifest.kernel), (staged.root, image.manifest.root)):
         assert hashlib.sha256(path.read_bytes()).hexdigest() == blob.sha256
         assert path.stat().st_mode & 0o777 == 0o644
     inode = staged.root.stat().st_ino
-    assert images.stage(layout, image).root.stat().st_ino == inode, "a second staging copies nothing"
+    assert stage(layout, image).root.stat().st_ino == inode, "a second staging copies nothing"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +60,7 @@ def test_a_staged_image_has_the_bytes_its_digests_say(layout: Layout) -> None:
 def test_a_broken_image_is_the_users_error_and_leaves_nothing(layout: Layout, damage: str, said: str) -> None:
     image = publish(layout, damage=damage)
     with pytest.raises(UserError, match=said):
-        images.stage(layout, image)
+        stage(layout, image)
     store = Path(layout.config.images.store) / "blobs" / "sha256"
     assert not list(store.glob("*.part"))
     bad = {
@@ -66,7 +78,7 @@ def test_what_is_no_regular_file_in_the_catalogue_does_not_hold_up_a_hook(layout
     blob.unlink()
     {"fifo": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to("/dev/zero")}[what](blob)
     with pytest.raises(UserError, match=r"root\.erofs: it is not a regular file"):
-        images.stage(layout, image)
+        stage(layout, image)
 
 
 def huge(layout: Layout, size: int) -> ImageIdentity:
@@ -81,7 +93,7 @@ def huge(layout: Layout, size: int) -> ImageIdentity:
 
 def test_an_image_that_no_store_can_hold_is_refused_before_a_byte_is_read(layout: Layout) -> None:
     with pytest.raises(UserError, match=r"too large for this node: its root\.erofs has 2097152 MiB"):
-        images.stage(layout, huge(layout, 2 << 40))
+        stage(layout, huge(layout, 2 << 40))
     assert [name for name, _ in images.stored(layout)] != ["ab" * 32]
 
 
@@ -93,7 +105,7 @@ def test_a_full_store_makes_room_from_what_no_job_uses(layout: Layout) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "none", str(store)], check=True)
     try:
         image = publish(layout)
-        staged = images.stage(layout, image)
+        staged = stage(layout, image)
         images.pin(layout, image, GENERATION)
         old, older = (store / "blobs/sha256" / (letter * 64) for letter in "ab")
         for path, age in ((old, 100), (older, 200)):
@@ -103,10 +115,10 @@ def test_a_full_store_makes_room_from_what_no_job_uses(layout: Layout) -> None:
         torn.write_bytes(b"x" * (1 << 20))
         # needs 64 MiB to stay free: the torn copy and the older blob have to go, the other one may stay
         with pytest.raises(UserError, match="is damaged"):
-            images.stage(layout, huge(layout, 15 << 20))
+            stage(layout, huge(layout, 15 << 20))
         assert (torn.exists(), older.exists(), old.exists()) == (False, False, True)
         with pytest.raises(FabricError, match="no room"):
-            images.stage(layout, huge(layout, 36 << 20))
+            stage(layout, huge(layout, 36 << 20))
         assert not old.exists()
         assert staged.root.exists(), "in use"
         assert not list(store.glob("blobs/sha256/.*.part"))
@@ -128,9 +140,9 @@ def test_a_copy_that_fails_leaves_nothing_and_a_killed_ones_rest_is_no_obstacle(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(NodeError, match="No space left"):
-            images.stage(layout, image)
+            stage(layout, image)
     assert not list(store.glob(".*.part"))
-    assert images.stage(layout, image).kernel.exists()
+    assert stage(layout, image).kernel.exists()
 
 
 def test_a_copy_asks_whether_to_go_on_and_has_a_deadline(
@@ -139,22 +151,21 @@ def test_a_copy_asks_whether_to_go_on_and_has_a_deadline(
     monkeypatch.setattr(images, "CHUNK", 1000)
     monkeypatch.setattr(images, "CHECK_S", 0.0)
 
-    def ended() -> None:
-        raise journal.Stopped("the job has ended")
-
+    copying = images.stage(layout, publish(layout))
+    next(copying)
     with pytest.raises(journal.Stopped):
-        images.stage(layout, publish(layout), ended)
+        copying.throw(journal.Stopped("the job has ended"))
     raw = msgspec.to_builtins(layout.config)
     raw["guests"]["stage_timeout_s"] = 1
     slow = Layout(msgspec.convert(raw, Config))
     with pytest.raises(FabricError, match="could not be copied within 1 s"):
-        images.stage(slow, publish(slow), lambda: time.sleep(0.4))
+        stage(slow, publish(slow), pause_s=0.4)
     assert not list((Path(layout.config.images.store) / "blobs/sha256").glob(".*.part"))
 
 
 def test_pins_come_and_go_and_name_what_they_keep(layout: Layout) -> None:
     image = publish(layout)
-    images.stage(layout, image)
+    stage(layout, image)
     assert len(images.unused(layout)) == 3
     images.pin(layout, image, GENERATION)
     assert list(images.pins(layout)) == [(image.digest, GENERATION)]

@@ -16,7 +16,7 @@ from captured import cpus as bitmap
 from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostInventory
-from vhpc_slurm.node import inventory
+from vhpc_slurm.node.host import inventory
 
 
 def read(tree: Path) -> HostInventory:

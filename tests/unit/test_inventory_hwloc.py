@@ -16,7 +16,7 @@ from machine_tree import gpu_node
 
 from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.model import HostInventory
-from vhpc_slurm.node import inventory
+from vhpc_slurm.node.host import inventory
 
 pytestmark = needs_lstopo
 Machine = tuple[HostInventory, ET.Element, Path]

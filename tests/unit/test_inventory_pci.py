@@ -13,7 +13,7 @@ from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hardware import PciBar, PciFunction, PciLink, address_key
 from vhpc_slurm.model import HostInventory
-from vhpc_slurm.node import inventory
+from vhpc_slurm.node.host import inventory
 
 IDS = ("class", "vendor", "device")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +17,7 @@ from test_placement import MANIFEST, REQUEST
 
 from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hooks import fabric_isolation, prolog, slurmctld
+from vhpc_slurm.hooks import fabric_isolation, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import (
     Allocation,
@@ -32,21 +31,17 @@ from vhpc_slurm.model import (
     NodeAllocation,
     NodePlan,
 )
-from vhpc_slurm.node import (
-    accounts,
-    guestports,
-    identities,
-    inventory,
-    quarantine,
-    reservations,
-    stages,
-    teardown,
-)
-from vhpc_slurm.node.guest import Hypervisor
-from vhpc_slurm.node.journal import Journal, read_entries
-from vhpc_slurm.node.preflight import NoVfioError, SilentError
-from vhpc_slurm.node.timeline import Recorder
-from vhpc_slurm.node.vf import PARKED_GUID
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.boot import reserve
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.devices import identities, quarantine
+from vhpc_slurm.node.devices.preflight import NoVfioError, SilentError
+from vhpc_slurm.node.devices.vf import PARKED_GUID
+from vhpc_slurm.node.guest.libvirtd import Hypervisor
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.store.journal import Journal, read_entries
+from vhpc_slurm.node.store.timeline import Recorder
 from vhpc_slurm.slurm.job import SlurmJob
 
 IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)
@@ -81,14 +76,13 @@ def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
     journal = Journal(rig.layout.journals, what.generation)
     recorder = Recorder(rig.layout.timeline(what.generation), what.generation, "n1")
     node = host(rig)
-    plan = prolog._reserve(rig.layout.config, rig.layout, node, what, journal)
+    plan = reserve.reserve(rig.layout, what, node, (), journal)
     assert what.image is not None
-    work = stages.Boot(
+    work = Boot(
         rig.layout, what, what.image, plan, node, journal, recorder,
         cast(accounts.Account, None), cast(Hypervisor, None),
-        replan=partial(prolog._reserve, rig.layout.config, rig.layout, node, what, journal),
     )  # fmt: skip
-    stages._take_devices(work)
+    reserve.take_devices(work)
     return work.plan, journal
 
 
@@ -246,9 +240,9 @@ def test_an_index_that_the_map_lacks_and_a_map_that_names_no_gpu_are_the_nodes(r
     with pytest.raises(NodeError, match=r"Slurm gave GPU 2 on n1: the GPU map has 2 entries"):
         prepare(rig, lease(gpus(2)))
     (rig.root / "gpu.map").write_text(f"0 {rig.pfs[0].address}\n1 0000:ff:00.0\n")
-    with pytest.raises(NodeError, match=r"names .* of class 020700, no GPU") as caught:
+    with pytest.raises(NodeError, match=r"names .* of class 020700, not a GPU") as caught:
         prepare(rig, lease(gpus(0, 1)))
-    assert "no PCI function" in caught.value.line()
+    assert "not a PCI function" in caught.value.line()
     with pytest.raises(NodeError, match="the job needs 5 virtual functions on n1, 4 are free"):
         prepare(rig, lease(vfs(5)))
 
@@ -266,8 +260,7 @@ def test_each_rail_counts_its_own_functions(tmp_path: Path) -> None:
             "02cc123401000401",
         ]
         # and this is what the guest has to show
-        guids = guestports.expected(what, plan, plan.guests[0], host(rig))
-        assert [f"{guid:016x}" for guid in guids] == sorted(got.values())
+        assert [f"{guid:016x}" for guid in plan.guests[0].port_guids] == sorted(got.values())
         # the second adapter is the second rail, also for who has none on the first
         second = replace(plan.guests[0], devices=plan.guests[0].devices[2:])
         assert {device.address for device in second.devices} == set(rig.pfs[1].virtfns)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node.journal import Journal, Stopped, generations
+from vhpc_slurm.node.store.journal import Journal, Stopped, generations
 
 GENERATION = Generation(42, 1, "0123abcd")
 
@@ -98,7 +98,7 @@ def test_what_was_announced_survives_sigkill(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node.journal import Journal
+from vhpc_slurm.node.store.journal import Journal
 journal = Journal(Path({str(tmp_path)!r}), Generation(42, 1, "0123abcd"))
 for n in range(5):
     journal.acquire("uid", f"k{{n}}", uid=n)

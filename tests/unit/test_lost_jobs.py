@@ -20,9 +20,10 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.hooks import lost_jobs, purged_jobs
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
-from vhpc_slurm.node import joblock, statefile, steps
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.host import steps
+from vhpc_slurm.node.store import joblock, statefile
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 # Tests that start or count slurmstepds see each other's: one worker runs them all.

@@ -15,7 +15,7 @@ from vhpc_slurm.config import Config, Guests, Placement, Shares
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import NodeDevices, PassthroughDevice, PciBar, PciFunction
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, JobRequest, NodeAllocation, NodePlan
-from vhpc_slurm.node import deadlines
+from vhpc_slurm.placement import deadlines
 from vhpc_slurm.placement.devices import Wanted
 from vhpc_slurm.placement.overhead import outside_mib
 from vhpc_slurm.placement.plan import plan_node

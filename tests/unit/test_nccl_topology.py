@@ -21,7 +21,7 @@ from test_placement_devices import host as host  # noqa: PLC0414 - a fixture
 
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory
-from vhpc_slurm.node.channel import ChannelRefusedError, GuestChannel
+from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
 from vhpc_slurm.placement import nccl, pci
 
 if TYPE_CHECKING:

@@ -24,23 +24,13 @@ from vhpc_slurm.config import Config, Shares, load
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import (
-    audit,
-    console,
-    images,
-    joblock,
-    journal,
-    outbox,
-    process,
-    resources,
-    shares,
-    statefile,
-    timeline,
-    uids,
-)
-from vhpc_slurm.node.accounts import Account
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import audit, resources
+from vhpc_slurm.node.guest import console, shares
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.accounts import Account
+from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, statefile, timeline, uids
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 
 # Tests that start or count slurmstepds see each other's: one worker runs them all.
 pytestmark = pytest.mark.xdist_group("slurmstepd")
@@ -185,8 +175,8 @@ def holder(layout: Layout, arguments: str, hold_s: float) -> subprocess.Popen[st
     code = f"""
 import time, msgspec
 from vhpc_slurm.config import Config
-from vhpc_slurm.node import joblock
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store import joblock
+from vhpc_slurm.node.store.layout import Layout
 layout = Layout(msgspec.json.decode({msgspec.json.encode(layout.config).decode()!r}, type=Config))
 with joblock.held(layout, 42, timeout_s=1{arguments}):
     print("held", flush=True)
@@ -309,8 +299,8 @@ def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
         while not list(process.of_uid(uid)):
             time.sleep(0.01)
         journal = Journal(layout.journals, Generation.parse(GENERATION))
-        journal.acquire(resources.UID, f"uid:{uid}", uid=uid)
-        journal.acquire(resources.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
+        journal.acquire(kinds.UID, f"uid:{uid}", uid=uid)
+        journal.acquire(kinds.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
         assert resources.release_all(layout, journal, ()) == []
         assert process.alive(ref)
         assert list(uids.allocated(layout)) == [(uid, other)]
@@ -325,15 +315,15 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
     images.pin(layout, publish(layout), GENERATION)
-    kinds = [
+    expected = [
         "orphan-folder",
         "orphan-pin",
         "orphan-uid",
     ]  # processes are the whole machine's: not ours to end
-    found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in kinds]
-    assert sorted(finding.kind for finding in found) == kinds
+    found = [finding for finding in audit.audit(layout, "n1", None) if finding.kind in expected]
+    assert sorted(finding.kind for finding in found) == expected
     journal = Journal(layout.journals, Generation.parse(GENERATION))
-    journal.acquire(resources.UID, f"uid:{uid}", uid=uid)
+    journal.acquire(kinds.UID, f"uid:{uid}", uid=uid)
     for finding in found:
         finding.repair()
     assert layout.job(42).is_dir()
@@ -595,7 +585,7 @@ def test_a_bad_configuration_is_refused_and_says_where(tmp_path: Path, text: str
 
 def test_a_process_knows_when_it_was_started() -> None:
     """As its parent saw it, give or take the tick in which the kernel says so."""
-    code = "from vhpc_slurm.node import timeline; print(timeline.process_began())"
+    code = "from vhpc_slurm.node.store import timeline; print(timeline.process_began())"
     before = time.time()
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert before - 0.02 <= float(said) <= time.time()

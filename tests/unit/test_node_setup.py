@@ -22,10 +22,10 @@ from fake_pci import Device
 
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
-from vhpc_slurm.node import quarantine, setup
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.setup import SetupStep, State
-from vhpc_slurm.node.vf import PARKED_GUID
+from vhpc_slurm.node.devices import quarantine, setup
+from vhpc_slurm.node.devices.setup import SetupStep, State
+from vhpc_slurm.node.devices.vf import PARKED_GUID
+from vhpc_slurm.node.store.layout import Layout
 
 ROOT = Path(__file__).parents[2]
 POOL = "devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"

@@ -23,7 +23,9 @@ from test_job_devices import gpus, lease, prepare
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.node import journal, nvswitch, teardown
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.devices import nvswitch
+from vhpc_slurm.node.store import journal
 
 TABLE = [
     [1, 2, 3, 4, 5, 6, 7, 8],
@@ -165,7 +167,7 @@ def test_what_is_no_list_of_partitions_is_said(tmp_path: Path) -> None:
     (tmp_path / "lies").write_text('#!/bin/sh\necho \'{"partitionInfo": [{"isActive": 1}]}\'\n')
     (tmp_path / "lies").chmod(0o755)
     for argv in ((str(tmp_path / "lies"),), ("/bin/echo",)):
-        with pytest.raises(NodeError, match="the list of NVSwitch partitions is none"):
+        with pytest.raises(NodeError, match="the list of NVSwitch partitions cannot be read"):
             nvswitch.Fmpm(Devices(fmpm=argv)).partitions()
     with pytest.raises(NodeError, match="/nowhere/fmpm -l failed"):
         nvswitch.Fmpm(Devices(fmpm=("/nowhere/fmpm",))).partitions()

@@ -15,7 +15,7 @@ from vhpc_slurm.config import Config, Devices, Guests, Host, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation, NodePlan
-from vhpc_slurm.node import inventory
+from vhpc_slurm.node.host import inventory
 from vhpc_slurm.placement import pci
 from vhpc_slurm.placement.plan import Refusal, fit, plan_node
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
@@ -148,8 +148,8 @@ def test_a_site_that_hands_out_no_devices_ignores_generic_resources(host: HostIn
     ("wanted", "given", "kind", "says"),
     [
         ((8,), {}, NodeError, "GPU 8 on n1: the GPU map has 8 entries"),
-        ((0,), {"gpus": ("0000:ee:00.0",)}, NodeError, "0000:ee:00.0: that is no PCI function"),
-        ((0,), {"gpus": ("0000:0d:00.0",)}, NodeError, "of class 020700, no GPU"),
+        ((0,), {"gpus": ("0000:ee:00.0",)}, NodeError, "0000:ee:00.0: that is not a PCI function"),
+        ((0,), {"gpus": ("0000:0d:00.0",)}, NodeError, "of class 020700, not a GPU"),
         ((0, 1), {"gpus": (GPUS[0], GPUS[0])}, NodeError, "handed out twice"),
         ((0,), {"quarantined": (GPUS[0],)}, NodeError, "is quarantined"),
     ],

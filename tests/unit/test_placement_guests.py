@@ -312,7 +312,7 @@ def test_pages_that_were_promised_and_not_touched_yet_count_as_used() -> None:
     machine = pools(host(), (M2, 2048, 2048))
     usage = fold([Reservation("7.0.0123abcd", 0, (3, 7), ((0, 3072),), M2)])
     fault = error(machine, range(2), 2048, hugepages="2M", usage=usage)
-    assert "512 of them not promised" in fault.line()
+    assert "512 of them not reserved" in fault.line()
     planned(machine, range(2), 1024, hugepages="2M", usage=usage)
 
 

@@ -10,7 +10,6 @@ from test_placement import MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.hooks import prolog
 from vhpc_slurm.model import (
     Allocation,
     Generation,
@@ -19,10 +18,12 @@ from vhpc_slurm.model import (
     LeaseState,
     NodeAllocation,
 )
-from vhpc_slurm.node import joblock, reservations, teardown
-from vhpc_slurm.node.journal import Journal, Stopped
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.boot import reserve as boot_reserve
+from vhpc_slurm.node.store import joblock, reservations
+from vhpc_slurm.node.store.journal import Journal, Stopped
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.timeline import Recorder
 
 NODE = host(sockets=2, cores=2)
 
@@ -41,7 +42,7 @@ def lease(job: int, *cpu_ids: int) -> Lease:
 def reserve(layout: Layout, what: Lease) -> Journal:
     journal = Journal(layout.journals, what.generation)
     journal.stop_when(layout.tombstone(what.generation))
-    prolog._reserve(layout.config, layout, NODE, what, journal)
+    boot_reserve.reserve(layout, what, NODE, (), journal)
     return journal
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.node import qemulog
+from vhpc_slurm.node.guest import qemulog
 
 START = """2026-11-21 16:04:36.624+0000: starting up libvirt version: 11.3.0
 LC_ALL=C \\

@@ -20,8 +20,8 @@ from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import HostInventory
-from vhpc_slurm.node import refusal
-from vhpc_slurm.node.guest import DomainRefusedError
+from vhpc_slurm.node.guest import refusal
+from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 
 NODE = host(sockets=2, cores=2)
 LARGE = CASES["256-vcpus-devices"]

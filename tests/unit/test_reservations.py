@@ -20,9 +20,10 @@ from vhpc_slurm.model import (
     NodePlan,
     VcpuPin,
 )
-from vhpc_slurm.node import reservations, resources
-from vhpc_slurm.node.journal import Journal, read_entries
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import resources
+from vhpc_slurm.node.store import kinds, reservations
+from vhpc_slurm.node.store.journal import Journal, read_entries
+from vhpc_slurm.node.store.layout import Layout
 
 FIRST, SECOND = Generation(42, 0, "0123abcd"), Generation(43, 0, "4567ef01")
 
@@ -83,8 +84,8 @@ def test_a_reservation_stays_while_a_guest_cannot_be_ended(layout: Layout) -> No
     """Its release comes after the guest's own, and what failed stays in the journal."""
     journal = Journal(layout.journals, FIRST)
     reservations.reserve(journal, plan(FIRST, (0,)))
-    journal.acquire(resources.DOMAIN, "domain:g0", name="vhpc-42-0-0123abcd-g0", uid=0)
-    assert [entry.kind for entry in journal.held()] == [resources.DOMAIN, resources.RESERVATION]
+    journal.acquire(kinds.DOMAIN, "domain:g0", name="vhpc-42-0-0123abcd-g0", uid=0)
+    assert [entry.kind for entry in journal.held()] == [kinds.DOMAIN, kinds.RESERVATION]
 
 
 def test_reading_a_journal_changes_nothing_of_it(layout: Layout) -> None:
@@ -104,7 +105,7 @@ def test_no_journal_holds_nothing(layout: Layout) -> None:
 
 
 def test_a_damaged_reservation_is_an_error_and_not_a_free_cpu(layout: Layout) -> None:
-    Journal(layout.journals, FIRST).acquire(resources.RESERVATION, "claim:g0", cpus="all")
+    Journal(layout.journals, FIRST).acquire(kinds.RESERVATION, "claim:g0", cpus="all")
     with pytest.raises(NodeError, match="is damaged"):
         reservations.live(layout)
 

@@ -32,7 +32,7 @@ CONTROLLER_FLOORS = (
     {"sync", "store"},
     {"wire_types"},
 )
-LIBVIRT_CALLER = "node/guest.py"
+LIBVIRT_CALLER = "node/guest/libvirtd.py"
 PURE = {"placement", "domain"}
 IMPURE = {
     "os",

@@ -12,8 +12,17 @@ from pathlib import Path
 import pytest
 from fake_hca import ETHERNET, IB, IGB, IPOIB, FakeRtnetlink, Interface, Port
 
-from vhpc_slurm.node import rtnetlink
-from vhpc_slurm.node.rtnetlink import AUTO, DISABLE, LINK_STATE, NODE_GUID, PORT_GUID, SPOOFCHK, TRUST, Link
+from vhpc_slurm.node.devices import rtnetlink
+from vhpc_slurm.node.devices.rtnetlink import (
+    AUTO,
+    DISABLE,
+    LINK_STATE,
+    NODE_GUID,
+    PORT_GUID,
+    SPOOFCHK,
+    TRUST,
+    Link,
+)
 
 NEEDS_IP = pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip of iproute2: apt install iproute2")
 RECORDED = json.loads((Path(__file__).parents[1] / "data/rtnetlink/iproute2-6.1.0.json").read_text())

@@ -25,7 +25,10 @@ from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.hooks import prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import GresAllocation, Lease, NetworkIdentity
-from vhpc_slurm.node import console, guestports, identities, reservations, teardown
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.devices import identities
+from vhpc_slurm.node.guest import console, ports
+from vhpc_slurm.node.store import reservations
 from vhpc_slurm.slurm.job import SlurmJob
 
 TWO = replace(request(), guests_per_node=2)
@@ -86,7 +89,7 @@ def test_functions_of_two_guests_have_identities_of_two_ranks(rig: Rig) -> None:
         numbers.port_guid(0x1234, 0, 6, 0),
     ]
     for guest, rank in zip(plan.guests, (5, 6), strict=True):
-        assert guestports.expected(what, plan, guest, host(rig)) == (numbers.port_guid(0x1234, 0, rank, 0),)
+        assert guest.port_guids == (numbers.port_guid(0x1234, 0, rank, 0),)
     # a GPU and a function each, and Slurm's number of each guest's GPU
     assert [sorted(device.role for device in guest.devices) for guest in plan.guests] == [["gpu", "vf"]] * 2
     assert sorted(prolog._gpu_indexes(rig.layout, plan)) == [[0], [1]]
@@ -100,14 +103,13 @@ def test_a_guest_shows_the_port_of_its_own_row(rig: Rig) -> None:
     rows = tuple((f"0x{number:016x}",) for number in (1, 2, 3, 4))
     what = two_guests(net=replace(IB, port_guids=rows, in_guests=True))
     plan, _ = prepare(rig, what)
-    got = [guestports.expected(what, plan, guest, host(rig)) for guest in plan.guests]
-    assert got == [(3,), (4,)]
+    assert [guest.port_guids for guest in plan.guests] == [(3,), (4,)]
 
 
 def test_addresses_are_found_by_the_guests_names() -> None:
     what = two_guests(net=replace(IB, addresses=(("n1-g0", "10.0.0.5"), ("n1-g1", "10.0.0.6")), prefix=8))
-    assert guestports.address_of(what, "n1-g1") == "10.0.0.6/8"
-    assert guestports.address_of(what, "n1") == ""
+    assert ports.address_of(what, "n1-g1") == "10.0.0.6/8"
+    assert ports.address_of(what, "n1") == ""
 
 
 def test_vhpcd_takes_no_number_that_no_node_could_have() -> None:

@@ -18,12 +18,13 @@ import pytest
 from vhpc_slurm import config
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.domain import boot
-from vhpc_slurm.domain.channel import PORT_NAME
+from vhpc_slurm.domain.plain import PORT_NAME
 from vhpc_slurm.domain.spec import SOCKET_PATH_MAX
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, Generation, ImageRef
-from vhpc_slurm.node import channel, statefile, wire
+from vhpc_slurm.node.guest import channel, wire
+from vhpc_slurm.node.store import statefile
 
 CHECKOUT = Path(__file__).parents[2]
 LIB, AGENT, PLUGIN = (CHECKOUT / part for part in ("guest/lib", "guest/agent", "spank_plugin"))

@@ -14,12 +14,15 @@ from fake_hca import ETHERNET, Interface, Mlx4Port, network, ofed
 from fake_pci import Device
 
 from vhpc_slurm.errors import TeardownError
-from vhpc_slurm.node import audit, devices, journal, quarantine, teardown, vf, vf_drivers
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.vf import PARKED_GUID, Identity, ParkError, VfError
+from vhpc_slurm.hardware import VfIdentity
+from vhpc_slurm.node import audit, teardown
+from vhpc_slurm.node.devices import assignment, quarantine, vf, vf_drivers
+from vhpc_slurm.node.devices.vf import PARKED_GUID, ParkError, VfError
+from vhpc_slurm.node.store import journal
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
 
-ONE = Identity(0x02CD101200000100, 0x02CC101200000100, 0x1012, bytes.fromhex("02aabbccdd01"), 100)
+ONE = VfIdentity(0x02CD101200000100, 0x02CC101200000100, 0x1012, bytes.fromhex("02aabbccdd01"), 100)
 MAC, VLAN, SPOOFCHK, STATE, RATE, TRUST, NODE, PORT = 1, 2, 4, 5, 6, 9, 10, 11  # if_link.h
 
 
@@ -198,8 +201,7 @@ def test_what_a_driver_cannot_grant_need_not_be_taken_back(rig: Rig) -> None:
 
 def take(rig: Rig, *found: Device) -> Journal:
     journal = Journal(rig.layout.journals, GENERATION)
-    wanted = {device.address: identity(device) for device in found}
-    devices.acquire(rig.layout, journal, passthrough(*found, role="vf"), wanted, rig.host)
+    assignment.acquire(rig.layout, journal, passthrough(*found, role="vf"), rig.host)
     return journal
 
 
@@ -230,14 +232,14 @@ def test_a_vf_that_keeps_its_guid_is_quarantined_and_stays_the_jobs(rig: Rig) ->
     assert journal.read_entries(rig.layout.journals, GENERATION) == []
     assert interface.ports[0].port_guid == PARKED_GUID
     assert [record.address for record in quarantine.read_records(rig.layout)] == [function.address]
-    devices.clear(rig.layout, function.address, {}, rig.host)
+    assignment.clear(rig.layout, function.address, {}, rig.host)
     assert quarantine.read_records(rig.layout) == ()
 
 
 def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig: Rig) -> None:
     function = rig.vfs[0]
     rig.kernel.interfaces[1].deaf.add(NODE)
-    with pytest.raises(VfError, match="does not take what it is given"):
+    with pytest.raises(VfError, match="did not accept its settings"):
         take(rig, function)
     rig.kernel.interfaces[1].deaf.clear()
     teardown.clear(rig.layout, GENERATION, "n1")

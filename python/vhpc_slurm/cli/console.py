@@ -18,8 +18,8 @@ from pathlib import Path
 from vhpc_slurm.cli import context, jobs, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.node.console import LEFT_OUT, read_on
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.guest.console import LEFT_OUT, read_on
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.terminal import printable
 
 CHUNK = 1 << 16

@@ -11,10 +11,12 @@ from vhpc_slurm.cli.hostview import maker
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction, address_key
-from vhpc_slurm.node import devices as node_devices
-from vhpc_slurm.node import inventory, quarantine, reservations
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.pci import ADDRESS
+from vhpc_slurm.node.devices import assignment as node_devices
+from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.host import inventory
+from vhpc_slurm.node.host.pci import ADDRESS
+from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.devices import pool
 from vhpc_slurm.placement.usage import fold
 
@@ -90,7 +92,9 @@ def clear(config: Config, address: str, *, as_json: bool) -> int:
     context.need_root("devices clear")
     if not ADDRESS.fullmatch(address):
         raise UserError(
-            f"{address[:40]!r} is no PCI address", "0000:1b:00.0 or the like is expected", "see: vhpc devices"
+            f"{address[:40]!r} is not a PCI address",
+            "0000:1b:00.0 is an example of a valid address",
+            "see: vhpc devices",
         )
     layout = Layout(config)
     # no job may be given it while it is checked

@@ -10,7 +10,7 @@ from vhpc_slurm.cli import context, output
 from vhpc_slurm.cli.checks import CheckResult, Level, boottime, error, fabric, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.terminal import printable
 
 STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from vhpc_slurm.hardware import UNKNOWN_CELL, HostCache, PciFunction, PciLink, address_key
+from vhpc_slurm.cpulist import format_cpu_list
+from vhpc_slurm.hardware import UNKNOWN_CELL, HostCache, PciFunction, PciLink, Reservation, address_key
 from vhpc_slurm.model import HostCell, HostCpu, HostInventory
 
 # PCI Code and ID Assignment Specification: base class and subclass
@@ -270,3 +271,18 @@ def _all(ports: Iterable[FunctionTree]) -> Iterable[PciFunction]:
         yield port.function
         yield from port.vfs
         yield from _all(port.below)
+
+
+def holder(reservation: Reservation) -> str:
+    """A guest's short name."""
+    return f"{reservation.generation} g{reservation.guest}"
+
+
+def describe(reservation: Reservation) -> str:
+    """What a guest holds, in one line."""
+    parts = [f"CPUs {format_cpu_list(reservation.cpus)}"]
+    pages = f" in pages of {kib(reservation.hugepage_kib)}" if reservation.hugepage_kib else ""
+    for cell, size in reservation.cells:
+        parts.append(f"{mib(size)}{pages}" + (f" of cell {cell}" if cell >= 0 else ""))
+    parts += [short(address) for address in reservation.devices]
+    return ", ".join(parts)

@@ -13,8 +13,8 @@ from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageManifest, ImageRef
-from vhpc_slurm.node import images
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store import images
+from vhpc_slurm.node.store.layout import Layout
 
 PARTS = ("kernel", "initrd", "root")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc inventory: what this node is made of, and on a live node who holds what."""
+"""vhpc inventory: the hardware of this node, and what each guest of a live node holds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Picture:
-    """A host with what is held of it; ``reservations`` is None where that could not be asked."""
+    """A host with what guests hold of it; ``reservations`` is None if the journals could not be read."""
 
     host: HostInventory
     live: bool
@@ -57,14 +57,14 @@ def inventory(config: Config, node: str, *, sysfs_root: str | None, svg: str | N
 
 
 def _this(config: Config, node: str) -> Picture:
-    from vhpc_slurm.node import inventory as reader
+    from vhpc_slurm.node.host import inventory as reader
 
     host = reader.read_inventory(node, config)
     if not context.is_root():
         return Picture(host, True, None, (*host.remarks, "who holds what is for root to see"))
     remarks = (*host.remarks, *_libvirt(config, host))
-    from vhpc_slurm.node import reservations
-    from vhpc_slurm.node.layout import Layout
+    from vhpc_slurm.node.store import reservations
+    from vhpc_slurm.node.store.layout import Layout
 
     try:
         return Picture(host, True, reservations.live(Layout(config)), remarks)
@@ -74,10 +74,10 @@ def _this(config: Config, node: str) -> Picture:
 
 def _libvirt(config: Config, host: HostInventory) -> tuple[str, ...]:
     """Where libvirt sees the host differently; in a lab several hosts may share one libvirt."""
-    from vhpc_slurm.node import capabilities, guest
+    from vhpc_slurm.node.guest import capabilities, libvirtd
 
     try:
-        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             return capabilities.differences(host, capabilities.parse(hypervisor.capabilities()))
     except (VhpcError, ImportError) as err:
         return (f"libvirt was not compared: {err}",)
@@ -85,7 +85,7 @@ def _libvirt(config: Config, host: HostInventory) -> tuple[str, ...]:
 
 def _other(config: Config, node: str, sysfs_root: str) -> Picture:
     """A tree of another machine: with procfs beside it, where it was captured whole."""
-    from vhpc_slurm.node import inventory as reader
+    from vhpc_slurm.node.host import inventory as reader
 
     folder = Path(sysfs_root)
     root = folder / "sys" if (folder / "sys" / "devices").is_dir() else folder
@@ -185,7 +185,7 @@ def _show(found: Picture) -> None:
         tree.add(f"offline: CPUs {format_cpu_list(view.offline)}")
     output.show(tree)
     for reservation in found.reservations or ():
-        print(f"{holder(reservation)}: {describe(reservation)}")
+        print(f"{hostview.holder(reservation)}: {hostview.describe(reservation)}")
     if view.hidden:
         print(f"{view.hidden} PCI functions of the platform itself are not shown; --json has them")
     for remark in found.remarks:
@@ -209,21 +209,6 @@ def headline(found: Picture) -> str:
     if found.live:
         parts.append("KVM" if host.kvm else f"no KVM ({host.kvm_reason})")
     return f"{host.node}: {', '.join(parts)}"
-
-
-def holder(reservation: Reservation) -> str:
-    """A guest's short name."""
-    return f"{reservation.generation} g{reservation.guest}"
-
-
-def describe(reservation: Reservation) -> str:
-    """What a guest holds, in one line."""
-    parts = [f"CPUs {format_cpu_list(reservation.cpus)}"]
-    pages = f" in pages of {hostview.kib(reservation.hugepage_kib)}" if reservation.hugepage_kib else ""
-    for cell, mib in reservation.cells:
-        parts.append(f"{hostview.mib(mib)}{pages}" + (f" of cell {cell}" if cell >= 0 else ""))
-    parts += [hostview.short(address) for address in reservation.devices]
-    return ", ".join(parts)
 
 
 def _show_cell(branch: Tree, view: hostview.CellView, reservations: Sequence[Reservation]) -> None:
@@ -300,7 +285,7 @@ def function_line(function: PciFunction, reservation: Reservation | None, *, vir
     if trained and not virtual:
         parts.append(trained)
     if reservation is not None:
-        parts.append(f"held by {holder(reservation)}")
+        parts.append(f"held by {hostview.holder(reservation)}")
     return parts[0] + " " + ", ".join(printable(part) for part in parts[1:])
 
 

@@ -129,11 +129,12 @@ def ps_local(config: Config, *, as_json: bool) -> int:
 
 
 def _local_guests(config: Config) -> list[dict[str, Any]]:
-    from vhpc_slurm.node import guest, journal, statefile
-    from vhpc_slurm.node.layout import Layout, domain_name
+    from vhpc_slurm.node.guest import libvirtd
+    from vhpc_slurm.node.store import journal, statefile
+    from vhpc_slurm.node.store.layout import Layout, domain_name
 
     layout = Layout(config)
-    with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+    with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
         running = set(hypervisor.names())
     found = []
     for generation in journal.generations(layout.journals):

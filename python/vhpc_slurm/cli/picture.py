@@ -122,12 +122,15 @@ def _colour(number: int) -> str:
 
 def _legend(canvas: Canvas, x: float, y: float, width: float) -> float:
     """Who holds what; returns the height used."""
-    from vhpc_slurm.cli.inventory import describe, holder
-
     for number, reservation in enumerate(canvas.reservations):
         top = y + number * LINE
         canvas.box(x, top, 12, 12, "cpu", _colour(number))
-        canvas.text(x + 18, top + 10, f"{holder(reservation)}: {describe(reservation)}", room=width - 18)
+        canvas.text(
+            x + 18,
+            top + 10,
+            f"{hostview.holder(reservation)}: {hostview.describe(reservation)}",
+            room=width - 18,
+        )
     return len(canvas.reservations) * LINE + (6 if canvas.reservations else 0)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,25 @@ from vhpc_slurm.cli import context, jobs, output, planview
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.hardware import NodeDevices
+from vhpc_slurm.hardware import NodeDevices, PassthroughDevice
 from vhpc_slurm.model import (
     Generation,
     GresAllocation,
     GuestPlan,
-    HostInventory,
-    ImageIdentity,
     ImageRef,
     JobRequest,
     NodeAllocation,
     NodePlan,
+    Share,
 )
-from vhpc_slurm.node import accounts, devices, gpumap, inventory, reservations, shares
-from vhpc_slurm.node.layout import Layout, domain_name
-from vhpc_slurm.placement.plan import Refusal, fit
+from vhpc_slurm.node import plan as node_plan
+from vhpc_slurm.node.devices import assignment, gpumap
+from vhpc_slurm.node.guest import shares
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.plan import PlanInput
+from vhpc_slurm.node.store import reservations
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
 
 NO_JOB = planview.NO_JOB
@@ -37,7 +41,7 @@ NO_JOB = planview.NO_JOB
 
 @dataclass(frozen=True)
 class Wish:
-    """A hypothetical allocation; what is None is all that the node has."""
+    """A hypothetical allocation; None means all that the node has."""
 
     image: str
     cpus: str | None = None
@@ -48,21 +52,6 @@ class Wish:
     gpus: str | None = None
     vfs: int | None = None
     guests_per_node: int = 1
-
-
-@dataclass(frozen=True)
-class PlanInput:
-    """All that a plan follows from."""
-
-    generation: Generation
-    allocation: NodeAllocation
-    host: HostInventory
-    request: JobRequest
-    image: ImageIdentity
-    shares: tuple[shares.Share, ...] = ()
-    notes: tuple[str, ...] = field(default=())
-    usage: Usage = NOTHING
-    devices: NodeDevices | None = None
 
 
 def of_job(config: Config, job_id: int, node: str) -> PlanInput:
@@ -87,24 +76,15 @@ def of_job(config: Config, job_id: int, node: str) -> PlanInput:
         )
     host = inventory.read_inventory(node, config)
     found, notes = _shares(config, lease.request.uid, lease.request.work_dir)
-    return PlanInput(
-        lease.generation,
-        lease.allocation.on(node),
-        host,
-        lease.request,
-        lease.image,
-        found,
-        notes,
-        _usage(config, lease.generation),
-        _devices(config),
-    )
+    usage = _usage(config, lease.generation)
+    return node_plan.of_lease(lease, host, found, usage, _devices(config), notes)
 
 
 def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
     """The case of an allocation that could be.
 
     Raises:
-        UserError: unknown image or user, or a CPU list that is none.
+        UserError: unknown image or user, or an invalid CPU list.
     """
     host = inventory.read_inventory(node, config)
     image = resolve(Path(config.images.catalog), ImageRef.parse(wish.image))
@@ -130,7 +110,9 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
     found, more = _shares(config, uid, wish.work_dir) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")
     allocation = NodeAllocation(node, cpus, memory, gres)
-    return PlanInput(generation, allocation, host, request, image, found, (*notes, *more), NOTHING, given)
+    return PlanInput(
+        generation, allocation, host, request, image, found, devices=given, notes=(*notes, *more)
+    )
 
 
 def _usage(config: Config, generation: Generation) -> Usage:
@@ -141,7 +123,7 @@ def _usage(config: Config, generation: Generation) -> Usage:
 def _devices(config: Config) -> NodeDevices:
     """What may be given; what is in quarantine only root can see."""
     if context.is_root():
-        return devices.handed_out(Layout(config))
+        return assignment.handed_out(Layout(config))
     return NodeDevices(gpumap.read_gpu_map(Path(config.placement.gpu_map)))
 
 
@@ -161,25 +143,16 @@ def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     """Show the plan of a case.
 
     Raises:
-        VhpcError: there is none, with all reasons of the kind that decides.
+        VhpcError: there is no plan; with all reasons of the kind that decides.
     """
-    result = fit(
-        case.generation,
-        case.allocation,
-        case.host,
-        case.request,
-        case.image.manifest,
-        config,
-        case.usage,
-        case.devices,
-    )
+    result = node_plan.make(Layout(config), case)
     if isinstance(result, NodePlan):
         result = _within_qemus_limit(config, case, result)
     if isinstance(result, Refusal):
         planview.refusal(case, result, as_json=as_json)
         raise result.error()
     if xml:
-        texts = [_xml(config, case, guest) for guest in result.guests]
+        texts = [_xml(config, case, result, guest) for guest in result.guests]
         if as_json:
             output.write_json({"xml": texts})
         else:
@@ -195,12 +168,12 @@ def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
 def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> NodePlan | Refusal:
     """The plan, or a refusal where QEMU gives no guest so many vCPUs; libvirt is asked about large ones."""
     from vhpc_slurm.domain import iommu
-    from vhpc_slurm.node import guest, refusal
+    from vhpc_slurm.node.guest import libvirtd, refusal
 
     if all(len(one.pins) <= iommu.ALL_CPUS for one in found.guests):
         return found
     try:
-        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             refusal.check_vcpus(hypervisor, found.guests, case.host, config.guests.emulator)
     except UserError as err:
         return Refusal((err,))
@@ -211,7 +184,7 @@ def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> Nod
 
 
 def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:
-    """Whose job it would be; root has no jobs in guests, so 0 stands for nobody in particular."""
+    """Uid of the job's user; 0 (root has no jobs in guests) if no user is named."""
     import pwd
 
     if user is None:
@@ -224,7 +197,7 @@ def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:
         raise UserError(f"user {user!r} is unknown on this node") from None
 
 
-def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[shares.Share, ...], tuple[str, ...]]:
+def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[Share, ...], tuple[str, ...]]:
     """The shares of this user's guests here, and what was left out.
 
     Whether he may enter a folder is asked with his own rights, which only root can take on.
@@ -246,47 +219,32 @@ def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[shares.Share
 def _hypervisor(config: Config) -> tuple[int, str]:
     """libvirt's version, and a remark where it could not be asked."""
     from vhpc_slurm.domain.spec import LIBVIRT_OLDEST
-    from vhpc_slurm.node import guest
+    from vhpc_slurm.node.guest import libvirtd
 
     try:
-        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             return hypervisor.version()[0], ""
     except (VhpcError, ImportError) as err:
         return LIBVIRT_OLDEST, f"as for the oldest libvirt that will do; the running one was not asked: {err}"
 
 
-def _xml(config: Config, case: PlanInput, guest: GuestPlan) -> str:
-    """The domain as stages.boot would have it; uid and paths of files are those of a first guest."""
+def _xml(config: Config, case: PlanInput, plan_: NodePlan, guest: GuestPlan) -> str:
+    """The domain as Prolog makes it; only the uid, which Prolog allocates, is the first of the range."""
     from vhpc_slurm.domain.render import render
-    from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+    from vhpc_slurm.node.boot.spec import domain_spec
 
-    layout = Layout(config)
-    run_dir = layout.guest(case.generation.job_id, guest.index)
-    manifest = case.image.manifest
     version, remark = _hypervisor(config)
-    store = Path(config.images.store) / "blobs" / "sha256"
-    text = render(
-        DomainSpec(
-            name=domain_name(case.generation, guest.index),
-            generation=case.generation,
-            guest=guest,
-            hypervisor="kvm" if case.host.kvm else "qemu",
-            cpu_vendor=case.host.cpu_vendor,
-            invariant_tsc=case.host.invariant_tsc,
-            libvirt_version=version,
-            emulator=config.guests.emulator,
-            kernel=str(run_dir / "kernel"),
-            initrd=str(run_dir / "initrd"),
-            cmdline=manifest.cmdline,
-            root=str(store / manifest.root.sha256),
-            root_format=manifest.root_format,
-            uid=config.guests.uid_base,
-            gid=accounts.group_id(config.guests.qemu_group),
-            agent_socket=str(run_dir / "agent.sock"),
-            console_log=str(run_dir / "console.log"),
-            shares=tuple(ShareSpec(s.tag, str(run_dir / f"fs-{s.tag}.sock")) for s in case.shares),
-        )
+    spec = domain_spec(
+        config.guests,
+        plan_,
+        guest,
+        case.host,
+        case.image,
+        uid=config.guests.uid_base,
+        libvirt_version=version,
+        shares=plan_.shares,
     )
+    text = render(spec)
     return f"<!-- {remark.replace('--', '- -')} -->\n{text}" if remark else text
 
 
@@ -298,6 +256,20 @@ def _accelerator(config: Config, case: PlanInput) -> tuple[str, str]:
     return ("kvm" if case.host.kvm else "tcg"), why
 
 
+def _identity(device: PassthroughDevice) -> dict[str, Any] | None:
+    """A virtual function's identity in the usual notations; None where there is none."""
+    own = device.identity
+    if own is None:
+        return None
+    if own.mac:
+        return {"mac": own.mac.hex(":"), "vlan": own.vlan}
+    return {
+        "node_guid": f"{own.node_guid:016x}",
+        "port_guid": f"{own.port_guid:016x}",
+        "pkey": f"{own.pkey:#06x}",
+    }
+
+
 def _json(config: Config, case: PlanInput, plan_: NodePlan) -> dict[str, Any]:
     """The NodePlan itself with what it follows from beside it."""
     accelerator, why = _accelerator(config, case)
@@ -306,6 +278,10 @@ def _json(config: Config, case: PlanInput, plan_: NodePlan) -> dict[str, Any]:
     for guest in built["guests"]:
         for pin in guest["pins"]:
             pin["abstract"] = abstract[pin["os_cpu"]]
+        guest["port_guids"] = [f"{guid:016x}" for guid in guest["port_guids"]]
+    for built_guest, guest_plan in zip(built["guests"], plan_.guests, strict=True):
+        for row, device in zip(built_guest["devices"], guest_plan.devices, strict=True):
+            row["identity"] = _identity(device)
     return built | {
         "generation": None if case.generation.job_id == NO_JOB else str(plan_.generation),
         "image": str(case.image.ref),
@@ -313,6 +289,5 @@ def _json(config: Config, case: PlanInput, plan_: NodePlan) -> dict[str, Any]:
         "accelerator": accelerator,
         "accelerator_reason": why,
         "libvirt_uri": config.guests.libvirt_uri,
-        "shares": msgspec.to_builtins(case.shares),
         "notes": [*plan_.notes, *case.notes],
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan for people: where each vCPU, each cell and each device comes to lie, and what that follows from."""
+"""A plan as text: the place of each vCPU, NUMA cell and device, and the numbers that led to it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.terminal import printable
 
 if TYPE_CHECKING:
-    from vhpc_slurm.cli.plan import PlanInput
+    from vhpc_slurm.node.plan import PlanInput
 
 NO_JOB = 0xFFFFFFFE
-"""Stands for the job of a plan that is for none: Slurm's NO_VAL, which is no job's id."""
+"""Job id in a plan for a hypothetical job: Slurm's NO_VAL, which no job has."""
 
 
 def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt_uri: str) -> None:
@@ -105,7 +105,7 @@ def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
 
 
 def _show_devices(guest: GuestPlan) -> None:
-    """Devices with the guest's ports from its root on, as far as those were planned."""
+    """Devices with the guest's ports from its root on, as far as they are in the plan."""
     parents = {controller.index: controller for controller in guest.controllers}
     rows = []
     for device in guest.devices:

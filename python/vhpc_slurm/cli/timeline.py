@@ -10,8 +10,8 @@ from vhpc_slurm.cli import context, jobs, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Generation, Stage, Timeline
-from vhpc_slurm.node import timeline as stored
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store import timeline as stored
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.terminal import printable
 
 BAR_WIDTH = 40

@@ -32,7 +32,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class CpuContext:
-    """Values of the cpu template; ``host`` stands for host-passthrough."""
+    """Values of the cpu template; ``host`` means host-passthrough."""
 
     host: bool
     topology: GuestTopology

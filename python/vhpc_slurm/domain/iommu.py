@@ -10,7 +10,7 @@ can need it as well.
 
 The model is Intel's for hosts of either vendor: Linux looks for its ACPI table
 on any CPU, and libvirt knows AMD's with 32-bit IDs only in newer releases.
-Nobody wants its DMA translation, which would cost each transfer of a
+Its DMA translation is not used: it would cost each transfer of a
 passed-through device: it is switched off here where libvirt can, and on the
 kernel's command line (boot.py), which leaves remapping as it is.
 

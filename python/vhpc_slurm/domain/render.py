@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the concerns of a domain together, in a fixed order, so that equal specs give equal bytes."""
+"""Renders the concerns of a domain in a fixed order, so that equal specs give equal bytes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from markupsafe import Markup
 
 from vhpc_slurm.domain import (
     boot,
-    channel,
-    clock,
-    console,
     cpu,
     cputune,
     disk,
@@ -23,14 +20,10 @@ from vhpc_slurm.domain import (
     hostdev,
     identity,
     iommu,
-    lifecycle,
-    machine,
     memory,
     numatune,
-    panic,
     pci,
-    rng,
-    security,
+    plain,
     shares,
 )
 from vhpc_slurm.domain.spec import DomainSpec
@@ -57,22 +50,22 @@ DOMAIN = (
     Concern("boot", boot.context),
     Concern("features", features.context),
     Concern("cpu", cpu.context),
-    Concern("clock", clock.context),
-    Concern("lifecycle", lifecycle.context),
+    Concern("clock", plain.context),
+    Concern("lifecycle", plain.context),
 )
 DEVICES = (
-    Concern("machine", machine.context),
+    Concern("machine", plain.context),
     Concern("iommu", iommu.context),
     Concern("pci", pci.context),
     Concern("disk", disk.context),
     Concern("shares", shares.context),
-    Concern("channel", channel.context),
-    Concern("console", console.context),
-    Concern("rng", rng.context),
-    Concern("panic", panic.context),
+    Concern("channel", plain.context),
+    Concern("console", plain.context),
+    Concern("rng", plain.context),
+    Concern("panic", plain.context),
     Concern("hostdev", hostdev.context),
 )
-SECURITY = (Concern("security", security.context),)
+SECURITY = (Concern("security", plain.context),)
 
 _ENVIRONMENT = Environment(
     loader=PackageLoader("vhpc_slurm.domain", "templates"),

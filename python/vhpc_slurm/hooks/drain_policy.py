@@ -12,11 +12,12 @@ import re
 from collections.abc import Sequence
 
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.hardware import VF
 from vhpc_slurm.hooks import common
-from vhpc_slurm.node import devices, inventory
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.preflight import VF
-from vhpc_slurm.node.quarantine import QuarantineRecord
+from vhpc_slurm.node.devices import assignment
+from vhpc_slurm.node.devices.quarantine import QuarantineRecord
+from vhpc_slurm.node.host import inventory
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.devices import pool
 
 
@@ -26,7 +27,7 @@ def must_drain(layout: Layout, node: str, records: Sequence[QuarantineRecord]) -
         return True
     expected = gres_count(common.scontrol_says("-o", "show", "node", node), layout.config.placement.vf_gres)
     try:
-        found = devices.handed_out(layout)
+        found = assignment.handed_out(layout)
         vfs = pool(inventory.read_inventory(node, layout.config), found)
     except VhpcError as err:
         common.log.warning("%s", err.line())

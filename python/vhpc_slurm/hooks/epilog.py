@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epilog on a compute node: nothing of the job may be left when it returns 0.
 
-It may run twice, without any Prolog before it, and beside an orphaned one.
+It may run twice, without a Prolog before it, or while an orphaned Prolog still runs.
 """
 
 from __future__ import annotations
@@ -13,18 +13,12 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common, drain_policy
 from vhpc_slurm.model import ALARM, Generation, Lease
-from vhpc_slurm.node import (
-    accounts,
-    console,
-    joblock,
-    journal,
-    outbox,
-    quarantine,
-    statefile,
-    teardown,
-    timeline,
-)
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.guest import console
+from vhpc_slurm.node.host import accounts
+from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline
+from vhpc_slurm.node.store.layout import Layout
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -49,7 +43,7 @@ def run(config: Config) -> int:
             for generation in sorted(ending):
                 _clear(layout, env, generation)
     finally:
-        # also when the node is drained: for a device in quarantine nobody's key has to wait
+        # also when the node is drained: a key need not wait for a device in quarantine
         left = outbox.flush(layout.outbox, client.acknowledge)
         if left:
             common.log.warning("%d acknowledgements wait for vhpcd", left)
@@ -59,7 +53,7 @@ def run(config: Config) -> int:
 
 
 def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
-    """Tear one generation down and queue what became of it."""
+    """Tear one generation down and queue its acknowledgement."""
     alarm = _alarm(layout, generation)
     try:
         teardown.clear(layout, generation, env.node)
@@ -79,7 +73,7 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
 
 
 def _alarm(layout: Layout, generation: Generation) -> str:
-    """What its Prolog wants somebody to hear of; empty mostly."""
+    """The alarm that its Prolog left for operators; mostly empty."""
     state = statefile.read_state(layout.state_file(generation.job_id))
     ours = state.get("generation") == str(generation)
     return ALARM + state["alarm"] if ours and "alarm" in state else ""
@@ -93,7 +87,7 @@ def _queue(
 
 
 def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env: common.HookEnv) -> None:
-    """Give the user his guest's console when he asked for it (--vhpc-console)."""
+    """Give the user the console of the guest if the job asked for it (--vhpc-console)."""
     state = statefile.read_state(layout.state_file(env.job_id))
     if lease is None or lease.request.console is None or state.get("generation") != str(lease.generation):
         return
@@ -115,7 +109,7 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
 
 
 def _lease(client: ControllerClient, env: common.HookEnv) -> Lease | None:
-    """The job's newest lease; None when there is none or vhpcd cannot be asked."""
+    """The job's newest lease; None if there is none or vhpcd does not answer."""
     try:
         return client.lease(env.job_id, None, env.node, 0)
     except FabricError as err:

@@ -15,10 +15,12 @@ from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import LeaseRecord
-from vhpc_slurm.node import audit, devices, joblock, journal, resources, statefile, teardown
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node import audit, teardown
+from vhpc_slurm.node.devices import assignment
+from vhpc_slurm.node.store import joblock, journal, kinds, statefile
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.timeline import Recorder
 
 KIND, KIND_LOST = "open-fabric", "lost-key"
 LOCK_TIMEOUT_S = 30.0
@@ -46,9 +48,7 @@ def findings(
         seen = lost.get(str(generation))
         if fabric.safe and seen is None:
             continue
-        if any(
-            entry.kind != resources.RUN_DIR for entry in journal.read_entries(layout.journals, generation)
-        ):
+        if any(entry.kind != kinds.RUN_DIR for entry in journal.read_entries(layout.journals, generation)):
             why = f"the fabric does not keep jobs apart: {fabric.what}"
             kind, what = KIND, f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
             hint = "submit the job again when it does"
@@ -72,7 +72,7 @@ def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> 
                 failed = {"status": "failed", "kind": error.kind, "message": error.line()}
                 statefile.write_state(path, fields | failed, record.lease.request.uid)
             # Before the guests: one may take its time to end.
-            devices.disconnect(layout, journal.held())
+            assignment.disconnect(layout, journal.held())
             recorder = Recorder(layout.timeline(generation), generation, node)
             teardown.release_guests(layout, journal, recorder)
         finally:

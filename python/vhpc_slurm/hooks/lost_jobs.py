@@ -20,8 +20,10 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, LeaseRecord
-from vhpc_slurm.node import audit, joblock, journal, statefile, steps
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import audit
+from vhpc_slurm.node.host import steps
+from vhpc_slurm.node.store import joblock, journal, statefile
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.job import REASON_PROLOG, RUNNING, Slurm, start_again
 from vhpc_slurm.slurm.scontrol import Scontrol
 

@@ -6,41 +6,41 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Generator
+from dataclasses import dataclass
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
+from vhpc_slurm.hardware import GPU
 from vhpc_slurm.hooks import common, purged_jobs
-from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan
-from vhpc_slurm.node import (
-    accounts,
-    console,
-    devices,
-    guest,
-    inventory,
-    joblock,
-    journal,
-    outbox,
-    quarantine,
-    refusal,
-    reservations,
-    resources,
-    stages,
-    statefile,
-    teardown,
-    timeline,
-)
-from vhpc_slurm.node.journal import Journal, Stopped
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.preflight import GPU
-from vhpc_slurm.placement.plan import plan_node
-from vhpc_slurm.placement.usage import fold
+from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.boot.reserve import reserve
+from vhpc_slurm.node.boot.sequence import boot
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.devices import assignment, quarantine
+from vhpc_slurm.node.guest import console, libvirtd, refusal, shares
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline
+from vhpc_slurm.node.store.journal import Journal, Stopped
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 LOCK_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The job that this Prolog prepares, and what its preparation works with."""
+
+    config: Config
+    layout: Layout
+    env: common.HookEnv
+    client: ControllerClient
+    lease: Lease
+    journal: Journal
+    recorder: timeline.Recorder
 
 
 def run(config: Config) -> int:
@@ -60,19 +60,17 @@ def run(config: Config) -> int:
 
 
 def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[Generation]) -> int:
+    """Fetch the lease and act on it; ``cleared`` are earlier generations whose rest was removed."""
     began = time.time()
     client = ControllerClient(config)
     lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
     for old in cleared:
-        if old != lease.generation:  # what was just taken is acknowledged by its own Epilog
-            outbox.put(
-                layout.outbox, outbox.Acknowledgement(old, env.node, clean=True, note="cleared by Prolog")
-            )
+        if old != lease.generation:  # this one is acknowledged by its own Epilog
+            _queue_clean(layout, env, old, "cleared by Prolog")
     if joblock.has_tombstone(layout, lease.generation):
-        common.log.info("the job's Epilog has been here: nothing to prepare")
-        # its acknowledgement may have come before the lease was taken here, and then counts no more
-        note = "nothing prepared after its Epilog"
-        outbox.put(layout.outbox, outbox.Acknowledgement(lease.generation, env.node, clean=True, note=note))
+        common.log.info("the job's Epilog has run already: nothing to prepare")
+        # vhpcd may have heard the Epilog before it noted that this node has the lease, and now waits for us
+        _queue_clean(layout, env, lease.generation, "nothing prepared after its Epilog")
         outbox.flush(layout.outbox, client.acknowledge)
         return 0
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
@@ -81,155 +79,145 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
     journal = Journal(layout.journals, lease.generation)
     journal.stop_when(layout.tombstone(lease.generation))
     try:
-        _open_run_dir(layout, lease, journal)
-        try:
-            _boot(config, layout, env, lease, journal, recorder, partial(_over, client, env, lease))
-            common.log.info("ready in %.2f s", time.time() - began)
-        except UserError as err:
-            _user_failure(layout, env, lease, journal, recorder, err)
-        except Stopped:
-            common.log.info("the job was ended during its boot")
-            teardown.tear_down(layout, journal, recorder)
-            return 0
-        except FabricError as err:
-            if _requeue(config, env, err):
-                teardown.tear_down(layout, journal, recorder)
-            else:
-                hint = "; ".join(filter(None, (err.hint, "the job may not be requeued: submit it again")))
-                last = UserError(err.what, err.why, hint)
-                _user_failure(layout, env, lease, journal, recorder, last)
-            return 0
-        except (NodeError, TeardownError):
-            teardown.tear_down(layout, journal, recorder)
-            raise
-        # tells vhpcd also that this Prolog has ended, should slurmctld not hear of it
-        with contextlib.suppress(FabricError):
-            client.report_timeline(recorder.timeline())
-        return 0
+        _bring_up(_Job(config, layout, env, client, lease, journal, recorder), began)
     finally:
         journal.close()
+    return 0
 
 
-def _boot(
-    config: Config,
-    layout: Layout,
-    env: common.HookEnv,
-    lease: Lease,
-    journal: Journal,
-    recorder: timeline.Recorder,
-    over: Callable[[], bool],
-) -> None:
+def _bring_up(job: _Job, began: float) -> None:
+    """Boot the job's guests, and settle what came of it.
+
+    Raises:
+        NodeError, TeardownError: this node is at fault, or cannot be cleared; all that could be released is.
+    """
+    try:
+        _open_run_dir(job)
+        plan = _boot(job)
+        _write_ready(job, plan)
+        common.log.info("ready in %.2f s", time.time() - began)
+    except UserError as err:
+        _fail_job(job, err)
+    except Stopped:
+        common.log.info("the job was ended during its boot")
+        teardown.tear_down(job.layout, job.journal, job.recorder)
+        return
+    except FabricError as err:
+        _try_again(job, err)
+        return
+    except (NodeError, TeardownError):
+        teardown.tear_down(job.layout, job.journal, job.recorder)
+        raise
+    # also tells vhpcd that this Prolog has ended, in case slurmctld does not hear of it
+    with contextlib.suppress(FabricError):
+        job.client.report_timeline(job.recorder.timeline())
+
+
+def _boot(job: _Job) -> NodePlan:
+    """From the lease to guests that are ready for tasks; returns the plan that they were booted from."""
+    config, lease = job.config, job.lease
     if lease.state is LeaseState.REFUSED or lease.image is None:
         raise UserError(lease.refusal or "the job's lease was refused")
-    common.check_user(env, lease.request.uid)
+    common.check_user(job.env, lease.request.uid)
     account = accounts.account(lease.request.uid)
-    with recorder.stage("plan"):
-        host: HostInventory = inventory.read_inventory(env.node, config)
-        try:
-            plan = _reserve(config, layout, host, lease, journal)
-        except FabricError:
-            if not purged_jobs.clear(config, env.node, excluding=lease.generation):
-                raise
-            plan = _reserve(config, layout, host, lease, journal)
+    with job.recorder.stage("shares"):
+        found = shares.of_job(config, account, lease.request.work_dir)
+    with job.recorder.stage("plan"):
+        host: HostInventory = inventory.read_inventory(job.env.node, config)
+        plan = _reserve(job, host, found)
     if not host.kvm:
         common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
-    with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
-        work = stages.Boot(
-            layout, lease, lease.image, plan, host, journal, recorder, account, hypervisor,
-            replan=partial(_reserve, config, layout, host, lease, journal), over=over,
-        )  # fmt: skip
-        stages.boot(work)
-    fields = statefile.header(lease.generation, str(lease.request.image)) | {
+    with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        work = Boot(
+            job.layout, lease, lease.image, plan, host, job.journal, job.recorder, account, hypervisor
+        )
+        _while_job_exists(job, boot(work))
+    return work.plan
+
+
+def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePlan:
+    """Reserve what the plan takes; once more after clearing away jobs that Slurm has purged."""
+    try:
+        return reserve(job.layout, job.lease, host, found, job.journal)
+    except FabricError:
+        if not purged_jobs.clear(job.config, job.env.node, excluding=job.lease.generation):
+            raise
+        return reserve(job.layout, job.lease, host, found, job.journal)
+
+
+def _while_job_exists(job: _Job, booting: Generator[None, None, None]) -> None:
+    """Drive a boot to its end; in its long waits vhpcd is asked whether the job still exists.
+
+    slurmd begins no Epilog before the Prolog has ended, so nobody else would stop it.
+
+    Raises:
+        Stopped: it does not; otherwise what the boot raises.
+    """
+    for _ in booting:
+        if _has_ended(job):
+            booting.throw(Stopped(f"generation {job.lease.generation} was ended"))
+
+
+def _has_ended(job: _Job) -> bool:
+    """Whether vhpcd knows that the job has ended; if it does not answer, the boot goes on."""
+    try:
+        now = job.client.lease(job.env.job_id, job.env.restart, job.env.node, 0.0)
+    except FabricError:
+        return False
+    return now.generation != job.lease.generation or now.state is not job.lease.state
+
+
+def _open_run_dir(job: _Job) -> None:
+    layout, lease = job.layout, job.lease
+    path = layout.job(lease.generation.job_id)
+    job.journal.acquire(kinds.RUN_DIR, f"rundir:{path}", path=str(path))
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    path.mkdir(mode=0o711)
+    _write_state(job, {"status": "booting"})
+
+
+def _write_ready(job: _Job, plan: NodePlan) -> None:
+    """Tell the SPANK plugin that tasks may start."""
+    assert job.lease.image is not None
+    fields = {
         "status": "ready",
-        "digest": lease.image.digest,
-        "batch": lease.request.batch.value,
-        "socket": str(layout.guest(env.job_id, 0) / "run.sock"),
-        "commands": ":".join(config.host.commands),
-        "guests": str(len(work.plan.guests)),
-        "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(layout, work.plan)),
-        "warning": _warning(lease, env, account),
+        "digest": job.lease.image.digest,
+        "batch": job.lease.request.batch.value,
+        "socket": str(job.layout.guest(job.env.job_id, 0) / "run.sock"),
+        "commands": ":".join(job.config.host.commands),
+        "guests": str(len(plan.guests)),
+        "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(job.layout, plan)),
+        "warning": _warning(job.lease, job.env),
     }
-    statefile.write_state(layout.state_file(env.job_id), fields, lease.request.uid)
+    _write_state(job, fields)
 
 
-def _warning(lease: Lease, env: common.HookEnv, account: accounts.Account) -> str:
+def _write_state(job: _Job, fields: dict[str, str]) -> None:
+    header = statefile.header(job.lease.generation, str(job.lease.request.image))
+    statefile.write_state(job.layout.state_file(job.env.job_id), header | fields, job.lease.request.uid)
+
+
+def _warning(lease: Lease, env: common.HookEnv) -> str:
     """What the user should know when the job starts: a console file that he may not write; or empty."""
     if lease.request.console is None:
         return ""
     target = console.user_path(lease.request, env.node)
-    why = console.why_not(target, account)
+    why = console.why_not(target, accounts.account(lease.request.uid))
     if not why:
         return ""
     return f"--vhpc-console: {target} cannot be written on {env.node}: {why}; the job runs without that file"
 
 
-def _over(client: ControllerClient, env: common.HookEnv, lease: Lease) -> bool:
-    """Whether vhpcd knows that the job has ended; where it does not answer, the boot goes on."""
-    try:
-        now = client.lease(env.job_id, env.restart, env.node, 0.0)
-    except FabricError:
-        return False
-    return now.generation != lease.generation or now.state is not lease.state
-
-
 def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
     """Slurm's numbers of each guest's GPUs, in the order in which the guest counts them."""
-    indexes = {address: index for index, address in enumerate(devices.handed_out(layout).gpus)}
+    indexes = {address: index for index, address in enumerate(assignment.handed_out(layout).gpus)}
     return [
         [indexes[device.address] for device in guest.devices if device.role == GPU] for guest in plan.guests
     ]
 
 
-def _reserve(
-    config: Config,
-    layout: Layout,
-    host: HostInventory,
-    lease: Lease,
-    journal: Journal,
-    avoid: frozenset[str] = frozenset(),
-) -> NodePlan:
-    """Plan from what other jobs leave, and write down what this one takes, before any other may plan.
-
-    ``avoid`` are devices that were found to be busy.
-    """
-    assert lease.image is not None
-    with reservations.plan_lock(layout, LOCK_TIMEOUT_S):
-        there = devices.handed_out(layout)
-        plan = plan_node(
-            lease.generation,
-            lease.allocation.on(host.node),
-            host,
-            lease.request,
-            lease.image.manifest,
-            config,
-            fold(reservations.live(layout, excluding=lease.generation)),
-            replace(there, quarantined=(*there.quarantined, *avoid)),
-        )
-        reservations.reserve(journal, plan)
-    return plan
-
-
-def _open_run_dir(layout: Layout, lease: Lease, journal: Journal) -> None:
-    path = layout.job(lease.generation.job_id)
-    journal.acquire(resources.RUN_DIR, f"rundir:{path}", path=str(path))
-    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    path.mkdir(mode=0o711)
-    statefile.write_state(
-        layout.state_file(lease.generation.job_id),
-        statefile.header(lease.generation, str(lease.request.image)) | {"status": "booting"},
-        lease.request.uid,
-    )
-
-
-def _user_failure(
-    layout: Layout,
-    env: common.HookEnv,
-    lease: Lease,
-    journal: Journal,
-    recorder: timeline.Recorder,
-    error: UserError,
-) -> None:
-    """Leave the line for the plugin to say at task start, and the console beside the user's output.
+def _fail_job(job: _Job, error: UserError) -> None:
+    """Leave the line that the plugin shows at task start, and copy the consoles beside the user's output.
 
     The guests are ended now; the run folder with the state file stays until
     the Epilog.
@@ -239,36 +227,47 @@ def _user_failure(
         common.log.error("%s", error.line())
     else:
         common.log.info("user error: %s", error.line())
-    message = error.line()
-    written = [one for one in console.of_guests(layout.job(env.job_id)) if one[1].stat().st_size]
-    copies = []
-    if written:
-        account, limit = accounts.account(lease.request.uid), layout.config.guests.console_limit_kib
-        copies = console.hand_over(written, lease.request, env.node, account, limit)
+    fields = {"status": "failed", "kind": error.kind, "message": error.line() + _copy_consoles(job)}
+    if refused:
+        fields["alarm"] = refused
+    _write_state(job, fields)
+    teardown.release_guests(job.layout, job.journal, job.recorder)
+
+
+def _copy_consoles(job: _Job) -> str:
+    """Copy the consoles of guests that did not get ready; returns the end of the user's message."""
+    lease, env = job.lease, job.env
+    written = [one for one in console.of_guests(job.layout.job(env.job_id)) if one[1].stat().st_size]
+    if not written:
+        return ""
+    account, limit = accounts.account(lease.request.uid), job.config.guests.console_limit_kib
+    copies = console.hand_over(written, lease.request, env.node, account, limit)
     failed = [f"{copy.target} ({copy.why_not})" for copy in copies if copy.why_not]
     given = [copy.target for copy in copies if not copy.why_not]
+    message = ""
     if failed:
         message += f"; a console could not be written: {', '.join(failed)}"
     if given:
         message += f"; {'its console' if len(given) == 1 else 'consoles'}: {', '.join(given)}"
-    fields = statefile.header(lease.generation, str(lease.request.image)) | {
-        "status": "failed",
-        "kind": error.kind,
-        "message": message,
-    }
-    if refused:
-        fields["alarm"] = refused
-    statefile.write_state(layout.state_file(env.job_id), fields, lease.request.uid)
-    teardown.release_guests(layout, journal, recorder)
+    return message
+
+
+def _try_again(job: _Job, error: FabricError) -> None:
+    """Requeue the job; if it may not be requeued, let it fail with the reason."""
+    if _requeue(job.config, job.env, error):
+        teardown.tear_down(job.layout, job.journal, job.recorder)
+        return
+    hint = "; ".join(filter(None, (error.hint, "the job may not be requeued: submit it again")))
+    _fail_job(job, UserError(error.what, error.why, hint))
 
 
 def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
-    """Nothing can be prepared, and the node is not at fault: the job tries again.
+    """Requeue a job that cannot be prepared although the node is not at fault.
 
-    The job may be over already (this Prolog was late).  Else vhpcd went away
-    between the controller's hook and ours, or what the job was given is still
-    held.  False: the job may not be requeued (``--no-requeue``, an interactive
-    one); where no state file says why, the plugin refuses its tasks by itself.
+    The job may have ended already (this Prolog was late).  Otherwise vhpcd
+    went away between the controller's hook and ours, or what the job was given
+    is still held.  False: the job may not be requeued (``--no-requeue``, an
+    interactive one); if no state file says why, the plugin refuses its tasks by itself.
     """
     try:
         known = ControllerClient(config).lease(env.job_id, None, env.node, 0)
@@ -295,9 +294,14 @@ def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
         try:
             teardown.clear(layout, old, env.node)
         except quarantine.QuarantinedError as err:
-            outbox.put(layout.outbox, outbox.Acknowledgement(old, env.node, clean=True, note=err.line()))
+            _queue_clean(layout, env, old, err.line())
             raise
     return stale
+
+
+def _queue_clean(layout: Layout, env: common.HookEnv, generation: Generation, note: str) -> None:
+    """Queue an acknowledgement: this node holds nothing of a generation."""
+    outbox.put(layout.outbox, outbox.Acknowledgement(generation, env.node, clean=True, note=note))
 
 
 def entry() -> int:

@@ -11,8 +11,9 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import audit, joblock, reservations
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import audit
+from vhpc_slurm.node.store import joblock, reservations
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm.job import NoSuchJobError
 from vhpc_slurm.slurm.scontrol import Scontrol
 

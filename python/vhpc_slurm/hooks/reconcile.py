@@ -18,8 +18,9 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common, fabric_isolation, lost_jobs, purged_jobs
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
-from vhpc_slurm.node import audit, outbox
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node import audit
+from vhpc_slurm.node.store import outbox
+from vhpc_slurm.node.store.layout import Layout
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
 

@@ -17,25 +17,13 @@ from functools import partial
 
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import (
-    cgroup,
-    devices,
-    guest,
-    images,
-    joblock,
-    journal,
-    outbox,
-    process,
-    quarantine,
-    reservations,
-    resources,
-    setup,
-    steps,
-    teardown,
-    uids,
-)
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.quarantine import QuarantinedError
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.devices import assignment, quarantine, setup
+from vhpc_slurm.node.devices.quarantine import QuarantinedError
+from vhpc_slurm.node.guest import libvirtd
+from vhpc_slurm.node.host import cgroup, process, steps
+from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, reservations, uids
+from vhpc_slurm.node.store.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -178,7 +166,7 @@ def tombstone_and_clear(layout: Layout, generation: Generation, node: str) -> No
 def _orphan_domains(layout: Layout) -> Iterator[NodeFinding]:
     config = layout.config.guests
     try:
-        with guest.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
             names = hypervisor.names()
     except VhpcError as err:
         line = err.line()
@@ -186,7 +174,7 @@ def _orphan_domains(layout: Layout) -> Iterator[NodeFinding]:
         return
 
     def owned(name: str) -> bool:
-        ours = {f"{guest.PREFIX}{g.job_id}-{g.restart}-{g.nonce}" for g in _known(layout)}
+        ours = {f"{libvirtd.PREFIX}{g.job_id}-{g.restart}-{g.nonce}" for g in _known(layout)}
         return name.rpartition("-g")[0] in ours
 
     for name in names:
@@ -197,7 +185,7 @@ def _orphan_domains(layout: Layout) -> Iterator[NodeFinding]:
 
 def _destroy(layout: Layout, name: str) -> None:
     config = layout.config.guests
-    with guest.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
+    with libvirtd.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
         hypervisor.destroy(name)
 
 
@@ -274,7 +262,7 @@ def _unparked_functions(layout: Layout) -> Iterator[NodeFinding]:
         yield NodeFinding("stray-function", err.line(), partial(_raise, err))
         return
     for address in free:
-        wrong = devices.why_not_parked(layout, address)
+        wrong = assignment.why_not_parked(layout, address)
         if wrong:
             what = f"virtual function {address} is nobody's: {wrong}"
             yield NodeFinding("stray-function", what, partial(_park_orphan, layout, address))
@@ -286,7 +274,7 @@ def _has(layout: Layout, address: str) -> bool:
         address == entry.data.get("address") or address in entry.data.get("devices", ())
         for generation in _known(layout)
         for entry in journal.read_entries(layout.journals, generation)
-        if entry.kind in (resources.DEVICE, resources.RESERVATION)
+        if entry.kind in (kinds.DEVICE, kinds.RESERVATION)
     )
 
 
@@ -294,7 +282,7 @@ def _park_orphan(layout: Layout, address: str) -> None:
     # under the lock that plans are made under: whoever comes first has it
     with reservations.plan_lock(layout, layout.config.guests.stage_timeout_s):
         if not _has(layout, address):
-            devices.park_orphan(layout, address)
+            assignment.park_orphan(layout, address)
 
 
 def _raise(err: VhpcError) -> None:

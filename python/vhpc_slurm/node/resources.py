@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Giving back what a journal says is held: one release per kind of resource.
+"""Releasing what a journal says is held: one release for each kind of resource.
 
 Every release is idempotent, also for a resource that was announced and never
-taken, and verifies: it returns only when the thing is gone, else it raises.
+taken, and verifies: it returns only when the resource is free, else it raises.
 """
 
 from __future__ import annotations
@@ -15,23 +15,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
-from vhpc_slurm.node import devices, guest, guestmemory, images, nvswitch, process, uids
-from vhpc_slurm.node.cgroup import Cgroup
-from vhpc_slurm.node.journal import Entry, Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.quarantine import QuarantinedError
+from vhpc_slurm.node.devices import assignment, nvswitch
+from vhpc_slurm.node.devices.quarantine import QuarantinedError
+from vhpc_slurm.node.guest import libvirtd, memory
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.store import images, kinds, uids
+from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.store.layout import Layout
 
 log = logging.getLogger("vhpc")
-RUN_DIR = "rundir"
-RESERVATION = "claim"  # as journals of earlier versions name it
-IMAGE = "image"
-UID = "uid"
-PROCESS = "process"
-DOMAIN = "domain"
-CGROUP = "cgroup"
-MEMORY = "memory"
-DEVICE = devices.KIND
-NVSWITCH = nvswitch.KIND
 
 
 def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) -> list[VhpcError]:
@@ -50,7 +43,7 @@ def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) ->
                 else TeardownError(f"cannot release {entry.kind} {entry.key}", str(err))
             )
         if err is None or isinstance(err, QuarantinedError):
-            journal.released(entry.key)  # what is in quarantine is nobody's any more
+            journal.released(entry.key)  # a quarantined device no longer belongs to the job
     return failures
 
 
@@ -59,8 +52,8 @@ def _release_each(
 ) -> Iterator[tuple[Entry, Exception | None]]:
     """Release one after another, devices that were taken together together; yields what came of each."""
     for kind, entries in itertools.groupby((e for e in held if e.kind not in keep), lambda e: e.kind):
-        if kind == DEVICE:
-            yield from devices.release_together(layout, generation, list(entries))
+        if kind == kinds.DEVICE:
+            yield from assignment.release_together(layout, generation, list(entries))
             continue
         for entry in entries:
             try:
@@ -80,7 +73,7 @@ def _release_run_dir(_layout: Layout, _generation: str, entry: Entry) -> None:
 
 
 def _release_reservation(_layout: Layout, _generation: str, _entry: Entry) -> None:
-    """CPUs, memory and devices were only planned for: crossing the reservation out is what frees them."""
+    """CPUs, memory and devices were only planned: removing the entry from the journal frees them."""
 
 
 def _release_image(layout: Layout, generation: str, entry: Entry) -> None:
@@ -111,7 +104,7 @@ def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
     config = layout.config.guests
     uid = int(entry.data["uid"])
     try:
-        with guest.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
+        with libvirtd.connect(config.libvirt_uri, config.stage_timeout_s) as hypervisor:
             hypervisor.destroy(entry.data["name"])
     except NodeError:
         if not uids.in_range(layout.config, uid):
@@ -122,18 +115,18 @@ def _release_domain(layout: Layout, generation: str, entry: Entry) -> None:
 
 
 def _release_cgroup(_layout: Layout, generation: str, _entry: Entry) -> None:
-    """End what is left in the control group, whatever it calls itself, and remove the group."""
+    """End all processes in the control group, and remove the group."""
     group = Cgroup.of(generation)
     group.kill()
     group.remove()
 
 
 def _release_memory(layout: Layout, generation: str, entry: Entry) -> None:
-    """See that the memory of a guest is nobody's; after QEMU and the daemons that share it have ended."""
+    """Verify that no process holds memory of the guests, after QEMU and the share daemons have ended."""
     inodes = [(int(device), int(inode)) for device, inode in entry.data.get("inodes", ())]
     owners = [int(uid) for uid in entry.data["owners"]]
     group = None if layout.config.guests.cgroups == "off" else Cgroup.of(generation)
-    for holder in guestmemory.release(inodes, group, owners):
+    for holder in memory.release(inodes, group, owners):
         log.warning("ended %s: it held memory of a guest of generation %s", holder, generation)
 
 
@@ -142,13 +135,13 @@ def _release_nvswitch(layout: Layout, _generation: str, entry: Entry) -> None:
 
 
 _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
-    RUN_DIR: _release_run_dir,
-    RESERVATION: _release_reservation,
-    IMAGE: _release_image,
-    UID: _release_uid,
-    PROCESS: _release_process,
-    DOMAIN: _release_domain,
-    CGROUP: _release_cgroup,
-    MEMORY: _release_memory,
-    NVSWITCH: _release_nvswitch,
+    kinds.RUN_DIR: _release_run_dir,
+    kinds.RESERVATION: _release_reservation,
+    kinds.IMAGE: _release_image,
+    kinds.UID: _release_uid,
+    kinds.PROCESS: _release_process,
+    kinds.DOMAIN: _release_domain,
+    kinds.CGROUP: _release_cgroup,
+    kinds.MEMORY: _release_memory,
+    kinds.NVSWITCH: _release_nvswitch,
 }

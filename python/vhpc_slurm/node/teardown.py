@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From whatever state a generation is in to nothing left of it on this node."""
+"""Teardown: from any state of a generation until nothing of it is left on this node."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pathlib import Path
 from vhpc_slurm.errors import TeardownError, VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import resources
-from vhpc_slurm.node.channel import ChannelError, GuestChannel
-from vhpc_slurm.node.helpers import ROOT_SOCKET
-from vhpc_slurm.node.journal import Journal
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.quarantine import QuarantinedError, QuarantineRecord
-from vhpc_slurm.node.timeline import Recorder
+from vhpc_slurm.node.devices.quarantine import QuarantinedError, QuarantineRecord
+from vhpc_slurm.node.guest.channel import ChannelError, GuestChannel
+from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.timeline import Recorder
 
 log = logging.getLogger("vhpc")
 CONNECT_S = 0.1
@@ -33,7 +34,7 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
         QuarantinedError: nothing is left but devices that are in quarantine now.
         TeardownError: something is left; its line names all of it.
     """
-    guests = [layout.guest_of(e.data["name"]) for e in journal.held() if e.kind == resources.DOMAIN]
+    guests = [layout.guest_of(e.data["name"]) for e in journal.held() if e.kind == kinds.DOMAIN]
     if guests and layout.config.guests.poweroff_timeout_s > 0:
         with recorder.stage("power off"):
             _power_off(layout, guests)
@@ -45,7 +46,7 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
 
 def release_guests(layout: Layout, journal: Journal, recorder: Recorder) -> None:
     """Release all but the run folder, whose state file the SPANK plugin still has to read."""
-    quarantined = _release(layout, journal, recorder, keep=(resources.RUN_DIR,))
+    quarantined = _release(layout, journal, recorder, keep=(kinds.RUN_DIR,))
     if quarantined:
         raise QuarantinedError(quarantined)
 
@@ -68,9 +69,9 @@ def _release(
         quarantined = [failure for failure in failures if isinstance(failure, QuarantinedError)]
         if len(quarantined) < len(failures):
             raise TeardownError(
-                f"job {journal.generation.job_id} left {len(failures)} things behind",
+                f"job {journal.generation.job_id} left {len(failures)} resources behind",
                 "; ".join(failure.line() for failure in failures),
-                "mend the cause, then: vhpc reconcile",
+                "remove the cause, then run: vhpc reconcile",
             )
     return tuple(record for failure in quarantined for record in failure.records)
 

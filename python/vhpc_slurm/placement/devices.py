@@ -50,7 +50,7 @@ def resolve(
     config: Config,
     usage: Usage,
 ) -> tuple[Wanted, list[VhpcError]]:
-    """From generic resources to PCI functions that are there, usable, and held by nobody.
+    """From generic resources to PCI functions that are there, usable, and held by no other job.
 
     Returns:
         What is wanted, and every error found; with errors it is of no use.
@@ -61,7 +61,9 @@ def resolve(
     for address in _gpu_addresses(allocation, host, devices, config, errors):
         function = functions.get(address)
         if function is None or not (function.class_code >> 16 in GPU_CLASSES or named(function, config)):
-            what = "no PCI function" if function is None else f"of class {function.class_code:06x}, no GPU"
+            what = (
+                "not a PCI function" if function is None else f"of class {function.class_code:06x}, not a GPU"
+            )
             errors.append(
                 NodeError(
                     f"the GPU map of {host.node} names {address}",
@@ -101,7 +103,7 @@ def _gpu_addresses(
             errors.append(
                 NodeError(
                     f"Slurm gave {gres.count} GPUs on {host.node} and named {len(gres.indexes)} of them",
-                    "guests get those very GPUs",
+                    "guests get exactly the GPUs that Slurm names",
                     "give each a File= in gres.conf",
                 )
             )
@@ -120,7 +122,7 @@ def _gpu_addresses(
     if twice:
         errors.append(
             NodeError(
-                f"GPU {', '.join(twice)} of {host.node} would be handed out twice", "", "mend the GPU map"
+                f"GPU {', '.join(twice)} of {host.node} would be handed out twice", "", "correct the GPU map"
             )
         )
     return found
@@ -179,7 +181,7 @@ def _too_few(
     what = f"the job needs {count} virtual functions on {host.node}, {len(free)} are free"
     why = f"of {len(there)} {held} are held by other jobs, {len(there) - held - len(free)} cannot be used"
     if counted:
-        return NodeError(what, why, "make Slurm's count of them the true one; see: vhpc inventory")
+        return NodeError(what, why, "correct the number that Slurm has of them; see: vhpc inventory")
     kind = FabricError if count <= len(free) + held else UserError
     return kind(what, why, "Slurm does not count them here")
 
@@ -328,4 +330,4 @@ def _remote(
     if not strict:
         return lines, []
     hint = "ask for --gres-flags=enforce-binding, and give GPUs their Cores= in gres.conf"
-    return [], [UserError(line, "the site wants devices near", hint) for line in lines]
+    return [], [UserError(line, "placement.devices is strict", hint) for line in lines]

@@ -112,7 +112,7 @@ def _shortages(
             errors.append(
                 NodeError(
                     f"{wanted} pages of {kib} KiB are needed in NUMA cell {there.cell} of {host.node}",
-                    f"its pool has {total}, {free} of them free, {left} of them not promised to others",
+                    f"its pool has {total}, {free} of them free, {left} of them not reserved by other jobs",
                     f"see /sys/devices/system/node/node{there.cell}/hugepages/hugepages-{kib}kB",
                 )
             )
@@ -133,7 +133,7 @@ def _unrounded(
     below, above = allocation.memory_mib - lost, allocation.memory_mib - lost + step
     return [
         UserError(
-            f"memory for guests on {host.node} is no multiple of {step} MiB",
+            f"memory for guests on {host.node} is not a multiple of {step} MiB",
             f"{len(parts)} guests in pages of {kib} KiB would leave {lost} MiB of the job's unused",
             f"ask for --mem={below}M or --mem={above}M",
         )

@@ -19,11 +19,10 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 
-from vhpc_slurm.hardware import UNKNOWN_CELL, PassthroughDevice, PciFunction
+from vhpc_slurm.hardware import GPU, UNKNOWN_CELL, PassthroughDevice, PciFunction
 from vhpc_slurm.model import GuestCell, GuestPlan, HostInventory
 from vhpc_slurm.placement.pci import BUSES, SLOTS
 
-GPU = "gpu"
 SWITCH_CLASS = 0x060400
 WORD = 32
 

@@ -48,7 +48,7 @@ def lay_out(
     Args:
         functions: in the order in which the guest shall count them within a root complex.
         role: what each is for.
-        guest_cell: guest cell that stands for a host cell, or that is nearest to it.
+        guest_cell: guest cell of a host cell, or the one nearest to it.
 
     Returns:
         The layout, or None and why it is not possible.

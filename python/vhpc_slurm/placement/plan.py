@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
-from vhpc_slurm.hardware import NodeDevices
+from vhpc_slurm.hardware import GPU, VF, NodeDevices
 from vhpc_slurm.model import (
     Generation,
     GuestPlan,
@@ -23,7 +23,7 @@ from vhpc_slurm.model import (
     VcpuPin,
     guest_hostname,
 )
-from vhpc_slurm.placement import nccl, overhead, pci
+from vhpc_slurm.placement import deadlines, nccl, overhead, pci
 from vhpc_slurm.placement.cpu import (
     CpuPlacement,
     EmulatorPlacement,
@@ -105,13 +105,11 @@ def fit(
     usage: Usage = NOTHING,
     devices: NodeDevices | None = None,
 ) -> NodePlan | Refusal:
-    """The plan of one node, or all reasons why there is none; raises nothing.
+    """The placement of one node, or all reasons why there is none; raises nothing.
 
     Args:
-        generation: for whom.
-        allocation: what Slurm gave the job here.
+        generation, request, allocation: of the job; the allocation is that of this node.
         host: this node.
-        request: what the user asked for.
         manifest: what the image needs.
         config: the site's policies.
         usage: what guests of other generations hold.
@@ -120,7 +118,6 @@ def fit(
     reasons = _image_errors(manifest, host)
     chosen, errors = choose_cpus(allocation, host, usage, whole_cores=config.placement.cores == "strict")
     reasons += errors
-    parts: tuple[tuple[HostCpu, ...], ...] = ()
     notes: list[str] = []
     cpus: list[_GuestCpus] = []
     if chosen:
@@ -135,44 +132,28 @@ def fit(
     size, errors = size_memory(allocation, request, config.guests.memory_reserve_mib)
     if size is not None:
         needed = overhead.outside_mib(size.guests_mib, len(chosen), wanted, request, config)
-        size, more, errors = overhead.cover(
-            size, needed, allocation, request, devices=bool(wanted.gpus or wanted.vfs)
-        )
+        given = bool(wanted.gpus or wanted.vfs)
+        size, more, errors = overhead.cover(size, needed, allocation, request, devices=given)
         notes += more
     reasons += errors
-    backing: Backing | None = None
-    if size is not None:
-        # without CPUs there are no cells to choose, but memory is still judged
-        shapes = [guest.vcpus for guest in cpus] or [host.cpus[:1]]
-        backing, errors = back(shapes, size, allocation, request, manifest, host, config, usage)
-        reasons += errors
-    if reasons or not cpus or size is None or backing is None:
+    if size is None:
         return Refusal(tuple(reasons))
-    strict = config.placement.devices == "strict"
-    given, more, errors = assign([guest.vcpus for guest in cpus], wanted, host, strict=strict)
-    memory = bind(backing.guests, {cpu.os_cpu for cpu in chosen}, host, hugepages=backing.page_kib > 0)
-    errors += _loose(memory, config, host)
-    guests = []
-    for index, (guest, cells, own) in enumerate(zip(cpus, memory, given, strict=True)):
-        built, faults = _guest(index, allocation.node, guest, cells, own, host, backing.page_kib, len(cpus))
-        errors += faults
-        guests += built
+    # without CPUs there are no cells to choose, but memory is still judged
+    shapes = [guest.vcpus for guest in cpus] or [host.cpus[:1]]
+    backing, errors = back(shapes, size, allocation, request, manifest, host, config, usage)
+    reasons += errors
+    if reasons or not cpus or backing is None:
+        return Refusal(tuple(reasons))
+    guests, more, errors = _guests(chosen, cpus, wanted, backing, host, request, config)
     if errors:
         return Refusal(tuple(errors))
-    notes += [note for guest in cpus for note in guest.placement.notes]
-    notes += [*numbering_notes(host), *backing.notes, *(note for m in memory for note in m.notes), *more]
-    notes += [
-        f"guest {guest.index} of {host.node} does not see how near its devices are: a file tells NCCL"
-        for guest in guests
-        if nccl.topology(guest, host)
-    ]
     return NodePlan(
         generation=generation,
         node=host.node,
         guests=tuple(guests),
         job_memory_mib=allocation.memory_mib,
         reserve_mib=size.reserve_mib,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys([*notes, *more])),
     )
 
 
@@ -203,6 +184,46 @@ def _place_cpus(
     return found, errors
 
 
+def _guests(
+    chosen: Sequence[HostCpu],
+    cpus: Sequence[_GuestCpus],
+    wanted: Wanted,
+    backing: Backing,
+    host: HostInventory,
+    request: JobRequest,
+    config: Config,
+) -> tuple[list[GuestPlan], list[str], list[VhpcError]]:
+    """All guests of the node on the chosen CPUs, with notes, or why they cannot be."""
+    strict = config.placement.devices == "strict"
+    given, device_notes, errors = assign([guest.vcpus for guest in cpus], wanted, host, strict=strict)
+    memory = bind(backing.guests, {cpu.os_cpu for cpu in chosen}, host, hugepages=backing.page_kib > 0)
+    errors += _loose(memory, config, host)
+    guests: list[GuestPlan] = []
+    for index, (guest, cells, own) in enumerate(zip(cpus, memory, given, strict=True)):
+        built, faults = _guest(index, host.node, guest, cells, own, host, backing.page_kib, len(cpus))
+        errors += faults
+        guests += [_timed(one, host, request, config) for one in built]
+    notes = [note for guest in cpus for note in guest.placement.notes]
+    notes += [*numbering_notes(host), *backing.notes, *(note for m in memory for note in m.notes)]
+    notes += device_notes
+    notes += [
+        f"guest {guest.index} of {host.node} does not see how near its devices are: a file tells NCCL"
+        for guest in guests
+        if guest.nccl_topology
+    ]
+    return guests, notes, errors
+
+
+def _timed(guest: GuestPlan, host: HostInventory, request: JobRequest, config: Config) -> GuestPlan:
+    """The guest with what follows from its place: deadlines, and the file for NCCL."""
+    return replace(
+        guest,
+        start_timeout_s=deadlines.start_s(config.guests, guest),
+        boot_timeout_s=deadlines.boot_s(config.guests, request.timeout_s, guest),
+        nccl_topology=nccl.topology(guest, host),
+    )
+
+
 def _guest(
     index: int,
     node: str,
@@ -218,7 +239,7 @@ def _guest(
     gpus = {function.address for function in given.gpus}
     layout, errors = pci.lay_out(
         given.all,
-        lambda function: "gpu" if function.address in gpus else "vf",
+        lambda function: GPU if function.address in gpus else VF,
         lambda cell: _guest_cell(cell, memory, host),
     )
     hole = pci.hole_bytes(given.all)
@@ -246,7 +267,7 @@ def _guest(
 
 
 def _guest_cell(number: int, memory: MemoryPlacement, host: HostInventory) -> int:
-    """The guest cell that stands for a host cell, else for the nearest in use."""
+    """The guest cell of a host cell, or of the nearest host cell in use."""
     far = next((dict(cell.distances) for cell in host.cells if cell.cell == number), {})
     near = min(
         memory.cells,

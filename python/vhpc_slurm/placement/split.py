@@ -65,7 +65,7 @@ def split_cpus(
 def _fitting(by_cell: Mapping[int, Sequence[int]], least: int, more: int, guests: int) -> list[list[int]]:
     """Sizes of the guests that each cell takes whole: as many in all as can be, large ones rather.
 
-    ``best`` maps a number of larger guests placed so far to the most smaller
+    ``best`` maps a number of larger guests already placed to the most smaller
     ones that go with it, and to how the cells were filled.
     """
     best: dict[int, tuple[int, list[tuple[int, int]]]] = {0: (0, [])}

@@ -11,9 +11,9 @@ from vhpc_slurm.cli import timeline
 from vhpc_slurm.cli.checks import CheckResult, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.hooks.drain_policy import gres_count
-from vhpc_slurm.node import deadlines
-from vhpc_slurm.node import timeline as stored
-from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.node.store import timeline as stored
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.placement import deadlines
 
 BOOTS = 50
 LONGEST_MESSAGE_S = 100

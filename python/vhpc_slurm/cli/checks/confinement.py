@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
-from vhpc_slurm.node import cgroup
+from vhpc_slurm.node.host import cgroup
 
 NEEDED_KERNEL = (5, 12)
 """mount_setattr(2); /proc with hidepid of its own is of 5.8."""

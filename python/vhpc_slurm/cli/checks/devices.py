@@ -11,10 +11,11 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import NodeDevices, PciFunction
 from vhpc_slurm.hooks.drain_policy import gres_count
-from vhpc_slurm.node import gpumap, inventory, quarantine, scrub, setup, sysfs
-from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.node.preflight import NVIDIA, VFIO
-from vhpc_slurm.node.vf_drivers import ARPHRD_ETHER
+from vhpc_slurm.node.devices import gpumap, quarantine, scrub, setup
+from vhpc_slurm.node.devices.preflight import NVIDIA, VFIO
+from vhpc_slurm.node.devices.vf_drivers import ARPHRD_ETHER
+from vhpc_slurm.node.host import inventory, sysfs
+from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c

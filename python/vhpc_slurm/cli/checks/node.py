@@ -17,7 +17,8 @@ from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import LIBVIRT_OLDEST, format_version
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import HostInventory
-from vhpc_slurm.node import accounts, guest, inventory, refusal
+from vhpc_slurm.node.guest import libvirtd, refusal
+from vhpc_slurm.node.host import accounts, inventory
 
 TIMEOUT_S = 15
 PROGRAMS = ("/usr/bin/setpriv", "/usr/bin/find")
@@ -87,7 +88,7 @@ def hugepages(host: HostInventory) -> CheckResult:
 def hypervisor(config: Config) -> Iterator[CheckResult]:
     """libvirt and QEMU: there, and new enough."""
     try:
-        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
+        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
             libvirt_version, qemu_version = connection.version()
     except ImportError:
         yield error("node.libvirt", "Python has no module libvirt", "install python3-libvirt")
@@ -111,7 +112,7 @@ def largest_guest(config: Config, node: str) -> Iterator[CheckResult]:
         host = inventory.read_inventory(node, config)
         if len(host.abstract) <= iommu.ALL_CPUS:
             return
-        with guest.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
+        with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
             most = refusal.most_vcpus(connection, host, config.guests.emulator)
     except VhpcError:
         return  # other findings say why

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a domain that have no logic: their templates print constants and values of the spec.
+
+Why they are as they are:
+
+- ``machine``: no USB, no balloon, no video: what is absent boots faster and cannot be attacked.
+- ``clock``: the host's TSC and kvmclock with KVM; no HPET, whose emulation costs an exit at every read.
+- ``lifecycle``: power off, reboot and crash all destroy the guest: it must not come back by itself.
+- ``channel``: the agent's virtio-serial port is guarded by the permissions of a socket, unlike vsock.
+- ``console``: ttyS0 goes to a file, which shows what a guest printed while it booted or died.
+- ``rng``: the host's non-blocking generator, so that a guest's boot does not wait for entropy.
+- ``panic``: pvpanic ends the domain at a kernel panic instead of at the boot deadline; the ISA device,
+  because the PCI one needs libvirt 9.1.
+- ``security``: QEMU under a uid of this guest alone, so that an escape finds no files or processes of
+  other guests.  Numeric ids need no passwd entry.  libvirt gives sockets, kernel and initrd to that uid
+  (relabel); seccomp and the mount namespace are set for all guests in qemu.conf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vhpc_slurm.domain import slots
+from vhpc_slurm.domain.spec import DomainSpec
+
+PORT_NAME = "org.vhpc.agent.0"
+
+
+@dataclass(frozen=True)
+class PlainContext:
+    """Values of these templates; an empty ``emulator`` is libvirt's choice."""
+
+    kvm: bool
+    emulator: str
+    agent_socket: str
+    port_name: str
+    console_log: str
+    serial_slot: int
+    rng_slot: int
+    uid: int
+    gid: int
+
+
+def context(spec: DomainSpec) -> PlainContext:
+    """The same values for all of them."""
+    return PlainContext(
+        kvm=spec.kvm,
+        emulator=spec.emulator,
+        agent_socket=spec.agent_socket,
+        port_name=PORT_NAME,
+        console_log=spec.console_log,
+        serial_slot=slots.SERIAL,
+        rng_slot=slots.RNG,
+        uid=spec.uid,
+        gid=spec.gid,
+    )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job: its generation, what the user asked for, and what Slurm allocated."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vhpc_slurm.model.image import ImageRef
+
+GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
+NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
+MAX_GUESTS_PER_NODE = 64
+
+
+@dataclass(frozen=True, order=True)
+class Generation:
+    """One incarnation of a job on our side.
+
+    Every lease, guest, file and process belongs to one; what belongs to
+    another generation of the same job is stale by definition.
+    """
+
+    job_id: int
+    restart: int
+    nonce: str
+
+    def __str__(self) -> str:
+        return f"{self.job_id}.{self.restart}.{self.nonce}"
+
+    @classmethod
+    def parse(cls, text: str) -> Generation:
+        """Parse ``JOB.RESTART.NONCE``; ValueError when it is anything else."""
+        match = GENERATION.match(text)
+        if match is None:
+            raise ValueError(f"not a generation: {text!r}")
+        return cls(int(match[1]), int(match[2]), match[3])
+
+
+class BatchPlace(StrEnum):
+    """Where the batch script runs; srun tasks run in guests either way."""
+
+    GUEST = "guest"
+    HOST = "host"
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What the user asked for, with the identity Slurm vouches for."""
+
+    job_id: int
+    restart: int
+    uid: int
+    gid: int
+    user: str
+    work_dir: str
+    image: ImageRef
+    mem_reserve_mib: int | None = None
+    batch: BatchPlace = BatchPlace.GUEST
+    timeout_s: int | None = None
+    console: str | None = None
+    job_name: str = ""
+    partition: str = ""
+    vfs: int | None = None
+    guests_per_node: int = 1
+
+
+@dataclass(frozen=True)
+class GresAllocation:
+    """One kind of generic resource on one node; ``indexes`` is empty for count-only GRES."""
+
+    name: str
+    type: str
+    count: int
+    indexes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeAllocation:
+    """What Slurm gave the job on one node.
+
+    ``cpu_ids`` are Slurm's abstract CPU ids (core * threads + thread), sorted.
+    """
+
+    node: str
+    cpu_ids: tuple[int, ...]
+    memory_mib: int
+    gres: tuple[GresAllocation, ...] = ()
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What Slurm gave the job on all its nodes, in Slurm's node order."""
+
+    nodes: tuple[NodeAllocation, ...]
+
+    def on(self, node: str) -> NodeAllocation:
+        """The part of one node; KeyError when the job does not have that node."""
+        for part in self.nodes:
+            if part.node == node:
+                return part
+        raise KeyError(node)
+
+    def guests(self, per_node: int) -> tuple[str, ...]:
+        """Hostnames of all guests, in the order of their ranks: node by node."""
+        return tuple(
+            guest_hostname(part.node, index, per_node) for part in self.nodes for index in range(per_node)
+        )
+
+
+def guest_hostname(node: str, index: int, per_node: int) -> str:
+    """A guest is called as its node is; where it is one of several it says which."""
+    return node if per_node == 1 else f"{node}-g{index}"

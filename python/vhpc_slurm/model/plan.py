@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a node: each guest of a job with all that its boot needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vhpc_slurm.hardware import PassthroughDevice, PciController
+from vhpc_slurm.model.job import Generation
+
+
+@dataclass(frozen=True)
+class VcpuPin:
+    """A vCPU, the one OS CPU it is pinned to, and the guest cell it lies in."""
+
+    vcpu: int
+    os_cpu: int
+    cell: int
+
+
+@dataclass(frozen=True)
+class GuestCell:
+    """A NUMA cell of the guest and the host cell that its vCPUs run in.
+
+    ``nodeset`` lists all host cells its memory may come from, where that is
+    more than ``host_cell`` alone; ``distances`` holds (guest cell, distance)
+    pairs in the ACPI scale, where 10 is local.
+    """
+
+    cell: int
+    vcpus: tuple[int, ...]
+    memory_mib: int
+    host_cell: int
+    distances: tuple[tuple[int, int], ...] = ()
+    nodeset: tuple[int, ...] = ()
+
+
+class MemoryBinding(StrEnum):
+    """How guest memory is held to its host cells; ``NONE`` leaves it to first touch by pinned vCPUs."""
+
+    STRICT = "strict"
+    PREFERRED = "preferred"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class GuestTopology:
+    """SMT topology the guest sees; the product is the number of vCPUs."""
+
+    sockets: int
+    dies: int
+    cores: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """A folder of the host, mounted in the guest at the same path.
+
+    ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``.
+    """
+
+    tag: str
+    path: str
+    read_only: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class GuestPaths:
+    """Files of one guest on the host, absolute; ``node.store.layout`` makes them.
+
+    Attributes:
+        run_dir: the guest's run folder.
+        kernel, initrd: private copies, which exist until QEMU has read them.
+        root: raw image of the root file system; shared by all guests of the image.
+        agent_socket: socket that QEMU listens on for the agent's port.
+        console_log: the guest's serial console.
+    """
+
+    run_dir: str = ""
+    kernel: str = ""
+    initrd: str = ""
+    root: str = ""
+    agent_socket: str = ""
+    console_log: str = ""
+
+    def share_socket(self, tag: str) -> str:
+        """Socket of the daemon that serves a share."""
+        return f"{self.run_dir}/fs-{tag}.sock"
+
+
+@dataclass(frozen=True)
+class GuestPlan:
+    """One guest of a job on a node: which CPUs, which memory, which devices.
+
+    Placement (``placement.plan``) decides all but the last two attributes, which
+    follow from the lease and the node (``node.plan``).
+
+    Attributes:
+        pcihole64_gib: address space for large BARs; 0 if QEMU's default is enough.
+        address_bits: width of physical addresses that the memory and these BARs need; 0 without devices.
+        start_timeout_s: longest start of QEMU.
+        boot_timeout_s: longest time from the start to the agent's hello.
+        nccl_topology: XML file for NCCL; empty if the guest sees the host's PCI topology by itself.
+        port_guids: InfiniBand ports that the guest must show before it is ready, rail by rail.
+        paths: its files on the host.
+    """
+
+    index: int
+    hostname: str
+    pins: tuple[VcpuPin, ...]
+    topology: GuestTopology
+    cells: tuple[GuestCell, ...]
+    memory_mib: int
+    emulator_cpus: tuple[int, ...]
+    emulator_choice: str
+    hugepage_kib: int = 0
+    memory_binding: MemoryBinding = MemoryBinding.NONE
+    devices: tuple[PassthroughDevice, ...] = ()
+    controllers: tuple[PciController, ...] = ()
+    pcihole64_gib: int = 0
+    address_bits: int = 0
+    start_timeout_s: int = 0
+    boot_timeout_s: int = 0
+    nccl_topology: str = ""
+    port_guids: tuple[int, ...] = ()
+    paths: GuestPaths = GuestPaths()
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """All guests of one generation on one node; pure data, printable.
+
+    Attributes:
+        job_memory_mib: memory that Slurm gave the job here.
+        reserve_mib: how much of it stays outside of guests.
+        notes: lines for people.
+        shares: folders of the host that the guests see; one that the user cannot enter is left out at start.
+        partition: libvirt's name of the control group of the guests; empty for libvirt's default.
+    """
+
+    generation: Generation
+    node: str
+    guests: tuple[GuestPlan, ...]
+    job_memory_mib: int
+    reserve_mib: int
+    notes: tuple[str, ...] = ()
+    shares: tuple[Share, ...] = ()
+    partition: str = ""

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reaching the agent of a guest that boots, and setting the guest up through it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.model import GuestPlan
+from vhpc_slurm.node.boot import diagnose
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.guest import console, ports
+from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
+from vhpc_slurm.node.guest.helpers import ROOT_SOCKET, Helpers
+
+ASK_S = 10.0
+"""Longest wait for a guest before the caller is asked whether to go on."""
+log = logging.getLogger("vhpc")
+
+
+def reach(work: Boot, guest: GuestPlan, since: float) -> Generator[None, None, GuestChannel]:
+    """Start the shim and wait for the agent's hello, as long as the guest lives and the deadline allows.
+
+    Yields every ``ASK_S`` seconds of the wait.  Each deadline counts from the
+    start of this guest (``since``, of the monotonic clock): those of several
+    guests do not add up.
+
+    Raises:
+        UserError: the guest does not come up, or the user has stopped a helper.
+        NodeError: the shim does not start although the guest lives.
+    """
+    helpers = work.helpers[guest.index]
+    until = since + guest.boot_timeout_s
+    try:
+        helpers.start_shim(_connect(Path(guest.paths.agent_socket)))
+    except NodeError as err:
+        # a guest that ends at once takes its channel and its share daemons with it: not the node's fault
+        if helpers.disturbed() or diagnose.has_ended(work, guest):
+            raise diagnose.boot_failure(work, guest, late=False) from err
+        raise
+    try:
+        channel = GuestChannel.connect(
+            Path(guest.paths.run_dir) / ROOT_SOCKET, max(1.0, until - time.monotonic())
+        )
+        yield from wait_for_hello(helpers, channel, until)
+    except ChannelError as err:
+        raise diagnose.boot_failure(work, guest, late=time.monotonic() >= until - 1.0) from err
+    return channel
+
+
+def wait_for_hello(helpers: Helpers, channel: GuestChannel, until: float) -> Generator[None, None, None]:
+    """Wait for the agent's hello; yields every ``ASK_S`` seconds.
+
+    Raises:
+        UserError: the user has stopped a helper.
+        ChannelError: the guest has ended, or stays silent until the deadline.
+    """
+    while True:
+        try:
+            channel.hello(max(1.0, min(ASK_S, until - time.monotonic())))
+            return
+        except ChannelSilentError:
+            if time.monotonic() >= until - 1.0:
+                raise
+        if error := helpers.disturbed():
+            raise error
+        yield
+
+
+def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
+    """Give the guest its identity, its shares, its network and NCCL's topology, and declare it ready.
+
+    Raises:
+        UserError: the image's agent does not do it, or the guest's InfiniBand is not isolated.
+    """
+    account, config = work.account, work.layout.config
+    timeout_s = float(config.guests.stage_timeout_s)
+    try:
+        channel.identity(
+            hostname=guest.hostname,
+            hosts=hosts(guest.hostname, work.lease.network.addresses if guest.port_guids else ()),
+            name=account.name,
+            uid=account.uid,
+            gid=account.gid,
+            gecos=account.gecos.replace(":", " ").replace(",", " "),
+            home=account.home,
+            shell=account.shell,
+            groups=account.groups,
+            commands=config.host.commands,
+            timeout_s=timeout_s,
+        )
+        for share in work.helpers[guest.index].shares:
+            channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout_s)
+        if guest.port_guids:
+            wait_s = config.fabric.guest_timeout_s
+            ports.find(
+                work.lease, guest.hostname, guest.port_guids, channel, wait_s=wait_s, timeout_s=timeout_s
+            )
+        _send_topology(guest, channel, timeout_s)
+        channel.ready(timeout_s=timeout_s)
+    except ChannelError as err:
+        raise UserError(
+            f"image {work.image.ref} could not be set up on {work.plan.node}",
+            str(err),
+            console.last_words(Path(guest.paths.console_log)),
+        ) from err
+
+
+def _send_topology(guest: GuestPlan, channel: GuestChannel, timeout_s: float) -> None:
+    """Send the guest the file for NCCL, if its plan has one."""
+    if not guest.nccl_topology:
+        return
+    try:
+        channel.topology(guest.nccl_topology, timeout_s)
+    except ChannelRefusedError as err:
+        # NCCL may be slower without it, nothing worse: an older agent, or a guest without room
+        log.warning("%s gets no topology for NCCL: %s", guest.hostname, err.why)
+
+
+def hosts(hostname: str, addresses: tuple[tuple[str, str], ...]) -> list[str]:
+    """Lines of the guest's /etc/hosts; a guest without an address resolves its own name to 127.0.1.1."""
+    lines = [f"{address} {name}" for name, address in addresses]
+    return lines if hostname in dict(addresses) else [f"127.0.1.1 {hostname}", *lines]
+
+
+def _connect(path: Path) -> socket.socket:
+    """Connect to the socket that libvirt made for the agent's port."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(str(path))
+    except OSError as err:
+        sock.close()
+        raise NodeError(f"cannot reach the guest's channel {path}", str(err), "see QEMU's log") from err
+    return sock

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of a boot: from a reserved plan to guests that are ready for tasks.
+
+Each stage announces in the journal what it takes, takes it, and is timed.  A
+failure leaves everything to the journal's releases; nothing is undone here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+
+from vhpc_slurm.node.boot import agent, reserve, start
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.guest import refusal
+
+
+def boot(work: Boot) -> Generator[None, None, None]:
+    """Bring all guests of a node's plan up, ready for tasks; a generator.
+
+    Yields every few seconds of a long wait (a copy of the image, the boot of a
+    guest), so that the caller can see whether the job still exists: what it
+    throws in there ends the boot.
+
+    Raises:
+        UserError: the image will not boot, or is broken, or libvirt refuses a guest of this job.
+        NodeError: this node cannot do it.
+        FabricError: what the job was given is still in use.
+        QuarantinedError: a device got stuck; it is in quarantine.
+        Stopped: the journal was closed for this job, which has ended.
+    """
+    refusal.check_vcpus(work.hypervisor, work.plan.guests, work.host, work.layout.config.guests.emulator)
+    with work.recorder.stage("image", work.image.digest):
+        yield from start.stage_image(work)
+    start.make_cgroup(work)
+    start.announce_memory(work)
+    if devices := [device.address for guest in work.plan.guests for device in guest.devices]:
+        with work.recorder.stage("devices", " ".join(devices)):
+            reserve.take_devices(work)
+    try:
+        started = []
+        for guest in work.plan.guests:
+            with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
+                start.start_guest(work, guest)
+                started.append((guest, time.monotonic()))
+        for guest, since in started:
+            with work.recorder.stage(f"agent g{guest.index}"):
+                channel = yield from agent.reach(work, guest, since)
+            with channel, work.recorder.stage(f"setup g{guest.index}"):
+                agent.set_up(work, guest, channel)
+    finally:
+        for helpers in work.helpers.values():
+            helpers.close()

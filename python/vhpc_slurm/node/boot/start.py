@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting guests: the image on the node, the control group, helpers, and QEMU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vhpc_slurm.domain.render import render
+from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.model import GuestPlan
+from vhpc_slurm.node.boot.spec import domain_spec
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.guest import console, memory, refusal
+from vhpc_slurm.node.guest.helpers import Helpers
+from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.host.limits import limits_of
+from vhpc_slurm.node.store import images, kinds, uids
+
+MEMORY = "memory"
+"""Its key in the journal."""
+
+
+def stage_image(work: Boot) -> Iterator[None]:
+    """Pin the image and copy it to the node; yields during a long copy."""
+    digest = work.image.digest
+    work.journal.acquire(kinds.IMAGE, f"image:{digest}", digest=digest)
+    images.pin(work.layout, work.image, str(work.lease.generation))
+    work.staged = yield from images.stage(work.layout, work.image)
+
+
+def make_cgroup(work: Boot) -> None:
+    """Make the control group of the guests and their helpers, before the first of them exists."""
+    if work.layout.config.guests.cgroups == "off":
+        return
+    with work.recorder.stage("cgroup"):
+        generation = str(work.lease.generation)
+        work.journal.acquire(kinds.CGROUP, f"cgroup:{generation}")
+        work.cgroup = Cgroup.of(generation)
+        work.cgroup.create(limits_of(work.plan, work.layout.config.guests))
+
+
+def announce_memory(work: Boot) -> None:
+    """Note in the journal who may have memory of the guests.
+
+    Before all guests, so that its release comes after all of them have ended:
+    what is charged to the control group belongs to them together.
+    """
+    work.memory.owners.append(work.account.uid)
+    work.journal.acquire(kinds.MEMORY, MEMORY, owners=work.memory.owners)
+
+
+def start_guest(work: Boot, guest: GuestPlan) -> None:
+    """Start one guest with its share daemons."""
+    assert work.staged is not None
+    layout, paths = work.layout, guest.paths
+    run_dir = Path(paths.run_dir)
+    run_dir.mkdir(mode=0o711)
+    # libvirt makes the agent's socket writable for a whole group: only root may reach it
+    Path(paths.agent_socket).parent.mkdir(mode=0o700)
+    uid = _allocate_uid(work)
+    work.memory.owners.append(uid)
+    work.journal.update(MEMORY, owners=work.memory.owners)
+    limits = limits_of(work.plan, layout.config.guests)
+    helpers = Helpers(layout, work.journal, guest, work.account, uid, work.cgroup, limits)
+    work.helpers[guest.index] = helpers
+    helpers.start_daemons(work.plan.shares)
+    console.prepare(Path(paths.console_log), uid)
+    boot_files = images.private_copies(work.staged, run_dir)
+    libvirt_version, _ = work.hypervisor.version()
+    spec = domain_spec(
+        layout.config.guests,
+        work.plan,
+        guest,
+        work.host,
+        work.image,
+        uid=uid,
+        libvirt_version=libvirt_version,
+        shares=helpers.shares,
+    )
+    work.journal.acquire(kinds.DOMAIN, f"domain:{spec.name}", name=spec.name, uid=uid)
+    _create(work, spec, uid)
+    for path in boot_files:
+        path.unlink()  # QEMU has read them
+    for ref in process.of_uid(uid):
+        work.memory.inodes |= memory.of_process(ref.pid)
+        if work.cgroup is not None:
+            work.cgroup.add(ref.pid)
+    work.journal.update(MEMORY, inodes=sorted(work.memory.inodes))
+
+
+def _allocate_uid(work: Boot) -> int:
+    announced: list[str] = []
+
+    def announce(uid: int) -> None:
+        """Journal first; a number that another job took meanwhile is crossed out again."""
+        if announced:
+            work.journal.released(announced.pop())
+        announced.append(f"uid:{uid}")
+        work.journal.acquire(kinds.UID, announced[0], uid=uid)
+
+    return uids.allocate(work.layout, str(work.lease.generation), announce)
+
+
+def _create(work: Boot, spec: DomainSpec, uid: int) -> None:
+    """Have libvirt start QEMU.
+
+    QEMU waits for the daemons of its shares, and libvirt for QEMU: a daemon
+    that its user has stopped must not look like a libvirt that hangs.
+    """
+    helpers = work.helpers[spec.guest.index]
+
+    def watch() -> None:
+        if error := helpers.disturbed():
+            raise error
+
+    try:
+        work.hypervisor.create(render(spec), spec.guest.start_timeout_s, watch)
+    except UserError:
+        for ref in process.of_uid(uid):
+            process.end(ref)  # libvirt waits for it
+        raise
+    except DomainRefusedError as err:
+        # with QEMU its daemons have ended
+        raise helpers.disturbed() or refusal.judge(work.hypervisor, spec, work.host, err) from err
+    except NodeError as err:
+        raise helpers.disturbed() or helpers.ended() or err from err

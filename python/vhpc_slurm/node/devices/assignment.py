@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device assignment: devices are bound with a journal, and given back clean or quarantined.
+
+A device that fails any check is put into quarantine instead of being given
+back: it stays with vfio-pci, where no driver of the host touches it, and no plan
+names it, until ``vhpc devices clear`` has checked it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
+from vhpc_slurm.hardware import GPU, VF, NodeDevices, PassthroughDevice, VfIdentity
+from vhpc_slurm.node.devices import aer, gpumap, preflight, quarantine, scrub, vf, vf_drivers, vfio
+from vhpc_slurm.node.devices.preflight import VFIO, DeviceError
+from vhpc_slurm.node.host import attribute, sysfs
+from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.store.kinds import DEVICE
+from vhpc_slurm.node.store.layout import Layout
+
+AT_ONCE = 32  # devices that are given back side by side; each waits, nothing computes
+
+
+class UnfitError(DeviceError):
+    """Virtual functions cannot be handed out now; nothing was changed on them.
+
+    Attributes:
+        records: those that are in quarantine for it.
+        busy: addresses of those that another user of the host holds, or whose IOMMU group one holds.
+    """
+
+    def __init__(self, records: Sequence[quarantine.QuarantineRecord], busy: Mapping[str, str]) -> None:
+        kinds = [("quarantined", [record.address for record in records]), ("in use", [*busy])]
+        super().__init__(
+            "; ".join(f"{kind}: {', '.join(addresses)}" for kind, addresses in kinds if addresses),
+            "; ".join([*(record.reason for record in records), *busy.values()]),
+            f"vhpc devices clear {records[0].address}" if records else "",
+        )
+        self.records, self.busy = tuple(records), frozenset(busy)
+
+
+@dataclass(frozen=True)
+class HostState:
+    """Where the node's files are, and who holds what; tests put others in place."""
+
+    held: Mapping[str, str] = field(default_factory=dict)
+    proc: Path = Path("/proc")
+    dev: str = "/dev"
+
+
+def handed_out(layout: Layout) -> NodeDevices:
+    """What of this node may go to guests, as far as the site and the quarantine say.
+
+    Raises:
+        NodeError: the GPU map or a record of the quarantine cannot be read.
+    """
+    gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
+    return NodeDevices(gpus, None, tuple(record.address for record in quarantine.read_records(layout)))
+
+
+def acquire(
+    layout: Layout,
+    journal: Journal,
+    devices: Sequence[PassthroughDevice],
+    host: HostState,
+) -> None:
+    """Bind a job's devices to vfio-pci, and give its virtual functions their identities.
+
+    Args:
+        layout: of this node.
+        journal: the job's journal.
+        devices: of all guests of the job; virtual functions with their identities.
+        host: who holds what.
+
+    All are checked before the first one is changed.
+
+    Raises:
+        UnfitError: virtual functions cannot be handed out; others may do.
+        DeviceError: one cannot be handed out; nothing was changed.
+        QuarantinedError: one got stuck half way.
+        NodeError: the kernel refused one.
+        Stopped: the job was ended meanwhile.
+    """
+    config = layout.config.devices
+    case = preflight.CheckInput(
+        root=layout.config.host.sysfs_root,
+        config=config,
+        mine=frozenset(device.address for device in devices),
+        held=host.held,
+        quarantined=frozenset(record.address for record in quarantine.read_records(layout)),
+        proc=host.proc,
+        dev=host.dev,
+    )
+    looked = _look(layout, case, devices)
+    for device, before in zip(devices, looked, strict=True):
+        journal.acquire(
+            DEVICE,
+            f"{DEVICE}:{device.address}",
+            address=device.address,
+            role=device.role,
+            driver=before.driver,
+            override=before.override,
+            methods=before.methods,
+            group=before.group,
+            aer=aer.counts(preflight.device_path(case.root, device.address)),
+        )
+        try:
+            vfio.bind(case.root, device.address, before, config.timeout_s)
+            if device.role == VF:
+                # after its driver is gone, which would keep what it had; before the guest's reads it
+                vf_driver = vf_drivers.find(case.root, device.address, config.timeout_s)
+                vf.configure(vf_driver, device.address, _identity(device))
+        except attribute.StuckError as err:
+            raise _quarantine(
+                layout, str(journal.generation), journal.entry(f"{DEVICE}:{device.address}"), err.line()
+            ) from err
+
+
+def _identity(device: PassthroughDevice) -> VfIdentity:
+    if device.identity is None:
+        raise NodeError(
+            f"virtual function {device.address} has no identity in the plan",
+            "without one its guest could be in another job's partition",
+            "report this: it is a fault of vhpc",
+        )
+    return device.identity
+
+
+def _look(
+    layout: Layout, case: preflight.CheckInput, devices: Sequence[PassthroughDevice]
+) -> list[preflight.Before]:
+    """The checks of all devices.
+
+    Slurm chose the GPUs: one that cannot be handed out is the node's fault.
+    Virtual functions it only counts, so a bad one is quarantined, a busy one is
+    passed over, and another may take its place; a check that would fail for all of
+    them is not the fault of one.
+    """
+    found: list[preflight.Before] = []
+    unfit: list[quarantine.QuarantineRecord] = []
+    busy: dict[str, str] = {}
+    for device in devices:
+        try:
+            found.append(preflight.check(case, device.address, device.role))
+        except (DeviceError, attribute.StuckError) as err:
+            if device.role != VF or isinstance(err, preflight.NODE_WIDE):
+                raise
+            if isinstance(err, preflight.PASSING):
+                busy[device.address] = err.line()
+            else:
+                unfit.append(quarantine.record(device.address, VF, err.line()))
+    for record in unfit:
+        quarantine.put(layout, record)
+    if unfit or busy:
+        raise UnfitError(unfit, busy)
+    return found
+
+
+def release(layout: Layout, generation: str, entry: Entry, host: HostState | None = None) -> None:
+    """Give a device back: reset, verified, cleared, and with the driver that it had.
+
+    Takes ``devices.timeout_s`` twice at most, before and after it is cleared, and
+    ``devices.scrub_timeout_s`` for that.  Idempotent, also for a device that was announced and never touched.
+
+    Raises:
+        QuarantinedError: a check failed; it is in quarantine now.
+        TeardownError: a process still has it.
+    """
+    address, data = str(entry.data["address"]), entry.data
+    root, config = layout.config.host.sysfs_root, layout.config.devices
+    path = preflight.device_path(root, address)
+    there = bool(sysfs.listing(path))
+    if data["role"] == VF and there:
+        _park_released(layout, generation, entry)
+    if any(record.address == address for record in quarantine.read_records(layout)):
+        return
+    if not there:
+        raise _quarantine(layout, generation, entry, "it is not there any more")
+    try:
+        before = attribute.Until(config.timeout_s)
+        driver, now = preflight.bound_to(root, address), preflight.override(root, address, before)
+        if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
+            return  # nothing was done to it yet, or all was undone
+        _see_unused(root, layout, entry, driver, host or HostState())
+        errors = aer.risen(data.get("aer", {}), aer.counts(path))  # before the reset, which may cause some
+        if errors:
+            raise vfio.NotCleanError(
+                f"device {address} has reported PCI Express errors during the job", errors
+            )
+        if driver in ("", VFIO):
+            vfio.reset(root, address, before)
+            if data["role"] == GPU:
+                scrub.scrub(config, address, int(sysfs.text_or_empty(f"{path}/vendor"), 16))
+        methods = data["methods"]
+        vfio.give_back(
+            root,
+            address,
+            data["driver"],
+            data["override"],
+            None if methods is None else tuple(methods),
+            attribute.Until(config.timeout_s),
+        )
+    except (vfio.NotCleanError, attribute.StuckError) as err:
+        raise _quarantine(layout, generation, entry, err.line()) from err
+    except OSError as err:
+        raise _quarantine(layout, generation, entry, f"{err.filename}: {err.strerror}") from err
+
+
+def release_together(
+    layout: Layout, generation: str, entries: Sequence[Entry], host: HostState | None = None
+) -> Iterator[tuple[Entry, Exception | None]]:
+    """Give devices back side by side; yields each with what came of it, as they end.
+
+    A GPU's memory takes long to clear, and those of a large node have to be clear
+    before Slurm loses patience with the Epilog.
+    """
+
+    def clear_lane(lane: list[Entry]) -> list[tuple[Entry, Exception | None]]:
+        found: list[tuple[Entry, Exception | None]] = []
+        for entry in lane:
+            try:
+                release(layout, generation, entry, host)
+            except (VhpcError, OSError) as err:
+                found.append((entry, err))
+            else:
+                found.append((entry, None))
+        return found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for ended in as_completed([pool.submit(clear_lane, lane) for lane in lanes(entries)]):
+            yield from ended.result()
+
+
+def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Devices that have to wait for each other: GPUs of one bus, whose reset would hit the neighbour."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        address = str(entry.data["address"])
+        bus = address.rpartition(":")[0]
+        found.setdefault(bus if entry.data["role"] == GPU else address, []).append(entry)
+    return list(found.values())
+
+
+def _park_released(layout: Layout, generation: str, entry: Entry) -> None:
+    """Take a virtual function off its network.
+
+    One that may still be in the job's partition is in quarantine, and held by
+    the job as well: its partition key must not be another's yet.
+
+    Raises:
+        TeardownError: it may still be there.
+    """
+    address = str(entry.data["address"])
+    try:
+        park(layout, address)
+    except (VhpcError, OSError) as err:
+        line = err.line() if isinstance(err, VhpcError) else str(err)
+        _quarantine(layout, generation, entry, line)
+        raise TeardownError(f"virtual function {address} may still be on its network", line) from err
+
+
+def park(layout: Layout, address: str) -> None:
+    """Take a virtual function off its network, and reset its identity.
+
+    Raises:
+        ParkError: it may still have the identity of a job.
+        NoVfDriverError: its driver has no interface for it.
+    """
+    timeout_s = layout.config.devices.timeout_s
+    vf.park(vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s), address)
+
+
+def disconnect(layout: Layout, entries: Iterable[Entry]) -> None:
+    """Take a generation's virtual functions off their networks now, while a guest may have them.
+
+    The release does it once more, and quarantines those that are not off then.
+    """
+    for entry in entries:
+        if entry.kind == DEVICE and entry.data["role"] == VF:
+            with contextlib.suppress(VhpcError, OSError):
+                park(layout, str(entry.data["address"]))
+
+
+def why_not_parked(layout: Layout, address: str) -> str:
+    """Why an unassigned function is not parked; empty if it is parked or cannot be read."""
+    timeout_s = layout.config.devices.timeout_s
+    try:
+        return vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s).why_not_parked()
+    except (VhpcError, OSError):
+        return ""
+
+
+def park_orphan(layout: Layout, address: str) -> None:
+    """Park a virtual function that no job holds; quarantine it if that fails.
+
+    Raises:
+        TeardownError: it cannot be parked.
+    """
+    try:
+        park(layout, address)
+    except (VhpcError, OSError) as err:
+        line = err.line() if isinstance(err, VhpcError) else str(err)
+        quarantine.put(layout, quarantine.record(address, VF, line))
+        raise TeardownError(f"virtual function {address} may still be on its network", line) from err
+
+
+def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: HostState) -> None:
+    address = str(entry.data["address"])
+    case = preflight.CheckInput(
+        root, layout.config.devices, frozenset((address,)), {}, frozenset(), host.proc, host.dev
+    )
+    try:
+        preflight.check_holders(case, address, int(entry.data["group"]), driver)
+    except DeviceError as err:
+        raise TeardownError(f"device {address} cannot be given back", err.line()) from err
+
+
+def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
+    """Put a device into quarantine: first on disk, then in an error."""
+    data = entry.data
+    record = quarantine.record(
+        data["address"],
+        data["role"],
+        reason,
+        generation=generation,
+        driver=data["driver"],
+        override=data["override"],
+    )
+    quarantine.put(layout, record)
+    return quarantine.QuarantinedError([record])
+
+
+def clear(layout: Layout, address: str, held: Mapping[str, str], host: HostState | None = None) -> None:
+    """Check a device in quarantine as after a guest; if all checks pass, give it back.
+
+    Raises:
+        UserError: it is not in quarantine.
+        TeardownError: the check did not pass; it stays where it is.
+    """
+    records = {record.address: record for record in quarantine.read_records(layout)}
+    if address not in records:
+        raise UserError(f"device {address} is not in quarantine", "", "see: vhpc devices")
+    if address in held:
+        raise TeardownError(
+            f"device {address} is held by a guest of {held[address]}", "", "end that job first"
+        )
+    record = records[address]
+    root, config = layout.config.host.sysfs_root, layout.config.devices
+    path = preflight.device_path(root, address)
+    if not sysfs.listing(path):
+        raise TeardownError(f"device {address} is not there", "", "compare with lspci -D")
+    case = preflight.CheckInput(
+        root,
+        config,
+        frozenset((address,)),
+        held,
+        frozenset(),
+        (host or HostState()).proc,
+        (host or HostState()).dev,
+    )
+    driver = preflight.bound_to(root, address)
+    try:
+        before = preflight.check(case, address, record.role)
+        if record.role == VF:
+            park(layout, address)
+        if driver in ("", VFIO):
+            vfio.reset(root, address, config.timeout_s)
+            if record.role == GPU:
+                scrub.scrub(config, address, int(sysfs.text_or_empty(f"{path}/vendor"), 16))
+        vfio.give_back(root, address, record.driver, record.override, before.methods, config.timeout_s)
+    except OSError as err:
+        raise TeardownError(
+            f"device {address} stays in quarantine", f"{err.filename}: {err.strerror}"
+        ) from err
+    except (NodeError, TeardownError) as err:
+        raise TeardownError(f"device {address} stays in quarantine", err.line()) from err
+    quarantine.remove(layout, address)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each virtual function of a job is to be: from the lease's network identity and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.fabric import numbers
+from vhpc_slurm.hardware import VF, PciFunction, VfIdentity, address_key
+from vhpc_slurm.model import HostInventory, Lease, NetworkIdentity, NodePlan
+
+INFINIBAND = (0x0207, 0x0C06)
+ETHERNET = (0x0200,)
+
+
+def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, VfIdentity]:
+    """The identity of each virtual function of a plan, by address.
+
+    A guest's functions count rail by rail.  With one rail that is all of them;
+    with several the node's adapters are the rails, by their addresses.
+
+    Raises:
+        UserError: more functions than a guest has ports in the job's partition, or there is no partition.
+        NodeError: a function is neither of InfiniBand nor of Ethernet.
+    """
+    functions = {function.address: function for function in host.pci}
+    nodes = [part.node for part in lease.allocation.nodes]
+    found: dict[str, VfIdentity] = {}
+    for guest in plan.guests:
+        own = [functions[device.address] for device in guest.devices if device.role == VF]
+        rank = lease.network.first_rank + nodes.index(plan.node) * len(plan.guests) + guest.index
+        for kinds, identify in ((INFINIBAND, _infiniband), (ETHERNET, _ethernet)):
+            some = [function for function in own if function.class_code >> 8 in kinds]
+            adapters = {f.physfn for f in host.pci if f.physfn and f.class_code >> 8 in kinds}
+            ordered = _Ordered(tuple(some), tuple(sorted(adapters, key=address_key)), plan.node)
+            found |= identify(ordered, lease.network, rank)
+        for function in own:
+            if function.address not in found:
+                raise NodeError(
+                    f"virtual function {function.address} has class {function.class_code:06x}",
+                    "only functions of InfiniBand and Ethernet adapters have an identity",
+                )
+    return found
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """A guest's functions of one kind, and all adapters of the node that have such."""
+
+    functions: tuple[PciFunction, ...]
+    adapters: tuple[str, ...]
+    node: str
+
+    def places(self, network: NetworkIdentity) -> Iterator[tuple[str, int, int]]:
+        """(address, rail, number on that rail) of each function, by adapters and addresses."""
+        taken: dict[int, int] = {}
+        for function in sorted(self.functions, key=lambda f: (address_key(f.physfn), address_key(f.address))):
+            rail = self.adapters.index(function.physfn) if network.rails > 1 else 0
+            number = taken.get(rail, 0)
+            taken[rail] = number + 1
+            if rail >= network.rails or number >= network.vfs:
+                raise UserError(
+                    f"the job asks for {len(self.functions)} virtual functions on {self.node}",
+                    f"its guests have {network.vfs} on each of {network.rails} rails in the fabric",
+                    "ask for fewer",
+                )
+            yield function.address, rail, number
+
+    def none(self, kind: str, why: str, option: str = "backend") -> dict[str, VfIdentity]:
+        """No identities: an error if there are functions that would need some."""
+        if not self.functions:
+            return {}
+        raise UserError(
+            f"the job asks for {len(self.functions)} {kind} functions on {self.node}",
+            why,
+            f"ask for none, or the operators for fabric.{option}",
+        )
+
+
+def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, VfIdentity]:
+    if network.kind == "ib" and network.port_guids:
+        why = "this site's jobs have ports with GUIDs of their own, and a function would be in no partition"
+        return functions.none("InfiniBand", why, "port_map")
+    pkey = network.pkey if network.kind == "ib" else None
+    if pkey is None:
+        why = "this site gives jobs no partition of the fabric, and without one a guest could talk to all"
+        return functions.none("InfiniBand", why)
+    return {
+        address: VfIdentity(
+            numbers.node_guid(pkey, rail, rank, number), numbers.port_guid(pkey, rail, rank, number), pkey
+        )
+        for address, rail, number in functions.places(network)
+    }
+
+
+def _ethernet(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, VfIdentity]:
+    vlan = network.vlan if network.kind == "ethernet" else None
+    if vlan is None:
+        why = "this site gives jobs no VLAN, and without one a guest could talk to all"
+        return functions.none("Ethernet", why)
+    return {
+        address: VfIdentity(
+            mac=bytes.fromhex(numbers.mac(numbers.VLANS.base + vlan, rail, rank, number).replace(":", "")),
+            vlan=vlan,
+        )
+        for address, rail, number in functions.places(network)
+    }

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions of an NVSwitch: which GPUs of a node may talk to each other by NVLink.
+
+With the shared NVSwitch model the Fabric Manager, on the host or in a service
+VM, has a fixed list of partitions.  The one that has exactly a guest's GPUs is
+activated before the guest starts, and deactivated when it is gone.
+
+Sources: NVIDIA Fabric Manager User Guide, Shared NVSwitch Virtualization Model; fmpm of
+github.com/NVIDIA/Fabric-Manager-Client (``-l`` lists as JSON, ``-a`` activates, ``-d`` deactivates).
+GPUs are named there by their module (``physicalId``): the PCI address is not known to a
+Fabric Manager that does not have the GPUs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from vhpc_slurm.config import Devices
+from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError, TeardownError, UserError
+from vhpc_slurm.hardware import GPU
+from vhpc_slurm.model import NodePlan
+from vhpc_slurm.node.store.journal import Entry, Journal
+from vhpc_slurm.node.store.kinds import NVSWITCH
+
+
+class _Gpu(msgspec.Struct, frozen=True, rename="camel"):
+    physical_id: int
+
+
+class _FmPartition(msgspec.Struct, frozen=True, rename="camel"):
+    partition_id: int
+    is_active: int
+    gpu_info: tuple[_Gpu, ...] = ()
+
+
+class _Partitions(msgspec.Struct, frozen=True, rename="camel"):
+    partition_info: tuple[_FmPartition, ...] = ()
+
+
+@dataclass(frozen=True)
+class NvSwitchPartition:
+    """A partition: its number, the modules of its GPUs, whether it is active."""
+
+    number: int
+    modules: frozenset[int]
+    active: bool
+
+
+class Provider(Protocol):
+    """Who has the partitions; methods raise NodeError when it cannot be asked."""
+
+    def partitions(self) -> tuple[NvSwitchPartition, ...]:
+        """All that there are."""
+
+    def activate(self, number: int) -> None:
+        """Let its GPUs talk to each other."""
+
+    def deactivate(self, number: int) -> None:
+        """No more."""
+
+
+class Fmpm:
+    """NVIDIA's command."""
+
+    def __init__(self, config: Devices) -> None:
+        self.argv, self.timeout_s = config.fmpm, config.timeout_s
+
+    def partitions(self) -> tuple[NvSwitchPartition, ...]:
+        """From ``-l``."""
+        said = self._run("-l")
+        try:
+            found = msgspec.json.decode(said, type=_Partitions)
+        except (msgspec.ValidationError, *UNDECODABLE) as err:
+            raise NodeError(
+                "the list of NVSwitch partitions cannot be read", str(err), "see devices.fmpm"
+            ) from err
+        return tuple(
+            NvSwitchPartition(
+                one.partition_id, frozenset(gpu.physical_id for gpu in one.gpu_info), bool(one.is_active)
+            )
+            for one in found.partition_info
+        )
+
+    def activate(self, number: int) -> None:
+        """By ``-a``."""
+        self._run("-a", str(number))
+
+    def deactivate(self, number: int) -> None:
+        """By ``-d``."""
+        self._run("-d", str(number))
+
+    def _run(self, *args: str) -> bytes:
+        what = " ".join((*self.argv, *args))
+        try:
+            done = subprocess.run(
+                [*self.argv, *args],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self.timeout_s,
+                check=False,
+                cwd="/",
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+            )
+        except (OSError, subprocess.TimeoutExpired) as err:
+            raise NodeError(f"{what} failed", str(err), "is the Fabric Manager running?") from err
+        if done.returncode:
+            words = (done.stderr or done.stdout).decode(errors="replace").strip()[-200:]
+            raise NodeError(f"{what} failed", words or f"status {done.returncode}", "see fabricmanager.log")
+        return done.stdout
+
+
+def choose(partitions: Iterable[NvSwitchPartition], modules: frozenset[int], node: str) -> NvSwitchPartition:
+    """The partition that has exactly these GPUs.
+
+    Raises:
+        UserError: none has so many.
+        FabricError: some have so many, none these: Slurm may choose better the next time.
+    """
+    there = tuple(partitions)
+    for one in there:
+        if one.modules == modules:
+            return one
+    sizes = sorted({len(one.modules) for one in there})
+    names = ", ".join(map(str, sorted(modules)))
+    if len(modules) not in sizes:
+        raise UserError(
+            f"a guest on {node} would have {len(modules)} GPUs",
+            f"the NVSwitch there joins {' or '.join(map(str, sizes)) or 'no'} of them",
+            "ask for as many",
+        )
+    raise FabricError(
+        f"the NVSwitch of {node} has no partition of the GPUs with modules {names}",
+        "Slurm chose them",
+        "tell Slurm in gres.conf which GPUs are near each other: Cores=, Links=",
+    )
+
+
+def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mapping[str, int]) -> None:
+    """Activate the partition of each guest with GPUs.
+
+    Args:
+        provider: who has the partitions.
+        journal: the job's journal.
+        plan: which guest has which GPUs.
+        modules: module by PCI address.
+
+    Raises:
+        UserError, FabricError: as of ``choose``.
+        NodeError: the GPU map lacks a module, a partition is in use, or does not become active.
+        Stopped: the job was ended meanwhile.
+    """
+    for guest in plan.guests:
+        gpus = [device.address for device in guest.devices if device.role == GPU]
+        if not gpus:
+            continue
+        unknown = [address for address in gpus if address not in modules]
+        if unknown:
+            raise NodeError(
+                f"the GPU map of {plan.node} has no module for {', '.join(unknown)}",
+                "the Fabric Manager knows GPUs by these alone",
+                "write it behind the address: INDEX ADDRESS MODULE",
+            )
+        one = choose(provider.partitions(), frozenset(modules[address] for address in gpus), plan.node)
+        if one.active:
+            raise NodeError(
+                f"NVSwitch partition {one.number} of {plan.node} is active already",
+                "no job holds it: another program activated it, or a crash left it active",
+                f"fmpm -d {one.number}, when no process uses its GPUs",
+            )
+        journal.acquire(NVSWITCH, f"{NVSWITCH}:{one.number}", number=one.number)
+        provider.activate(one.number)
+        if not _active(provider, one.number):
+            raise NodeError(f"NVSwitch partition {one.number} of {plan.node} does not become active")
+
+
+def release(provider: Provider, entry: Entry) -> None:
+    """Deactivate a partition; idempotent, also for one that never became active.
+
+    Raises:
+        TeardownError: it stays active, or its state cannot be read.
+    """
+    number = int(entry.data["number"])
+    try:
+        if _active(provider, number):
+            provider.deactivate(number)
+        left = _active(provider, number)
+    except NodeError as err:
+        raise TeardownError(f"NVSwitch partition {number} may still be active", err.line()) from err
+    if left:
+        raise TeardownError(f"NVSwitch partition {number} is still active", "", f"fmpm -d {number}")
+
+
+def _active(provider: Provider, number: int) -> bool:
+    return any(one.active for one in provider.partitions() if one.number == number)

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""May this function go to a guest now?  Each check has an error of its own, which says what to do.
+
+All is read afresh from sysfs and procfs, after the plan was made from the
+inventory: this is the last look before anything is changed.
+
+Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst (groups and
+their viability); the kernel itself checks viability only when a group is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.config import Devices
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.hardware import VF
+from vhpc_slurm.node.host import attribute, sysfs
+
+VFIO = "vfio-pci"
+BRIDGE_DRIVERS = frozenset(
+    ("pcieport", "pci-stub")
+)  # the kernel's own list of harmless ones, but for vfio-pci
+NVIDIA = 0x10DE
+AWAKE = frozenset(("", "unknown", "D0", "D1", "D2", "D3hot"))
+COMMAND = 4  # offset of the command register in configuration space
+HEADER_TYPE = 0x0E  # header type in configuration space; bit 7 says that the slot has more functions
+
+
+class DeviceError(NodeError):
+    """A device of this node cannot be handed out."""
+
+
+class DeviceAbsentError(DeviceError):
+    """There is no such function."""
+
+
+class NotAllowedError(DeviceError):
+    """The site does not hand out functions of this kind, or no guest may have one."""
+
+
+class QuarantinedDeviceError(DeviceError):
+    """It could not be proven clean."""
+
+
+class VfsInUseError(DeviceError):
+    """It is a physical function with virtual ones."""
+
+
+class HostNetworkError(DeviceError):
+    """The host talks through it."""
+
+
+class IommuOffError(DeviceError):
+    """Nothing would keep it from the host's memory."""
+
+
+class NotViableError(DeviceError):
+    """A driver of the host has another function of its IOMMU group."""
+
+
+class SharedGroupError(DeviceError):
+    """Another function of its IOMMU group is a guest's of another job."""
+
+
+class NoResetError(DeviceError):
+    """It cannot be reset in a way that the site trusts."""
+
+
+class AsleepError(DeviceError):
+    """It is without power and does not wake up."""
+
+
+class SilentError(DeviceError):
+    """It does not answer."""
+
+
+class InUseError(DeviceError):
+    """A process of the host has it open."""
+
+
+class PinnedError(DeviceError):
+    """Its driver was chosen outside of vhpc (driver_override)."""
+
+
+class NoVfioError(DeviceError):
+    """The kernel has no vfio-pci."""
+
+
+NODE_WIDE = (NotAllowedError, IommuOffError, NoVfioError)
+"""What speaks against one function speaks against all of its kind here."""
+
+PASSING = (SharedGroupError, InUseError)
+"""It, or its IOMMU group, is in use elsewhere: the function itself is sound."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """What is put back after the guest.
+
+    Attributes:
+        driver: which driver had it; empty for none.
+        override: its ``driver_override``; empty for none.
+        methods: its reset methods as they were enabled; None where the kernel does not say.
+        accepted: those of them that the site trusts.
+        group: its IOMMU group.
+    """
+
+    driver: str
+    override: str
+    methods: tuple[str, ...] | None
+    accepted: tuple[str, ...]
+    group: int
+
+
+@dataclass(frozen=True)
+class CheckInput:
+    """What the checks depend on beside the device.
+
+    Attributes:
+        root: where sysfs is.
+        config: the site's word.
+        mine: addresses that go to guests of the same job.
+        held: generation by address, of other jobs' devices.
+        quarantined: addresses.
+        proc: where procfs is.
+        dev: where device nodes are.
+    """
+
+    root: str
+    config: Devices
+    mine: frozenset[str]
+    held: Mapping[str, str]
+    quarantined: frozenset[str]
+    proc: Path = Path("/proc")
+    dev: str = "/dev"
+
+
+def device_path(root: str, address: str) -> str:
+    """Folder of a function."""
+    return f"{root}/bus/pci/devices/{address}"
+
+
+def bound_to(root: str, address: str) -> str:
+    """Its driver; empty for none."""
+    return sysfs.link(f"{device_path(root, address)}/driver").rpartition("/")[2]
+
+
+def override(root: str, address: str, timeout_s: float | attribute.Until) -> str:
+    """Its ``driver_override``; empty for none.
+
+    Raises:
+        StuckError: the device is locked.
+        OSError: it cannot be read.
+    """
+    said = attribute.read_attribute(f"{device_path(root, address)}/driver_override", timeout_s)
+    return "" if said == "(null)" else said
+
+
+def check(case: CheckInput, address: str, role: str) -> Before:
+    """Do all checks.
+
+    Raises:
+        DeviceError: the first that fails, each as a class of its own.
+    """
+    path = device_path(case.root, address)
+    if address in case.quarantined:
+        raise QuarantinedDeviceError(
+            f"device {address} is quarantined", "", f"vhpc devices; vhpc devices clear {address}"
+        )
+    if not sysfs.listing(path):
+        raise DeviceAbsentError(
+            f"device {address} is not there", f"{path} does not exist", "compare with lspci -D"
+        )
+    _check_kind(case, path, address, role)
+    _check_host(path, address)
+    group = _check_group(case, path, address)
+    methods, accepted = _check_reset(case, path, address)
+    _check_alive(path, address, case.config.timeout_s)
+    driver = bound_to(case.root, address)
+    check_holders(case, address, group, driver)
+    pinned = override(case.root, address, case.config.timeout_s)
+    if pinned not in ("", VFIO):
+        raise PinnedError(
+            f"device {address} is pinned to driver {pinned}",
+            "its driver_override was not set by vhpc",
+            "see driverctl list-overrides",
+        )
+    if not sysfs.listing(f"{case.root}/bus/pci/drivers/{VFIO}"):
+        raise NoVfioError(
+            f"device {address} cannot be bound to {VFIO}",
+            "the kernel has no such driver",
+            "modprobe vfio-pci, and name it in /etc/modules-load.d",
+        )
+    return Before(driver, pinned, methods, accepted, group)
+
+
+def _check_kind(case: CheckInput, path: str, address: str, role: str) -> None:
+    identity = ":".join(
+        sysfs.text_or_empty(f"{path}/{name}").removeprefix("0x") for name in ("vendor", "device")
+    )
+    if case.config.allow and identity not in case.config.allow:
+        raise NotAllowedError(
+            f"device {address} is a {identity}", "devices.allow does not list it", "see vhpc.toml(5)"
+        )
+    virtual = bool(sysfs.link(f"{path}/physfn"))
+    if role == VF and not virtual:
+        raise NotAllowedError(
+            f"device {address} is not a virtual function",
+            "guests do not get whole adapters: guest root could change the firmware",
+            "run vhpc node-setup, which makes virtual functions",
+        )
+    header = config_space(path, HEADER_TYPE, 1)
+    if header and header[0] != 0xFF and header[0] & 0x7F:
+        raise NotAllowedError(f"device {address} is a bridge", f"header type {header[0] & 0x7F}")
+    if int(sysfs.text_or_empty(f"{path}/sriov_numvfs") or 0):
+        raise VfsInUseError(
+            f"device {address} has virtual functions",
+            "vfio-pci does not accept a physical function with virtual functions",
+            f"echo 0 > {path}/sriov_numvfs",
+        )
+
+
+def _check_host(path: str, address: str) -> None:
+    for name in sysfs.listing(f"{path}/net"):
+        if sysfs.interface_up(f"{path}/net/{name}"):
+            raise HostNetworkError(
+                f"device {address} is the host's network interface {name}, which is up",
+                "the host would lose it",
+                f"ip link set {name} down, or take it out of devices.allow",
+            )
+
+
+def _check_group(case: CheckInput, path: str, address: str) -> int:
+    group = sysfs.link(f"{path}/iommu_group").rpartition("/")[2]
+    if not group.isdecimal():
+        raise IommuOffError(
+            f"device {address} has no IOMMU group",
+            "the IOMMU is off: a guest could write to all of the host's memory",
+            "boot with intel_iommu=on or amd_iommu=on, and enable it in the firmware",
+        )
+    for member in sysfs.listing(f"{path}/iommu_group/devices"):
+        if member in case.mine:
+            continue
+        if member in case.held:
+            raise SharedGroupError(
+                f"device {address} shares IOMMU group {group} with {member}",
+                f"which a guest of {case.held[member]} has",
+                "put the two into slots that the bridges above isolate (ACS)",
+            )
+        driver = bound_to(case.root, member)
+        if driver and driver not in BRIDGE_DRIVERS:
+            why = (
+                "some other guest or program may have it"
+                if driver == VFIO
+                else "the kernel gives a group only as a whole"
+            )
+            hint = f"bind {member} to {VFIO} with the same job, to no driver, or isolate the slots (ACS)"
+            kind = SharedGroupError if driver == VFIO else NotViableError
+            raise kind(
+                f"device {address} shares IOMMU group {group} with {member}, which {driver} has", why, hint
+            )
+    return int(group)
+
+
+def _check_reset(case: CheckInput, path: str, address: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    said = sysfs.text(f"{path}/reset_method")
+    if said is None and "reset" in sysfs.listing(path):
+        return None, ()  # before Linux 5.15 the kernel resets as it sees fit
+    methods = tuple((said or "").split())
+    if not methods:
+        raise NoResetError(
+            f"device {address} cannot be reset",
+            "the next guest could read what the previous one left in it",
+            "take it out of use",
+        )
+    accepted = tuple(
+        method
+        for method in methods
+        if method in case.config.reset_methods and (method != "bus" or _alone(case, address))
+    )
+    if not accepted:
+        raise NoResetError(
+            f"device {address} can only be reset by {' '.join(methods)}",
+            "devices.reset_methods has none of these, or others are on the same bus",
+            "see vhpc.toml(5)",
+        )
+    return methods, accepted
+
+
+def _alone(case: CheckInput, address: str) -> bool:
+    """Whether all that a reset of its bus would reset is this job's."""
+    bus = address.rpartition(":")[0]
+    there = sysfs.listing(f"{case.root}/bus/pci/devices")
+    return all(name in case.mine for name in there if name.rpartition(":")[0] == bus)
+
+
+def _check_alive(path: str, address: str, timeout_s: float) -> None:
+    state = sysfs.text_or_empty(f"{path}/power_state")
+    if state not in AWAKE:
+        with contextlib.suppress(OSError):
+            attribute.write_attribute(f"{path}/power/control", "on", timeout_s)
+        state = sysfs.text_or_empty(f"{path}/power_state")
+    if state not in AWAKE:
+        raise AsleepError(
+            f"device {address} is in {state}",
+            "it does not wake up although power/control tells it to",
+            "power-cycle the node",
+        )
+    # not its ids: those of a virtual function read ff by design
+    if config_space(path, COMMAND, 2) in (b"\xff\xff", b""):
+        raise SilentError(
+            f"device {address} does not answer", "its configuration space reads ff", "power-cycle the node"
+        )
+
+
+def check_holders(case: CheckInput, address: str, group: int, driver: str) -> None:
+    """See that no process has the device.
+
+    Raises:
+        InUseError: one has.
+    """
+    nodes = [f"{case.dev}/vfio/{group}"]
+    if driver == "nvidia":
+        nodes.append(f"{case.dev}/nvidia")
+    for pid, name, node in _open_nodes(case.proc, nodes):
+        raise InUseError(
+            f"device {address} is in use", f"process {pid} ({name}) has {node} open", f"stop {name}"
+        )
+
+
+def _open_nodes(proc: Path, nodes: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Processes that have one of these device nodes; one without a digit at its end is all numbers."""
+    for entry in os.scandir(proc):
+        if not entry.name.isdigit():
+            continue
+        try:
+            opened = {os.readlink(fd.path) for fd in os.scandir(f"{entry.path}/fd")}  # noqa: PTH115 - all of the host
+        except OSError:
+            continue  # it has ended
+        for target in opened:
+            for node in nodes:
+                rest = target.removeprefix(node)
+                if target == node or (not node[-1].isdigit() and rest != target and rest.isdigit()):
+                    yield int(entry.name), sysfs.text_or_empty(f"{entry.path}/comm"), target
+
+
+def config_space(path: str, offset: int, size: int) -> bytes:
+    """Bytes of a function's configuration space; none when it cannot be read."""
+    try:
+        fd = os.open(f"{path}/config", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(fd, size, offset)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that could not be proven clean: recorded on disk, given to no job until a check has passed.
+
+A file for each, written before the generation that held the device releases it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from vhpc_slurm.errors import UNDECODABLE, NodeError, TeardownError
+from vhpc_slurm.node.host.pci import ADDRESS
+from vhpc_slurm.node.store.journal import sync_folder
+from vhpc_slurm.node.store.layout import Layout
+
+
+class QuarantineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A device in quarantine.
+
+    Attributes:
+        address: which.
+        role: ``gpu`` or ``vf``.
+        reason: one line.
+        since: seconds since the epoch.
+        generation: whose guest had it last; empty when none had.
+        driver: what it was bound to before, and is to be again; empty for none.
+        override: its ``driver_override`` before; empty for none.
+    """
+
+    address: str
+    role: str
+    reason: str
+    since: float
+    generation: str = ""
+    driver: str = ""
+    override: str = ""
+
+
+class QuarantinedError(TeardownError):
+    """Devices were put into quarantine; nothing else is left of their job.
+
+    Attributes:
+        records: which.
+    """
+
+    def __init__(self, records: Sequence[QuarantineRecord]) -> None:
+        super().__init__(
+            f"quarantined: {', '.join(record.address for record in records)}",
+            "; ".join(record.reason for record in records),
+            f"vhpc devices clear {records[0].address}",
+        )
+        self.records = tuple(records)
+
+
+def put(layout: Layout, record: QuarantineRecord) -> None:
+    """Write a device down; on disk when this returns.  One that is there already keeps its first reason.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _path(layout, record.address)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists():
+        return
+    new = path.with_suffix(".new")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, msgspec.json.encode(record))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(new, path)  # noqa: PTH105 - beside the other system calls
+    sync_folder(path.parent)
+
+
+def remove(layout: Layout, address: str) -> None:
+    """Let a device out."""
+    with contextlib.suppress(FileNotFoundError):
+        _path(layout, address).unlink()
+        sync_folder(layout.quarantine)
+
+
+def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:
+    """All, by address.
+
+    Raises:
+        NodeError: one cannot be read: what it says about its device is not known.
+    """
+    found = []
+    try:
+        names = sorted(os.listdir(layout.quarantine))  # noqa: PTH208 - names alone
+    except FileNotFoundError:
+        return ()
+    for name in names:
+        address = name.removesuffix(".json")
+        if address == name or not ADDRESS.fullmatch(address):
+            continue
+        path = layout.quarantine / name
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=QuarantineRecord))
+        except (OSError, msgspec.ValidationError, *UNDECODABLE) as err:
+            raise NodeError(f"cannot read {path}", str(err), f"vhpc devices clear {address}") from err
+    return tuple(found)
+
+
+def record(
+    address: str, role: str, reason: str, *, generation: str = "", driver: str = "", override: str = ""
+) -> QuarantineRecord:
+    """A record of now."""
+    return QuarantineRecord(
+        address=address,
+        role=role,
+        reason=" ".join(reason.split()),
+        since=round(time.time(), 3),
+        generation=generation,
+        driver=driver,
+        override=override,
+    )
+
+
+def _path(layout: Layout, address: str) -> Path:
+    if not ADDRESS.fullmatch(address):
+        raise NodeError(f"{address!r} is not a PCI address")
+    return layout.quarantine / f"{address}.json"

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node needs once at each boot, before slurmd: virtual functions, huge pages, nodes for gres.conf.
+
+Every step says what there is, does only what is missing, and reads back what
+came of it; so it may be repeated at any time.
+
+Sources: Documentation/PCI/pci-iov-howto.rst, Documentation/admin-guide/mm/hugetlbpage.rst,
+Documentation/admin-guide/devices.rst (majors 240 to 254 are for local use).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError, VhpcError
+from vhpc_slurm.hardware import VF
+from vhpc_slurm.node.devices import gpumap, quarantine, vf, vf_drivers
+from vhpc_slurm.node.devices.preflight import device_path
+from vhpc_slurm.node.host import attribute, sysfs
+from vhpc_slurm.node.host.pci import ADDRESS
+from vhpc_slurm.node.store.layout import Layout
+
+GPU_NODES = Path("/dev/vhpc")
+LOCAL_MAJORS = range(240, 255)
+PAGE_KIB = {"2M": 2048, "1G": 1048576}
+_POOL = re.compile(r"(2M|1G):([0-9]{1,4})=([0-9]{1,9})", re.ASCII)
+_DRIVER_PAUSE_S = 0.1
+_GPU_NODE = re.compile(r"gpu[0-9]{1,4}", re.ASCII)
+
+
+class State(StrEnum):
+    """What came of a step."""
+
+    OK = "ok"
+    DONE = "done"
+    MISSING = "missing"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class SetupStep:
+    """One step: what it is about, what came of it, and why not."""
+
+    kind: str
+    what: str
+    state: State
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the node's files are; tests put others in place."""
+
+    proc: Path = Path("/proc")
+    gpu_nodes: Path = GPU_NODES
+
+
+def steps(
+    layout: Layout, held: Mapping[str, str], *, dry_run: bool, place: Place | None = None
+) -> Iterator[SetupStep]:
+    """Do all steps, with ``dry_run`` none of them; a step that fails stops no other.
+
+    Args:
+        layout: of this node.
+        held: generation by address, of devices that guests have now.
+        dry_run: only say what is missing.
+        place: where the node's files are.
+    """
+    place = place or Place()
+    for wish in layout.config.devices.virtual_functions:
+        yield from _virtual_functions(layout, wish, held, dry_run=dry_run)
+    yield from _gpu_nodes(layout, place, dry_run=dry_run)
+    for wish in layout.config.host.hugepages:
+        yield _hugepages(layout, wish, place, dry_run=dry_run)
+
+
+def _step(kind: str, what: str, action: Callable[[], None], *, dry_run: bool) -> SetupStep:
+    """Do something that is missing."""
+    if dry_run:
+        return SetupStep(kind, what, State.MISSING)
+    try:
+        action()
+    except (VhpcError, OSError) as err:
+        line = (
+            err.line() if isinstance(err, VhpcError) else f"{err.filename or ''}: {err.strerror}".strip(": ")
+        )
+        return SetupStep(kind, what, State.FAILED, line)
+    return SetupStep(kind, what, State.DONE)
+
+
+# --- virtual functions ------------------------------------------------------------------
+
+
+def _virtual_functions(
+    layout: Layout, wish: str, held: Mapping[str, str], *, dry_run: bool
+) -> Iterator[SetupStep]:
+    pf, _, number = wish.partition("=")
+    if not ADDRESS.fullmatch(pf) or not number.isdecimal():
+        why = "ADDRESS=COUNT is expected, like 0000:3b:00.0=8"
+        yield SetupStep("vfs", f"devices.virtual_functions has {wish[:60]!r}", State.FAILED, why)
+        return
+    root, timeout_s = layout.config.host.sysfs_root, layout.config.devices.timeout_s
+    path, count = device_path(root, pf), int(number)
+    if not sysfs.listing(path):
+        yield SetupStep("vfs", f"{count} virtual functions of {pf}", State.FAILED, f"{pf} is not there")
+        return
+    # first: no driver of the host may ever see a virtual function
+    probe = sysfs.text_or_empty(f"{path}/sriov_drivers_autoprobe")
+    what = f"no driver of the host for virtual functions of {pf}"
+    if probe in ("0", ""):
+        yield SetupStep("autoprobe", what, State.OK if probe else State.FAILED, "" if probe else "no SR-IOV")
+    else:
+        write = partial(attribute.write_attribute, f"{path}/sriov_drivers_autoprobe", "0", timeout_s)
+        yield _step("autoprobe", what, write, dry_run=dry_run)
+    what = f"{count} virtual functions of {pf}"
+    if len(_functions(path)) == count:
+        yield SetupStep("vfs", what, State.OK)
+    else:
+        made = _step("vfs", what, partial(_make, pf, path, count, held, timeout_s), dry_run=dry_run)
+        yield made
+        if made.state is not State.DONE:
+            return
+    for address in _functions(path):
+        if address not in held:
+            yield _park(layout, address, dry_run=dry_run)
+
+
+def made(layout: Layout) -> list[str]:
+    """Virtual functions that are there of those adapters that node-setup makes some of."""
+    found = []
+    for wish in layout.config.devices.virtual_functions:
+        pf = wish.partition("=")[0]
+        if ADDRESS.fullmatch(pf):
+            found += _functions(device_path(layout.config.host.sysfs_root, pf))
+    return found
+
+
+def _functions(path: str) -> list[str]:
+    """Addresses of a physical function's virtual ones, by number."""
+    return [sysfs.link(link).rpartition("/")[2] for _, link in sysfs.numbered(path, "virtfn")]
+
+
+def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: float) -> None:
+    """Set the number of functions, which goes through zero.
+
+    Raises:
+        NodeError: a guest has one, no driver makes them, or the driver made another number of them.
+        OSError: the kernel refused.
+    """
+    there = _functions(path)
+    busy = [address for address in there if address in held]
+    if busy:
+        raise NodeError(
+            f"{pf} has {len(there)} virtual functions",
+            f"guests have {', '.join(busy)}",
+            "when they have ended",
+        )
+    _await_driver(pf, path, timeout_s)
+    try:
+        for number in ("0", str(count)) if there else (str(count),):
+            attribute.write_attribute(f"{path}/sriov_numvfs", number, timeout_s)
+    except OSError as err:
+        raise NodeError(
+            f"{pf} does not make {count} virtual functions", str(err.strerror), _hint(err, path)
+        ) from err
+    made = len(_functions(path))
+    if made != count:
+        raise NodeError(f"{pf} made {made} virtual functions of {count}", "", "see dmesg")
+
+
+def _await_driver(pf: str, path: str, timeout_s: float) -> None:
+    """Wait for the driver of a physical function: early in a boot its module may be loading yet.
+
+    Raises:
+        NodeError: none took it in time.
+    """
+    until = time.monotonic() + timeout_s
+    while not sysfs.link(f"{path}/driver"):
+        if time.monotonic() >= until:
+            why = f"none took it within {timeout_s:g} s"
+            raise NodeError(f"{pf} has no driver", why, "is its module there, and not blacklisted? see dmesg")
+        time.sleep(_DRIVER_PAUSE_S)
+
+
+def _hint(err: OSError, path: str) -> str:
+    if err.errno == errno.ENOENT:
+        return "its driver makes them at load only: mlx4_core by its option num_vfs"
+    if err.errno == errno.ERANGE:
+        most = sysfs.text_or_empty(f"{path}/sriov_totalvfs") or "few"
+        return f"it has {most}; more are a setting of its firmware"
+    return "see dmesg"
+
+
+def _park(layout: Layout, address: str, *, dry_run: bool) -> SetupStep:
+    """Park a function; quarantine it if that fails."""
+    what = f"virtual function {address} is parked"
+    timeout_s = layout.config.devices.timeout_s
+    try:
+        vf_driver = vf_drivers.find(layout.config.host.sysfs_root, address, timeout_s)
+        if not vf_driver.why_not_parked():
+            return SetupStep("park", what, State.OK)
+    except (VhpcError, OSError) as err:
+        line = err.line() if isinstance(err, VhpcError) else str(err)
+        return SetupStep("park", what, State.FAILED, line)
+    step = _step("park", what, partial(vf.park, vf_driver, address), dry_run=dry_run)
+    if step.state is State.FAILED:
+        with contextlib.suppress(OSError):
+            quarantine.put(layout, quarantine.record(address, VF, step.error))
+    return step
+
+
+# --- nodes for gres.conf ----------------------------------------------------------------
+
+
+def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[SetupStep]:
+    """Character devices for the File= of GPUs in gres.conf; Slurm counts them in their order.
+
+    Their device numbers belong to no driver, so that they open nothing, and
+    differ, so that Slurm's device constraints can tell them apart.
+    """
+    try:
+        gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
+        major = _major(place) if gpus else 0
+    except (VhpcError, OSError) as err:
+        yield SetupStep(
+            "gpu", "nodes for gres.conf", State.FAILED, err.line() if isinstance(err, VhpcError) else str(err)
+        )
+        return
+    for index, address in enumerate(gpus):
+        path = place.gpu_nodes / f"gpu{index}"
+        what = f"{path} is the node of GPU {address}"
+        if _is_node(path, index):
+            yield SetupStep("gpu", what, State.OK)
+        else:
+            yield _step("gpu", what, partial(_make_node, path, os.makedev(major, index)), dry_run=dry_run)
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(place.gpu_nodes.iterdir()):
+            if _GPU_NODE.fullmatch(path.name) and int(path.name[3:]) >= len(gpus):
+                yield _step("gpu", f"{path} has no GPU: it is removed", path.unlink, dry_run=dry_run)
+
+
+def _major(place: Place) -> int:
+    """A major number for local use that no driver has."""
+    text = (place.proc / "devices").read_text().partition("Block devices:")[0]
+    used = {int(line.split()[0]) for line in text.splitlines() if line[:4].strip().isdigit()}
+    for major in LOCAL_MAJORS:
+        if major not in used:
+            return major
+    raise NodeError("no major number is left for /dev/vhpc/gpuN", "drivers have all from 240 to 254")
+
+
+def _is_node(path: Path, index: int) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (
+        stat.S_ISCHR(found.st_mode)
+        and os.minor(found.st_rdev) == index
+        and os.major(found.st_rdev) in LOCAL_MAJORS
+    )
+
+
+def _make_node(path: Path, number: int) -> None:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    os.mknod(new, 0o600 | stat.S_IFCHR, number)
+    new.rename(path)
+
+
+# --- huge pages -------------------------------------------------------------------------
+
+
+def _hugepages(layout: Layout, wish: str, place: Place, *, dry_run: bool) -> SetupStep:
+    match = _POOL.fullmatch(wish)
+    if match is None:
+        why = "SIZE:CELL=COUNT is expected, like 1G:0=64"
+        return SetupStep("hugepages", f"host.hugepages has {wish[:60]!r}", State.FAILED, why)
+    size, cell, count = match[1], int(match[2]), int(match[3])
+    what = f"{count} pages of {size} of NUMA cell {cell}"
+    path = (
+        f"{layout.config.host.sysfs_root}/devices/system/node/node{cell}"
+        f"/hugepages/hugepages-{PAGE_KIB[size]}kB/nr_hugepages"
+    )
+    there = sysfs.text_or_empty(path)
+    if not there.isdecimal():
+        return SetupStep("hugepages", what, State.FAILED, f"{path} is not there")
+    if int(there) >= count:
+        return SetupStep("hugepages", what, State.OK)
+    return _step("hugepages", what, partial(_grow, path, count, size, place), dry_run=dry_run)
+
+
+def _grow(path: str, count: int, size: str, place: Place) -> None:
+    """Ask for pages, and see how many there are: the kernel grants fewer without a word.
+
+    Raises:
+        NodeError: fewer, also after memory was compacted.
+        OSError: the kernel refused.
+    """
+    for attempt in range(2):
+        if attempt:
+            for name, text in (("drop_caches", "3"), ("compact_memory", "1")):
+                (place.proc / "sys/vm" / name).write_text(text)
+        attribute.write_attribute(path, str(count), 120.0)  # it clears them
+        granted = int(sysfs.text_or_empty(path) or 0)
+        if granted >= count:
+            return
+    raise NodeError(
+        f"the kernel granted {granted} huge pages of {count}",
+        "memory is too little or in pieces",
+        "reserve them when the kernel starts: hugepagesz=1G hugepages=…"
+        if size == "1G"
+        else "reboot the node",
+    )

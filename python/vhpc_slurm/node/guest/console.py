@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guest's serial console: what it says about a death, and the user's copy of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.model import JobRequest
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.accounts import Account
+from vhpc_slurm.terminal import printable
+
+COPY_TIMEOUT_S = 10.0
+LEFT_OUT = b"\n[%d bytes left out]\n"
+"""Stands where the middle of a long console was."""
+
+
+def prepare(path: Path, qemu_uid: int) -> None:
+    """Make the console's file, which only QEMU may write and only root may read."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, 0o600)
+    os.fchown(fd, qemu_uid, -1)
+    os.close(fd)
+
+
+def last_words(path: Path) -> str:
+    """The line that best tells why a guest ended: a panic, our init's complaint, or the last line.
+
+    Empty when the console is.
+    """
+    lines = [line for line in _text(path, 64 * 1024).splitlines() if line.strip()]
+    for mark in ("Kernel panic", "vhpc-init:", "vhpc-agent:"):
+        for line in lines:
+            if mark in line:
+                return line[line.index(mark) :].strip()[:300]
+    return lines[-1].strip()[:300] if lines else ""
+
+
+def of_guests(folder: Path) -> list[tuple[int, Path]]:
+    """Consoles below a job's run folder, also those that nothing was written to, by guest."""
+    return sorted((int(path.parent.name[1:]), path) for path in folder.glob("g[0-9]*/console.log"))
+
+
+def user_path(request: JobRequest, node: str, guest: int = 0) -> str:
+    """Where the user's copy goes: ``--vhpc-console`` (%j job, %N node), or the working directory.
+
+    Those of further guests on a node have their number at the end.
+    """
+    pattern = request.console or "vhpc-%j-%N.console"
+    name = (
+        pattern.replace("%%", "\0").replace("%j", str(request.job_id)).replace("%N", node).replace("\0", "%")
+    )
+    return os.path.normpath(Path(request.work_dir) / name) + (f".g{guest}" if guest else "")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A user's copy of a console: where it is, and why it could not be written; empty when it was."""
+
+    target: str
+    why_not: str
+
+
+def hand_over(
+    consoles: Sequence[tuple[int, Path]], request: JobRequest, node: str, account: Account, limit_kib: int
+) -> list[Copy]:
+    """Copy the last ``limit_kib`` of each console to a file of the user, with the user's own rights.
+
+    A console that cannot be delivered must not change how the job ends.  All of
+    them share one deadline: a FIFO without a reader costs ten seconds, and a
+    hundred of them no more.
+    """
+    until = time.monotonic() + COPY_TIMEOUT_S
+    copies = []
+    for index, path in consoles:
+        target = user_path(request, node, index)
+        data = _text(path, limit_kib * 1024)
+        left = until - time.monotonic()
+        copies.append(Copy(target, _write(account, target, "bs=64k", data=data.encode(), timeout_s=left)))
+    return copies
+
+
+def why_not(target: str, account: Account) -> str:
+    """Why the user may not write a console to ``target``, empty when he may; makes the file, empty."""
+    # a FIFO without a reader is not waited for
+    options = ("conv=notrunc", "oflag=append,nonblock")
+    return _write(account, target, *options, data=b"", timeout_s=COPY_TIMEOUT_S)
+
+
+def _write(account: Account, target: str, *options: str, data: bytes, timeout_s: float) -> str:
+    """Write to a file as the user, by dd(1); returns why that failed, empty when it did not."""
+    if timeout_s <= 0:
+        return f"no time was left of {COPY_TIMEOUT_S:.0f} s for all consoles"
+    script = 'umask 077; target=$1; shift; exec dd of="$target" status=none "$@"'
+    command = [*process.drop_to(account.credentials), "/bin/sh", "-c", script, "sh", target, *options]
+    try:
+        done = process.run_briefly(command, data, timeout_s)
+    except OSError as err:
+        return str(err)
+    if done is None:
+        return f"no answer within {COPY_TIMEOUT_S:.0f} s"
+    said = done.stderr.decode(errors="replace").strip().rpartition(": ")[2]
+    return (said or f"exit status {done.returncode}") if done.returncode else ""
+
+
+def read_on(fd: int, size: int) -> tuple[int, bytes]:
+    """Read on in a console from where ``fd`` stands, past the hole that the shim makes in a long one.
+
+    Returns (how many bytes are left out before, at most ``size`` bytes); no bytes at the end.
+    """
+    at = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        begin = os.lseek(fd, at, os.SEEK_DATA)
+        end = os.lseek(fd, begin, os.SEEK_HOLE)
+    except OSError as err:
+        if err.errno != errno.ENXIO:
+            raise
+        return 0, b""  # nothing behind ``at``
+    os.lseek(fd, begin, os.SEEK_SET)
+    return begin - at, os.read(fd, min(size, end - begin))
+
+
+def _text(path: Path, limit: int) -> str:
+    """The end of the file; control characters but line feeds and tabs are replaced."""
+    raw = b""
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            while (found := read_on(file.fileno(), limit - len(raw)))[1]:
+                skipped, piece = found
+                raw += (LEFT_OUT % skipped if skipped else b"") + piece
+    except OSError:
+        return ""
+    text = raw.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    return printable(text, keep="\n\t")

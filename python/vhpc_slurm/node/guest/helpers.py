@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The helper processes of one guest: a daemon for each shared folder, and the shim of its channel."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.model import GuestPlan, Share
+from vhpc_slurm.node.guest import shares
+from vhpc_slurm.node.host import confine, process
+from vhpc_slurm.node.host.accounts import Account
+from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.host.confine import Confinement, ShareAbsentError
+from vhpc_slurm.node.host.limits import Limits
+from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
+
+NOBODY_GID = 65534
+ROOT_SOCKET = "root.sock"
+"""The shim's socket that only root can connect to: no user can keep its queue full."""
+LOG_BYTES = 256 * 1024
+"""The shim writes the log of all helpers, and the kernel lets it write no more."""
+
+
+@dataclass
+class Helpers:
+    """Helper processes of one guest.
+
+    Attributes:
+        layout: paths and configuration.
+        journal: of the generation.
+        guest: whose helpers.
+        account: the job's user, whose rights the daemons have.
+        qemu_uid: uid of the guest's QEMU and of its shim.
+        cgroup: of the generation, None where the site has control groups switched off.
+        limits: of that control group.
+        shares: folders that the guest really has; filled by ``start_daemons``.
+    """
+
+    layout: Layout
+    journal: Journal
+    guest: GuestPlan
+    account: Account
+    qemu_uid: int
+    cgroup: Cgroup | None
+    limits: Limits
+    shares: list[Share] = field(default_factory=list)
+    shim: process.ProcessRef | None = None
+    _daemons: dict[str, process.ProcessRef] = field(default_factory=dict)
+    _logs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def run_dir(self) -> Path:
+        """Run folder of the guest."""
+        return Path(self.guest.paths.run_dir)
+
+    def close(self) -> None:
+        """Close what this process holds of them; they live on."""
+        while self._logs:
+            os.close(self._logs.popitem()[1])
+
+    def start_daemons(self, wanted: Sequence[Share]) -> None:
+        """Start the daemons of the folders that the user can enter.
+
+        Raises:
+            UserError: a folder may not be shared, or the user has disturbed a daemon.
+            NodeError: a daemon does not start.
+        """
+        config = self.layout.config
+        started = []
+        for share in wanted:
+            key = self._key(f"virtiofsd:{share.tag}")
+            self.journal.acquire(kinds.PROCESS, key, role="virtiofsd", path=share.path)
+            log, stderr = os.pipe2(os.O_CLOEXEC)
+            self._logs[share.tag] = log
+            try:
+                daemon = shares.serve(
+                    config.shares,
+                    share,
+                    self._confinement(self.account.credentials),
+                    socket_path=self.socket_of(share),
+                    qemu_uid=self.qemu_uid,
+                    generation=str(self.journal.generation),
+                    stderr=stderr,
+                )
+            finally:
+                os.close(stderr)
+            self.journal.update(key, pid=daemon.ref.pid, started=daemon.ref.started)
+            started.append((share, daemon))
+        for share, daemon in started:
+            try:
+                self._daemons[share.tag] = daemon.finish(config.guests.stage_timeout_s)
+            except ShareAbsentError:
+                self.journal.released(self._key(f"virtiofsd:{share.tag}"))
+                os.close(self._logs.pop(share.tag))
+            except NodeError as err:
+                why = " | ".join(filter(None, (err.why, self._said(share.tag))))
+                raise NodeError(err.what, why, err.hint) from err
+            else:
+                self.shares.append(share)
+
+    def start_shim(self, agent: socket.socket) -> None:
+        """Start the host's end of the guest's channel, connected to QEMU's socket for the agent.
+
+        Raises:
+            UserError: the user has disturbed a daemon.
+            NodeError: it does not start.
+        """
+        config, run_dir = self.layout.config, self.run_dir
+        listener = shares.listen(run_dir / "run.sock", self.account.uid)
+        own = shares.listen(run_dir / ROOT_SOCKET, 0)
+        key = self._key("shim")
+        self.journal.acquire(kinds.PROCESS, key, role="shim")
+        console = (run_dir / "console.log").open("r+b", buffering=0)
+        log = os.open(run_dir / "helpers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            with agent, listener, own, console, process.watched(list(self._daemons.values())) as watched:
+                sockets = (agent.fileno(), listener.fileno(), own.fileno())
+                fds = (*sockets, console.fileno(), *watched, *self._logs.values())
+                shim = confine.start(
+                    [
+                        f"{config.paths.libexec}/vhpc-shim",
+                        f"--agent-fd={agent.fileno()}",
+                        f"--listen-fd={listener.fileno()}",
+                        f"--root-fd={own.fileno()}",
+                        f"--uid={self.account.uid}",
+                        f"--console-fd={console.fileno()}",
+                        f"--console-keep={config.guests.console_limit_kib}",
+                        *(f"--watch-fd={fd}" for fd in watched),
+                        *(f"--log-fd={tag}:{fd}" for tag, fd in self._logs.items()),
+                    ],
+                    replace(
+                        self._confinement(process.Credentials(self.qemu_uid, NOBODY_GID)),
+                        limits=(("fsize", LOG_BYTES),),
+                    ),
+                    generation=str(self.journal.generation),
+                    stderr=log,
+                    pass_fds=fds,
+                )
+                self.journal.update(key, pid=shim.ref.pid, started=shim.ref.started)
+                self.shim = shim.finish(config.guests.stage_timeout_s)
+        except process.EndedError as err:
+            raise self.disturbed() or NodeError("a daemon of a shared folder has ended", str(err)) from err
+        finally:
+            os.close(log)
+
+    def disturbed(self) -> UserError | None:
+        """An error that says so, when the user has ended or stopped one of them."""
+        for tag, ref in self._daemons.items():
+            if error := confine.disturbed(f"the daemon of shared folder {tag}", [ref]):
+                return error
+        if self.shim is None:
+            return None
+        process.wait_gone(self.shim, 1.0)  # its sockets close before it has ended
+        return confine.disturbed("vhpc-shim", [self.shim])
+
+    def ended(self) -> NodeError | None:
+        """An error that says so, when a daemon has ended by itself."""
+        for tag, ref in self._daemons.items():
+            if not process.alive(ref):
+                return NodeError(
+                    f"the daemon of shared folder {tag} ended",
+                    self._said(tag),
+                    "see vhpc.toml's shares.virtiofsd",
+                )
+        return None
+
+    def socket_of(self, share: Share) -> Path:
+        """Where QEMU finds the daemon of a share."""
+        return Path(self.guest.paths.share_socket(share.tag))
+
+    def _confinement(self, who: process.Credentials) -> Confinement:
+        paths = self.layout.config.paths
+        return Confinement(
+            program=f"{paths.libexec}/vhpc-confine",
+            who=who,
+            entry=None if self.cgroup is None else self.cgroup.entry(self.limits),
+            cpus=self.limits.cpus,
+            refuse=(paths.run, paths.state),
+        )
+
+    def _key(self, role: str) -> str:
+        return f"process:g{self.guest.index}:{role}"
+
+    def _said(self, tag: str) -> str:
+        """The last lines that a daemon wrote; no other process has read its pipe yet."""
+        fd = self._logs[tag]
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK)
+        try:
+            return process.last_lines(os.read(fd, 65536))
+        except BlockingIOError:
+            return ""

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest that libvirt or QEMU does not start: the job's own fault, or the node's?
+
+Every node of the same make refuses the same domain.  If each were drained for
+it, one job would take one node after the other out of service.  So when a
+domain is refused another one is tried on the spot: the smallest guest that
+this node could have, with nothing in it of what the job asked for.  If that
+starts, the job fails and its node goes on; if not, the node is at fault.
+
+What only this node lacks (memory, a device, a file) such a small guest does
+not show.  libvirt and QEMU say it in the words of errno, and libvirt's picture
+of the host can be compared with the kernel's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from vhpc_slurm.domain import iommu
+from vhpc_slurm.domain.render import render
+from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory, MemoryBinding, VcpuPin
+from vhpc_slurm.node.guest import capabilities
+from vhpc_slurm.node.guest.libvirtd import DomainRefusedError, Hypervisor
+
+SMALLEST_MIB = 64
+SMALLEST_START_S = 60.0
+TCG_X2APIC = 9_000_000
+"""QEMU's software emulation knows APIC IDs of more than eight bits since 9.0."""
+LACKS = re.compile(
+    r"cannot allocate memory|insufficient free host memory|no space left|input/output error"
+    r"|resource busy|no such device|no such file|permission denied|operation not permitted"
+    r"|too many open files|not viable|host doesn't support|not supported by the host|is unavailable",
+    re.IGNORECASE,
+)
+"""Words of errno, of QEMU's VFIO and of libvirt about what a host lacks; libvirt 9.0 to 12.8 pass them on."""
+_QEMU = re.compile(r"qemu-system-\w+: (.+)$", re.MULTILINE)
+
+
+class RefusedGuestError(UserError):
+    """No node can start this guest; the node works, and operators get an alarm.
+
+    Attributes:
+        cause: QEMU's last words, or libvirt's: without what differs from one start to the next.
+    """
+
+    def __init__(self, node: str, cause: str) -> None:
+        super().__init__(
+            f"the guest of this job does not start on {node}",
+            f"libvirt or QEMU refuses it, and starts others there: {cause}",
+            "tell the site's support; another image or fewer CPUs per node may do",
+        )
+        self.cause = cause
+
+
+def most_vcpus(hypervisor: Hypervisor, host: HostInventory, emulator: str) -> int:
+    """How many vCPUs a guest of this node can have.
+
+    Raises:
+        NodeError: libvirt does not say.
+    """
+    most = hypervisor.most_vcpus("kvm" if host.kvm else "qemu", emulator)
+    if not host.kvm and hypervisor.version()[1] < TCG_X2APIC:
+        return min(most, iommu.ALL_CPUS)
+    return most
+
+
+def check_vcpus(
+    hypervisor: Hypervisor, guests: Iterable[GuestPlan], host: HostInventory, emulator: str
+) -> None:
+    """See that no guest has more vCPUs than it can have; libvirt is asked only about large ones.
+
+    Raises:
+        UserError: one has.
+        NodeError: libvirt does not say how many that are.
+    """
+    largest = max(len(guest.pins) for guest in guests)
+    if largest <= iommu.ALL_CPUS:
+        return
+    most = most_vcpus(hypervisor, host, emulator)
+    if largest > most:
+        raise UserError(
+            f"a guest of {largest} vCPUs is too large for {host.node}",
+            f"the QEMU installed there gives a guest at most {most}",
+            "ask for fewer CPUs per node, or have several guests on each: --vhpc-guests-per-node",
+        )
+
+
+def judge(
+    hypervisor: Hypervisor, spec: DomainSpec, host: HostInventory, err: DomainRefusedError
+) -> NodeError | RefusedGuestError:
+    """Whose fault it is that a guest was refused.
+
+    Args:
+        hypervisor: libvirt.
+        spec: the guest.
+        host: this node.
+        err: the refusal.
+
+    Returns:
+        RefusedGuestError when libvirt and QEMU start another guest, else the node's error.
+    """
+    if LACKS.search(err.why):
+        return err
+    try:
+        odd = capabilities.differences(host, capabilities.parse(hypervisor.capabilities()))
+        if odd:
+            return NodeError(err.what, f"{err.why}; {odd[0]}", "restart libvirtd")
+        small = smallest(spec)
+        hypervisor.check(render(small))
+        # no daemon serves this one's shares
+        hypervisor.create(render(replace(small, shares=())), SMALLEST_START_S, paused=True)
+        hypervisor.destroy(spec.name)
+    except NodeError as other:
+        return NodeError(f"no guest starts on {host.node}", other.why, other.hint)
+    said = _QEMU.findall(err.why)
+    return RefusedGuestError(host.node, f"QEMU: {said[-1].strip()}" if said else err.why)
+
+
+def smallest(spec: DomainSpec) -> DomainSpec:
+    """The same guest with one vCPU, little memory, and neither devices nor the image's kernel."""
+    guest = spec.guest
+    pin = guest.pins[0]
+    cell = guest.cells[0]
+    return replace(
+        spec,
+        kernel="",
+        initrd="",
+        cmdline="",
+        guest=replace(
+            guest,
+            pins=(VcpuPin(0, pin.os_cpu, 0),),
+            topology=GuestTopology(1, 1, 1, 1),
+            cells=(GuestCell(0, (0,), SMALLEST_MIB, cell.host_cell),),
+            memory_mib=SMALLEST_MIB,
+            hugepage_kib=0,
+            memory_binding=MemoryBinding.NONE,
+            devices=(),
+            controllers=(),
+            pcihole64_gib=0,
+            address_bits=0,
+        ),
+    )

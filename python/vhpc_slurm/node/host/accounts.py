@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job user as the node's name service knows him."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from dataclasses import dataclass
+
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.node.host.process import Credentials
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user with what the guest's own passwd and group files need to hold."""
+
+    name: str
+    uid: int
+    gid: int
+    gecos: str
+    home: str
+    shell: str
+    groups: tuple[tuple[str, int], ...]
+
+    @property
+    def credentials(self) -> Credentials:
+        """The rights that helpers of this user's job run with."""
+        return Credentials(self.uid, self.gid, tuple(gid for _, gid in self.groups))
+
+
+def account(uid: int) -> Account:
+    """Look a user up.
+
+    Raises:
+        UserError: it is root's (a guest for root would share root's files with the guest's root).
+        NodeError: the name service does not know the uid.
+    """
+    if uid == 0:
+        raise UserError(
+            "jobs of root do not run in guests", "root's files would be open to the guest", "submit as a user"
+        )
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        raise NodeError(
+            f"uid {uid} is unknown on this node", "", "check nsswitch.conf and the directory"
+        ) from None
+    gids = os.getgrouplist(entry.pw_name, entry.pw_gid)
+    return Account(
+        name=entry.pw_name,
+        uid=uid,
+        gid=entry.pw_gid,
+        gecos=entry.pw_gecos,
+        home=entry.pw_dir,
+        shell=entry.pw_shell,
+        groups=tuple((_group_name(gid), gid) for gid in gids),
+    )
+
+
+def group_id(name: str) -> int:
+    """Number of a group; NodeError when the node has no such group."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise NodeError(
+            f"group {name!r} is unknown on this node",
+            "guests.qemu_group names it",
+            "install QEMU or correct vhpc.toml",
+        ) from None
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"g{gid}"

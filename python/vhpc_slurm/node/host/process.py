@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that outlive the hook that starts them, and how to end exactly those.
+
+A pid alone is no identity (it is reused), so a process is named by pid and
+start time, and signalled through a pidfd.  Because a crash can fall between
+the start and the note of the pid, every process carries its generation in its
+environment, where a scan of /proc finds it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.terminal import printable
+
+MARKER = "VHPC_GENERATION"
+_DEAD = "ZX"
+_SCAN_S = 5.0
+SETPRIV = "/usr/bin/setpriv"
+
+
+@dataclass(frozen=True)
+class ProcessRef:
+    """A process for certain: its pid and its start time in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Whom a process runs as."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def drop_to(who: Credentials) -> list[str]:
+    """The argv prefix that leaves a command nothing but ``who``'s own rights.
+
+    setpriv(1) does it between fork and exec, so no Python code runs there; no
+    capability, not even one of a setuid file, can come back afterwards.
+    """
+    groups = ",".join(str(g) for g in who.groups)
+    return [
+        SETPRIV,
+        f"--reuid={who.uid}",
+        f"--regid={who.gid}",
+        f"--groups={groups}" if groups else "--clear-groups",
+        "--no-new-privs",
+        "--inh-caps=-all",
+        "--bounding-set=-all",
+        "--",
+    ]
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    generation: str,
+    stderr: int,
+    pass_fds: Sequence[int] = (),
+) -> ProcessRef:
+    """Start a process that lives on when the hook ends.
+
+    It has a session of its own and none of the hook's pipes (slurmd kills the
+    process group of a finished script and waits for its stdout to close).
+
+    Args:
+        argv: command with an absolute path.
+        generation: the marker that a scan finds it by.
+        stderr: descriptor that its stdout and stderr go to.
+        pass_fds: descriptors that it inherits under their numbers.
+
+    Raises:
+        NodeError: it cannot be started.
+    """
+    try:
+        child = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", MARKER: generation},
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except OSError as err:
+        raise NodeError(f"cannot start {argv[0]}", str(err), "is it installed?") from err
+    child.returncode = 0  # it is not ours to wait for: keep Popen's destructor from complaining
+    # it may have ended already, but it has not been reaped: its start time is still there
+    return ProcessRef(child.pid, _stat(child.pid)[1])
+
+
+def run_briefly(
+    argv: Sequence[str], data: bytes, timeout_s: float
+) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a command that may get stuck in a file system; None when it took longer than ``timeout_s``.
+
+    It is killed then, and not waited for: what sleeps in the kernel does not
+    end before the file system answers.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    pipe = subprocess.PIPE
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+    child = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, cwd="/", env=environment)
+    try:
+        out, err = child.communicate(data, timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1.0)
+        for stream in (child.stdin, child.stdout, child.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        return None
+    return subprocess.CompletedProcess(argv, child.returncode, out, err)
+
+
+def start_time(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when no thread of it lives any more.
+
+    The kernel tells of the end of a process (pidfd, wait) when all of its
+    threads are reaped, and a traced thread is when its tracer asks for it, so
+    perhaps never.  A zombie runs no code, holds no memory and no descriptor.
+    """
+    try:
+        state, started = _stat(pid)
+        if state in _DEAD:
+            tasks = Path(f"/proc/{pid}/task").iterdir()
+            if all(_stat(pid, f"/task/{task.name}")[0] in _DEAD for task in tasks):
+                return None
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return started
+
+
+def is_stopped(ref: ProcessRef) -> bool:
+    """Whether a signal (or a tracer) has stopped that process."""
+    try:
+        state, started = _stat(ref.pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return started == ref.started and state in "Tt"
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _stat(pid: int, task: str = "") -> tuple[str, int]:
+    """(state, start time in clock ticks since boot), from proc(5)'s stat."""
+    stat = Path(f"/proc/{pid}{task}/stat").read_bytes()
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return fields[0].decode("ascii"), int(fields[19])
+
+
+class EndedError(Exception):
+    """A process that was to be watched has ended."""
+
+
+@contextlib.contextmanager
+def watched(refs: Sequence[ProcessRef]) -> Iterator[list[int]]:
+    """Pidfds of processes, for a process that has to know when one ends.
+
+    Raises:
+        EndedError: one has ended already.
+    """
+    with contextlib.ExitStack() as opened:
+        fds = []
+        for ref in refs:
+            with contextlib.suppress(ProcessLookupError):
+                fds.append(os.pidfd_open(ref.pid))
+                opened.callback(os.close, fds[-1])
+            if not alive(ref):
+                raise EndedError(f"process {ref.pid} has ended")
+        yield fds
+
+
+def alive(ref: ProcessRef) -> bool:
+    """Whether that very process still runs."""
+    return start_time(ref.pid) == ref.started
+
+
+def killed_by(ref: ProcessRef) -> int:
+    """The signal that ended a child of ours; 0 when it lives, has ended by itself, or is no child."""
+    try:
+        end = os.waitid(os.P_PID, ref.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 0
+    return end.si_status if end and end.si_code in (os.CLD_KILLED, os.CLD_DUMPED) else 0
+
+
+def marked(generation: str | None = None) -> Iterator[tuple[ProcessRef, str]]:
+    """Processes that carry a generation's marker (any generation's when None).
+
+    A second witness beside control groups: a process may change what is in its
+    environment.
+    """
+    for pid, name in scan(_marker):
+        started = start_time(pid)
+        if started is not None and generation in (None, name):
+            yield ProcessRef(pid, started), name
+
+
+def scan(read: Callable[[int], str]) -> Iterator[tuple[int, str]]:
+    """What ``read`` says of each process on this node, where that is not empty; one line each.
+
+    To read a process's memory or its mappings is to wait for that process, and
+    it may lie on a file system that never answers.  So a child reads, and one
+    that gets stuck is given up together with the process that it was stuck at.
+    """
+    pids = [pid for pid in _pids() if pid != os.getpid()]
+    while pids:
+        found, looked_at = _scan_in_child(pids, read)
+        yield from found
+        pids = pids[looked_at + 1 :]
+
+
+def _scan_in_child(pids: Sequence[int], read: Callable[[int], str]) -> tuple[list[tuple[int, str]], int]:
+    """What was read, and of how many processes, before the child got stuck or was done."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            for pid in pids:
+                os.write(writer, f"{pid} {read(pid)}\n".encode(errors="replace"))
+        os._exit(0)
+    os.close(writer)
+    raw = b""
+    try:
+        while select.select([reader], [], [], _SCAN_S)[0]:
+            more = os.read(reader, 65536)
+            if not more:
+                break
+            raw += more
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    lines = [line.split(" ", 1) for line in raw.decode(errors="replace").splitlines()]
+    return [(int(pid), said) for pid, said in lines if said], len(lines)
+
+
+def _marker(pid: int) -> str:
+    prefix = f"{MARKER}=".encode()
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ""
+    found = next((item[len(prefix) :] for item in environ.split(b"\0") if item.startswith(prefix)), b"")
+    return printable(found.decode(errors="replace"))[:100]
+
+
+def of_uid(uid: int) -> Iterator[ProcessRef]:
+    """Living processes whose real or effective uid is ``uid``."""
+    for pid, owners in _owners():
+        started = start_time(pid) if uid in owners else None
+        if started is not None:
+            yield ProcessRef(pid, started)
+
+
+def uids_in_use() -> set[int]:
+    """Real and effective uids of all processes."""
+    return {uid for _, owners in _owners() for uid in owners}
+
+
+def _owners() -> Iterator[tuple[int, tuple[int, int]]]:
+    """(pid, (real uid, effective uid)) of every process."""
+    for pid in _pids():
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        line = next((ln for ln in status.splitlines() if ln.startswith("Uid:")), "")
+        if line:
+            real, effective = line.split()[1:3]
+            yield pid, (int(real), int(effective))
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def end(ref: ProcessRef, *, grace_s: float = 0.0, kill_s: float = 10.0) -> None:
+    """End a process and see it gone: SIGTERM first when there is a grace, then SIGKILL.
+
+    Raises:
+        TeardownError: it survives SIGKILL for ``kill_s`` seconds.
+    """
+    # after a reboot the number may be a thread's, for which pidfd_open(2) fails with EINVAL or ENOENT
+    if not alive(ref):
+        return
+    try:
+        fd = os.pidfd_open(ref.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not alive(ref):
+            return
+        steps = [(signal.SIGTERM, grace_s)] if grace_s > 0 else []
+        for signum, wait_s in [*steps, (signal.SIGKILL, kill_s)]:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signum)
+            if select.select([fd], [], [], wait_s)[0] or not alive(ref):
+                _reap(ref.pid)
+                return
+    finally:
+        os.close(fd)
+    raise TeardownError(
+        f"process {ref.pid} does not end",
+        "it is likely stuck in the kernel",
+        "look at its stack, or reboot the node",
+    )
+
+
+def last_lines(data: bytes) -> str:
+    """The last three lines of what a program wrote, as one line for an error message."""
+    lines = data.decode(errors="replace").strip().splitlines()
+    return " | ".join(line.strip() for line in lines[-3:] if line.strip())[-400:]
+
+
+def wait_gone(ref: ProcessRef, timeout_s: float) -> bool:
+    """Wait until a process has ended; False when it still runs after ``timeout_s``."""
+    until = time.monotonic() + timeout_s
+    while alive(ref):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _reap(pid: int) -> None:
+    """Collect it when it is our own child; else its parent does."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

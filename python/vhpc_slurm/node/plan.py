@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place where a node's plan is made whole, for Prolog and for ``vhpc plan``.
+
+Placement says which CPUs, memory and devices the guests get.  What follows
+from the lease (network identities, ports) and from the node (paths, shares,
+control group) is added here, so that the boot computes nothing of it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.hardware import NodeDevices
+from vhpc_slurm.model import (
+    Generation,
+    HostInventory,
+    ImageIdentity,
+    JobRequest,
+    Lease,
+    NodeAllocation,
+    NodePlan,
+    Share,
+)
+from vhpc_slurm.node.devices import identities
+from vhpc_slurm.node.guest import ports
+from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.placement.plan import Refusal, fit
+from vhpc_slurm.placement.usage import NOTHING, Usage
+
+
+@dataclass(frozen=True)
+class PlanInput:
+    """All that a plan follows from, beside the configuration.
+
+    Attributes:
+        generation: of the job.
+        allocation: what Slurm gave the job on this node.
+        host: this node.
+        request: what the user asked for.
+        image: the image of the guests.
+        shares: folders of the host that the guests see.
+        usage: what guests of other generations hold.
+        devices: which functions may be handed out; None where the site hands out none.
+        lease: network identities come from it; None for a job that does not exist.
+        notes: lines for people about this input.
+    """
+
+    generation: Generation
+    allocation: NodeAllocation
+    host: HostInventory
+    request: JobRequest
+    image: ImageIdentity
+    shares: tuple[Share, ...] = ()
+    usage: Usage = NOTHING
+    devices: NodeDevices | None = None
+    lease: Lease | None = None
+    notes: tuple[str, ...] = ()
+
+
+def of_lease(
+    lease: Lease,
+    host: HostInventory,
+    shares: tuple[Share, ...],
+    usage: Usage,
+    devices: NodeDevices,
+    notes: tuple[str, ...] = (),
+) -> PlanInput:
+    """The input of a job that has a lease with an image."""
+    assert lease.image is not None
+    part = lease.allocation.on(host.node)
+    return PlanInput(
+        lease.generation, part, host, lease.request, lease.image, shares, usage, devices, lease, notes
+    )
+
+
+def make(layout: Layout, what: PlanInput) -> NodePlan | Refusal:
+    """The whole plan of this node, or all reasons why there is none; changes nothing."""
+    found = fit(
+        what.generation,
+        what.allocation,
+        what.host,
+        what.request,
+        what.image.manifest,
+        layout.config,
+        what.usage,
+        what.devices,
+    )
+    if isinstance(found, Refusal):
+        return found
+    if what.lease is not None:
+        try:
+            found = _with_network(what.lease, found, what.host)
+        except VhpcError as err:
+            return Refusal((err,))
+    job_id, root = what.generation.job_id, what.image.manifest.root.sha256
+    guests = tuple(
+        replace(guest, paths=layout.guest_paths(job_id, guest.index, root)) for guest in found.guests
+    )
+    grouped = layout.config.guests.cgroups != "off"
+    partition = Cgroup.of(str(what.generation)).partition if grouped else ""
+    return replace(found, guests=guests, shares=what.shares, partition=partition)
+
+
+def _with_network(lease: Lease, plan: NodePlan, host: HostInventory) -> NodePlan:
+    """The plan with the identity of each virtual function, and the ports that each guest must show."""
+    known = identities.of_plan(lease, plan, host)
+    guests = []
+    for guest in plan.guests:
+        devices = tuple(replace(device, identity=known.get(device.address)) for device in guest.devices)
+        named = replace(guest, devices=devices)
+        guests.append(replace(named, port_guids=ports.expected(lease, plan, named)))
+    return replace(plan, guests=tuple(guests))

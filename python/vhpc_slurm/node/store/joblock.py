@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Prolog or Epilog of a job at a time, and never a Prolog after its Epilog.
+
+slurmd may orphan a running Prolog (it was restarted, or it gave the job up)
+and start the Epilog beside it.  The Epilog therefore writes a tombstone, ends
+the Prolog that holds the lock, and takes the lock itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.model import Generation
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.store.layout import Layout
+
+BRIEF_S = 10.0
+"""A holder that says it is brief has so long before an Epilog ends it, too."""
+_BRIEF = "brief"
+
+
+@contextlib.contextmanager
+def held(
+    layout: Layout, job_id: int, *, timeout_s: float, end_holder: bool = False, brief: bool = False
+) -> Iterator[None]:
+    """Hold the lock of a job.
+
+    Args:
+        layout: where the lock lies.
+        job_id: whose lock.
+        timeout_s: how long to wait for another holder.
+        end_holder: end the process that holds it (an Epilog ends an orphaned Prolog).
+        brief: held by a health check, which clears what is over and is done in moments.
+
+    Raises:
+        NodeError: another holder kept it for ``timeout_s``.
+        TeardownError: the holder does not end.
+    """
+    path = layout.lock(job_id)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    began = time.monotonic()
+    until = began + timeout_s
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _same_file(fd, path):
+                break
+        except BlockingIOError:
+            if end_holder:
+                _end_holder(fd, time.monotonic() - began)
+            if time.monotonic() >= until:
+                os.close(fd)
+                raise NodeError(f"job {job_id} is locked by another hook", _holder_text(path)) from None
+        os.close(fd)
+        time.sleep(0.05)
+    try:
+        me = process.start_time(os.getpid())
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()} {me} {_BRIEF if brief else ''}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def write_tombstone(layout: Layout, generation: Generation) -> None:
+    """Write a generation's tombstone: from now on its Prolog takes nothing more."""
+    path = layout.tombstone(generation)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+
+def has_tombstone(layout: Layout, generation: Generation) -> bool:
+    """Whether that generation's Epilog has begun."""
+    return layout.tombstone(generation).exists()
+
+
+def busy(layout: Layout, job_id: int) -> bool:
+    """Whether a hook of the job runs now (holds its lock)."""
+    try:
+        fd = os.open(layout.lock(job_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def sweep(layout: Layout, older_than_s: float) -> None:
+    """Remove tombstones and unheld locks that nothing can ask about any more."""
+    now = time.time()
+    for folder in (layout.run / "tombstones", layout.run / "locks"):
+        with contextlib.suppress(FileNotFoundError):
+            for path in folder.iterdir():
+                if now - path.stat().st_mtime > older_than_s and not (
+                    folder.name == "locks" and busy(layout, int(path.name))
+                ):
+                    path.unlink()
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    """Whether the locked file is still the one at its path (a sweep may have removed it)."""
+    try:
+        return os.fstat(fd).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _end_holder(fd: int, waited_s: float) -> None:
+    try:
+        pid, started, *rest = os.pread(fd, 64, 0).decode("ascii", errors="replace").split()
+        ref = process.ProcessRef(int(pid), int(started))
+    except ValueError:
+        return  # between taking the lock and writing it down; try again
+    if ref.pid == os.getpid():
+        raise TeardownError("the lock of the job is held by this very process")
+    if rest != [_BRIEF] or waited_s >= BRIEF_S:
+        process.end(ref)
+
+
+def _holder_text(path: Path) -> str:
+    try:
+        return f"held by process {path.read_text().split()[0]}"
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of journal entries; ``node.resources`` has the release of each."""
+
+from __future__ import annotations
+
+RUN_DIR = "rundir"
+RESERVATION = "claim"  # as journals of earlier versions name it
+IMAGE = "image"
+UID = "uid"
+PROCESS = "process"
+DOMAIN = "domain"
+CGROUP = "cgroup"
+MEMORY = "memory"
+DEVICE = "device"
+NVSWITCH = "nvswitch"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things of a job lie on a node: every path is made here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.model import Generation, GuestPaths
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths of the node, from the configuration."""
+
+    config: Config
+
+    @property
+    def run(self) -> Path:
+        """Root of what a reboot may forget."""
+        return Path(self.config.paths.run)
+
+    @property
+    def state(self) -> Path:
+        """Root of what must survive a reboot."""
+        return Path(self.config.paths.state)
+
+    @property
+    def log(self) -> Path:
+        """Folder of the hooks' logs."""
+        return Path(self.config.paths.log)
+
+    @property
+    def journals(self) -> Path:
+        """Folder of the journals."""
+        return self.state / "journal"
+
+    @property
+    def timelines(self) -> Path:
+        """Folder of finished timelines."""
+        return self.state / "timeline"
+
+    @property
+    def outbox(self) -> Path:
+        """Acknowledgements that vhpcd has not received yet."""
+        return self.state / "outbox"
+
+    @property
+    def quarantine(self) -> Path:
+        """Devices that could not be proven clean, a file each."""
+        return self.state / "quarantine"
+
+    @property
+    def blobs(self) -> Path:
+        """Image files of this node, each named by its sha256."""
+        return Path(self.config.images.store) / "blobs" / "sha256"
+
+    @property
+    def uids(self) -> Path:
+        """Allocated uids of the range for QEMU."""
+        return self.run / "uids"
+
+    @property
+    def jobs(self) -> Path:
+        """Folder of the jobs' run folders."""
+        return self.run / "jobs"
+
+    def job(self, job_id: int) -> Path:
+        """Run folder of a job: sockets, state file, consoles."""
+        return self.jobs / str(job_id)
+
+    def guest(self, job_id: int, index: int) -> Path:
+        """Run folder of one guest of a job."""
+        return self.job(job_id) / f"g{index}"
+
+    def guest_paths(self, job_id: int, index: int, root_sha256: str) -> GuestPaths:
+        """Files of one guest; ``root_sha256`` is the digest of its image's root file system."""
+        run_dir = self.guest(job_id, index)
+        return GuestPaths(
+            run_dir=str(run_dir),
+            kernel=str(run_dir / "kernel"),
+            initrd=str(run_dir / "initrd"),
+            root=str(self.blobs / root_sha256),
+            # libvirt makes the socket writable for a group: its folder keeps everybody but root away
+            agent_socket=str(run_dir / "channel" / "agent.sock"),
+            console_log=str(run_dir / "console.log"),
+        )
+
+    def guest_of(self, domain: str) -> Path:
+        """Run folder of the guest of a domain name."""
+        _, job_id, _, _, index = domain.split("-")
+        return self.guest(int(job_id), int(index.removeprefix("g")))
+
+    def state_file(self, job_id: int) -> Path:
+        """What the SPANK plugin reads at task start."""
+        return self.job(job_id) / "state"
+
+    def lock(self, job_id: int) -> Path:
+        """The flock that Prolog and Epilog of a job exclude each other with."""
+        return self.run / "locks" / str(job_id)
+
+    def tombstone(self, generation: Generation) -> Path:
+        """Marks a generation as over: no Prolog of it may take anything any more."""
+        return self.run / "tombstones" / str(generation)
+
+    def timeline(self, generation: Generation) -> Path:
+        """Timeline of a generation on this node."""
+        return self.timelines / f"{generation}.json"
+
+
+def domain_name(generation: Generation, index: int) -> str:
+    """libvirt's name of a guest; contains its generation."""
+    return f"vhpc-{generation.job_id}-{generation.restart}-{generation.nonce}-g{index}"

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state file of a job on a node: what the SPANK plugin knows when a task starts.
+
+``key=value`` lines, root's alone to write, replaced by rename so that a reader
+sees one version or the next.  A user's mistake that was found while no task
+ran yet waits here for the plugin to say it where the user looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+from pathlib import Path
+
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import Generation
+
+LIMIT = 4000
+"""Bytes of a value; what is longer is cut."""
+VERSION = "1"
+PLUGIN_KEYS = frozenset(
+    {
+        "version", "job", "restart", "generation", "status", "message", "image", "batch", "socket",
+        "commands", "gpus", "guests", "warning",
+    }
+)  # fmt: skip
+"""What the SPANK plugin reads: key_names of spank_plugin/state.c."""
+HOOK_KEYS = frozenset({"digest", "kind", "alarm"})
+"""What only the hooks and the vhpc command read."""
+USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+"""Tags of entries of an access control list."""
+
+
+def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
+    """Replace the state file.
+
+    Line breaks and other control characters in values become spaces: the
+    reader is a small C parser and the text ends on a terminal.
+
+    Args:
+        path: the file.
+        fields: what it says.
+        reader: uid of the job's user, who may read it; of others only root may.
+
+    Raises:
+        ValueError: a key is in neither ``PLUGIN_KEYS`` nor ``HOOK_KEYS``.
+        NodeError: it cannot be written.
+    """
+    if unknown := fields.keys() - PLUGIN_KEYS - HOOK_KEYS:
+        raise ValueError(f"keys that no reader of a state file knows: {sorted(unknown)}")
+    lines = [f"version={VERSION}"]
+    for key, value in fields.items():
+        clean = "".join(c if c.isprintable() else " " for c in value)
+        lines.append(f"{key}={clean.encode()[:LIMIT].decode(errors='ignore')}")
+    part = path.with_name(".state.part")
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as out:
+            _let_read(fd, reader)
+            out.write("\n".join(lines) + "\n")
+        part.rename(path)
+    except OSError as err:
+        raise NodeError(f"cannot write {path}", str(err)) from err
+
+
+def _let_read(fd: int, uid: int) -> None:
+    """Let one user read a file of root's: acl(5), in the form of linux/posix_acl_xattr.h.
+
+    A file system without access control lists leaves it readable to all, as
+    there is no other way to let exactly one user read what root alone may write.
+    """
+    none = 0xFFFFFFFF
+    entries = ((USER_OBJ, 6, none), (USER, 4, uid), (GROUP_OBJ, 0, none), (MASK, 4, none), (OTHER, 0, none))
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(fd, "system.posix_acl_access", packed)
+    except OSError as err:
+        if err.errno != errno.EOPNOTSUPP:
+            raise
+        os.fchmod(fd, 0o644)
+
+
+def read_state(path: Path) -> dict[str, str]:
+    """The fields of a state file; empty if it does not exist, U+FFFD for what is not UTF-8."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return {}
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def header(generation: Generation, image: str) -> dict[str, str]:
+    """The fields that every version of the file carries."""
+    return {
+        "job": str(generation.job_id),
+        "restart": str(generation.restart),
+        "generation": str(generation),
+        "image": image,
+    }

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages of a boot or a teardown, with when each began and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from vhpc_slurm.errors import UNDECODABLE
+from vhpc_slurm.model import Generation, Stage, Timeline
+
+
+def process_began() -> float:
+    """When this process was started, in seconds of the Unix epoch; to a tick (10 ms), as proc(5) says it."""
+    ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+class Recorder:
+    """Collects stages and keeps them on disk, so that a crash loses only the one under way."""
+
+    def __init__(self, path: Path, generation: Generation, node: str) -> None:
+        self._path = path
+        self._generation = generation
+        self._node = node
+        self._stages: list[Stage] = list(_earlier(path, generation))
+
+    @contextlib.contextmanager
+    def stage(self, name: str, detail: str = "") -> Iterator[None]:
+        """Time what happens inside; a failing stage is kept with its error as detail."""
+        began = time.time()
+        try:
+            yield
+        except BaseException as err:
+            self._add(Stage(name, began, time.time(), f"failed: {err}"))
+            raise
+        self._add(Stage(name, began, time.time(), detail))
+
+    def note(self, name: str, began: float, ended: float | None = None, detail: str = "") -> None:
+        """Add a stage that ends now, or ended then."""
+        self._add(Stage(name, began, ended or time.time(), detail))
+
+    def timeline(self) -> Timeline:
+        """The stages recorded until now."""
+        return Timeline(self._generation, self._node, tuple(self._stages))
+
+    def _add(self, stage: Stage) -> None:
+        self._stages.append(stage)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = self._path.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(self.timeline()))
+        part.rename(self._path)
+
+
+def read_timeline(path: Path) -> Timeline | None:
+    """A timeline from its file; None if it does not exist or cannot be parsed."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Timeline)
+    except (FileNotFoundError, *UNDECODABLE):
+        return None
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Keep only the newest ``keep`` timelines."""
+    with contextlib.suppress(FileNotFoundError):
+        files = sorted(folder.glob("*.json"), key=lambda p: p.stat().st_mtime)
+        for path in files[: max(0, len(files) - keep)]:
+            os.unlink(path)  # noqa: PTH108
+
+
+def _earlier(path: Path, generation: Generation) -> tuple[Stage, ...]:
+    known = read_timeline(path)
+    return known.stages if known is not None and known.generation == generation else ()

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small node and a job on it, and stand-ins for libvirt and a guest's helper processes.
+
+The journal, the image store, uids, plans and domains are real; only processes are not started.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from node_rig import publish
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    HostCell,
+    HostCpu,
+    HostInventory,
+    ImageIdentity,
+    ImageRef,
+    JobRequest,
+    Lease,
+    LeaseState,
+    NodeAllocation,
+    Share,
+)
+from vhpc_slurm.node.boot import reserve, start
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.guest.libvirtd import Hypervisor
+from vhpc_slurm.node.host.accounts import Account
+from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.timeline import Recorder
+
+GENERATION = Generation(42, 0, "0123abcd")
+USER = Account("alice", 2001, 2001, "Alice", "/home/alice", "/bin/sh", ())
+SHARES = (Share("workdir0", "/scratch/a", read_only=False, why="workdir"),)
+NODE = HostInventory(
+    node="n1",
+    cpu_vendor="GenuineIntel",
+    cpus=tuple(HostCpu(cpu, cpu, 0, 0) for cpu in range(4)),
+    cells=(HostCell(0, 8192, (0, 1, 2, 3), ((0, 10),)),),
+    abstract=(0, 1, 2, 3),
+    kvm=False,
+    kvm_reason="guests.accelerator = tcg",
+    arch="x86_64",
+)
+
+
+@pytest.fixture(name="layout")
+def boot_layout() -> Iterator[Layout]:
+    """A node's folders under a path that is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="vb-", dir="/tmp"))
+    raw = {
+        "paths": {name: str(folder / name) for name in ("state", "run", "log")},
+        "images": {"catalog": str(folder / "catalog"), "store": str(folder / "store")},
+        "placement": {"gpu_map": str(folder / "gpu.map")},
+        "guests": {
+            "uid_base": 4_100_000,
+            "uid_count": 8,
+            "uid_check_paths": [],
+            "qemu_group": "daemon",
+            "memory_reserve_mib": 512,
+        },
+    }
+    yield Layout(msgspec.convert(raw, Config))
+    shutil.rmtree(folder)
+
+
+def lease(image: ImageIdentity, *, guests: int = 1, uid: int = 2001, **more: Any) -> Lease:
+    """A job with the whole node."""
+    request = JobRequest(
+        42, 0, uid, uid, "alice", "/scratch/a", ImageRef("tiny", "1"), guests_per_node=guests, **more
+    )
+    part = NodeAllocation("n1", (0, 1, 2, 3), 4096)
+    return Lease(GENERATION, LeaseState.READY, request, Allocation((part,)), image)
+
+
+@dataclass
+class RecordingHypervisor:
+    """libvirt as the boot sees it: notes the domains, and starts none."""
+
+    domains: list[str] = field(default_factory=list)
+    error: NodeError | UserError | None = None
+    alive: bool = True
+
+    def version(self) -> tuple[int, int]:
+        return 11_003_000, 10_000_000
+
+    def create(self, xml: str, _timeout_s: float, _watch: Callable[[], None]) -> None:
+        self.domains.append(xml)
+        if self.error is not None:
+            raise self.error
+
+    def running(self, _name: str) -> bool:
+        return self.alive
+
+
+@dataclass
+class StillHelpers:
+    """Helper processes of one guest that nobody starts; errors are put in by the tests."""
+
+    shares: list[Share] = field(default_factory=list)
+    disturbance: UserError | None = None
+    shim_error: NodeError | None = None
+    closed: bool = False
+
+    def start_daemons(self, wanted: Sequence[Share]) -> None:
+        self.shares += wanted
+
+    def start_shim(self, _agent: object) -> None:
+        if self.shim_error is not None:
+            raise self.shim_error
+
+    def disturbed(self) -> UserError | None:
+        return self.disturbance
+
+    def ended(self) -> NodeError | None:
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class BootRig:
+    """One boot, reserved and ready to go."""
+
+    work: Boot
+    hypervisor: RecordingHypervisor
+
+
+def prepared(layout: Layout, monkeypatch: pytest.MonkeyPatch, *, guests: int = 1) -> BootRig:
+    """A boot whose plan is reserved."""
+    image = publish(layout)
+    job = lease(image, guests=guests)
+    monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers())
+    monkeypatch.setattr(Cgroup, "create", lambda *_: None)
+    journal = Journal(layout.journals, job.generation)
+    journal.stop_when(layout.tombstone(job.generation))
+    layout.job(42).mkdir(parents=True)
+    plan = reserve.reserve(layout, job, NODE, SHARES, journal)
+    hypervisor = RecordingHypervisor()
+    recorder = Recorder(layout.timeline(job.generation), job.generation, "n1")
+    work = Boot(layout, job, image, plan, NODE, journal, recorder, USER, cast(Hypervisor, hypervisor))
+    return BootRig(work, hypervisor)

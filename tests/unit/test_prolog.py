@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prolog: what each kind of failure leaves on the node, and what Slurm, vhpcd and the user are told."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from boot_rig import GENERATION, NODE, boot_layout, lease
+from node_rig import publish
+from stepd import needs_root
+
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
+from vhpc_slurm.hooks import common, prolog, purged_jobs
+from vhpc_slurm.model import Generation, Lease, LeaseState
+from vhpc_slurm.node import resources, teardown
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.node.guest import libvirtd, refusal, shares
+from vhpc_slurm.node.host import inventory
+from vhpc_slurm.node.store import joblock, kinds, statefile
+from vhpc_slurm.node.store.journal import Journal, Stopped, generations, read_entries
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.outbox import Acknowledgement
+from vhpc_slurm.slurm.scontrol import Scontrol
+
+layout = boot_layout
+pytestmark = needs_root
+DAEMON = 1  # an account that every machine has
+
+
+@dataclass
+class Node:
+    """This node during one Prolog: what the boot does is put in, what Slurm and vhpcd hear is noted."""
+
+    layout: Layout
+    lease: Lease
+    drained: list[str] = field(default_factory=list)
+    requeued: list[int] = field(default_factory=list)
+    acknowledged: list[Acknowledgement] = field(default_factory=list)
+    answers: list[Lease | VhpcError] = field(default_factory=list)
+    """What vhpcd answers to the next questions; afterwards the lease."""
+    outcome: BaseException | None = None
+    waits: int = 0
+    may_requeue: bool = True
+
+    def ask(self, *_: object) -> Lease:
+        answer = self.answers.pop(0) if self.answers else self.lease
+        if isinstance(answer, VhpcError):
+            raise answer
+        return answer
+
+    def boot(self, work: Boot) -> Generator[None, None, None]:
+        work.journal.acquire(kinds.IMAGE, "image:x", digest="sha256:" + "0" * 64)
+        for _ in range(self.waits):
+            yield
+        if self.outcome is not None:
+            raise self.outcome
+
+    def requeue(self, job_id: int) -> None:
+        if not self.may_requeue:
+            raise FabricError("scontrol requeue failed", "Job is not requeuable")
+        self.requeued.append(job_id)
+
+    def run(self) -> int:
+        return prolog.run(self.layout.config)
+
+    @property
+    def state(self) -> dict[str, str]:
+        """What the SPANK plugin reads."""
+        return statefile.read_state(self.layout.state_file(42))
+
+    @property
+    def held(self) -> list[str]:
+        """Kinds in the journal of the generation."""
+        return [entry.kind for entry in read_entries(self.layout.journals, GENERATION)]
+
+
+@pytest.fixture
+def node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
+    found = Node(layout, lease(publish(layout), uid=DAEMON))
+    layout.journals.mkdir(parents=True)
+    for name, value in (("JOB_ID", "42"), ("JOB_UID", str(DAEMON))):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    monkeypatch.setattr(ControllerClient, "lease", found.ask)
+    monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: found.acknowledged.append(ack))
+    monkeypatch.setattr(ControllerClient, "report_timeline", lambda *_: None)
+    monkeypatch.setattr(Scontrol, "requeue", lambda _, job_id: found.requeue(job_id))
+    monkeypatch.setattr(common, "drain", lambda _, err: found.drained.append(err.line()))
+    monkeypatch.setattr(inventory, "read_inventory", lambda *_: NODE)
+    monkeypatch.setattr(shares, "of_job", lambda *_: ())
+    monkeypatch.setattr(libvirtd, "connect", lambda *_: nullcontext())
+    monkeypatch.setattr(prolog, "boot", found.boot)
+    return found
+
+
+def test_guests_that_are_ready_are_announced_to_the_plugin(node: Node) -> None:
+    assert node.run() == 0
+    state = node.state
+    assert (state["status"], state["generation"], state["guests"]) == ("ready", str(GENERATION), "1")
+    assert state["socket"] == f"{node.layout.run}/jobs/42/g0/run.sock"
+    assert node.held == ["rundir", "claim", "image"]
+    assert (node.drained, node.requeued) == ([], [])
+
+
+# --- a user's mistake -------------------------------------------------------------------
+
+
+def test_a_users_mistake_fails_the_job_and_not_the_node(node: Node) -> None:
+    node.outcome = UserError("image tiny:1 did not boot on n1", "it wrote nothing to its console")
+    assert node.run() == 0
+    assert (node.state["status"], node.state["kind"]) == ("failed", "user")
+    assert node.state["message"].startswith("image tiny:1 did not boot on n1: it wrote nothing")
+    assert "alarm" not in node.state
+    # the folder with the state file stays for the plugin, everything else is released
+    assert node.held == ["rundir"]
+    assert (node.drained, node.requeued) == ([], [])
+
+
+def test_a_refused_lease_is_the_users_and_takes_nothing(node: Node) -> None:
+    node.lease = replace(node.lease, state=LeaseState.REFUSED, image=None, refusal="no image tiny:2")
+    assert node.run() == 0
+    assert (node.state["status"], node.state["message"]) == ("failed", "no image tiny:2")
+    assert node.held == ["rundir"]
+
+
+def test_a_job_of_another_user_is_refused(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_UID", "2")
+    assert node.run() == 0
+    assert node.state["status"] == "failed"
+    assert node.held == ["rundir"]
+
+
+def test_a_guest_that_qemu_refuses_is_an_alarm_on_a_node_that_goes_on(node: Node) -> None:
+    node.outcome = refusal.RefusedGuestError("n1", "QEMU: no such machine")
+    assert node.run() == 0
+    assert node.state["alarm"] == "QEMU: no such machine"
+    assert node.drained == []
+
+
+# --- this node's fault ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [NodeError, TeardownError])
+def test_a_fault_of_the_node_drains_it_and_leaves_nothing(node: Node, kind: type[VhpcError]) -> None:
+    node.outcome = kind("libvirt does not answer", "connection refused", "see: systemctl status libvirtd")
+    with pytest.raises(kind):
+        node.run()
+    (reason,) = node.drained
+    assert reason.startswith("libvirt does not answer: connection refused")
+    assert node.held == []
+    assert not node.layout.job(42).exists()
+    assert node.requeued == []
+
+
+def test_what_cannot_be_released_stays_in_the_journal(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.outcome = NodeError("libvirt does not answer")
+
+    def busy(*_: object) -> None:
+        raise TeardownError("the image is in use")
+
+    monkeypatch.setitem(resources._RELEASES, kinds.IMAGE, busy)
+    with pytest.raises(TeardownError, match="the image is in use"):
+        node.run()
+    assert node.held == ["image"]
+    assert len(node.drained) == 1
+
+
+# --- neither the user nor the node ------------------------------------------------------
+
+
+def test_without_vhpcd_the_job_is_requeued(node: Node) -> None:
+    node.answers = [FabricError("vhpcd does not answer"), FabricError("vhpcd does not answer")]
+    assert node.run() == 0
+    assert (node.requeued, node.drained, node.held) == ([42], [], [])
+
+
+def test_what_is_still_held_requeues_the_job_and_is_given_back(node: Node) -> None:
+    node.outcome = FabricError("CPUs 0-3 are held by guests of 41.0.0123abcd")
+    assert node.run() == 0
+    assert (node.requeued, node.drained, node.held) == ([42], [], [])
+
+
+def test_a_job_that_may_not_be_requeued_fails_with_the_reason(node: Node) -> None:
+    node.outcome, node.may_requeue = FabricError("CPUs 0-3 are held by guests of 41.0.0123abcd"), False
+    assert node.run() == 0
+    assert node.state["status"] == "failed"
+    assert node.state["message"] == (
+        "CPUs 0-3 are held by guests of 41.0.0123abcd (the job may not be requeued: submit it again)"
+    )
+    assert (node.drained, node.held) == ([], ["rundir"])
+
+
+@pytest.mark.parametrize("state", [LeaseState.ENDING, LeaseState.RELEASED])
+def test_a_late_prolog_requeues_nothing(node: Node, state: LeaseState) -> None:
+    node.answers = [FabricError("the lease is ending"), replace(node.lease, state=state)]
+    assert node.run() == 0
+    assert (node.requeued, node.drained) == ([], [])
+
+
+def test_guests_of_purged_jobs_make_room_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = FabricError("CPUs 0-3 are held by guests of 41.0.0123abcd")
+    tried: list[int] = []
+
+    def reserve(*_: object) -> Any:
+        tried.append(len(tried))
+        raise held
+
+    monkeypatch.setattr(prolog, "reserve", reserve)
+    monkeypatch.setattr(purged_jobs, "clear", lambda *_, **__: True)
+    assert node.run() == 0
+    assert (tried, node.requeued) == ([0, 1], [42])
+
+
+# --- the job has ended ------------------------------------------------------------------
+
+
+def test_a_job_that_ends_during_its_boot_leaves_nothing(node: Node) -> None:
+    node.outcome = Stopped("generation 42.0.0123abcd was ended")
+    assert node.run() == 0
+    assert (node.held, node.drained, node.requeued) == ([], [], [])
+    assert not node.layout.job(42).exists()
+
+
+def test_vhpcd_is_asked_in_each_wait_and_its_silence_ends_nothing(node: Node) -> None:
+    node.waits, silent = 3, FabricError("vhpcd does not answer")
+    node.answers = [node.lease, silent, node.lease, silent]
+    assert node.run() == 0
+    assert (node.state["status"], node.answers) == ("ready", [])
+
+
+@pytest.mark.parametrize(
+    "change", [{"state": LeaseState.ENDING}, {"generation": replace(GENERATION, restart=1)}]
+)
+def test_a_boot_that_waits_stops_when_its_job_has_ended(node: Node, change: dict[str, Any]) -> None:
+    node.waits = 3
+    node.answers = [node.lease, node.lease, replace(node.lease, **change)]
+    assert node.run() == 0
+    assert (node.held, node.answers) == ([], [])
+    assert not node.layout.job(42).exists()
+
+
+def test_after_its_epilog_a_prolog_takes_nothing_and_says_so(node: Node) -> None:
+    joblock.write_tombstone(node.layout, GENERATION)
+    assert node.run() == 0
+    assert [(ack.generation, ack.clean) for ack in node.acknowledged] == [(GENERATION, True)]
+    assert not node.layout.job(42).exists()
+
+
+def test_a_tombstone_written_in_between_is_no_internal_error(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joblock, "has_tombstone", lambda *_: False)
+    joblock.write_tombstone(node.layout, GENERATION)
+    assert node.run() == 0
+    assert (node.held, node.drained) == ([], [])
+
+
+# --- what an earlier Prolog left --------------------------------------------------------
+
+
+def stale(node: Node) -> Generation:
+    old = Generation(42, 0, "ffffffff")
+    with_old = Journal(node.layout.journals, old)
+    with_old.acquire(kinds.RUN_DIR, "rundir:x", path=str(node.layout.job(42)))
+    with_old.close()
+    node.layout.job(42).mkdir(parents=True)
+    return old
+
+
+def test_what_a_crash_left_of_the_job_is_cleared_first(node: Node) -> None:
+    old = stale(node)
+    assert node.run() == 0
+    assert list(generations(node.layout.journals)) == [GENERATION]
+    queued = [path.name for path in node.layout.outbox.glob("*.json")]
+    assert len(queued) == 1
+    assert str(old) in queued[0]
+    assert node.state["status"] == "ready"
+
+
+def test_a_quarantined_rest_of_a_crash_drains_and_is_acknowledged(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale(node)
+
+    def stuck(*_: object) -> None:
+        raise quarantine.QuarantinedError([quarantine.record("0000:42:00.0", "gpu", "does not answer")])
+
+    monkeypatch.setattr(teardown, "clear", stuck)
+    with pytest.raises(TeardownError):
+        node.run()
+    assert len(node.drained) == 1
+    assert len(list(node.layout.outbox.glob("*.json"))) == 1
