@@ -12,6 +12,8 @@ from device_rig import Rig, machine
 
 from vhpc_slurm.cli.checks import CheckResult, Level, devices
 from vhpc_slurm.node import quarantine, setup
+from vhpc_slurm.slurm.hosts import parse_node_resources
+from vhpc_slurm.slurm.port import NodeResources
 
 AGREES = "NodeName=n1 Arch=x86_64 Gres=gpu:h200:2(S:0),ibvf:4 State=IDLE"
 
@@ -23,8 +25,14 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         yield found
 
 
+def resources(line: str) -> NodeResources:
+    return next(iter(parse_node_resources(line)), NodeResources("n1"))
+
+
 def findings(rig: Rig, slurm: str = AGREES) -> dict[str, CheckResult]:
-    return {found.check: found for found in devices.check(rig.layout.config, "n1", slurm, root=True)}
+    return {
+        found.check: found for found in devices.check(rig.layout.config, "n1", resources(slurm), root=True)
+    }
 
 
 def test_a_node_whose_map_agrees_with_slurm_is_ok(rig: Rig) -> None:

@@ -47,7 +47,7 @@ from vhpc_slurm.node.journal import Journal, read_entries
 from vhpc_slurm.node.preflight import NoVfioError, SilentError
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
-from vhpc_slurm.slurm.job import SlurmJob
+from vhpc_slurm.slurm.port import SlurmJob
 
 IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)
 

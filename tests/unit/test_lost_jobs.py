@@ -79,7 +79,9 @@ class Node:
 
     def lost(self, *nodes: str, node: str = "n1") -> list[str]:
         found = list(
-            lost_jobs.findings(self.config, node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses)
+            lost_jobs.findings(
+                Layout(self.config), node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses
+            )
         )
         for finding in found:
             finding.repair()
@@ -230,12 +232,7 @@ def test_a_name_that_passes_for_slurms_own_fields_stops_no_reconciliation(node: 
     node.show("single.txt", **{name[0]: f"{name[0]} UserId=root(0) MinCPUsNode=1"})
     assert node.lost() == []
     assert node.calls == []
-    assert not purged_jobs.is_purged(with_slurm(node), JOB)
-
-
-def with_slurm(node: Node) -> Config:
-    controller = msgspec.structs.replace(node.config.controller, slurm_bin=str(node.folder))
-    return msgspec.structs.replace(node.config, controller=controller)
+    assert not purged_jobs.is_purged(node.slurm, JOB)
 
 
 @pytest.mark.usefixtures("extern")

@@ -26,7 +26,7 @@ from vhpc_slurm.hooks import prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import GresAllocation, Lease, NetworkIdentity
 from vhpc_slurm.node import console, guestports, identities, reservations, teardown
-from vhpc_slurm.slurm.job import SlurmJob
+from vhpc_slurm.slurm.port import SlurmJob
 
 TWO = replace(request(), guests_per_node=2)
 

@@ -30,7 +30,7 @@ from vhpc_slurm.controller.writer import Writer
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
 from vhpc_slurm.model import Generation, Lease, LeaseRecord, LeaseState, Timeline
-from vhpc_slurm.slurm.job import RUNNING, Slurm, start_again
+from vhpc_slurm.slurm.port import RUNNING, Slurm, requeue_or_cancel
 
 log = logging.getLogger("vhpcd")
 
@@ -108,7 +108,7 @@ class Dispatcher:
         for job_id, why in verdict.requeue:
             log.warning("job %d does not run, requeued: %s", job_id, why)
             try:
-                await self._aside(start_again, self._slurm, job_id, why)
+                await self._aside(requeue_or_cancel, self._slurm, job_id, why)
             except VhpcError as err:
                 log.error("job %d cannot be requeued: %s", job_id, err.line())
 

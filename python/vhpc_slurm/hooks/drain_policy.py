@@ -1,45 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a node with devices in quarantine may go on working.
+"""Drain policy: whether a node with devices in quarantine must be drained.
 
-Slurm hands out GPUs by their indexes, and would hand out that very one again.
-Virtual functions it only counts: as long as there are as many good ones as it
-counts, none of its jobs goes without.
+Slurm allocates GPUs by index, and would allocate a quarantined GPU again.  It
+only counts virtual functions: while at least as many usable ones are left as
+Slurm counts, every job gets what it was promised.
 """
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Sequence
 
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.hooks import common
 from vhpc_slurm.node import devices, inventory
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import VF
 from vhpc_slurm.node.quarantine import QuarantineRecord
 from vhpc_slurm.placement.devices import pool
+from vhpc_slurm.slurm.port import Slurm
+
+log = logging.getLogger("vhpc")
 
 
-def must_drain(layout: Layout, node: str, records: Sequence[QuarantineRecord]) -> bool:
-    """Whether Slurm would miss one of these devices; True when that cannot be told."""
+def must_drain(layout: Layout, slurm: Slurm, node: str, records: Sequence[QuarantineRecord]) -> bool:
+    """Whether Slurm may allocate one of these devices again; True when that is unknown."""
     if any(record.role != VF for record in records):
         return True
-    expected = gres_count(common.scontrol_says("-o", "show", "node", node), layout.config.placement.vf_gres)
     try:
+        resources = slurm.node_resources(node)
         found = devices.handed_out(layout)
         vfs = pool(inventory.read_inventory(node, layout.config), found)
     except VhpcError as err:
-        common.log.warning("%s", err.line())
+        log.warning("%s", err.line())
         return True
-    good = sum(vf.address not in found.quarantined for vf in vfs)
-    return expected is None or good < expected
-
-
-def gres_count(text: str | None, name: str) -> int | None:
-    """How many of a generic resource Slurm believes a node to have; None when it does not say."""
-    gres = re.search(r"(?:^|\s)Gres=(\S+)", text or "")
-    if gres is None:
-        return None
-    # ibvf:8, ibvf:hdr:8(S:0-1), gpu:h200:4,ibvf:8
-    counts = re.findall(rf"(?:^|,){re.escape(name)}(?::[^:,()]+)??:([0-9]+)", gres[1])
-    return sum(map(int, counts)) if counts else None
+    usable = sum(vf.address not in found.quarantined for vf in vfs)
+    expected = next(
+        (one.gres_count(layout.config.placement.vf_gres) for one in resources if one.name == node), None
+    )
+    return expected is None or usable < expected

@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, LeaseRecord
 from vhpc_slurm.node import audit, joblock, journal, statefile, steps
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.slurm.job import REASON_PROLOG, RUNNING, Slurm, start_again
-from vhpc_slurm.slurm.scontrol import Scontrol
+from vhpc_slurm.slurm.port import REASON_PROLOG, RUNNING, Slurm, requeue_or_cancel
 
 KIND = "lost-start"
 QUIET_S = 45.0
@@ -33,11 +31,11 @@ CONFIRM_S = 10.0
 
 
 def findings(
-    config: Config,
+    layout: Layout,
     node: str,
     records: Sequence[LeaseRecord],
     *,
-    slurm: Slurm | None = None,
+    slurm: Slurm,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[audit.NodeFinding]:
     """Jobs that Slurm takes for alive on this node, and that are not.
@@ -46,14 +44,12 @@ def findings(
     allocation runs here, so almost never.
 
     Args:
-        config: the configuration.
+        layout: where the node keeps its state.
         node: this node.
         records: live leases with a part on this node.
-        slurm: the port; default is Slurm's own commands, because only they tell batch jobs from others.
+        slurm: the port; through Slurm's own commands, because only they tell batch jobs from others.
         pause: how to wait.
     """
-    layout = Layout(config)
-    slurm = slurm or Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf)
     found = {lost for lost in _silent(layout, node, records) if _should_run(slurm, lost, node)}
     if not found:
         return
@@ -61,7 +57,9 @@ def findings(
     for lost in sorted(found.intersection(_silent(layout, node, records))):
         if _should_run(slurm, lost, node):
             what = f"job {lost.generation.job_id}: {lost.why}"
-            yield audit.NodeFinding(KIND, what, partial(start_again, slurm, lost.generation.job_id, lost.why))
+            yield audit.NodeFinding(
+                KIND, what, partial(requeue_or_cancel, slurm, lost.generation.job_id, lost.why)
+            )
 
 
 @dataclass(frozen=True, order=True)

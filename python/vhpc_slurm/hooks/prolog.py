@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
@@ -38,7 +39,6 @@ from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU
 from vhpc_slurm.placement.plan import plan_node
 from vhpc_slurm.placement.usage import fold
-from vhpc_slurm.slurm.scontrol import Scontrol
 
 LOCK_TIMEOUT_S = 30.0
 
@@ -55,7 +55,7 @@ def run(config: Config) -> int:
             _requeue(config, env, err)
             return 0
         except (NodeError, TeardownError) as err:
-            common.drain(env.node, err)
+            common.drain(config, env.node, err)
             raise
 
 
@@ -128,7 +128,7 @@ def _boot(
         try:
             plan = _reserve(config, layout, host, lease, journal)
         except FabricError:
-            if not purged_jobs.clear(config, env.node, excluding=lease.generation):
+            if not purged_jobs.clear(layout, slurm.commands(config), env.node, excluding=lease.generation):
                 raise
             plan = _reserve(config, layout, host, lease, journal)
     if not host.kvm:
@@ -278,9 +278,8 @@ def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
         common.log.info("nothing to prepare: %s", error.line())
         return True
     common.log.warning("%s; requeueing", error.line())
-    settings = config.controller
     try:
-        Scontrol(settings.slurm_bin, slurm_conf=settings.slurm_conf, timeout_s=10.0).requeue(env.job_id)
+        slurm.commands(config, slurm.HOOK_TIMEOUT_S).requeue(env.job_id)
     except FabricError as err:
         common.log.warning("not requeued: %s", err.line())
         return False

@@ -7,29 +7,24 @@ nobody, and the step of their allocation may sleep on for hours.
 
 from __future__ import annotations
 
-from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import audit, joblock, reservations
 from vhpc_slurm.node.layout import Layout
-from vhpc_slurm.slurm.job import NoSuchJobError
-from vhpc_slurm.slurm.scontrol import Scontrol
+from vhpc_slurm.slurm.port import Slurm
 
 
-def is_purged(config: Config, job_id: int) -> bool:
-    """Whether slurmctld says that there is no such job; no answer is none."""
+def is_purged(slurm: Slurm, job_id: int) -> bool:
+    """Whether slurmctld answers that it has no record of a job; False when it does not answer."""
     try:
-        # not by what scontrol shows, which holds texts of the user's
-        Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf).ref(job_id)
-    except NoSuchJobError:
-        return True
+        return not slurm.has_record(job_id)
     except FabricError as err:
         common.log.info("job %d: %s", job_id, err.line())
     return False
 
 
-def clear(config: Config, node: str, excluding: Generation) -> bool:
+def clear(layout: Layout, slurm: Slurm, node: str, excluding: Generation) -> bool:
     """End the guests of purged jobs on this node, when they are in the way of another's.
 
     Returns whether there were any.
@@ -37,14 +32,13 @@ def clear(config: Config, node: str, excluding: Generation) -> bool:
     Raises:
         TeardownError: they could not be ended.
     """
-    layout = Layout(config)
     holders = {
         Generation.parse(reservation.generation)
         for reservation in reservations.live(layout, excluding=excluding)
     }
     cleared = False
     for generation in sorted(holders):
-        if joblock.busy(layout, generation.job_id) or not is_purged(config, generation.job_id):
+        if joblock.busy(layout, generation.job_id) or not is_purged(slurm, generation.job_id):
             continue
         common.log.warning("clearing generation %s: slurmctld has no record of its job", generation)
         audit.tombstone_and_clear(layout, generation, node)

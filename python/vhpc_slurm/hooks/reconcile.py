@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 
+from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.protocol import FabricState
@@ -37,7 +38,7 @@ class RepairResult:
 def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
     """Compare and, unless ``check``, repair.  An empty list means clean."""
     layout = Layout(config)
-    client = ControllerClient(config)
+    client, port = ControllerClient(config), slurm.commands(config)
     outcomes: list[RepairResult] = []
     live: dict[int, Generation] | None = None
     of_node: list[LeaseRecord] = []
@@ -56,12 +57,14 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
     outcomes.extend(
         _repair(finding, check=check) for finding in fabric_isolation.findings(layout, node, records, fabric)
     )
-    unknown = partial(purged_jobs.is_purged, config)
+    unknown = partial(purged_jobs.is_purged, port)
     outcomes.extend(_repair(finding, check=check) for finding in audit.audit(layout, node, live, unknown))
     outcomes.extend(
         _repair(finding, check=check) for finding in audit.unacknowledged(layout, node, _owed(of_node, node))
     )
-    outcomes.extend(_repair(finding, check=check) for finding in lost_jobs.findings(config, node, records))
+    outcomes.extend(
+        _repair(finding, check=check) for finding in lost_jobs.findings(layout, node, records, slurm=port)
+    )
     outcomes.extend(_acknowledgements(layout, client, check=check))
     return outcomes
 
@@ -117,7 +120,7 @@ def run(config: Config) -> int:
         if not outcome.repaired and outcome.kind not in ("controller", "outbox", lost_jobs.KIND):
             bad.append(outcome)
     if bad:
-        common.drain(node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))
+        common.drain(config, node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))
         return 1
     return 0
 

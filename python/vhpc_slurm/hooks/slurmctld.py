@@ -19,7 +19,7 @@ from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef, JobRequest
 from vhpc_slurm.slurm import connect
-from vhpc_slurm.slurm.job import SlurmJob
+from vhpc_slurm.slurm.port import SlurmJob
 
 
 def prolog(config: Config) -> int:

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from vhpc_slurm.cli import timeline
 from vhpc_slurm.cli.checks import CheckResult, ok, warn
 from vhpc_slurm.config import Config
-from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node import deadlines
 from vhpc_slurm.node import timeline as stored
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.slurm.port import NodeResources
 
 BOOTS = 50
 LONGEST_MESSAGE_S = 100
@@ -30,12 +29,11 @@ class NodeSize:
     """Whether something of it can be passed through."""
 
     @classmethod
-    def parse(cls, line: str, config: Config) -> NodeSize:
-        """From a line of ``scontrol -o show node``."""
-        memory = re.search(r"(?:^|\s)RealMemory=(\d+)", line)
-        gpus = gres_count(line, config.placement.gpu_gres) or 0
-        functions = bool(gres_count(line, config.placement.vf_gres) or config.devices.virtual_functions)
-        return cls(gpus, int(memory[1]) if memory else 0, gpus > 0 or functions)
+    def of(cls, node: NodeResources, config: Config) -> NodeSize:
+        """From the node's entry in slurm.conf."""
+        gpus = node.gres_count(config.placement.gpu_gres) or 0
+        functions = bool(node.gres_count(config.placement.vf_gres) or config.devices.virtual_functions)
+        return cls(gpus, node.memory_mib, gpus > 0 or functions)
 
 
 def boot_budget_s(config: Config, node: NodeSize) -> int:

@@ -10,24 +10,24 @@ from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import NodeDevices, PciFunction
-from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node import gpumap, inventory, quarantine, scrub, setup, sysfs
 from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import NVIDIA, VFIO
 from vhpc_slurm.node.vf_drivers import ARPHRD_ETHER
 from vhpc_slurm.placement.devices import GPU_CLASSES, named, pool
+from vhpc_slurm.slurm.port import NodeResources
 
 PORT_ACTIVE = "4:"  # drivers/infiniband/core/sysfs.c
 DISPLAY_OF_SERVERS = frozenset((0x1A03, 0x102B))  # ASPEED, Matrox: consoles of management controllers
 
 
-def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[CheckResult]:
+def check(config: Config, node: str, slurm: NodeResources, *, root: bool) -> Iterator[CheckResult]:
     """Findings; none on a node without GPUs, virtual functions, and words of Slurm or the site about them.
 
     Args:
         config: the site's.
         node: this node.
-        slurm: its line of ``scontrol -o show node``; empty when Slurm was not asked.
+        slurm: what slurm.conf gives the node; without GRES when Slurm did not answer.
         root: whether the quarantine can be read.
     """
     path = Path(config.placement.gpu_map)
@@ -41,10 +41,10 @@ def check(config: Config, node: str, slurm: str, *, root: bool) -> Iterator[Chec
     for remark in host.remarks:
         yield warn("devices.pci", remark, "compare with lspci; no guest gets it")
     functions = {function.address: function for function in host.pci}
-    slurm_gpus = gres_count(slurm, config.placement.gpu_gres)
+    slurm_gpus = slurm.gres_count(config.placement.gpu_gres)
     yield from gpu_map(path, gpus, functions, slurm_gpus, config)
     vfs = pool(host, NodeDevices(gpus))
-    slurm_vfs = gres_count(slurm, config.placement.vf_gres)
+    slurm_vfs = slurm.gres_count(config.placement.vf_gres)
     if vfs or slurm_vfs:
         good = len([vf for vf in vfs if vf.address not in {record.address for record in records}])
         yield functions_of(good, slurm_vfs, config.placement.vf_gres)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,11 +15,11 @@ from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import Munge
+from vhpc_slurm.slurm import sbcast_of_users
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.protocol import AlarmWire, FabricState, Status
 
-USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
 SKEW_S = 30
 """Clocks further apart than this soon make munge refuse credentials (they live 300 s)."""
 
@@ -40,7 +39,7 @@ def munge(config: Config) -> CheckResult:
 
 def sbcast(config: Config) -> Iterator[CheckResult]:
     """Whether the sbcast that users call knows of guests; nothing on hosts without Slurm's."""
-    found = shutil.which("sbcast", path=USERS_PATH)
+    found = sbcast_of_users(config)
     if found is None:
         return
     ours = f"{config.paths.libexec}/vhpc-sbcast"

@@ -10,85 +10,20 @@ from __future__ import annotations
 import glob
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.cli.checks.boottime import NodeSize, boot_budget_s
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.slurm.port import Slurm, SlurmPartition
+from vhpc_slurm.slurm.settings import SlurmSettings
 
 OLDEST = (22, 5)
 BATCH_START_S = 900
-INFINITE = 65534
-"""How `scontrol show config` writes a PrologEpilogTimeout that is not set (NO_VAL16)."""
-TIMEOUT_S = 15
-_LINE = re.compile(r"^(\S[^=]*?)(?:\[\d+\])?\s*= ?(.*)$")
 _USER = re.compile(r"^(.*)\((\d+)\)$")
 _PLUGIN = re.compile(r"^\s*(required|optional|include)\s+(\S+)")
-
-
-@dataclass(frozen=True)
-class SlurmSettings:
-    """Slurm's configuration as slurmctld reports it; a key may have several values.
-
-    ``control_hosts`` are names of hosts, without address and domain.
-    """
-
-    values: dict[str, tuple[str, ...]]
-    control_hosts: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> SlurmSettings:
-        """Parse the output of ``scontrol show config``; ``(null)`` is no value."""
-        values: dict[str, tuple[str, ...]] = {}
-        for line in text.splitlines():
-            match = _LINE.match(line)
-            if match:
-                value = match[2].strip()
-                kept = () if value in ("(null)", "") else (value,)
-                values[match[1]] = values.get(match[1], ()) + kept
-        hosts = tuple(re.split(r"[(.]", host)[0] for host in values.get("SlurmctldHost", ()))
-        return cls(values, hosts)
-
-    def first(self, key: str) -> str:
-        """The value of a key, empty when it has none."""
-        return next(iter(self.values.get(key, ())), "")
-
-    def words(self, key: str) -> set[str]:
-        """The comma separated words of a value, in lower case."""
-        return {word.strip().lower() for word in self.first(key).split(",") if word.strip()}
-
-    def seconds(self, key: str) -> int | None:
-        """A time in seconds; None when it has no limit or is not set."""
-        match = re.match(r"^(\d+)", self.first(key))
-        return None if match is None or int(match[1]) >= INFINITE else int(match[1])
-
-
-def ask(config: Config, *args: str, command: str = "scontrol") -> str:
-    """Output of a command of Slurm; FabricError when it fails."""
-    environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
-    if config.controller.slurm_conf:
-        environment["SLURM_CONF"] = config.controller.slurm_conf
-    try:
-        done = subprocess.run(
-            [f"{config.controller.slurm_bin}/{command}", *args],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired) as err:
-        raise FabricError(f"cannot run {command} {' '.join(args)}", str(err)) from err
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise FabricError(f"{command} {' '.join(args)} failed", lines[-1])
-    return done.stdout
 
 
 def check(
@@ -231,7 +166,7 @@ def _slurm_user(settings: SlurmSettings, config: Config) -> CheckResult:
     return ok(name, f"SlurmUser={user}")
 
 
-def operator(settings: SlurmSettings, config: Config) -> CheckResult:
+def operator(slurm: Slurm, settings: SlurmSettings, config: Config) -> CheckResult:
     """Whether vhpcd may requeue jobs of others, which it must after crashes of slurmctld."""
     name, user = "slurm.operator", config.controller.user
     match = _USER.match(settings.first("SlurmUser"))
@@ -243,11 +178,9 @@ def operator(settings: SlurmSettings, config: Config) -> CheckResult:
     )
     hint = f"sacctmgr add user {user} account=… adminlevel=operator, or user = SlurmUser under [controller]"
     try:
-        words = ("--noheader", "--parsable2", "show", "user", user, "format=User,AdminLevel")
-        rows = ask(config, *words, command="sacctmgr").split()
+        level = slurm.admin_level(user)
     except FabricError as err:
         return warn(name, err.line(), hint)
-    level = next((row.partition("|")[2] for row in rows if row.partition("|")[0] == user), "None")
     if level.startswith(("Oper", "Admin")):
         return ok(name, f"{user} is {level}")
     return error(name, what, hint) if hidden else warn(name, what, hint)
@@ -294,14 +227,13 @@ def _health_check(settings: SlurmSettings, config: Config) -> Iterator[CheckResu
         yield ok(name, f"HealthCheckProgram={values[0]}, every {settings.seconds('HealthCheckInterval')} s")
 
 
-def partitions(text: str) -> Iterator[CheckResult]:
-    """Findings on ``scontrol -o show partition``: suspension may be a partition's own."""
-    for line in text.splitlines():
-        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        if {"SUSPEND", "GANG"} & set(fields.get("PreemptMode", "").upper().split(",")):
+def partitions(found: Sequence[SlurmPartition]) -> Iterator[CheckResult]:
+    """Partitions whose own PreemptMode suspends jobs."""
+    for partition in found:
+        if {"SUSPEND", "GANG"} & set(partition.preempt_mode.upper().split(",")):
             yield warn(
                 "slurm.PreemptMode",
-                f"partition {fields.get('PartitionName')} has PreemptMode={fields['PreemptMode']}: "
+                f"partition {partition.name} has PreemptMode={partition.preempt_mode}: "
                 "a suspended job's guests keep all of their memory",
                 "PreemptMode=REQUEUE or CANCEL there",
             )
