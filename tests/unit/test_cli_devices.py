@@ -13,8 +13,8 @@ from fake_pci import Device, fail
 
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
-from vhpc_slurm.hooks import drain_policy
 from vhpc_slurm.node import quarantine
+from vhpc_slurm.reconcile import drain_policy
 from vhpc_slurm.slurm.port import Slurm
 from vhpc_slurm.slurm.scontrol import Scontrol
 

@@ -18,7 +18,7 @@ from test_placement import MANIFEST, REQUEST
 
 from vhpc_slurm.controller.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hooks import fabric_isolation, prolog, slurmctld
+from vhpc_slurm.hooks import prolog, slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import (
     Allocation,
@@ -47,6 +47,7 @@ from vhpc_slurm.node.journal import Journal, read_entries
 from vhpc_slurm.node.preflight import NoVfioError, SilentError
 from vhpc_slurm.node.timeline import Recorder
 from vhpc_slurm.node.vf import PARKED_GUID
+from vhpc_slurm.reconcile import fabric_isolation
 from vhpc_slurm.slurm.port import SlurmJob
 
 IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)

@@ -18,11 +18,11 @@ from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import leases
-from vhpc_slurm.hooks import lost_jobs, purged_jobs
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
 from vhpc_slurm.node import joblock, statefile, steps
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.reconcile import lost_jobs, purged_jobs
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 DATA = Path(__file__).parents[1] / "data/scontrol/24.11"
@@ -132,7 +132,7 @@ def test_steps_are_told_by_their_slurmstepds_titles(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", ["ready", "failed"])
 def test_a_script_that_does_not_run_has_its_job_requeued(node: Node, status: str) -> None:
     node.ready(status)
-    assert node.lost() == ["job 1: its guests are ready, and its script does not run on n1"]
+    assert node.lost() == ["job 1: its guests are ready but its batch script does not run on n1"]
     assert node.calls == ["scontrol requeue 1"]
 
 
@@ -148,8 +148,8 @@ def test_a_job_that_cannot_be_requeued_is_ended_and_says_why(
     node.lost()
     assert node.calls == [
         "scontrol requeue 1",
-        "scontrol update jobid=1 AdminComment=vhpc: its guests are ready, and its script does not run on n1;"
-        " it cannot be requeued",
+        "scontrol update jobid=1 AdminComment=vhpc: its guests are ready but its batch script does not run "
+        "on n1; it cannot be requeued",
         "scancel 1",
     ]
 
@@ -199,7 +199,7 @@ def rebooted(node: Node) -> None:
 def test_a_job_whose_node_was_rebooted_is_requeued(node: Node, reason: str) -> None:
     rebooted(node)
     node.show("single.txt", **{"Reason=None": f"Reason={reason}"})
-    assert node.lost() == ["job 1: n1 was rebooted under it"]
+    assert node.lost() == ["job 1: n1 was rebooted while it ran"]
     assert node.calls == ["scontrol requeue 1"]
 
 
@@ -208,7 +208,7 @@ def test_a_reboot_of_another_node_counts_while_the_job_boots(node: Node) -> None
     node.show("single.txt", **{"BatchHost=n1": "BatchHost=n2"})
     assert node.lost("n2", "n1") == []
     node.show("single.txt", **{"BatchHost=n1": "BatchHost=n2", "Reason=None": "Reason=Prolog"})
-    assert node.lost("n2", "n1") == ["job 1: n1 was rebooted under it"]
+    assert node.lost("n2", "n1") == ["job 1: n1 was rebooted while it ran"]
 
 
 def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: Node) -> None:

@@ -24,7 +24,6 @@ from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import (
-    audit,
     console,
     images,
     joblock,
@@ -40,6 +39,7 @@ from vhpc_slurm.node import (
 from vhpc_slurm.node.accounts import Account
 from vhpc_slurm.node.journal import Journal
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.reconcile import audit
 
 layout = node_layout
 
@@ -170,6 +170,7 @@ import time, msgspec
 from vhpc_slurm.config import Config
 from vhpc_slurm.node import joblock
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.reconcile import audit
 layout = Layout(msgspec.json.decode({msgspec.json.encode(layout.config).decode()!r}, type=Config))
 with joblock.held(layout, 42, timeout_s=1{arguments}):
     print("held", flush=True)

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "python" / "vhpc_slurm"
 FLOORS = (
     {"cli"},
     {"hooks"},
+    {"reconcile"},
     {"controller", "node"},
     {"fabric", "slurm", "placement", "domain"},
     {"config", "catalog", "model", "hardware", "cpulist", "munge"},
@@ -22,6 +23,8 @@ FLOORS = (
 )
 # Modules of the ground floors that stand on one another, lowest last.
 GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors", "terminal")
+# Rooms whose own modules form no circle, imports inside functions counted too.
+WITHOUT_CIRCLES = ("slurm", "hooks", "reconcile", "placement", "domain", "config")
 LIBVIRT_CALLER = "node/guest.py"
 PURE = {"placement", "domain"}
 IMPURE = {
@@ -106,6 +109,10 @@ def test_every_module_has_a_floor() -> None:
     ("name", "known", "count"),
     [
         ("node", {"hooks"}, 1),
+        ("node", {"reconcile"}, 1),
+        ("reconcile", {"hooks"}, 1),
+        ("reconcile", {"cli"}, 1),
+        ("reconcile", {"controller", "node", "slurm"}, 0),
         ("node", {"controller"}, 1),
         ("domain", {"placement", "model", "errors"}, 1),
         ("model", {"config"}, 1),
@@ -127,6 +134,39 @@ def test_imports_hidden_in_functions_and_relative_ones_are_seen() -> None:
     )
     source = "\n".join(lines)
     assert rooms_known(imports(source, ("vhpc_slurm", "node"))) == {"hooks", "controller", "node"}
+
+
+def circles(known: dict[str, set[str]]) -> list[list[str]]:
+    """Circles among modules, each once and from its first module in the alphabet."""
+    found = []
+
+    def follow(path: list[str]) -> None:
+        for name in sorted(known.get(path[-1], ())):
+            if name == path[0]:
+                found.append(path)
+            elif name > path[0] and name not in path:
+                follow([*path, name])
+
+    for name in sorted(known):
+        follow([name])
+    return found
+
+
+@pytest.mark.parametrize("name", WITHOUT_CIRCLES)
+def test_modules_of_a_room_import_in_one_direction(name: str) -> None:
+    members = {
+        ".".join(("vhpc_slurm", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+        for path in (PACKAGE / name).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert len(members) > 1
+    assert circles({module: imported(path) & members.keys() for module, path in members.items()}) == []
+
+
+def test_the_check_finds_circles() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c", "a"}, "c": {"b"}}) == [["a", "b"], ["b", "c"]]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == [["a", "b", "c"]]
 
 
 def test_only_one_module_calls_libvirt() -> None:

@@ -270,9 +270,10 @@ def reconcile(
     Journals, libvirt, processes and vhpcd's leases are compared.  The exit
     status is 0 when nothing is left that should not be there, else 1.
     """
-    from vhpc_slurm.cli import context, reconciling
+    from vhpc_slurm.cli import context
+    from vhpc_slurm.cli import reconcile as reconciliation
 
-    return reconciling.reconcile(options.config(), context.node_name(node), check=check, as_json=as_json)
+    return reconciliation.reconcile(options.config(), context.node_name(node), check=check, as_json=as_json)
 
 
 @app.command("node-setup", short_help="Make what this node needs before slurmd starts.")

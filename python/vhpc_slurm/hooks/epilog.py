@@ -12,7 +12,7 @@ from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, drain_policy
+from vhpc_slurm.hooks import common
 from vhpc_slurm.model import ALARM, Generation, Lease
 from vhpc_slurm.node import (
     accounts,
@@ -26,6 +26,7 @@ from vhpc_slurm.node import (
     timeline,
 )
 from vhpc_slurm.node.layout import Layout
+from vhpc_slurm.reconcile import drain_policy
 
 LOCK_TIMEOUT_S = 60.0
 

@@ -14,7 +14,7 @@ from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
-from vhpc_slurm.hooks import common, purged_jobs
+from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan
 from vhpc_slurm.node import (
     accounts,
@@ -39,6 +39,7 @@ from vhpc_slurm.node.layout import Layout
 from vhpc_slurm.node.preflight import GPU
 from vhpc_slurm.placement.plan import plan_node
 from vhpc_slurm.placement.usage import fold
+from vhpc_slurm.reconcile import purged_jobs
 
 LOCK_TIMEOUT_S = 30.0
 
