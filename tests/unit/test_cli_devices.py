@@ -72,7 +72,7 @@ def test_a_quarantine_is_cleared_by_a_check_alone(rig: Rig, capsys: pytest.Captu
     assert listed(capsys)[gpu.address]["state"] == "quarantined"
     gpu.on_reset = lambda device: None
     assert main(["devices", "clear", gpu.address]) == 0
-    assert capsys.readouterr().out == f"{gpu.address} is clean, and may be handed out again\n"
+    assert capsys.readouterr().out == f"{gpu.address} is clean; jobs may get it again\n"
     assert listed(capsys)[gpu.address]["state"] == "free"
     assert main(["devices", "clear", gpu.address]) == 1
     assert main(["devices", "clear", "../../etc"]) == 1

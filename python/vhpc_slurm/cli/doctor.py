@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc doctor: everything that is checked, with a hint for what is not as it should be."""
+"""vhpc doctor: run all checks, and give a hint for each warning and error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
 
 
 def doctor(config: Config, node: str, *, as_json: bool, quiet: bool) -> int:
-    """Show all findings (with ``quiet`` none that is ok); 1 when one is an error."""
+    """Show all results (with ``quiet`` only warnings and errors); return 1 when one is an error."""
     found = list(findings(config, node))
     shown = [finding for finding in found if not (quiet and finding.level is Level.OK)]
     if as_json:
@@ -40,7 +40,7 @@ def _fields(finding: CheckResult) -> dict[str, str]:
 
 
 def findings(config: Config, node: str) -> Iterator[CheckResult]:
-    """All findings that apply to this host, in the order in which to repair them."""
+    """All results that apply to this host, in the order in which to repair them."""
     root = context.is_root()
     yield services.munge(config)
     port = commands(config, SLURM_TIMEOUT_S)
@@ -48,7 +48,8 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
     try:
         settings, nodes, partitions = port.settings(), port.node_resources(), port.partitions()
     except VhpcError as err:
-        yield error("slurm", err.line(), "start slurmctld; Slurm's settings were not checked")
+        hint = "start slurmctld, or correct slurm_bin and slurm_conf under [controller] of vhpc.toml"
+        yield error("slurm", f"Slurm's settings were not checked: {err.line()}", hint)
     else:
         is_controller = node in settings.control_hosts
         known = {one.name: one for one in nodes}
@@ -57,8 +58,8 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
         elif is_node:
             yield error(
                 "host.name",
-                f"slurmd runs here, but Slurm knows no node {node}",
-                "vhpc takes a node's name from the host name; make NodeName the same (or give --node)",
+                f"slurmd runs here, but Slurm has no node {node}",
+                "vhpc uses the host name as NodeName: make them equal, or give --node",
             )
         sizes = [boottime.NodeSize.of(one, config) for one in nodes]
         yield from slurm.check(settings, config, sizes or [boottime.NodeSize()])
@@ -103,7 +104,7 @@ def _slurmd_runs() -> bool:
             if comm.read_text(encoding="utf-8", errors="replace") == "slurmd\n":
                 return True
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
     return False
 
 
