@@ -15,8 +15,8 @@ from pathlib import Path
 from rig import InternalError, fuzz
 
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.slurm.job import SlurmError, SlurmJob
 from vhpc_slurm.slurm.parse import narrower, parse_job, parse_ref, parse_squeue
+from vhpc_slurm.slurm.port import SlurmError, SlurmJob
 
 _DATA = Path(__file__).parents[1] / "data/scontrol"
 _CAPTURED = {

@@ -350,8 +350,8 @@ def test_a_job_whose_key_cannot_be_given_back_ends_with_one_line_and_others_go_o
             assert alices.wait(timeout=HEALTH_CHECK_S + 60) == "FAILED"
             one_line(
                 alices,
-                rf"^vhpc: the guests of job {alices.id} were ended on n1: the job's partition key was taken "
-                rf"from its port and cannot be given back: port {mine:#018x} has the keys 0x7fff, and ",
+                rf"^vhpc: the guests of job {alices.id} were ended on n1: the job's partition key was "
+                rf"removed from its port and cannot be restored: port {mine:#018x} has the keys 0x7fff, and ",
             )
             assert bobs.show()["JobState"] == "RUNNING"
             no_node_is_drained(lab)

@@ -185,7 +185,9 @@ def test_a_job_whose_slurmstepd_was_killed_does_not_hold_its_node(lab: Lab, requ
     else:
         assert job.wait() == "CANCELLED"
         (_, comment) = job.accounted("State,AdminComment")
-        assert comment.startswith("vhpc: its guests are ready, and its script does not run on n1"), comment
+        assert comment.startswith("vhpc: its guests are ready but its batch script does not run on n1"), (
+            comment
+        )
         settled(lab)
 
 

@@ -296,7 +296,7 @@ def test_a_job_s_name_makes_nobody_another_user(lab: Lab) -> None:
     lab.run("ctl", "scontrol", "release", str(job.id))
     assert job.wait() == "CANCELLED"
     comment = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
-    assert "AdminComment=vhpc: cannot read what scontrol says" in comment, comment
+    assert "AdminComment=vhpc: cannot parse scontrol's output" in comment, comment
     settled_but_for_others(lab)
 
 
@@ -305,7 +305,7 @@ def test_the_user_of_a_lease_is_the_one_whom_slurm_names_to_the_hook(lab: Lab) -
     hook = ["env", "-i", f"SLURM_JOB_ID={job.id}", "SLURM_JOB_UID=2002", f"SPANK_VHPC_IMAGE={IMAGE}"]
     lab.run("ctl", *hook, "/usr/libexec/vhpc/prolog-slurmctld", user="slurm")
     assert job.wait() == "CANCELLED"
-    assert "is of uid 2002" in lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
+    assert "Slurm passed uid 2002" in lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
 
 
 def test_what_is_not_checked_at_submission_is_checked_at_the_node(lab: Lab) -> None:

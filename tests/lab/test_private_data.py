@@ -68,9 +68,9 @@ def test_an_operator_sees_hidden_jobs_and_who_is_none_ends_no_lease(lab: Lab) ->
     native = lab.run("ctl", "runuser", "-u", "bob", "--", "squeue", "-h", "-a")
     assert (native.code, native.out) == (0, "")  # what a port must not believe
     assert listed(lab, "vhpc") == str(job.id)
-    assert "PrivateData of slurm.conf hides jobs of others from bob" in listed(lab, "bob")
+    assert "PrivateData in slurm.conf hides jobs of other users from bob" in listed(lab, "bob")
 
-    complaint = "hides jobs of others from vhpc"
+    complaint = "hides jobs of other users from vhpc"
     seen = int(lab.run("ctl", "grep", "-c", complaint, LOG, check=False).out or 0)
     level(lab, "None")
     assert complaint in listed(lab, "vhpc")

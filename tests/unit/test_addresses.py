@@ -22,7 +22,7 @@ from vhpc_slurm.controller.api.addresses import HostAddresses, plain, resolve
 from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.slurm.hosts import parse_controllers, parse_nodes
-from vhpc_slurm.slurm.job import Slurm, SlurmError, SlurmNode
+from vhpc_slurm.slurm.port import Slurm, SlurmError, SlurmNode
 
 # As Debian's Slurm 24.11.5 prints them; a node of two partitions is there twice.
 SINFO = "n1|n1|10.77.0.11\nn1|n1|10.77.0.11\nn2|host2|n2-admin\n"
@@ -87,7 +87,7 @@ def test_nodes_are_read_each_once() -> None:
     "text", ["n1", "n1|n1", "n1|n1|10.0.0.1|x", "n 1|n1|10.0.0.1", "n1|n1|", "n1|$(id)|n1"]
 )
 def test_a_line_that_names_no_node_is_an_error(text: str) -> None:
-    with pytest.raises(SlurmError, match="cannot read the nodes of Slurm"):
+    with pytest.raises(SlurmError, match="cannot parse Slurm's list of nodes"):
         parse_nodes(SINFO + text)
 
 
@@ -103,7 +103,7 @@ def test_whatever_sinfo_prints_is_read_or_refused(text: str) -> None:
 def test_hosts_of_slurmctld_are_read() -> None:
     assert parse_controllers(CONFIG) == ("ctl", "ctl2", "10.77.0.9")
     assert parse_controllers(CONFIG.replace("(null)", "10.77.0.99"))[-1] == "10.77.0.99"
-    with pytest.raises(SlurmError, match="names no SlurmctldHost"):
+    with pytest.raises(SlurmError, match="prints no SlurmctldHost"):
         parse_controllers("SlurmUser = slurm\n")
 
 

@@ -42,7 +42,7 @@ def test_version_and_help_come_without_the_parts_they_do_not_need() -> None:
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"
-    assert re.search(r"reconcile +Finish what a crash left on this node\.", done.stdout)
+    assert re.search(r"reconcile +Repair what a crash left on this node\.", done.stdout)
 
 
 def test_version(vhpc: Vhpc) -> None:
@@ -59,7 +59,7 @@ def test_version(vhpc: Vhpc) -> None:
         (["ps", "--all", "--local"], "exclude each other"),
         (["plan"], "either JOBID or --image"),
         (["plan", "7", "--image", "tiny"], "either JOBID or --image"),
-        (["plan", "7", "--cpus", "1"], "has its allocation already"),
+        (["plan", "7", "--cpus", "1"], "the job has its allocation"),
         (["console", "7", "--follow", "--json"], "exclude each other"),
     ],
 )

@@ -13,8 +13,10 @@ from fake_pci import Device, fail
 
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
-from vhpc_slurm.hooks import common, drain_policy
 from vhpc_slurm.node.devices import quarantine
+from vhpc_slurm.reconcile import drain_policy
+from vhpc_slurm.slurm.port import Slurm
+from vhpc_slurm.slurm.scontrol import Scontrol
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_a_quarantine_is_cleared_by_a_check_alone(rig: Rig, capsys: pytest.Captu
     assert listed(capsys)[gpu.address]["state"] == "quarantined"
     gpu.on_reset = lambda device: None
     assert main(["devices", "clear", gpu.address]) == 0
-    assert capsys.readouterr().out == f"{gpu.address} is clean, and may be handed out again\n"
+    assert capsys.readouterr().out == f"{gpu.address} is clean; jobs may get it again\n"
     assert listed(capsys)[gpu.address]["state"] == "free"
     assert main(["devices", "clear", gpu.address]) == 1
     assert main(["devices", "clear", "../../etc"]) == 1
@@ -87,13 +89,24 @@ def test_a_quarantine_is_cleared_by_a_check_alone(rig: Rig, capsys: pytest.Captu
     ],
 )
 def test_a_bad_vf_costs_the_node_only_when_slurm_counts_on_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, said: str | None, drained: bool
+    rig: Rig, tmp_path: Path, said: str | None, drained: bool
 ) -> None:
     bad = quarantine.record(rig.vfs[0].address, "vf", "trusted")
     quarantine.put(rig.layout, bad)
-    monkeypatch.setattr(common, "scontrol_says", lambda *args: said)
-    assert drain_policy.must_drain(rig.layout, "n1", [bad]) is drained
+    assert drain_policy.must_drain(rig.layout, slurm_that_prints(tmp_path, said), "n1", [bad]) is drained
 
 
-def test_a_bad_gpu_always_costs_the_node(rig: Rig) -> None:
-    assert drain_policy.must_drain(rig.layout, "n1", [quarantine.record(rig.gpus[0].address, "gpu", "hot")])
+def slurm_that_prints(folder: Path, said: str | None) -> Slurm:
+    """The port over a scontrol that prints one line for this node, or fails."""
+    scontrol = folder / "slurm/scontrol"
+    scontrol.parent.mkdir()
+    reply = "exit 1" if said is None else f"echo '{said}'"
+    scontrol.write_text(f'#!/bin/sh\ntest "$*" = "-o show node n1" || exit 2\n{reply}\n')
+    scontrol.chmod(0o755)
+    return Scontrol(str(scontrol.parent))
+
+
+def test_a_bad_gpu_always_costs_the_node(rig: Rig, tmp_path: Path) -> None:
+    gpu = quarantine.record(rig.gpus[0].address, "gpu", "hot")
+    slurm = slurm_that_prints(tmp_path, "NodeName=n1 Gres=gpu:1,ibvf:1 State=IDLE")
+    assert drain_policy.must_drain(rig.layout, slurm, "n1", [gpu])

@@ -50,9 +50,9 @@ def test_a_console_of_this_node_is_printed(vhpc: Vhpc, run_dir: str) -> None:
     assert vhpc("console", "42", "--guest", "1") == "booted\n" * 20000
     assert vhpc.json("console", "42", "n1", "--guest", "1")["console"] == "booted\n" * 20000
     vhpc("console", "42", code=1)
-    assert "there is no console of guest 0 of job 42 on n1" in vhpc.error
+    assert "guest 0 of job 42 has no console on n1" in vhpc.error
     vhpc("console", "42", "n2", code=1)
-    assert "is on n2: this is n1 (run there: vhpc console 42)" in vhpc.error
+    assert "can only be read on n2: this host is n1 (run on n2: vhpc console 42)" in vhpc.error
 
 
 @needs_root

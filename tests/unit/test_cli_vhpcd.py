@@ -122,7 +122,7 @@ def test_the_plan_of_a_job_follows_from_its_lease(vhpc: Vhpc, client: Controller
     vhpc("plan", "42", "--node", "n3", code=1)
     assert "job 42 has no part on n3: its nodes are n[1-2]" in vhpc.error
     vhpc("plan", "41", code=1)
-    assert "vhpcd knows no job 41" in vhpc.error
+    assert "vhpcd has no job 41" in vhpc.error
     open_lease(client, 43, "absent:1")
     vhpc("plan", "43", code=1)
     assert "image absent:1 is unknown" in vhpc.error
@@ -159,7 +159,7 @@ def test_a_console_on_another_node_is_pointed_to(vhpc: Vhpc, client: ControllerC
     vhpc("console", "42", "n7", code=1)
     assert "job 42 has no guest on n7: its nodes are n[1-2]" in vhpc.error
     vhpc("console", "42", "n2", code=1)
-    assert "run there: vhpc console 42" in vhpc.error
+    assert "run on n2: vhpc console 42" in vhpc.error
 
 
 def test_doctor_sees_munge_and_vhpcd(vhpc: Vhpc, client: ControllerClient) -> None:

@@ -18,7 +18,7 @@ from vhpc_slurm.model import (
     Stage,
     Timeline,
 )
-from vhpc_slurm.slurm.job import JobStatus
+from vhpc_slurm.slurm.port import JobStatus
 
 LEASE = rules.reserve(
     Generation(1, 0, "0" * 8), request(1), allocation(), identity(), NetworkIdentity(), 0.0

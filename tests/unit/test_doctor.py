@@ -9,26 +9,30 @@ from pathlib import Path
 
 import pytest
 
+import vhpc_slurm.slurm
 from vhpc_slurm.cli.checks import CheckResult, Level, boottime, node, services, slurm
 from vhpc_slurm.cli.checks.boottime import NodeSize
 from vhpc_slurm.config import Config, Controller, Devices, Guests, Paths, Placement
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
+from vhpc_slurm.slurm import commands
+from vhpc_slurm.slurm.hosts import parse_node_resources, parse_partitions
+from vhpc_slurm.slurm.settings import SlurmSettings
 
 DATA = Path(__file__).parent.parent / "data" / "slurm-config"
 RELEASES = ("22.05.8", "24.11.5", "26.05.5")
 
 
-def settings(name: str) -> slurm.SlurmSettings:
-    return slurm.SlurmSettings.parse((DATA / f"{name}.txt").read_text())
+def settings(name: str) -> SlurmSettings:
+    return SlurmSettings.parse((DATA / f"{name}.txt").read_text())
 
 
-def changed(key: str, value: str) -> slurm.SlurmSettings:
+def changed(key: str, value: str) -> SlurmSettings:
     """The recommended settings of 24.11 with one line changed."""
     lines = (DATA / "24.11.5-recommended.txt").read_text().splitlines()
     assert any(line.split()[:1] == [key] for line in lines)
-    return slurm.SlurmSettings.parse(
+    return SlurmSettings.parse(
         "\n".join(f"{key} = {value}" if line.split()[:1] == [key] else line for line in lines)
     )
 
@@ -83,19 +87,19 @@ def test_slurms_defaults_are_not(release: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "level", "says"),
     [
-        ("PrologFlags", "Alloc,Contain,DeferBatch,RunInJob", "error", "no Epilog runs"),
+        ("PrologFlags", "Alloc,Contain,DeferBatch,RunInJob", "error", "no Epilog ends the guests"),
         ("PrologFlags", "Contain,DeferBatch", "error", "lacks Alloc"),
         ("PrologFlags", "Alloc,Contain,DeferBatch,X11", "ok", ""),
-        ("BatchStartTimeout", "600 sec", "warn", "loses the job"),
-        ("BatchStartTimeout", "200 sec", "error", "loses the job"),
+        ("BatchStartTimeout", "600 sec", "warn", "gives up a job"),
+        ("BatchStartTimeout", "200 sec", "error", "gives up a job"),
         ("PrologEpilogTimeout", "100", "error", "a boot may take (300 s)"),
         ("PrologEpilogTimeout", "65534", "warn", "no limit"),
-        ("SelectTypeParameters", "CR_CORE", "error", "memory is not allocated"),
+        ("SelectTypeParameters", "CR_CORE", "error", "Slurm allocates no memory"),
         ("SelectTypeParameters", "CR_MEMORY", "ok", ""),
         ("PreemptMode", "GANG,SUSPEND", "warn", "gang, suspend"),
         ("PreemptMode", "REQUEUE", "ok", ""),
-        ("MpiDefault", "pmix_v5", "warn", "of several tasks are refused"),
-        ("MpiDefault", "pmi2", "warn", "of several tasks are refused"),
+        ("MpiDefault", "pmix_v5", "warn", "with several tasks fail"),
+        ("MpiDefault", "pmi2", "warn", "with several tasks fail"),
         ("MpiDefault", "openmpi", "ok", ""),
         ("SlurmUser", "batch(990)", "error", "controller.slurm_user is slurm"),
         ("SlurmUser", "slurm(64030)", "ok", ""),
@@ -115,7 +119,7 @@ def test_one_wrong_setting_is_one_finding(key: str, value: str, level: str, says
 def test_separate_timeouts_of_newer_releases_count_each_for_itself() -> None:
     text = (DATA / "26.05.5-recommended.txt").read_text()
     text += "PrologTimeout = 300\nEpilogTimeout = 30\n"
-    found = list(slurm.check(slurm.SlurmSettings.parse(text), Config()))
+    found = list(slurm.check(SlurmSettings.parse(text), Config()))
     assert one(found, "slurm.PrologTimeout").level is Level.OK
     assert one(found, "slurm.EpilogTimeout").level is Level.ERROR
     assert "PrologEpilogTimeout" not in levels(found)
@@ -159,8 +163,10 @@ def test_the_memory_of_the_largest_node_counts_as_docs_install_says(
     line: str, config: Config, per_gib: float
 ) -> None:
     """Of a guest that has all of a node of 2 TiB."""
-    largest = NodeSize.parse(f"NodeName=n1 Arch=x86_64 {line}", config)
-    small = NodeSize.parse("NodeName=n2 Gres=(null) RealMemory=1024", config)
+    first, second = parse_node_resources(
+        f"NodeName=n1 Arch=x86_64 {line}\nNodeName=n2 Gres=(null) RealMemory=1024\n"
+    )
+    largest, small = NodeSize.of(first, config), NodeSize.of(second, config)
     budget = 60 + 180 + 60 + 60 * (8 if "gpu" in line else 0) + round(2048 * per_gib)
     found = one(
         list(slurm.check(settings("24.11.5-recommended"), config, [small, largest])),
@@ -193,10 +199,10 @@ def test_boots_that_are_longer_than_slurm_keeps_silent_are_pointed_out(tmp_path:
 def test_slurms_own_sbcast_in_front_of_ours_is_pointed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Config(paths=Paths(libexec=str(tmp_path)))
+    config = Config(paths=Paths(libexec=str(tmp_path)), controller=Controller(slurm_bin=f"{tmp_path}/slurm"))
     (tmp_path / "local").mkdir()
     (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(services, "USERS_PATH", f"{tmp_path}/local:{tmp_path}/bin")
+    monkeypatch.setattr(vhpc_slurm.slurm, "USERS_PATH", f"{tmp_path}/local:{tmp_path}/bin")
     assert list(services.sbcast(config)) == []
     executable(tmp_path / "bin" / "sbcast", "exit 0")
     (found,) = services.sbcast(config)
@@ -207,12 +213,22 @@ def test_slurms_own_sbcast_in_front_of_ours_is_pointed_out(
     assert found.level is Level.OK
 
 
+def test_an_sbcast_that_is_only_in_slurms_own_prefix_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vhpc_slurm.slurm, "USERS_PATH", f"{tmp_path}/local")
+    (tmp_path / "slurm").mkdir()
+    executable(tmp_path / "slurm/sbcast", "exit 0")
+    (found,) = services.sbcast(Config(controller=Controller(slurm_bin=f"{tmp_path}/slurm")))
+    assert (found.level, found.what.split()[0]) == (Level.WARN, f"{tmp_path}/slurm/sbcast")
+
+
 def test_a_site_script_in_place_of_a_hook_is_pointed_out_and_a_link_to_it_is_not(tmp_path: Path) -> None:
     executable(tmp_path / "prolog", "exit 0")
     scripts = tmp_path / "prolog.d"
     scripts.mkdir()
     config = Config(paths=Paths(libexec=str(tmp_path)))
-    pattern = slurm.SlurmSettings.parse(f"Prolog[0] = /site/first\nProlog[1] = {scripts}/*\n")
+    pattern = SlurmSettings.parse(f"Prolog[0] = /site/first\nProlog[1] = {scripts}/*\n")
     before = one(list(slurm.hooks(pattern, config)), "slurm.Prolog")
     assert (before.level, before.what) == (
         Level.WARN,
@@ -230,9 +246,9 @@ def test_a_site_script_in_place_of_a_hook_is_pointed_out_and_a_link_to_it_is_not
         # rows as sacctmgr 24.11 prints them
         ("vhpc", "echo 'vhpc|Operator'", "ok", "vhpc is Operator"),
         ("vhpc", "echo 'vhpc|Administrator'", "ok", "vhpc is Administrator"),
-        ("vhpc", "echo 'vhpc|None'", "warn", "vhpcd's user vhpc is no operator"),
-        ("vhpc", "echo 'vhpc2|Operator'", "warn", "vhpcd's user vhpc is no operator"),
-        ("vhpc", "exit 0", "warn", "vhpcd's user vhpc is no operator"),
+        ("vhpc", "echo 'vhpc|None'", "warn", "vhpcd's user vhpc is not an operator"),
+        ("vhpc", "echo 'vhpc2|Operator'", "warn", "vhpcd's user vhpc is not an operator"),
+        ("vhpc", "exit 0", "warn", "vhpcd's user vhpc is not an operator"),
         (
             "vhpc",
             "echo 'You are not running a supported accounting_storage plugin' >&2; exit 1",
@@ -246,7 +262,7 @@ def test_a_vhpcd_that_may_not_requeue_jobs_is_a_warning(
 ) -> None:
     executable(tmp_path / "sacctmgr", sacctmgr)
     config = Config(controller=Controller(user=user, slurm_bin=str(tmp_path)))
-    finding = slurm.operator(changed("SlurmUser", "slurm(64030)"), config)
+    finding = slurm.operator(commands(config), changed("SlurmUser", "slurm(64030)"), config)
     assert finding.level.value == level
     assert says in finding.what
     assert (finding.hint == "") == (level == "ok")
@@ -260,7 +276,7 @@ def test_private_jobs_make_an_operator_of_vhpcd_s_user_a_must(
 ) -> None:
     executable(tmp_path / "sacctmgr", sacctmgr)
     config = Config(controller=Controller(user="vhpc", slurm_bin=str(tmp_path)))
-    finding = slurm.operator(changed("PrivateData", "accounts,jobs"), config)
+    finding = slurm.operator(commands(config), changed("PrivateData", "accounts,jobs"), config)
     assert finding.level.value == level
     assert ("PrivateData hides them" in finding.what) == (level == "error")
 
@@ -270,7 +286,7 @@ def test_a_partition_with_suspension_is_named() -> None:
         "PartitionName=main AllowGroups=ALL PreemptMode=OFF\n"
         "PartitionName=low AllowGroups=ALL PreemptMode=GANG,SUSPEND\n"
     )
-    (finding,) = slurm.partitions(text)
+    (finding,) = slurm.partitions(parse_partitions(text))
     assert finding.what.startswith("partition low has PreemptMode=GANG,SUSPEND")
 
 
@@ -298,7 +314,7 @@ def plugstack(tmp_path: Path, text: str, *, installed: bool = True) -> CheckResu
     if installed:
         (folder / "vhpc.so").write_bytes(b"")
     return slurm.plugstack(
-        slurm.SlurmSettings.parse(f"SLURM_CONF = {tmp_path}/slurm.conf\nPluginDir = /absent:{folder}\n")
+        SlurmSettings.parse(f"SLURM_CONF = {tmp_path}/slurm.conf\nPluginDir = /absent:{folder}\n")
     )
 
 

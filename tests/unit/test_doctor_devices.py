@@ -12,6 +12,8 @@ from device_rig import Rig, machine
 
 from vhpc_slurm.cli.checks import CheckResult, Level, devices
 from vhpc_slurm.node.devices import quarantine, setup
+from vhpc_slurm.slurm.hosts import parse_node_resources
+from vhpc_slurm.slurm.port import NodeResources
 
 AGREES = "NodeName=n1 Arch=x86_64 Gres=gpu:h200:2(S:0),ibvf:4 State=IDLE"
 
@@ -23,8 +25,14 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         yield found
 
 
+def resources(line: str) -> NodeResources:
+    return next(iter(parse_node_resources(line)), NodeResources("n1"))
+
+
 def findings(rig: Rig, slurm: str = AGREES) -> dict[str, CheckResult]:
-    return {found.check: found for found in devices.check(rig.layout.config, "n1", slurm, root=True)}
+    return {
+        found.check: found for found in devices.check(rig.layout.config, "n1", resources(slurm), root=True)
+    }
 
 
 def test_a_node_whose_map_agrees_with_slurm_is_ok(rig: Rig) -> None:
@@ -46,11 +54,11 @@ def test_a_node_whose_map_agrees_with_slurm_is_ok(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("0 {gpu0}\n", "names 1 GPUs, Slurm counts 2"),
-        ("0 {gpu0}\n1 {gpu0}\n", "{gpu0} is there twice"),
-        ("0 {gpu0}\n1 0000:ff:00.0\n", "0000:ff:00.0 is no GPU of this node"),
-        ("0 {gpu0}\n1 {pf}\n", "{pf} is no GPU of this node"),
-        ("", "Slurm gives out 2 GPUs here, and"),
+        ("0 {gpu0}\n", "lists 1 GPUs, but slurm.conf has 2"),
+        ("0 {gpu0}\n1 {gpu0}\n", "{gpu0} is listed twice"),
+        ("0 {gpu0}\n1 0000:ff:00.0\n", "0000:ff:00.0 is not a GPU of this node"),
+        ("0 {gpu0}\n1 {pf}\n", "{pf} is not a GPU of this node"),
+        ("", "Slurm allocates 2 GPUs of this node, but"),
         ("1 {gpu0}\n", "line 1 of"),
     ],
 )
@@ -65,7 +73,7 @@ def test_a_map_that_disagrees_is_an_error(rig: Rig, text: str, says: str) -> Non
 def test_too_few_good_functions_are_an_error_and_a_quarantine_is_told(rig: Rig) -> None:
     quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
     found = findings(rig)
-    assert found["devices.vfs"].what == "Slurm counts 4 of ibvf, 3 virtual functions are good"
+    assert found["devices.vfs"].what == "slurm.conf has 4 ibvf, but only 3 virtual functions are usable"
     assert found["devices.vfs"].level is Level.ERROR
     assert "still has a GUID" in found["devices.quarantine"].what
     assert findings(rig, AGREES.replace("ibvf:4", "ibvf:3"))["devices.vfs"].level is Level.OK
@@ -74,7 +82,7 @@ def test_too_few_good_functions_are_an_error_and_a_quarantine_is_told(rig: Rig) 
 @pytest.mark.parametrize(
     ("state", "says"),
     [
-        ({"net/ens1/type": "1", "net/ens1/flags": "0x1002"}, "ens1 of {pf} is off"),
+        ({"net/ens1/type": "1", "net/ens1/flags": "0x1002"}, "interface ens1 of {pf} is down"),
         ({"infiniband/mlx5_9/ports/1/state": "1: DOWN"}, "port 1 of mlx5_9 is DOWN"),
         ({"net/ens1/type": "1", "net/ens1/flags": "0x1003"}, ""),
         ({"net/ens1/type": "32", "net/ens1/flags": "0x1002"}, ""),
@@ -93,13 +101,13 @@ def test_without_iommu_or_driver_nothing_can_be_passed_through(rig: Rig) -> None
     rig.pci.regroup(rig.gpus[1].address, None)
     rig.pci.unload("vfio-pci")
     found = findings(rig)
-    assert found["devices.iommu"].what == f"no IOMMU group: {rig.gpus[1].address}"
+    assert found["devices.iommu"].what == f"without an IOMMU group: {rig.gpus[1].address}"
     assert found["devices.vfio"].level is Level.ERROR
 
 
 def test_a_command_that_is_not_there_is_an_error(rig: Rig) -> None:
     rig.with_devices(gpu_scrub=("/nowhere/scrub", "{address}"))
-    assert findings(rig)["devices.clearing"].what == "there is no /nowhere/scrub"
+    assert findings(rig)["devices.clearing"].what == "/nowhere/scrub does not exist"
 
 
 def test_a_node_without_devices_has_no_findings_of_them(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, drain_policy, epilog
+from vhpc_slurm.hooks import common, epilog
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import quarantine
@@ -21,6 +21,7 @@ from vhpc_slurm.node.store import joblock, statefile
 from vhpc_slurm.node.store.journal import Journal, generations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
+from vhpc_slurm.reconcile import drain_policy
 
 
 def test_an_alarm_of_the_prolog_reaches_vhpcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +113,7 @@ def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ending:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setattr(ControllerClient, "lease", unreachable)
     monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: found.acknowledged.append(ack))
-    monkeypatch.setattr(common, "drain", lambda _, err: found.drained.append(err.line()))
+    monkeypatch.setattr(common, "drain", lambda _config, _node, err: found.drained.append(err.line()))
     return found
 
 

@@ -13,11 +13,11 @@ from controller_lab import allocation, identity, request
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.controller.leases import rules
-from vhpc_slurm.hooks import fabric_isolation
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
 from vhpc_slurm.node.store import journal, kinds, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import fabric_isolation
 
 KEY = NetworkIdentity("ib", pkey=0x1000, rails=1, vfs=1)
 OPEN = FabricState(safe=False, open_since=1.0, what="port 0x1 has the keys 0xffff")
@@ -56,7 +56,7 @@ def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> N
     (finding,) = fabric_isolation.findings(layout, "n1", [record], OPEN)
     assert (finding.kind, finding.what) == (
         "open-fabric",
-        "job 1 has a key of a fabric that does not keep jobs apart",
+        "job 1 has a key on a fabric that does not keep jobs apart",
     )
     assert held_kinds(layout, record) == ["rundir", "uid"], "looking changes nothing"
     finding.repair()
@@ -79,8 +79,8 @@ def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout
     assert held_kinds(layout, other) == ["rundir", "uid"]
     message = statefile.read_state(layout.state_file(1))["message"]
     assert message == (
-        "the guests of job 1 were ended on n1: the job's partition key was taken from its port and cannot be "
-        "given back: port 0x1 has the keys 0x7fff (submit the job again)"
+        "the guests of job 1 were ended on n1: the job's partition key was removed from its port and cannot "
+        "be restored: port 0x1 has the keys 0x7fff (submit the job again)"
     )
 
 

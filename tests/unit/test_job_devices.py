@@ -17,7 +17,7 @@ from test_placement import MANIFEST, REQUEST
 
 from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
-from vhpc_slurm.hooks import fabric_isolation, slurmctld
+from vhpc_slurm.hooks import slurmctld
 from vhpc_slurm.hooks.common import HookEnv
 from vhpc_slurm.model import (
     Allocation,
@@ -42,7 +42,8 @@ from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.store import reservations
 from vhpc_slurm.node.store.journal import Journal, read_entries
 from vhpc_slurm.node.store.timeline import Recorder
-from vhpc_slurm.slurm.job import SlurmJob
+from vhpc_slurm.reconcile import fabric_isolation
+from vhpc_slurm.slurm.port import SlurmJob
 
 IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)
 

@@ -18,12 +18,12 @@ from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases import rules
-from vhpc_slurm.hooks import lost_jobs, purged_jobs
 from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
 from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import lost_jobs, purged_jobs
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 # Tests that start or count slurmstepds see each other's: one worker runs them all.
@@ -83,7 +83,9 @@ class Node:
 
     def lost(self, *nodes: str, node: str = "n1") -> list[str]:
         found = list(
-            lost_jobs.findings(self.config, node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses)
+            lost_jobs.findings(
+                Layout(self.config), node, [self.record(*nodes)], slurm=self.slurm, pause=self.pauses
+            )
         )
         for finding in found:
             finding.repair()
@@ -134,7 +136,7 @@ def test_steps_are_told_by_their_slurmstepds_titles(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", ["ready", "failed"])
 def test_a_script_that_does_not_run_has_its_job_requeued(node: Node, status: str) -> None:
     node.ready(status)
-    assert node.lost() == ["job 1: its guests are ready, and its script does not run on n1"]
+    assert node.lost() == ["job 1: its guests are ready but its batch script does not run on n1"]
     assert node.calls == ["scontrol requeue 1"]
 
 
@@ -150,8 +152,8 @@ def test_a_job_that_cannot_be_requeued_is_ended_and_says_why(
     node.lost()
     assert node.calls == [
         "scontrol requeue 1",
-        "scontrol update jobid=1 AdminComment=vhpc: its guests are ready, and its script does not run on n1;"
-        " it cannot be requeued",
+        "scontrol update jobid=1 AdminComment=vhpc: its guests are ready but its batch script does not run "
+        "on n1; it cannot be requeued",
         "scancel 1",
     ]
 
@@ -201,7 +203,7 @@ def rebooted(node: Node) -> None:
 def test_a_job_whose_node_was_rebooted_is_requeued(node: Node, reason: str) -> None:
     rebooted(node)
     node.show("single.txt", **{"Reason=None": f"Reason={reason}"})
-    assert node.lost() == ["job 1: n1 was rebooted under it"]
+    assert node.lost() == ["job 1: n1 was rebooted while it ran"]
     assert node.calls == ["scontrol requeue 1"]
 
 
@@ -210,7 +212,7 @@ def test_a_reboot_of_another_node_counts_while_the_job_boots(node: Node) -> None
     node.show("single.txt", **{"BatchHost=n1": "BatchHost=n2"})
     assert node.lost("n2", "n1") == []
     node.show("single.txt", **{"BatchHost=n1": "BatchHost=n2", "Reason=None": "Reason=Prolog"})
-    assert node.lost("n2", "n1") == ["job 1: n1 was rebooted under it"]
+    assert node.lost("n2", "n1") == ["job 1: n1 was rebooted while it ran"]
 
 
 def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: Node) -> None:
@@ -234,12 +236,7 @@ def test_a_name_that_passes_for_slurms_own_fields_stops_no_reconciliation(node: 
     node.show("single.txt", **{name[0]: f"{name[0]} UserId=root(0) MinCPUsNode=1"})
     assert node.lost() == []
     assert node.calls == []
-    assert not purged_jobs.is_purged(with_slurm(node), JOB)
-
-
-def with_slurm(node: Node) -> Config:
-    controller = msgspec.structs.replace(node.config.controller, slurm_bin=str(node.folder))
-    return msgspec.structs.replace(node.config, controller=controller)
+    assert not purged_jobs.is_purged(node.slurm, JOB)
 
 
 @pytest.mark.usefixtures("extern")

@@ -24,13 +24,14 @@ from vhpc_slurm.config import Config, Shares, load
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node import audit, resources
+from vhpc_slurm.node import resources
 from vhpc_slurm.node.guest import console, shares
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, statefile, timeline, uids
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import audit
 
 # Tests that start or count slurmstepds see each other's: one worker runs them all.
 pytestmark = pytest.mark.xdist_group("slurmstepd")
@@ -177,6 +178,7 @@ import time, msgspec
 from vhpc_slurm.config import Config
 from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import audit
 layout = Layout(msgspec.json.decode({msgspec.json.encode(layout.config).decode()!r}, type=Config))
 with joblock.held(layout, 42, timeout_s=1{arguments}):
     print("held", flush=True)

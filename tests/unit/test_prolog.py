@@ -15,7 +15,7 @@ from stepd import needs_root
 
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
-from vhpc_slurm.hooks import common, prolog, purged_jobs
+from vhpc_slurm.hooks import common, prolog
 from vhpc_slurm.model import Generation, Lease, LeaseState
 from vhpc_slurm.node import resources, teardown
 from vhpc_slurm.node.boot.state import Boot
@@ -26,6 +26,7 @@ from vhpc_slurm.node.store import joblock, kinds, statefile
 from vhpc_slurm.node.store.journal import Journal, Stopped, generations, read_entries
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
+from vhpc_slurm.reconcile import purged_jobs
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 layout = boot_layout
@@ -92,7 +93,7 @@ def node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: found.acknowledged.append(ack))
     monkeypatch.setattr(ControllerClient, "report_timeline", lambda *_: None)
     monkeypatch.setattr(Scontrol, "requeue", lambda _, job_id: found.requeue(job_id))
-    monkeypatch.setattr(common, "drain", lambda _, err: found.drained.append(err.line()))
+    monkeypatch.setattr(common, "drain", lambda _config, _node, err: found.drained.append(err.line()))
     monkeypatch.setattr(inventory, "read_inventory", lambda *_: NODE)
     monkeypatch.setattr(shares, "of_job", lambda *_: ())
     monkeypatch.setattr(libvirtd, "connect", lambda *_: nullcontext())

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "python" / "vhpc_slurm"
 FLOORS = (
     {"cli"},
     {"hooks"},
+    {"reconcile"},
     {"controller", "node"},
     {"fabric", "slurm", "placement", "domain"},
     {"config", "catalog", "model", "hardware", "cpulist", "munge"},
@@ -22,16 +23,25 @@ FLOORS = (
 )
 # Modules of the ground floors that stand on one another, lowest last.
 GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors", "terminal")
-# The same inside vhpcd, from the top. Layers of one floor do not know each other.
-CONTROLLER_FLOORS = (
-    {"server"},
-    {"assembly"},
-    {"periodic", "client"},
-    {"api"},
-    {"leases"},
-    {"sync", "store"},
-    {"wire_types"},
-)
+# The same inside a room, from the top. Layers of one floor do not know each other.
+LAYERS = {
+    "controller": (
+        {"server"},
+        {"assembly"},
+        {"periodic", "client"},
+        {"api"},
+        {"leases"},
+        {"sync", "store"},
+        {"wire_types"},
+    ),
+    "node": (
+        {"boot", "teardown"},
+        {"plan", "resources"},
+        {"guest", "devices"},
+        {"store"},
+        {"host"},
+    ),
+}
 LIBVIRT_CALLER = "node/guest/libvirtd.py"
 PURE = {"placement", "domain"}
 IMPURE = {
@@ -107,35 +117,37 @@ def test_imports_go_downwards_only(path: Path) -> None:
         assert complaints(room(path), rooms_known(imported(path))) == []
 
 
-def controller_layer(dotted: str) -> str:
-    """The layer of vhpcd that a dotted name belongs to; empty where it belongs to none."""
-    parts = dotted.split(".")
-    return parts[2] if parts[:2] == ["vhpc_slurm", "controller"] and len(parts) > 2 else ""
-
-
-def controller_complaints(layer: str, names: set[str]) -> list[str]:
-    """Imports of a layer that do not go down."""
-    floors = {name: number for number, layers in enumerate(CONTROLLER_FLOORS) for name in layers}
-    known = {controller_layer(name) for name in names} - {"", layer}
+def layer_complaints(name: str, layer: str, names: set[str]) -> list[str]:
+    """Imports of a room's layer from other layers of the room that do not go down."""
+    floors = {one: number for number, layers in enumerate(LAYERS[name]) for one in layers}
+    parts = [dotted.split(".") for dotted in names]
+    known = {part[2] for part in parts if part[:2] == ["vhpc_slurm", name] and len(part) > 2} - {layer}
     return sorted(f"{layer} knows {other}" for other in known if floors[other] <= floors[layer])
 
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in modules() if room(path) == "controller" and path.parent.name != "vhpc_slurm"],
+    [path for path in modules() if room(path) in LAYERS and path != PACKAGE / room(path) / "__init__.py"],
     ids=lambda path: str(path.relative_to(PACKAGE)),
 )
-def test_layers_of_vhpcd_know_only_layers_below(path: Path) -> None:
-    parts = path.relative_to(PACKAGE / "controller").parts
-    if parts != ("__init__.py",):
-        assert controller_complaints(parts[0].removesuffix(".py"), imported(path)) == []
+def test_layers_of_a_room_know_only_layers_below(path: Path) -> None:
+    layer = path.relative_to(PACKAGE / room(path)).parts[0].removesuffix(".py")
+    assert layer_complaints(room(path), layer, imported(path)) == []
 
 
-def test_the_rule_for_layers_of_vhpcd_catches_what_it_should() -> None:
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_room_with_layers_imports_nothing_of_its_own(name: str) -> None:
+    assert name not in rooms_known(imported(PACKAGE / name / "__init__.py"))
+
+
+def test_the_rule_for_layers_catches_what_it_should() -> None:
     up = {"vhpc_slurm.controller.leases.layer.build", "vhpc_slurm.controller.api.protocol"}
-    assert controller_complaints("sync", up) == ["sync knows api", "sync knows leases"]
-    assert controller_complaints("sync", {"vhpc_slurm.controller.store.database"}) == ["sync knows store"]
-    assert controller_complaints("api", {"vhpc_slurm.controller.leases.rules", "vhpc_slurm.errors"}) == []
+    assert layer_complaints("controller", "sync", up) == ["sync knows api", "sync knows leases"]
+    beside = {"vhpc_slurm.controller.store.database"}
+    assert layer_complaints("controller", "sync", beside) == ["sync knows store"]
+    down = {"vhpc_slurm.controller.leases.rules", "vhpc_slurm.node.boot.sequence", "vhpc_slurm.errors"}
+    assert layer_complaints("controller", "api", down) == []
+    assert layer_complaints("node", "guest", {"vhpc_slurm.node.devices.vf"}) == ["guest knows devices"]
 
 
 def foreign_attributes(source: str) -> set[str]:
@@ -172,6 +184,10 @@ def test_every_module_has_a_floor() -> None:
     ("name", "known", "count"),
     [
         ("node", {"hooks"}, 1),
+        ("node", {"reconcile"}, 1),
+        ("reconcile", {"hooks"}, 1),
+        ("reconcile", {"cli"}, 1),
+        ("reconcile", {"controller", "node", "slurm"}, 0),
         ("node", {"controller"}, 1),
         ("domain", {"placement", "model", "errors"}, 1),
         ("model", {"config"}, 1),
@@ -193,6 +209,52 @@ def test_imports_hidden_in_functions_and_relative_ones_are_seen() -> None:
     )
     source = "\n".join(lines)
     assert rooms_known(imports(source, ("vhpc_slurm", "node"))) == {"hooks", "controller", "node"}
+
+
+def circles(known: dict[str, set[str]]) -> list[list[str]]:
+    """Circles among modules, each once and from its first module in the alphabet."""
+    found = []
+
+    def follow(path: list[str]) -> None:
+        for name in sorted(known.get(path[-1], ())):
+            if name == path[0]:
+                found.append(path)
+            elif name > path[0] and name not in path:
+                follow([*path, name])
+
+    for name in sorted(known):
+        follow([name])
+    return found
+
+
+def members_known(members: dict[str, Path]) -> dict[str, set[str]]:
+    """For each of these modules the others that it imports, or imports names of."""
+    return {
+        module: {
+            other
+            for other in members
+            if any(name == other or name.startswith(f"{other}.") for name in imported(path))
+        }
+        for module, path in members.items()
+    }
+
+
+@pytest.mark.parametrize("name", sorted({room(path) for path in modules() if path.parent != PACKAGE}))
+def test_modules_of_a_room_import_in_one_direction(name: str) -> None:
+    members = {
+        ".".join(("vhpc_slurm", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+        for path in (PACKAGE / name).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    known = members_known(members)
+    assert any(known.values()), "no module imports another: the check sees nothing"
+    assert circles(known) == []
+
+
+def test_the_check_finds_circles() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c", "a"}, "c": {"b"}}) == [["a", "b"], ["b", "c"]]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == [["a", "b", "c"]]
 
 
 def test_only_one_module_calls_libvirt() -> None:

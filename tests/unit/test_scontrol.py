@@ -12,8 +12,8 @@ import pytest
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import GresAllocation, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob
 from vhpc_slurm.slurm.parse import narrower, parse_gres, parse_job, parse_squeue
+from vhpc_slurm.slurm.port import JobStatus, NoSuchJobError, SlurmError, SlurmJob
 
 DATA = Path(__file__).parents[1] / "data"
 VERSIONS = ("22.05", "24.11", "26.05")
@@ -103,7 +103,7 @@ def test_field_names_in_a_job_name_and_comment_change_nothing(version: str) -> N
 @EVERY
 @pytest.mark.parametrize("name", ["spoof-name", "newline-name", "newline-comment"])
 def test_text_that_could_pass_for_slurm_s_own_is_the_user_s_error(version: str, name: str) -> None:
-    with pytest.raises(UserError, match="looks like fields of scontrol's own"):
+    with pytest.raises(UserError, match="looks like fields of scontrol"):
         job(version, name)
 
 
@@ -168,7 +168,7 @@ def test_group_names_may_have_spaces() -> None:
 def test_a_forged_account_cannot_add_fields_or_layouts() -> None:
     record = text("24.11", "single")
     for forged in ("x JobState=PENDING", "x Restarts=7", "x NodeList=n9"):
-        with pytest.raises(SlurmError, match="2 fields called"):
+        with pytest.raises(SlurmError, match="2 fields are named"):
             parse_job(record.replace("Account=(null)", f"Account={forged}"), 1)
     layout = record.replace("Account=(null)", "Account=x Nodes=n1 CPU_IDs=0-63 Mem=9999 GRES=")
     assert parse_job(layout, 1).allocation.nodes == (NodeAllocation("n1", (0, 1), 512),)
@@ -184,9 +184,9 @@ def test_two_records_of_one_id_are_refused() -> None:
     ("old", "new", "why"),
     [
         # scontrol's buffer of 128 bytes, filled
-        ("CPU_IDs=0-1", "CPU_IDs=" + ",".join(str(2 * n) for n in range(64))[:127], "too scattered"),
-        ("NumCPUs=2", "NumCPUs=4", "fewer than its 4 CPUs"),
-        ("NodeList=n1 ", "NodeList=n[1-2] ", "not those of its nodes"),
+        ("CPU_IDs=0-1", "CPU_IDs=" + ",".join(str(2 * n) for n in range(64))[:127], "too many ranges"),
+        ("NumCPUs=2", "NumCPUs=4", "fewer CPUs than its NumCPUs=4"),
+        ("NodeList=n1 ", "NodeList=n[1-2] ", "do not match its NodeList"),
         ("Mem=512 GRES= ", "Mem=512 GRES=gpu:2(IDX:0) ", "2 units but 1 indexes"),
     ],
 )

@@ -161,7 +161,7 @@ def test_a_vlan_is_shown_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     for name in ("vlan100", "VLAN 100", "7"):
         assert [assignment.generation.job_id for assignment in cli._chosen(config, name)] == [7]
     for name in ("vlan101", "vni100", "0x0064", "vlan0"):
-        with pytest.raises(UserError, match="is free, or has no key"):
+        with pytest.raises(UserError, match="is free, or job"):
             cli._chosen(config, name)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.slurm.job import NoSuchJobError, NotRequeueableError, Slurm, SlurmError
+from vhpc_slurm.slurm.port import NoSuchJobError, NotRequeueableError, Slurm, SlurmError
 from vhpc_slurm.slurm.pyslurm_adapter import PySlurm, unavailable
 from vhpc_slurm.slurm.scontrol import Scontrol
 
@@ -182,7 +182,7 @@ def test_an_id_of_elements_that_wait_is_no_job_that_could_be_touched(tmp_path: P
     slurm = replay(tmp_path, "24.11")
     shutil.copy(DATA / "squeue" / "24.11" / "refs-waiting.txt", tmp_path / "refs")
     for act in (slurm.requeue, slurm.cancel, lambda job: slurm.set_admin_comment(job, "x")):
-        with pytest.raises(SlurmError, match="job 1 is 2 elements of an array that have not started"):
+        with pytest.raises(SlurmError, match="job 1 is an array with 2 tasks that have not started"):
             act(1)
     assert not (tmp_path / "calls").exists()
     assert slurm.ref(3).whole == "1_1"
@@ -267,7 +267,7 @@ def test_operators_see_what_private_data_hides(tmp_path: Path, level: str, sees:
         assert len(as_uid(NOBODY, slurm.jobs)) == 2
         assert f"users={pwd.getpwuid(NOBODY).pw_name} flags=users" in (tmp_path / "calls").read_text()
         return
-    with pytest.raises(ChildError, match=r"hides jobs of others from nobody.*adminlevel=operator"):
+    with pytest.raises(ChildError, match=r"hides jobs of other users from nobody.*adminlevel=operator"):
         as_uid(NOBODY, slurm.jobs)
 
 
@@ -276,7 +276,7 @@ def test_a_slurmctld_that_was_started_anew_during_a_listing_is_asked_again_later
     slurm = replay(tmp_path, "24.11")
     text = (tmp_path / "squeue").read_text()
     script(tmp_path / "squeue", text.replace("#!/bin/sh\n", f"#!/bin/sh\necho later > {tmp_path}/boot\n"))
-    with pytest.raises(SlurmError, match="started anew meanwhile"):
+    with pytest.raises(SlurmError, match="restarted while squeue ran"):
         slurm.jobs()
     assert len(slurm.jobs()) == 2
 

@@ -15,12 +15,14 @@ from fake_pci import Device
 
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.hardware import VfIdentity
-from vhpc_slurm.node import audit, teardown
+from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment, quarantine, vf, vf_drivers
 from vhpc_slurm.node.devices.vf import PARKED_GUID, ParkError, VfError
 from vhpc_slurm.node.store import journal
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import audit
+from vhpc_slurm.reconcile.finding import NodeFinding
 
 ONE = VfIdentity(0x02CD101200000100, 0x02CC101200000100, 0x1012, bytes.fromhex("02aabbccdd01"), 100)
 MAC, VLAN, SPOOFCHK, STATE, RATE, TRUST, NODE, PORT = 1, 2, 4, 5, 6, 9, 10, 11  # if_link.h
@@ -260,7 +262,7 @@ def audited(rig: Rig) -> Rig:
     return rig
 
 
-def unparked(rig: Rig) -> list[audit.NodeFinding]:
+def unparked(rig: Rig) -> list[NodeFinding]:
     return list(audit._unparked_functions(rig.layout))
 
 
@@ -270,7 +272,7 @@ def test_a_vf_on_a_network_that_nobody_has_is_called_in(audited: Rig) -> None:
     port.port_guid, port.state = 0x02CC123400000400, 0
     (found,) = unparked(audited)
     assert found.what == (
-        f"virtual function {audited.pfs[0].virtfns[2]} is nobody's: "
+        f"virtual function {audited.pfs[0].virtfns[2]} belongs to no job but is not parked: "
         "its port GUID is 02:cc:12:34:00:00:04:00, not ff:ff:ff:ff:ff:ff:ff:ff"
     )
     found.repair()

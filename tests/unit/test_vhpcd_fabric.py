@@ -224,7 +224,7 @@ def test_the_key_of_a_lost_node_is_out_of_use_until_it_is_fenced(
         vhpc("fabric", "clear", "0x1000", code=1)
         assert "may still run on n2" in vhpc.error
         vhpc("fabric", "fence", "n2", code=1)
-        assert "nobody is there to confirm it" in vhpc.error
+        assert "stdin is not a terminal to confirm it" in vhpc.error
         vhpc("fabric", "fence", "n9", "--yes", code=1)
         assert "no job that has ended waits for node n9" in vhpc.error
         assert vhpc.json("fabric", "fence", "n2", "--yes") == {

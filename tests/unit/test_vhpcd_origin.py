@@ -155,12 +155,17 @@ def test_each_host_is_told_whom_it_may_speak_for(vhpcd: Vhpcd) -> None:
     ("speaks_for", "node", "controller", "says"),
     [
         (("n1",), "n1", False, ["ok: vhpcd knows 10.0.0.1 as an address of node n1"]),
-        (("n2",), "n1", False, ["error: vhpcd sees this host at 10.0.0.1, which Slurm does not have"]),
+        (
+            ("n2",),
+            "n1",
+            False,
+            ["error: vhpcd sees this host at 10.0.0.1, which is not an address of node n1"],
+        ),
         (
             ("n1",),
             "n1",
             True,
-            ["ok: vhpcd knows", "error: vhpcd sees this host at 10.0.0.1, which is no host of"],
+            ["ok: vhpcd knows", "error: vhpcd sees this host at 10.0.0.1, which is not an address of"],
         ),
         ((wire.CONTROLLER,), "", True, []),
         ((), "", False, []),

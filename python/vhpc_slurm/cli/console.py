@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vhpc console: what a guest wrote to its serial console.
 
-The text comes from inside a guest, whose root is the user: it must not be
-able to drive the terminal of the operator who reads it.
+The text comes from a guest, where the user is root: it must not be able to
+control the terminal of the operator who reads it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from vhpc_slurm.terminal import printable
 
 CHUNK = 1 << 16
 POLL_S = 0.2
-# Sequences of ECMA-48 that boot messages are coloured with; dropped whole, so
-# that their printable part does not litter the text.
+# ECMA-48 sequences that colour boot messages; removed whole, because their
+# printable part would stay in the text.
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
 
 
@@ -37,7 +37,7 @@ class Cleaner:
         self._held = ""
 
     def feed(self, raw: bytes, *, last: bool = False) -> str:
-        """The text of the next piece; an escape sequence or line end cut by the piece's end is held back."""
+        """Text of the next piece; an escape sequence or line end cut at its end is kept for the next."""
         text = self._held + self._decoder.decode(raw, final=last)
         cut = len(text) if last else _whole(text)
         text, self._held = text[:cut], text[cut:]
@@ -46,7 +46,7 @@ class Cleaner:
 
 
 def _whole(text: str) -> int:
-    """Where to cut so that no CR LF and no escape sequence is torn; a long one is no sequence."""
+    """Where to cut without splitting a CR LF or an escape sequence; sequences have at most 32 characters."""
     start = text.rfind("\x1b", max(0, len(text) - 32))
     if start >= 0 and _ESCAPE.match(text, start) is None:
         return start
@@ -59,7 +59,7 @@ def console(
     """Print the console of a job's guest on this node.
 
     Raises:
-        UserError: not root, or the guest is not on this node; then the line says where it is.
+        UserError: not root, or the guest is on another node, which the error names.
     """
     context.need_root("console")
     layout = Layout(config)
@@ -79,7 +79,7 @@ def console(
 def _pieces(path: Path, *, follow: bool) -> Iterator[str]:
     """The cleaned text; with ``follow`` until the job's Epilog removes the file."""
     cleaner = Cleaner()
-    # QEMU's uid owns the file but not the folder; all the same, follow no link.
+    # QEMU's uid owns the file but not the folder; follow no link anyway.
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         while True:
@@ -96,7 +96,7 @@ def _pieces(path: Path, *, follow: bool) -> Iterator[str]:
 
 
 def _elsewhere(config: Config, job_id: int, node: str | None, this_node: str, guest: int) -> UserError:
-    """Why there is nothing to print here, and where to look."""
+    """Error that says where the console is, or why there is none."""
     nodes, meant = _nodes_of(config, job_id), node or this_node
     if nodes and meant not in nodes:
         return UserError(
@@ -106,19 +106,19 @@ def _elsewhere(config: Config, job_id: int, node: str | None, this_node: str, gu
         )
     if meant != this_node:
         return UserError(
-            f"the console of job {job_id} on {meant} is on {meant}",
-            f"this is {this_node}",
-            f"run there: vhpc console {job_id}",
+            f"the console of job {job_id} on {meant} can only be read on {meant}",
+            f"this host is {this_node}",
+            f"run on {meant}: vhpc console {job_id}",
         )
     return UserError(
-        f"there is no console of guest {guest} of job {job_id} on {this_node}",
+        f"guest {guest} of job {job_id} has no console on {this_node}",
         "its guests have not started, or the job has ended",
-        "--vhpc-console=PATH keeps a console beyond the job's end",
+        "sbatch --vhpc-console=PATH keeps a console after the end of the job",
     )
 
 
 def _nodes_of(config: Config, job_id: int) -> list[str]:
-    """The job's nodes as vhpcd knows them; none where it cannot be asked, this being only for a hint."""
+    """The job's nodes from vhpcd; empty when vhpcd does not answer, because they are only for a hint."""
     try:
         record = jobs.of_job(config, "console", job_id)
     except VhpcError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the command runs and as whom: what decides which questions it can answer."""
+"""Host and user of the command: they decide which commands are possible."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vhpc_slurm.model import NODE_NAME
 
 
 def node_name(given: str | None = None) -> str:
-    """Slurm's name of this host: as given, else as slurmd says, else the host name up to its first dot."""
+    """Slurm's name of this host: ``given``, else SLURMD_NODENAME, else the host name up to its first dot."""
     name = given or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     if not NODE_NAME.match(name):
-        raise UserError(f"{name[:80]!r} is no node name")
+        raise UserError(f"{name[:80]!r} is not a valid node name")
     return name
 
 
@@ -27,21 +27,21 @@ def is_root() -> bool:
 def need_root(command: str) -> None:
     """UserError unless root runs the command."""
     if not is_root():
-        raise UserError(f"vhpc {command} needs root", f"this is {user_name()}", "sudo it")
+        raise UserError(f"vhpc {command} needs root", f"you are {user_name()}", f"run: sudo vhpc {command}")
 
 
 def need_listener(command: str, config: Config) -> None:
-    """UserError unless vhpcd would listen to this user: root or SlurmUser."""
+    """UserError unless vhpcd accepts requests of this user: root or SlurmUser."""
     if not is_root() and user_name() != config.controller.slurm_user:
         raise UserError(
             f"vhpc {command} needs root or the user {config.controller.slurm_user}",
-            f"vhpcd does not listen to {user_name()}",
-            "sudo it",
+            f"vhpcd rejects requests of {user_name()}",
+            f"run: sudo vhpc {command}",
         )
 
 
 def user_name(uid: int | None = None) -> str:
-    """Name of a user, default: who runs this; the number where it has none."""
+    """Name of a user, default the one who runs the command; the number if the user has no name."""
     number = os.geteuid() if uid is None else uid
     try:
         return pwd.getpwuid(number).pw_name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc devices: what of this node goes to guests, who has it, and what is in quarantine."""
+"""vhpc devices: the devices for guests, which generation holds each, and what is in quarantine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Row:
 
 
 def ls(config: Config, node: str, *, as_json: bool) -> int:
-    """List them.
+    """List the devices for guests.
 
     Raises:
         NodeError: the node cannot be read.
@@ -83,27 +83,25 @@ def ls(config: Config, node: str, *, as_json: bool) -> int:
 
 
 def clear(config: Config, address: str, *, as_json: bool) -> int:
-    """Check a device in quarantine, and let it out when the check passes.
+    """Check a device in quarantine, and release it when the check passes.
 
     Raises:
-        UserError: it is none, or in no quarantine.
-        TeardownError: the check did not pass.
+        UserError: the address is invalid, or the device is not in quarantine.
+        TeardownError: the check failed.
     """
     context.need_root("devices clear")
     if not ADDRESS.fullmatch(address):
         raise UserError(
-            f"{address[:40]!r} is not a PCI address",
-            "0000:1b:00.0 is an example of a valid address",
-            "see: vhpc devices",
+            f"{address[:40]!r} is not a PCI address", "write it like 0000:1b:00.0", "see: vhpc devices"
         )
     layout = Layout(config)
-    # no job may be given it while it is checked
+    # no job may get the device during the check
     with reservations.plan_lock(layout, config.guests.stage_timeout_s):
         node_devices.clear(layout, address, fold(reservations.live(layout)).devices)
     if as_json:
         output.write_json({"address": address, "state": "free"})
     else:
-        print(f"{address} is clean, and may be handed out again")
+        print(f"{address} is clean; jobs may get it again")
     return 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc doctor: everything that is checked, with a hint for what is not as it should be."""
+"""vhpc doctor: run all checks, and give a hint for each warning and error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from vhpc_slurm.cli.checks import CheckResult, Level, boottime, error, fabric, o
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.slurm import commands
+from vhpc_slurm.slurm.port import NodeResources
 from vhpc_slurm.terminal import printable
 
+SLURM_TIMEOUT_S = 15.0
 STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.ERROR: "bold red"}
 
 
 def doctor(config: Config, node: str, *, as_json: bool, quiet: bool) -> int:
-    """Show all findings (with ``quiet`` none that is ok); 1 when one is an error."""
+    """Show all results (with ``quiet`` only warnings and errors); return 1 when one is an error."""
     found = list(findings(config, node))
     shown = [finding for finding in found if not (quiet and finding.level is Level.OK)]
     if as_json:
@@ -37,30 +40,30 @@ def _fields(finding: CheckResult) -> dict[str, str]:
 
 
 def findings(config: Config, node: str) -> Iterator[CheckResult]:
-    """All findings that apply to this host, in the order in which to repair them."""
+    """All results that apply to this host, in the order in which to repair them."""
     root = context.is_root()
     yield services.munge(config)
-    is_node, is_controller, own = _slurmd_runs(), False, ""
+    port = commands(config, SLURM_TIMEOUT_S)
+    is_node, is_controller, own = _slurmd_runs(), False, NodeResources(node)
     try:
-        settings = slurm.SlurmSettings.parse(slurm.ask(config, "show", "config"))
-        nodes = slurm.ask(config, "-o", "show", "node")
-        parts = slurm.ask(config, "-o", "show", "partition")
+        settings, nodes, partitions = port.settings(), port.node_resources(), port.partitions()
     except VhpcError as err:
-        yield error("slurm", err.line(), "start slurmctld; Slurm's settings were not checked")
+        hint = "start slurmctld, or correct slurm_bin and slurm_conf under [controller] of vhpc.toml"
+        yield error("slurm", f"Slurm's settings were not checked: {err.line()}", hint)
     else:
         is_controller = node in settings.control_hosts
-        own = next((line for line in nodes.splitlines() if line.split(" ", 1)[0] == f"NodeName={node}"), "")
-        if own:
-            is_node = True
+        known = {one.name: one for one in nodes}
+        if node in known:
+            is_node, own = True, known[node]
         elif is_node:
             yield error(
                 "host.name",
-                f"slurmd runs here, but Slurm knows no node {node}",
-                "vhpc takes a node's name from the host name; make NodeName the same (or give --node)",
+                f"slurmd runs here, but Slurm has no node {node}",
+                "vhpc uses the host name as NodeName: make them equal, or give --node",
             )
-        sizes = [boottime.NodeSize.parse(line, config) for line in nodes.splitlines() if line]
+        sizes = [boottime.NodeSize.of(one, config) for one in nodes]
         yield from slurm.check(settings, config, sizes or [boottime.NodeSize()])
-        yield from slurm.partitions(parts)
+        yield from slurm.partitions(partitions)
         yield slurm.plugstack(settings)
         if is_node and root:
             yield boottime.message_timeout(
@@ -68,7 +71,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
             )
         yield from services.sbcast(config)
         if is_controller:
-            yield slurm.operator(settings, config)
+            yield slurm.operator(port, settings, config)
     listener = root or context.user_name() == config.controller.slurm_user
     yield from services.vhpcd(
         config, listener=listener, node=node if is_node else "", controller=is_controller
@@ -85,7 +88,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
     yield ok("host", f"{node} was checked as {' and '.join(roles) or 'login node'}")
 
 
-def _node(config: Config, node: str, own: str, *, root: bool) -> Iterator[CheckResult]:
+def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Iterator[CheckResult]:
     from vhpc_slurm.cli.checks import devices
     from vhpc_slurm.cli.checks import node as checks
 
@@ -101,7 +104,7 @@ def _slurmd_runs() -> bool:
             if comm.read_text(encoding="utf-8", errors="replace") == "slurmd\n":
                 return True
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended
     return False
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc fabric: partition keys as vhpcd's database has them, and OpenSM's partitions file."""
+"""vhpc fabric: partition keys from vhpcd's database, and OpenSM's partitions file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from vhpc_slurm.model import Generation, LeaseRecord
 from vhpc_slurm.terminal import printable
 
 MAX_FILE = 256 << 20
-"""Bytes of the largest partitions file that is looked at; a pool of a million GUIDs has 26 MB."""
+"""Bytes of the largest partitions file that is read; a pool of a million GUIDs has 26 MB."""
 
 
 AGAIN_S = 1.0
-"""Between two looks at the fabric: so long a change may be under way."""
+"""Pause between two audits: vhpcd may be changing the fabric during the first."""
 
 
 def ls(config: Config, *, as_json: bool) -> int:
-    """List assignments."""
+    """List the keys that are not free."""
     snapshot = read_snapshot(config.controller.database)
     if as_json:
         output.write_json({"epoch": snapshot.epoch, "claims": [_fields(one) for one in snapshot.assignments]})
@@ -77,9 +77,9 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
         return 0
     for one in found:
         print(f"{one['pkey']} {one['state']} {one['generation']} of {one['owner']}")
-        print(f"  lease   {one['lease'] or 'none is left'}")
+        print(f"  lease   {one['lease'] or 'deleted'}")
         if one["note"] or one["left_s"]:
-            print(f"  why     {printable(one['note']) or 'rests for ' + output.span(one['left_s'])}")
+            print(f"  why     {printable(one['note']) or 'in quarantine for ' + output.span(one['left_s'])}")
         for node in one["nodes"]:
             said = node["said"] + (f": {printable(node['note'])}" if node["note"] else "")
             print(f"  node    {node['node']}  {said}")
@@ -89,7 +89,7 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
 
 
 def _chosen(config: Config, what: str) -> list[keys.KeyAssignment]:
-    """Those of a key (0x1000, vlan100, vni5000), a job id or a generation; UserError if there is none."""
+    """Assignments of a key (0x1000, vlan100, vni5000), a job or a generation; UserError without one."""
     snapshot = read_snapshot(config.controller.database)
     segment = re.fullmatch(r"(vlan|vni) ?([0-9]{1,8})", what.lower(), re.ASCII)
     if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", what, re.ASCII):
@@ -108,13 +108,13 @@ def _chosen(config: Config, what: str) -> list[keys.KeyAssignment]:
             generation = Generation.parse(what)
         except ValueError:
             raise UserError(
-                f"{what[:60]!r} names no key",
+                f"{what[:60]!r} is not a key, job or generation",
                 "",
-                "a key is written 0x1000, vlan100 or vni5000, a job 42, a generation 42.0.1a2b3c4d",
+                "write a key as 0x1000, vlan100 or vni5000, a job as 42, a generation as 42.0.1a2b3c4d",
             ) from None
         found = [one for one in snapshot.assignments if one.generation == generation]
     if not found:
-        raise UserError(f"{what} is free, or has no key", "", "see: vhpc fabric ls")
+        raise UserError(f"key {what} is free, or job {what} has no key", "", "see: vhpc fabric ls")
     return found
 
 
@@ -122,7 +122,7 @@ def _whole(assignment: keys.KeyAssignment, record: LeaseRecord | None) -> dict[s
     nodes = []
     for part in record.lease.allocation.nodes if record else ():
         unclean = dict(record.unclean) if record else {}
-        said = "has not asked for its lease"
+        said = "has not taken its lease"
         if record and part.node in record.taken:
             said = "is clean" if part.node in record.acknowledged else "holds its part"
         if part.node in unclean:
@@ -136,36 +136,40 @@ def _whole(assignment: keys.KeyAssignment, record: LeaseRecord | None) -> dict[s
 
 
 FENCE = """\
-To fence node {node} says that it is OFF: powered down, or cut from the fabric, with no guest running on it.
-The keys that it may still hold are then stripped, rest, and become another job's.
-If a guest still ran there, it would hear and be heard by that job.
+Fencing node {node} declares that it is OFF: powered down, or disconnected from the fabric, without a guest.
+vhpcd then removes the keys of ended jobs that the node may still hold, and gives them to other jobs later.
+A guest that still runs on the node could then talk to those jobs.
 """
 
 
 def fence(config: Config, node: str, *, yes: bool, as_json: bool) -> int:
-    """Let ended generations wait for a node no more."""
+    """Declare a node off, so that ended generations need not wait for it."""
     if not yes:
         if not sys.stdin.isatty():
             raise UserError(
-                f"node {node} is not fenced", "nobody is there to confirm it", "--yes says that it is off"
+                f"node {node} is not fenced",
+                "stdin is not a terminal to confirm it",
+                "--yes confirms that it is off",
             )
         print(FENCE.format(node=printable(node)), file=sys.stderr, end="")
         print(f"Is {printable(node)} off? Type its name: ", file=sys.stderr, end="", flush=True)
         if sys.stdin.readline().strip() != node:
-            raise UserError(f"node {node} is not fenced", "that was not its name")
+            raise UserError(f"node {node} is not fenced", "you typed another name")
     done = ControllerClient(config).fence(node)
     if as_json:
         output.write_json({"node": node, "fenced": done.generations, "in_use": done.in_use})
     else:
         for name in done.generations:
-            print(f"{name} waits for {node} no more")
+            print(f"{name} no longer waits for {node}")
         for name in done.in_use:
-            print(f"{name} still has {node}: end its job first (scontrol update NodeName={node} State=DOWN)")
+            print(
+                f"{name} still runs on {node}; end its job first: scontrol update NodeName={node} State=DOWN"
+            )
     return 1 if done.in_use else 0
 
 
 def clear(config: Config, what: str, *, as_json: bool) -> int:
-    """Lift tombstones after a look at the fabric."""
+    """Remove tombstones if no port of the fabric has their keys."""
     with_tombstone = [one for one in _chosen(config, what) if one.state is keys.KeyState.TOMBSTONE]
     if not with_tombstone:
         raise UserError(f"{what} has no tombstone", "", "see: vhpc fabric ls")
@@ -175,32 +179,32 @@ def clear(config: Config, what: str, *, as_json: bool) -> int:
         output.write_json({"cleared": [str(one) for one in generations]})
     else:
         for one in with_tombstone:
-            print(f"{one.generation}: no port has key {one.pkey:#06x}; it rests now, and is free then")
+            print(f"{one.generation}: no port has key {one.pkey:#06x}; it is free after its quarantine")
     return 0
 
 
 def install(config: Config, *, force: bool, as_json: bool) -> int:
-    """Have vhpcd tell the fabric anew."""
+    """Let vhpcd write all keys in use to the fabric again."""
     ControllerClient(config).tell_fabric(force=force, wait_s=_patience(config))
     if as_json:
         output.write_json({"told": True})
     else:
-        print("the fabric was told what the keys in use make")
+        print("vhpcd wrote the keys in use to the fabric")
     return 0
 
 
 def _patience(config: Config) -> float:
-    """Seconds for what vhpcd has to wait for the fabric."""
+    """Seconds that vhpcd may need for a change of the fabric."""
     return 4.0 * config.fabric.apply_timeout_s
 
 
 def audit(config: Config, *, as_json: bool) -> int:
-    """Compare."""
-    # Nothing is written here, so nobody has to know whose the file is.
+    """Compare the fabric with the keys in use; return 1 when anything differs."""
+    # Nothing is written here, so it does not matter whether this vhpcd owns the file.
     network = backend(config.fabric, lambda _epoch, _tag: False)
     found = network.audit(read_snapshot(config.controller.database))
     if found:
-        # vhpcd may be about to tell the fabric what the database has already: such findings do not stay.
+        # vhpcd may be writing to the fabric what the database already has: such findings disappear.
         time.sleep(config.fabric.sweep_interval_s + AGAIN_S)
         again = network.audit(read_snapshot(config.controller.database))
         found = tuple(one for one in again if one in found)
@@ -221,7 +225,7 @@ def audit(config: Config, *, as_json: bool) -> int:
 
 
 def render(config: Config, *, pool: bool, as_json: bool) -> int:
-    """Print the file."""
+    """Print the partitions file."""
     fabric = config.fabric
     snapshot = keys.KeySnapshot(0) if pool else read_snapshot(config.controller.database)
     found = static_pool(fabric) if pool else partitions.of_snapshot(snapshot, ipoib=fabric.ipoib)
@@ -247,7 +251,7 @@ def render(config: Config, *, pool: bool, as_json: bool) -> int:
 
 
 def lint(file: str, *, as_json: bool) -> int:
-    """Check a file."""
+    """Check a partitions file; return 1 when it has defects."""
     defects = partitions.lint(_read(file))
     if as_json:
         output.write_json({"file": file, "defects": defects})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc fabric manager: the other end of a vhpcd whose OpenSM runs on another host."""
+"""vhpc fabric manager: serves this host's OpenSM to a vhpcd on another host."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vhpc_slurm.fabric.opensm import MAX_FILE, Opensm
 from vhpc_slurm.fabric.select import local_opensm
 
 MAX_LINE = 2 * MAX_FILE
-"""Bytes of a request: a file takes a third more than it has."""
+"""Bytes of a request: base64 makes a file a third larger."""
 
 
 def manager(config: Config) -> int:
-    """Answer each line on stdin with one on stdout, until there is no more."""
+    """Answer each line on stdin with one line on stdout, until stdin ends."""
     opensm = local_opensm(config.fabric)
     with contextlib.ExitStack() as stack:
-        # Without it there is the auditor of vhpcd, which looks at intervals.
+        # Without the file watch, the auditor of vhpcd still checks the file at intervals.
         with contextlib.suppress(FabricError):
             watched = Watched(opensm.file, None, opensm.put_back)
             stack.enter_context(contextlib.closing(filewatch.start([watched], lambda: None)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of `vhpc` that have commands of their own: image, fabric, devices."""
+"""The commands of `vhpc` that have subcommands: image, fabric, devices."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from vhpc_slurm.cli.options import Json, ThisNode
 
 image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
 fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
-devices_app = typer.Typer(
-    help="GPUs and virtual functions of this node that go to guests.", rich_markup_mode=None
-)
+devices_app = typer.Typer(help="GPUs and virtual functions of this node for guests.", rich_markup_mode=None)
 GROUPS = {"image": image_app, "fabric": fabric_app, "devices": devices_app}
 
 
@@ -28,9 +26,9 @@ def _help(ctx: typer.Context) -> None:
 
 @devices_app.callback(invoke_without_command=True)
 def devices(ctx: typer.Context, node: ThisNode = None, as_json: Json = False) -> int | None:
-    """List GPUs and virtual functions of this node that go to guests (root).
+    """List GPUs and virtual functions of this node for guests (root).
 
-    Shown are who holds each, and why one is in quarantine.
+    Shows which generation holds each one, and why one is in quarantine.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -44,7 +42,7 @@ def devices(ctx: typer.Context, node: ThisNode = None, as_json: Json = False) ->
 def devices_clear(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", show_default=False)], as_json: Json = False
 ) -> int:
-    """Reset, clear and check a device in quarantine; if that passes, it may be handed out again (root)."""
+    """Reset, clear and check a device in quarantine; if it passes, jobs may get it again (root)."""
     from vhpc_slurm.cli import devices as device_list
 
     return device_list.clear(options.config(), address, as_json=as_json)
@@ -68,7 +66,7 @@ def image_ls(
 def image_show(
     name: Annotated[str, typer.Argument(metavar="NAME[:TAG]", show_default=False)], as_json: Json = False
 ) -> int:
-    """Show one image: its digest, blobs, and what it needs."""
+    """Show one image: its digest, its blobs and its requirements."""
     from vhpc_slurm.cli import images
 
     return images.show(options.config(), name, as_json=as_json)
@@ -76,7 +74,7 @@ def image_show(
 
 @fabric_app.command("ls")
 def fabric_ls(as_json: Json = False) -> int:
-    """List the partition keys that are not free: whose, and in which state (root, on vhpcd's host)."""
+    """List the partition keys that are not free, with job and state (root, on vhpcd's host)."""
     from vhpc_slurm.cli import fabric
 
     return fabric.ls(options.config(), as_json=as_json)
@@ -94,7 +92,7 @@ What = Annotated[
 
 @fabric_app.command("show")
 def fabric_show(what: What, as_json: Json = False) -> int:
-    """Show who has a key: lease, nodes and what they said last, ports (root, on vhpcd's host)."""
+    """Show which job has a key: lease, nodes and their last report, ports (root, on vhpcd's host)."""
     from vhpc_slurm.cli import fabric
 
     return fabric.show(options.config(), what, as_json=as_json)
@@ -103,10 +101,10 @@ def fabric_show(what: What, as_json: Json = False) -> int:
 @fabric_app.command("fence")
 def fabric_fence(
     node: Annotated[str, typer.Argument(metavar="NODE", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="The node is off: do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether the node is off.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Say that a node is OFF, so that keys of ended jobs wait for it no more (root or SlurmUser)."""
+    """Declare that a node is OFF, so that keys of ended jobs need not wait for it (root or SlurmUser)."""
     from vhpc_slurm.cli import fabric
 
     return fabric.fence(options.config(), node, yes=yes, as_json=as_json)
@@ -114,7 +112,7 @@ def fabric_fence(
 
 @fabric_app.command("clear")
 def fabric_clear(what: What, as_json: Json = False) -> int:
-    """Lift a tombstone, when no port of the fabric has its key any more (root, on vhpcd's host)."""
+    """Remove a key's tombstone if no port of the fabric has that key (root, on vhpcd's host)."""
     from vhpc_slurm.cli import fabric
 
     return fabric.clear(options.config(), what, as_json=as_json)
@@ -131,24 +129,25 @@ def fabric_audit(as_json: Json = False) -> int:
 @fabric_app.command("render")
 def fabric_render(
     pool: Annotated[
-        bool, typer.Option("--pool", help="The file of the static pool: all keys, from the configuration.")
+        bool,
+        typer.Option("--pool", help="The file of the static pool: all keys, from the configuration."),
     ] = False,
     install: Annotated[
         bool,
-        typer.Option("--install", help="Print nothing: have vhpcd write the file, and the fabric read it."),
+        typer.Option("--install", help="Print nothing: vhpcd writes the file, and OpenSM reads it."),
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="With --install: also where that takes keys away which the database does not know.",
+            help="With --install: even if this removes keys that vhpcd's database does not have.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Print the partitions file that the keys in use make (root, on vhpcd's host)."""
+    """Print the partitions file for the keys in use (root, on vhpcd's host)."""
     if (install and pool) or (force and not install):
-        raise typer.BadParameter("--force goes with --install, and --pool with neither")
+        raise typer.BadParameter("--force needs --install, and --pool excludes both")
     from vhpc_slurm.cli import fabric
 
     if install:
@@ -158,7 +157,7 @@ def fabric_render(
 
 @fabric_app.command("manager")
 def fabric_manager() -> int:
-    """Let a vhpcd on another host speak to this host's OpenSM: lines of JSON on stdin and stdout."""
+    """Serve this host's OpenSM to a vhpcd on another host: lines of JSON on stdin and stdout."""
     from vhpc_slurm.cli import fabric_manager as manager
 
     return manager.manager(options.config())
@@ -169,7 +168,7 @@ def fabric_lint(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A partitions file.", show_default=False)],
     as_json: Json = False,
 ) -> int:
-    """Check a partitions file for all that OpenSM would take amiss, line by line; exit 1 if there is any."""
+    """Check a partitions file for lines that OpenSM rejects or misreads; exit 1 if there is one."""
     from vhpc_slurm.cli import fabric
 
     return fabric.lint(file, as_json=as_json)

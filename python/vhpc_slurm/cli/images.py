@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc image: what the catalogue holds, and what of it this node has."""
+"""vhpc image: the images of the catalogue, and which of them this node has stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ls(config: Config, name: str | None, *, as_json: bool) -> int:
     wanted = None if name is None else ImageRef.parse(name).name
     found = [entry for entry in list_images(Path(config.images.catalog)) if wanted in (None, entry.ref.name)]
     if wanted is not None and not found:
-        raise UserError(f"there is no image {wanted!r}", "", "see: vhpc image ls")
+        raise UserError(f"the catalogue has no image {wanted!r}", "", "see: vhpc image ls")
     on_node = _stored(config)
     if as_json:
         output.write_json([_entry_json(entry, on_node) for entry in found])
@@ -57,7 +57,7 @@ def _row(entry: CatalogEntry, on_node: set[str]) -> tuple[str, ...]:
 
 
 def show(config: Config, text: str, *, as_json: bool) -> int:
-    """Show one image; UserError when there is none of that name."""
+    """Show one image; UserError when the catalogue has no image of that name."""
     image = resolve(Path(config.images.catalog), ImageRef.parse(text))
     on_node = _stored(config)
     if as_json:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc ps: generations as vhpcd has them, or guests as this node has them."""
+"""vhpc ps: generations from vhpcd, or guests from this node's journals."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def of_job(config: Config, command: str, job_id: int) -> LeaseRecord | None:
-    """The last incarnation of a job with its timelines; None when vhpcd knows no such job.
+    """The last incarnation of a job with its timelines; None when vhpcd has no such job.
 
     Raises:
-        UserError: vhpcd does not listen to this user.
+        UserError: vhpcd rejects requests of this user.
         FabricError: vhpcd cannot be reached.
     """
     found = _client(config, command).leases(job_id=job_id)
@@ -28,9 +28,9 @@ def of_job(config: Config, command: str, job_id: int) -> LeaseRecord | None:
 
 
 def unknown(job_id: int) -> UserError:
-    """What to say of a job that vhpcd does not know."""
+    """The error for a job that vhpcd does not have."""
     return UserError(
-        f"vhpcd knows no job {job_id}", "it has no guests, or it ended long ago", "see: vhpc ps --all"
+        f"vhpcd has no job {job_id}", "the job has no guests, or it ended long ago", "see: vhpc ps --all"
     )
 
 
@@ -42,7 +42,7 @@ def _client(config: Config, command: str) -> ControllerClient:
 
 
 def ps(config: Config, *, everything: bool, as_json: bool) -> int:
-    """Show generations; those that are over only with ``everything``."""
+    """Show generations; ended ones only with ``everything``."""
     chosen = _client(config, "ps").leases(live=not everything, timelines=False)
     if as_json:
         output.write_json([_record_json(record) for record in chosen])
@@ -61,7 +61,7 @@ def _nodes(record: LeaseRecord) -> list[str]:
 
 
 def _holders(record: LeaseRecord) -> list[str]:
-    """Nodes that may still hold something of the generation."""
+    """Nodes that have not confirmed that they released everything of the generation."""
     return [node for node in record.taken if node not in record.acknowledged]
 
 
@@ -103,7 +103,7 @@ def _record_json(record: LeaseRecord) -> dict[str, Any]:
 
 
 def ps_local(config: Config, *, as_json: bool) -> int:
-    """Show guests of this node: what journals say, and whether each domain runs."""
+    """Show guests of this node from its journals, and whether each domain runs."""
     context.need_root("ps --local")
     guests = _local_guests(config)
     if as_json:
@@ -170,7 +170,7 @@ def _indexes(running: Iterable[str], first: str) -> Iterable[int]:
 
 
 def _orphan(name: str) -> dict[str, Any]:
-    """A domain of ours without a journal; `vhpc reconcile` ends it."""
+    """A domain of vhpc without a journal; `vhpc reconcile` ends it."""
     return {
         "job": None,
         "generation": None,

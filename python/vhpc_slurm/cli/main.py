@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `vhpc` command: its words and options; what they do is in the modules beside this one.
+"""The `vhpc` command: its subcommands and options; what they do is in the modules beside this one.
 
-Those are imported when they are needed: `vhpc --help` must not wait for
-libvirt, and a user's `vhpc image ls` not for the controller's client.
+Each command imports its module when it runs: `vhpc --help` must not wait for
+libvirt, and `vhpc image ls` not for the client of vhpcd.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ EXIT_USAGE = 2
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_CODES = (
-    "Exit status: 0 success; 1 a mistake of yours, or findings (doctor, reconcile, fabric); "
-    "2 wrong usage; 3 this node cannot do it; 4 the controller cannot be reached. "
+    "Exit status: 0 success; 1 a mistake in your request, or findings (doctor, reconcile, fabric); "
+    "2 wrong usage; 3 a failure of this node; 4 vhpcd or Slurm cannot be reached. "
     "Errors are one line on stderr."
 )
 
 app = typer.Typer(
     name="vhpc",
-    help="Virtual clusters inside Slurm jobs: look at jobs, guests, images and settings.",
+    help="Virtual clusters inside Slurm jobs: show jobs, guests, images and settings.",
     epilog=EXIT_CODES,
     add_completion=False,
     rich_markup_mode=None,
@@ -58,11 +58,11 @@ def _vhpc(
 
 @app.command(short_help="List jobs with guests.")
 def ps(
-    everything: Annotated[bool, typer.Option("--all", help="Also generations that are over.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also generations that have ended.")] = False,
     local: Annotated[bool, typer.Option("--local", help="Guests of this node, from its journals.")] = False,
     as_json: Json = False,
 ) -> int:
-    """List jobs with guests: as vhpcd has them (root or SlurmUser), or as this node has them (root)."""
+    """List jobs with guests: from vhpcd (root or SlurmUser), or from this node's journals (root)."""
     if local and everything:
         raise typer.BadParameter("--all and --local exclude each other")
     from vhpc_slurm.cli import jobs
@@ -76,12 +76,12 @@ def ps(
 def plan(
     job_id: Annotated[
         int | None,
-        typer.Argument(metavar="JOBID", min=1, help="A job of this node; its lease says what it has."),
+        typer.Argument(metavar="JOBID", min=1, help="A job on this node; its lease gives its allocation."),
     ] = None,
     image: Annotated[
         str | None,
         typer.Option(
-            "--image", metavar="NAME[:TAG]", help="Without JOBID: the image of a job that could be."
+            "--image", metavar="NAME[:TAG]", help="Without JOBID: the image of a job that you describe."
         ),
     ] = None,
     cpus: Annotated[
@@ -105,39 +105,41 @@ def plan(
     user: Annotated[
         str | None,
         typer.Option(
-            "--user", metavar="USER", help="With --image: whose job; default you, unless you are root."
+            "--user", metavar="USER", help="With --image: user of the job; default you, unless you are root."
         ),
     ] = None,
     chdir: Annotated[
         str | None,
         typer.Option(
-            "--chdir", metavar="DIR", help="With --image: the job's working directory; default this one."
+            "--chdir",
+            metavar="DIR",
+            help="With --image: working directory of the job; default here.",
         ),
     ] = None,
     gpus: Annotated[
         str | None,
         typer.Option(
-            "--gpus", metavar="LIST", help="With --image: indexes of the GPUs that Slurm would give."
+            "--gpus", metavar="LIST", help="With --image: indexes of the GPUs that Slurm allocates."
         ),
     ] = None,
     vfs: Annotated[
         int | None,
-        typer.Option("--vfs", metavar="N", min=0, help="With --image: so many virtual functions."),
+        typer.Option("--vfs", metavar="N", min=0, help="With --image: number of virtual functions."),
     ] = None,
     guests_per_node: Annotated[
         int | None,
-        typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: so many guests."),
+        typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: number of guests."),
     ] = None,
     xml: Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")] = False,
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
-    """Show what Prolog would do on this node, for a job or for one that could be; or all reasons why not."""
+    """Show what Prolog would do on this node, for a job or for one that you describe; or why it cannot."""
     wishes = (image, cpus, memory, mem_reserve, user, chdir, gpus, vfs, guests_per_node)
     if (job_id is None) == (image is None):
         raise typer.BadParameter("either JOBID or --image is needed")
     if job_id is not None and any(wish is not None for wish in wishes):
-        raise typer.BadParameter("a job has its allocation already: no --cpus, --memory … with JOBID")
+        raise typer.BadParameter("JOBID excludes --cpus, --memory and the like: the job has its allocation")
     from vhpc_slurm.cli import context
     from vhpc_slurm.cli import plan as planning
 
@@ -160,27 +162,29 @@ def plan(
     return planning.plan(config, case, xml=xml, as_json=as_json)
 
 
-@app.command(short_help="Show what this node is made of.")
+@app.command(short_help="Show the hardware of this node.")
 def inventory(
     sysfs_root: Annotated[
         str | None,
         typer.Option(
-            "--sysfs-root", metavar="DIR", help="Another machine: a copy of its /sys, its /proc beside it."
+            "--sysfs-root",
+            metavar="DIR",
+            help="Another machine: a copy of its /sys, with its /proc in the same folder.",
         ),
     ] = None,
     svg: Annotated[
         str | None,
-        typer.Option("--svg", metavar="FILE", help="Write a picture of it to FILE; - is standard output."),
+        typer.Option("--svg", metavar="FILE", help="Write a picture to FILE; - is standard output."),
     ] = None,
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
-    """Show sockets, cores, caches, NUMA cells, memory and PCI devices; on this node also who holds what.
+    """Show sockets, cores, caches, NUMA cells, memory and PCI devices; on this node also their holders.
 
-    What guests hold is for root to see.
+    Only root sees what guests hold.
     """
     if svg == "-" and as_json:
-        raise typer.BadParameter("--svg - and --json would both be on standard output")
+        raise typer.BadParameter("--svg - and --json cannot both write to standard output")
     from vhpc_slurm.cli import context
     from vhpc_slurm.cli import inventory as inventories
 
@@ -200,7 +204,7 @@ def timeline(
 ) -> int:
     """Show the stages of a job's boot and teardown on each node, with durations (root or SlurmUser).
 
-    Nodes send theirs when the job ends; before, each node knows its own.
+    Nodes send their stages when the job ends; until then each node shows only its own.
     """
     from vhpc_slurm.cli import timeline as waterfall
 
@@ -212,19 +216,20 @@ def console(
     job_id: JobId,
     node: Annotated[
         str | None,
-        typer.Argument(metavar="NODE", help="The node that you mean; default this one."),
+        typer.Argument(metavar="NODE", help="Node of the guest; default this node."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends or you interrupt.")
+        bool, typer.Option("--follow", "-f", help="Continue until the job ends or you press Ctrl-C.")
     ] = False,
     guest: Annotated[
-        int, typer.Option("--guest", metavar="N", min=0, help="Which of the job's guests on this node.")
+        int,
+        typer.Option("--guest", metavar="N", min=0, help="Index of the guest on this node, from 0."),
     ] = 0,
     as_json: Json = False,
 ) -> int:
     """Print what a job's guest on this node wrote to its console (root).
 
-    Control characters are taken out.
+    Control characters are removed.
     """
     if follow and as_json:
         raise typer.BadParameter("--follow and --json exclude each other")
@@ -244,14 +249,14 @@ def console(
 
 @app.command(short_help="Check this host and Slurm's settings.")
 def doctor(
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Leave out what is as it should be.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show only warnings and errors.")] = False,
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
     """Check this host and Slurm's settings; each finding comes with a hint.
 
     Run it as root on the controller, on a login node and on every compute node.
-    The exit status is 1 when there is an error among the findings.
+    The exit status is 1 when a finding is an error.
     """
     from vhpc_slurm.cli import context
     from vhpc_slurm.cli import doctor as doctors
@@ -259,32 +264,35 @@ def doctor(
     return doctors.doctor(options.config(), context.node_name(node), as_json=as_json, quiet=quiet)
 
 
-@app.command(short_help="Finish what a crash left on this node.")
+@app.command(short_help="Repair what a crash left on this node.")
 def reconcile(
-    check: Annotated[bool, typer.Option("--check", help="Only look; exit 1 when there is anything.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit 1 when there is a finding.")
+    ] = False,
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
-    """Finish what a crash left on this node (root).
+    """Repair what a crash left on this node (root).
 
-    Journals, libvirt, processes and vhpcd's leases are compared.  The exit
-    status is 0 when nothing is left that should not be there, else 1.
+    Compares journals, libvirt, processes and vhpcd's leases.  The exit status
+    is 0 when there is no finding or all are repaired, else 1.
     """
-    from vhpc_slurm.cli import context, reconciling
+    from vhpc_slurm.cli import context
+    from vhpc_slurm.cli import reconcile as reconciliation
 
-    return reconciling.reconcile(options.config(), context.node_name(node), check=check, as_json=as_json)
+    return reconciliation.reconcile(options.config(), context.node_name(node), check=check, as_json=as_json)
 
 
-@app.command("node-setup", short_help="Make what this node needs before slurmd starts.")
+@app.command("node-setup", short_help="Prepare this node before slurmd starts.")
 def node_setup(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing; exit 1 when something is missing.")
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Make virtual functions, pools of huge pages, and /dev/vhpc/gpuN for gres.conf (root).
+    """Create virtual functions, pools of huge pages, and /dev/vhpc/gpuN for gres.conf (root).
 
-    What is there already stays as it is.  The unit vhpc-node-setup.service
+    Existing ones are not changed.  The unit vhpc-node-setup.service
     runs this at boot, before slurmd.  The exit status is 3 when a step failed.
     """
     from vhpc_slurm.cli import nodesetup
@@ -292,13 +300,15 @@ def node_setup(
     return nodesetup.node_setup(options.config(), dry_run=dry_run, as_json=as_json)
 
 
-@app.command(short_help="Show the configuration in force.")
+@app.command(short_help="Show the configuration.")
 def config(
-    describe: Annotated[bool, typer.Option("--describe", help="Every key, its default and meaning.")] = False,
-    man: Annotated[bool, typer.Option("--man", help="The man page vhpc.toml(5).")] = False,
+    describe: Annotated[
+        bool, typer.Option("--describe", help="Show every key, its default and its meaning.")
+    ] = False,
+    man: Annotated[bool, typer.Option("--man", help="Print the man page vhpc.toml(5).")] = False,
     as_json: Json = False,
 ) -> int:
-    """Show the configuration in force."""
+    """Show the configuration: every key with its value."""
     if man and (describe or as_json):
         raise typer.BadParameter("--man goes with no other option")
     from vhpc_slurm.cli import settings
@@ -322,15 +332,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except (BrokenPipeError, SystemExit) as err:
-        # typer makes a SystemExit of a broken pipe that it meets itself
+        # typer turns a broken pipe into SystemExit
         if isinstance(err, SystemExit) and not isinstance(err.__context__, BrokenPipeError):
             raise
-        # the reader has gone; do not let the interpreter fail at its last flush
+        # the reader closed the pipe; the interpreter must not fail when it flushes stdout at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as err:
         message = getattr(err, "format_message", None)
-        if message is not None:  # click's own errors, wherever typer has them from
+        if message is not None:  # errors of click, which typer may bundle under another name
             return _fail(f"{message()} (see: vhpc --help)", EXIT_USAGE)
         if os.environ.get("VHPC_DEBUG"):
             raise

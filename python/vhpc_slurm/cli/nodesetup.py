@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc node-setup: what a node needs at each boot before slurmd starts."""
+"""vhpc node-setup: prepare a node at each boot, before slurmd starts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EXIT_NODE = 3
 
 
 def node_setup(config: Config, *, dry_run: bool, as_json: bool) -> int:
-    """Do what is missing, with ``dry_run`` only say it.
+    """Do the missing steps, with ``dry_run`` only list them.
 
     Returns 3 when a step failed, with ``dry_run`` 1 when one is missing.
 
     Raises:
-        NodeError: what guests hold now cannot be read.
+        NodeError: the journals cannot be read, so it is unknown which devices guests hold.
     """
     context.need_root("node-setup")
     layout = Layout(config)
@@ -30,7 +30,7 @@ def node_setup(config: Config, *, dry_run: bool, as_json: bool) -> int:
     if as_json:
         output.write_json([asdict(step) for step in done])
     elif not done:
-        print("nothing to set up: no GPU map, devices.virtual_functions and host.hugepages are empty")
+        print("nothing to set up: no GPU map, and devices.virtual_functions and host.hugepages are empty")
     else:
         output.write_table(
             ("KIND", "WHAT", "STATE", "ERROR"), [(s.kind, s.what, s.state, s.error) for s in done]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands of `vhpc` share: options that several have, and the configuration."""
+"""Options that several commands of `vhpc` have, and the configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[int, typer.Argument(metavar="JOBID", min=1, help="Slurm's job id.", show_default=False)]
 ThisNode = Annotated[
     str | None,
-    typer.Option("--node", metavar="NODE", help="Slurm's name of this node, where it is not the host name."),
+    typer.Option("--node", metavar="NODE", help="Slurm's name of this node, if it is not the host name."),
 ]
 
 
 def config() -> Config:
-    """The configuration in force; loaded when a command needs it."""
+    """The configuration, loaded when a command needs it."""
     from vhpc_slurm.config import load
 
     return load()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How answers leave the command: tables for people, JSON for programs.
+"""Output of the commands: tables for people, JSON for programs.
 
-A table looks the same in a pipe as on a terminal, only without colour, and
-no value is ever cut: a terminal that is too narrow folds, a pipe has no width.
+A table looks the same in a pipe as on a terminal, but without colour.  Values
+are never truncated: on a narrow terminal they wrap, in a pipe lines have no limit.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def size(count: int) -> str:
 
 
 def node_list(names: Iterable[str]) -> str:
-    """Node names as Slurm writes them: ``n[1-3,7],login``; names with leading zeros are not folded."""
+    """Node names as a Slurm hostlist: ``n[1-3,7],login``; names with leading zeros are not compressed."""
     numbers: dict[str, list[int]] = {}
     for name in names:
         match = _NUMBERED.match(name)
         prefix, number = (match[1], int(match[2])) if match else (name, -1)
-        if match is not None and prefix.endswith("0"):  # n01: folding would lose the zero
+        if match is not None and prefix.endswith("0"):  # n01: compressing would lose the zero
             prefix, number = name, -1
         numbers.setdefault(prefix, []).append(number)
     return ",".join(_fold(prefix, sorted(set(found))) for prefix, found in numbers.items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc config: what the configuration amounts to, and its manual."""
+"""vhpc config: the values of the configuration, and its manual."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vhpc_slurm.config import Config, describe, describe_tables
 
 
 def values(config: Config, *, as_json: bool) -> int:
-    """Show every key with the value in force; ``*`` marks what is not the default."""
+    """Show every key with its value; ``*`` marks values that are not the default."""
     if as_json:
         output.write_json(msgspec.to_builtins(config))
         return 0
@@ -52,7 +52,7 @@ def reference(*, as_json: bool) -> int:
 
 
 def toml(value: Any) -> str:
-    """A value as TOML has it."""
+    """A value in TOML syntax."""
     if isinstance(value, tuple):
         return "[" + ", ".join(toml(item) for item in value) + "]"
     if isinstance(value, msgspec.Struct):
@@ -77,12 +77,12 @@ def _head() -> list[str]:
         ".SH DESCRIPTION",
         "The same file serves compute nodes and the controller.",
         "It is written in TOML, one table per section below.",
-        "Every key may be absent and then has the default that is shown;",
-        "so may the file.",
-        "An unknown key and a value of a wrong type are errors that name the file and the key.",
+        "A key that is absent has the default that is shown;",
+        "without the file, all keys have their defaults.",
+        "An unknown key or a value of the wrong type is an error that names the file and the key.",
         r"Units are in the names: \fI_mib\fP is MiB, \fI_kib\fP KiB, \fI_s\fP seconds.",
         ".PP",
-        r"\fBvhpc config\fP shows the values in force.",
+        r"\fBvhpc config\fP shows the values that vhpc uses.",
     ]
 
 
@@ -113,7 +113,7 @@ def _tail() -> list[str]:
         ".SH ENVIRONMENT",
         ".TP",
         ".B VHPC_CONFIG",
-        "Another file to read instead; it must exist.",
+        "Path of another file to read instead; it must exist.",
         ".SH FILES",
         ".I /etc/vhpc/vhpc.toml",
         ".SH SEE ALSO",
@@ -123,6 +123,6 @@ def _tail() -> list[str]:
 
 
 def _roff(text: str) -> str:
-    """The text with nothing left in it that troff would act on."""
+    """The text with every character escaped that troff would interpret."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

@@ -23,7 +23,7 @@ def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) ->
     """Show the stages of a job's last incarnation.
 
     Raises:
-        UserError: nobody knows the job, or it has nothing on ``node``.
+        UserError: neither vhpcd nor this node has the job, or it has no timeline of ``node``.
         FabricError: vhpcd cannot be reached and this node has no record of its own.
     """
     generation, lines = _find(config, job_id)
@@ -31,7 +31,7 @@ def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) ->
         known = ", ".join(line.node for line in lines) or "no node"
         lines = [line for line in lines if line.node == node]
         if not lines:
-            raise UserError(f"job {job_id} has no timeline of {node}", f"there is one of {known}")
+            raise UserError(f"job {job_id} has no timeline of node {node}", f"it has timelines of: {known}")
     if as_json:
         output.write_json(_json(generation, lines))
         return 0
@@ -44,17 +44,17 @@ def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) ->
 
 
 def boot_stages(line: Timeline) -> tuple[Stage, ...]:
-    """Stages from the Prolog's start to a guest that is ready."""
+    """Stages from the start of Prolog until the guest is ready."""
     return tuple(stage for stage in line.stages if stage.name not in TEARDOWN)
 
 
 def teardown_stages(line: Timeline) -> tuple[Stage, ...]:
-    """Stages from the end of the job to nothing left."""
+    """Stages from the end of the job until everything is released."""
     return tuple(stage for stage in line.stages if stage.name in TEARDOWN)
 
 
 def ready_after(line: Timeline) -> float | None:
-    """Seconds from the first stage to all guests ready; None when they did not get so far."""
+    """Seconds from the first stage until all guests are ready; None when they never were."""
     stages = boot_stages(line)
     setups = [stage for stage in stages if stage.name.startswith("setup ")]
     started = [stage for stage in stages if stage.name.startswith("start ")]
@@ -64,7 +64,7 @@ def ready_after(line: Timeline) -> float | None:
 
 
 def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
-    """What vhpcd has, and for a node whose acknowledgement is still to come, what lies on this node."""
+    """Timelines from vhpcd, and this node's own, which vhpcd gets only with the acknowledgement."""
     local = _local(config, job_id)
     try:
         record = jobs.of_job(config, "timeline", job_id)
@@ -90,7 +90,7 @@ def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
 
 
 def _local(config: Config, job_id: int) -> Timeline | None:
-    """The last incarnation's timeline on this node, where there is one."""
+    """Timeline of the last incarnation on this node; None without one."""
     if not context.is_root():
         return None
     folder = Layout(config).timelines
@@ -119,7 +119,7 @@ def _waterfall(title: str, lines: Sequence[tuple[str, Sequence[Stage]]]) -> None
     for node, stages in lines:
         for stage in stages:
             begin, end = stage.began - origin, stage.ended - origin
-            # a stage that took no time is still to be seen
+            # also a stage that took no time must be visible
             shown = max(end, begin + whole / BAR_WIDTH / 4)
             bar = Bar(whole, min(begin, whole * (1 - 0.25 / BAR_WIDTH)), min(shown, whole), width=BAR_WIDTH)
             rows.append((node, stage.name, f"{begin:.3f}", f"{end - begin:.3f}", bar, stage.detail))
@@ -135,7 +135,7 @@ def _verdict(line: Timeline) -> str:
     for stage in line.stages:
         if stage.detail.startswith(FAILED):
             return printable(f"not ready, {stage.name} {stage.detail}")
-    return "not ready (yet)"
+    return "not ready yet"
 
 
 def _json(generation: Generation, lines: Sequence[Timeline]) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     lease_wait_s: Annotated[
         int, documented("longest wait of a node for a lease to become READY", ge=1, le=600)
     ] = 60
-    slurm_bin: Annotated[str, documented("folder of scontrol, squeue, sinfo and scancel")] = "/usr/bin"
+    slurm_bin: Annotated[
+        str, documented("folder of scontrol, squeue, sinfo, scancel and sacctmgr, on every host")
+    ] = "/usr/bin"
     slurm_conf: Annotated[
         str, documented("slurm.conf for these commands; empty means Slurm's own default")
     ] = ""

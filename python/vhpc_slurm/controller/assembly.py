@@ -20,7 +20,7 @@ from vhpc_slurm.controller.sync.batch import FabricBatches
 from vhpc_slurm.controller.sync.isolation import IsolationWatch
 from vhpc_slurm.controller.sync.scheduler import BatchScheduler, FabricThread
 from vhpc_slurm.fabric.backend import NetworkBackend
-from vhpc_slurm.slurm.job import Slurm
+from vhpc_slurm.slurm.port import Slurm
 
 
 @dataclass(frozen=True)

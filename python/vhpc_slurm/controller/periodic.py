@@ -16,7 +16,7 @@ from vhpc_slurm.controller.sync.audit import FabricAudit
 from vhpc_slurm.controller.sync.audit_trigger import AuditTrigger
 from vhpc_slurm.controller.sync.scheduler import BatchScheduler, FabricThread
 from vhpc_slurm.errors import FabricError, VhpcError
-from vhpc_slurm.slurm.job import RUNNING, Slurm, start_again
+from vhpc_slurm.slurm.port import RUNNING, Slurm, requeue_or_cancel
 
 log = logging.getLogger("vhpcd")
 
@@ -75,7 +75,7 @@ class Reconciler:
         for job_id, why in verdict.requeue:
             log.warning("job %d does not run, requeued: %s", job_id, why)
             try:
-                await aside(start_again, self._slurm, job_id, why)
+                await aside(requeue_or_cancel, self._slurm, job_id, why)
             except VhpcError as err:
                 log.error("job %d cannot be requeued: %s", job_id, err.line())
 

@@ -1,32 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all hooks share: Slurm's environment, logging, and errors turned into exit codes."""
+"""Shared by all hooks: Slurm's environment, the log, and exit codes of errors."""
 
 from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vhpc_slurm import slurm
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.slurm.port import SlurmError
 from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpc")
-SCONTROL = "/usr/bin/scontrol"
-SACCTMGR = "/usr/bin/sacctmgr"
-COMMENT_MAX = 1024
 
 
 @dataclass(frozen=True)
 class HookEnv:
-    """What Slurm tells a hook.
+    """The environment variables of Slurm that hooks use.
 
-    ``restart`` counts the job's requeues; ``uid`` is the job's user, None where
-    a hook is called by hand.
+    ``restart`` counts the job's requeues; ``uid`` is the job's user, None when
+    a hook is run by hand.
     """
 
     job_id: int
@@ -36,7 +34,7 @@ class HookEnv:
 
     @classmethod
     def read(cls) -> HookEnv:
-        """Read it; NodeError when Slurm did not set what every version sets."""
+        """Read them; NodeError when one that every version of Slurm sets is missing."""
         restart = os.environ.get("SLURM_JOB_RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT")
         try:
             return cls(
@@ -46,28 +44,31 @@ class HookEnv:
                 uid=int(os.environ["SLURM_JOB_UID"]) if "SLURM_JOB_UID" in os.environ else None,
             )
         except (KeyError, ValueError) as err:
-            raise NodeError("this is a hook for Slurm to call", f"{err!r} in the environment") from err
+            raise NodeError(
+                "this program is a hook that only Slurm can run", f"{err!r} in the environment"
+            ) from err
 
 
 def check_user(env: HookEnv, uid: int) -> None:
-    """See that a job's user is the one whom Slurm named to this very hook; UserError when he is not.
+    """Check that ``uid`` is the uid that Slurm passed to this hook; UserError when it is not.
 
-    Whoever else that uid came from has read it between texts of the user's.
+    ``uid`` was parsed from output that also contains text of the user.
     """
     if env.uid is not None and env.uid != uid:
         raise UserError(
-            f"job {env.job_id} is of uid {env.uid} and says that it is of uid {uid}",
-            "a text of the job passes for fields of Slurm's own",
+            f"Slurm passed uid {env.uid} for job {env.job_id}, but scontrol shows uid {uid}",
+            "the job's name, comment or a path looks like fields of scontrol",
+            "remove 'UserId=' from them",
         )
 
 
 def spank(name: str) -> str | None:
-    """A value that our SPANK plugin sent along, None when absent or empty.  User input: check it."""
+    """A value that the SPANK plugin set, None when absent or empty.  It is user input: check it."""
     return os.environ.get(f"SPANK_VHPC_{name}") or None
 
 
 def main(name: str, hook: Callable[[Config], int]) -> int:
-    """Run a hook: configuration, log, and one line on stderr for what it raises."""
+    """Run a hook: load the configuration, open the log, print each error as one line on stderr."""
     try:
         config = load()
         _open_log(config, name)
@@ -76,67 +77,33 @@ def main(name: str, hook: Callable[[Config], int]) -> int:
         log.error("%s", err.line())
         print(f"vhpc {name}: {err.line()}", file=sys.stderr)
         return 1
-    except Exception as err:  # the last line of defence: slurmd shows what a hook printed
+    except Exception as err:  # slurmd logs what a hook prints
         log.exception("%s failed", name)
         print(f"vhpc {name}: internal error: {err!r}", file=sys.stderr)
         return 1
 
 
-def scontrol(*args: str) -> bool:
-    """Best effort call of scontrol, for the rare failure path; False when it did not work."""
-    return scontrol_says(*args) is not None
+def drain(config: Config, node: str, error: VhpcError) -> None:
+    """Drain this node with a reason that an operator can act on (Slurm's own says only "Prolog error").
 
-
-def scontrol_says(*args: str) -> str | None:
-    """What such a call printed; None when it did not work."""
-    return _says(SCONTROL, *args)
-
-
-def comment_ended(job_id: int, line: str) -> None:
-    """Best effort: write a line into the AdminComment that sacct shows of a job.
-
-    slurmctld changes nothing of a job that has ended ("Job has already
-    finished"), also while its Epilogs run; slurmdbd does.
+    A drain that fails is an error in the log: Slurm still drains the node when the hook fails.
     """
-    _says(
-        SACCTMGR,
-        "-i",
-        "modify",
-        "job",
-        "where",
-        f"jobid={job_id}",
-        "set",
-        f"AdminComment={line[:COMMENT_MAX]}",
-    )
-
-
-def _says(command: str, *args: str) -> str | None:
-    name = Path(command).name
     try:
-        done = subprocess.run(
-            [command, *args],
-            timeout=10,
-            check=False,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-    except (OSError, subprocess.TimeoutExpired) as err:
-        log.warning("%s %s: %s", name, args[0], err)
-        return None
-    if done.returncode != 0:
-        log.warning("%s %s: %s", name, " ".join(args), (done.stderr or done.stdout).strip())
-        return None
-    return done.stdout
+        slurm.commands(config, slurm.HOOK_TIMEOUT_S).drain(node, f"vhpc: {error.line()[:200]}")
+    except SlurmError as err:
+        log.error("node %s is not drained: %s", node, err.line())
 
 
-def drain(node: str, error: VhpcError) -> None:
-    """Drain this node with a reason an operator can act on (Slurm's own says only "Prolog error")."""
-    scontrol("update", f"NodeName={node}", "State=DRAIN", f"Reason=vhpc: {error.line()[:200]}")
+def comment_ended(config: Config, job_id: int, line: str) -> None:
+    """Set the AdminComment, which sacct shows, of a job that is ending; a failure only goes to the log."""
+    try:
+        slurm.commands(config, slurm.HOOK_TIMEOUT_S).set_admin_comment_of_ended(job_id, line)
+    except SlurmError as err:
+        log.warning("AdminComment of job %d is not set: %s", job_id, err.line())
 
 
 class _OneLine(logging.Formatter):
-    """Messages as one line each: a directory's name must not forge another or drive a terminal."""
+    """Writes each message as one line: a file name must not forge a second line or control a terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         record.message = one_line(record.message)
@@ -144,7 +111,7 @@ class _OneLine(logging.Formatter):
 
 
 def _open_log(config: Config, name: str) -> None:
-    """Append to the node's log, root's alone to read; a hook must work even when it cannot be written."""
+    """Append to the node's log, readable only by root; a log that cannot be written stops no hook."""
     path = Path(config.paths.log) / "hooks.log"
     handler: logging.Handler
     try:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 
+from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
-from vhpc_slurm.hooks import common, drain_policy
+from vhpc_slurm.hooks import common
 from vhpc_slurm.model import ALARM, Generation, Lease
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import quarantine
@@ -19,6 +20,7 @@ from vhpc_slurm.node.guest import console
 from vhpc_slurm.node.host import accounts
 from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import drain_policy
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -59,14 +61,16 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
         teardown.clear(layout, generation, env.node)
     except quarantine.QuarantinedError as err:
         _queue(layout, env, generation, clean=True, note=err.line())
-        if not drain_policy.must_drain(layout, env.node, err.records):
+        if not drain_policy.must_drain(
+            layout, slurm.commands(layout.config, slurm.HOOK_TIMEOUT_S), env.node, err.records
+        ):
             common.log.warning("%s; others are left", err.line())
             return
-        common.drain(env.node, err)
+        common.drain(layout.config, env.node, err)
         raise
     except VhpcError as err:
         _queue(layout, env, generation, clean=False, note=err.line())
-        common.drain(env.node, err)
+        common.drain(layout.config, env.node, err)
         raise TeardownError(err.what, err.why, err.hint) from err
     _queue(layout, env, generation, clean=True, note=alarm)
     common.log.info("clean")
@@ -105,7 +109,7 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
         # the job's own streams are gone by now
         line = f"vhpc: a console could not be written: {'; '.join(failures)}"
         common.log.warning("%s", line)
-        common.comment_ended(env.job_id, line)
+        common.comment_ended(config, env.job_id, line)
 
 
 def _lease(client: ControllerClient, env: common.HookEnv) -> Lease | None:

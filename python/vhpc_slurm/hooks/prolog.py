@@ -9,11 +9,12 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hardware import GPU
-from vhpc_slurm.hooks import common, purged_jobs
+from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot.reserve import reserve
@@ -25,7 +26,7 @@ from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline
 from vhpc_slurm.node.store.journal import Journal, Stopped
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.slurm.scontrol import Scontrol
+from vhpc_slurm.reconcile import purged_jobs
 
 LOCK_TIMEOUT_S = 30.0
 
@@ -55,7 +56,7 @@ def run(config: Config) -> int:
             _requeue(config, env, err)
             return 0
         except (NodeError, TeardownError) as err:
-            common.drain(env.node, err)
+            common.drain(config, env.node, err)
             raise
 
 
@@ -140,7 +141,9 @@ def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePl
     try:
         return reserve(job.layout, job.lease, host, found, job.journal)
     except FabricError:
-        if not purged_jobs.clear(job.config, job.env.node, excluding=job.lease.generation):
+        if not purged_jobs.clear(
+            job.layout, slurm.commands(job.config), job.env.node, excluding=job.lease.generation
+        ):
             raise
         return reserve(job.layout, job.lease, host, found, job.journal)
 
@@ -277,9 +280,8 @@ def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
         common.log.info("nothing to prepare: %s", error.line())
         return True
     common.log.warning("%s; requeueing", error.line())
-    settings = config.controller
     try:
-        Scontrol(settings.slurm_bin, slurm_conf=settings.slurm_conf, timeout_s=10.0).requeue(env.job_id)
+        slurm.commands(config, slurm.HOOK_TIMEOUT_S).requeue(env.job_id)
     except FabricError as err:
         common.log.warning("not requeued: %s", err.line())
         return False

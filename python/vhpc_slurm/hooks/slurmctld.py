@@ -19,7 +19,7 @@ from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef, JobRequest
 from vhpc_slurm.slurm import connect
-from vhpc_slurm.slurm.job import SlurmJob
+from vhpc_slurm.slurm.port import SlurmJob
 
 
 def prolog(config: Config) -> int:
@@ -32,8 +32,8 @@ def prolog(config: Config) -> int:
         common.check_user(env, job.uid)
         lease = client.open_generation(_request(env, job), job.allocation)
     except UserError as err:
-        # A request that our plugin would never have let through: nothing of
-        # this job may start, and a non-zero exit would only requeue it.
+        # The SPANK plugin rejects such a request at submission, so somebody went around it:
+        # nothing of this job may start, and a non-zero exit would only requeue it.
         common.log.info("cancelled: %s", err.line())
         slurm.set_admin_comment(env.job_id, f"vhpc: {err.line()}")
         slurm.cancel(env.job_id)
@@ -56,7 +56,7 @@ def epilog(config: Config) -> int:
 
 
 def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
-    """What the user asked for; values that came through the user's hands are checked again here."""
+    """The user's request; values that the user could have changed are checked again here."""
     batch = common.spank("BATCH") or BatchPlace.GUEST.value
     if batch not in set(BatchPlace):
         raise UserError(f"--vhpc-batch={batch[:40]!r}", "guest or host is expected")

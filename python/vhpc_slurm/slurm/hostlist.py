@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's compressed host lists.
+"""Expansion of Slurm's hostlist expressions.
 
-``n[1-3,7]`` is four hosts, ``rack[0-1]n[01-02]-ib`` is four hosts whose right
-brackets vary fastest.  A leading zero in the lower bound fixes the width of
+``n[1-3,7]`` is four hosts, ``rack[0-1]n[01-02]-ib`` is four hosts; the rightmost
+bracket varies fastest.  A leading zero in the lower bound fixes the width of
 every number of its range.  Source: scontrol(1), "hostlist expression".
 
-With three brackets or more Slurm itself has another order (measured with 24.11:
+With three brackets or more Slurm uses another order (measured with 24.11:
 ``r[1-2]x[0-1]y[3,5]`` is r1x0y3 r1x0y5 r2x0y3 r2x0y5 r1x1y3 …).  The first host
-is the same, and nothing here rests on the order of the others.
+is the same, and vhpc does not depend on the order of the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import product
 from math import prod
 
 MAX_HOSTS = 65536
-"""More than Slurm's own limit of nodes in one cluster in practice; stops n[0-999999999]."""
+"""More nodes than clusters have; limits the memory for n[0-999999999]."""
 
 _PART = re.compile(r"\[([^][]*)\]|([^][,]+)")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)

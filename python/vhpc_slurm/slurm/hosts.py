@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading where Slurm's hosts are: ``sinfo`` for nodes, ``scontrol show config`` for controllers.  Pure."""
+"""Parsing what Slurm prints about hosts: ``sinfo``, ``scontrol show node|config|partition``.  Pure."""
 
 from __future__ import annotations
 
 import re
 
 from vhpc_slurm.model import NODE_NAME
-from vhpc_slurm.slurm.job import SlurmError, SlurmNode
+from vhpc_slurm.slurm.port import NodeResources, SlurmError, SlurmNode, SlurmPartition
 
 SINFO_FORMAT = "%N|%n|%o"
 """Node name, NodeHostName, NodeAddr: nothing that a node says of itself (sinfo(1), --format)."""
@@ -15,36 +15,62 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}\Z", re.ASCII)
 _CONTROLLER = re.compile(
     r"^SlurmctldHost\[\d+\]\s*=\s*(?P<name>[^\s(]+)(?:\((?P<address>[^)]+)\))?", re.MULTILINE
 )
+_NODE = re.compile(r"^NodeName=(\S+)(?P<rest>.*)$", re.MULTILINE)
+_MEMORY = re.compile(r"\sRealMemory=(\d+)")
+_GRES = re.compile(r"\sGres=(\S+)")
+# ibvf:8, ibvf:hdr:8(S:0-1), gpu:h200:4,ibvf:8
+_COUNT = re.compile(r"(?:^|,)([^:,()]+)(?::[^:,()]+)??:([0-9]+)")
+_PARTITION = re.compile(r"^PartitionName=(\S+)(?P<rest>.*)$", re.MULTILINE)
+_PREEMPT = re.compile(r"\sPreemptMode=(\S+)")
 _ADDRESS = re.compile(r"^SlurmctldAddr\s*=\s*(?P<address>[^\s(]+)\s*$", re.MULTILINE)
 
 
 def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
-    """Read what ``sinfo --all --Node --noheader`` prints in SINFO_FORMAT.
+    """Parse what ``sinfo --all --Node --noheader`` prints in SINFO_FORMAT.
 
-    A node of several partitions is there several times.
+    sinfo prints a node once for each of its partitions.
 
     Raises:
-        SlurmError: a line is none, or names what is no host.
+        SlurmError: a line has another form, or contains an invalid host name.
     """
     found: dict[str, SlurmNode] = {}
     for line in text.splitlines():
         words = line.strip().split("|")
         if len(words) != 3 or not NODE_NAME.match(words[0]) or not all(map(_HOST.match, words[1:])):
-            raise SlurmError("cannot read the nodes of Slurm", f"sinfo printed {line[:200]!r}")
+            raise SlurmError("cannot parse Slurm's list of nodes", f"sinfo printed {line[:200]!r}")
         found.setdefault(words[0], SlurmNode(words[0], address=words[2], hostname=words[1]))
     return tuple(found.values())
 
 
 def parse_controllers(text: str) -> tuple[str, ...]:
-    """Read ``scontrol show config``: names and addresses of all SlurmctldHost, and SlurmctldAddr.
+    """Parse ``scontrol show config``: names and addresses of all SlurmctldHost, and SlurmctldAddr.
 
     Raises:
-        SlurmError: it names none.
+        SlurmError: there is no SlurmctldHost.
     """
     found: dict[str, None] = {}
     for match in _CONTROLLER.finditer(text):
         found |= dict.fromkeys(word for word in (match["name"], match["address"]) if word)
     if not found:
-        raise SlurmError("cannot read the hosts of slurmctld", "scontrol show config names no SlurmctldHost")
+        raise SlurmError("cannot find the hosts of slurmctld", "scontrol show config prints no SlurmctldHost")
     found |= dict.fromkeys(match["address"] for match in _ADDRESS.finditer(text))
+    return tuple(found)
+
+
+def parse_node_resources(text: str) -> tuple[NodeResources, ...]:
+    """Parse ``scontrol -o show node``: one line per node."""
+    found = []
+    for match in _NODE.finditer(text):
+        memory, gres = _MEMORY.search(match["rest"]), _GRES.search(match["rest"])
+        counts = tuple((name, int(count)) for name, count in _COUNT.findall(gres[1] if gres else ""))
+        found.append(NodeResources(match[1], int(memory[1]) if memory else 0, counts))
+    return tuple(found)
+
+
+def parse_partitions(text: str) -> tuple[SlurmPartition, ...]:
+    """Parse ``scontrol -o show partition``: one line per partition."""
+    found = []
+    for match in _PARTITION.finditer(text):
+        mode = _PREEMPT.search(match["rest"])
+        found.append(SlurmPartition(match[1], mode[1] if mode else ""))
     return tuple(found)

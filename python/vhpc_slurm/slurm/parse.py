@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading ``scontrol -o show job -d`` and ``squeue``: text in, values out, no I/O.
+"""Parsing ``scontrol -o show job -d`` and ``squeue``: text in, values out, no I/O.
 
-The text of ``scontrol show job`` mixes what slurmctld says with what the user
-wrote (job name, comment, paths, from 25.05 on his whole command line), unquoted;
-a job may well be called ``x UserId=root(0) … CPU_IDs=0-63 Mem=999999``, even with
-line breaks.  In all versions the order of the fields is::
+``scontrol show job`` prints slurmctld's fields and text of the user (job name,
+comment, paths, since 25.05 the whole command line) without quotes; a user may
+name his job ``x UserId=root(0) … CPU_IDs=0-63 Mem=999999``, even with line
+breaks.  In all versions the order of the fields is::
 
     JobId= … JobName=<user's text> … UserId= <slurmctld's fields> … Nodes= CPU_IDs= Mem= GRES= … MinCPUsNode=
     … Command= … WorkDir= Comment= … <user's text>
 
-So what lies between `` UserId=`` and `` MinCPUsNode=`` is slurmctld's own,
-provided that each of the two occurs exactly once.  A record where they occur
-more often is refused: which one is the true one cannot be told.  Nor can it be
-told of several records which ones are true: a name may hold a whole record,
-and after it the head of another job's, to which the true fields then seem to
-belong.  So scontrol is asked for one record, and what is more is refused.  For
-an element of an array or of a heterogeneous job that takes a second question
-(``narrower``).  Account and
-AllocNode in that stretch are text of the client where slurmdbd does not check
-them; so a field must be unique there, and the layouts must be the very end of it.
+So the text between `` UserId=`` and `` MinCPUsNode=`` is from slurmctld if each
+of the two occurs exactly once.  A record with more of them is refused, because
+a parser cannot tell which one is real.  Several records are refused for the
+same reason: a job name may contain a whole record followed by the head of
+another job's record, and the real fields would then seem to belong to that
+job.  So scontrol is asked for exactly one record; for an array task or a
+component of a heterogeneous job this takes a second call (``narrower``).
+Account and AllocNode in that text come from the client where slurmdbd does not
+check them; so each field must be unique there, and the layouts must be at its end.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
-from vhpc_slurm.slurm.job import JobRef, JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.port import JobRef, JobStatus, NoSuchJobError, SlurmError, SlurmJob
 
 SQUEUE_FORMAT = "JobID:12,State:20,RestartCnt:10,StartTime:24,Reason:80"
-"""Fixed widths: none of the first four holds a space, the last is cut, not needed whole."""
+"""Fixed widths: the first four fields contain no space; the last one may be truncated."""
 
 REF_FORMAT = "JobID:12,ArrayJobID:12,ArrayTaskID:24,HetJobID:12,HetJobOffset:12"
-"""Numbers of slurmctld's only, and no text of the user's."""
+"""Only numbers of slurmctld, no text of the user."""
 
-# scontrol prints CPU ids through a buffer of 128 bytes (api/job_info.c) and cuts
-# the list silently, even within a number.  22.05 takes one more character away.
+# scontrol prints CPU ids through a buffer of 128 bytes (api/job_info.c) and truncates
+# the list silently, even inside a number.  22.05 drops one more character.
 CPU_IDS_CUT = 126
 
 _ID = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -60,36 +59,36 @@ _GRES = re.compile(
 
 
 def parse_job(text: str, job_id: int) -> SlurmJob:
-    """Read the output of ``scontrol -o show job -d``, which holds job ``job_id`` and no other.
+    """Parse the output of ``scontrol -o show job -d`` for job ``job_id`` and no other job.
 
     Raises:
         NoSuchJobError: the output has no record of that id.
-        UserError: text of the user's makes the output ambiguous.
-        SlurmError: the record is damaged or of an unknown form.
+        UserError: text of the user makes the output ambiguous.
+        SlurmError: the record is incomplete or has an unknown form.
     """
     records = _records(text, job_id)
     if len(records) > 1:
         raise _ambiguous(job_id)
     if not records or int(records[0][0]["id"]) != job_id:
-        raise NoSuchJobError(f"Slurm knows no job {job_id}")
+        raise NoSuchJobError(f"Slurm has no job {job_id}")
     try:
         return _parse_record(*records[0], job_id)
     except ValueError as err:
-        raise SlurmError(f"cannot read what scontrol says of job {job_id}", str(err)) from err
+        raise SlurmError(f"cannot parse scontrol's output for job {job_id}", str(err)) from err
 
 
 def narrower(text: str, job_id: int) -> str:
-    """What to ask scontrol for where its answer has further jobs; empty when it has one record.
+    """Name of the job to ask scontrol for when its output has several records; empty when it has one.
 
-    Raises: as ``parse_job``.
+    Raises the errors of ``parse_job``.
     """
     records = _records(text, job_id)
     if len(records) == 1:
         return ""
-    # Wherever the true head of this job is, it is there: two heads of its id mean a forged one.
+    # The real head of this job is among them, so two heads with its id mean that one is forged.
     heads = [head for head, _ in records if int(head["id"]) == job_id]
     if not heads:
-        raise NoSuchJobError(f"Slurm knows no job {job_id}")
+        raise NoSuchJobError(f"Slurm has no job {job_id}")
     (head, *others) = heads
     if others:
         raise _ambiguous(job_id)
@@ -101,7 +100,7 @@ def narrower(text: str, job_id: int) -> str:
 
 
 def _records(text: str, job_id: int) -> list[tuple[re.Match[str], str]]:
-    """Head and whole of each record."""
+    """Parsed head and whole text of each record."""
     found = []
     for record in _RECORD.split(text):
         if not record.strip():
@@ -115,19 +114,19 @@ def _records(text: str, job_id: int) -> list[tuple[re.Match[str], str]]:
 
 def _ambiguous(job_id: int) -> UserError:
     return UserError(
-        f"cannot read what scontrol says of job {job_id}",
-        "a name, comment or path of the job looks like fields of scontrol's own",
-        "leave 'UserId=', 'MinCPUsNode=' and 'JobId=' out of such texts",
+        f"cannot parse scontrol's output for job {job_id}",
+        "the job's name, comment or a path looks like fields of scontrol",
+        "remove 'UserId=', 'MinCPUsNode=' and 'JobId=' from them",
     )
 
 
 def parse_squeue(text: str) -> tuple[JobStatus, ...]:
-    """Read squeue's listing in SQUEUE_FORMAT with times as seconds since the epoch; SlurmError if damaged."""
+    """Parse squeue's listing in SQUEUE_FORMAT, times in seconds since the epoch; SlurmError on other text."""
     found = []
     for line in text.splitlines():
         fields = line.split(None, 4)
         if len(fields) < 4 or not fields[0].isdecimal() or not fields[2].isdecimal():
-            raise SlurmError("cannot read what squeue says", f"odd line {line[:120]!r}")
+            raise SlurmError("cannot parse squeue's output", f"unexpected line {line[:120]!r}")
         started = float(fields[3]) if fields[3].isdecimal() else None
         reason = fields[4].strip() if len(fields) > 4 else ""
         found.append(JobStatus(int(fields[0]), int(fields[2]), fields[1], reason, started))
@@ -135,31 +134,30 @@ def parse_squeue(text: str) -> tuple[JobStatus, ...]:
 
 
 def parse_ref(text: str, job_id: int) -> JobRef:
-    """Read squeue's lines in REF_FORMAT for one id.
+    """Parse squeue's lines in REF_FORMAT for one id.
 
-    The id of an array stands for its elements that have not started, and for
-    one of them when it is the last to start; of each of its other elements
-    there is a line as well.
+    The id of an array is the id of all its tasks that have not started, and of
+    the last task to start; squeue prints a line for each other task too.
 
     Raises:
         NoSuchJobError: there is no job of that id.
-        SlurmError: the lines are damaged, or the id has elements that have not started.
+        SlurmError: a line has another form, or tasks of that id have not started.
     """
     found = []
     for line in text.splitlines():
         fields = line.split()
         if len(fields) != 5 or not _ID.fullmatch(fields[0]):
-            raise SlurmError("cannot read what squeue says", f"odd line {line[:120]!r}")
+            raise SlurmError("cannot parse squeue's output", f"unexpected line {line[:120]!r}")
         if int(fields[0]) == job_id:
             found.append(fields[1:])
     if not found:
-        raise NoSuchJobError(f"Slurm knows no job {job_id}")
+        raise NoSuchJobError(f"Slurm has no job {job_id}")
     if len(found) > 1:
-        raise SlurmError(f"job {job_id} is {len(found)} elements of an array that have not started")
+        raise SlurmError(f"job {job_id} is an array with {len(found)} tasks that have not started")
     array, task, het, offset = found[0]
     if task != "N/A":
         if not (_ID.fullmatch(array) and _ID.fullmatch(task)):
-            raise SlurmError(f"job {job_id} is elements {task[:40]} of an array that have not started")
+            raise SlurmError(f"job {job_id} is an array whose tasks {task[:40]} have not started")
         return JobRef(job_id, array=(int(array), int(task)))
     if _ID.fullmatch(het) and _ID.fullmatch(offset) and int(het):
         return JobRef(job_id, het=(int(het), int(offset)))
@@ -167,7 +165,7 @@ def parse_ref(text: str, job_id: int) -> JobRef:
 
 
 def parse_gres(text: str) -> tuple[GresAllocation, ...]:
-    """GRES of one node, such as ``gpu:h200:2(IDX:0-1),ibvf(CNT:2)``; else ValueError."""
+    """Parse the GRES of one node, such as ``gpu:h200:2(IDX:0-1),ibvf(CNT:2)``; else ValueError."""
     if text in ("", "(null)"):
         return ()
     found, place = [], 0
@@ -194,7 +192,7 @@ def _parse_record(head: re.Match[str], record: str, job_id: int) -> SlurmJob:
     own, _, tail = rest.partition(" MinCPUsNode=")
     identity = _IDENTITY.match(own)
     if identity is None:
-        raise ValueError("no UserId and GroupId")
+        raise ValueError("UserId and GroupId are missing")
     work_dirs = _WORK_DIR.findall(tail)
     features = re.search(r" Features=(.*?) DelayBoot=", tail, re.DOTALL)
     state = _field(own, "JobState")
@@ -216,7 +214,7 @@ def _parse_record(head: re.Match[str], record: str, job_id: int) -> SlurmJob:
 
 
 def _batch_host(own: str) -> str:
-    """Where the batch script runs; pending jobs have no such field, interactive ones no script."""
+    """Node of the batch script; pending jobs have no such field, interactive jobs no script."""
     hosts = re.findall(r" BatchHost=(\S+)", own)
     return str(hosts[0]) if len(hosts) == 1 and _field(own, "BatchFlag") != "0" else ""
 
@@ -224,7 +222,7 @@ def _batch_host(own: str) -> str:
 def _field(own: str, key: str) -> str:
     values = re.findall(rf" {key}=(\S*)", own)
     if len(values) != 1:
-        raise ValueError(f"{len(values)} fields called {key}")
+        raise ValueError(f"{len(values)} fields are named {key}")
     return str(values[0])
 
 
@@ -235,13 +233,15 @@ def _allocation(own: str) -> Allocation:
     nodes: list[NodeAllocation] = []
     for hosts, cpu_ids, memory, gres in _LAYOUT.findall(layouts[0]):
         if len(cpu_ids) >= CPU_IDS_CUT:
-            raise ValueError(f"scontrol cut the CPU list of {hosts}: too scattered; ask for whole nodes")
+            raise ValueError(
+                f"scontrol truncated the CPU list of {hosts}: it has too many ranges; request whole nodes"
+            )
         ids, kinds = parse_cpu_list(cpu_ids), parse_gres(gres)
         nodes.extend(NodeAllocation(host, ids, int(memory), kinds) for host in expand(hosts))
     listed = expand(_field(own, "NodeList"))
     if tuple(sorted(node.node for node in nodes)) != tuple(sorted(listed)):
-        raise ValueError(f"its layouts are not those of its nodes {_field(own, 'NodeList')}")
+        raise ValueError(f"the CPU layouts do not match its NodeList {_field(own, 'NodeList')}")
     cpus = _field(own, "NumCPUs")
     if cpus.isdecimal() and sum(len(node.cpu_ids) for node in nodes) < int(cpus):
-        raise ValueError(f"its layouts hold fewer than its {cpus} CPUs")
+        raise ValueError(f"the CPU layouts have fewer CPUs than its NumCPUs={cpus}")
     return Allocation(tuple(nodes))

@@ -21,11 +21,11 @@ from typing import Any
 
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
-from vhpc_slurm.slurm.job import JobStatus, NoSuchJobError, SlurmError, SlurmJob, SlurmNode
 from vhpc_slurm.slurm.parse import CPU_IDS_CUT
+from vhpc_slurm.slurm.port import JobStatus, NoSuchJobError, SlurmError, SlurmJob
 from vhpc_slurm.slurm.scontrol import Scontrol
 
-_CURE = "set slurm_adapter = 'scontrol' in vhpc.toml"
+_HINT = "set slurm_adapter = 'scontrol' in vhpc.toml"
 
 
 def unavailable(slurm_version: str) -> str:
@@ -39,25 +39,22 @@ def unavailable(slurm_version: str) -> str:
     return ""
 
 
-class PySlurm:
-    """Slurm through pyslurm."""
+class PySlurm(Scontrol):
+    """Jobs through pyslurm, everything else through Slurm's commands."""
 
-    def __init__(self, commands: Scontrol | None = None) -> None:
-        """Raise SlurmError when pyslurm cannot be imported (absent, or of another Slurm).
-
-        ``commands`` do what pyslurm cannot be trusted with.
-        """
-        self._commands = commands or Scontrol()
+    def __init__(self, bin_dir: str = "/usr/bin", *, slurm_conf: str = "", timeout_s: float = 5.0) -> None:
+        """Raise SlurmError when pyslurm cannot be imported (not installed, or built for another Slurm)."""
+        super().__init__(bin_dir, slurm_conf=slurm_conf, timeout_s=timeout_s)
         try:
             self._api: Any = importlib.import_module("pyslurm")
         except (ImportError, OSError) as err:
-            raise SlurmError("cannot use pyslurm", str(err), _CURE) from err
+            raise SlurmError("cannot use pyslurm", str(err), _HINT) from err
 
     def load(self, job_id: int) -> SlurmJob:
         """One job, by slurm_load_job."""
         job = self._call(job_id, lambda: self._api.Job.load(job_id))
-        if int(job.id) != job_id:  # pyslurm takes the first of several elements or components
-            return self._commands.load(job_id)
+        if int(job.id) != job_id:  # pyslurm returns the first of several array tasks or components
+            return super().load(job_id)
         return SlurmJob(
             job_id=int(job.id),
             restarts=int(job.requeue_count),
@@ -75,11 +72,7 @@ class PySlurm:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All jobs that have not ended, by slurm_load_jobs."""
-        return self._commands.all_seen(self._jobs)
-
-    def knows(self, job_id: int) -> bool:
-        """Whether slurmctld has this job, and the job has not ended."""
-        return self._commands.knows(job_id)
+        return self.all_seen(self._jobs)
 
     def _jobs(self) -> tuple[JobStatus, ...]:
         found = []
@@ -92,26 +85,6 @@ class PySlurm:
                 )
         return tuple(found)
 
-    def nodes(self) -> tuple[SlurmNode, ...]:
-        """All nodes, by sinfo, as they are asked for seldom."""
-        return self._commands.nodes()
-
-    def controllers(self) -> tuple[str, ...]:
-        """Hosts of slurmctld, by scontrol."""
-        return self._commands.controllers()
-
-    def cancel(self, job_id: int) -> None:
-        """End a job."""
-        self._commands.cancel(job_id)
-
-    def set_admin_comment(self, job_id: int, text: str) -> None:
-        """Set AdminComment to one line."""
-        self._commands.set_admin_comment(job_id, text)
-
-    def requeue(self, job_id: int) -> None:
-        """Put a running job back into the queue."""
-        self._commands.requeue(job_id)
-
     def _allocation(self, job: Any) -> Allocation:
         layout = self._call(int(job.id), job.get_resource_layout_per_node)
         nodes = []
@@ -120,11 +93,11 @@ class PySlurm:
             cpu_ids = str(part["cpu_ids"])
             if int(node.threads_per_core or 1) > 1:
                 raise SlurmError(
-                    f"cannot read the cores of job {job.id}", f"pyslurm ignores SMT, {name} has it", _CURE
+                    f"cannot read the cores of job {job.id}", f"pyslurm ignores SMT, {name} has it", _HINT
                 )
             if len(cpu_ids) >= CPU_IDS_CUT:
                 raise SlurmError(
-                    f"cannot read the cores of job {job.id}", "pyslurm cut a scattered list", _CURE
+                    f"cannot read the cores of job {job.id}", "pyslurm cut a scattered list", _HINT
                 )
             nodes.append(
                 NodeAllocation(name, parse_cpu_list(cpu_ids), int(part["memory"] or 0), _gres(part["gres"]))
@@ -136,7 +109,7 @@ class PySlurm:
             return call()
         except self._api.RPCError as err:
             if "Invalid job id" in str(err):
-                raise NoSuchJobError(f"Slurm knows no job {job_id}") from err
+                raise NoSuchJobError(f"Slurm has no job {job_id}") from err
             raise SlurmError("slurmctld refused a request", str(err)) from err
 
 

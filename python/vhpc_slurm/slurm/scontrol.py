@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Slurm port over Slurm's own commands; works with 22.05 to 26.05.
 
-Commands are run by full path, without a shell, with an environment of their
-own (nothing of a user or of slurmctld's hook environment reaches them) and a
-deadline, for a slurmctld that hangs must not hang its own hooks.
+Commands run by full path, without a shell, with a fixed environment (no
+variable of a user or of a hook reaches them) and with a deadline: a slurmctld
+that hangs must not hang its own hooks.
 """
 
 from __future__ import annotations
@@ -16,26 +16,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from vhpc_slurm.slurm.hosts import SINFO_FORMAT, parse_controllers, parse_nodes
-from vhpc_slurm.slurm.job import (
+from vhpc_slurm.slurm.hosts import (
+    SINFO_FORMAT,
+    parse_controllers,
+    parse_node_resources,
+    parse_nodes,
+    parse_partitions,
+)
+from vhpc_slurm.slurm.parse import REF_FORMAT, SQUEUE_FORMAT, narrower, parse_job, parse_ref, parse_squeue
+from vhpc_slurm.slurm.port import (
     JobRef,
     JobStatus,
+    NodeResources,
     NoSuchJobError,
     NotRequeueableError,
     SlurmError,
     SlurmJob,
     SlurmNode,
+    SlurmPartition,
 )
-from vhpc_slurm.slurm.parse import REF_FORMAT, SQUEUE_FORMAT, narrower, parse_job, parse_ref, parse_squeue
+from vhpc_slurm.slurm.settings import SlurmSettings
 
 T = TypeVar("T")
 MAX_COMMENT = 1024
+MAX_REASON = 256
+"""Longest Reason of a drained node that vhpc sets; sinfo -R shows less."""
 _NO_JOB = "Invalid job id specified"
 _NO_SCRIPT, _NO_REQUEUE = "Only batch jobs are accepted", "Requested operation is presently disabled"
 
 
 class Scontrol:
-    """Slurm through scontrol, squeue, sinfo and scancel."""
+    """Slurm through scontrol, squeue, sinfo, scancel and sacctmgr."""
 
     def __init__(self, bin_dir: str = "/usr/bin", *, slurm_conf: str = "", timeout_s: float = 5.0) -> None:
         """Use the commands in ``bin_dir``; ``slurm_conf`` empty means Slurm's own default."""
@@ -55,10 +66,10 @@ class Scontrol:
         return self._run("scontrol", "-o", "show", "job", "-d", job)
 
     def jobs(self) -> tuple[JobStatus, ...]:
-        """All pending, running and completing jobs, array elements one by one, also of hidden partitions.
+        """All pending, running and completing jobs, one line per array task, also of hidden partitions.
 
-        Where PrivateData hides jobs from this user, SlurmError: a job that is
-        only hidden must not be taken for one that has ended.
+        SlurmError where PrivateData hides jobs from this user: a hidden job must
+        not be taken for an ended one.
         """
         return self.all_seen(
             lambda: parse_squeue(
@@ -67,15 +78,15 @@ class Scontrol:
         )
 
     def all_seen(self, listing: Callable[[], T]) -> T:
-        """A listing of jobs during which none was hidden from this user.
+        """Return a listing of jobs, and make sure that none was hidden from this user.
 
         Raises:
-            SlurmError: some may have been.
+            SlurmError: some may have been hidden.
         """
         before = self._sight()
         found = listing()
         if self._sight() != before:
-            raise SlurmError("squeue may not have shown all jobs", "slurmctld was started anew meanwhile")
+            raise SlurmError("squeue may not have shown all jobs", "slurmctld was restarted while squeue ran")
         return found
 
     def knows(self, job_id: int) -> bool:
@@ -87,14 +98,25 @@ class Scontrol:
             return False
         return any(line.split()[:1] == [str(job_id)] for line in lines)
 
-    def ref(self, job_id: int) -> JobRef:
-        """How a job is called so that nothing else is meant; one RPC.
+    def has_record(self, job_id: int) -> bool:
+        """Whether slurmctld has a record of this job.
 
-        Hooks on nodes are not told whether their job is an element of an array.
+        By squeue and not by ``scontrol show job``, whose output contains text of the user.
+        """
+        try:
+            self.ref(job_id)
+        except NoSuchJobError:
+            return False
+        return True
+
+    def ref(self, job_id: int) -> JobRef:
+        """Name of a job for Slurm's commands; one RPC.
+
+        Slurm does not tell hooks on nodes whether their job is an array task.
 
         Raises:
-            NoSuchJobError: it is gone.
-            SlurmError: squeue cannot be asked or read.
+            NoSuchJobError: slurmctld has no such job.
+            SlurmError: squeue failed, or its output cannot be parsed.
         """
         options = ("--noheader", "--all", "--array", "--local", "--states=all", "--jobs", _number(job_id))
         return parse_ref(self._run("squeue", *options, "-O", REF_FORMAT), job_id)
@@ -102,8 +124,8 @@ class Scontrol:
     def nodes(self) -> tuple[SlurmNode, ...]:
         """All nodes, by sinfo.
 
-        ``scontrol show node`` would print what a node says of itself (its system's
-        name, its version) in front of, or behind, what slurmctld knows.
+        ``scontrol show node`` also prints text that the node itself sends (name and
+        version of its operating system).
         """
         options = ("--all", "--local", "--Node", "--noheader", f"--format={SINFO_FORMAT}")
         return parse_nodes(self._run("sinfo", *options))
@@ -112,8 +134,32 @@ class Scontrol:
         """Hosts of slurmctld, by ``scontrol show config``."""
         return parse_controllers(self._run("scontrol", "show", "config"))
 
+    def node_resources(self, name: str = "") -> tuple[NodeResources, ...]:
+        """Memory and GRES of one node or of all, by ``scontrol show node``."""
+        return parse_node_resources(self._run("scontrol", "-o", "show", "node", *filter(None, [name])))
+
+    def settings(self) -> SlurmSettings:
+        """Slurm's configuration, by ``scontrol show config``."""
+        return SlurmSettings.parse(self._run("scontrol", "show", "config"))
+
+    def partitions(self) -> tuple[SlurmPartition, ...]:
+        """Partitions, by ``scontrol show partition``."""
+        return parse_partitions(self._run("scontrol", "-o", "show", "partition"))
+
+    def admin_level(self, user: str) -> str:
+        """AdminLevel of a user in slurmdbd, by sacctmgr."""
+        options = ("--noheader", "--parsable2", "show", "user", user, "format=User,AdminLevel")
+        rows = [line.partition("|") for line in self._run("sacctmgr", *options).split()]
+        return next((level for name, _, level in rows if name == user), "None")
+
+    def drain(self, node: str, reason: str) -> None:
+        """Drain a node, by ``scontrol update``."""
+        self._run(
+            "scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={_one_line(reason, MAX_REASON)}"
+        )
+
     def cancel(self, job_id: int) -> None:
-        """End a job, by scancel, which says nothing about jobs that are gone."""
+        """End a job, by scancel, which reports no error for jobs that have ended."""
         try:
             name = self.ref(job_id).whole
         except NoSuchJobError:
@@ -122,8 +168,14 @@ class Scontrol:
 
     def set_admin_comment(self, job_id: int, text: str) -> None:
         """Set AdminComment to at most MAX_COMMENT characters on one line."""
-        line = " ".join(text.split())[:MAX_COMMENT]
+        line = _one_line(text, MAX_COMMENT)
         self._run("scontrol", "update", f"jobid={self.ref(job_id).alone}", f"AdminComment={line}")
+
+    def set_admin_comment_of_ended(self, job_id: int, text: str) -> None:
+        """Set AdminComment of a job that has ended, by sacctmgr."""
+        line = _one_line(text, MAX_COMMENT)
+        where = ("where", f"jobid={_number(job_id)}")
+        self._run("sacctmgr", "-i", "modify", "job", *where, "set", f"AdminComment={line}")
 
     def requeue(self, job_id: int) -> None:
         """Put a running job back into the queue."""
@@ -135,11 +187,11 @@ class Scontrol:
             raise
 
     def _sees_all(self, settings: str) -> bool:
-        """Whether slurmctld shows this user the jobs of others, as it is configured and knows him now.
+        """Whether slurmctld shows this user the jobs of other users now.
 
-        Operators see all (slurm.conf(5), PrivateData).  slurmctld's own word
-        counts, not slurmdbd's: who is one is forgotten where slurmctld starts
-        without its database.
+        Operators see all jobs (slurm.conf(5), PrivateData).  Ask slurmctld for the
+        AdminLevel, not slurmdbd: a slurmctld that starts without its database does
+        not know who is an operator.
         """
         private = re.search(r"^PrivateData\s*=\s*(\S+)", settings, re.MULTILINE)
         if private is None or "jobs" not in private[1].split(","):
@@ -153,16 +205,16 @@ class Scontrol:
         return level is not None and level[1] in ("Operator", "Administrator")
 
     def _sight(self) -> str:
-        """Tells one start or configuration of slurmctld from the next.
+        """Start time of slurmctld, to notice that it was restarted or reconfigured.
 
         Raises:
-            SlurmError: jobs of others are hidden from this user.
+            SlurmError: jobs of other users are hidden from this user.
         """
         settings = self._run("scontrol", "show", "config")
         if not self._sees_all(settings):
             raise SlurmError(
                 "squeue does not show all jobs",
-                f"PrivateData of slurm.conf hides jobs of others from {_user_name(os.geteuid())}",
+                f"PrivateData in slurm.conf hides jobs of other users from {_user_name(os.geteuid())}",
                 "make vhpcd's user an operator (sacctmgr modify user … set adminlevel=operator), or run "
                 "vhpcd as SlurmUser (controller.user)",
             )
@@ -170,8 +222,7 @@ class Scontrol:
         return boot[1] if boot else ""
 
     def _run(self, command: str, *arguments: str) -> str:
-        words = [command, *(word for word in arguments if not word.startswith("-"))]
-        what = " ".join(words[:4] if words[1:2] == ["show"] else words[:2]) + " failed"
+        what = f"{_short(command, arguments)} failed"
         try:
             done = subprocess.run(
                 [str(self._bin / command), *arguments],
@@ -187,14 +238,24 @@ class Scontrol:
                 what, f"no answer within {self._timeout_s:g} s", "is slurmctld up? see: scontrol ping"
             ) from err
         except OSError as err:
-            raise SlurmError(what, str(err), "set slurm_bin in vhpc.toml") from err
-        # Names may be in any encoding; U+FFFD stands for what is not UTF-8.
+            raise SlurmError(what, str(err), "set controller.slurm_bin in vhpc.toml") from err
+        # Names may be in any encoding; what is not UTF-8 becomes U+FFFD.
         complaint = (done.stderr or done.stdout).decode(errors="replace").strip()
         if done.returncode:
             if _NO_JOB in complaint:
                 raise NoSuchJobError(what, _NO_JOB)
             raise SlurmError(what, complaint[-300:] or f"exit status {done.returncode}")
         return done.stdout.decode(errors="replace")
+
+
+def _short(command: str, arguments: tuple[str, ...]) -> str:
+    """A command line without options and values, for error messages."""
+    words = [command, *(word for word in arguments if not word.startswith("-"))]
+    return " ".join(words[:4] if words[1:2] == ["show"] else words[:3])
+
+
+def _one_line(text: str, limit: int) -> str:
+    return " ".join(text.split())[:limit]
 
 
 def _user_name(uid: int) -> str:

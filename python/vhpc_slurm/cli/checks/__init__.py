@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `vhpc doctor` looks at: one module per subject, each a source of findings."""
+"""The checks of `vhpc doctor`: one module per subject, each yields results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad a finding is; only an error keeps jobs from running as they should."""
+    """Severity of a result; only an error makes jobs fail or run unsafely."""
 
     OK = "ok"
     WARN = "warn"
@@ -17,13 +17,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
         check: its name, ``subject.thing``.
-        level: how bad it is.
-        what: what was seen, one line.
-        hint: what to do about it; empty when nothing is to be done.
+        level: its severity.
+        what: what was found, one line.
+        hint: what to do; empty when nothing has to be done.
     """
 
     check: str
@@ -33,15 +33,15 @@ class CheckResult:
 
 
 def ok(check: str, what: str) -> CheckResult:
-    """It is as it should be."""
+    """The check passed."""
     return CheckResult(check, Level.OK, what)
 
 
 def warn(check: str, what: str, hint: str) -> CheckResult:
-    """It works, but somebody will be surprised one day."""
+    """Jobs run, but something will fail or surprise users in some situation."""
     return CheckResult(check, Level.WARN, what, hint)
 
 
 def error(check: str, what: str, hint: str) -> CheckResult:
-    """Jobs fail, or are not what they claim to be, until this is repaired."""
+    """Jobs fail, or run outside of their guests or limits, until this is repaired."""
     return CheckResult(check, Level.ERROR, what, hint)

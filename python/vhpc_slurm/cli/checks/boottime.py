@@ -1,47 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long boots take and may take, against what Slurm allows a Prolog."""
+"""How long boots take and may take, compared with the timeouts of Slurm for Prolog."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from vhpc_slurm.cli import timeline
 from vhpc_slurm.cli.checks import CheckResult, ok, warn
 from vhpc_slurm.config import Config
-from vhpc_slurm.hooks.drain_policy import gres_count
 from vhpc_slurm.node.store import timeline as stored
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement import deadlines
+from vhpc_slurm.slurm.port import NodeResources
 
 BOOTS = 50
 LONGEST_MESSAGE_S = 100
-"""Slurm warns of a longer MessageTimeout."""
+"""Slurm warns about a longer MessageTimeout."""
 
 
 @dataclass(frozen=True)
 class NodeSize:
-    """What of a node decides how long the boot of a guest that has all of it may take."""
+    """The resources of a node that decide how long the boot of a guest with all of them may take."""
 
     gpus: int = 0
     memory_mib: int = 0
     devices: bool = False
-    """Whether something of it can be passed through."""
+    """Whether it has GPUs or virtual functions for guests."""
 
     @classmethod
-    def parse(cls, line: str, config: Config) -> NodeSize:
-        """From a line of ``scontrol -o show node``."""
-        memory = re.search(r"(?:^|\s)RealMemory=(\d+)", line)
-        gpus = gres_count(line, config.placement.gpu_gres) or 0
-        functions = bool(gres_count(line, config.placement.vf_gres) or config.devices.virtual_functions)
-        return cls(gpus, int(memory[1]) if memory else 0, gpus > 0 or functions)
+    def of(cls, node: NodeResources, config: Config) -> NodeSize:
+        """From the node's entry in slurm.conf."""
+        gpus = node.gres_count(config.placement.gpu_gres) or 0
+        functions = bool(node.gres_count(config.placement.vf_gres) or config.devices.virtual_functions)
+        return cls(gpus, node.memory_mib, gpus > 0 or functions)
 
 
 def boot_budget_s(config: Config, node: NodeSize) -> int:
-    """Longest that a Prolog takes: the wait for the lease, the longest boot, and the stages before it.
+    """Longest time of a Prolog: the wait for the lease, the longest boot, and the stages before it.
 
-    QEMU's start, which is one of these, takes longer the more memory there is to make ready.
+    One of these stages is QEMU's start, which takes longer the more memory it has to allocate.
     """
     guests = config.guests
     per_gib = deadlines.memory_s_per_gib(
@@ -54,16 +52,16 @@ def boot_budget_s(config: Config, node: NodeSize) -> int:
 
 
 def longest_boot_s(layout: Layout) -> float | None:
-    """Seconds that the longest of the last boots took whose guests got ready; None without any."""
+    """Seconds of the longest of the last successful boots; None without any."""
     files = sorted(layout.timelines.glob("*.json"), key=lambda path: path.stat().st_mtime)[-BOOTS:]
     lines = [line for path in files if (line := stored.read_timeline(path)) is not None]
     return max((took for line in lines if (took := timeline.ready_after(line)) is not None), default=None)
 
 
 def message_timeout(seconds: int, longest_s: float | None) -> CheckResult:
-    """Whether boots as long as the longest one here pass without a word.
+    """Whether boots as long as the longest one here cause no warning of Slurm.
 
-    After MessageTimeout - 2 s of a Prolog slurmd tells salloc and srun that it hangs.
+    MessageTimeout - 2 s after a Prolog started, slurmd reports to salloc and srun that it hangs.
     """
     name = "slurm.MessageTimeout"
     if longest_s is None:
@@ -73,7 +71,7 @@ def message_timeout(seconds: int, longest_s: float | None) -> CheckResult:
     wanted = min(LONGEST_MESSAGE_S, max(30, 10 * math.ceil((longest_s + 2) / 10 + 1)))
     return warn(
         name,
-        f"MessageTimeout={seconds}: salloc and srun say 'Prolog hung on node' after {seconds - 2} s, and "
+        f"MessageTimeout={seconds}: salloc and srun print 'Prolog hung on node' after {seconds - 2} s, but "
         f"boots here took up to {longest_s:.1f} s",
-        f"MessageTimeout={wanted}, or tell users that the message means nothing",
+        f"MessageTimeout={wanted}, or tell users to ignore the message",
     )

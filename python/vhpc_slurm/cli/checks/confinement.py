@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps helper processes of guests apart from their own user: namespaces, control groups, the kernel."""
+"""Isolation of the guests' helper processes from their own user: namespaces, control groups, the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.node.host import cgroup
 
 NEEDED_KERNEL = (5, 12)
-"""mount_setattr(2); /proc with hidepid of its own is of 5.8."""
+"""mount_setattr(2) needs 5.12; a /proc mount with its own hidepid needs 5.8."""
 WANTED = {"memory", "pids", "cpuset"}
 
 
@@ -24,7 +24,7 @@ def check(config: Config, proc: Path = Path("/proc")) -> Iterator[CheckResult]:
 
 
 def kernel(release: str) -> CheckResult:
-    """Whether the kernel has what vhpc-confine calls."""
+    """Whether the kernel has the system calls that vhpc-confine needs."""
     parts = release.split(".")
     try:
         version = int(parts[0]), int(parts[1].partition("-")[0])
@@ -38,21 +38,21 @@ def kernel(release: str) -> CheckResult:
 
 
 def user_namespaces(limit: Path) -> CheckResult:
-    """Whether root can make the user namespaces that helper processes run in."""
+    """Whether root can create the user namespaces that helper processes run in."""
     try:
         most = int(limit.read_text())
     except (OSError, ValueError):
         return error(
             "node.userns",
             "this kernel has no user namespaces",
-            "use a kernel with CONFIG_USER_NS: without them a user could trace the daemons of his guests",
+            "use a kernel with CONFIG_USER_NS: without it a user could trace the daemons of his guests",
         )
     if most == 0:
         return error(
             "node.userns",
             "user.max_user_namespaces is 0: no guest can start",
-            "set it to 1000 or more on compute nodes; unprivileged users can be kept from user "
-            "namespaces by kernel.unprivileged_userns_clone = 0 or AppArmor",
+            "set it to 1000 or more on compute nodes; kernel.unprivileged_userns_clone = 0 or AppArmor can "
+            "still forbid user namespaces to unprivileged users",
         )
     return ok("node.userns", f"up to {most} user namespaces")
 
@@ -75,7 +75,7 @@ def control_groups(config: Config, found: list[cgroup.Hierarchy]) -> CheckResult
         return warn(
             "node.cgroups",
             f"the control group controllers {', '.join(sorted(missing))} are missing",
-            "enable them on the kernel's command line; without them these limits do not hold",
+            "enable them on the kernel's command line; without them guests have no such limits",
         )
-    how = "systemd's slices" if cgroup.has_systemd() else "directories of its own"
+    how = "systemd slices" if cgroup.has_systemd() else "cgroup directories of vhpc"
     return ok("node.cgroups", f"guests are limited by {how}")

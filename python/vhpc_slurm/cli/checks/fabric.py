@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fabric: OpenSM and its options, UFM, and what the ports' tables say."""
+"""The fabric: OpenSM and its options, UFM, and the partition key tables of ports."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from vhpc_slurm.fabric.smp import Scan
 
 SHOWN = 3
 CROWDED = 0.75
-"""A table fuller than this part of it is worth a word."""
+"""A table with more than this part of its entries in use is a warning."""
 
 
 def applies(config: Config) -> bool:
-    """Whether this host, which need not be the controller, runs an OpenSM that vhpcd speaks to."""
+    """Whether this host, the controller or another one, runs an OpenSM that vhpcd manages."""
     return config.fabric.backend in ("opensm-file", "static-pool") and any(
         one.pidfile and Path(one.pidfile).exists() for one in descriptions(config.fabric)
     )
 
 
 def check(config: Config, *, root: bool) -> Iterator[CheckResult]:
-    """All findings about the fabric; none where guests have no fabric."""
+    """All results for the fabric; none when guests have no fabric."""
     fabric = config.fabric
     if fabric.backend in ("none", "ethernet", "vxlan"):
         return
@@ -58,8 +58,8 @@ def _manager(config: Config, one: Manager) -> Iterator[CheckResult]:
     if elsewhere:
         yield warn(
             "fabric.file",
-            f"there is no {one.partitions} here, so nobody looks whether it declares the pool",
-            "on the subnet manager's host: vhpc fabric render --pool >FILE, and vhpc fabric lint FILE",
+            f"{one.partitions} is not on this host, so it was not checked whether it declares the pool",
+            "run on the subnet manager's host: vhpc fabric render --pool >FILE, and vhpc fabric lint FILE",
         )
         return
     try:
@@ -91,19 +91,19 @@ def _remote(found: RemoteOpensm) -> CheckResult:
         with closing(found):
             found.check()
     except FabricError as err:
-        return error("fabric.opensm", err.line(), "vhpcd makes no change while it cannot reach it")
-    return ok("fabric.opensm", f"OpenSM runs beside {found.partitions}; see vhpc doctor there")
+        return error("fabric.opensm", err.line(), "vhpcd changes no key until it can reach that OpenSM")
+    return ok("fabric.opensm", f"OpenSM runs on the host of {found.partitions}; run vhpc doctor there")
 
 
 def _file(read: Callable[[], bytes | None], name: str) -> CheckResult:
     try:
         data = read()
     except FabricError as err:
-        return error("fabric.file", err.line(), "vhpcd has to read and replace it")
+        return error("fabric.file", err.line(), "let vhpcd read and replace it")
     if data is None:
         return error(
             "fabric.file",
-            f"{name} is not there: OpenSM makes every port a full member of the default partition",
+            f"{name} does not exist: OpenSM makes every port a full member of the default partition",
             "vhpc fabric render >FILE, move it there, and restart vhpcd",
         )
     defects = partitions.lint(data)
@@ -122,7 +122,9 @@ def _writable(user: str, file: Path, pid: int) -> CheckResult:
         opensm = Path(f"/proc/{pid}").stat()
     except (KeyError, OSError) as err:
         return error(
-            "fabric.writable", f"cannot see whether {user} can replace {file}: {err}", "see controller.user"
+            "fabric.writable",
+            f"cannot find out whether {user} can replace {file}: {err}",
+            "see controller.user",
         )
     if account.pw_uid == 0:
         return ok("fabric.writable", f"vhpcd is root, and can replace {file}")
@@ -136,12 +138,12 @@ def _writable(user: str, file: Path, pid: int) -> CheckResult:
         return error(
             "fabric.writable",
             f"{user} cannot write into {file.parent}, where vhpcd replaces {file.name}",
-            f"give OpenSM's partitions file a folder of its own that belongs to {user}",
+            f"put OpenSM's partitions file into a separate folder that belongs to {user}",
         )
     if opensm.st_uid != account.pw_uid:
         return warn(
             "fabric.writable",
-            f"{user} can replace {file}, and cannot signal OpenSM, which runs as uid {opensm.st_uid}",
+            f"{user} can replace {file} but cannot signal OpenSM, which runs as uid {opensm.st_uid}",
             "give vhpcd's unit AmbientCapabilities=CAP_KILL, or run it as that user",
         )
     return ok("fabric.writable", f"{user} can replace {file} and signal OpenSM")
@@ -157,13 +159,13 @@ def _paths(one: Manager, options: OpensmOptions) -> Iterator[CheckResult]:
         else:
             yield error(
                 check,
-                f"OpenSM's {option} is {options[option]}, and vhpc.toml says {meant}",
+                f"OpenSM's {option} is {options[option]}, but vhpc.toml has {meant}",
                 f"start OpenSM with {argument} {meant}, or correct [fabric]",
             )
     if not options.on("force_log_flush"):
         yield error(
             "fabric.log-flush",
-            "OpenSM keeps lines of its log back, so vhpcd cannot see that it has swept",
+            "OpenSM buffers its log, so vhpcd cannot see the end of a sweep",
             "force_log_flush TRUE in opensm.conf",
         )
 
@@ -180,43 +182,43 @@ def _options(options: OpensmOptions) -> Iterator[CheckResult]:
         yield warn(
             "fabric.enforcement",
             f"switches enforce partitions: {enforce}",
-            "part_enforce both in opensm.conf: what a host lets out is stopped at its switch",
+            "part_enforce both in opensm.conf: switches then drop packets with a key that the host lacks",
         )
     for name, default, why in (
-        ("sa_key", 1, "every host can ask the subnet administrator trusted questions"),
+        ("sa_key", 1, "every host can make trusted requests to the subnet administrator"),
         ("sm_key", 1, "any host can take over as subnet manager"),
         (
             "m_key",
             0,
-            "whoever has a port's queue pair 0 can reconfigure ports; needed where guests get whole adapters",
+            "any user of a port's queue pair 0 can reconfigure ports; set it where guests get whole adapters",
         ),
     ):
         if options.number(name) in (default, -1):
             yield warn(
                 f"fabric.{name}",
                 f"{name} is OpenSM's default: {why}",
-                f"{name} in opensm.conf, the same on all SMs",
+                f"set {name} in opensm.conf, to the same value on all subnet managers",
             )
         else:
             yield ok(f"fabric.{name}", f"{name} is set")
     if options.number("m_key") > 0 and options.number("m_key_protection_level") < 2:
         yield warn(
             "fabric.m_key-protection",
-            "m_key is set, and may be read from any port",
+            "m_key is set, but any port can read it",
             "m_key_protection_level 2 in opensm.conf",
         )
     if options.on("keep_pkey_indexes"):
-        yield ok("fabric.keep_pkey_indexes", "a key keeps its place in a port's table")
+        yield ok("fabric.keep_pkey_indexes", "a key keeps its index in a port's table")
     else:
         yield warn(
             "fabric.keep_pkey_indexes",
-            "OpenSM may move a key to another place in a port's table under queue pairs that use it",
+            "OpenSM may move a key to another index of a port's table while queue pairs use it",
             "keep_pkey_indexes TRUE in opensm.conf",
         )
     if options.on("allow_both_pkeys"):
         yield warn(
             "fabric.allow_both_pkeys",
-            "a port may be full and limited member of one key",
+            "a port can be full and limited member of the same partition",
             "allow_both_pkeys FALSE in opensm.conf: vhpc does not need it",
         )
 
@@ -227,7 +229,7 @@ def _options(options: OpensmOptions) -> Iterator[CheckResult]:
 def _ufm(fabric: Fabric) -> Iterator[CheckResult]:
     try:
         client = ufm(fabric)
-        yield ok("fabric.ufm", f"UFM {client.version()} at {fabric.ufm_url} takes our token")
+        yield ok("fabric.ufm", f"UFM {client.version()} at {fabric.ufm_url} accepts the token")
         settings, default = client.settings(), client.default_membership()
     except FabricError as err:
         yield error("fabric.ufm", err.line(), "see fabric.ufm_url, ufm_token_file and ufm_ca in vhpc.toml(5)")
@@ -237,14 +239,14 @@ def _ufm(fabric: Fabric) -> Iterator[CheckResult]:
     elif default == "full":
         yield error(
             "fabric.default",
-            "ports are full members of the default partition, so that all guests reach each other",
+            "ports are full members of the default partition, so all guests reach each other",
             "default_membership = limited in UFM's configuration",
         )
     else:
         yield warn(
             "fabric.default",
-            "this UFM does not say what ports are in the default partition",
-            "look into its partitions.conf: Default=0x7fff must have ALL=limited",
+            "this UFM does not report the default membership of ports",
+            "check its partitions.conf: Default=0x7fff must have ALL=limited",
         )
     for name, value, bad in (
         ("sa_key", settings.sa_key, 1),
@@ -257,13 +259,13 @@ def _ufm(fabric: Fabric) -> Iterator[CheckResult]:
             unset = True
         if unset and not (name == "m_key" and settings.m_key_per_port):
             yield warn(
-                f"fabric.{name}", f"UFM's {name} is the default one", f"set {name} in UFM's opensm.conf"
+                f"fabric.{name}", f"UFM's {name} is the default value", f"set {name} in UFM's opensm.conf"
             )
         else:
             yield ok(f"fabric.{name}", f"UFM has a {name}")
 
 
-# --- what ports say -----------------------------------------------------------------------------
+# --- tables of ports ----------------------------------------------------------------------------
 
 
 def _tables(fabric: Fabric) -> Iterator[CheckResult]:
@@ -271,7 +273,7 @@ def _tables(fabric: Fabric) -> Iterator[CheckResult]:
         with closing(reader(fabric)) as one:
             scan = one.scan(float(fabric.apply_timeout_s))
     except FabricError as err:
-        yield error("fabric.read", err.line(), "vhpcd proves nothing without reading the fabric")
+        yield error("fabric.read", err.line(), "vhpcd must be able to read the fabric")
         return
     if scan.silent:
         yield warn(
@@ -292,13 +294,13 @@ def _master(fabric: Fabric, scan: Scan) -> CheckResult:
         return error(
             "fabric.master",
             f"{subnets} subnets have {len(masters)} ports with a master subnet manager: {names}",
-            "start OpenSM, and see its log",
+            "start OpenSM, and check its log",
         )
     if fabric.backend != "ufm-rest" and not all(port.local for port in masters):
         return warn(
             "fabric.master",
-            f"the master subnet manager is at port {names}, which is not of this host",
-            "every OpenSM that can become master has to stand in fabric.subnets",
+            f"the master subnet manager is at port {names}, which is on another host",
+            "list every OpenSM that can become master in fabric.subnets",
         )
     return ok("fabric.master", f"the master subnet manager is at port {names}")
 
@@ -326,13 +328,13 @@ def _room(fabric: Fabric, scan: Scan) -> Iterator[CheckResult]:
     crowded = [port for port in scan.ports if len(port.pkeys) > CROWDED * port.room]
     text = f"ports have room for {least} keys or more"
     if least < 2:
-        yield error("fabric.room", text, "a guest's port needs two: its job's and the default one")
+        yield error("fabric.room", text, "a guest's port needs two keys: its job's and the default one")
     elif crowded:
         yield warn(
             "fabric.room",
-            f"{len(crowded)} ports have nearly as many keys as they have room for, the first is "
-            f"{crowded[0].guid:#018x} with {len(crowded[0].pkeys)} of {crowded[0].room}",
-            "once there is no room, ports lack the keys of their jobs",
+            f"the tables of {len(crowded)} ports are nearly full, the first is {crowded[0].guid:#018x} with "
+            f"{len(crowded[0].pkeys)} of {crowded[0].room} keys",
+            "once a table is full, the port cannot get the key of another job",
         )
     else:
         yield ok("fabric.room", text)
@@ -341,7 +343,7 @@ def _room(fabric: Fabric, scan: Scan) -> Iterator[CheckResult]:
         yield warn(
             "fabric.switches",
             f"{len(silent)} switches enforce no partitions, the first is {silent[0].guid:#018x}",
-            "what such a host lets out, nothing stops",
+            "replace them: they do not stop packets that a host sends with a foreign key",
         )
     elif scan.switches:
         keys = min(one.enforced for one in scan.switches)
@@ -353,6 +355,6 @@ def _room(fabric: Fabric, scan: Scan) -> Iterator[CheckResult]:
     if fabric.ipoib and scan.switches and groups < pool:
         yield warn(
             "fabric.groups",
-            f"the pool has {pool} keys with an IPoIB group each, and switches know {groups} groups",
-            "a smaller pool, or fabric.ipoib = false",
+            f"the pool has {pool} keys with an IPoIB group each, but switches support only {groups} groups",
+            "make the pool smaller, or set fabric.ipoib = false",
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compute node: what Prolog, QEMU and the share daemons will need."""
+"""A compute node: everything that Prolog, QEMU and the share daemons need."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _SUBUID = re.compile(r"^[^:#]+:(\d+):(\d+)\s*$")
 
 
 def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
-    """Findings on this compute node; some need root's rights and say so."""
+    """Results for this compute node; some checks need root."""
     yield from topology(config, node)
     if root:
         yield from hypervisor(config)
         yield from largest_guest(config, node)
     else:
-        yield warn("node.libvirt", "libvirt was not asked", "run vhpc doctor as root")
+        yield warn("node.libvirt", "libvirt was not checked", "run vhpc doctor as root")
     yield from libvirt_folder(config, LIBVIRT_FOLDER)
     yield virtiofsd(config.shares.virtiofsd)
     yield programs(PROGRAMS)
@@ -64,18 +64,18 @@ def topology(config: Config, node: str) -> Iterator[CheckResult]:
 
 
 def kvm(host: HostInventory) -> CheckResult:
-    """Whether guests run at the machine's speed."""
+    """Whether guests run with KVM."""
     if host.kvm:
         return ok("node.kvm", f"guests run with KVM: {host.kvm_reason}")
     return warn(
         "node.kvm",
         f"NO KVM: guests run in software emulation (TCG), 10 to 100 times slower: {host.kvm_reason}",
-        "load kvm_intel or kvm_amd and enable virtualization in the firmware; for tests TCG will do",
+        "load kvm_intel or kvm_amd and enable virtualization in the firmware; TCG suffices for tests only",
     )
 
 
 def hugepages(host: HostInventory) -> CheckResult:
-    """Explicit huge pages, for information: guests do without."""
+    """Explicit huge pages, for information: guests do not need them."""
     pools = [
         f"cell {cell.cell}: {free} of {total} free of {size} KiB"
         for cell in host.cells
@@ -86,20 +86,24 @@ def hugepages(host: HostInventory) -> CheckResult:
 
 
 def hypervisor(config: Config) -> Iterator[CheckResult]:
-    """libvirt and QEMU: there, and new enough."""
+    """Whether libvirt and QEMU are installed and new enough."""
     try:
         with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
             libvirt_version, qemu_version = connection.version()
     except ImportError:
-        yield error("node.libvirt", "Python has no module libvirt", "install python3-libvirt")
+        yield error("node.libvirt", "the Python module libvirt is not installed", "install python3-libvirt")
         return
     except VhpcError as err:
-        yield error("node.libvirt", err.line(), f"start libvirt; does it serve {config.guests.libvirt_uri}?")
+        yield error(
+            "node.libvirt",
+            err.line(),
+            f"start libvirt, or correct guests.libvirt_uri ({config.guests.libvirt_uri})",
+        )
         return
     text = format_version(libvirt_version)
     if libvirt_version < LIBVIRT_OLDEST:
         yield error(
-            "node.libvirt", f"libvirt {text} is too old", f"{format_version(LIBVIRT_OLDEST)} or newer"
+            "node.libvirt", f"libvirt {text} is too old", f"install {format_version(LIBVIRT_OLDEST)} or newer"
         )
     else:
         yield ok("node.libvirt", f"libvirt {text} at {config.guests.libvirt_uri}")
@@ -107,7 +111,7 @@ def hypervisor(config: Config) -> Iterator[CheckResult]:
 
 
 def largest_guest(config: Config, node: str) -> Iterator[CheckResult]:
-    """Whether a guest may have all CPUs of a large node; nothing on smaller ones, or when nobody can say."""
+    """Whether a guest can have all CPUs of a large node; no result on smaller nodes, or when unknown."""
     try:
         host = inventory.read_inventory(node, config)
         if len(host.abstract) <= iommu.ALL_CPUS:
@@ -115,7 +119,7 @@ def largest_guest(config: Config, node: str) -> Iterator[CheckResult]:
         with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as connection:
             most = refusal.most_vcpus(connection, host, config.guests.emulator)
     except VhpcError:
-        return  # other findings say why
+        return  # other checks report the reason
     if len(host.abstract) <= most:
         yield ok("node.vcpus", f"a guest may have {most} vCPUs")
     else:
@@ -123,12 +127,12 @@ def largest_guest(config: Config, node: str) -> Iterator[CheckResult]:
             "node.vcpus",
             f"the installed QEMU gives a guest at most {most} vCPUs: jobs with more of the node's "
             f"{len(host.abstract)} CPUs fail",
-            "tell users of --vhpc-guests-per-node, or install QEMU 9.0 or newer",
+            "tell users about --vhpc-guests-per-node, or install QEMU 9.0 or newer",
         )
 
 
 def libvirt_folder(config: Config, path: Path) -> Iterator[CheckResult]:
-    """QEMU reads its keys below libvirt's own folder, under a uid that is in none of libvirt's groups.
+    """QEMU must read its keys in libvirt's folder, with a uid that is in no group of libvirt.
 
     Debian installs that folder with mode 0750; then every start fails with
     "Unable to read …/master-key.aes".
@@ -136,7 +140,7 @@ def libvirt_folder(config: Config, path: Path) -> Iterator[CheckResult]:
     try:
         mode = path.stat()
     except (FileNotFoundError, PermissionError):
-        return  # libvirt makes it when it starts, or keeps it elsewhere (a session's connection)
+        return  # libvirt creates it when it starts, or uses another folder (session connection)
     searchable = mode.st_mode & 0o001
     if mode.st_gid == _group_number(config.guests.qemu_group):
         searchable = mode.st_mode & 0o010
@@ -145,14 +149,14 @@ def libvirt_folder(config: Config, path: Path) -> Iterator[CheckResult]:
     else:
         yield error(
             "node.libvirt_folder",
-            f"{path} has mode {mode.st_mode & 0o7777:04o}: QEMU under a uid of its own cannot read its keys",
+            f"{path} has mode {mode.st_mode & 0o7777:04o}: QEMU, which has its own uid, cannot read its keys",
             f"chmod o+x {path}; on Debian for good: dpkg-statoverride --update --add "
             f"libvirt-qemu libvirt-qemu 0751 {path}",
         )
 
 
 def virtiofsd(path: str) -> CheckResult:
-    """The Rust virtiofsd: QEMU's old one in C cannot be run as a plain user."""
+    """Whether virtiofsd is the Rust one: QEMU's old one in C cannot run as an unprivileged user."""
     name = "node.virtiofsd"
     hint = "install virtiofsd (the Rust one) and set shares.virtiofsd in vhpc.toml"
     code, text = _version_of(path)
@@ -164,29 +168,33 @@ def virtiofsd(path: str) -> CheckResult:
 
 
 def programs(paths: tuple[str, ...]) -> CheckResult:
-    """Programs of the system that hooks run."""
+    """Whether the system programs that hooks run are installed."""
     absent = [path for path in paths if not os.access(path, os.X_OK)]
     if absent:
-        return error("node.programs", f"absent: {', '.join(absent)}", "install util-linux and coreutils")
-    return ok("node.programs", ", ".join(Path(path).name for path in paths) + " are there")
+        return error(
+            "node.programs", f"not installed: {', '.join(absent)}", "install util-linux and coreutils"
+        )
+    return ok("node.programs", ", ".join(Path(path).name for path in paths) + " are installed")
 
 
 def guest_program(path: Path) -> CheckResult:
-    """One of our own programs: there, and of this package's version."""
+    """Whether a program of vhpc is installed in the version of this package."""
     name = f"node.{path.name}"
     code, text = _version_of(str(path))
     found = _VERSION.search(text)
     if code != 0 or found is None:
-        return error(name, f"{path} does not tell its version: {text}", "install vhpc on this node")
+        return error(name, f"{path} does not print its version: {text}", "install vhpc on this node")
     if found[1] != __version__:
         return error(
-            name, f"{path} has version {found[1]}, this package {__version__}", "install one version of both"
+            name,
+            f"{path} has version {found[1]}, this package {__version__}",
+            "install the same version of both",
         )
     return ok(name, f"{path} {found[1]}")
 
 
 def uid_range(config: Config, subuid: Path) -> Iterator[CheckResult]:
-    """QEMU's uids must be nobody else's, neither a user's nor a rootless container's."""
+    """Whether the uids of QEMU are unused, by users and by rootless containers."""
     first, count = config.guests.uid_base, config.guests.uid_count
     last = first + count - 1
     hint = "choose another guests.uid_base, the same on all nodes"
@@ -204,11 +212,11 @@ def uid_range(config: Config, subuid: Path) -> Iterator[CheckResult]:
         if match and int(match[1]) <= last and int(match[1]) + int(match[2]) > first:
             yield error("node.uids", f"uids {first}-{last} overlap {subuid}: {line.strip()}", hint)
             return
-    yield ok("node.uids", f"uids {first}-{last} belong to nobody else")
+    yield ok("node.uids", f"uids {first}-{last} are used by nothing else")
 
 
 def qemu_group(config: Config) -> CheckResult:
-    """The group that QEMU runs with."""
+    """Whether the group that QEMU runs with exists."""
     try:
         gid = accounts.group_id(config.guests.qemu_group)
     except VhpcError as err:
@@ -217,19 +225,19 @@ def qemu_group(config: Config) -> CheckResult:
 
 
 def run_folder(path: str, mounts: str) -> CheckResult:
-    """What must not survive a reboot lies on a tmpfs."""
+    """Whether the run folder, which must not survive a reboot, is on a tmpfs."""
     kind = filesystem_of(path, mounts)
     if kind in ("tmpfs", "ramfs"):
         return ok("node.run", f"{path} is on {kind}")
     return warn(
         "node.run",
-        f"{path} is on {kind}: what a reboot ended would still be listed there",
+        f"{path} is on {kind}: it would still list jobs that a reboot ended",
         "put it on a tmpfs, or empty it at boot with systemd-tmpfiles",
     )
 
 
 def state_folder(path: str, mounts: str, *, root: bool) -> Iterator[CheckResult]:
-    """What must survive a reboot does not lie on a tmpfs, and can be written."""
+    """Whether the state folder, which must survive a reboot, is on a disk and writable."""
     kind = filesystem_of(path, mounts)
     if kind in ("tmpfs", "ramfs"):
         yield error("node.state", f"{path} is on {kind}: journals would be lost at a reboot", "use a disk")
@@ -243,7 +251,9 @@ def state_folder(path: str, mounts: str, *, root: bool) -> Iterator[CheckResult]
     room = os.statvfs(path)
     free = room.f_bavail * room.f_frsize
     if free < 1 << 30:
-        yield warn("node.state", f"{path} has {free >> 20} MiB left", "make room: images are copied there")
+        yield warn(
+            "node.state", f"{path} has {free >> 20} MiB left", "free some space: images are copied there"
+        )
         return
     yield ok("node.state", f"{path} is on {kind}, {free >> 30} GiB free")
 
@@ -263,7 +273,7 @@ def filesystem_of(path: str, mounts: str) -> str:
 
 
 def apparmor(config: Config, root: Path) -> CheckResult:
-    """libvirt's AppArmor profiles do not cover virtiofs sockets; the site has to add a rule.
+    """Whether AppArmor lets QEMU open virtiofs sockets, which libvirt's profiles do not cover.
 
     Args:
         config: names the run folder whose sockets QEMU opens.
@@ -300,7 +310,7 @@ def _group_number(name: str) -> int | None:
 
 
 def _name_of(uid: int) -> str:
-    """Name of a uid: directories that do not list their users still answer for one."""
+    """Name of a uid; directory services that do not list users answer such a request."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every host talks to: munge, vhpcd, the image catalogue."""
+"""Services that every host uses: munge, vhpcd, the image catalogue."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,31 +15,31 @@ from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import Munge
+from vhpc_slurm.slurm import sbcast_of_users
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.api.protocol import AlarmWire, FabricState, Status
 
-USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
 SKEW_S = 30
-"""Clocks further apart than this soon make munge refuse credentials (they live 300 s)."""
+"""With a larger difference of clocks munge soon rejects credentials (they are valid for 300 s)."""
 
 
 def munge(config: Config) -> CheckResult:
-    """A credential made here and read here: munged runs and has a key."""
+    """Encode and decode a credential: munged runs and has a key."""
     service = Munge(config.controller.munge_socket)
     sent = os.urandom(16)
     try:
         read = service.decode(service.encode(sent, ttl_s=30))
     except VhpcError as err:
-        return error("munge", err.line(), "start munged; its key must be the cluster's")
+        return error("munge", err.line(), "start munged, with the key of the cluster")
     if read.payload != sent or read.uid != os.geteuid():
-        return error("munge", "munge returned another credential than was made", "restart munged")
-    return ok("munge", "a credential was made and read")
+        return error("munge", "munge decoded another credential than it had encoded", "restart munged")
+    return ok("munge", "a credential was encoded and decoded")
 
 
 def sbcast(config: Config) -> Iterator[CheckResult]:
-    """Whether the sbcast that users call knows of guests; nothing on hosts without Slurm's."""
-    found = shutil.which("sbcast", path=USERS_PATH)
+    """Whether users run vhpc-sbcast, which knows guests; no result on hosts without sbcast."""
+    found = sbcast_of_users(config)
     if found is None:
         return
     ours = f"{config.paths.libexec}/vhpc-sbcast"
@@ -49,8 +48,8 @@ def sbcast(config: Config) -> Iterator[CheckResult]:
         return
     yield warn(
         "slurm.sbcast",
-        f"{found} is Slurm's own: for jobs with guests, outside of these, it says nothing and its file is "
-        "on the nodes, where their programs do not see it",
+        f"{found} is Slurm's own: run outside of the guests for a job with guests, it reports success, but "
+        "puts the file on the nodes, where programs in guests do not see it",
         f"ln -s {ours} /usr/local/bin/sbcast",
     )
 
@@ -58,17 +57,17 @@ def sbcast(config: Config) -> Iterator[CheckResult]:
 def vhpcd(
     config: Config, *, listener: bool, node: str = "", controller: bool = False
 ) -> Iterator[CheckResult]:
-    """Whether vhpcd answers, is of this version, tells the same time, and believes what this host says.
+    """Whether vhpcd answers, has this version and this time, and accepts requests from this host.
 
     Args:
-        config: names vhpcd.
-        listener: whether vhpcd listens to this user.
-        node: Slurm's name of this host; empty where it is no node.
+        config: the configuration, with the address of vhpcd.
+        listener: whether vhpcd accepts requests of this user.
+        node: Slurm's name of this host; empty when it is not a node.
         controller: whether slurmctld may run here.
     """
     where = f"{config.controller.host}:{config.controller.port}"
     if not listener:
-        yield warn("vhpcd", f"vhpcd at {where} was not asked", "run vhpc doctor as root")
+        yield warn("vhpcd", f"vhpcd at {where} was not checked", "run vhpc doctor as root")
         return
     from vhpc_slurm.controller.client import ControllerClient
 
@@ -85,12 +84,14 @@ def vhpcd(
         yield warn(
             "vhpcd",
             f"vhpcd at {where} has version {status.version}, this host {__version__}",
-            "install one version everywhere",
+            "install the same version everywhere",
         )
     skew = status.time - now
     if abs(skew) > SKEW_S:
         yield error(
-            "clock", f"the clock of vhpcd's host differs by {skew:+.0f} s", "synchronise clocks (chrony)"
+            "clock",
+            f"the clock of vhpcd's host differs by {skew:+.0f} s",
+            "synchronize the clocks, for example with chrony",
         )
     else:
         yield ok("clock", f"vhpcd's clock differs by {skew:+.1f} s")
@@ -107,42 +108,44 @@ def _believed(status: Status, node: str, *, controller: bool) -> Iterator[CheckR
     if node and node not in status.speaks_for:
         yield error(
             "address",
-            f"vhpcd sees this host at {status.seen_at}, which Slurm does not have as an address of node "
-            f"{node}, so it takes no lease and no acknowledgement from here",
-            "name the address in controller.node_names or node_addresses of vhpcd's vhpc.toml, restart vhpcd",
+            f"vhpcd sees this host at {status.seen_at}, which is not an address of node {node} in Slurm, so "
+            "it rejects requests for leases and acknowledgements from here",
+            "add it to controller.node_names or node_addresses of vhpcd's vhpc.toml, restart vhpcd",
         )
     elif node:
         yield ok("address", f"vhpcd knows {status.seen_at} as an address of node {node}")
     if controller and CONTROLLER not in status.speaks_for:
         yield error(
             "address",
-            f"vhpcd sees this host at {status.seen_at}, which is no host of slurmctld for all that it knows, "
-            "so it takes no job from here",
-            "name the address in controller.controller_addresses of vhpcd's vhpc.toml, and restart vhpcd",
+            f"vhpcd sees this host at {status.seen_at}, which is not an address of slurmctld's hosts, so it "
+            "rejects new jobs from here",
+            "add the address to controller.controller_addresses in vhpcd's vhpc.toml, and restart vhpcd",
         )
 
 
 def _isolation(fabric: FabricState, now: float) -> Iterator[CheckResult]:
-    """What vhpcd's auditor says of the fabric; nothing where it is as it should be."""
-    audit = "on vhpcd's host: vhpc fabric audit, and see the other findings of vhpc doctor there"
+    """State of the fabric from vhpcd's auditor; no result when it is correct."""
+    audit = "run on vhpcd's host: vhpc fabric audit, and vhpc doctor"
     if not fabric.safe:
         open_s = now - (fabric.open_since or now)
         yield error(
             "fabric.open",
-            f"for {open_s:.0f} s the fabric has been open or unreadable, so no job with a key starts, "
-            f"and nodes end the guests that have one: {fabric.what}",
+            f"for {open_s:.0f} s the fabric has been open or unreadable, so jobs with a key do not start, "
+            f"and nodes end guests with a key: {fabric.what}",
             audit,
         )
     for generation, what in fabric.lost:
         yield error(
-            "fabric.lost-key", f"{generation} has lost its key, and nodes end its guests: {what}", audit
+            "fabric.lost-key",
+            f"generation {generation} has lost its key, and nodes end its guests: {what}",
+            audit,
         )
     if fabric.safe and fabric.what:
-        yield warn("fabric.open", f"the fabric is not as vhpcd wants it: {fabric.what}", audit)
+        yield warn("fabric.open", f"the fabric differs from the keys in use: {fabric.what}", audit)
 
 
 def _alarms(alarms: Sequence[AlarmWire], now: float) -> Iterator[CheckResult]:
-    """What nodes reported of jobs that failed through nobody's mistake, one finding for each cause."""
+    """Refusals of libvirt or QEMU that nodes reported, one result for each cause."""
     for what in dict.fromkeys(alarm.what for alarm in alarms):
         same = [alarm for alarm in alarms if alarm.what == what]
         jobs, nodes = {alarm.job_id for alarm in same}, sorted({alarm.node for alarm in same})
@@ -150,27 +153,27 @@ def _alarms(alarms: Sequence[AlarmWire], now: float) -> Iterator[CheckResult]:
             "alarms",
             f"libvirt or QEMU refused guests of {len(jobs)} jobs on {', '.join(nodes)}, last of job "
             f"{same[-1].job_id} {(now - same[-1].time) / 3600:.1f} h ago: {what}",
-            "see hooks.log of the node, and vhpc plan there; a week after the last one it is forgotten",
+            "see hooks.log and vhpc plan on the node; this result disappears a week after the last refusal",
         )
 
 
 def catalogue(config: Config) -> CheckResult:
-    """Whether images can be found here."""
+    """Whether the catalogue is readable here and has images."""
     path = Path(config.images.catalog)
     if not path.is_dir():
         return error(
             "catalogue",
             f"{path} does not exist",
-            "mount the catalogue, or set images.catalog in vhpc.toml",
+            "mount the catalogue, or correct images.catalog in vhpc.toml",
         )
     try:
         images = list_images(path)
     except (VhpcError, OSError) as err:
-        return error("catalogue", f"{path} cannot be read: {err}", "it must be readable for every node")
+        return error("catalogue", f"{path} cannot be read: {err}", "make it readable on every node")
     if not images:
-        return warn("catalogue", f"{path} holds no image", "publish one: docs/image-format.md")
+        return warn("catalogue", f"{path} has no images", "publish one: docs/image-format.md")
     broken = [entry for entry in images if entry.identity is None]
     if broken:
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
-        return warn("catalogue", f"{broken[0].problem}{more}", "publish it anew, or remove its name")
-    return ok("catalogue", f"{path} holds {len(images)} images")
+        return warn("catalogue", f"{broken[0].problem}{more}", "publish it again, or remove its name")
+    return ok("catalogue", f"{path} has {len(images)} images")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm's settings: what `scontrol show config` says against what vhpc needs.
+"""Slurm's settings, compared with what vhpc needs.
 
-The reasons for each are in slurm.conf(5) and prolog_epilog.html of Slurm's
-documentation; what happens without them was observed on 22.05, 24.11 and 26.05.
+slurm.conf(5) and prolog_epilog.html of Slurm's documentation describe each
+setting; what happens without it was observed on 22.05, 24.11 and 26.05.
 """
 
 from __future__ import annotations
@@ -10,91 +10,26 @@ from __future__ import annotations
 import glob
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.cli.checks.boottime import NodeSize, boot_budget_s
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.slurm.port import Slurm, SlurmPartition
+from vhpc_slurm.slurm.settings import SlurmSettings
 
 OLDEST = (22, 5)
 BATCH_START_S = 900
-INFINITE = 65534
-"""How `scontrol show config` writes a PrologEpilogTimeout that is not set (NO_VAL16)."""
-TIMEOUT_S = 15
-_LINE = re.compile(r"^(\S[^=]*?)(?:\[\d+\])?\s*= ?(.*)$")
 _USER = re.compile(r"^(.*)\((\d+)\)$")
 _PLUGIN = re.compile(r"^\s*(required|optional|include)\s+(\S+)")
-
-
-@dataclass(frozen=True)
-class SlurmSettings:
-    """Slurm's configuration as slurmctld reports it; a key may have several values.
-
-    ``control_hosts`` are names of hosts, without address and domain.
-    """
-
-    values: dict[str, tuple[str, ...]]
-    control_hosts: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> SlurmSettings:
-        """Parse the output of ``scontrol show config``; ``(null)`` is no value."""
-        values: dict[str, tuple[str, ...]] = {}
-        for line in text.splitlines():
-            match = _LINE.match(line)
-            if match:
-                value = match[2].strip()
-                kept = () if value in ("(null)", "") else (value,)
-                values[match[1]] = values.get(match[1], ()) + kept
-        hosts = tuple(re.split(r"[(.]", host)[0] for host in values.get("SlurmctldHost", ()))
-        return cls(values, hosts)
-
-    def first(self, key: str) -> str:
-        """The value of a key, empty when it has none."""
-        return next(iter(self.values.get(key, ())), "")
-
-    def words(self, key: str) -> set[str]:
-        """The comma separated words of a value, in lower case."""
-        return {word.strip().lower() for word in self.first(key).split(",") if word.strip()}
-
-    def seconds(self, key: str) -> int | None:
-        """A time in seconds; None when it has no limit or is not set."""
-        match = re.match(r"^(\d+)", self.first(key))
-        return None if match is None or int(match[1]) >= INFINITE else int(match[1])
-
-
-def ask(config: Config, *args: str, command: str = "scontrol") -> str:
-    """Output of a command of Slurm; FabricError when it fails."""
-    environment = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
-    if config.controller.slurm_conf:
-        environment["SLURM_CONF"] = config.controller.slurm_conf
-    try:
-        done = subprocess.run(
-            [f"{config.controller.slurm_bin}/{command}", *args],
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired) as err:
-        raise FabricError(f"cannot run {command} {' '.join(args)}", str(err)) from err
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise FabricError(f"{command} {' '.join(args)} failed", lines[-1])
-    return done.stdout
 
 
 def check(
     settings: SlurmSettings, config: Config, nodes: Sequence[NodeSize] = (NodeSize(),)
 ) -> Iterator[CheckResult]:
-    """Findings on settings that are the same for the whole cluster, which has such nodes."""
+    """Results for settings of the whole cluster; ``nodes`` are the sizes of its nodes."""
     budget = max(boot_budget_s(config, node) for node in nodes)
     yield _version(settings)
     yield _prolog_flags(settings)
@@ -113,9 +48,11 @@ def _version(settings: SlurmSettings) -> CheckResult:
     text = settings.first("SLURM_VERSION")
     match = re.match(r"^(\d+)\.(\d+)", text)
     if match is None:
-        return warn("slurm.version", f"Slurm's version is unknown: {text!r}", "see: scontrol show config")
+        return warn(
+            "slurm.version", f"Slurm's version is not recognized: {text!r}", "see: scontrol show config"
+        )
     if (int(match[1]), int(match[2])) < OLDEST:
-        return error("slurm.version", f"Slurm {text} is too old", "22.05 or newer is needed")
+        return error("slurm.version", f"Slurm {text} is too old", "install Slurm 22.05 or newer")
     return ok("slurm.version", f"Slurm {text}")
 
 
@@ -125,7 +62,7 @@ def _prolog_flags(settings: SlurmSettings) -> CheckResult:
     if "runinjob" in flags:
         return error(
             name,
-            "PrologFlags has RunInJob: when the extern step is killed, no Epilog runs and guests stay",
+            "PrologFlags has RunInJob: when the extern step is killed, no Epilog ends the guests",
             "remove RunInJob",
         )
     if absent:
@@ -142,13 +79,15 @@ def _batch_start(settings: SlurmSettings, budget: int) -> CheckResult:
     seconds = settings.seconds("BatchStartTimeout")
     if seconds is None or seconds >= max(BATCH_START_S, budget):
         return ok(name, f"BatchStartTimeout={seconds or 'infinite'}")
-    what = f"BatchStartTimeout={seconds}: a slurmd that registers later during a boot loses the job"
+    what = (
+        f"BatchStartTimeout={seconds}: Slurm gives up a job when slurmd registers after that time of its boot"
+    )
     hint = f"BatchStartTimeout={max(BATCH_START_S, budget)}"
     return error(name, what, hint) if seconds < budget else warn(name, what, hint)
 
 
 def _script_timeouts(settings: SlurmSettings, config: Config, budget: int) -> Iterator[CheckResult]:
-    """Slurm 25.05 and newer may have a timeout for each; before there is one for both."""
+    """Slurm 25.05 and newer have a timeout for each; older versions have one for both."""
     for key, needed in (("PrologTimeout", budget), ("EpilogTimeout", config.guests.stage_timeout_s)):
         used = key if settings.first(key) else "PrologEpilogTimeout"
         if used != key and key == "EpilogTimeout":
@@ -157,13 +96,13 @@ def _script_timeouts(settings: SlurmSettings, config: Config, budget: int) -> It
         if seconds is None or seconds == 0:
             yield warn(
                 name,
-                f"{used} has no limit: a script that hangs holds its node for ever",
+                f"{used} has no limit: a script that hangs blocks its node forever",
                 f"{used}={max(300, budget)}",
             )
         elif seconds < needed:
             yield error(
                 name,
-                f"{used}={seconds} is shorter than a boot may take ({needed} s): Slurm would drain nodes",
+                f"{used}={seconds} is shorter than a boot may take ({needed} s): Slurm then drains the node",
                 f"{used}={max(300, needed)}, or lower guests.boot_timeout_s and guests.boot_timeout_max_s",
             )
         else:
@@ -176,7 +115,7 @@ def _interactive_step(settings: SlurmSettings) -> CheckResult:
         return ok(name, f"LaunchParameters={settings.first('LaunchParameters')}")
     return warn(
         name,
-        "LaunchParameters lacks use_interactive_step: the shell of salloc stays outside of the guest",
+        "LaunchParameters lacks use_interactive_step: the shell of salloc runs outside of the guest",
         "LaunchParameters=use_interactive_step",
     )
 
@@ -187,7 +126,7 @@ def _memory(settings: SlurmSettings) -> CheckResult:
         return ok(name, f"SelectTypeParameters={value}")
     return error(
         name,
-        f"SelectTypeParameters={value or '(none)'}: memory is not allocated, so guests have no size",
+        f"SelectTypeParameters={value or '(none)'}: Slurm allocates no memory, so guests have no size",
         "SelectTypeParameters=CR_Core_Memory",
     )
 
@@ -199,7 +138,7 @@ def _preemption(settings: SlurmSettings) -> CheckResult:
         return warn(
             name,
             f"PreemptMode has {', '.join(sorted(bad))}: a suspended job's guests keep all of their memory",
-            "PreemptMode=REQUEUE or CANCEL for partitions whose jobs may have guests",
+            "PreemptMode=REQUEUE or CANCEL for partitions with guests",
         )
     return ok(name, f"PreemptMode={settings.first('PreemptMode') or 'OFF'}")
 
@@ -209,10 +148,10 @@ def _mpi(settings: SlurmSettings) -> CheckResult:
     if value not in ("none", "openmpi"):
         return warn(
             name,
-            f"MpiDefault={value}: PMI does not reach into guests, where MPI programs of several tasks are "
-            "refused; other programs notice nothing",
-            "tell users of jobs with guests: MPI programs start by mpirun in a job of one guest, and of "
-            "VHPC_PMI (vhpc-spank(8))",
+            f"MpiDefault={value}: PMI is not available in guests, so MPI programs with several tasks fail "
+            "there; other programs are not affected",
+            "tell users to start MPI programs with mpirun in a job with one guest, and about VHPC_PMI "
+            "(vhpc-spank(8))",
         )
     return ok(name, f"MpiDefault={value}")
 
@@ -224,37 +163,35 @@ def _slurm_user(settings: SlurmSettings, config: Config) -> CheckResult:
     if user not in (config.controller.slurm_user, "root"):
         return error(
             name,
-            f"SlurmUser is {user}, controller.slurm_user is {config.controller.slurm_user}: "
-            "vhpcd would not listen to slurmctld's hooks",
+            f"SlurmUser is {user}, but controller.slurm_user is {config.controller.slurm_user}: "
+            "vhpcd rejects requests of slurmctld's hooks",
             f'slurm_user = "{user}" under [controller] of vhpc.toml',
         )
     return ok(name, f"SlurmUser={user}")
 
 
-def operator(settings: SlurmSettings, config: Config) -> CheckResult:
-    """Whether vhpcd may requeue jobs of others, which it must after crashes of slurmctld."""
+def operator(slurm: Slurm, settings: SlurmSettings, config: Config) -> CheckResult:
+    """Whether vhpcd may requeue jobs of other users, which it must after a crash of slurmctld."""
     name, user = "slurm.operator", config.controller.user
     match = _USER.match(settings.first("SlurmUser"))
     if user in ("root", match[1] if match else settings.first("SlurmUser")):
         return ok(name, f"vhpcd runs as {user}, who may requeue jobs")
     hidden = "jobs" in settings.words("PrivateData")
-    what = f"vhpcd's user {user} is no operator of Slurm: jobs that a crash left behind are not " + (
-        "noticed, since PrivateData hides them" if hidden else "requeued"
+    what = f"vhpcd's user {user} is not an operator of Slurm: jobs that were lost in a crash are not " + (
+        "found, because PrivateData hides them" if hidden else "requeued"
     )
     hint = f"sacctmgr add user {user} account=… adminlevel=operator, or user = SlurmUser under [controller]"
     try:
-        words = ("--noheader", "--parsable2", "show", "user", user, "format=User,AdminLevel")
-        rows = ask(config, *words, command="sacctmgr").split()
+        level = slurm.admin_level(user)
     except FabricError as err:
         return warn(name, err.line(), hint)
-    level = next((row.partition("|")[2] for row in rows if row.partition("|")[0] == user), "None")
     if level.startswith(("Oper", "Admin")):
         return ok(name, f"{user} is {level}")
     return error(name, what, hint) if hidden else warn(name, what, hint)
 
 
 def hooks(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
-    """Whether Slurm runs our scripts."""
+    """Whether Slurm runs the hooks of vhpc."""
     for key, file in (
         ("Prolog", "prolog"),
         ("Epilog", "epilog"),
@@ -263,19 +200,19 @@ def hooks(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
     ):
         ours, values = f"{config.paths.libexec}/{file}", settings.values.get(key, ())
         if not values:
-            yield error(f"slurm.{key}", f"{key} is not set: guests are not managed", f"{key}={ours}")
+            yield error(f"slurm.{key}", f"{key} is not set: guests are not started or ended", f"{key}={ours}")
         elif not _names(values, ours):
             yield warn(
                 f"slurm.{key}",
                 f"{key}={','.join(values)} is not {ours}",
-                f"{key}={ours}, or make sure that the site's script runs it and returns its exit status",
+                f"{key}={ours}, or make sure that your script runs it and returns its exit status",
             )
         else:
             yield ok(f"slurm.{key}", f"{key}={','.join(values)}")
 
 
 def _names(values: tuple[str, ...], ours: str) -> bool:
-    """Whether our hook is among scripts given by path or by pattern, possibly through a link."""
+    """Whether the hook of vhpc is among scripts given by path or pattern, directly or through a link."""
     paths = [path for value in values for path in (value, *glob.glob(value))]  # noqa: PTH207 - a pattern of any folder
     return any(path == ours or os.path.realpath(path) == os.path.realpath(ours) for path in paths)
 
@@ -285,30 +222,31 @@ def _health_check(settings: SlurmSettings, config: Config) -> Iterator[CheckResu
     hint = f"HealthCheckProgram={ours}, HealthCheckInterval=120, HealthCheckNodeState=ANY,CYCLE"
     values = settings.values.get("HealthCheckProgram", ())
     if not values:
-        yield warn(name, "HealthCheckProgram is not set: what a crash leaves is not cleared", hint)
+        yield warn(name, "HealthCheckProgram is not set: what a crash leaves on a node is not removed", hint)
     elif not _names(values, ours):
-        yield warn(name, f"HealthCheckProgram={values[0]} is not {ours}", f"{hint}, or run it from there")
+        yield warn(
+            name, f"HealthCheckProgram={values[0]} is not {ours}", f"{hint}, or run it from your program"
+        )
     elif not settings.seconds("HealthCheckInterval"):
         yield warn(name, "HealthCheckInterval=0: the health check runs only when slurmd starts", hint)
     else:
         yield ok(name, f"HealthCheckProgram={values[0]}, every {settings.seconds('HealthCheckInterval')} s")
 
 
-def partitions(text: str) -> Iterator[CheckResult]:
-    """Findings on ``scontrol -o show partition``: suspension may be a partition's own."""
-    for line in text.splitlines():
-        fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        if {"SUSPEND", "GANG"} & set(fields.get("PreemptMode", "").upper().split(",")):
+def partitions(found: Sequence[SlurmPartition]) -> Iterator[CheckResult]:
+    """Partitions whose own PreemptMode suspends jobs."""
+    for partition in found:
+        if {"SUSPEND", "GANG"} & set(partition.preempt_mode.upper().split(",")):
             yield warn(
                 "slurm.PreemptMode",
-                f"partition {fields.get('PartitionName')} has PreemptMode={fields['PreemptMode']}: "
+                f"partition {partition.name} has PreemptMode={partition.preempt_mode}: "
                 "a suspended job's guests keep all of their memory",
                 "PreemptMode=REQUEUE or CANCEL there",
             )
 
 
 def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[CheckResult]:
-    """Whether hooks that this host has to run can be run."""
+    """Whether the hooks that this host runs exist and are executable."""
     for file in files:
         path = Path(config.paths.libexec) / file
         name = f"hooks.{file}"
@@ -321,22 +259,28 @@ def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[CheckRe
 
 
 def plugstack(settings: SlurmSettings) -> CheckResult:
-    """Whether Slurm loads our SPANK plugin on this host."""
+    """Whether Slurm loads the SPANK plugin of vhpc on this host."""
     name = "slurm.plugstack"
     conf = Path(settings.first("SLURM_CONF") or "/etc/slurm/slurm.conf")
     path = Path(settings.first("PlugStackConfig") or conf.with_name("plugstack.conf"))
     found = _find_plugin(path, depth=0)
     if found is None:
-        return error(name, f"{path} does not load vhpc.so: Slurm knows no --vhpc-image", "required vhpc.so")
+        return error(
+            name,
+            f"{path} does not load vhpc.so: Slurm has no option --vhpc-image",
+            f"add to {path}: required vhpc.so",
+        )
     mode, plugin = found
     folders = settings.first("PluginDir").split(":")
     places = [plugin] if plugin.startswith("/") else [f"{folder}/{plugin}" for folder in folders]
     if not any(Path(place).is_file() for place in places):
-        return error(name, f"{path} names {plugin}, which is not at {' or '.join(places)}", "install vhpc.so")
+        return error(
+            name, f"{path} loads {plugin}, which does not exist at {' or '.join(places)}", "install vhpc.so"
+        )
     if mode != "required":
         return warn(
             name,
-            f"{plugin} is optional in {path}: where it fails to load, tasks run outside of their guests",
+            f"{plugin} is optional in {path}: if it fails to load, tasks run outside of their guests",
             f"required {plugin}",
         )
     return ok(name, f"{path} loads {plugin}")

@@ -28,7 +28,7 @@ import msgspec
 from vhpc_slurm.config import Controller
 from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError
 from vhpc_slurm.model import NODE_NAME
-from vhpc_slurm.slurm.job import Slurm, SlurmNode
+from vhpc_slurm.slurm.port import Slurm, SlurmNode
 
 log = logging.getLogger("vhpcd")
 

@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
-from vhpc_slurm.slurm.job import COMPLETING, PENDING, REASON_PROLOG, RUNNING, JobStatus
+from vhpc_slurm.slurm.port import COMPLETING, PENDING, REASON_PROLOG, RUNNING, JobStatus
 
 log = logging.getLogger("vhpcd")
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is on this node against what should be: findings, each with its repair.
+"""Orphans and stale generations on this node, each with its repair.
 
-Three views are compared: the journals, the node itself (libvirt, processes,
-uids, folders, pins) and the controller's leases.  What belongs to a running
-hook is left alone; what belongs to a job that the controller still has is
-kept; everything else is an orphan.
+Compares the journals, the node itself (libvirt, processes, uids, folders, pins)
+and vhpcd's leases.  What belongs to a running hook or to a job with a live
+lease stays; everything else is an orphan.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from vhpc_slurm.errors import VhpcError
@@ -24,19 +22,7 @@ from vhpc_slurm.node.guest import libvirtd
 from vhpc_slurm.node.host import cgroup, process, steps
 from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, reservations, uids
 from vhpc_slurm.node.store.layout import Layout
-
-
-@dataclass(frozen=True)
-class NodeFinding:
-    """Something that should not be there.
-
-    ``kind`` is one word for machines, ``what`` one line for people, ``repair``
-    removes it and raises VhpcError when it cannot.
-    """
-
-    kind: str
-    what: str
-    repair: Callable[[], object]
+from vhpc_slurm.reconcile.finding import Kind, NodeFinding
 
 
 def _never(job_id: int) -> bool:
@@ -50,16 +36,15 @@ def audit(
     live: Mapping[int, Generation] | None,
     purged: Callable[[int], bool] = _never,
 ) -> list[NodeFinding]:
-    """Compare the views.
+    """Find stale generations and orphans.
 
     Args:
-        layout: where to look.
+        layout: where the node keeps its state.
         node: this node's name.
-        live: generations that the controller holds for this node and that are
-            not ending, by job; None when the controller could not be asked,
-            then no generation that has a journal is called stale.
-        purged: whether slurmctld is sure to know nothing of a job; asked only
-            about jobs that have ended and whose steps still run here.
+        live: generations with a live lease for this node, by job; None when
+            vhpcd did not answer, then no generation counts as stale.
+        purged: whether slurmctld answers that it has no record of a job; called
+            only for jobs without a live lease whose steps still run here.
     """
     return [
         *_stale_generations(layout, node, live, purged),
@@ -76,26 +61,21 @@ def audit(
 def _known(layout: Layout) -> list[Generation]:
     """Generations that have a journal now.
 
-    A job may boot beside an audit.  What it takes is in its journal before it
-    is there, so whoever looks for orphans looks at them first and at the
-    journals afterwards, and once more before anything is removed.
+    A job may boot during an audit.  Prolog writes a resource to the journal
+    before it takes the resource, so an audit lists resources first, reads the
+    journals afterwards, and reads them again before it removes anything.
     """
     return list(journal.generations(layout.journals))
 
 
 def _unless(owned: Callable[[], bool], repair: Callable[[], object]) -> Callable[[], object]:
-    """Repair only what has no journal at that moment either."""
+    """Repair only if there is still no journal when the repair runs."""
 
     def act() -> None:
         if not owned():
             repair()
 
     return act
-
-
-def waiting(layout: Layout) -> int:
-    """How many acknowledgements vhpcd has not received."""
-    return len(outbox.pending(layout.outbox))
 
 
 def _stale_generations(
@@ -108,47 +88,47 @@ def _stale_generations(
         if live.get(generation.job_id) == generation or joblock.busy(layout, generation.job_id):
             continue
         # The lease ends with the job, when Slurm has only begun to end its processes: they have KillWait
-        # to say their last words in, and then the Epilog comes. None comes for a job that a killed slurmctld
-        # has forgotten, while the step of its allocation may sleep on for hours.
+        # seconds, and then the Epilog runs.  No Epilog runs for a job that a killed slurmctld has no record
+        # of, while its extern step may sleep on for hours.
         over = generation.job_id in running and generation.job_id not in live
         if over and not purged(generation.job_id):
             continue
         yield NodeFinding(
-            "stale-generation",
-            f"generation {generation} is still here, and the controller has it no more",
+            Kind.STALE_GENERATION,
+            f"generation {generation} has a journal on this node, but no live lease",
             partial(tombstone_and_clear, layout, generation, node),
         )
 
 
 def unacknowledged(layout: Layout, node: str, ending: Sequence[Generation]) -> Iterator[NodeFinding]:
-    """Generations that are over and that the controller believes to be here, although nothing of them is.
+    """Ended generations that left nothing on this node, and that vhpcd waits for.
 
-    A hook that is killed between the end of a journal and its word to the
-    controller leaves neither, and the generation's key would never be free.
+    A hook that is killed after it removed a journal and before it queued the
+    acknowledgement leaves neither, and vhpcd would never free the key.
 
     Args:
-        layout: where to look.
+        layout: where the node keeps its state.
         node: this node's name.
-        ending: generations whose leases have ended and that this node has taken and not acknowledged.
+        ending: generations with an ended lease that this node took and has not acknowledged.
     """
     running = steps.running()
     known = {*_known(layout), *(Generation.parse(path.stem) for path in outbox.pending(layout.outbox))}
     for generation in ending:
-        # An Epilog is to come, or at work: that one knows more.
+        # Its Epilog still has to run, or runs now, and will acknowledge it.
         if generation in known or generation.job_id in running or joblock.busy(layout, generation.job_id):
             continue
         yield NodeFinding(
-            "unacknowledged",
-            f"nothing is left of generation {generation}, and the controller was not told",
+            Kind.UNACKNOWLEDGED,
+            f"generation {generation} has ended here, but vhpcd has no acknowledgement",
             partial(tombstone_and_clear, layout, generation, node),
         )
 
 
 def tombstone_and_clear(layout: Layout, generation: Generation, node: str) -> None:
-    """Remove all of a generation that nobody else will remove, and leave word of it for the controller.
+    """Remove everything of a generation that has no Epilog to come, and queue its acknowledgement.
 
     Raises:
-        TeardownError: not all of it could be removed.
+        TeardownError: something could not be removed.
     """
     joblock.write_tombstone(layout, generation)
     with joblock.held(layout, generation.job_id, timeout_s=30.0, brief=True):
@@ -170,7 +150,7 @@ def _orphan_domains(layout: Layout) -> Iterator[NodeFinding]:
             names = hypervisor.names()
     except VhpcError as err:
         line = err.line()
-        yield NodeFinding("libvirt", line, partial(_raise, err))
+        yield NodeFinding(Kind.LIBVIRT, line, partial(_raise, err))
         return
 
     def owned(name: str) -> bool:
@@ -180,7 +160,7 @@ def _orphan_domains(layout: Layout) -> Iterator[NodeFinding]:
     for name in names:
         if not owned(name):
             repair = _unless(partial(owned, name), partial(_destroy, layout, name))
-            yield NodeFinding("orphan-domain", f"guest {name} has no journal", repair)
+            yield NodeFinding(Kind.ORPHAN_DOMAIN, f"libvirt domain {name} belongs to no journal", repair)
 
 
 def _destroy(layout: Layout, name: str) -> None:
@@ -193,13 +173,19 @@ def _orphan_processes(layout: Layout) -> Iterator[NodeFinding]:
     found = {ref: name for ref, name in process.marked() if not _is_known(layout, name)}
     for ref, name in found.items():
         repair = _unless(partial(_is_known, layout, name), partial(process.end, ref))
-        yield NodeFinding("orphan-process", f"process {ref.pid} of generation {name[:40]!r}", repair)
+        yield NodeFinding(
+            Kind.ORPHAN_PROCESS,
+            f"process {ref.pid} is of generation {name[:40]!r}, which has no journal",
+            repair,
+        )
     in_use = {uid for uid in process.uids_in_use() if uids.in_range(layout.config, uid)}
     for uid in in_use - {uid for uid, _ in uids.allocated(layout)}:
         for ref in set(process.of_uid(uid)) - found.keys():
             repair = _unless(partial(_is_allocated, layout, uid), partial(process.end, ref))
             yield NodeFinding(
-                "orphan-process", f"process {ref.pid} with uid {uid}, which no generation has", repair
+                Kind.ORPHAN_PROCESS,
+                f"process {ref.pid} has uid {uid}, which is allocated to no generation",
+                repair,
             )
 
 
@@ -215,7 +201,11 @@ def _orphan_uids(layout: Layout) -> Iterator[NodeFinding]:
     for uid, name in list(uids.allocated(layout)):
         if not _is_known(layout, name):
             repair = _unless(partial(_is_known, layout, name), partial(uids.release, layout, uid, name))
-            yield NodeFinding("orphan-uid", f"uid {uid} is allocated to generation {name[:40]!r}", repair)
+            yield NodeFinding(
+                Kind.ORPHAN_UID,
+                f"uid {uid} is allocated to generation {name[:40]!r}, which has no journal",
+                repair,
+            )
 
 
 def _orphan_cgroups(layout: Layout) -> Iterator[NodeFinding]:
@@ -223,7 +213,7 @@ def _orphan_cgroups(layout: Layout) -> Iterator[NodeFinding]:
         if not _is_known(layout, name):
             repair = _unless(partial(_is_known, layout, name), partial(_end_cgroup, name))
             yield NodeFinding(
-                "orphan-cgroup", f"control group of generation {name[:40]!r} has no journal", repair
+                Kind.ORPHAN_CGROUP, f"control group of generation {name[:40]!r}, which has no journal", repair
             )
 
 
@@ -238,7 +228,7 @@ def _orphan_folders(layout: Layout) -> Iterator[NodeFinding]:
         for path in sorted(layout.jobs.iterdir()):
             if not _is_of_known_job(layout, path.name):
                 repair = _unless(partial(_is_of_known_job, layout, path.name), partial(shutil.rmtree, path))
-                yield NodeFinding("orphan-folder", f"folder {path} has no journal", repair)
+                yield NodeFinding(Kind.ORPHAN_FOLDER, f"folder {path} belongs to no journal", repair)
 
 
 def _is_of_known_job(layout: Layout, name: str) -> bool:
@@ -249,27 +239,27 @@ def _orphan_pins(layout: Layout) -> Iterator[NodeFinding]:
     for digest, name in list(images.pins(layout)):
         if not _is_known(layout, name):
             repair = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
-            what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}"
-            yield NodeFinding("orphan-pin", what, repair)
+            what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}, which has no journal"
+            yield NodeFinding(Kind.ORPHAN_PIN, what, repair)
 
 
 def _unparked_functions(layout: Layout) -> Iterator[NodeFinding]:
-    """Virtual functions that are on a network, and no guest has them."""
+    """Virtual functions that are on a network although no generation holds them."""
     try:
         known = {record.address for record in quarantine.read_records(layout)}
         free = [one for one in setup.made(layout) if one not in known and not _has(layout, one)]
-    except VhpcError as err:  # a journal or a record is damaged: who has what is not known
-        yield NodeFinding("stray-function", err.line(), partial(_raise, err))
+    except VhpcError as err:  # a journal or a record is damaged: it is unknown which generation holds what
+        yield NodeFinding(Kind.UNPARKED_FUNCTION, err.line(), partial(_raise, err))
         return
     for address in free:
         wrong = assignment.why_not_parked(layout, address)
         if wrong:
-            what = f"virtual function {address} is nobody's: {wrong}"
-            yield NodeFinding("stray-function", what, partial(_park_orphan, layout, address))
+            what = f"virtual function {address} belongs to no job but is not parked: {wrong}"
+            yield NodeFinding(Kind.UNPARKED_FUNCTION, what, partial(_park_orphan, layout, address))
 
 
 def _has(layout: Layout, address: str) -> bool:
-    """Whether a generation has planned for a device, or not given it back yet."""
+    """Whether a generation has reserved a device, or has not released it yet."""
     return any(
         address == entry.data.get("address") or address in entry.data.get("devices", ())
         for generation in _known(layout)
@@ -279,7 +269,7 @@ def _has(layout: Layout, address: str) -> bool:
 
 
 def _park_orphan(layout: Layout, address: str) -> None:
-    # under the lock that plans are made under: whoever comes first has it
+    # Prolog reserves devices under the same lock: either it has reserved this one, or it finds it parked.
     with reservations.plan_lock(layout, layout.config.guests.stage_timeout_s):
         if not _has(layout, address):
             assignment.park_orphan(layout, address)

@@ -1,34 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc reconcile: what should not be on this node, and what became of it."""
+"""vhpc reconcile: print what reconciliation found on this node, and what was repaired."""
 
 from __future__ import annotations
 
 from vhpc_slurm.cli import context, output
 from vhpc_slurm.config import Config
-from vhpc_slurm.hooks.reconcile import reconcile as run
+from vhpc_slurm.reconcile.run import reconcile as run
 
 
 def reconcile(config: Config, node: str, *, check: bool, as_json: bool) -> int:
-    """Repair, or with ``check`` only look.
+    """Repair what is found, with ``check`` only report it.
 
-    Returns 1 when something is left that should not be there, with ``check``
-    when anything was found at all.
+    Returns 1 when a finding is not repaired, with ``check`` when there is any finding.
     """
     context.need_root("reconcile")
-    outcomes = run(config, node, check=check)
+    results = run(config, node, check=check)
     if as_json:
         output.write_json(
             [
                 {"kind": one.kind, "what": one.what, "mended": one.repaired, "error": one.error}
-                for one in outcomes
+                for one in results
             ]
         )
-    elif not outcomes:
+    elif not results:
         print(f"{node} is clean")
     else:
         output.write_table(
             ("KIND", "FOUND", "REPAIRED", "ERROR"),
-            [(o.kind, o.what, "yes" if o.repaired else "no", o.error) for o in outcomes],
+            [(o.kind, o.what, "yes" if o.repaired else "no", o.error) for o in results],
         )
-    left = [outcome for outcome in outcomes if check or not outcome.repaired]
+    left = [result for result in results if check or not result.repaired]
     return 1 if left else 0

@@ -1,61 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that Slurm believes to run here, and that do not.
+"""Lost jobs: Slurm shows them as running on this node, but they do not run.
 
-A slurmctld that goes away between the end of the last Prolog and the start of
-the script forgets to start it; a slurmstepd that is killed takes the script
-with it, a reboot both and the guests.  Slurm finds out by itself, but only when
-BatchStartTimeout is over, and guests need that to be long.  What Slurm would do
-then is done here when the guests have been ready for a while, or are gone.
+A slurmctld that is killed between the end of the last Prolog and the start of
+the batch script never starts the script; a killed slurmstepd ends the script; a
+reboot ends the script and the guests.  Slurm notices by itself, but only after
+BatchStartTimeout, which must be long because guests have to boot.  This module
+requeues or cancels such a job earlier: when its guests have been ready for a
+while without a script, or are gone after a reboot.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
-from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, LeaseRecord
-from vhpc_slurm.node import audit
 from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, journal, statefile
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.slurm.job import REASON_PROLOG, RUNNING, Slurm, start_again
-from vhpc_slurm.slurm.scontrol import Scontrol
+from vhpc_slurm.reconcile.finding import Kind, NodeFinding
+from vhpc_slurm.slurm.port import REASON_PROLOG, RUNNING, Slurm, requeue_or_cancel
 
-KIND = "lost-start"
+log = logging.getLogger("vhpc")
 QUIET_S = 45.0
-"""slurmctld starts a script within seconds of the last Prolog's end; this node's may have been the first."""
+"""slurmctld starts a script within seconds after the last Prolog; this node's may have been the first."""
 CONFIRM_S = 10.0
-"""Between two looks: the script may be on its way at the first."""
+"""Pause between two checks: at the first one slurmctld may be about to start the script."""
 
 
 def findings(
-    config: Config,
+    layout: Layout,
     node: str,
     records: Sequence[LeaseRecord],
     *,
-    slurm: Slurm | None = None,
+    slurm: Slurm,
     pause: Callable[[float], None] = time.sleep,
-) -> Iterator[audit.NodeFinding]:
-    """Jobs that Slurm takes for alive on this node, and that are not.
+) -> Iterator[NodeFinding]:
+    """Jobs that run on this node according to Slurm, but do not.
 
-    Slurm is asked only about jobs for which no step but the one of their
-    allocation runs here, so almost never.
+    Slurm is asked only about jobs without any step here except the extern step,
+    so rarely.
 
     Args:
-        config: the configuration.
-        node: this node.
+        layout: where the node keeps its state.
+        node: this node's name.
         records: live leases with a part on this node.
-        slurm: the port; default is Slurm's own commands, because only they tell batch jobs from others.
+        slurm: the port; through Slurm's own commands, because only they tell batch jobs from others.
         pause: how to wait.
     """
-    layout = Layout(config)
-    slurm = slurm or Scontrol(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf)
     found = {lost for lost in _silent(layout, node, records) if _should_run(slurm, lost, node)}
     if not found:
         return
@@ -63,12 +60,14 @@ def findings(
     for lost in sorted(found.intersection(_silent(layout, node, records))):
         if _should_run(slurm, lost, node):
             what = f"job {lost.generation.job_id}: {lost.why}"
-            yield audit.NodeFinding(KIND, what, partial(start_again, slurm, lost.generation.job_id, lost.why))
+            yield NodeFinding(
+                Kind.LOST_START, what, partial(requeue_or_cancel, slurm, lost.generation.job_id, lost.why)
+            )
 
 
 @dataclass(frozen=True, order=True)
 class _LostJob:
-    """A generation without any life on this node; ``guests`` tells whether it still has them."""
+    """A generation of which no script runs here; ``guests`` tells whether it still has its guests."""
 
     generation: Generation
     why: str
@@ -76,7 +75,7 @@ class _LostJob:
 
 
 def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterator[_LostJob]:
-    """Generations that have been ready (or refused) for a while without a step, or that a reboot ended."""
+    """Generations that have been ready (or refused) for a while without a step, or were ended by a reboot."""
     now, running = time.time(), steps.running()
     known = set(journal.generations(layout.journals))
     for record in records:
@@ -87,7 +86,7 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         state, here = statefile.read_state(path), running.get(generation.job_id, frozenset())
         if not path.parent.exists():  # on a tmpfs, while the journal is on disk
             if generation in known and not here:
-                yield _LostJob(generation, f"{node} was rebooted under it", guests=False)
+                yield _LostJob(generation, f"{node} was rebooted while it ran", guests=False)
             continue
         if state.get("generation") != str(generation) or state.get("status") not in ("ready", "failed"):
             continue
@@ -96,21 +95,24 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
             continue
         with contextlib.suppress(FileNotFoundError):  # its Epilog has just begun
             if now - path.stat().st_mtime > QUIET_S:
-                why = f"its guests are ready, and its script does not run on {node}"
+                why = f"its guests are ready but its batch script does not run on {node}"
                 yield _LostJob(generation, why, guests=True)
 
 
 def _should_run(slurm: Slurm, lost: _LostJob, node: str) -> bool:
-    """Whether Slurm believes that the job is alive here; no when it cannot be asked."""
+    """Whether the job runs here according to Slurm; False when Slurm does not answer."""
     generation = lost.generation
     try:
         job = slurm.load(generation.job_id)
-    except (FabricError, UserError) as err:  # a user may give his running job a name that cannot be read
-        common.log.info("job %d: %s", generation.job_id, err.line())
+    except (
+        FabricError,
+        UserError,
+    ) as err:  # a user may rename a running job so that its record cannot be parsed
+        log.info("job %d: %s", generation.job_id, err.line())
         return False
     if job.state != RUNNING or job.restarts != generation.restart:
         return False
     if job.reason == REASON_PROLOG:
-        return not lost.guests  # beside ready guests, other nodes still boot theirs
-    # what a reboot of another node than the script's means, the script's steps are told by Slurm
+        return not lost.guests  # guests are ready here, but other nodes still boot theirs
+    # when another node than the script's is rebooted, Slurm tells the steps of the script itself
     return job.batch_host == node

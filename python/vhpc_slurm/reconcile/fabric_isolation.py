@@ -1,41 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests with a key on a fabric that does not keep jobs apart: their virtual functions go off, they end.
+"""Fabric isolation: disconnect and end guests with a key on a fabric that does not keep jobs apart.
 
-So do the guests of a job whose ports have lost their key for good: it would
-compute on without a network.  vhpcd says both; a node that cannot ask it does
-not know, and leaves its guests alone.
+The same for the guests of a job whose port has lost its key and cannot get it
+back: the job would run on without a network.  vhpcd reports both; a node that
+cannot reach vhpcd leaves its guests alone.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.hooks import common
 from vhpc_slurm.model import LeaseRecord
-from vhpc_slurm.node import audit, teardown
+from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import assignment
 from vhpc_slurm.node.store import joblock, journal, kinds, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
+from vhpc_slurm.reconcile.finding import Kind, NodeFinding
 
-KIND, KIND_LOST = "open-fabric", "lost-key"
+log = logging.getLogger("vhpc")
 LOCK_TIMEOUT_S = 30.0
 
 
 def findings(
     layout: Layout, node: str, records: Sequence[LeaseRecord], fabric: FabricState
-) -> Iterator[audit.NodeFinding]:
-    """Generations of this node that others can reach, or nobody; the repair ends their guests.
+) -> Iterator[NodeFinding]:
+    """Generations whose network is not isolated, or that have lost it; the repair ends their guests.
 
     Args:
-        layout: where the node keeps what it has.
-        node: its name.
-        records: live leases with a part on it.
-        fabric: what vhpcd says of the fabric.
+        layout: where the node keeps its state.
+        node: this node's name.
+        records: live leases with a part on this node.
+        fabric: the state of the fabric as vhpcd reports it.
     """
     lost = dict(fabric.lost)
     if fabric.safe and not lost:
@@ -50,18 +51,21 @@ def findings(
             continue
         if any(entry.kind != kinds.RUN_DIR for entry in journal.read_entries(layout.journals, generation)):
             why = f"the fabric does not keep jobs apart: {fabric.what}"
-            kind, what = KIND, f"job {generation.job_id} has a key of a fabric that does not keep jobs apart"
-            hint = "submit the job again when it does"
+            kind, what = (
+                Kind.OPEN_FABRIC,
+                f"job {generation.job_id} has a key on a fabric that does not keep jobs apart",
+            )
+            hint = "submit the job again when the fabric is repaired"
             if fabric.safe:
-                why = f"the job's partition key was taken from its port and cannot be given back: {seen}"
-                kind, what = KIND_LOST, f"job {generation.job_id} has lost its key on the fabric"
+                why = f"the job's partition key was removed from its port and cannot be restored: {seen}"
+                kind, what = Kind.LOST_KEY, f"job {generation.job_id} has lost its key on the fabric"
                 hint = "submit the job again"
             error = FabricError(f"the guests of job {generation.job_id} were ended on {node}", why, hint)
-            yield audit.NodeFinding(kind, what, partial(_end, layout, node, record, error))
+            yield NodeFinding(kind, what, partial(_end, layout, node, record, error))
 
 
 def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> None:
-    """End guests and give back what they had; the run folder stays for the Epilog, and says why."""
+    """End the guests and release their resources; the run folder stays for the Epilog, with the reason."""
     generation = record.lease.generation
     with joblock.held(layout, generation.job_id, timeout_s=LOCK_TIMEOUT_S, brief=True):
         journal = Journal(layout.journals, generation)
@@ -71,10 +75,10 @@ def _end(layout: Layout, node: str, record: LeaseRecord, error: FabricError) -> 
                 fields = statefile.header(generation, str(record.lease.request.image))
                 failed = {"status": "failed", "kind": error.kind, "message": error.line()}
                 statefile.write_state(path, fields | failed, record.lease.request.uid)
-            # Before the guests: one may take its time to end.
+            # Before the guests end, which may take a while.
             assignment.disconnect(layout, journal.held())
             recorder = Recorder(layout.timeline(generation), generation, node)
             teardown.release_guests(layout, journal, recorder)
         finally:
             journal.close()
-    common.log.error("%s", error.line())
+    log.error("%s", error.line())

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reconciliation finds on a node, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vhpc_slurm.errors import VhpcError
+
+
+class Kind(StrEnum):
+    """Kinds of findings; programs read these words in the JSON of ``vhpc reconcile``."""
+
+    STALE_GENERATION = "stale-generation"
+    """A generation with a journal and without a live lease."""
+    UNACKNOWLEDGED = "unacknowledged"
+    """An ended generation that left nothing here, and vhpcd has no acknowledgement."""
+    LIBVIRT = "libvirt"
+    """libvirt does not answer."""
+    ORPHAN_DOMAIN = "orphan-domain"
+    ORPHAN_PROCESS = "orphan-process"
+    ORPHAN_UID = "orphan-uid"
+    ORPHAN_CGROUP = "orphan-cgroup"
+    ORPHAN_FOLDER = "orphan-folder"
+    ORPHAN_PIN = "orphan-pin"
+    """A domain, process, uid, control group, run folder or image pin of a generation without a journal."""
+    UNPARKED_FUNCTION = "stray-function"
+    """A virtual function that is on a network, and no generation holds it."""
+    OPEN_FABRIC = "open-fabric"
+    """Guests with a key on a fabric that does not keep jobs apart."""
+    LOST_KEY = "lost-key"
+    """Guests of a job whose port has lost its partition key."""
+    LOST_START = "lost-start"
+    """A job that runs according to Slurm, but not on this node."""
+    CONTROLLER = "controller"
+    """vhpcd does not answer."""
+    OUTBOX = "outbox"
+    """Acknowledgements that have not reached vhpcd."""
+
+
+NEVER_DRAIN = frozenset({Kind.CONTROLLER, Kind.OUTBOX, Kind.LOST_START})
+"""Kinds that say nothing against the node itself: it stays in service when their repair fails."""
+
+
+@dataclass(frozen=True)
+class NodeFinding:
+    """A difference between this node and what should be on it.
+
+    Attributes:
+        kind: its kind.
+        what: one line for people.
+        repair: removes the difference; raises VhpcError when it cannot.
+    """
+
+    kind: Kind
+    what: str
+    repair: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class RepairResult:
+    """A finding, and whether it was repaired; ``error`` says why not, empty when nothing was tried."""
+
+    kind: Kind
+    what: str
+    repaired: bool
+    error: str = ""
+
+    @property
+    def drains(self) -> bool:
+        """Whether the node must be drained because of it."""
+        return not self.repaired and self.kind not in NEVER_DRAIN
+
+
+def repair(finding: NodeFinding, *, check: bool) -> RepairResult:
+    """Repair a finding; with ``check`` only report it."""
+    if check:
+        return RepairResult(finding.kind, finding.what, repaired=False)
+    try:
+        finding.repair()
+    except (VhpcError, OSError) as err:
+        line = err.line() if isinstance(err, VhpcError) else str(err)
+        return RepairResult(finding.kind, finding.what, repaired=False, error=line)
+    return RepairResult(finding.kind, finding.what, repaired=True)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reconcile a node: finish what a crash interrupted, and report what cannot be finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from vhpc_slurm import slurm
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.api.protocol import FabricState
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+from vhpc_slurm.node.store import outbox
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import audit, fabric_isolation, lost_jobs, purged_jobs
+from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
+
+ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
+
+
+def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
+    """Compare the node with journals, leases and Slurm's jobs; repair unless ``check``.
+
+    Returns:
+        One result per finding, in the order found; empty when the node is clean.
+    """
+    layout, client = Layout(config), ControllerClient(config)
+    results: list[RepairResult] = []
+    of_node: list[LeaseRecord] = []
+    fabric, answered = FabricState(), False
+    try:
+        of_node = _of_node(client, node)
+        if any(record.lease.network.kind != "none" for record in _live(of_node)):
+            fabric = client.status().fabric
+        answered = True
+    except FabricError as err:
+        error = "generations and jobs were not compared with vhpcd's leases"
+        results.append(RepairResult(Kind.CONTROLLER, err.line(), repaired=False, error=error))
+    # One after the other: the next comparison must not find what a repair has just removed.
+    live = {record.lease.generation.job_id: record.lease.generation for record in _live(of_node)}
+    found = _findings(config, layout, node, of_node, live if answered else None, fabric)
+    results.extend(repair(finding, check=check) for finding in found)
+    results.extend(_acknowledgements(layout, client, check=check))
+    return results
+
+
+def _findings(
+    config: Config,
+    layout: Layout,
+    node: str,
+    of_node: list[LeaseRecord],
+    live: dict[int, Generation] | None,
+    fabric: FabricState,
+) -> Iterator[NodeFinding]:
+    """All findings; ``live`` are this node's generations by job, None when vhpcd did not answer."""
+    port = slurm.commands(config)
+    records = _live(of_node)
+    yield from fabric_isolation.findings(layout, node, records, fabric)
+    yield from audit.audit(layout, node, live, partial(purged_jobs.is_purged, port))
+    yield from audit.unacknowledged(layout, node, _owed(of_node, node))
+    yield from lost_jobs.findings(layout, node, records, slurm=port)
+
+
+def _of_node(client: ControllerClient, node: str) -> list[LeaseRecord]:
+    """Leases of vhpcd with a part on this node that are not released."""
+    return [
+        record
+        for record in client.leases(live=True, timelines=False)
+        if any(part.node == node for part in record.lease.allocation.nodes)
+    ]
+
+
+def _live(records: list[LeaseRecord]) -> list[LeaseRecord]:
+    return [record for record in records if record.lease.state not in ENDED]
+
+
+def _owed(records: list[LeaseRecord], node: str) -> list[Generation]:
+    """Ended generations that this node took and has not acknowledged."""
+    return [
+        record.lease.generation
+        for record in records
+        if record.lease.state is LeaseState.ENDING
+        and node in record.taken
+        and node not in record.acknowledged
+    ]
+
+
+def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) -> list[RepairResult]:
+    waiting = len(outbox.pending(layout.outbox))
+    if not waiting:
+        return []
+    what = f"{waiting} acknowledgements have not reached vhpcd"
+    if check:
+        return [RepairResult(Kind.OUTBOX, what, repaired=False)]
+    left = outbox.flush(layout.outbox, client.acknowledge)
+    error = "vhpcd cannot be reached" if left else ""
+    return [RepairResult(Kind.OUTBOX, what, repaired=left == 0, error=error)]
