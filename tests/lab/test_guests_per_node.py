@@ -8,7 +8,7 @@ import time
 
 import pytest
 from cluster import Lab
-from test_measured import THREADS
+from vcpus import THREADS
 
 pytestmark = pytest.mark.lab
 

@@ -8,17 +8,9 @@ import time
 
 import pytest
 from cluster import Lab
+from vcpus import THREADS
 
 pytestmark = pytest.mark.lab
-
-THREADS = """
-for task in /proc/[0-9]*/task/[0-9]*; do
-    read -r name < $task/comm 2>/dev/null || continue
-    case $name in CPU\\ *) ;; *) continue ;; esac
-    tr '\\0' ' ' < ${task%/task/*}/cmdline | grep -q 'guest=vhpc-JOB-' || continue
-    echo "$name: $(sed -n 's/^Cpus_allowed_list:\\t//p' $task/status)"
-done
-"""
 
 
 def test_every_vcpu_thread_runs_on_its_planned_cpu_and_memory_is_as_planned(lab: Lab) -> None:

@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from vhpc_slurm.config import Config, Guests, Host
+from vhpc_slurm.model import HostInventory
+from vhpc_slurm.node.host import inventory
+
 TREES = Path(__file__).parent.parent / "data" / "sysfs"
 NAMES = sorted(path.name.removesuffix(".hwloc") for path in TREES.glob("*.hwloc"))
 
@@ -60,3 +64,9 @@ def cpus(mask: str) -> set[int]:
     for word in mask.split(","):
         value = value << 32 | int(word or "0", 16)
     return {cpu for cpu in range(value.bit_length()) if value >> cpu & 1}
+
+
+def read(tree: Path, name: str = "n1") -> HostInventory:
+    """What this project reads of a machine's tree."""
+    config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
+    return inventory.read_inventory(name, config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")

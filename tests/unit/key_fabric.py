@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import numbers
@@ -83,3 +84,14 @@ class Fabric:
 
     def disturbed(self) -> bool:
         return False
+
+
+def generation(number: int) -> Generation:
+    return Generation(number, 0, f"{number:08x}")
+
+
+def an_assignment(number: int = 1, **other: object) -> KeyAssignment:
+    return replace(
+        KeyAssignment(generation(number), 0x1000, f"job {number}", 0, 2, 1, 1),
+        **other,  # type: ignore[arg-type]
+    )

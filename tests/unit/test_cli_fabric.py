@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_keys import an_assignment
+from key_fabric import an_assignment
 from vhpc_command import Vhpc
 
 from vhpc_slurm.controller.store.database import SqliteStore

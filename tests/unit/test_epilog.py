@@ -175,6 +175,6 @@ def test_a_quarantined_device_drains_only_if_slurm_misses_it(
 
 def test_a_hook_that_slurm_did_not_call_is_refused(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID")
-    with pytest.raises(NodeError, match="a hook for Slurm to call"):
+    with pytest.raises(NodeError, match="a hook that only Slurm can run"):
         epilog.run(ending.layout.config)
     assert list(generations(ending.layout.journals)) == [GENERATION]

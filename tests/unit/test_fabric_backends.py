@@ -12,10 +12,10 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
-from controller_lab import Alone, allocation, identity, manifest, publish, request, wait_for
+from backend_site import Site, proof, verify
+from controller_lab import allocation, manifest, publish, request, wait_for
 from fabric_lab import (
     DEFAULT,
     GUIDS,
@@ -29,26 +29,23 @@ from fabric_lab import (
     sets,
     simulated_fabric,
 )
-from test_keys import an_assignment
+from key_fabric import an_assignment
 
 from vhpc_slurm.config import Config, Images
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.assembly import assemble
-from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, Proof
 from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.fabric.opensm import Opensm
-from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import IbPartition
 from vhpc_slurm.fabric.portmap import PortMap
 from vhpc_slurm.fabric.readback import Readback
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.fabric.static_pool import StaticPool
-from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
+from vhpc_slurm.model import Generation, LeaseState
 from vhpc_slurm.slurm import connect
 
 pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), pytest.mark.long]
@@ -56,63 +53,13 @@ pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), pytest.mark
 FOUR = ("n1", "n2", "n3", "n4")
 
 
-class Site:
-    """vhpcd's own parts with a fabric under them."""
-
-    def __init__(
-        self,
-        fabric: SimulatedFabric,
-        reader: FabricReader,
-        database: Path,
-        *,
-        owner: Literal["job", "user"] = "job",
-        site: tuple[IbPartition, ...] = (),
-        timeout_s: float = 5.0,
-        last: int = 0x1003,
-        store: type[SqliteStore] = SqliteStore,
-        opensm: type[Opensm] = Opensm,
-        **other: Any,
-    ) -> None:
-        self.now = 0.0
-        self.store = store(database)
-        self.backend = OpensmFile(
-            KeyPolicy(KeyPool(0x1000, last), owner),
-            opensm(fabric.partitions, fabric.pidfile, fabric.log, timeout_s),
-            Readback(reader, timeout_s),
-            self.store.keys.knows,
-            site=site,
-        )
-        self.service = Alone(
-            self.store, self.backend, reserve_mib=0, quarantine_s=30.0, steady=lambda: self.now, **other
-        )
-
-    def open(self, job_id: int, *nodes: str, uid: int = 2001) -> LeaseRecord:
-        return self.service.open(request(job_id, uid=uid), allocation(*nodes), identity(0))
-
-    def states(self) -> dict[int, str]:
-        return {
-            assignment.generation.job_id: assignment.state.value
-            for assignment in self.store.keys.snapshot().assignments
-        }
-
-
 @pytest.fixture
 def site(fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path) -> Site:
     return Site(fabric, reader, tmp_path / "db")
 
 
-def verify(backend: NetworkBackend, generation: Generation, snapshot: KeySnapshot) -> Proof:
-    return proof(backend.verify([generation], snapshot)[generation])
-
-
 def strip(backend: NetworkBackend, generation: Generation, snapshot: KeySnapshot) -> Proof:
     return proof(backend.strip([generation], snapshot.without([generation]))[generation])
-
-
-def proof(outcome: Proof | FabricError) -> Proof:
-    if isinstance(outcome, FabricError):
-        raise outcome
-    return outcome
 
 
 def test_ports_with_guids_of_their_own_get_the_keys_of_the_jobs_on_their_nodes(

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from backend_site import Site
 from controller_lab import allocation, identity, request, wait_for
 from fabric_lab import (
     DEFAULT,
@@ -25,7 +26,6 @@ from fabric_lab import (
     simulated_fabric,
     tree,
 )
-from test_fabric_backends import Site
 
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from controller_lab import Munged, wait_for
 from fabric_lab import DEFAULT, GUIDS, SimulatedFabric, holding, sets
-from test_auditor import KINDS
+from opensm_disturbances import KINDS
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened
 from vhpcd_process import Vhpcd
 

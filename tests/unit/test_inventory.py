@@ -10,18 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from captured import NAMES, TREES, Trees, unpack
+from captured import NAMES, TREES, Trees, read, unpack
 from captured import cpus as bitmap
 
-from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node.host import inventory
-
-
-def read(tree: Path) -> HostInventory:
-    config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
-    return inventory.read_inventory("n1", config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")
 
 
 class Hwloc:

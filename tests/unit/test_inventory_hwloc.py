@@ -6,53 +6,20 @@ from __future__ import annotations
 import subprocess
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from captured import NAMES, Trees, cpus, lstopo, needs_lstopo
+from captured import NAMES, Trees, cpus, lstopo, needs_lstopo, read
+from hwloc_truth import functions
 from machine_tree import gpu_node
 
-from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.model import HostInventory
-from vhpc_slurm.node.host import inventory
 
 pytestmark = needs_lstopo
 Machine = tuple[HostInventory, ET.Element, Path]
 CONTRADICTORY = {"40intel64-4n10c+pci-conflicts": 1}
 """Caches that hwloc drops because the first of their CPUs names another; the rest of them agree."""
 KINDS = {"0": "unified", "1": "data", "2": "instruction"}
-
-
-def read(tree: Path, name: str) -> HostInventory:
-    config = Config(host=Host(sysfs_root=str(tree / "sys")), guests=Guests(accelerator="tcg"))
-    return inventory.read_inventory(name, config, proc_root=tree / "proc", kvm_device=tree / "no-kvm")
-
-
-@dataclass(frozen=True)
-class Function:
-    """A PCI function in lstopo's tree: the bridges above it, and the CPUs and cells it is local to."""
-
-    element: ET.Element
-    bridges: tuple[str, ...]
-    cpus: frozenset[int]
-    cells: frozenset[int]
-
-
-def functions(
-    element: ET.Element,
-    bridges: tuple[str, ...] = (),
-    near: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
-) -> Iterator[Function]:
-    if "cpuset" in element.attrib:
-        near = (frozenset(cpus(element.attrib["cpuset"])), frozenset(cpus(element.attrib["nodeset"])))
-    address = element.get("pci_busid")
-    if address:
-        yield Function(element, bridges, *near)
-        bridges = (*bridges, address)
-    for child in element.findall("object"):
-        yield from functions(child, bridges, near)
 
 
 @pytest.fixture(scope="module", params=[*NAMES, "gpu-node", "gpu-node-8-sockets"])

@@ -13,78 +13,27 @@ import pytest
 from attribute_fs import fixed
 from device_rig import GENERATION, Rig, machine
 from fake_hca import ETHERNET, network
-from test_placement import MANIFEST, REQUEST
+from job_devices import IB, gpus, host, lease, prepare, vfs
 
 from vhpc_slurm.controller.api.protocol import FabricState
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.hooks import slurmctld
 from vhpc_slurm.hooks.common import HookEnv
-from vhpc_slurm.model import (
-    Allocation,
-    GresAllocation,
-    HostInventory,
-    ImageIdentity,
-    Lease,
-    LeaseRecord,
-    LeaseState,
-    NetworkIdentity,
-    NodeAllocation,
-    NodePlan,
-)
+from vhpc_slurm.model import Allocation, GresAllocation, LeaseRecord, NetworkIdentity, NodeAllocation
 from vhpc_slurm.node import teardown
-from vhpc_slurm.node.boot import reserve
-from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import identities, quarantine
 from vhpc_slurm.node.devices.preflight import NoVfioError, SilentError
 from vhpc_slurm.node.devices.vf import PARKED_GUID
-from vhpc_slurm.node.guest.libvirtd import Hypervisor
-from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.store import reservations
-from vhpc_slurm.node.store.journal import Journal, read_entries
-from vhpc_slurm.node.store.timeline import Recorder
+from vhpc_slurm.node.store.journal import read_entries
 from vhpc_slurm.reconcile import fabric_isolation
 from vhpc_slurm.slurm.port import SlurmJob
-
-IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     with machine(tmp_path) as found:
         yield found
-
-
-def lease(*gres: GresAllocation, net: NetworkIdentity = IB, nodes: tuple[str, ...] = ("n0", "n1")) -> Lease:
-    image = ImageIdentity(REQUEST.image, "sha256:" + "0" * 64, MANIFEST)
-    parts = tuple(NodeAllocation(node, (0, 1), 4096, gres) for node in nodes)
-    return Lease(GENERATION, LeaseState.READY, REQUEST, Allocation(parts), image, net)
-
-
-def gpus(*indexes: int) -> GresAllocation:
-    return GresAllocation("gpu", "h200", len(indexes), indexes)
-
-
-def vfs(count: int) -> GresAllocation:
-    return GresAllocation("ibvf", "", count)
-
-
-def host(rig: Rig) -> HostInventory:
-    return inventory.read_inventory("n1", rig.layout.config, proc_root=rig.root / "written/proc")
-
-
-def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
-    """What Prolog does until the first guest starts."""
-    journal = Journal(rig.layout.journals, what.generation)
-    recorder = Recorder(rig.layout.timeline(what.generation), what.generation, "n1")
-    node = host(rig)
-    plan = reserve.reserve(rig.layout, what, node, (), journal)
-    assert what.image is not None
-    work = Boot(
-        rig.layout, what, what.image, plan, node, journal, recorder,
-        cast(accounts.Account, None), cast(Hypervisor, None),
-    )  # fmt: skip
-    reserve.take_devices(work)
-    return work.plan, journal
 
 
 def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> None:

@@ -11,29 +11,18 @@ import pytest
 from controller_lab import Alone, allocation, identity, request
 from hypothesis import given
 from hypothesis import strategies as st
-from key_fabric import Fabric
+from key_fabric import Fabric, an_assignment, generation
 
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
-from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
+from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.model import Generation, LeaseState, NetworkIdentity
+from vhpc_slurm.model import LeaseState, NetworkIdentity
 
 DATA = Path(__file__).parents[1] / "data" / "vhpcd"
 POOL = KeyPool(0x1000, 0x1003)
-
-
-def generation(number: int) -> Generation:
-    return Generation(number, 0, f"{number:08x}")
-
-
-def an_assignment(number: int = 1, **other: object) -> KeyAssignment:
-    return replace(
-        KeyAssignment(generation(number), 0x1000, f"job {number}", 0, 2, 1, 1),
-        **other,  # type: ignore[arg-type]
-    )
 
 
 # --- GUIDs and choices -----------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from device_rig import GENERATION
-from test_placement import MANIFEST, REQUEST, host
+from placement_rig import MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Guests, Placement, Shares
 from vhpc_slurm.errors import UserError

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from captured import Trees, lstopo, needs_lstopo
+from captured import Trees, lstopo, needs_lstopo, read
+from domain_cases import DEVICES
+from gpu_plans import ALL, GPUS, SOCKET_0, gpu_host, gres, planned
+from hwloc_truth import Function, functions
 from machine_tree import gpu_node
-from test_domain import DEVICES
-from test_inventory_hwloc import Function, functions, read
-from test_placement_devices import ALL, GPUS, SOCKET_0, gres, planned
-from test_placement_devices import host as host  # noqa: PLC0414 - a fixture
 
 from vhpc_slurm.hardware import UNKNOWN_CELL, PciFunction
 from vhpc_slurm.model import GuestCell, GuestPlan, GuestTopology, HostInventory
@@ -27,6 +26,7 @@ from vhpc_slurm.placement import nccl, pci
 if TYPE_CHECKING:
     from guest_rig import Guest
 
+host = gpu_host
 pytest_plugins = ["guest_rig"]
 WAIT_S = 30
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from device_rig import GENERATION, Rig, machine
-from test_job_devices import gpus, lease, prepare
+from job_devices import gpus, lease, prepare
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError

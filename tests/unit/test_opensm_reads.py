@@ -6,16 +6,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from fabric_lab import (
-    DEFAULT,
-    GUIDS,
-    HAVE_SIMULATOR,
-    KEYS,
-    NEEDED,
-    SM_GUID,
-    SimulatedFabric,
-)
-from test_partitions import BAD, OPEN
+from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, KEYS, NEEDED, SM_GUID, SimulatedFabric
+from partition_files import BAD, OPEN
 
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState

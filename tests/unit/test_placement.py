@@ -9,19 +9,17 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement_rig import GENERATION, MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Guests, Host
 from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import (
-    Blob,
-    Generation,
     GuestTopology,
     HostCell,
     HostCpu,
     HostInventory,
     ImageManifest,
-    ImageRef,
     JobRequest,
     MemoryBinding,
     NodeAllocation,
@@ -29,65 +27,7 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.placement.plan import Refusal, fit, plan_node
 
-GENERATION = Generation(42, 0, "9f3ac1d2")
-REQUEST = JobRequest(42, 0, 2001, 2001, "alice", "/home/alice", ImageRef("debian-minimal"))
-BLOB = Blob("x", "0" * 64, 1)
-MANIFEST = ImageManifest(
-    schema=1,
-    name="debian-minimal",
-    tag="latest",
-    arch="x86_64",
-    kernel=BLOB,
-    initrd=BLOB,
-    root=BLOB,
-    root_format="erofs",
-    init="agent",
-    cmdline="",
-    min_memory_mib=384,
-    firmware="",
-    drivers=(),
-    agent_version="1",
-)
 CONFIG = Config()
-
-
-def host(
-    sockets: int = 1,
-    cores: int = 4,
-    threads: int = 2,
-    *,
-    cells_per_socket: int = 1,
-    cell_mib: int = 16384,
-    offline_cores: frozenset[int] = frozenset(),
-    offline_cpus: frozenset[int] = frozenset(),
-) -> HostInventory:
-    """A host whose SMT siblings lie far apart, as x86 firmware numbers them."""
-    per_cell = cores // cells_per_socket
-    total = sockets * cores
-    cpus: list[HostCpu] = []
-    abstract: list[int] = []
-    cells: dict[int, list[int]] = {}
-    for core in range(total):
-        cell = core // per_cell
-        for thread in range(threads):
-            number = core + thread * total
-            online = core not in offline_cores and number not in offline_cpus
-            place = (core, core // cores, cell) if online else (-1, -1, -1)
-            cpus.append(HostCpu(number, *place, online=online))
-            if online:
-                abstract.append(number)
-                cells.setdefault(cell, []).append(number)
-    return HostInventory(
-        node="n1",
-        cpu_vendor="GenuineIntel",
-        cpus=tuple(sorted(cpus)),
-        cells=tuple(
-            HostCell(cell, cell_mib, tuple(sorted(members)), ((cell, 10),)) for cell, members in cells.items()
-        ),
-        abstract=tuple(abstract),
-        kvm=True,
-        kvm_reason="",
-    )
 
 
 def plan(

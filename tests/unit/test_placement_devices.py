@@ -4,67 +4,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from machine_tree import gpu_node
-from test_placement import GENERATION, MANIFEST, REQUEST
+from gpu_plans import ALL, CONFIG, GPUS, SOCKET_0, SOCKET_1, attempt, devices, gpu_host, gres, planned
+from placement_rig import GENERATION, MANIFEST, REQUEST
 
-from vhpc_slurm.config import Config, Devices, Guests, Host, Placement
+from vhpc_slurm.config import Config, Devices, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation
-from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation, NodePlan
-from vhpc_slurm.node.host import inventory
+from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, NodeAllocation
 from vhpc_slurm.placement import pci
-from vhpc_slurm.placement.plan import Refusal, fit, plan_node
-from vhpc_slurm.placement.usage import NOTHING, Usage, fold
+from vhpc_slurm.placement.plan import Refusal, plan_node
+from vhpc_slurm.placement.usage import fold
 
-CONFIG = Config()
+host = gpu_host
 STRICT = Config(placement=Placement(devices="strict"))
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> HostInventory:
-    """Two sockets of 8 cores, on each two root complexes with a switch of two GPUs and an HCA of four VFs."""
-    tree = gpu_node(tmp_path_factory.mktemp("tree"))
-    config = Config(host=Host(sysfs_root=str(tree.sys)), guests=Guests(accelerator="tcg"))
-    found = inventory.read_inventory("n1", config, proc_root=tree.root / "proc", kvm_device=Path("/nowhere"))
-    return replace(found, kvm=True, arch="x86_64")
-
-
-def devices(host: HostInventory, **changes: Any) -> NodeDevices:
-    gpus = tuple(f.address for f in host.pci if f.class_code >> 8 == 0x0302)
-    return NodeDevices(**({"gpus": gpus} | changes))
-
-
-def gres(gpus: tuple[int, ...] = (), vfs: int = 0) -> tuple[GresAllocation, ...]:
-    return (
-        *([GresAllocation("gpu", "h100", len(gpus), gpus)] if gpus else []),
-        *([GresAllocation("ibvf", "", vfs)] if vfs else []),
-    )
-
-
-def attempt(
-    host: HostInventory,
-    cpu_ids: range,
-    wanted: tuple[GresAllocation, ...],
-    *,
-    memory_mib: int = 65536,
-    config: Config = CONFIG,
-    usage: Usage = NOTHING,
-    given: NodeDevices | None = None,
-    **request: Any,
-) -> NodePlan | Refusal:
-    allocation = NodeAllocation("n1", tuple(cpu_ids), memory_mib, wanted)
-    given = given or devices(host)
-    return fit(GENERATION, allocation, host, replace(REQUEST, **request), MANIFEST, config, usage, given)
-
-
-def planned(host: HostInventory, cpu_ids: range, wanted: tuple[GresAllocation, ...], **how: Any) -> NodePlan:
-    result = attempt(host, cpu_ids, wanted, **how)
-    assert isinstance(result, NodePlan), result.error().line()
-    return result
 
 
 def refused(host: HostInventory, cpu_ids: range, wanted: tuple[GresAllocation, ...], **how: Any) -> Refusal:
@@ -77,10 +32,6 @@ def addresses(guest: GuestPlan, role: str) -> list[str]:
     return [device.address for device in guest.devices if device.role == role]
 
 
-SOCKET_0, SOCKET_1, ALL = range(16), range(16, 32), range(32)
-# gpu_node's addresses: root complexes at buses 08, 44 (socket 0) and 80, bc (socket 1); behind a switch
-# at the next bus two GPUs at +3 and +4, the HCA at +5
-GPUS = [f"0000:{bus:02x}:00.0" for base in (0x08, 0x44, 0x80, 0xBC) for bus in (base + 3, base + 4)]
 FIRST_VF = {base: f"0000:{base + 5:02x}:00.1" for base in (0x08, 0x44, 0x80, 0xBC)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_placement import GENERATION, MANIFEST, REQUEST, host
+from placement_rig import GENERATION, MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Guests, Host, Placement
 from vhpc_slurm.errors import FabricError, NodeError, UserError

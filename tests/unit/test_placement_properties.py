@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 import pytest
-from captured import NAMES, Trees
+from captured import NAMES, Trees, read
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from test_inventory import read
-from test_placement import MANIFEST, REQUEST
+from placement_rig import MANIFEST, REQUEST
 
 from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.hardware import NodeDevices, PciBar, PciFunction, Reservation

@@ -6,18 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_placement import MANIFEST, REQUEST, host
+from placement_rig import MANIFEST, REQUEST, host
 
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.model import (
-    Allocation,
-    Generation,
-    ImageIdentity,
-    Lease,
-    LeaseState,
-    NodeAllocation,
-)
+from vhpc_slurm.model import Allocation, Generation, ImageIdentity, Lease, LeaseState, NodeAllocation
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot import reserve as boot_reserve
 from vhpc_slurm.node.store import joblock, reservations

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from test_domain import CASES
-from test_placement import host
+from domain_cases import CASES
+from placement_rig import host
 
 from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec

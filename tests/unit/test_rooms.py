@@ -273,3 +273,13 @@ def test_only_one_module_calls_libvirt() -> None:
 )
 def test_planning_and_rendering_touch_nothing_outside(path: Path) -> None:
     assert {name.split(".")[0] for name in imported(path)} & IMPURE == set()
+
+
+def test_test_modules_do_not_import_each_other() -> None:
+    tests = Path(__file__).parents[1]
+    known = {
+        str(path.relative_to(tests)): {name.split(".")[0] for name in imports(path.read_text(), ())}
+        for path in tests.rglob("test_*.py")
+    }
+    assert len(known) > 100
+    assert {path: names for path, names in known.items() if any(n.startswith("test_") for n in names)} == {}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_site import verify
 from controller_lab import Alone, allocation, identity, request
-from test_fabric_backends import verify
-from test_keys import an_assignment
+from key_fabric import an_assignment
 
 from vhpc_slurm.cli import fabric as cli
 from vhpc_slurm.config import Config, Controller

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from controller_lab import Alone, allocation, identity, request
 from device_rig import GENERATION, Rig, machine
-from test_job_devices import IB, gpus, host, lease, prepare, vfs
+from job_devices import IB, gpus, host, lease, prepare, vfs
 
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError, UserError

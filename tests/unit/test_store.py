@@ -14,28 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from controller_lab import allocation, identity, request
+from lease_records import put, record
 
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.controller.store.database import LeaseStore, SqliteStore
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity, Stage, Timeline
+from vhpc_slurm.model import Generation, LeaseState, Stage, Timeline
 
 
 @pytest.fixture(params=["file", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> LeaseStore:
     return SqliteStore(tmp_path / "leases.sqlite" if request.param == "file" else ":memory:")
-
-
-def record(job_id: int = 42, nonce: int = 0, now: float = 1.0) -> LeaseRecord:
-    generation = Generation(job_id, 0, f"{nonce:08x}")
-    return rules.reserve(generation, request(job_id), allocation(), identity(), NetworkIdentity(), now)
-
-
-def put(store: LeaseStore, *records: LeaseRecord) -> None:
-    with store.transaction():
-        for one in records:
-            store.put(one)
 
 
 def test_what_was_put_is_found_whole(store: LeaseStore) -> None:

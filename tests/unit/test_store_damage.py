@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from controller_lab import HAVE_MUNGED, Munged, allocation, identity, request, stop
-from test_keys import an_assignment
-from test_store import put, record
+from key_fabric import an_assignment
+from lease_records import put, record
 from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.controller.leases import rules

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from backend_site import verify
 from controller_lab import Alone, allocation, identity, request
 from fabric_lab import DEFAULT, GUIDS, SM_GUID, SimulatedFabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_fabric_backends import verify
 
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller.store.database import SqliteStore

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from controller_lab import (
     stop,
     wait_for,
 )
+from vhpcd_fabric import Ack
 from vhpcd_process import SOURCES, Vhpcd, frame_of, make
 
 from vhpc_slurm.cli.checks import Level, services
@@ -39,7 +40,7 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import NoNetwork
-from vhpc_slurm.model import Allocation, Generation, ImageRef, LeaseState, NodeAllocation, Stage, Timeline
+from vhpc_slurm.model import Allocation, ImageRef, LeaseState, NodeAllocation, Stage, Timeline
 from vhpc_slurm.slurm import connect
 
 pytestmark = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
@@ -85,15 +86,6 @@ def test_the_life_of_a_job(vhpcd: Vhpcd) -> None:
     client.report_timeline(later)
     assert client.leases(job_id=42)[0].timelines == (later,)
     assert client.leases(live=True) == []
-
-
-@dataclass(frozen=True)
-class Ack:
-    generation: Generation
-    node: str
-    clean: bool = True
-    note: str = ""
-    timeline: Timeline | None = None
 
 
 def test_doctor_tells_of_a_node_s_alarms_on_every_host_a_line_for_each_cause(vhpcd: Vhpcd) -> None:

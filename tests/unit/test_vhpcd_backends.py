@@ -11,8 +11,7 @@ import pytest
 from controller_lab import Munged, wait_for
 from fabric_lab import DEFAULT, GUIDS, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
-from test_vhpcd import Ack
-from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
+from vhpcd_fabric import HAVE_ALL, NEEDED, Ack, a_vhpcd, carries, opened, states
 
 from vhpc_slurm.config.fabric import Manager, Subnet
 from vhpc_slurm.errors import FabricError

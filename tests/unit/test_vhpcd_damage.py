@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from controller_lab import Munged, wait_for
 from fabric_lab import DEFAULT, GUIDS, SimulatedFabric, sets
-from test_partitions import BAD
+from partition_files import BAD
 from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, opened
 from vhpcd_process import Vhpcd
 

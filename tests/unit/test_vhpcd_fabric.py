@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from controller_lab import Munged, allocation, request, wait_for
 from fabric_lab import GUIDS, NOBODY, SimulatedFabric, holding, sets
-from test_vhpcd import Ack
 from vhpc_command import Vhpc
-from vhpcd_fabric import HAVE_ALL, NEEDED, a_vhpcd, carries, opened, states
+from vhpcd_fabric import HAVE_ALL, NEEDED, Ack, a_vhpcd, carries, opened, states
 from vhpcd_process import Vhpcd
 
 from vhpc_slurm.cli.checks import CheckResult, Level, services
@@ -120,7 +119,9 @@ def test_a_fabric_that_stays_open_is_not_safe_and_gives_no_key_to_anybody(
             assert states(vhpcd) == {1: "active"}
             (found,) = doctor_on_isolation(vhpcd)
             assert found.level is Level.ERROR
-            assert re.match(r"for \d+ s the fabric has been open or unreadable, so no job", found.what)
+            assert re.match(
+                r"for \d+ s the fabric has been open or unreadable, so jobs with a key", found.what
+            )
             assert found.what.endswith(vhpcd.client.status().fabric.what)
         finally:
             fabric.pidfile.write_text(f"{fabric.opensm.pid}\n")
@@ -205,7 +206,7 @@ def test_the_key_of_a_lost_node_is_out_of_use_until_it_is_fenced(
         for node in ("n1", "n2"):
             vhpcd.client.lease(1, 0, node, 5.0)
         said = vhpc("fabric", "fence", "n2", "--yes", code=1)
-        assert said.startswith(f"{lease.generation} still has n2: end its job first")
+        assert said.startswith(f"{lease.generation} still runs on n2; end its job first")
         vhpcd.client.ending(1, 0)
         vhpcd.client.acknowledge(Ack(lease.generation, "n1"))
         wait_for(lambda: states(vhpcd) == {1: "tombstone"}, "no tombstone")
@@ -267,7 +268,7 @@ def test_a_tombstone_that_nobody_answers_for_is_cleared_when_no_port_has_its_key
     vhpc("fabric", "clear", "0x2000", code=1)
     assert "0x2000 is free" in vhpc.error
     vhpc("fabric", "show", "junk", code=1)
-    assert "a key is written 0x1000" in vhpc.error
+    assert "write a key as 0x1000" in vhpc.error
     assert "it has no lease any more" in vhpc("fabric", "show", "0x1000")
     fabric.pidfile.write_text("0\n")  # so that vhpcd cannot take it off again
     try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller.store.keys import read_snapshot
-from vhpc_slurm.model import Lease
+from vhpc_slurm.model import Generation, Lease, Timeline
 
 HAVE_ALL = HAVE_MUNGED and HAVE_SIMULATOR
 NEEDED = f"needs munged (apt install munge), and {NEEDED_HERE}"
@@ -63,3 +64,12 @@ def states(vhpcd: Vhpcd) -> dict[int, str]:
 
 def carries(fabric: SimulatedFabric, expected: dict[int, set[int]]) -> None:
     wait_for(lambda: sets(fabric) == expected, f"the fabric does not become {expected}", 20.0)
+
+
+@dataclass(frozen=True)
+class Ack:
+    generation: Generation
+    node: str
+    clean: bool = True
+    note: str = ""
+    timeline: Timeline | None = None

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests whose domains are compared with golden files and shown to QEMU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+from vhpc_slurm.hardware import PassthroughDevice, PciController
+from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, MemoryBinding, VcpuPin
+
+GENERATION = Generation(42, 0, "9f3ac1d2")
+RUN = "/run/vhpc/jobs/42/g0"
+
+
+def guest(os_cpus: list[int], topology: GuestTopology, **changes: Any) -> GuestPlan:
+    vcpus = tuple(range(len(os_cpus)))
+    plan = GuestPlan(
+        index=0,
+        hostname="n1",
+        pins=tuple(VcpuPin(vcpu, cpu, 0) for vcpu, cpu in enumerate(os_cpus)),
+        topology=topology,
+        cells=(GuestCell(0, vcpus, 3840, 0, nodeset=(0,)),),
+        memory_mib=3840,
+        emulator_cpus=tuple(sorted(os_cpus)),
+        emulator_choice="",
+    )
+    return replace(plan, **changes)
+
+
+def spec(plan: GuestPlan, **changes: Any) -> DomainSpec:
+    base = DomainSpec(
+        name="vhpc-42-0-9f3ac1d2-g0",
+        generation=GENERATION,
+        guest=plan,
+        hypervisor="kvm",
+        cpu_vendor="GenuineIntel",
+        libvirt_version=9_000_000,
+        emulator="",
+        kernel=f"{RUN}/kernel",
+        initrd=f"{RUN}/initrd",
+        cmdline="net.ifnames=0",
+        root="/var/lib/vhpc/images/blobs/sha256/" + "ab" * 32,
+        uid=700042,
+        gid=104,
+        agent_socket=f"{RUN}/agent.sock",
+        console_log=f"{RUN}/console.log",
+        shares=(ShareSpec("home", f"{RUN}/fs-home.sock"),),
+    )
+    return replace(base, **changes)
+
+
+FLAT = guest([2, 3], GuestTopology(1, 1, 2, 1))
+SMT2 = guest(
+    [1, 65, 2, 66], GuestTopology(1, 1, 2, 2), memory_binding=MemoryBinding.PREFERRED, emulator_cpus=(0, 64)
+)
+TWO_CELLS = guest(
+    [0, 1, 8, 9],
+    GuestTopology(2, 1, 2, 1),
+    cells=(
+        GuestCell(0, (0, 1), 2048, 0, ((0, 10), (1, 21)), (0,)),
+        GuestCell(1, (2, 3), 2048, 1, ((0, 21), (1, 10)), (1,)),
+    ),
+    memory_mib=4096,
+    hugepage_kib=2048,
+    memory_binding=MemoryBinding.STRICT,
+)
+PREFERRED_CELLS = replace(TWO_CELLS, memory_binding=MemoryBinding.PREFERRED, hugepage_kib=0)
+# A GPU and a VF below one host switch at the first cell, a GPU alone at the second.
+DEVICES = replace(
+    TWO_CELLS,
+    hugepage_kib=1048576,
+    devices=(
+        PassthroughDevice("0000:0b:00.0", "gpu", 0, "pci0000:08", 4),
+        PassthroughDevice("0000:0d:00.1", "vf", 0, "pci0000:08", 5),
+        PassthroughDevice("0000:83:00.0", "gpu", 1, "pci0000:80", 7),
+    ),
+    controllers=(
+        PciController(1, "pcie-expander-bus", bus_nr=249, cell=0),
+        PciController(2, "pcie-root-port", 1, 0),
+        PciController(3, "pcie-switch-upstream-port", 2, 0),
+        PciController(4, "pcie-switch-downstream-port", 3, 0),
+        PciController(5, "pcie-switch-downstream-port", 3, 1),
+        PciController(6, "pcie-expander-bus", bus_nr=254, cell=1),
+        PciController(7, "pcie-root-port", 6, 0),
+    ),
+    pcihole64_gib=512,
+    address_bits=40,
+)
+
+
+def large(topology: GuestTopology, **changes: Any) -> GuestPlan:
+    """A guest with all threads of a host, a NUMA cell for each socket."""
+    count = topology.sockets * topology.cores * topology.threads
+    share = count // topology.sockets
+    cells = tuple(
+        GuestCell(
+            cell,
+            tuple(range(cell * share, (cell + 1) * share)),
+            8192,
+            cell,
+            tuple((other, 10 if other == cell else 21) for other in range(topology.sockets)),
+            (cell,),
+        )
+        for cell in range(topology.sockets)
+    )
+    plan = guest(
+        list(range(count)),
+        topology,
+        cells=cells,
+        memory_mib=8192 * len(cells),
+        memory_binding=MemoryBinding.STRICT,
+        emulator_cpus=(0,),
+    )
+    return replace(plan, **changes)
+
+
+SHARES = tuple(ShareSpec(tag, f"{RUN}/fs-{tag}.sock") for tag in ("home", "work", "scratch"))
+CASES = {
+    "kvm-intel": spec(FLAT),
+    "kvm-amd-smt2": spec(SMT2, cpu_vendor="AuthenticAMD"),
+    "tcg": spec(FLAT, hypervisor="qemu", cpu_vendor="AuthenticAMD", emulator="/usr/bin/qemu-system-x86_64"),
+    "hugepages-two-cells": spec(TWO_CELLS),
+    "preferred-two-cells": spec(PREFERRED_CELLS),
+    "devices": spec(DEVICES),
+    "shares": spec(FLAT, hypervisor="qemu", shares=SHARES),
+    "no-shares": spec(FLAT, hypervisor="qemu", shares=()),
+    "255-vcpus": spec(large(GuestTopology(1, 1, 255, 1))),
+    "256-vcpus": spec(large(GuestTopology(2, 1, 64, 2)), cpu_vendor="AuthenticAMD"),
+    "256-vcpus-devices": spec(
+        large(
+            GuestTopology(2, 1, 128, 1),
+            devices=DEVICES.devices,
+            controllers=DEVICES.controllers,
+            pcihole64_gib=512,
+            address_bits=40,
+        )
+    ),
+    "288-vcpus-tcg": spec(large(GuestTopology(2, 1, 72, 2)), hypervisor="qemu", libvirt_version=11_003_000),
+    "512-vcpus": spec(
+        large(GuestTopology(2, 1, 128, 2)), cpu_vendor="AuthenticAMD", libvirt_version=11_003_000
+    ),
+    "1024-vcpus": spec(large(GuestTopology(8, 1, 64, 2)), libvirt_version=11_003_000),
+    # 240 vCPUs, and APIC IDs up to 335: a third socket's begin at 256
+    "three-sockets": spec(large(GuestTopology(3, 1, 40, 2))),
+}

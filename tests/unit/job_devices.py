@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs with devices, prepared as Prolog prepares them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from device_rig import GENERATION, Rig
+from placement_rig import MANIFEST, REQUEST
+
+from vhpc_slurm.model import (
+    Allocation,
+    GresAllocation,
+    HostInventory,
+    ImageIdentity,
+    Lease,
+    LeaseState,
+    NetworkIdentity,
+    NodeAllocation,
+    NodePlan,
+)
+from vhpc_slurm.node.boot import reserve
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.guest.libvirtd import Hypervisor
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.timeline import Recorder
+
+IB = NetworkIdentity("ib", 0x1234, first_rank=3, rails=1, vfs=2)
+
+
+def lease(*gres: GresAllocation, net: NetworkIdentity = IB, nodes: tuple[str, ...] = ("n0", "n1")) -> Lease:
+    image = ImageIdentity(REQUEST.image, "sha256:" + "0" * 64, MANIFEST)
+    parts = tuple(NodeAllocation(node, (0, 1), 4096, gres) for node in nodes)
+    return Lease(GENERATION, LeaseState.READY, REQUEST, Allocation(parts), image, net)
+
+
+def gpus(*indexes: int) -> GresAllocation:
+    return GresAllocation("gpu", "h200", len(indexes), indexes)
+
+
+def vfs(count: int) -> GresAllocation:
+    return GresAllocation("ibvf", "", count)
+
+
+def host(rig: Rig) -> HostInventory:
+    return inventory.read_inventory("n1", rig.layout.config, proc_root=rig.root / "written/proc")
+
+
+def prepare(rig: Rig, what: Lease) -> tuple[NodePlan, Journal]:
+    """What Prolog does until the first guest starts."""
+    journal = Journal(rig.layout.journals, what.generation)
+    recorder = Recorder(rig.layout.timeline(what.generation), what.generation, "n1")
+    node = host(rig)
+    plan = reserve.reserve(rig.layout, what, node, (), journal)
+    assert what.image is not None
+    work = Boot(
+        rig.layout, what, what.image, plan, node, journal, recorder,
+        cast(accounts.Account, None), cast(Hypervisor, None),
+    )  # fmt: skip
+    reserve.take_devices(work)
+    return work.plan, journal
