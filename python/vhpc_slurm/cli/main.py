@@ -72,65 +72,71 @@ def ps(
     return jobs.ps(options.config(), everything=everything, as_json=as_json)
 
 
+# Options of `vhpc plan`
+JobHere = Annotated[
+    int | None,
+    typer.Argument(metavar="JOBID", min=1, help="A job on this node; its lease gives its allocation."),
+]
+ImageName = Annotated[
+    str | None,
+    typer.Option(
+        "--image", metavar="NAME[:TAG]", help="Without JOBID: the image of a job that you describe."
+    ),
+]
+CpuIds = Annotated[
+    str | None,
+    typer.Option("--cpus", metavar="LIST", help="With --image: Slurm's CPU ids, like 0-3,8; default all."),
+]
+MemoryMib = Annotated[
+    int | None,
+    typer.Option("--memory", metavar="MIB", min=1, help="With --image: memory of the job here; default all."),
+]
+MemReserve = Annotated[
+    int | None,
+    typer.Option("--mem-reserve", metavar="MIB", min=0, help="With --image: as sbatch --vhpc-mem-reserve."),
+]
+UserName = Annotated[
+    str | None,
+    typer.Option(
+        "--user", metavar="USER", help="With --image: user of the job; default you, unless you are root."
+    ),
+]
+WorkDir = Annotated[
+    str | None,
+    typer.Option(
+        "--chdir",
+        metavar="DIR",
+        help="With --image: working directory of the job; default here.",
+    ),
+]
+GpuIndexes = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="LIST", help="With --image: indexes of the GPUs that Slurm allocates."),
+]
+VfCount = Annotated[
+    int | None,
+    typer.Option("--vfs", metavar="N", min=0, help="With --image: number of virtual functions."),
+]
+GuestCount = Annotated[
+    int | None,
+    typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: number of guests."),
+]
+AsXml = Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")]
+
+
 @app.command(short_help="Show what Prolog would do on this node.")
 def plan(
-    job_id: Annotated[
-        int | None,
-        typer.Argument(metavar="JOBID", min=1, help="A job on this node; its lease gives its allocation."),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            "--image", metavar="NAME[:TAG]", help="Without JOBID: the image of a job that you describe."
-        ),
-    ] = None,
-    cpus: Annotated[
-        str | None,
-        typer.Option(
-            "--cpus", metavar="LIST", help="With --image: Slurm's CPU ids, like 0-3,8; default all."
-        ),
-    ] = None,
-    memory: Annotated[
-        int | None,
-        typer.Option(
-            "--memory", metavar="MIB", min=1, help="With --image: memory of the job here; default all."
-        ),
-    ] = None,
-    mem_reserve: Annotated[
-        int | None,
-        typer.Option(
-            "--mem-reserve", metavar="MIB", min=0, help="With --image: as sbatch --vhpc-mem-reserve."
-        ),
-    ] = None,
-    user: Annotated[
-        str | None,
-        typer.Option(
-            "--user", metavar="USER", help="With --image: user of the job; default you, unless you are root."
-        ),
-    ] = None,
-    chdir: Annotated[
-        str | None,
-        typer.Option(
-            "--chdir",
-            metavar="DIR",
-            help="With --image: working directory of the job; default here.",
-        ),
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            "--gpus", metavar="LIST", help="With --image: indexes of the GPUs that Slurm allocates."
-        ),
-    ] = None,
-    vfs: Annotated[
-        int | None,
-        typer.Option("--vfs", metavar="N", min=0, help="With --image: number of virtual functions."),
-    ] = None,
-    guests_per_node: Annotated[
-        int | None,
-        typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: number of guests."),
-    ] = None,
-    xml: Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")] = False,
+    job_id: JobHere = None,
+    image: ImageName = None,
+    cpus: CpuIds = None,
+    memory: MemoryMib = None,
+    mem_reserve: MemReserve = None,
+    user: UserName = None,
+    chdir: WorkDir = None,
+    gpus: GpuIndexes = None,
+    vfs: VfCount = None,
+    guests_per_node: GuestCount = None,
+    xml: AsXml = False,
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
