@@ -29,7 +29,7 @@ def end(job: ByHand) -> None:
     job.drive("end")
 
 
-def test_a_prolog_killed_at_any_write_leaves_its_devices_as_they_were(quiet: Machine) -> None:
+def test_a_prolog_killed_at_any_write_leaves_devices_unchanged(quiet: Machine) -> None:
     before = quiet.probe("node")
     for number in itertools.count(1):
         job = job_by_hand(quiet)
@@ -43,7 +43,7 @@ def test_a_prolog_killed_at_any_write_leaves_its_devices_as_they_were(quiet: Mac
         assert code == KILLED
 
 
-def test_libvirtd_killed_at_a_write_of_the_prolog_costs_no_device(quiet: Machine) -> None:
+def test_libvirtd_killed_at_a_prolog_write_costs_no_device(quiet: Machine) -> None:
     before = quiet.probe("node")
     for number in itertools.count(1, 3):
         job = job_by_hand(quiet)

@@ -132,7 +132,7 @@ def het(lab: Lab) -> Iterator[Whole]:
     lab.quiet()
 
 
-def test_the_element_that_has_the_arrays_own_id_is_requeued_alone(lab: Lab, array: Whole) -> None:
+def test_the_element_with_the_array_id_is_requeued_alone(lab: Lab, array: Whole) -> None:
     (own,) = [number for number, part in array.parts().items() if part.job_id == array.id]
     ask(lab, "requeue", array.id)
     array.state(own, "PENDING", "COMPLETING")
@@ -141,7 +141,7 @@ def test_the_element_that_has_the_arrays_own_id_is_requeued_alone(lab: Lab, arra
     }
 
 
-def test_the_element_that_has_the_arrays_own_id_is_cancelled_alone(lab: Lab, array: Whole) -> None:
+def test_the_element_with_the_array_id_is_cancelled_alone(lab: Lab, array: Whole) -> None:
     (own,) = [number for number, part in array.parts().items() if part.job_id == array.id]
     ask(lab, "cancel", array.id)
     array.state(own, "CANCELLED")
@@ -160,9 +160,7 @@ def test_each_element_has_a_comment_of_its_own(lab: Lab, array: Whole) -> None:
     }
 
 
-def test_a_component_has_a_comment_of_its_own_and_is_requeued_and_cancelled_with_the_others(
-    lab: Lab, het: Whole
-) -> None:
+def test_a_het_component_has_its_own_comment_and_shares_the_end(lab: Lab, het: Whole) -> None:
     first, second = (part.job_id for part in het.parts().values())
     ask(lab, "set_admin_comment", second, "second")
     ask(lab, "set_admin_comment", first, "first")
@@ -173,7 +171,7 @@ def test_a_component_has_a_comment_of_its_own_and_is_requeued_and_cancelled_with
     until(lambda: {part.state for part in het.parts().values()} == {"CANCELLED"}, "both to be cancelled")
 
 
-def test_a_prolog_that_finds_no_vhpcd_requeues_its_own_element_and_no_sibling(lab: Lab) -> None:
+def test_a_prolog_without_vhpcd_requeues_only_its_element(lab: Lab) -> None:
     array = Whole(lab, WAIT, "--array=0-1", "-H", "-n1", "-w", "n1", f"--vhpc-image={IMAGE}")
     array.run(0)
     with without_vhpcd(lab, "n1"):
@@ -210,7 +208,7 @@ def test_what_one_element_is_refused_is_no_siblings_comment(lab: Lab) -> None:
     assert array.said(0) == "up\ndone\n"
 
 
-def test_an_element_whose_name_passes_for_fields_of_slurms_is_cancelled_alone(lab: Lab) -> None:
+def test_an_element_with_a_forged_name_is_cancelled_alone(lab: Lab) -> None:
     array = Whole(lab, WAIT, "--array=0-1", "-H", "-n1", "-w", "n1", f"--vhpc-image={IMAGE}")
     array.run(0)
     name = "x UserId=root(0) GroupId=root(0) MCS_label=N/A MinCPUsNode=1"
@@ -225,7 +223,7 @@ def test_an_element_whose_name_passes_for_fields_of_slurms_is_cancelled_alone(la
     assert array.said(0) == "up\ndone\n"
 
 
-def test_a_component_whose_prolog_finds_no_vhpcd_has_the_whole_job_start_again(lab: Lab) -> None:
+def test_a_het_component_without_vhpcd_requeues_the_whole_job(lab: Lab) -> None:
     option = f"#SBATCH --vhpc-image={IMAGE} -n1 -w"
     script = f"{option} n1\n#SBATCH -o slurm-%A_0.out\n#SBATCH hetjob\n{option} n2\n{WAIT}"
     with without_vhpcd(lab, "n2"):

@@ -99,7 +99,7 @@ def log_length(lab: Lab) -> int:
 # --- looking into helpers, and outliving the job in them ----------------------------
 
 
-def test_a_user_reaches_neither_memory_nor_descriptors_of_his_daemons(lab: Lab, job: Job) -> None:
+def test_a_user_cannot_reach_into_his_daemons(lab: Lab, job: Job) -> None:
     pids = daemons(lab)
     out = lab.run(NODE, "python3", "-", *pids, user="alice", stdin=REACH).out
     assert out.split("\n")[:-1] == [f"tried {pid}" for pid in pids]
@@ -110,7 +110,7 @@ def test_a_user_reaches_neither_memory_nor_descriptors_of_his_daemons(lab: Lab, 
     assert job.wait() == "COMPLETED"
 
 
-def test_helpers_keep_to_the_cpus_and_the_root_directory_they_are_given(lab: Lab, job: Job) -> None:
+def test_helpers_keep_their_cpus_and_root_directory(lab: Lab, job: Job) -> None:
     generation = lab.run(NODE, "sh", "-c", "ls /var/lib/vhpc/journal").out.strip().removesuffix(".jsonl")
     for pid in daemons(lab):
         groups = lab.run(NODE, "cat", f"/proc/{pid}/cgroup").out
@@ -122,7 +122,7 @@ def test_helpers_keep_to_the_cpus_and_the_root_directory_they_are_given(lab: Lab
         assert not {"home", "run", "dev", "sys", "var", "tmp"} & set(root), root
 
 
-def test_what_has_left_the_session_and_the_environment_ends_with_the_job(lab: Lab, job: Job) -> None:
+def test_escaped_processes_end_with_the_job(lab: Lab, job: Job) -> None:
     """A daemon that was taken over may start what it likes; it stays in the control group."""
     script = f"""
 for procs in {CGROUPS}/*/helpers/cgroup.procs; do echo $$ > $procs; done
@@ -137,7 +137,7 @@ exec setpriv --reuid=2001 --regid=2001 --clear-groups env -i setsid -f sleep 777
     assert lab.run(NODE, *find, check=False).out == ""
 
 
-def test_guest_memory_that_somebody_holds_is_noticed_and_its_holder_ended(lab: Lab, job: Job) -> None:
+def test_held_guest_memory_is_noticed_and_its_holder_ended(lab: Lab, job: Job) -> None:
     """As a hole in the confinement would let him: root hands it to him here."""
     mark = log_length(lab)
     holder = lab.run(NODE, "python3", "-", stdin=HAND_OUT).out.strip()
@@ -159,9 +159,7 @@ done
 
 
 @pytest.mark.parametrize(("signal", "word"), [("KILL", "SIGKILL"), ("STOP", "stopped by a signal")])
-def test_a_daemon_that_its_user_signals_in_the_boot_fails_his_job_and_no_node(
-    lab: Lab, signal: str, word: str
-) -> None:
+def test_a_daemon_signalled_in_the_boot_fails_only_the_job(lab: Lab, signal: str, word: str) -> None:
     lab.run("login", "rm", "-f", "enough", user="alice")
     lab.run(NODE, "sh", "-c", f"({DISTURB.format(signal=signal)}) >/dev/null 2>&1 &", user="alice")
     try:
@@ -174,14 +172,14 @@ def test_a_daemon_that_its_user_signals_in_the_boot_fails_his_job_and_no_node(
     settled(lab)
 
 
-def test_a_daemon_that_is_stopped_while_its_job_runs_costs_that_job_alone(lab: Lab, job: Job) -> None:
+def test_a_daemon_stopped_in_its_job_costs_that_job_alone(lab: Lab, job: Job) -> None:
     lab.run(NODE, "pkill", "-STOP", "-u", "alice", "-x", "virtiofsd")
     lab.run("ctl", "scancel", str(job.id))
     assert job.wait() == "CANCELLED"
     settled(lab)
 
 
-def test_a_home_on_a_file_system_of_the_user_that_hangs_fails_his_job_and_no_node(lab: Lab) -> None:
+def test_a_hung_home_of_the_user_fails_only_his_job(lab: Lab) -> None:
     lab.run(NODE, "sh", "-c", "cat > /tmp/hung.py; rm -f /tmp/o-* /tmp/hung.out", stdin=HUNG)
     lab.run(NODE, "cp", "/etc/vhpc/vhpc.toml", "/tmp/vhpc.toml")
     lab.run(NODE, "sed", "-i", "/^.guests/a stage_timeout_s = 5", "/etc/vhpc/vhpc.toml")
@@ -227,7 +225,7 @@ def uid_of(lab: Lab, job: Job) -> int:
     return int(names[0].rsplit("/", 1)[1])
 
 
-def test_the_next_guest_gets_another_uid_and_never_one_that_owns_files(lab: Lab) -> None:
+def test_the_next_guest_gets_another_uid_that_owns_no_file(lab: Lab) -> None:
     first = lab.submit(WAITING, "-n1", "-w", NODE)
     runs(lab, first)
     used = uid_of(lab, first)
@@ -254,7 +252,7 @@ def test_the_next_guest_gets_another_uid_and_never_one_that_owns_files(lab: Lab)
 # --- what helpers write ----------------------------------------------------------------
 
 
-def test_clients_of_the_channel_cannot_fill_the_log_or_the_memory_of_its_shim(lab: Lab, job: Job) -> None:
+def test_channel_clients_cannot_fill_the_shims_log_or_memory(lab: Lab, job: Job) -> None:
     attack = f"""
 import socket, time
 held = []
@@ -304,7 +302,7 @@ while time.time() < end and not os.path.exists(os.path.expanduser("~/enough")):
 """
 
 
-def test_connections_that_fill_the_channels_queue_keep_root_out_of_nothing(lab: Lab) -> None:
+def test_a_full_channel_queue_keeps_root_out_of_nothing(lab: Lab) -> None:
     mark = log_length(lab)
     lab.run("login", "rm", "-f", "enough", user="alice")
     lab.run(NODE, "sh", "-c", "cat > /tmp/flood.py; chmod 644 /tmp/flood.py", stdin=FLOOD)

@@ -166,7 +166,7 @@ def held_by(lab: Lab, job: Job) -> tuple[str, list[str]]:
     return state, nodes
 
 
-def test_root_of_a_node_cannot_speak_for_another_node_or_for_the_controller(lab: Lab) -> None:
+def test_root_of_a_node_cannot_speak_for_others(lab: Lab) -> None:
     job = lab.submit(WAITING, "-N1", "-w", "n2", user="bob")
     runs(lab, job)
     (generation,) = {line.split()[0] for line in lab.leases() if line.startswith(f"{job.id}.")}

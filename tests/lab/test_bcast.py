@@ -49,7 +49,7 @@ def test_a_program_sent_by_srun_runs_in_every_guest(lab: Lab) -> None:
     assert set(alone.out.split()) == kernels
 
 
-def test_a_program_of_the_node_that_did_not_come_with_the_job_is_refused_with_a_line(lab: Lab) -> None:
+def test_a_host_program_not_of_the_job_is_refused(lab: Lab) -> None:
     lab.run("n1", "cp", "/bin/hostname", "/tmp/sent-before", user="alice")
     job = lab.finish("srun /tmp/sent-before 2>&1; echo exit $?", "-w", "n1", "-n1")
     said = job.output()

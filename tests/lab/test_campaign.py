@@ -68,7 +68,7 @@ def test_an_attacked_campaign_judges_the_other_user_alone() -> None:
 
 
 @pytest.mark.vlab_itself
-def test_a_start_that_takes_seconds_longer_than_others_was_delayed() -> None:
+def test_a_start_that_takes_seconds_longer_was_delayed() -> None:
     usual = [Start(number, 0.4, attacked=False) for number in range(9)]
     slow, fair = Start(10, 6.0, attacked=True), Start(11, 2.0, attacked=True)
     assert Attacks(starts=[*usual, slow, fair]).delayed == [slow]
@@ -127,7 +127,7 @@ def test_a_fault_explains_only_what_it_can_have_caused() -> None:
 
 
 @pytest.mark.vlab_itself
-def test_an_srun_that_was_not_told_of_the_end_needs_a_network_that_was_cut() -> None:
+def test_an_srun_that_misses_the_end_needs_a_cut_network() -> None:
     """Without a guest it waits as well: the node tells it once, and it may hear nothing of the job's end."""
     cut, paused = injected("network-cut", 105, 113), injected("qemu-pause", 105, 109)
     waited = ended("srun", "TIMEOUT", "0:0", "up in a guest\ndone\n")
@@ -149,7 +149,7 @@ def test_a_crash_of_qemu_needs_no_fault_when_qemu_says_so_itself() -> None:
 
 
 @pytest.mark.vlab_itself
-def test_a_guest_that_did_not_come_up_is_not_explained_by_what_touches_no_guest() -> None:
+def test_a_failed_boot_is_not_blamed_on_unrelated_findings() -> None:
     slow = "vhpc: image i:latest did not get ready within 120 s on n1: its console ended with: {} (longer)\n"
     stall = slow.format("[   31.0] rcu: rcu_preempt kthread starved for 5250 jiffies! g5 f0x0")
     cut, libvirt = injected("network-cut", 105, 105.4), injected("libvirtd-kill", 105, 110)

@@ -94,7 +94,7 @@ def test_the_console_of_a_guest_that_failed_is_beside_the_output(lab: Lab) -> No
     assert owner == "2001 600\n"
 
 
-def test_a_job_cancelled_while_its_guest_stays_silent_does_not_hold_its_node_until_the_deadline(
+def test_a_cancelled_job_with_a_silent_guest_frees_its_node(
     lab: Lab,
 ) -> None:
     """slurmd runs no Epilog before the Prolog has ended, which here would be after 120 s."""

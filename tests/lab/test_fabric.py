@@ -107,7 +107,7 @@ def no_node_is_drained(lab: Lab) -> None:
     assert not [node for node in NODES if "DRAIN" in lab.node_state(node)[0]]
 
 
-def test_while_two_users_jobs_run_their_adapters_hold_exactly_their_own_keys(lab: Lab) -> None:
+def test_adapters_of_two_users_hold_exactly_their_keys(lab: Lab) -> None:
     assert tables(lab) == NOBODY
     alices = lab.submit(WAITING, "-N2")
     bobs = lab.submit(WAITING, "-N2", user="bob")
@@ -149,7 +149,7 @@ def cannot_be_applied(lab: Lab) -> Job:
     return job
 
 
-def test_a_job_whose_key_cannot_be_applied_is_requeued_with_one_line(lab: Lab) -> None:
+def test_a_job_whose_key_cannot_be_applied_is_requeued(lab: Lab) -> None:
     job = cannot_be_applied(lab)
     lab.run("login", "scancel", str(job.id), user="alice")
     assert job.wait() == "CANCELLED"
@@ -185,7 +185,7 @@ def applying(lab: Lab, job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_starts_though_vhpcd_is_killed_while_its_key_is_applied(lab: Lab) -> None:
+def test_a_job_starts_though_vhpcd_is_killed_meanwhile(lab: Lab) -> None:
     with opensm_hangs(lab):
         job = lab.submit("echo up", "-N2")
         applying(lab, job)
@@ -202,7 +202,7 @@ def test_a_job_starts_though_vhpcd_is_killed_while_its_key_is_applied(lab: Lab) 
 
 
 @pytest.mark.slow
-def test_a_job_that_is_cancelled_while_its_key_is_applied_leaves_none(lab: Lab) -> None:
+def test_a_job_cancelled_while_its_key_is_applied_leaves_none(lab: Lab) -> None:
     with opensm_hangs(lab):
         job = lab.submit("echo up", "-N2")
         applying(lab, job)
@@ -259,7 +259,7 @@ def isolation(lab: Lab) -> list[str]:
 
 
 @pytest.mark.slow
-def test_guests_with_a_key_end_when_nobody_closes_the_fabric_and_other_jobs_go_on(lab: Lab) -> None:
+def test_guests_with_a_key_end_when_nothing_closes_the_fabric(lab: Lab) -> None:
     with configured(lab, SWIFT):
         alices = lab.submit(WAITING, "-N2")
         bobs = lab.submit(WAITING, "-N1", "-w", "n1", user="bob")
@@ -319,7 +319,7 @@ def port_of(lab: Lab, job: Job, node: str) -> tuple[int, int, int]:
     return key, mine, next(guid for guid in ADAPTERS[node] if guid != mine)
 
 
-def test_a_port_that_joins_a_job_s_key_by_a_packet_is_closed_and_one_that_lost_it_has_it_back(
+def test_a_port_that_gains_or_loses_a_key_is_put_right(
     lab: Lab,
 ) -> None:
     job = lab.submit(WAITING, "-N2")
@@ -337,7 +337,7 @@ def test_a_port_that_joins_a_job_s_key_by_a_packet_is_closed_and_one_that_lost_i
 
 
 @pytest.mark.slow
-def test_a_job_whose_key_cannot_be_given_back_ends_with_one_line_and_others_go_on(lab: Lab) -> None:
+def test_a_key_that_cannot_be_released_holds_up_no_other_job(lab: Lab) -> None:
     with configured(lab, SWIFT):
         alices = lab.submit(WAITING, "-N1", "-w", "n1")
         bobs = lab.submit(WAITING, "-N1", "-w", "n1", user="bob")
@@ -429,7 +429,7 @@ def played(lab: Lab, adapters: dict[tuple[HcaTree, str], int]) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("_ports_in_guests")
-def test_a_guest_waits_for_its_key_and_tells_programs_which_ports_are_theirs(lab: Lab) -> None:
+def test_a_guest_waits_for_its_key_and_names_its_ports(lab: Lab) -> None:
     trees = {(hca_tree("n1"), "mlx5_0"): ADAPTERS["n1"][0], (hca_tree("n2"), "ibp5s0"): ADAPTERS["n2"][0]}
     show = "echo $(hostname) $VHPC_PKEY $UCX_IB_PKEY $OMPI_MCA_btl_openib_pkey $NCCL_IB_PKEY $NCCL_IB_HCA"
     with played(lab, trees):
@@ -459,7 +459,7 @@ def test_a_guest_waits_for_its_key_and_tells_programs_which_ports_are_theirs(lab
 
 
 @pytest.mark.usefixtures("_ports_in_guests")
-def test_a_job_fails_with_one_line_when_its_guest_sees_a_stranger_s_key(lab: Lab) -> None:
+def test_a_guest_with_a_foreign_key_fails_its_job(lab: Lab) -> None:
     tree = hca_tree("n1")
     tree.add("mlx5_0", ADAPTERS["n1"][0], (0x7FFF, 0xA001))
     job = lab.finish("echo up", "-N1", "-w", "n1", image=HCA_IMAGE)

@@ -28,7 +28,7 @@ def test_a_killed_qemu_ends_the_job_within_five_seconds(lab: Lab) -> None:
     settled(lab)
 
 
-def test_a_qemu_killed_in_a_boot_fails_the_job_and_spares_the_node(lab: Lab) -> None:
+def test_a_qemu_killed_in_a_boot_fails_the_job_only(lab: Lab) -> None:
     job = lab.submit("echo up", "-w", "n1")
     running = f"virsh -q list --name --state-running | grep -q '^vhpc-{job.id}-'"
     until(lambda: lab.run("n1", "sh", "-c", running, check=False).code == 0, "its guest")
@@ -45,9 +45,7 @@ def test_a_qemu_killed_in_a_boot_fails_the_job_and_spares_the_node(lab: Lab) -> 
         ("vhpc-shim", "vhpc-shim"),
     ],
 )
-def test_a_helper_killed_in_a_boot_is_named_and_the_image_is_not_blamed(
-    lab: Lab, program: str, said: str
-) -> None:
+def test_a_helper_killed_in_a_boot_is_named_as_the_cause(lab: Lab, program: str, said: str) -> None:
     job = lab.submit("echo up", "-w", "n1")
     booting = f"virsh -q list --name --state-running | grep -q '^vhpc-{job.id}-'"
     script = f"{booting} && pkill -9 -n -x {program}"

@@ -82,7 +82,7 @@ def qemus(lab: Lab) -> str:
     return lab.run("n1", "pgrep", "-f", "^[^ ]*qemu-system", check=False).out
 
 
-def test_libvirtd_killed_under_a_boot_drains_the_node_and_requeues_the_job(lab: Lab) -> None:
+def test_libvirtd_killed_in_a_boot_drains_and_requeues(lab: Lab) -> None:
     """Or the boot was past the point where it needs libvirtd, and goes on."""
     _, second = jobs = pair(lab)
     bounce(lab, "n1", "kill", "libvirtd")
@@ -101,9 +101,7 @@ def test_libvirtd_killed_under_a_boot_drains_the_node_and_requeues_the_job(lab: 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("delay", [0, 1, 2, 4])
 @pytest.mark.parametrize("act", ["kill", "stop"])
-def test_a_slurmctld_that_goes_away_under_a_boot_leaves_nothing_behind(
-    lab: Lab, act: str, delay: float
-) -> None:
+def test_a_slurmctld_lost_in_a_boot_leaves_nothing_behind(lab: Lab, act: str, delay: float) -> None:
     """What becomes of the job is Slurm's to decide.
 
     It may run on, be forgotten, be aborted and started again under the same
@@ -167,7 +165,7 @@ def end_well_later(lab: Lab, first: Job, second: Job) -> None:
 
 
 @pytest.mark.parametrize("requeue", [True, False])
-def test_a_job_whose_slurmstepd_was_killed_does_not_hold_its_node(lab: Lab, requeue: bool) -> None:
+def test_a_job_whose_slurmstepd_was_killed_frees_its_node(lab: Lab, requeue: bool) -> None:
     """Slurm itself finds out only when BatchStartTimeout is over."""
     options = () if requeue else ("--no-requeue",)
     job = lab.submit(f"echo run ${{SLURM_RESTART_COUNT:-0}}; {WAITING}", "-n1", "-w", "n1", *options)

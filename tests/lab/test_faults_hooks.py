@@ -68,9 +68,7 @@ def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
 
 
 @pytest.mark.slow
-def test_both_guests_of_a_node_are_cleared_after_a_prolog_killed_at_any_third_write(
-    lab: Lab, by_hand: list[LabJob]
-) -> None:
+def test_both_guests_are_cleared_after_a_killed_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
     """By the Epilog and by the health check in turn."""
     for number in itertools.count(2, 3):
         job = LabJob(lab, guests=2)
@@ -116,7 +114,7 @@ def test_a_job_that_may_not_be_requeued_says_who_holds_its_cpus(lab: Lab) -> Non
 
 
 @pytest.mark.slow
-def test_the_health_check_clears_after_a_prolog_killed_at_any_write(lab: Lab, by_hand: list[LabJob]) -> None:
+def test_the_health_check_clears_after_a_killed_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
     for job in killed_at_every_write(lab, by_hand, torn=True):
         job.hook("healthcheck")
         state = lab.run("n1", "ls", f"/var/lib/vhpc/journal/{job.generation}.jsonl", check=False)

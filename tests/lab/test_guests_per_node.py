@@ -70,7 +70,7 @@ def test_tasks_fill_the_guests_of_each_node_in_blocks(lab: Lab) -> None:
     assert re.findall(r"^inner (\S+) (\S+)$", out, re.M) == [("n2-g0", "0")], out
 
 
-def test_a_job_without_the_option_has_one_guest_with_its_nodes_name(lab: Lab) -> None:
+def test_a_job_without_the_option_has_a_guest_named_as_its_node(lab: Lab) -> None:
     job = lab.finish("echo $(hostname) [$VHPC_GUEST] [$VHPC_JOB_GUESTS]", "-n2", "-w", "n1")
     assert job.output() == "n1 [] []\n"
 
@@ -89,7 +89,7 @@ def test_when_one_guest_does_not_come_up_none_is_left(lab: Lab) -> None:
     assert "DRAIN" not in lab.node_state("n1")[0]
 
 
-def test_a_job_that_is_cancelled_while_its_guests_boot_leaves_none(lab: Lab) -> None:
+def test_a_job_cancelled_while_its_guests_boot_leaves_none(lab: Lab) -> None:
     job = lab.submit("hostname", "-n2", "-w", "n2", *TWO)
     seen = (
         f"for i in $(seq 600); do pgrep -f '[g]uest=vhpc-{job.id}-.*-g0,' && exit 0; sleep 0.1; done; exit 1"
@@ -99,7 +99,7 @@ def test_a_job_that_is_cancelled_while_its_guests_boot_leaves_none(lab: Lab) -> 
     assert job.wait() == "CANCELLED"
 
 
-def test_more_guests_than_cores_is_the_users_mistake_and_said_on_his_stderr(lab: Lab) -> None:
+def test_more_guests_than_cores_is_a_user_error_on_stderr(lab: Lab) -> None:
     job = lab.finish("hostname", "-n2", "-w", "n1", "--vhpc-guests-per-node=3", "--mem=1400")
     assert job.accounted() == ["FAILED", "1:0"]
     assert "--vhpc-guests-per-node=3 is not possible: the job has 2 cores on a node" in job.output()

@@ -119,7 +119,7 @@ def test_a_neighbour_on_the_node_reaches_nothing_of_a_job(lab: Lab, victim: Job)
     assert root.count("reached") > 30, root
 
 
-def test_a_neighbours_job_on_the_same_node_reaches_nothing_either(lab: Lab, victim: Job) -> None:
+def test_a_neighbours_job_on_the_same_node_reaches_nothing(lab: Lab, victim: Job) -> None:
     """From the host side of his job; the guest's side sees no host at all."""
     lab.run("login", "sh", "-c", "cat > attack.py", user="bob", stdin=attack(lab, victim))
     job = lab.finish("python3 attack.py", "-n1", "-w", "n1", "--vhpc-batch=host", user="bob")
@@ -300,7 +300,7 @@ def test_a_job_s_name_makes_nobody_another_user(lab: Lab) -> None:
     settled_but_for_others(lab)
 
 
-def test_the_user_of_a_lease_is_the_one_whom_slurm_names_to_the_hook(lab: Lab) -> None:
+def test_the_user_of_a_lease_is_the_one_slurm_names(lab: Lab) -> None:
     job = lab.submit("echo ran", "--hold", image=None)
     hook = ["env", "-i", f"SLURM_JOB_ID={job.id}", "SLURM_JOB_UID=2002", f"SPANK_VHPC_IMAGE={IMAGE}"]
     lab.run("ctl", *hook, "/usr/libexec/vhpc/prolog-slurmctld", user="slurm")
@@ -308,7 +308,7 @@ def test_the_user_of_a_lease_is_the_one_whom_slurm_names_to_the_hook(lab: Lab) -
     assert "Slurm passed uid 2002" in lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
 
 
-def test_what_is_not_checked_at_submission_is_checked_at_the_node(lab: Lab) -> None:
+def test_what_submission_does_not_check_the_node_does(lab: Lab) -> None:
     """PrologSlurmctld with values that our own sbatch would never let through cancels the job."""
     for name, value in {
         "IMAGE": FORGED,

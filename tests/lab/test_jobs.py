@@ -18,7 +18,7 @@ def kernel(lab: Lab) -> str:
     return lab.run("n1", "uname", "-r").out.strip()
 
 
-def test_a_two_node_job_runs_script_and_tasks_in_the_guests_of_their_nodes(lab: Lab) -> None:
+def test_a_two_node_job_runs_in_the_guests_of_its_nodes(lab: Lab) -> None:
     lab.run("login", "rm", "-rf", "/home/alice/made", user="alice")
     job = lab.finish(
         "cd ~; mkdir made; echo hello > made/file\n"
@@ -260,7 +260,7 @@ def test_the_console_goes_where_the_user_said(lab: Lab) -> None:
     assert "hello-from-the-guest" in job.output("con-{id}-n2")
 
 
-def test_a_console_that_cannot_be_written_is_named_in_one_line_and_the_job_runs(lab: Lab) -> None:
+def test_an_unwritable_console_is_named_and_the_job_runs(lab: Lab) -> None:
     """At once where it can be known, in the job's stderr; later in AdminComment."""
     option = "--vhpc-console=/root/con-%j"
     lines = r"^vhpc: --vhpc-console: /root/con-%d cannot be written on n\d: Permission denied; .*$"

@@ -13,7 +13,7 @@ from vcpus import THREADS
 pytestmark = pytest.mark.lab
 
 
-def test_every_vcpu_thread_runs_on_its_planned_cpu_and_memory_is_as_planned(lab: Lab) -> None:
+def test_vcpu_threads_and_memory_are_placed_as_planned(lab: Lab) -> None:
     job = lab.submit(
         "grep MemTotal /proc/meminfo; nproc; touch measured-$SLURM_JOB_ID;"
         " while [ -e measured-$SLURM_JOB_ID ]; do sleep 0.5; done",

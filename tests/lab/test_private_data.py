@@ -62,7 +62,7 @@ def listed(lab: Lab, user: str) -> str:
 
 
 @pytest.mark.usefixtures("private")
-def test_an_operator_sees_hidden_jobs_and_who_is_none_ends_no_lease(lab: Lab) -> None:
+def test_an_operator_sees_hidden_jobs_and_others_end_no_lease(lab: Lab) -> None:
     job = lab.submit(WAITING, "-w", "n1")
     runs(lab, job)
     native = lab.run("ctl", "runuser", "-u", "bob", "--", "squeue", "-h", "-a")

@@ -48,7 +48,7 @@ with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
 """
 
 
-def test_an_abandoned_generation_is_found_and_removed_and_a_running_job_is_not(lab: Lab) -> None:
+def test_an_abandoned_generation_is_removed_a_running_one_not(lab: Lab) -> None:
     job = lab.submit("until [ -e go-on ]; do sleep 0.3; done; echo finished", "-n1", "-w", "n1")
     job.wait("RUNNING")
     lab.run("n1", "/opt/vhpc/bin/python", "-", stdin=ABANDON)
@@ -71,7 +71,7 @@ def test_an_abandoned_generation_is_found_and_removed_and_a_running_job_is_not(l
     assert job.accounted() == ["COMPLETED", "0:0"]
 
 
-def test_a_job_that_is_being_ended_has_its_guest_until_its_processes_are_gone(lab: Lab) -> None:
+def test_an_ending_job_keeps_its_guest_until_processes_end(lab: Lab) -> None:
     """Its lease has ended by then: no reason for a health check to take the guest from it."""
     last_words = "trap 'echo told; sleep 3; echo saved; exit 1' TERM; echo up; sleep 600 & wait"
     job = lab.submit(last_words, "-n1", "-w", "n1")

@@ -113,7 +113,7 @@ def alarms(lab: Lab, host: str) -> list[dict[str, Any]]:
     return [found for found in lab.vhpc(host, "doctor", check=False) if found["check"] == "alarms"]
 
 
-def test_what_qemu_refuses_fails_its_job_alarms_and_drains_no_node(lab: Lab, broken: str) -> None:
+def test_a_domain_refused_by_qemu_fails_only_its_job(lab: Lab, broken: str) -> None:
     jobs = []
     for node in NODES:
         job = lab.finish("echo ran", "-w", node, image=broken)
@@ -141,7 +141,7 @@ def test_an_alarm_outlives_vhpcd(lab: Lab, broken: str) -> None:
     assert any(f"last of job {job.id} " in found["what"] for found in alarms(lab, "ctl"))
 
 
-def test_libvirt_s_own_words_tell_a_refused_guest_from_a_broken_node(lab: Lab) -> None:
+def test_libvirts_text_tells_a_refused_guest_from_a_bad_node(lab: Lab) -> None:
     cases = ("topology", "kernel", "emulator", "absent", "unreadable", "kvm")
     done = lab.run("n1", "/opt/vhpc/bin/python", "-", *cases, stdin=TRY)
     said = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in done.out.splitlines()}

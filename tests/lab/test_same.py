@@ -140,7 +140,7 @@ def test_scontrol_shows_the_same_job(fields: Twins) -> None:
     }
 
 
-def test_an_array_gives_each_task_a_guest_and_each_script_its_own_end(lab: Lab) -> None:
+def test_an_array_gives_each_task_a_guest_and_an_end(lab: Lab) -> None:
     ends = ["exit 7", "exit 255", "kill -SEGV $$", "kill -TERM $$", "exec sh -c 'exit 3'", "exit 0"]
     cases = " ".join(f"{i}) {end} ;;" for i, end in enumerate(ends))
     script = f"cat /proc/sys/kernel/random/boot_id; case $SLURM_ARRAY_TASK_ID in {cases} esac"

@@ -50,7 +50,7 @@ def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
     assert first == second
 
 
-def test_the_signal_before_the_time_limit_reaches_the_script_or_its_steps(lab: Lab) -> None:
+def test_the_signal_before_the_time_limit_arrives(lab: Lab) -> None:
     script = (SOURCES / "warned.job").read_text()
     to_script, to_step = pairs = [
         submit(lab, script, "-n1", "-t 10", option) for option in ("--signal=B:USR2@300", "--signal=USR2@300")
@@ -98,7 +98,7 @@ def goes_on(lab: Lab, name: str, was: str) -> bool:
     return counter(lab, name) not in ("", was)
 
 
-def test_sigstop_by_scancel_stops_a_step_and_a_script_until_sigcont(lab: Lab) -> None:
+def test_sigstop_by_scancel_stops_until_sigcont(lab: Lab) -> None:
     """SIGSTOP cannot be caught, so what relays a program to its guest is stopped itself."""
     count = (
         "i=0; while [ ! -e go-$SLURM_JOB_ID ]; do i=$((i+1)); echo $i > {0}-$SLURM_JOB_ID; sleep 0.1; done"
@@ -142,7 +142,7 @@ while True:
 """
 
 
-def test_scancel_full_reaches_the_background_commands_of_a_script(lab: Lab) -> None:
+def test_scancel_full_reaches_background_commands(lab: Lab) -> None:
     """What has left its process group, and steps, only as far as without a guest."""
     lab.run("login", "sh", "-c", f"cat > {WHERE}/tell.py", user="alice", stdin=TELL)
     twins = submit(lab, FULL, "-n1")

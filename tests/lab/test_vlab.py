@@ -199,7 +199,7 @@ def test_up_restarts_a_dead_daemon_and_nothing_else() -> None:
     assert after == before
 
 
-def test_a_fabric_comes_and_goes_and_leaves_what_has_no_part_in_it() -> None:
+def test_foreign_entries_survive_on_a_fabric_that_restarts() -> None:
     before = status()["hosts"]
     if "opensm" in before["ctl"]["units"]:
         pytest.skip("this lab was brought up with a fabric; `vlab up --no-fabric` lets this test run")

@@ -162,7 +162,7 @@ def test_names_that_take_too_long_keep_what_they_had(tmp_path: Path) -> None:
     assert found.known == before
 
 
-def test_a_node_that_slurm_does_not_list_any_more_is_remembered_for_a_day(tmp_path: Path) -> None:
+def test_a_node_gone_from_slurm_is_remembered_for_a_day(tmp_path: Path) -> None:
     now = 0.0
     stand_in: Any = Asked()
     found = HostAddresses(
@@ -178,7 +178,7 @@ def test_a_node_that_slurm_does_not_list_any_more_is_remembered_for_a_day(tmp_pa
     assert set(found.known.nodes) == {"n1"}
 
 
-def test_what_was_known_is_known_again_after_a_restart_without_slurm(tmp_path: Path) -> None:
+def test_knowledge_survives_a_restart_without_slurm(tmp_path: Path) -> None:
     first = hosts(tmp_path)
     first.learn()
     again = hosts(tmp_path, Asked(fails="slurmctld is down"))
@@ -190,7 +190,7 @@ def test_what_was_known_is_known_again_after_a_restart_without_slurm(tmp_path: P
     assert hosts(tmp_path).known.every == frozenset()
 
 
-def test_a_slurm_that_shows_no_nodes_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_slurm_without_nodes_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     slurm = Asked()
     found = hosts(tmp_path, slurm)
     found.learn()
@@ -327,7 +327,7 @@ def test_a_node_that_slurm_does_not_have_is_said_to_be_none(tmp_path: Path) -> N
     )
 
 
-def test_where_slurm_cannot_be_asked_nobody_but_the_own_host_is_believed(tmp_path: Path) -> None:
+def test_without_slurm_only_the_own_host_is_believed(tmp_path: Path) -> None:
     slurm = Asked(fails="no answer within 5 s")
     for body in (*OF_NODES, *OF_THE_CONTROLLER):
         line = says(tmp_path, body, Origin("10.77.0.11", own_host=False), slurm)
@@ -338,7 +338,7 @@ def test_where_slurm_cannot_be_asked_nobody_but_the_own_host_is_believed(tmp_pat
         assert says(tmp_path, body, Origin("127.0.0.1", own_host=True), slurm) == ""
 
 
-def test_a_node_that_has_moved_is_found_at_once_and_slurm_is_not_asked_for_each_stranger(
+def test_a_moved_node_is_found_without_asking_for_strangers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = Asked()
@@ -369,9 +369,7 @@ def test_a_node_that_has_moved_is_found_at_once_and_slurm_is_not_asked_for_each_
     asyncio.run(ask())
 
 
-def test_slurm_is_asked_again_and_again_and_sooner_after_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_is_polled_and_sooner_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authority, "SOON_S", 0.0)
     monkeypatch.setattr(authority, "AGAIN_S", 0.05)
     slurm = Asked(fails="down")

@@ -41,7 +41,7 @@ def hall() -> Hall:
     return Hall()
 
 
-def test_the_oldest_of_an_address_goes_and_not_the_one_who_came_last(hall: Hall) -> None:
+def test_the_oldest_of_an_address_goes_not_the_newest(hall: Hall) -> None:
     for name in "abc":
         hall.enter(name, "1")
     hall.enter("d", "2")
@@ -146,7 +146,7 @@ def test_a_process_with_few_descriptors_has_smaller_shares() -> None:
 # --- attempts -----------------------------------------------------------------------------------
 
 
-def test_an_address_has_so_many_attempts_at_once_and_then_so_many_a_second() -> None:
+def test_an_address_has_a_burst_and_then_a_rate() -> None:
     now = 0.0
     attempts = Attempts(rate=10.0, burst=5.0, clock=lambda: now)
     assert [attempts.another("1") for _ in range(7)] == [True] * 5 + [False] * 2
@@ -168,7 +168,7 @@ def test_many_addresses_are_not_remembered_for_ever() -> None:
 # --- the log -------------------------------------------------------------------------------------
 
 
-def test_of_a_kind_of_line_so_many_are_logged_and_the_rest_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_of_a_kind_are_limited_and_the_rest_counted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "sparing")
 
     async def say() -> None:

@@ -150,7 +150,7 @@ def test_all_ports_that_were_opened_by_packets_are_closed_again(
     assert sets(fabric) == holding((0x1000, 1))
 
 
-def test_a_vhpcd_killed_while_a_table_is_written_again_knows_its_file(
+def test_a_vhpcd_killed_in_a_table_repair_knows_its_file(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
     site = Site(fabric, reader, tmp_path / "db")
@@ -178,7 +178,7 @@ def test_a_running_vhpcd_closes_a_port_and_gives_a_key_back(
         assert vhpcd.client.status().fabric.lost == ()
 
 
-def test_a_job_whose_key_cannot_be_given_back_is_named_after_the_deadline(
+def test_a_key_that_cannot_be_released_is_named_in_time(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, open_deadline_s=1, apply_timeout_s=1) as vhpcd:
@@ -228,7 +228,7 @@ def with_standby(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> Ite
         yield vhpcd
 
 
-def test_a_standby_out_of_reach_hides_no_open_port_and_stops_no_repair(
+def test_an_unreachable_standby_hides_no_open_port(
     with_standby: Vhpcd, fabric: SimulatedFabric, tmp_path: Path
 ) -> None:
     opened(with_standby, 1, "n1", "n2")
@@ -250,7 +250,7 @@ def test_a_standby_out_of_reach_hides_no_open_port_and_stops_no_repair(
     assert with_standby.client.status().fabric.safe
 
 
-def test_a_silent_adapter_is_named_and_is_not_called_safe_for_ever(
+def test_a_silent_adapter_is_named_and_is_not_safe(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, unread_deadline_s=2) as vhpcd:
@@ -268,9 +268,7 @@ def test_a_silent_adapter_is_named_and_is_not_called_safe_for_ever(
         assert vhpcd.client.status().fabric.safe
 
 
-def test_a_fabric_that_cannot_be_read_at_all_is_not_safe_for_ever(
-    fabric: SimulatedFabric, tmp_path: Path
-) -> None:
+def test_an_unreadable_fabric_does_not_stay_safe(fabric: SimulatedFabric, tmp_path: Path) -> None:
     reader = FabricReader(environment=fabric.environment)
     reader.scan(60.0)
     site = Site(fabric, reader, tmp_path / "db", timeout_s=2.0)

@@ -44,7 +44,7 @@ def test_a_guest_that_answers_soon_costs_no_question() -> None:
     assert guest.waits == [agent.ASK_S]
 
 
-def test_it_is_asked_after_each_wait_and_waiting_goes_on_as_long_as_the_job_does() -> None:
+def test_the_job_is_asked_after_each_wait_while_it_runs() -> None:
     guest, answers = Guest(silent=2), [False, False]
     hear(guest, answers)
     assert (len(guest.waits), answers) == (3, [])
@@ -69,7 +69,7 @@ def test_a_guest_that_is_gone_is_not_waited_for() -> None:
     assert len(guest.waits) == 1
 
 
-def test_a_helper_that_its_user_has_stopped_ends_it_at_the_next_look() -> None:
+def test_a_helper_stopped_by_its_user_ends_at_the_next_check() -> None:
     guest = Guest(silent=float("inf"))
     with pytest.raises(UserError):
         hear(guest, answers=[], stopped=True)

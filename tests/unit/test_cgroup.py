@@ -86,7 +86,7 @@ def test_a_helper_is_in_the_group_in_every_hierarchy(group: Cgroup) -> None:
     child.wait()
 
 
-def test_the_end_reaches_what_has_run_away_from_its_session_and_its_environment(group: Cgroup) -> None:
+def test_the_end_reaches_processes_that_left_their_session(group: Cgroup) -> None:
     script = "for i in 1 2 3; do env -i setsid sh -c 'trap \"\" TERM; sleep 60 & sleep 60' & done; sleep 60"
     child = member(group, "sh", "-c", script)
     until = time.monotonic() + 10
@@ -168,7 +168,7 @@ time.sleep(60)
 
 
 @pytest.mark.long
-def test_memory_that_somebody_holds_is_noticed_and_its_holder_named(group: Cgroup) -> None:
+def test_held_memory_is_noticed_and_its_holder_named(group: Cgroup) -> None:
     """A "QEMU" in the group hands its guest's memory to a process outside, and ends."""
     ours, its = socket.socketpair()
     its.set_inheritable(True)

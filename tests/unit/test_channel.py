@@ -45,7 +45,7 @@ def test_a_lost_guest_is_one_line_and_125(guest: Guest) -> None:
         ("ready", b"vhpc: the guest of job 42 on n1 is gone (channel closed)\n"),
     ],
 )
-def test_why_the_node_has_ended_a_guest_is_the_line_that_its_user_reads(
+def test_the_reason_for_a_guests_end_reaches_its_user(
     guest: Guest, tmp_path: Path, status: str, line: bytes
 ) -> None:
     state = tmp_path / "state"

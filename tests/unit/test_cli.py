@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 # --- the command -------------------------------------------------------------
 
 
-def test_version_and_help_come_without_the_parts_they_do_not_need() -> None:
+def test_version_and_help_need_no_optional_parts() -> None:
     code = (
         "import sys; from vhpc_slurm.cli.main import main; main(['--help']);"
         " late = ('rich.', 'libvirt', 'msgspec', 'jinja2', 'vhpc_slurm.node', 'vhpc_slurm.controller');"
@@ -215,7 +215,7 @@ def test_a_plan_maps_slurms_cpu_ids_to_the_machines(vhpc: Vhpc) -> None:
     assert plan["node"] == "n1"
 
 
-def test_a_plan_for_people_shows_the_arithmetic_and_what_is_shared(vhpc: Vhpc) -> None:
+def test_a_plan_for_people_shows_arithmetic_and_sharing(vhpc: Vhpc) -> None:
     share = vhpc.folder / "scratch"
     share.mkdir()
     text = (vhpc.folder / "vhpc.toml").read_text().replace("/usr/share", str(share))
@@ -237,7 +237,7 @@ def test_a_plan_for_people_shows_the_arithmetic_and_what_is_shared(vhpc: Vhpc) -
     assert "note: site '/proc' is a place of the guest's own system: not shared" in out
 
 
-def test_a_refusal_has_all_reasons_and_the_status_of_the_one_that_decides(vhpc: Vhpc) -> None:
+def test_a_refusal_has_all_reasons_and_the_deciding_status(vhpc: Vhpc) -> None:
     argv = ("plan", "--image", "tiny:1", "--cpus", "0,9", "--memory", "400")
     refused = vhpc.json(*argv, code=1)["refused"]
     assert {reason["kind"] for reason in refused} == {"user", "node"}
@@ -290,7 +290,7 @@ def test_a_plan_of_several_guests_shows_each(vhpc: Vhpc) -> None:
         (("--guests-per-node", "99"), 1, "--vhpc-guests-per-node=99 is not possible"),
     ],
 )
-def test_devices_that_cannot_be_planned_are_refused_with_the_reason(
+def test_unplannable_devices_are_refused_with_the_reason(
     vhpc: Vhpc, wish: tuple[str, str], code: int, says: str
 ) -> None:
     gpu_host(vhpc)
@@ -299,7 +299,7 @@ def test_devices_that_cannot_be_planned_are_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("line", ["0", "0 0b:00.0", "1 0000:0b:00.0", "0 0000:0b:00.8", "0 0000:0b:00.0 x"])
-def test_a_gpu_map_that_is_none_is_the_nodes_fault_and_names_the_line(vhpc: Vhpc, line: str) -> None:
+def test_a_bad_gpu_map_is_a_node_error_that_names_the_line(vhpc: Vhpc, line: str) -> None:
     gpu_host(vhpc)
     (vhpc.folder / "gpu.map").write_text(f"# comment\n{line}\n")
     vhpc("plan", "--image", "tiny:1", "--memory", "4096", "--gpus", "0", code=3)

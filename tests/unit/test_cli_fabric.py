@@ -82,7 +82,7 @@ def test_the_pool_is_printed_without_a_database(
     )
 
 
-def test_the_site_s_own_partitions_are_added_unless_they_take_a_job_s_key(
+def test_site_partitions_are_added_unless_they_take_a_job_key(
     vhpc: Vhpc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = tmp_path / "site"

@@ -130,7 +130,7 @@ def test_jobs_that_wait_for_prologs_in_vain_are_requeued(
         (status(2, age=300), 299, 50, False),
     ],
 )
-def test_jobs_that_seem_to_run_after_their_nodes_cleared_them_away_are_requeued(
+def test_jobs_running_after_their_nodes_cleared_are_requeued(
     job: JobStatus, created: float, cleared: float, requeued: bool
 ) -> None:
     old = replace(record(1, state=LeaseState.RELEASED), created=ASKED - created, updated=ASKED - cleared)

@@ -73,7 +73,7 @@ def test_a_gpu_comes_back_to_the_driver_it_had(rig: Rig, driver: str) -> None:
     assert not rig.layout.journals.joinpath(f"{GENERATION}.jsonl").exists()
 
 
-def test_the_override_is_written_before_the_driver_is_taken_away_and_cleared_after_it_may_come_back(
+def test_the_override_is_set_and_cleared_around_the_driver(
     rig: Rig,
 ) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
@@ -91,7 +91,7 @@ def test_the_override_is_written_before_the_driver_is_taken_away_and_cleared_aft
     ]
 
 
-def test_only_trusted_reset_methods_stay_enabled_while_a_guest_has_the_device(rig: Rig) -> None:
+def test_only_trusted_reset_methods_are_enabled_in_a_job(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.with_devices(reset_methods=("bus",))
     journal = take(rig, gpu)
@@ -188,7 +188,7 @@ def test_each_check_has_its_error_and_changes_nothing(
     assert read_entries(rig.layout.journals, GENERATION) == []
 
 
-def test_a_function_that_is_gone_and_one_that_is_whole_are_refused(rig: Rig) -> None:
+def test_a_missing_function_and_a_physical_one_are_refused(rig: Rig) -> None:
     pf = rig.pfs[0]
     with pytest.raises(preflight.NotAllowedError, match="is not a virtual function"):
         take(rig, pf, role="vf")
@@ -210,7 +210,7 @@ def test_devices_of_one_job_may_share_a_group(rig: Rig) -> None:
     assert one.was_reset == other.was_reset == 1
 
 
-def test_what_the_kernel_refuses_is_said_with_its_words_and_given_back(rig: Rig) -> None:
+def test_a_kernel_refusal_is_quoted_and_undone(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
 
     def refuse(device: Device) -> None:
@@ -227,7 +227,7 @@ def test_what_the_kernel_refuses_is_said_with_its_words_and_given_back(rig: Rig)
 # --- a driver that hangs ----------------------------------------------------------------
 
 
-def test_a_driver_that_does_not_let_go_stops_nobody_and_its_device_is_quarantined(rig: Rig) -> None:
+def test_a_driver_that_keeps_its_device_quarantines_it(rig: Rig) -> None:
     rig.give_to_host(gpu := rig.gpus[0])
     rig.with_devices(timeout_s=1)
 
@@ -255,7 +255,7 @@ def test_a_locked_device_cannot_hang_the_epilog(rig: Rig) -> None:
     assert quarantined(rig) == [gpu.address]
 
 
-def test_a_write_that_the_kernel_refuses_is_an_error_of_its_number(rig: Rig) -> None:
+def test_a_write_refused_by_the_kernel_has_its_own_number(rig: Rig) -> None:
     path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/reset"
     with pytest.raises(OSError, match="Invalid argument") as caught:
         attribute.write_attribute(path, "2", 5)
@@ -325,7 +325,7 @@ def _driver_refuses(rig: Rig, gpu: Device) -> None:
         (_driver_refuses, "has no driver: nvidia had it before the job"),
     ],
 )
-def test_a_device_that_is_not_clean_is_quarantined_and_nothing_else_is_left(
+def test_an_unclean_device_is_quarantined_and_nothing_remains(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Rig, Device], None], words: str
 ) -> None:
     gpu, other = rig.gpus
@@ -345,7 +345,7 @@ def test_a_device_that_is_not_clean_is_quarantined_and_nothing_else_is_left(
     assert assignment.handed_out(rig.layout).quarantined == (gpu.address,)
 
 
-def test_a_device_that_is_gone_after_the_job_is_quarantined_for_when_it_comes_back(rig: Rig) -> None:
+def test_a_device_gone_after_the_job_is_quarantined(rig: Rig) -> None:
     gpu = rig.gpus[0]
     journal = take(rig, gpu)
     rig.pci.tree.drop(f"bus/pci/devices/{gpu.address}")
@@ -377,9 +377,7 @@ def test_a_device_that_a_process_still_has_is_not_reset_under_it(
         ("nonfatal", "CmpltTO", r"1 nonfatal \(CmpltTO 1\)"),
     ],
 )
-def test_a_device_that_had_errors_under_a_guest_goes_to_nobody_until_it_is_cleared(
-    rig: Rig, kind: str, name: str, words: str
-) -> None:
+def test_a_device_with_errors_is_held_back_until_cleared(rig: Rig, kind: str, name: str, words: str) -> None:
     gpu, other = rig.gpus
     gpu.errors[kind][name] = other.errors[kind][name] = 4  # of earlier days
     journal = take(rig, gpu, other)
@@ -402,7 +400,7 @@ def test_a_vf_that_had_errors_is_off_its_network_all_the_same(rig: Rig) -> None:
     assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
 
 
-def test_errors_are_told_by_name_and_a_function_that_came_back_counts_anew(tmp_path: Path) -> None:
+def test_errors_have_names_and_a_returned_function_starts_anew(tmp_path: Path) -> None:
     (tmp_path / "aer_dev_fatal").write_text("Undefined 0\nData Link Protocol 7\nTOTAL_ERR_FATAL 7\n")
     before = aer.counts(str(tmp_path))
     assert before == {"fatal": {"Undefined": 0, "Data Link Protocol": 7}}
@@ -416,7 +414,7 @@ def test_errors_are_told_by_name_and_a_function_that_came_back_counts_anew(tmp_p
 # --- out of quarantine ------------------------------------------------------------------
 
 
-def test_a_quarantine_ends_with_a_check_that_passes_and_no_other_way(rig: Rig) -> None:
+def test_a_quarantine_ends_only_with_a_passed_check(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.give_to_host(gpu)
     journal = take(rig, gpu)
@@ -438,7 +436,7 @@ def test_a_quarantine_ends_with_a_check_that_passes_and_no_other_way(rig: Rig) -
         assignment.clear(rig.layout, gpu.address, {}, rig.host)
 
 
-def test_the_scrub_command_gets_the_address_and_runs_after_the_reset(rig: Rig) -> None:
+def test_the_scrub_command_runs_after_the_reset(rig: Rig) -> None:
     gpu = rig.gpus[0]
     seen = rig.root / "seen"
     rig.with_devices(gpu_scrub=("/bin/sh", "-c", f'echo "$0" > {seen}', "{address}"))

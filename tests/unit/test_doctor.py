@@ -116,7 +116,7 @@ def test_one_wrong_setting_is_one_finding(key: str, value: str, level: str, says
     assert others == ([] if level == "ok" else [f"slurm.{name}"])
 
 
-def test_separate_timeouts_of_newer_releases_count_each_for_itself() -> None:
+def test_separate_timeouts_of_newer_releases_are_checked() -> None:
     text = (DATA / "26.05.5-recommended.txt").read_text()
     text += "PrologTimeout = 300\nEpilogTimeout = 30\n"
     found = list(slurm.check(SlurmSettings.parse(text), Config()))
@@ -134,7 +134,7 @@ def test_a_longer_boot_timeout_needs_longer_limits_of_slurm() -> None:
     }
 
 
-def test_the_longest_boot_that_users_may_ask_for_counts_and_each_gpu_of_a_node() -> None:
+def test_the_longest_boot_and_each_gpu_count() -> None:
     recommended = settings("24.11.5-recommended")
     patient = Config(guests=Guests(boot_timeout_max_s=181))
     assert one(list(slurm.check(recommended, patient)), "slurm.PrologEpilogTimeout").level is Level.ERROR
@@ -159,9 +159,7 @@ def test_the_longest_boot_that_users_may_ask_for_counts_and_each_gpu_of_a_node()
         ("Gres=(null) RealMemory=2097152", Config(placement=Placement(hugepages="auto")), 0.25),
     ],
 )
-def test_the_memory_of_the_largest_node_counts_as_docs_install_says(
-    line: str, config: Config, per_gib: float
-) -> None:
+def test_the_largest_nodes_memory_counts_as_documented(line: str, config: Config, per_gib: float) -> None:
     """Of a guest that has all of a node of 2 TiB."""
     first, second = parse_node_resources(
         f"NodeName=n1 Arch=x86_64 {line}\nNodeName=n2 Gres=(null) RealMemory=1024\n"
@@ -176,7 +174,7 @@ def test_the_memory_of_the_largest_node_counts_as_docs_install_says(
     assert budget <= 300 or f"({budget} s)" in found.what
 
 
-def test_boots_that_are_longer_than_slurm_keeps_silent_are_pointed_out(tmp_path: Path) -> None:
+def test_boots_longer_than_slurms_message_timeout_are_reported(tmp_path: Path) -> None:
     layout = Layout(Config(paths=Paths(state=str(tmp_path))))
     assert boottime.longest_boot_s(layout) is None
     assert boottime.message_timeout(10, None).level is Level.OK
@@ -223,7 +221,7 @@ def test_an_sbcast_that_is_only_in_slurms_own_prefix_is_found(
     assert (found.level, found.what.split()[0]) == (Level.WARN, f"{tmp_path}/slurm/sbcast")
 
 
-def test_a_site_script_in_place_of_a_hook_is_pointed_out_and_a_link_to_it_is_not(tmp_path: Path) -> None:
+def test_a_site_script_that_replaces_a_hook_is_reported(tmp_path: Path) -> None:
     executable(tmp_path / "prolog", "exit 0")
     scripts = tmp_path / "prolog.d"
     scripts.mkdir()
@@ -332,7 +330,7 @@ def test_a_plugstack_that_includes_itself_ends(tmp_path: Path) -> None:
     assert plugstack(tmp_path, "include plugstack.conf\n").level is Level.ERROR
 
 
-def test_an_optional_plugin_is_a_warning_and_an_absent_one_an_error(tmp_path: Path) -> None:
+def test_a_missing_plugin_is_an_error_unless_optional(tmp_path: Path) -> None:
     for name, text, installed, level in (
         ("a", "optional vhpc.so\n", True, Level.WARN),
         ("b", "required vhpc.so\n", False, Level.ERROR),
@@ -405,7 +403,7 @@ def test_a_path_lies_on_the_innermost_mount(path: str, kind: str) -> None:
     assert node.filesystem_of(path, MOUNTS) == kind
 
 
-def test_folders_on_the_wrong_kind_of_file_system_are_pointed_out(tmp_path: Path) -> None:
+def test_folders_on_wrong_file_systems_are_reported(tmp_path: Path) -> None:
     assert node.run_folder("/run/vhpc", MOUNTS).level is Level.OK
     assert node.run_folder("/var/vhpc", MOUNTS).level is Level.WARN
     (finding,) = node.state_folder("/run/state", MOUNTS, root=False)
@@ -414,7 +412,7 @@ def test_folders_on_the_wrong_kind_of_file_system_are_pointed_out(tmp_path: Path
     assert finding.what == f"{tmp_path}/absent does not exist"
 
 
-def test_apparmor_without_a_rule_for_the_sockets_of_shares_is_a_warning(tmp_path: Path) -> None:
+def test_apparmor_without_a_rule_for_sockets_is_a_warning(tmp_path: Path) -> None:
     assert node.apparmor(Config(), tmp_path).what == "AppArmor is not in use"
     enabled = tmp_path / "sys/module/apparmor/parameters/enabled"
     enabled.parent.mkdir(parents=True)

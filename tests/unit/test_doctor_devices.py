@@ -70,7 +70,7 @@ def test_a_map_that_disagrees_is_an_error(rig: Rig, text: str, says: str) -> Non
     assert says.format(**names) in found.what
 
 
-def test_too_few_good_functions_are_an_error_and_a_quarantine_is_told(rig: Rig) -> None:
+def test_too_few_good_functions_and_a_quarantine_are_reported(rig: Rig) -> None:
     quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
     found = findings(rig)
     assert found["devices.vfs"].what == "slurm.conf has 4 ibvf, but only 3 virtual functions are usable"

@@ -153,9 +153,7 @@ def test_files_that_opensm_does_not_use_are_errors(opensm: SimulatedFabric, tmp_
 
 
 @simulated
-def test_a_user_who_cannot_replace_the_file_or_signal_opensm_is_told_so(
-    opensm: SimulatedFabric, tmp_path: Path
-) -> None:
+def test_missing_rights_on_file_or_opensm_are_reported(opensm: SimulatedFabric, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir(mode=0o755)
     shutil.copy(opensm.partitions, folder)
@@ -262,7 +260,7 @@ def test_an_opensm_that_cannot_be_reached_is_an_error(monkeypatch: pytest.Monkey
     ]
 
 
-def test_small_tables_and_switches_that_enforce_nothing_are_told_of() -> None:
+def test_small_tables_and_unenforcing_switches_are_reported() -> None:
     scan = Scan((Port(1, True, True, (0xFFFF,), True, 1),), 0, (Switch(9, 0, 1024), Switch(8, 32, 3)))
     found = {one.check: one.level.value for one in fabric._room(Fabric(pkey_last=0x1003), scan)}
     assert found == {"fabric.room": "error", "fabric.switches": "warn", "fabric.groups": "warn"}

@@ -125,9 +125,7 @@ def test_without_vhpcd_the_node_is_cleared_all_the_same(ending: Ending) -> None:
     assert not ending.layout.job(7).exists()
 
 
-def test_an_acknowledgement_waits_for_a_vhpcd_that_does_not_answer(
-    ending: Ending, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_acknowledgement_waits_for_a_silent_vhpcd(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: object) -> None:
         raise FabricError("vhpcd does not answer")
 

@@ -62,9 +62,7 @@ def strip(backend: NetworkBackend, generation: Generation, snapshot: KeySnapshot
     return proof(backend.strip([generation], snapshot.without([generation]))[generation])
 
 
-def test_ports_with_guids_of_their_own_get_the_keys_of_the_jobs_on_their_nodes(
-    site: Site, fabric: SimulatedFabric
-) -> None:
+def test_ports_with_own_guids_get_keys_of_jobs_on_their_nodes(site: Site, fabric: SimulatedFabric) -> None:
     # nothing about these adapters says which key they could have: n1 has the last two, n2 the first
     site.backend._policy = replace(
         site.backend._policy, ports=PortMap("ports", {("n1", 0): GUIDS[14:], ("n2", 0): GUIDS[:2]})
@@ -98,9 +96,7 @@ def test_the_reader_sees_what_smpquery_sees(fabric: SimulatedFabric, reader: Fab
     assert all(port.active for port in scan.ports)
 
 
-def test_while_jobs_run_their_ports_have_their_own_keys_and_after_them_none(
-    site: Site, fabric: SimulatedFabric
-) -> None:
+def test_ports_have_their_own_keys_only_while_jobs_run(site: Site, fabric: SimulatedFabric) -> None:
     alice = site.open(1, "n1", "n2", uid=2001)
     bob = site.open(2, *FOUR, uid=2002)
     assert [alice.lease.state, bob.lease.state] == [LeaseState.READY] * 2
@@ -147,9 +143,7 @@ def test_ports_that_are_not_there_yet_are_said_to_be_absent(site: Site, fabric: 
     assert (proof.scanned, proof.seen, proof.absent) == (17, 4, 2)
 
 
-def test_nothing_is_ready_while_opensm_is_dead_and_all_is_when_it_is_back(
-    fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
-) -> None:
+def test_readiness_follows_opensm(fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path) -> None:
     site = Site(fabric, reader, tmp_path / "db")
     site.open(1, "n1")
     fabric.opensm.kill()
@@ -253,7 +247,7 @@ def test_a_vhpcd_that_is_started_anew_knows_its_file(
     assert sets(fabric) == holding((0x1001, 2), (0x1002, 1))
 
 
-def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site: Site) -> None:
+def test_keys_lost_from_the_database_stay_on_the_fabric(site: Site) -> None:
     for job_id in (1, 2, 3):
         site.open(job_id, "n1")
     snapshot = site.store.keys.snapshot()
@@ -278,7 +272,7 @@ def test_keys_that_go_from_the_database_without_a_reason_are_not_taken_off(site:
         (DEFAULT + b"x=0x1000 : A=full ;\n", "is not a port GUID"),
     ],
 )
-def test_the_auditor_sees_a_damaged_file_and_its_effect_and_repairs_them(
+def test_the_auditor_repairs_a_damaged_file_and_its_effect(
     site: Site, fabric: SimulatedFabric, damage: bytes | None, says: str
 ) -> None:
     site.open(1, "n1", "n2")
@@ -325,9 +319,7 @@ def test_the_command_says_what_the_auditor_finds(
     assert {one["port_guid"] for one in found} == {None, f"{GUIDS[0]:#018x}", f"{GUIDS[1]:#018x}"}
 
 
-def test_a_burst_of_jobs_without_ports_costs_a_second_sweep_only_after_a_change(
-    site: Site, fabric: SimulatedFabric
-) -> None:
+def test_portless_jobs_cost_a_second_sweep_only_after_a_change(site: Site, fabric: SimulatedFabric) -> None:
     record = site.open(1, *(f"n{number}" for number in range(1, 3)))
     snapshot = site.store.keys.snapshot()
     absent = an_assignment(9, pkey=0x1002, first_rank=8, ranks=1)
@@ -408,7 +400,7 @@ def test_a_reader_without_a_fabric_says_so_in_time(tmp_path: Path, fabric: Simul
 # --- static pool -------------------------------------------------------------------------------
 
 
-def test_a_static_pool_needs_no_sweep_and_is_not_stripped_while_a_port_has_the_key(
+def test_a_static_pool_needs_no_sweep_and_waits_for_the_ports(
     fabric: SimulatedFabric, reader: FabricReader
 ) -> None:
     pool = KeyPool(0x1000, 0x1002)

@@ -67,7 +67,7 @@ def test_guests_with_a_key_end_and_their_tasks_are_told_why(layout: Layout) -> N
     assert list(fabric_isolation.findings(layout, "n1", [record], OPEN)) == [], "once"
 
 
-def test_guests_that_lost_their_key_for_good_end_and_no_others_do(layout: Layout) -> None:
+def test_only_guests_that_lost_their_key_for_good_end(layout: Layout) -> None:
     lost, other = a_record(1), a_record(2)
     for record in (lost, other):
         prepared(layout, record)

@@ -99,7 +99,7 @@ def life(site: Site) -> None:
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["kill -9", "power cut"])
-def test_killed_between_any_two_steps_the_next_vhpcd_comes_to_the_same_end(
+def test_killed_between_any_steps_vhpcd_reaches_the_same_end(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path, cut: bool
 ) -> None:
     died = lost = 0
@@ -162,9 +162,7 @@ def ends_well(site: Site, fabric: SimulatedFabric, reader: FabricReader, what: s
 # --- what is refused, and what there is not enough of ------------------------------------------------
 
 
-def test_a_job_whose_port_has_no_room_left_does_not_hold_up_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_without_room_holds_up_no_other_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A fabric of its own: opensm never finds back to the default key on a port that was full once.
     monkeypatch.chdir(tmp_path)
     with simulated_fabric(tmp_path) as fabric:
@@ -191,7 +189,7 @@ def test_a_job_whose_port_has_no_room_left_does_not_hold_up_the_others(
         reader.close()
 
 
-def test_without_a_free_key_a_job_tries_again_or_fails_as_the_site_chose(
+def test_without_a_free_key_a_job_retries_or_fails_as_set(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
     site = Site(fabric, reader, tmp_path / "db", last=0x1000)
@@ -214,9 +212,7 @@ def test_without_a_free_key_a_job_tries_again_or_fails_as_the_site_chose(
 # --- another subnet manager -----------------------------------------------------------------------
 
 
-def test_a_standby_with_a_stale_file_is_found_out_and_overruled_when_the_master_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_standby_with_a_stale_file_is_overruled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with simulated_fabric(tmp_path) as fabric:
         reader = FabricReader(environment=fabric.environment)
@@ -256,7 +252,7 @@ def _audited(site: Site) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapters", [256, 1024])
-def test_on_a_large_fabric_jobs_come_and_go_together_and_each_port_has_its_own_key(
+def test_on_a_large_fabric_each_port_has_its_own_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapters: int
 ) -> None:
     monkeypatch.chdir(tmp_path)

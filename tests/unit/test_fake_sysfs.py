@@ -117,7 +117,7 @@ def test_the_number_of_vfs_goes_through_zero(rig: Rig) -> None:
     assert echo(rig, "2", f"{at}/sriov_numvfs") == errno.ENOENT
 
 
-def test_a_group_opens_only_when_no_driver_of_the_host_has_a_member(rig: Rig) -> None:
+def test_a_group_opens_only_without_host_drivers(rig: Rig) -> None:
     one, other = rig.gpus
     rig.pci.regroup(other.address, one.group)
     rig.give_to_host(other)

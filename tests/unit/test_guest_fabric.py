@@ -48,7 +48,7 @@ def tree(guest: Guest) -> HcaTree:
     return HcaTree(guest.sysfs)
 
 
-def test_ports_that_are_right_are_named_with_the_place_of_the_key(guest: Guest, tree: HcaTree) -> None:
+def test_correct_ports_are_named_with_their_key_index(guest: Guest, tree: HcaTree) -> None:
     tree.add("mlx5_0", GUID, (0x7FFF, 0x9000))
     tree.add("mlx5_1", OTHER, KEYS)
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
@@ -56,7 +56,7 @@ def test_ports_that_are_right_are_named_with_the_place_of_the_key(guest: Guest, 
         assert channel.ping() < WAIT_S
 
 
-def test_the_agent_waits_for_the_port_and_does_other_things_meanwhile(guest: Guest, tree: HcaTree) -> None:
+def test_the_agent_serves_others_while_it_waits_for_the_port(guest: Guest, tree: HcaTree) -> None:
     found: list[tuple[tuple[str, int], ...]] = []
 
     def ask() -> None:
@@ -202,7 +202,7 @@ def expected(lease: Lease, node: str) -> tuple[int, ...]:
     return ports.expected(lease, plan, guest)
 
 
-def test_ports_that_reach_guests_are_those_of_the_lease_and_the_node() -> None:
+def test_ports_of_guests_are_those_of_lease_and_node() -> None:
     assert expected(a_lease(POLICY, "n1", "n2"), "n2") == (0x0002C90300000201,)
 
 
@@ -211,7 +211,7 @@ def test_a_guest_that_is_given_no_port_is_expected_to_have_none() -> None:
     assert expected(a_lease(replace(POLICY, in_guests=False, ports=None), "n1", "n2"), "n2") == ()
 
 
-def test_keys_of_the_site_s_partitions_are_expected_where_all_ports_of_the_job_have_them() -> None:
+def test_site_partition_keys_are_expected_on_all_job_ports() -> None:
     policy = replace(POLICY, site=SITE)
     assert a_lease(policy, "n2").network.site_keys == (0x0010,)
     assert a_lease(policy, "n1", "n2").network.site_keys == ()
@@ -242,7 +242,7 @@ def test_what_is_no_network_is_refused_when_vhpcd_starts(text: str) -> None:
         select.ipoib_network(Fabric(ipoib_network="10.128.0.0/12", ipoib=False))
 
 
-def test_a_job_whose_ports_are_not_isolated_fails_with_what_was_seen(guest: Guest, tree: HcaTree) -> None:
+def test_a_job_with_ports_not_isolated_fails_with_the_cause(guest: Guest, tree: HcaTree) -> None:
     lease = a_lease(replace(POLICY, site=SITE), "n2")
     tree.add("mlx5_0", 0x0002C90300000201, KEYS)
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:

@@ -78,7 +78,7 @@ def test_death_by_signal_is_our_death_by_the_same_signal(guest: Guest) -> None:
         assert guest.run("sh", "-c", f"kill -{number.value} $$").returncode == -number
 
 
-def test_a_program_that_is_not_there_ends_with_2_and_slurmstepds_words(guest: Guest) -> None:
+def test_a_missing_program_ends_with_2_as_with_slurmstepd(guest: Guest) -> None:
     done = guest.run("no-such-program")
     assert done.returncode == 2
     assert done.stderr == b"vhpc-run: execve(): no-such-program: No such file or directory\n"
@@ -234,9 +234,7 @@ def test_a_client_that_is_killed_takes_its_session_with_it(guest: Guest) -> None
     assert all(_gone(pid) for pid in pids)
 
 
-def test_a_guest_that_has_lost_the_daemon_of_a_folder_ends_its_sessions(
-    programs: Path, tmp_path: Path
-) -> None:
+def test_a_guest_without_its_share_daemon_ends_its_sessions(programs: Path, tmp_path: Path) -> None:
     """Such a guest would wait for it, and its job for the guest, for ever."""
     from guest_rig import Guest
 
@@ -264,7 +262,7 @@ def test_a_guest_that_has_lost_the_daemon_of_a_folder_ends_its_sessions(
 
 
 @pytest.mark.parametrize("order", [("daemon", "guest"), ("guest", "daemon")], ids=" then ".join)
-def test_a_shim_ends_with_its_guest_whose_folders_daemons_end_too(
+def test_a_shim_ends_with_its_guest_and_the_share_daemons(
     programs: Path, tmp_path: Path, order: tuple[str, str]
 ) -> None:
     """The Epilog waits for all processes of the guest's uid: a shim that stayed would cost it seconds."""
@@ -313,9 +311,7 @@ while :; do sleep 0.1; done
 """
 
 
-def test_a_signal_to_the_process_group_of_a_script_is_for_its_background_commands_too(
-    guest: Guest, tmp_path: Path
-) -> None:
+def test_a_signal_to_a_scripts_group_reaches_background_jobs(guest: Guest, tmp_path: Path) -> None:
     """As `scancel --full`; what has left the group gets nothing, as without a guest."""
     script = tmp_path / "slurm_script"
     script.write_text(GROUP)
@@ -383,9 +379,7 @@ def _free_port() -> int:
 
 
 @pytest.mark.parametrize("kind", ["pmi2", "pmix"])
-def test_a_program_of_several_tasks_that_uses_pmi_is_ended_with_one_line_per_guest(
-    guest: Guest, kind: str
-) -> None:
+def test_a_pmi_program_of_several_tasks_is_ended(guest: Guest, kind: str) -> None:
     step = _step(_free_port() if kind == "pmix" else 0)
     first = _in_step(guest, step, "python3", "-c", USE_PMI)
     assert (first.returncode, first.stdout) == (126, b"before\n")
@@ -450,7 +444,7 @@ def test_where_pmi_cannot_be_watched_the_task_is_refused(guest: Guest) -> None:
     assert _in_step(guest, elsewhere, "true").returncode == 126
 
 
-def test_an_agent_that_does_not_know_of_pmi_starts_nothing_that_could_use_it(late_guest: Guest) -> None:
+def test_an_agent_without_pmi_support_starts_no_pmi_tasks(late_guest: Guest) -> None:
     from vhpc_slurm.node.guest import wire
 
     run = late_guest.popen("true", **_step())
@@ -506,7 +500,7 @@ def catcher(guest: Guest) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     relay.communicate(timeout=WAIT_S)
 
 
-def test_a_program_that_catches_sigtstp_is_stopped_with_its_relay(
+def test_a_program_that_catches_sigtstp_stops_with_its_relay(
     catcher: tuple[subprocess.Popen[bytes], int],
 ) -> None:
     """As Slurm suspends: SIGTSTP to all, soon after it what cannot be caught."""
@@ -570,7 +564,7 @@ def test_a_host_command_runs_on_the_host_with_stdio_and_status(guest: Guest) -> 
     assert done.stdout == b"in\nvhpc-run\n5\n"
 
 
-def test_a_host_command_has_its_callers_limits_umask_and_niceness(guest: Guest) -> None:
+def test_a_host_command_has_its_callers_limits(guest: Guest) -> None:
     inner = "ulimit -Sn; ulimit -Hn; umask; nice"
     command = (
         f"umask 027; ulimit -n 300; ulimit -Sn 200; nice -n 3 {guest.bin}/vhpc-agent --call sh -c '{inner}'"

@@ -72,7 +72,7 @@ def test_a_broken_image_is_the_users_error_and_leaves_nothing(layout: Layout, da
 
 
 @pytest.mark.parametrize("what", ["fifo", "folder", "device"])
-def test_what_is_no_regular_file_in_the_catalogue_does_not_hold_up_a_hook(layout: Layout, what: str) -> None:
+def test_irregular_files_in_the_catalogue_block_no_hook(layout: Layout, what: str) -> None:
     image = publish(layout)
     blob = Path(layout.config.images.catalog) / "blobs/sha256" / image.manifest.root.sha256
     blob.unlink()
@@ -91,7 +91,7 @@ def huge(layout: Layout, size: int) -> ImageIdentity:
     return dataclasses.replace(image, manifest=dataclasses.replace(image.manifest, root=blob))
 
 
-def test_an_image_that_no_store_can_hold_is_refused_before_a_byte_is_read(layout: Layout) -> None:
+def test_an_image_too_large_for_any_store_is_refused_unread(layout: Layout) -> None:
     with pytest.raises(UserError, match=r"too large for this node: its root\.erofs has 2097152 MiB"):
         stage(layout, huge(layout, 2 << 40))
     assert [name for name, _ in images.stored(layout)] != ["ab" * 32]
@@ -126,9 +126,7 @@ def test_a_full_store_makes_room_from_what_no_job_uses(layout: Layout) -> None:
         subprocess.run(["umount", str(store)], check=True)
 
 
-def test_a_copy_that_fails_leaves_nothing_and_a_killed_ones_rest_is_no_obstacle(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_or_killed_copy_leaves_no_obstacle(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     image = publish(layout)
     store = Path(layout.config.images.store) / "blobs" / "sha256"
     store.mkdir(parents=True)

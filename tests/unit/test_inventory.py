@@ -81,7 +81,7 @@ def test_cells_have_the_cpus_and_the_memory_that_hwloc_sees(machine: tuple[HostI
         assert abs(cell.memory_mib - int(size) * step) <= step
 
 
-def test_distances_between_cells_are_those_of_hwlocs_latency_matrix(
+def test_distances_match_hwlocs_latency_matrix(
     machine: tuple[HostInventory, Hwloc],
 ) -> None:
     host, truth = machine
@@ -139,7 +139,7 @@ def test_a_cell_that_cuts_across_packages_does_not_reorder_them(tmp_path: Path) 
     assert read(tree).abstract == (0, 1, 2, 3)
 
 
-def test_efficiency_cores_are_not_counted_as_slurmd_does_not_count_them(tmp_path: Path) -> None:
+def test_efficiency_cores_are_not_counted_as_in_slurmd(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, package=[range(4)], cells=[range(4)])
     for kind, cpus in (("core", "0-1"), ("atom", "2-3")):
         folder = tree / f"sys/devices/cpu_{kind}"
@@ -157,16 +157,14 @@ def test_a_kernel_without_numa_has_one_cell_with_all_memory(tmp_path: Path) -> N
     assert (cell.cell, cell.memory_mib, cell.cpus) == (0, 2048, (0, 1))
 
 
-def test_a_lone_cell_has_all_memory_even_where_its_own_count_lacks_some(tmp_path: Path) -> None:
+def test_a_lone_cell_has_all_memory_of_the_machine(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, package=[range(2)], cells=[range(2)])
     (tree / "proc/meminfo").write_text("MemTotal:       25165824 kB\n")
     assert read(tree).cells[0].memory_mib == 24576
 
 
 @pytest.mark.parametrize("name", ["40intel64-2g2n4c+pcilocality", "64amd64-4s2n4ca2co"])
-def test_each_cell_has_its_own_memory_also_where_the_kernel_lists_no_possible_ones(
-    tmp_path: Path, name: str
-) -> None:
+def test_each_cell_has_its_own_memory_without_possible_cells(tmp_path: Path, name: str) -> None:
     tree, truth = unpack(name, tmp_path), Hwloc(name)
     folder = tree / "sys/devices/system/node"
     folder.chmod(0o755)
@@ -202,7 +200,7 @@ CPUINFO = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu vme {}\n"
         ("kvm", "", True, True, "accelerator = kvm"),
     ],
 )
-def test_kvm_needs_a_device_that_opens_a_capable_cpu_and_the_sites_leave(
+def test_kvm_needs_a_device_a_capable_cpu_and_the_sites_leave(
     tmp_path: Path, accelerator: str, flag: str, device: bool, kvm: bool, reason: str
 ) -> None:
     path = Path(os.devnull) if device else tmp_path / "kvm"
@@ -211,7 +209,7 @@ def test_kvm_needs_a_device_that_opens_a_capable_cpu_and_the_sites_leave(
     assert reason in why
 
 
-def test_a_site_that_insists_on_kvm_gets_an_error_where_there_is_none(tmp_path: Path) -> None:
+def test_a_site_that_requires_kvm_gets_an_error_without_it(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="there is no"):
         inventory.decide_kvm("kvm", CPUINFO.format("svm"), tmp_path / "kvm")
 

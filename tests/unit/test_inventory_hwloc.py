@@ -61,7 +61,7 @@ def test_caches_are_those_of_hwloc(machine: Machine) -> None:
     assert (ours - theirs).total() == CONTRADICTORY.get(host.node, 0)
 
 
-def test_huge_page_pools_have_the_sizes_and_counts_that_hwloc_sees(
+def test_huge_page_pools_match_hwloc(
     machine: Machine,
 ) -> None:
     host, truth, _ = machine
@@ -112,7 +112,7 @@ def test_every_pci_function_hangs_where_hwloc_sees_it(machine: Machine) -> None:
         assert tuple(bridge for bridge in function.bridges if bridge in theirs) == known.bridges
 
 
-def test_every_pci_function_is_local_to_the_cells_that_hwloc_attaches_it_to(
+def test_pci_functions_are_local_to_hwlocs_cells(
     machine: Machine,
 ) -> None:
     host, truth, tree = machine

@@ -51,7 +51,7 @@ def test_a_gpu_below_a_switch(tmp_path: Path) -> None:
     assert found["0000:0b:00.0"].switches == ("0000:09:00.0",)
 
 
-def test_virtual_functions_know_their_physical_one_and_it_knows_them_in_order(tmp_path: Path) -> None:
+def test_vfs_and_their_physical_function_name_each_other(tmp_path: Path) -> None:
     found = functions(gpu_node(tmp_path, cores=2, vfs=12, gpus=1).root)
     pf = found["0000:0c:00.0"]
     assert pf.vfs_max == 12
@@ -61,7 +61,7 @@ def test_virtual_functions_know_their_physical_one_and_it_knows_them_in_order(tm
     assert all(found[vf].switches == ("0000:09:00.0",) and not found[vf].bridge for vf in pf.virtfns)
 
 
-def test_domains_above_16_bits_and_the_root_complex_below_a_volume_controller(tmp_path: Path) -> None:
+def test_wide_pci_domains_and_buses_below_a_vmd_are_read(tmp_path: Path) -> None:
     """Intel's VMD is a host bridge itself: domains from 0x10000 on (drivers/pci/controller/vmd.c)."""
     tree = MachineTree(tmp_path)
     vmd = Function("0000:5d:05.5", 0x010400)
@@ -120,7 +120,7 @@ REAL = Path("/sys/bus/pci/devices")
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="this machine has no PCI: run on one that has")
-def test_headers_of_real_functions_say_what_the_kernel_says_of_them(tmp_path: Path) -> None:
+def test_headers_of_real_functions_match_the_kernel(tmp_path: Path) -> None:
     tree = MachineTree(tmp_path)
     for path in REAL.iterdir():
         copy = tree.sys / "bus/pci/devices" / path.name
@@ -132,9 +132,7 @@ def test_headers_of_real_functions_say_what_the_kernel_says_of_them(tmp_path: Pa
 
 
 @pytest.mark.parametrize("header", [None, b"", b"\xff" * 64])
-def test_a_function_that_does_not_tell_what_it_is_is_missed_aloud(
-    tmp_path: Path, header: bytes | None
-) -> None:
+def test_a_function_without_a_type_is_reported(tmp_path: Path, header: bytes | None) -> None:
     tree = MachineTree(tmp_path)
     tree.pci("pci0000:00", 0, [], Function("0000:00:01.0", GPU))
     where = tree.pci("pci0000:00", 0, [], Function("0000:00:02.0", GPU))
@@ -177,7 +175,7 @@ def test_what_a_kernel_does_not_say_is_unknown_and_no_error(tmp_path: Path) -> N
     assert (found.reset_methods, found.link, found.bars, found.physfn) == (None, None, (), "")
 
 
-def test_a_function_that_cannot_be_reset_differs_from_one_that_may_be(tmp_path: Path) -> None:
+def test_a_failed_reset_differs_from_one_that_may_be_retried(tmp_path: Path) -> None:
     """An empty reset_method is a kernel's word; no such file is an older kernel's silence."""
     assert bare(tmp_path, reset_method="").reset_methods == ()
 
@@ -186,7 +184,7 @@ def test_a_function_that_cannot_be_reset_differs_from_one_that_may_be(tmp_path: 
     ("node", "cpus", "cell"),
     [("1", "f", 1), ("-1", "3", 0), ("-1", "c", 1), ("-1", "f", -1), ("-1", "0", -1), ("-1", "junk", -1)],
 )
-def test_the_cell_is_the_kernels_word_else_the_one_that_has_all_local_cpus(
+def test_the_cell_is_the_kernels_or_that_of_all_local_cpus(
     tmp_path: Path, node: str, cpus: str, cell: int
 ) -> None:
     assert bare(tmp_path, numa_node=node, local_cpus=cpus).cell == cell

@@ -36,7 +36,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield found
 
 
-def test_a_job_gets_the_gpu_slurm_gave_it_and_vfs_in_its_partition(rig: Rig) -> None:
+def test_a_job_gets_its_gpu_and_vfs_in_its_partition(rig: Rig) -> None:
     for gpu in rig.gpus:
         rig.give_to_host(gpu)
     plan, journal = prepare(rig, lease(gpus(1), vfs(2)))
@@ -79,7 +79,7 @@ def test_on_an_open_fabric_vfs_are_off_before_their_guest_ends(
     teardown.clear(rig.layout, GENERATION, "n1")
 
 
-def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(rig: Rig) -> None:
+def test_a_quarantined_vf_is_replaced_and_a_gpu_is_not(rig: Rig) -> None:
     quarantine.put(rig.layout, quarantine.record(rig.vfs[0].address, "vf", "still has a GUID"))
     quarantine.put(rig.layout, quarantine.record(rig.gpus[0].address, "gpu", "hot"))
     plan, journal = prepare(rig, lease(vfs(1)))
@@ -90,7 +90,7 @@ def test_a_quarantined_vf_is_passed_over_and_a_quarantined_gpu_is_not_replaced(r
         prepare(rig, lease(gpus(0)))
 
 
-def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_its_place(
+def test_an_unfit_vf_is_parked_and_the_next_nearest_is_used(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     silent, pinned, good = rig.vfs[:3]
@@ -113,7 +113,7 @@ def test_a_vf_that_may_not_go_to_a_guest_is_put_away_and_the_next_nearest_takes_
     assert reservations.live(rig.layout) == ()
 
 
-def test_a_vf_whose_group_another_jobs_guest_has_is_passed_over_and_not_put_away(
+def test_a_vf_in_a_group_of_another_job_is_skipped_not_parked(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Their adapter sits behind a bridge that isolates nothing; when the other job ends all is well again."""
@@ -178,7 +178,7 @@ def test_what_speaks_against_all_vfs_puts_none_away(rig: Rig) -> None:
         ),
     ],
 )
-def test_what_the_fabric_has_no_ports_for_is_the_users_and_touches_no_device(
+def test_missing_fabric_ports_are_a_user_error(
     rig: Rig, gres: GresAllocation, net: NetworkIdentity, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
@@ -186,7 +186,7 @@ def test_what_the_fabric_has_no_ports_for_is_the_users_and_touches_no_device(
     assert rig.pci.log == []
 
 
-def test_an_index_that_the_map_lacks_and_a_map_that_names_no_gpu_are_the_nodes(rig: Rig) -> None:
+def test_gpu_map_gaps_are_node_errors(rig: Rig) -> None:
     with pytest.raises(NodeError, match=r"Slurm gave GPU 2 on n1: the GPU map has 2 entries"):
         prepare(rig, lease(gpus(2)))
     (rig.root / "gpu.map").write_text(f"0 {rig.pfs[0].address}\n1 0000:ff:00.0\n")
@@ -236,7 +236,7 @@ def test_an_ethernet_vf_is_in_the_jobs_vlan(rig: Rig) -> None:
     assert interface.ports[1].vlan == 0
 
 
-def test_the_number_of_functions_is_checked_again_by_the_controller(
+def test_the_number_of_functions_is_checked_by_the_controller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = cast(SlurmJob, SimpleNamespace(uid=1, gid=1, user="a", work_dir="/", name="", partition=""))

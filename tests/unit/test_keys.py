@@ -71,7 +71,7 @@ def test_a_pool_of_keys_with_a_meaning_of_their_own_is_refused(
         KeyPool(first, last, frozenset(reserved))
 
 
-def test_keys_never_used_come_first_then_the_one_that_was_freed_longest_ago() -> None:
+def test_unused_keys_come_first_then_the_longest_free() -> None:
     freed = {0x1000: 7, 0x1001: 3, 0x1003: 5}
     pool = KeyPool(0x1000, 0x1004, frozenset({0x1004}))
     order = []
@@ -85,7 +85,7 @@ def test_keys_never_used_come_first_then_the_one_that_was_freed_longest_ago() ->
         keys.assign(pool, snapshot, generation(9), "job 9", ranks=1, rails=1, vfs=1)
 
 
-def test_a_user_s_jobs_share_his_key_and_fill_the_gaps_between_their_ranks() -> None:
+def test_jobs_of_a_user_share_his_key_and_fill_rank_gaps() -> None:
     snapshot = KeySnapshot(
         1,
         (
@@ -122,7 +122,7 @@ def test_an_exhausted_pool_says_what_holds_it() -> None:
         keys.assign(POOL, snapshot, generation(9), "job 9", ranks=1, rails=1, vfs=1)
 
 
-def test_an_assignment_goes_only_through_the_states_that_are_drawn() -> None:
+def test_an_assignment_follows_only_the_documented_states() -> None:
     drawn = {
         "reserved": "applied draining tombstone",
         "applied": "active draining tombstone",
@@ -149,9 +149,7 @@ def store(tmp_path: Path) -> SqliteStore:
     return SqliteStore(tmp_path / "leases.sqlite")
 
 
-def test_assignments_are_there_after_reopening_and_every_change_counts(
-    store: SqliteStore, tmp_path: Path
-) -> None:
+def test_assignments_survive_reopening_and_changes_count(store: SqliteStore, tmp_path: Path) -> None:
     with store.transaction():
         store.keys.add(an_assignment(1))
         store.keys.add(an_assignment(2, pkey=0x1001))
@@ -206,7 +204,7 @@ def test_a_guid_that_is_another_s_is_refused(store: SqliteStore) -> None:
         store.keys.add(an_assignment(3, owner="user 1", first_rank=6, ranks=1))
 
 
-def test_a_port_with_a_guid_of_its_own_has_one_owner_until_it_is_released(store: SqliteStore) -> None:
+def test_a_port_with_its_own_guid_has_one_owner_until_release(store: SqliteStore) -> None:
     first = an_assignment(1, ports=(0x0002_C903_0000_0101, 0xFEFF_FF00_0000_0001))
     other = an_assignment(2, pkey=0x1001, ranks=1, ports=(0xFEFF_FF00_0000_0001,))
     with store.transaction():
@@ -231,7 +229,7 @@ def test_an_assignment_goes_with_its_lease_or_not_at_all(store: SqliteStore) -> 
     assert store.keys.snapshot() == KeySnapshot(0)
 
 
-def test_a_database_of_version_1_keeps_its_leases_and_gets_room_for_keys(tmp_path: Path) -> None:
+def test_a_database_of_version_1_keeps_leases_and_gains_keys(tmp_path: Path) -> None:
     old = sqlite3.connect(tmp_path / "db")
     old.executescript((DATA / "schema-1.sql").read_text())
     before = {

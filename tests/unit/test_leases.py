@@ -149,7 +149,7 @@ def test_too_little_memory_is_refused_with_the_numbers(
     assert bool(line) == bool(found)
 
 
-def test_the_reserve_of_a_large_job_is_what_its_node_would_leave_outside() -> None:
+def test_the_reserve_of_a_large_job_matches_its_nodes() -> None:
     # docs/memory.md: 128 + 2 shares * 8 + 2 vCPUs * 2 + (262144 - 256) * 4 / 512 = 2194
     config, job = Config(), request()
     most = 262144 - 2194
@@ -167,7 +167,7 @@ def test_the_reserve_of_a_large_job_is_what_its_node_would_leave_outside() -> No
     assert rules.misfit(job, large(262144), identity(262144), none) == ""
 
 
-def test_too_small_a_reserve_of_the_users_own_is_refused_before_any_node_boots() -> None:
+def test_a_user_reserve_that_is_too_small_is_refused_early() -> None:
     gpu = GresAllocation("gpu", "", 1, (0,))
     job = request(mem_reserve_mib=100)
     # 148 + (4096 - 100) * 5 / 512
@@ -249,7 +249,7 @@ def test_anything_else_is_a_new_generation_and_ends_the_old(
     assert state(service, second) is LeaseState.READY
 
 
-def test_a_lease_that_a_node_has_cleared_away_is_not_given_to_a_job_that_starts_anew(
+def test_a_cleared_lease_is_not_given_to_a_restarted_job(
     service: Alone,
 ) -> None:
     """A slurmctld that was killed forgets a start that it had not saved; the nodes have aborted it."""
@@ -262,14 +262,14 @@ def test_a_lease_that_a_node_has_cleared_away_is_not_given_to_a_job_that_starts_
     assert state(service, second) is LeaseState.READY
 
 
-def test_a_late_request_of_an_earlier_incarnation_changes_nothing(service: Alone) -> None:
+def test_a_late_request_of_an_earlier_generation_is_ignored(service: Alone) -> None:
     second = opened(service, restart=1)
     with pytest.raises(FabricError, match="restarted 1 times"):
         opened(service, restart=0)
     assert state(service, second) is LeaseState.READY
 
 
-def test_a_job_id_that_begins_anew_after_the_old_one_ended_gets_a_lease(service: Alone) -> None:
+def test_a_reused_job_id_gets_a_lease(service: Alone) -> None:
     old = opened(service, restart=3)
     service.end(42, None)
     assert state(service, old) is LeaseState.RELEASED
@@ -290,9 +290,7 @@ def test_a_user_s_error_is_a_refused_lease_with_his_line(service: Alone, network
     assert taken.lease.refusal == record.lease.refusal
 
 
-def test_a_fabric_that_will_not_leaves_the_lease_reserved_and_the_next_try_goes_on(
-    service: Alone, network: BrokenNetwork
-) -> None:
+def test_a_failing_fabric_leaves_the_lease_reserved_for_retry(service: Alone, network: BrokenNetwork) -> None:
     for stage in ("apply", "verify"):
         network.fails = {stage}
         with pytest.raises(FabricError, match=f"{stage} failed"):
@@ -358,7 +356,7 @@ def test_an_alarm_is_kept_for_a_week_once_and_outlives_vhpcd(
     assert week.alarms() == ()
 
 
-def test_a_node_that_takes_the_lease_again_must_acknowledge_again(service: Alone) -> None:
+def test_a_node_that_takes_a_lease_again_acknowledges_again(service: Alone) -> None:
     record = opened(service)
     service.take(42, 0, "n1")
     acknowledge(service, record, "n1")
@@ -384,7 +382,7 @@ def test_a_node_without_a_part_gets_nothing(service: Alone) -> None:
         service.take(42, 0, "n9")
 
 
-def test_unknown_jobs_and_generations_are_no_error_where_a_node_cannot_help_it(service: Alone) -> None:
+def test_unknown_jobs_are_no_error_where_a_node_cannot_help(service: Alone) -> None:
     service.end(999, None)
     service.acknowledge(Generation(999, 0, "0" * 8), "n1", clean=True, note="", timeline=None)
     assert service.look(999, None) is None
@@ -494,7 +492,7 @@ TestAnyOrder = AnyOrder.TestCase
 # --- wire ------------------------------------------------------------------------
 
 
-def test_a_thousand_equal_nodes_travel_as_one_layout_in_their_order() -> None:
+def test_a_thousand_equal_nodes_are_sent_as_one_layout() -> None:
     names = tuple(f"n{number}" for number in range(1000, 0, -1))
     nodes = allocation(*names, cpu_ids=tuple(range(128)))
     packed = pack_allocation(nodes)

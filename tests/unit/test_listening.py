@@ -108,7 +108,7 @@ def test_what_is_accepted_is_handed_over_with_its_place(port: int) -> None:
     assert len(asyncio.run(accept())) == 2
 
 
-def test_the_rest_is_accepted_at_a_limited_rate_and_the_own_host_at_any(
+def test_others_have_a_limited_rate_and_the_own_host_has_none(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "RATE", 20.0)
@@ -233,7 +233,7 @@ def test_an_end_that_was_closed_is_nobody_s_and_not_root_s(uids: PeerUids) -> No
 
 
 @root
-def test_root_connects_from_a_privileged_port_that_no_service_needs(port: int) -> None:
+def test_root_connects_from_an_unused_privileged_port(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)) as server:
         seen = set()
         for _ in range(20):

@@ -170,9 +170,7 @@ def test_a_job_with_a_step_is_left_alone(node: Node, step: str) -> None:
 
 
 @pytest.mark.usefixtures("extern")
-def test_a_script_that_is_on_its_way_at_the_first_look_is_left_alone(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_about_to_start_is_left_alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as late:
         monkeypatch.setattr(node, "pauses", lambda _: late.enter_context(stepd(JOB, "batch")))
         assert node.lost() == []
@@ -215,7 +213,7 @@ def test_a_reboot_of_another_node_counts_while_the_job_boots(node: Node) -> None
     assert node.lost("n2", "n1") == ["job 1: n1 was rebooted while it ran"]
 
 
-def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: Node) -> None:
+def test_a_reboot_is_a_journal_without_run_folder_or_step(node: Node) -> None:
     rebooted(node)
     with stepd(JOB, "extern"):
         assert node.lost() == []
@@ -229,7 +227,7 @@ def test_a_reboot_needs_a_journal_without_a_run_folder_a_step_or_a_hook(node: No
 
 
 @pytest.mark.usefixtures("extern")
-def test_a_name_that_passes_for_slurms_own_fields_stops_no_reconciliation(node: Node) -> None:
+def test_a_job_name_like_slurm_fields_stops_no_reconciliation(node: Node) -> None:
     """Users may rename their jobs while they run."""
     name = re.search(r"JobName=\S+", (DATA / "single.txt").read_text())
     assert name is not None
@@ -259,7 +257,7 @@ def test_only_the_node_of_the_script_is_looked_at(node: Node) -> None:
         ("JobId=1 ", "JobId=2 "),
     ],
 )
-def test_what_slurm_does_not_take_for_a_running_script_is_left_alone(node: Node, old: str, new: str) -> None:
+def test_jobs_without_a_running_script_are_left_alone(node: Node, old: str, new: str) -> None:
     node.show("single.txt", **{old: new})
     assert node.lost() == []
     assert node.calls == []

@@ -98,7 +98,7 @@ def pair(
             yield fabric, standby, reader
 
 
-def test_a_standby_that_takes_over_has_the_file_and_no_job_loses_its_key(
+def test_a_standby_that_takes_over_has_the_current_file(
     pair: tuple[SimulatedFabric, StandbyOpensm, FabricReader], tmp_path: Path
 ) -> None:
     fabric, standby, reader = pair
@@ -161,9 +161,7 @@ def handed_back(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_master_that_is_handed_the_subnet_back_has_the_file_of_this_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_returning_master_has_the_current_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for attempt in range(8):  # one in four meets with lost packets
         folder = tmp_path / str(attempt)
         folder.mkdir()
@@ -191,7 +189,7 @@ def test_a_standby_with_another_file_is_found_and_repaired(
     assert site.backend.audit(site.store.keys.snapshot()) == ()
 
 
-def test_no_opensm_reads_a_file_that_a_standby_could_not_be_given(
+def test_opensm_reads_no_file_that_a_standby_lacks(
     pair: tuple[SimulatedFabric, StandbyOpensm, FabricReader], tmp_path: Path
 ) -> None:
     fabric, _, reader = pair
@@ -256,7 +254,7 @@ def test_ports_on_two_subnets_have_the_same_key(tmp_path: Path, monkeypatch: pyt
         assert record.lease.network.pkey == 0x1000
 
 
-def test_the_master_and_no_other_is_a_full_member_of_the_default_partition(
+def test_only_the_master_is_a_full_member_of_the_default(
     pair: tuple[SimulatedFabric, StandbyOpensm, FabricReader],
 ) -> None:
     _, _, reader = pair

@@ -55,7 +55,7 @@ def test_a_second_decode_on_this_host_is_a_replay(munge: Munge) -> None:
     assert caught.value.credential == Credential(b"once", os.geteuid(), os.getegid())
 
 
-def test_an_old_credential_is_expired_and_still_says_who_wrote_it(munge: Munge) -> None:
+def test_an_expired_credential_still_names_its_sender(munge: Munge) -> None:
     credential = munge.encode(b"old", ttl_s=1)
     time.sleep(2.2)
     with pytest.raises(CredentialExpiredError, match="clocks") as caught:

@@ -138,7 +138,7 @@ def test_the_guests_addresses_are_those_that_its_firmware_gives() -> None:
     assert got == ["0000:fc:00.0", "0000:fd:00.0", "0000:ff:00.0"]
 
 
-def test_one_device_alone_and_functions_without_a_gpu_need_no_file(host: HostInventory) -> None:
+def test_a_single_device_without_a_gpu_needs_no_file(host: HostInventory) -> None:
     (guest,) = planned(host, SOCKET_0, gres((4,))).guests
     assert nccl.topology(guest, host) == ""
     (guest,) = planned(host, SOCKET_0, gres((0, 4))).guests
@@ -173,7 +173,7 @@ def test_programs_find_the_file_and_the_users_own_stays(guest: Guest) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
-def test_a_name_from_another_guest_is_taken_away_where_there_is_no_file(guest: Guest) -> None:
+def test_a_name_of_another_guest_is_removed(guest: Guest) -> None:
     assert guest.run(*SHOW, NCCL_TOPO_FILE=str(guest.topology)).stdout == b"unset\n"
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         with pytest.raises(ChannelRefusedError, match="topology file of"):

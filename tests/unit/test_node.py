@@ -55,7 +55,7 @@ def spawn(
         return process.spawn([*prefix, *argv], generation=generation, stderr=null.fileno())
 
 
-def test_a_spawned_process_has_its_own_session_and_its_generations_marker() -> None:
+def test_a_spawned_process_has_a_session_and_a_marker() -> None:
     ref = spawn("/bin/sleep", "30")
     try:
         assert os.getsid(ref.pid) == ref.pid
@@ -163,7 +163,7 @@ def test_ending_a_process_that_is_gone_is_done_already() -> None:
     process.end(process.ProcessRef(child.pid, 1))
 
 
-def test_a_program_that_is_not_installed_is_an_error_that_names_it() -> None:
+def test_a_program_that_is_not_installed_is_named() -> None:
     with pytest.raises(NodeError, match="/nowhere/vhpc-confine"):
         spawn("/nowhere/vhpc-confine")
 
@@ -278,7 +278,7 @@ def test_a_uid_of_another_generation_is_not_released(layout: Layout) -> None:
 
 
 @needs_root
-def test_a_uid_with_a_living_process_is_not_handed_out_and_its_release_ends_it(layout: Layout) -> None:
+def test_a_uid_in_use_is_not_given_out_and_release_ends_it(layout: Layout) -> None:
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534))
     (layout.uids / str(uid)).unlink()  # as after a loss of /run
@@ -381,7 +381,7 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
 # --- state file --------------------------------------------------------------
 
 
-def test_control_characters_cannot_forge_a_line_of_the_state_file(tmp_path: Path) -> None:
+def test_control_characters_cannot_forge_state_file_lines(tmp_path: Path) -> None:
     path = tmp_path / "state"
     statefile.write_state(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"}, 2001)
     assert path.read_text() == "version=1\nmessage=bad status=ready  [31m\nstatus=failed\n"
@@ -427,7 +427,7 @@ def test_home_and_site_paths_are_shared_outermost_first() -> None:
 
 
 @pytest.mark.parametrize("work_dir", ["/home/alice", "/home/alice/run/../x", "/scratch/alice"])
-def test_a_working_directory_inside_another_share_is_not_shared_again(work_dir: str) -> None:
+def test_a_working_directory_in_a_share_is_not_shared_twice(work_dir: str) -> None:
     found, _ = shares.wanted(Shares(site=("/scratch",)), account(), work_dir)
     assert [s.why for s in found] == ["site", "home"]
 
@@ -513,7 +513,7 @@ def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
     assert victim.read_text() == "root's"
 
 
-def test_of_a_long_console_beginning_and_end_are_read_and_the_gap_is_said(tmp_path: Path) -> None:
+def test_a_long_console_is_cut_in_the_middle_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "console.log"
     path.write_bytes(b"boot\n" + b"-" * 4091 + b"x" * 65536 + b"the end\n")
     subprocess.run(["fallocate", "--punch-hole", "--offset=4096", "--length=65536", path], check=True)

@@ -132,7 +132,7 @@ def test_a_dry_run_says_what_is_missing_and_changes_nothing(rig: Rig) -> None:
     assert not (rig.root / "nodes").exists()
 
 
-def test_another_number_goes_through_zero_and_never_under_a_guest(rig: Rig) -> None:
+def test_another_number_is_set_through_zero_without_a_guest(rig: Rig) -> None:
     pf = rig.pfs[0]
     configure(rig, f"{pf.address}=2")
     steps = run(rig, held=(pf.virtfns[3],))
@@ -198,7 +198,7 @@ def test_each_gpu_has_a_node_that_slurm_can_count_and_tell_apart(rig: Rig) -> No
         os.open(rig.root / "nodes/gpu0", os.O_RDONLY)
 
 
-def test_nodes_that_stand_for_nothing_go_and_wrong_ones_are_replaced(rig: Rig) -> None:
+def test_dangling_device_nodes_go_and_wrong_ones_are_replaced(rig: Rig) -> None:
     run(rig)
     nodes = rig.root / "nodes"
     (nodes / "gpu7").write_text("")

@@ -94,7 +94,7 @@ def rig(tmp_path: Path, fmpm: Fmpm) -> Iterator[Rig]:
         yield found
 
 
-def test_a_partition_of_the_guests_gpus_is_active_while_they_are_its(rig: Rig, fmpm: Fmpm) -> None:
+def test_an_nvswitch_partition_is_active_for_its_guests(rig: Rig, fmpm: Fmpm) -> None:
     _, journal = prepare(rig, lease(gpus(1, 3)))
     assert fmpm.active == [4]
     assert journal.held()[0].kind == "nvswitch"  # goes before the GPUs do
@@ -103,9 +103,7 @@ def test_a_partition_of_the_guests_gpus_is_active_while_they_are_its(rig: Rig, f
     assert fmpm.active == []
 
 
-def test_gpus_that_make_no_partition_are_refused_by_their_number_or_wait_for_others(
-    rig: Rig, fmpm: Fmpm
-) -> None:
+def test_gpus_without_a_partition_are_refused_or_wait(rig: Rig, fmpm: Fmpm) -> None:
     with pytest.raises(UserError, match="would have 3 GPUs: the NVSwitch there joins 1 or 2 or 4 or 8 of"):
         prepare(rig, lease(gpus(0, 1, 2)))
     teardown.clear(rig.layout, GENERATION, "n1")

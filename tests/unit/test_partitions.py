@@ -42,7 +42,7 @@ def test_the_linter_stops_after_a_thousand_defects(line: bytes) -> None:
     assert [one.line for one in defects] == list(range(2, 1002))
 
 
-def test_a_statement_without_end_is_read_no_further_than_the_longest_there_is() -> None:
+def test_an_endless_statement_is_read_to_the_longest_allowed() -> None:
     (defect,) = partitions.lint(b"a\n" * (partitions.MAX_STATEMENT + 10))
     assert (defect.line, defect.reason) == (1, "the statement that begins here has no ';'")
 
@@ -70,7 +70,7 @@ def assignments_strategy() -> st.SearchStrategy[tuple[KeyAssignment, ...]]:
 
 
 @given(assignments=assignments_strategy(), epoch=st.integers(0, 10**18 - 1), ipoib=st.booleans())
-def test_whatever_is_rendered_passes_and_says_what_the_key_table_says(
+def test_rendered_files_pass_and_match_the_key_table(
     assignments: tuple[KeyAssignment, ...], epoch: int, ipoib: bool
 ) -> None:
     snapshot = KeySnapshot(epoch, assignments)

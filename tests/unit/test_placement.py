@@ -47,7 +47,7 @@ def pinned(result: NodePlan) -> list[int]:
     return [pin.os_cpu for pin in result.guests[0].pins]
 
 
-def test_one_whole_core_becomes_one_guest_core_with_the_hosts_siblings() -> None:
+def test_a_whole_core_becomes_a_guest_core_with_siblings() -> None:
     result = plan(host(), (2, 3))
     assert pinned(result) == [1, 5]
     assert result.guests[0].topology == GuestTopology(1, 1, 1, 2)
@@ -60,13 +60,13 @@ def test_cores_on_two_sockets_in_equal_numbers_show_two_sockets() -> None:
     assert result.guests[0].topology == GuestTopology(2, 1, 1, 2)
 
 
-def test_cores_on_two_sockets_in_unequal_numbers_show_one_socket_and_say_so() -> None:
+def test_uneven_sockets_are_shown_as_one_with_a_note() -> None:
     result = plan(host(sockets=2, cores=2), (0, 1, 2, 3, 4, 5))
     assert result.guests[0].topology == GuestTopology(1, 1, 3, 2)
     assert "unequal numbers of cores" in result.notes[0]
 
 
-def test_half_a_core_shows_single_threads_and_names_the_sibling_that_belongs_to_others() -> None:
+def test_half_a_core_is_single_threads_with_a_named_sibling() -> None:
     result = plan(host(), (0, 1, 2))
     assert result.guests[0].topology == GuestTopology(1, 1, 3, 1)
     assert "siblings 5 belong to others" in result.notes[0]
@@ -81,18 +81,18 @@ def test_a_core_that_is_offline_is_skipped_in_slurms_count() -> None:
     assert pinned(result) == [2, 6]
 
 
-def test_numbers_beyond_slurmds_count_are_pinned_rightly_and_noted() -> None:
+def test_numbers_beyond_slurmds_count_are_pinned_and_noted() -> None:
     result = plan(host(offline_cores=frozenset({0})), (4, 5))
     assert pinned(result) == [3, 7]
     assert "have holes" in result.notes[0]
 
 
-def test_cores_with_different_numbers_of_threads_are_refused_as_the_nodes_fault() -> None:
+def test_uneven_threads_per_core_are_a_node_error() -> None:
     with pytest.raises(NodeError, match=r"1 to 2 per core"):
         plan(host(offline_cpus=frozenset({5})), (0,))
 
 
-def test_an_id_beyond_the_host_is_the_nodes_fault_and_names_slurm_conf() -> None:
+def test_an_index_beyond_the_host_blames_slurm_conf() -> None:
     with pytest.raises(NodeError, match=r"CPU ids 8-9 on n1.*ids 0-7.*slurmd -C"):
         plan(host(), (0, 1, 8, 9))
 
@@ -107,7 +107,7 @@ def test_an_id_named_twice_is_the_nodes_fault() -> None:
         plan(host(), (0, 1, 1))
 
 
-def test_emulator_threads_run_on_the_jobs_own_cpus_where_the_site_keeps_none() -> None:
+def test_emulator_threads_run_on_job_cpus_by_default() -> None:
     guest = plan(host(), (0, 1)).guests[0]
     assert guest.emulator_cpus == (0, 4)
     assert guest.emulator_choice == "the job's own CPUs 0,4"
@@ -132,7 +132,7 @@ def test_emulator_cpus_that_cannot_be_kept_are_the_sites_fault(emulator_cpus: st
         plan(host(), (2, 3), config=Config(host=Host(emulator_cpus=emulator_cpus)))
 
 
-def test_guest_memory_is_the_jobs_less_the_sites_reserve_in_whole_huge_pages() -> None:
+def test_guest_memory_is_the_jobs_less_the_reserve_in_huge_pages() -> None:
     result = plan(host(), (0, 1), 4097, config=Config(guests=Guests(memory_reserve_mib=256)))
     assert result.guests[0].memory_mib == 3840
     assert (result.job_memory_mib, result.reserve_mib) == (4097, 256)
@@ -153,7 +153,7 @@ def test_memory_of_exactly_the_images_minimum_is_enough() -> None:
     assert plan(host(), (0, 1), 640).guests[0].memory_mib == 384
 
 
-def test_memory_below_the_images_minimum_is_the_users_mistake_and_says_what_to_ask_for() -> None:
+def test_memory_below_the_image_minimum_is_a_user_error() -> None:
     with pytest.raises(UserError) as caught:
         plan(host(), (0, 1), 639)
     line = caught.value.line()
@@ -168,7 +168,7 @@ def test_memory_below_the_images_minimum_is_the_users_mistake_and_says_what_to_a
     assert "mem-reserve" not in line
 
 
-def test_a_users_reserve_that_leaves_too_little_is_named_in_the_hint() -> None:
+def test_a_user_reserve_that_is_too_large_is_named() -> None:
     with pytest.raises(UserError, match=r"--mem=4384M or for a smaller --vhpc-mem-reserve"):
         plan(host(), (0, 1), 4000, request=replace(REQUEST, mem_reserve_mib=4000))
 
@@ -178,7 +178,7 @@ def test_a_negative_reserve_is_the_users_mistake() -> None:
         plan(host(), (0, 1), request=replace(REQUEST, mem_reserve_mib=-1))
 
 
-def test_a_cluster_that_does_not_allocate_memory_is_the_sites_fault() -> None:
+def test_unallocated_memory_is_a_fault_of_the_site() -> None:
     with pytest.raises(NodeError, match="CR_Core_Memory"):
         plan(host(), (0, 1), 0)
 
@@ -193,12 +193,12 @@ def test_an_image_of_another_architecture_is_the_users_mistake() -> None:
         plan(host(), (0, 1), manifest=replace(MANIFEST, arch="aarch64"))
 
 
-def test_an_image_with_a_root_that_no_guest_boots_is_the_users_mistake() -> None:
+def test_an_image_with_an_unbootable_root_is_a_user_error() -> None:
     with pytest.raises(UserError, match="format 'qcow2'"):
         plan(host(), (0, 1), manifest=replace(MANIFEST, root_format="qcow2"))
 
 
-def test_all_reasons_are_collected_and_the_users_are_told_to_the_user() -> None:
+def test_all_reasons_are_collected_and_the_user_sees_his() -> None:
     result = fit(
         GENERATION,
         NodeAllocation("n1", (0, 77), 100),
@@ -223,7 +223,7 @@ def test_all_of_a_nodes_faults_are_in_one_line() -> None:
     assert "RealMemory" in caught.value.line()
 
 
-def test_memory_is_bound_strictly_where_the_job_holds_every_cpu_of_its_cells() -> None:
+def test_memory_is_bound_strictly_on_wholly_owned_cells() -> None:
     guest = plan(host(sockets=2, cores=2), (0, 1, 2, 3)).guests[0]
     assert guest.memory_binding is MemoryBinding.STRICT
     assert (guest.cells[0].host_cell, guest.cells[0].nodeset) == (0, (0,))
@@ -235,7 +235,7 @@ def test_memory_only_prefers_a_cell_that_other_jobs_run_in() -> None:
     assert guest.cells[0].host_cell == 1
 
 
-def test_memory_of_a_job_spread_over_shared_cells_only_prefers_each_ones_own() -> None:
+def test_memory_on_shared_cells_only_prefers_its_cell() -> None:
     guest = plan(host(sockets=2, cores=2), (0, 1, 4, 5)).guests[0]
     assert guest.memory_binding is MemoryBinding.PREFERRED
     assert [(cell.host_cell, cell.nodeset) for cell in guest.cells] == [(0, (0,)), (1, (1,))]
@@ -324,7 +324,7 @@ def test_whole_cores_of_any_host(case: tuple[HostInventory, NodeAllocation], res
     st.integers(-10, 70000),
     st.one_of(st.none(), st.integers(-5, 70000)),
 )
-def test_any_layout_gives_a_plan_or_reasons_and_never_another_exception(
+def test_any_layout_gives_a_plan_or_reasons(
     case: tuple[HostInventory, NodeAllocation], ids: list[int], memory: int, reserve: int | None
 ) -> None:
     machine, _ = case

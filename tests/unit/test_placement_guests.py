@@ -66,7 +66,7 @@ def pools(machine: HostInventory, *pages: tuple[int, int, int]) -> HostInventory
 # --- cells -------------------------------------------------------------------
 
 
-def test_each_host_cell_in_use_is_a_guest_cell_with_its_share_of_memory() -> None:
+def test_each_used_host_cell_is_a_guest_cell_with_its_memory() -> None:
     guest = planned(host(sockets=2, cores=4), range(16), 8192).guests[0]
     assert [(c.cell, c.host_cell, c.vcpus, c.memory_mib) for c in guest.cells] == [
         (0, 0, tuple(range(8)), 4096),
@@ -88,7 +88,7 @@ def test_distances_are_the_hosts() -> None:
     assert [cell.distances for cell in guest.cells] == [((0, 10), (1, 41)), ((0, 41), (1, 10))]
 
 
-def test_distances_that_libvirt_would_not_take_are_moved_into_its_range() -> None:
+def test_distances_outside_libvirts_range_are_clamped() -> None:
     machine = far(host(sockets=2, cores=1), [[10, 10], [255, 10]])
     guest = planned(machine, range(4)).guests[0]
     assert [cell.distances for cell in guest.cells] == [((0, 10), (1, 11)), ((0, 254), (1, 10))]
@@ -102,7 +102,7 @@ def test_memory_that_is_too_much_for_one_cell_goes_to_the_other() -> None:
     assert guest.memory_binding is MemoryBinding.STRICT
 
 
-def test_cpus_of_a_cell_without_memory_belong_to_the_nearest_that_has_some() -> None:
+def test_cpus_without_memory_join_the_nearest_cell_with_some() -> None:
     machine = far(host(sockets=3, cores=1), [[10, 31, 21], [31, 10, 31], [21, 31, 10]])
     bare = replace(machine.cells[0], memory_mib=0)
     machine = replace(machine, cells=(bare, *machine.cells[1:]))
@@ -131,7 +131,7 @@ def test_memory_of_a_gpu_is_no_memory_for_guests() -> None:
     assert [cell.nodeset for cell in planned(offline, range(4)).guests[0].cells] == [(0, 1)]
 
 
-def test_cpus_of_a_cell_that_is_offline_leave_memory_to_first_touch() -> None:
+def test_an_offline_cells_cpus_leave_memory_to_first_touch() -> None:
     machine = host(sockets=2, cores=1)
     machine = replace(
         machine,
@@ -153,7 +153,7 @@ def test_strict_memory_is_the_users_to_ask_for() -> None:
     )
 
 
-def test_parts_of_cores_are_refused_where_the_site_wants_whole_ones() -> None:
+def test_parts_of_cores_are_refused_where_whole_ones_are_asked() -> None:
     fault = error(host(), range(3), cores="strict")
     assert isinstance(fault, NodeError)
     assert "siblings 5 belong to others" in fault.line()
@@ -176,7 +176,7 @@ def test_the_only_core_is_the_guests() -> None:
     assert guest.emulator_choice == "the job's own CPUs 0,4"
 
 
-def test_the_cpus_that_the_site_keeps_come_before_a_core_of_the_job() -> None:
+def test_site_cpus_are_used_before_a_core_of_the_job() -> None:
     config = Config(host=Host(emulator_cpus="0,4"), placement=Placement(emulator_core=True))
     result = fit(
         GENERATION, NodeAllocation("n1", tuple(range(2, 8)), 4096), host(), REQUEST, MANIFEST, config
@@ -201,7 +201,7 @@ def test_two_guests_on_two_sockets_have_one_each() -> None:
     assert {guest.memory_binding for guest in result.guests} == {MemoryBinding.STRICT}
 
 
-def test_guests_of_different_size_fill_cells_so_that_none_is_split() -> None:
+def test_guests_of_different_size_fill_cells_unsplit() -> None:
     """Six and eight cores for four guests: two of three, two of four, whatever is taken first."""
     machine = host(sockets=2, cores=8, threads=1)
     result = planned(machine, range(2, 16), guests=4)
@@ -288,7 +288,7 @@ def test_no_other_way_leaves_more_guests_whole(cells: list[int], data: st.DataOb
 M2, G1 = 2048, 1048576
 
 
-def test_pages_of_1_gib_are_whole_in_each_cell_and_the_rest_stays_outside() -> None:
+def test_pages_of_1_gib_are_whole_in_each_cell() -> None:
     machine = pools(host(sockets=2, cores=4), (G1, 16, 16))
     result = planned(machine, range(16), 5500, hugepages="1G")
     guest = result.guests[0]
@@ -296,7 +296,7 @@ def test_pages_of_1_gib_are_whole_in_each_cell_and_the_rest_stays_outside() -> N
     assert [cell.memory_mib for cell in guest.cells] == [3072, 2048]
 
 
-def test_memory_of_huge_pages_is_bound_strictly_also_on_a_shared_cell() -> None:
+def test_huge_pages_are_bound_strictly_on_a_shared_cell() -> None:
     guest = planned(pools(host(), (M2, 4096, 4096)), range(2), hugepages="2M").guests[0]
     assert guest.memory_binding is MemoryBinding.STRICT
 
@@ -308,7 +308,7 @@ def test_too_few_pages_are_the_nodes_fault_with_the_numbers() -> None:
     assert "its pool has 1024, 700 of them free" in fault.line()
 
 
-def test_pages_that_were_promised_and_not_touched_yet_count_as_used() -> None:
+def test_promised_untouched_pages_count_as_used() -> None:
     machine = pools(host(), (M2, 2048, 2048))
     usage = fold([Reservation("7.0.0123abcd", 0, (3, 7), ((0, 3072),), M2)])
     fault = error(machine, range(2), 2048, hugepages="2M", usage=usage)
@@ -339,7 +339,7 @@ def test_auto_falls_back_to_ordinary_pages_and_says_why() -> None:
     assert any(note.startswith("no 1G pages: ") for note in result.notes)
 
 
-def test_memory_that_is_no_multiple_of_the_page_is_refused_where_rounding_is_not_wanted() -> None:
+def test_uneven_memory_is_refused_where_rounding_is_off() -> None:
     machine = pools(host(), (G1, 16, 16))
     fault = error(machine, range(8), 4500, hugepages="1G", rounding="strict")
     assert isinstance(fault, UserError)
@@ -347,7 +347,7 @@ def test_memory_that_is_no_multiple_of_the_page_is_refused_where_rounding_is_not
     planned(machine, range(8), 4096, hugepages="1G", rounding="strict")
 
 
-def test_an_image_that_does_not_fit_what_is_left_after_rounding_is_told_the_next_page() -> None:
+def test_an_image_too_large_after_rounding_is_told_the_next_page() -> None:
     fault = error(pools(host(), (G1, 16, 16)), range(8), 1100, hugepages="1G", reserve=256)
     assert isinstance(fault, UserError)
     assert "--mem=1280M" in fault.line()
@@ -374,8 +374,6 @@ def test_cpus_of_another_jobs_guest_are_never_given_again() -> None:
         ),
     ],
 )
-def test_two_reservations_of_one_thing_are_an_error_and_not_a_choice(
-    first: Reservation, second: Reservation
-) -> None:
+def test_a_double_reservation_is_an_error(first: Reservation, second: Reservation) -> None:
     with pytest.raises(NodeError, match="reserved twice"):
         fold([first, second])

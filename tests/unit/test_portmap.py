@@ -20,7 +20,7 @@ n2 0 0x0002c90300000201
 """
 
 
-def test_each_node_and_rail_has_its_ports_in_the_order_of_the_lines() -> None:
+def test_each_node_and_rail_has_its_ports_in_line_order() -> None:
     assert portmap.parse(TEXT, "ports").ports == {
         ("n1", 0): (0x0002C90300000101, 0xFEFF00000000FFFF),
         ("n1", 1): (0x0002C90300000111,),

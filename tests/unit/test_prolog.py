@@ -138,7 +138,7 @@ def test_a_job_of_another_user_is_refused(node: Node, monkeypatch: pytest.Monkey
     assert node.held == ["rundir"]
 
 
-def test_a_guest_that_qemu_refuses_is_an_alarm_on_a_node_that_goes_on(node: Node) -> None:
+def test_a_guest_refused_by_qemu_is_an_alarm_without_a_drain(node: Node) -> None:
     node.outcome = refusal.RefusedGuestError("n1", "QEMU: no such machine")
     assert node.run() == 0
     assert node.state["alarm"] == "QEMU: no such machine"
@@ -229,7 +229,7 @@ def test_a_job_that_ends_during_its_boot_leaves_nothing(node: Node) -> None:
     assert not node.layout.job(42).exists()
 
 
-def test_vhpcd_is_asked_in_each_wait_and_its_silence_ends_nothing(node: Node) -> None:
+def test_vhpcd_is_asked_in_each_wait_and_may_be_silent(node: Node) -> None:
     node.waits, silent = 3, FabricError("vhpcd does not answer")
     node.answers = [node.lease, silent, node.lease, silent]
     assert node.run() == 0
@@ -285,9 +285,7 @@ def test_what_a_crash_left_of_the_job_is_cleared_first(node: Node) -> None:
     assert node.state["status"] == "ready"
 
 
-def test_a_quarantined_rest_of_a_crash_drains_and_is_acknowledged(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quarantine_left_by_a_crash_drains_the_node(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     stale(node)
 
     def stuck(*_: object) -> None:

@@ -45,7 +45,7 @@ def test_jobs_beside_each_other_hold_what_was_planned_for_each(layout: Layout) -
     assert [reservation.cpus for reservation in reservations.live(layout)] == [(0, 4), (1, 5)]
 
 
-def test_a_cpu_that_another_job_holds_is_refused_and_nothing_is_taken(layout: Layout) -> None:
+def test_a_cpu_of_another_job_is_refused_and_nothing_is_taken(layout: Layout) -> None:
     reserve(layout, lease(7, 0, 1))
     with pytest.raises(FabricError, match=r"CPUs 0,4 are held by guests of 7\.0\.0123abcd"):
         reserve(layout, lease(8, 0, 1, 2, 3))
@@ -58,7 +58,7 @@ def test_the_same_job_may_plan_again_after_a_crash(layout: Layout) -> None:
     assert len(reservations.live(layout)) == 1
 
 
-def test_a_user_error_frees_what_was_reserved_before_the_epilog_comes(layout: Layout) -> None:
+def test_a_user_error_frees_reservations_before_the_epilog(layout: Layout) -> None:
     journal = reserve(layout, lease(7, 0, 1))
     generation = journal.generation
     teardown.release_guests(layout, journal, Recorder(layout.timeline(generation), generation, "n1"))

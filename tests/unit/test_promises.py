@@ -36,7 +36,7 @@ def test_every_fuzz_target_that_is_named_is_run() -> None:
     assert [target for target in named if f"[{target}]=" not in script] == []
 
 
-def test_every_test_of_a_promise_is_counted_only_when_it_is_there(tmp_path: Path) -> None:
+def test_a_guarantees_test_counts_only_when_it_exists(tmp_path: Path) -> None:
     """The pattern sees what it is to see."""
     assert REFERENCE.findall("`lab/test_jobs.py::test_x`, `unit/test_scontrol.py`, `guest/test_a.c::b`*") == [
         ("lab/test_jobs.py", "test_x"),

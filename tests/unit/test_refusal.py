@@ -124,7 +124,7 @@ def test_a_node_that_starts_no_guest_is_at_fault() -> None:
         started(Libvirt(lambda _: lost))
 
 
-def test_a_node_whose_qemu_lacks_what_every_guest_has_is_at_fault() -> None:
+def test_a_qemu_without_required_features_is_a_node_error() -> None:
     def without_virtiofs(domain: ET.Element) -> str:
         shared = domain.find("devices/filesystem") is not None
         return "unsupported configuration: virtiofs is not supported with this QEMU binary" if shared else ""
@@ -147,14 +147,14 @@ def test_a_node_whose_qemu_lacks_what_every_guest_has_is_at_fault() -> None:
         "unsupported configuration: VFIO PCI device assignment is not supported by the host",
     ],
 )
-def test_what_the_node_lacks_is_its_own_fault_and_costs_no_second_start(words: str) -> None:
+def test_what_the_node_lacks_costs_no_second_start(words: str) -> None:
     libvirt = Libvirt(lambda domain: words if vcpus(domain) > 1 else "")
     with pytest.raises(NodeError, match="cannot start the guest"):
         started(libvirt)
     assert libvirt.made == []
 
 
-def test_a_libvirt_with_an_old_picture_of_the_node_is_to_be_restarted() -> None:
+def test_a_libvirt_with_stale_capabilities_must_be_restarted() -> None:
     old = host(sockets=1, cores=4)
     libvirt = Libvirt(lambda domain: "internal error: odd" if vcpus(domain) > 1 else "", host=old)
     with pytest.raises(NodeError, match=r"odd; libvirt has .*restart libvirtd"):
@@ -203,7 +203,7 @@ def test_a_guest_that_starts_is_started_once() -> None:
         ("512-vcpus", True, 1024, 10_000_000, None),
     ],
 )
-def test_a_guest_of_more_vcpus_than_qemu_gives_one_is_the_users_mistake(
+def test_too_many_vcpus_for_qemu_is_a_user_error(
     case: str, kvm: bool, most: int, qemu: int, refused: int | None
 ) -> None:
     libvirt: Any = Libvirt(lambda _: "", most=most, qemu=qemu)

@@ -73,7 +73,7 @@ def test_a_generation_does_not_count_against_itself(layout: Layout) -> None:
     ]
 
 
-def test_a_reservation_ends_when_everything_of_the_generation_is_released(layout: Layout) -> None:
+def test_a_reservation_ends_when_all_of_it_is_released(layout: Layout) -> None:
     journal = Journal(layout.journals, FIRST)
     reservations.reserve(journal, plan(FIRST, (0,)))
     assert resources.release_all(layout, journal) == []
@@ -134,7 +134,7 @@ def test_two_prologs_never_take_the_same_cpu(layout: Layout) -> None:
     assert sorted(found.get() for _ in workers) == [0, 1, 2, 3]
 
 
-def test_a_prolog_that_does_not_end_is_an_error_within_the_deadline(layout: Layout) -> None:
+def test_a_prolog_that_hangs_is_an_error_in_time(layout: Layout) -> None:
     with (
         reservations.plan_lock(layout, 1),
         pytest.raises(NodeError, match="planning"),

@@ -53,7 +53,7 @@ def test_requests_are_those_of_iproute2_to_the_byte(recorded: dict[str, str]) ->
 
 
 @NEEDS_IP
-def test_what_the_fake_kernel_answers_is_read_by_iproute2_as_by_us(tmp_path: Path) -> None:
+def test_the_fake_kernels_answers_match_iproute2(tmp_path: Path) -> None:
     fake = kernel(tmp_path)
     fake.interfaces[7].ports[3] = Port(state=2, node_guid=0x02CD101200000100, port_guid=0x02CC101200000100)
     fake.interfaces[8] = Interface(ETHERNET, {1: Port(bytes.fromhex("02aabbccdd01"), 100, 1, 0, 0)}, IGB)

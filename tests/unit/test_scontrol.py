@@ -102,7 +102,7 @@ def test_field_names_in_a_job_name_and_comment_change_nothing(version: str) -> N
 
 @EVERY
 @pytest.mark.parametrize("name", ["spoof-name", "newline-name", "newline-comment"])
-def test_text_that_could_pass_for_slurm_s_own_is_the_user_s_error(version: str, name: str) -> None:
+def test_text_like_slurms_own_is_a_user_error(version: str, name: str) -> None:
     with pytest.raises(UserError, match="looks like fields of scontrol"):
         job(version, name)
 
@@ -152,7 +152,7 @@ def test_a_name_that_holds_a_whole_record_is_the_user_s_error(version: str, head
 
 
 @EVERY
-def test_an_array_s_element_with_such_a_name_is_asked_for_alone_and_refused(version: str) -> None:
+def test_an_element_with_a_forged_name_is_refused_alone(version: str) -> None:
     first, second = text(version, "array").splitlines(keepends=True)
     forged = first.replace("JobName=j.sh", f"JobName={FORGED}ArrayJobId=12 ArrayTaskId=9 JobName=y")
     assert narrower(forged + second, 12) == "12_2"

@@ -65,7 +65,7 @@ def test_each_job_has_a_vlan_and_after_it_nobody_for_a_while(tmp_path: Path) -> 
         site.open(4, "n1")
 
 
-def test_a_vlan_is_not_another_s_before_all_nodes_have_acknowledged(tmp_path: Path) -> None:
+def test_a_vlan_is_reused_only_after_all_nodes_acknowledged(tmp_path: Path) -> None:
     site = Site(tmp_path / "db", **ETHERNET)
     site.open(1, "n1", "n2")
     generation = site.snapshot.assignments[0].generation
@@ -119,9 +119,7 @@ def test_no_other_backend_serves_while_vlans_are_in_use(tmp_path: Path, options:
 
 
 @pytest.mark.parametrize("options", [VXLAN, {"backend": "none"}])
-def test_a_vlan_stays_its_job_s_under_a_backend_that_knows_nothing_of_it(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_vlan_survives_a_backend_that_does_not_know_it(tmp_path: Path, options: dict[str, Any]) -> None:
     Site(tmp_path / "db", **ETHERNET).open(1, "n1")
     other = Site(tmp_path / "db", **options)
     other.service.end(1, 0)
@@ -200,7 +198,7 @@ def test_more_rails_than_have_room_in_an_address_are_refused() -> None:
         backend(Fabric(backend="ethernet", rails=17), lambda _epoch, _tag: False)
 
 
-def test_assignments_of_an_older_database_are_kept_and_vlans_find_room(tmp_path: Path) -> None:
+def test_assignments_of_an_older_database_gain_vlans(tmp_path: Path) -> None:
     assignments = (
         an_assignment(1, ports=(0xA1, 0xA2)),
         an_assignment(2, pkey=0x1001, state=KeyState.QUARANTINE, left_s=9.0),

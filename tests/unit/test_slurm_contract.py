@@ -178,7 +178,7 @@ def test_what_is_done_to_a_job_is_done_to_no_other(
     ]
 
 
-def test_an_id_of_elements_that_wait_is_no_job_that_could_be_touched(tmp_path: Path) -> None:
+def test_the_id_of_waiting_elements_is_not_a_job(tmp_path: Path) -> None:
     slurm = replay(tmp_path, "24.11")
     shutil.copy(DATA / "squeue" / "24.11" / "refs-waiting.txt", tmp_path / "refs")
     for act in (slurm.requeue, slurm.cancel, lambda job: slurm.set_admin_comment(job, "x")):
@@ -271,7 +271,7 @@ def test_operators_see_what_private_data_hides(tmp_path: Path, level: str, sees:
         as_uid(NOBODY, slurm.jobs)
 
 
-def test_a_slurmctld_that_was_started_anew_during_a_listing_is_asked_again_later(tmp_path: Path) -> None:
+def test_a_slurmctld_restarted_in_a_listing_is_asked_again(tmp_path: Path) -> None:
     """It may have come up without slurmdbd, and then not know who its operators are."""
     slurm = replay(tmp_path, "24.11")
     text = (tmp_path / "squeue").read_text()

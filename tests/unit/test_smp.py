@@ -33,7 +33,7 @@ def found(scan: Scan) -> dict[int, set[int]]:
     return {guid: set(keys) for guid, keys in scan.tables().items()}
 
 
-def test_ports_are_found_ahead_and_their_tables_are_those_of_the_moment_of_the_scan(
+def test_ports_are_found_ahead_and_tables_read_at_the_scan(
     fabric: SimulatedFabric, reader: FabricReader
 ) -> None:
     assert found(reader.scan(10.0)) == NOBODY
@@ -45,7 +45,7 @@ def test_ports_are_found_ahead_and_their_tables_are_those_of_the_moment_of_the_s
     assert scan == reader.scan(10.0), "nothing is missing of what a whole scan sees"
 
 
-def test_what_was_found_counts_for_the_next_scan_only_and_not_for_long(
+def test_discovery_counts_for_the_next_scan_only(
     fabric: SimulatedFabric, reader: FabricReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bytes] = []
@@ -72,7 +72,7 @@ def test_a_reader_that_ended_meanwhile_finds_the_ports_again(
     assert found(reader.scan(60.0)) == NOBODY
 
 
-def test_a_master_that_has_moved_since_the_ports_were_found_is_seen(
+def test_a_master_that_has_moved_since_discovery_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -35,7 +35,7 @@ def test_what_was_put_is_found_whole(store: LeaseStore) -> None:
     assert store.get(Generation(1, 2, "0" * 8)) is None
 
 
-def test_the_latest_state_counts_and_released_leases_are_not_live(store: LeaseStore) -> None:
+def test_the_latest_state_counts_and_released_leases_end(store: LeaseStore) -> None:
     first = record()
     put(store, first, record(43))
     gone = replace(first, lease=replace(first.lease, state=LeaseState.RELEASED), updated=9.0)

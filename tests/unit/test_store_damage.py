@@ -121,7 +121,7 @@ def running(tmp_path: Path, daemon: Munged) -> Iterator[Vhpcd]:
 
 
 @pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
-def test_what_breaks_under_a_running_vhpcd_is_told_to_each_client_and_logged_once(running: Vhpcd) -> None:
+def test_a_fault_in_vhpcd_is_told_to_clients_and_logged_once(running: Vhpcd) -> None:
     running.client.open_generation(request(1), allocation())
     sql("ALTER TABLE node RENAME TO nobody")(Path(running.config.controller.database))
     for _ in range(5):

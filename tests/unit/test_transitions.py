@@ -126,7 +126,7 @@ def test_each_event_leads_where_the_table_says_and_else_nowhere() -> None:
     assert seen == set(table), "each step of the table was taken"
 
 
-def test_a_key_whose_lease_is_gone_gets_a_tombstone_in_any_state_that_the_fabric_may_carry() -> None:
+def test_a_key_without_a_lease_gets_a_tombstone_in_any_state() -> None:
     for key in (KeyState.RESERVED, KeyState.APPLIED, KeyState.ACTIVE, KeyState.DRAINING):
         after = transition(holding(None, key, "taken"), LostLease(), 2.0)
         assert after.key_state is KeyState.TOMBSTONE

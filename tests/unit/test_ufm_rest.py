@@ -119,7 +119,7 @@ def tables(fabric: SimulatedFabric, *holders: tuple[int, int]) -> bool:
     return {guid: set(has) for guid, has in fabric.tables().items()} == wanted
 
 
-def test_ports_have_their_job_s_key_while_it_runs_and_none_after_it(
+def test_ports_have_their_key_only_while_the_job_runs(
     managed: tuple[SimulatedFabric, FakeUfm, Readback], tmp_path: Path
 ) -> None:
     fabric, ufm, readback = managed
@@ -172,7 +172,7 @@ def test_the_auditor_sees_ports_that_ufm_says_nothing_of(
 # --- without: what UFM itself does ----------------------------------------------------------------
 
 
-def test_without_a_fabric_to_read_the_proof_counts_no_port_as_seen(site: Site, ufm: FakeUfm) -> None:
+def test_without_a_fabric_the_proof_sees_no_port(site: Site, ufm: FakeUfm) -> None:
     record = site.open(1, "n1", "n2")
     assert ufm.members(0x1000) == ALICE
     assert ufm.keys[0x1000].ports["02cc100000000000"] == ("full", True)
@@ -226,7 +226,7 @@ def test_an_end_survives_what_passes(site: Site, ufm: FakeUfm, kind: int | str) 
         ("cut", r"lacks 2 ports: UFM at .* does not answer"),
     ],
 )
-def test_what_does_not_pass_keeps_the_job_from_starting_and_says_why(
+def test_a_failed_proof_keeps_the_job_from_starting(
     ufm: FakeUfm, tmp_path: Path, kind: int | str, message: str
 ) -> None:
     site = Site(ufm, tmp_path, timeout_s=1.0)
@@ -384,7 +384,7 @@ def test_a_mark_within_the_pool_is_refused() -> None:
 # --- crashes, and databases that are not the one ----------------------------------------------------
 
 
-def test_a_vhpcd_that_died_between_two_steps_goes_on_where_it_was(ufm: FakeUfm, tmp_path: Path) -> None:
+def test_a_vhpcd_killed_between_steps_continues(ufm: FakeUfm, tmp_path: Path) -> None:
     site = Site(ufm, tmp_path)
     record = site.service.reserve(request(1), allocation("n1", "n2"), identity(0))
     site.backend.apply(site.snapshot)  # and dies before this is written down
@@ -441,9 +441,7 @@ def test_marks_do_not_pile_up(site: Site, ufm: FakeUfm) -> None:
     site.backend.validate(site.snapshot)
 
 
-def test_a_stranger_on_a_job_s_key_is_left_alone_and_keeps_the_job_from_starting(
-    site: Site, ufm: FakeUfm
-) -> None:
+def test_a_stranger_on_a_key_stays_and_blocks_the_job(site: Site, ufm: FakeUfm) -> None:
     stranger = "0002c90300000001"
     ufm.do("POST", "/resources/pkeys/", {"pkey": "0x1000", "guids": [stranger]})
     with pytest.raises(FabricError, match=r"that vhpcd did not add: the first is 0x0002c90300000001"):

@@ -64,9 +64,7 @@ def test_an_infiniband_vf_is_set_while_it_is_off(rig: Rig) -> None:
         (STATE, "its link state is 0, not 2"),
     ],
 )
-def test_a_driver_that_forgets_what_it_took_is_found_out_before_the_port_is_up(
-    rig: Rig, what: int, words: str
-) -> None:
+def test_a_forgetful_driver_is_detected_before_the_port_is_up(rig: Rig, what: int, words: str) -> None:
     interface = rig.kernel.interfaces[1]
     interface.deaf.add(what)
     with pytest.raises(VfError, match=words):
@@ -124,9 +122,7 @@ def test_a_connectx_3_vf_sees_the_jobs_key_and_the_default_one(rig: Rig) -> None
     assert port.mapped[pf.virtfns[0]] == [41, port.LENGTH]  # not ours to touch
 
 
-def test_a_key_that_the_subnet_manager_never_gives_ends_the_wait_with_nothing_mapped(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_never_comes_ends_the_wait_unmapped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     port = Mlx4Port(rig.pfs[0])
     port.pkeys[0] = "0xffff"
     monkeypatch.setattr(vf_drivers.Mlx4, "wait_s", 0.1)
@@ -138,7 +134,7 @@ def test_a_key_that_the_subnet_manager_never_gives_ends_the_wait_with_nothing_ma
 # --- Ethernet ---------------------------------------------------------------------------
 
 
-def test_an_ethernet_vf_may_forge_nothing_and_is_trusted_with_nothing(rig: Rig) -> None:
+def test_an_ethernet_vf_may_not_spoof_and_is_not_trusted(rig: Rig) -> None:
     interface = ethernet(rig)
     port = interface.ports[3]
     port.trust, port.rate = 1, (10, 1000)
@@ -184,7 +180,7 @@ def test_each_setting_of_an_ethernet_vf_is_read_back(rig: Rig, what: int, words:
         vf.configure(vf_driver(rig, 0), "a VF", ONE)
 
 
-def test_a_driver_without_a_check_of_forged_addresses_will_not_do(rig: Rig) -> None:
+def test_a_driver_without_spoof_check_is_refused(rig: Rig) -> None:
     interface = ethernet(rig)
     interface.operations = frozenset((MAC, VLAN))
     with pytest.raises(VfError, match="Operation not supported"):
@@ -207,7 +203,7 @@ def take(rig: Rig, *found: Device) -> Journal:
     return journal
 
 
-def test_a_vf_has_its_guids_after_vfio_has_it_and_loses_them_before_its_reset(rig: Rig) -> None:
+def test_a_vf_has_guids_after_vfio_and_loses_them_before_reset(rig: Rig) -> None:
     function = rig.vfs[1]
     take(rig, function).close()
     port = rig.kernel.interfaces[1].ports[1]
@@ -219,7 +215,7 @@ def test_a_vf_has_its_guids_after_vfio_has_it_and_loses_them_before_its_reset(ri
     assert port.state == 2
 
 
-def test_a_vf_that_keeps_its_guid_is_quarantined_and_stays_the_jobs(rig: Rig) -> None:
+def test_a_vf_that_keeps_its_guid_is_quarantined(rig: Rig) -> None:
     function = rig.vfs[0]
     take(rig, function).close()
     interface = rig.kernel.interfaces[1]
@@ -238,7 +234,7 @@ def test_a_vf_that_keeps_its_guid_is_quarantined_and_stays_the_jobs(rig: Rig) ->
     assert quarantine.read_records(rig.layout) == ()
 
 
-def test_a_vf_that_does_not_take_its_guid_fails_the_start_and_is_given_back(rig: Rig) -> None:
+def test_a_vf_that_refuses_its_guid_is_given_back(rig: Rig) -> None:
     function = rig.vfs[0]
     rig.kernel.interfaces[1].deaf.add(NODE)
     with pytest.raises(VfError, match="did not accept its settings"):

@@ -88,7 +88,7 @@ def test_the_life_of_a_job(vhpcd: Vhpcd) -> None:
     assert client.leases(live=True) == []
 
 
-def test_doctor_tells_of_a_node_s_alarms_on_every_host_a_line_for_each_cause(vhpcd: Vhpcd) -> None:
+def test_doctor_shows_node_alarms_one_line_for_each_cause(vhpcd: Vhpcd) -> None:
     for job in (42, 43):
         lease = vhpcd.client.open_generation(request(job), allocation())
         vhpcd.client.acknowledge(Ack(lease.generation, "n2", note="alarm: QEMU says no"))
@@ -107,7 +107,7 @@ def test_a_moved_name_does_not_move_the_lease(vhpcd: Vhpcd) -> None:
     assert second.image.digest == digest
 
 
-def test_an_unknown_image_and_too_little_memory_reach_the_node_as_the_user_s_line(vhpcd: Vhpcd) -> None:
+def test_user_errors_of_image_and_memory_reach_the_user(vhpcd: Vhpcd) -> None:
     refused = vhpcd.client.open_generation(request(image=ImageRef("nix")), allocation())
     assert refused.state is LeaseState.REFUSED
     assert "nix" in refused.refusal
@@ -280,7 +280,7 @@ def test_version_is_said() -> None:
 # --- reconciling -----------------------------------------------------------------------------
 
 
-def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped: Vhpcd) -> None:
+def test_reconciliation_ends_and_requeues_as_slurm_says(stopped: Vhpcd) -> None:
     now = time.time()
     service = Alone(SqliteStore(":memory:"), NoNetwork(), reserve_mib=256, clock=lambda: now - 3600)
     for job_id in (1, 2, 3, 4, 5):
@@ -326,7 +326,7 @@ def test_a_round_ends_what_slurm_has_not_and_requeues_what_waits_in_vain(stopped
     assert service.look(1, 0).lease.state is LeaseState.READY, "no answer is no answer"  # type: ignore[union-attr]
 
 
-def test_a_lease_outlives_a_list_of_jobs_in_which_its_job_is_missing(
+def test_a_lease_survives_one_job_list_without_its_job(
     stopped: Vhpcd, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As squeue's is for a user from whom PrivateData hides jobs: it is empty, and the exit status is 0."""

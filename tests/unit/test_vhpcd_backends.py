@@ -40,7 +40,7 @@ def ufm_keys(ufm: FakeUfm, folder: Path) -> dict[str, object]:
     }
 
 
-def test_vhpcd_and_ufm_come_to_the_same_end_whatever_happens_to_either(
+def test_vhpcd_and_ufm_agree_whatever_happens(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with (
@@ -68,7 +68,7 @@ def test_vhpcd_and_ufm_come_to_the_same_end_whatever_happens_to_either(
         wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not released")
 
 
-def test_a_ufm_that_refuses_the_token_keeps_jobs_from_starting_until_there_is_a_new_one(
+def test_a_refused_ufm_token_blocks_jobs_until_replaced(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with (

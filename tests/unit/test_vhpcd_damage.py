@@ -41,7 +41,7 @@ DAMAGE = [(text.encode(), does) for text, _, _, does in BAD]
 @pytest.mark.parametrize(
     "damage", [*(text for text, _ in DAMAGE), None], ids=[*(f"{row}" for row in range(len(DAMAGE))), "gone"]
 )
-def test_a_file_damaged_by_hand_under_a_running_vhpcd_is_noticed_and_repaired(
+def test_a_damaged_file_is_noticed_by_vhpcd_and_repaired(
     lasting_vhpcd: Vhpcd, lasting: SimulatedFabric, damage: bytes | None
 ) -> None:
     """Every row of what OpenSM takes amiss; the sweep that a link trap would start is ours."""

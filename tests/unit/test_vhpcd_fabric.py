@@ -74,7 +74,7 @@ def test_what_needs_no_sweep_never_waits_for_one(vhpcd: Vhpcd, fabric: Simulated
         os.kill(fabric.opensm.pid, signal.SIGCONT)
 
 
-def test_a_hundred_jobs_at_once_cost_three_sweeps_and_their_ends_three_more(
+def test_a_hundred_jobs_cost_three_sweeps_and_three_to_end(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, sweep_interval_s=2.0, audit_interval_s=60.0) as vhpcd:
@@ -99,7 +99,7 @@ def doctor_on_isolation(vhpcd: Vhpcd) -> list[CheckResult]:
     return [one for one in services.vhpcd(vhpcd.config, listener=True) if one.check == "fabric.open"]
 
 
-def test_a_fabric_that_stays_open_is_not_safe_and_gives_no_key_to_anybody(
+def test_a_fabric_that_stays_open_is_unsafe_and_gives_no_key(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, open_deadline_s=1, apply_timeout_s=1) as vhpcd:
@@ -135,9 +135,7 @@ def test_a_fabric_that_stays_open_is_not_safe_and_gives_no_key_to_anybody(
 # --- the subnet manager's life --------------------------------------------------------------------
 
 
-def test_no_job_starts_without_opensm_and_those_that_run_keep_their_keys(
-    vhpcd: Vhpcd, fabric: SimulatedFabric
-) -> None:
+def test_without_opensm_no_job_starts_and_keys_stay(vhpcd: Vhpcd, fabric: SimulatedFabric) -> None:
     opened(vhpcd, 1)
     fabric.opensm.kill()
     fabric.opensm.wait()
@@ -237,7 +235,7 @@ def test_the_key_of_a_lost_node_is_out_of_use_until_it_is_fenced(
         wait_for(lambda: states(vhpcd)[1] == "quarantine", "not released")
 
 
-def test_a_node_that_comes_back_and_acknowledges_lifts_its_tombstone(
+def test_a_node_that_returns_and_acknowledges_lifts_tombstones(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
     with a_vhpcd(tmp_path, daemon, fabric, lost_after_s=1) as vhpcd:
@@ -252,7 +250,7 @@ def test_a_node_that_comes_back_and_acknowledges_lifts_its_tombstone(
         assert states(vhpcd) == {1: "tombstone"}, "it was too early"
 
 
-def test_a_tombstone_that_nobody_answers_for_is_cleared_when_no_port_has_its_key(
+def test_an_unanswered_tombstone_clears_when_no_port_has_the_key(
     vhpcd: Vhpcd, fabric: SimulatedFabric, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VHPC_CONFIG", str(vhpcd.folder / "vhpc.toml"))

@@ -319,7 +319,7 @@ def is_open(link: socket.socket) -> bool:
         return False
 
 
-def test_true_credentials_of_other_users_are_looked_at_one_after_the_other(vhpcd: Vhpcd) -> None:
+def test_credentials_of_other_users_are_decoded_one_by_one(vhpcd: Vhpcd) -> None:
     slowest = 0.0
     with flooding(vhpcd, "stranger", LOGIN, NOBODY):
         for turn in range(20):
@@ -349,6 +349,6 @@ def test_a_user_of_the_own_host_is_not_taken_for_root(vhpcd: Vhpcd) -> None:
     assert hold() == 60
 
 
-def test_generations_that_vhpcd_does_not_know_are_acknowledged_by_their_nodes(vhpcd: Vhpcd) -> None:
+def test_unknown_generations_are_acknowledged_by_their_nodes(vhpcd: Vhpcd) -> None:
     body = wire.Acknowledge(generation=str(Generation(9, 0, "00000009")), node="n1", clean=True)
     assert isinstance(asked(vhpcd, body, NODE), wire.Done)
