@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of docs/contributing.md that a program can check: sizes, names of tests, imports between tests."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES, MAX_FUNCTION, MAX_NAME = 400, 60, 60
+CODE = ("python", "spank_plugin", "guest", "confine", "vmimages", "lab", "bench", "scripts")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources(*folders: str, kinds: tuple[str, ...] = ("*.py",)) -> Iterator[Path]:
+    return (path for folder in folders for kind in kinds for path in (ROOT / folder).rglob(kind))
+
+
+def functions(*folders: str) -> Iterator[tuple[str, Function]]:
+    for path in sources(*folders):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, Function):
+                yield f"{path.relative_to(ROOT)}:{node.name}", node
+
+
+def test_a_module_has_a_bounded_length() -> None:
+    paths = list(sources(*CODE, kinds=("*.py", "*.c", "*.h")))
+    assert len(paths) > 300
+    assert [str(path) for path in paths if len(path.read_text().splitlines()) > MAX_LINES] == []
+
+
+def test_a_function_has_a_bounded_length() -> None:
+    found = list(functions(*CODE))
+    assert len(found) > 2000
+    assert [name for name, node in found if node.end_lineno - node.lineno >= MAX_FUNCTION] == []  # type: ignore[operator]
+
+
+def test_names_of_tests_have_a_bounded_length() -> None:
+    names = {node.name for _, node in functions("tests") if node.name.startswith("test_")}
+    assert len(names) > 1000
+    assert {name for name in names if len(name) > MAX_NAME} == set()
+
+
+def test_no_test_module_imports_from_another() -> None:
+    imports = {
+        f"{path.relative_to(ROOT)}: {node.module}"
+        for path in sources("tests")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1].startswith("test_")
+    }
+    assert imports == set()
