@@ -55,12 +55,12 @@ def test_an_abandoned_generation_is_removed_a_running_one_not(lab: Lab) -> None:
     checked = lab.run("n1", "vhpc", "reconcile", "--check", "--json", check=False)
     assert checked.code == 1
     found = json.loads(checked.out)
-    assert [(f["kind"], f["mended"]) for f in found] == [("stale-generation", False)]
+    assert [(f["kind"], f["repaired"]) for f in found] == [("stale-generation", False)]
     assert "4000000.0.0123abcd" in found[0]["what"]
     assert "vhpc-4000000-0-0123abcd-g0" in lab.run("n1", "virsh", "-q", "list", "--name").out
 
     repaired = lab.vhpc("n1", "reconcile")
-    assert [(f["kind"], f["mended"]) for f in repaired] == [("stale-generation", True), ("outbox", True)]
+    assert [(f["kind"], f["repaired"]) for f in repaired] == [("stale-generation", True), ("outbox", True)]
     assert lab.vhpc("n1", "reconcile", "--check") == []
     assert "4000000" not in lab.run("n1", "virsh", "-q", "list", "--name").out
 
@@ -101,7 +101,7 @@ def test_orphaned_files_and_processes_are_found_and_removed(lab: Lab) -> None:
     found = json.loads(lab.run("n1", "vhpc", "reconcile", "--check", "--json", check=False).out)
     kinds = sorted(f["kind"] for f in found)
     assert kinds == ["orphan-folder", "orphan-process", "orphan-process", "orphan-uid"], found
-    assert all(f["mended"] for f in lab.vhpc("n1", "reconcile"))
+    assert all(f["repaired"] for f in lab.vhpc("n1", "reconcile"))
     assert lab.vhpc("n1", "reconcile", "--check") == []
     left = lab.run("n1", "sh", "-c", "ps -eo args | grep -c '^sleep 60'", check=False).out
     assert left == "0\n"

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from controller_lab import wait_for
 
 from vhpc_slurm.fabric.partitions import IbPartition
@@ -88,6 +89,23 @@ def tree(adapters: int) -> Shape:
     return Shape(tuple(guids), leaf={256: 16, 1024: 32}[adapters], spines=4)
 
 
+class PacketsLostError(Exception):
+    """The simulator has lost packets, for which an OpenSM waits for ever."""
+
+
+# The simulator is not what is tested: a test with two OpenSM, each on a fabric of its own, runs again.
+may_lose_packets = pytest.mark.flaky(reruns=7, only_rerun=[PacketsLostError.__name__])
+
+
+@contextmanager
+def unless_lost() -> Iterator[None]:
+    """Blame a wait for an OpenSM that fails in this block on the simulator."""
+    try:
+        yield
+    except AssertionError as err:  # of wait_for
+        raise PacketsLostError(str(err)) from err
+
+
 class SimulatedFabric:
     """One fabric; its files are in a folder of its own."""
 
@@ -127,7 +145,7 @@ class SimulatedFabric:
         wait_for(lambda: self.sweeps() > before, "opensm does not bring the subnet up")
 
     def start_standby(self, host: str, partitions: bytes) -> StandbyOpensm:
-        """A second opensm, at an adapter of the fabric, with files of its own."""
+        """A second opensm, at an adapter of the fabric, with files of its own; see ``may_lose_packets``."""
         own = self.folder / f"standby-{host}"
         own.mkdir()
         standby = StandbyOpensm(own)
@@ -155,10 +173,11 @@ class SimulatedFabric:
         self.opensm.send_signal(signal.SIGSTOP)
         process = self._run(["opensm", *files], environment)
         standby.pidfile.write_text(f"{process.pid}\n")
-        wait_for(lambda: standby.says(b"Setting IS_SM on port"), "the second opensm does not start")
-        self.opensm.send_signal(signal.SIGCONT)
-        wait_for(lambda: standby.says(b"Entering STANDBY state"), "the second opensm does not stand by")
-        self.sweep()
+        with unless_lost():
+            wait_for(lambda: standby.says(b"Setting IS_SM on port"), "the second opensm does not start")
+            self.opensm.send_signal(signal.SIGCONT)
+            wait_for(lambda: standby.says(b"Entering STANDBY state"), "the second opensm does not stand by")
+            self.sweep()
         return standby
 
     def stop(self) -> None:

@@ -22,6 +22,7 @@ from fabric_lab import (
     SimulatedFabric,
     crowding,
     holding,
+    may_lose_packets,
     sets,
     simulated_fabric,
     tree,
@@ -35,7 +36,7 @@ from vhpc_slurm.fabric.opensm import Opensm
 from vhpc_slurm.fabric.smp import FabricReader
 from vhpc_slurm.model import LeaseRecord, LeaseState
 
-pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), pytest.mark.long]
+pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), pytest.mark.long, may_lose_packets]
 
 
 # --- killed between any two steps ----------------------------------------------------------------

@@ -15,6 +15,7 @@ from fabric_lab import (
     NOBODY,
     SM_GUID,
     SimulatedFabric,
+    may_lose_packets,
     sets,
     simulated_fabric,
 )
@@ -24,7 +25,7 @@ from vhpc_slurm.fabric.partitions import DEFAULT as DEFAULT_PARTITION
 from vhpc_slurm.fabric.readback import Expected
 from vhpc_slurm.fabric.smp import FabricReader, Scan
 
-pytestmark = pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED)
+pytestmark = [pytest.mark.skipif(not HAVE_SIMULATOR, reason=NEEDED), may_lose_packets]
 
 ONE_KEY = DEFAULT + f"k=0x1000, indx0 : {GUIDS[0]:#018x}=full ;\n".encode()
 

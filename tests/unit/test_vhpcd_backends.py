@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 from controller_lab import Munged, wait_for
-from fabric_lab import DEFAULT, GUIDS, NOBODY, SimulatedFabric, holding, sets, simulated_fabric
+from fabric_lab import (
+    DEFAULT,
+    GUIDS,
+    NOBODY,
+    SimulatedFabric,
+    holding,
+    may_lose_packets,
+    sets,
+    simulated_fabric,
+)
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 from vhpcd_fabric import HAVE_ALL, NEEDED, Ack, a_vhpcd, carries, opened, states
 
@@ -17,7 +26,7 @@ from vhpc_slurm.config.fabric import Manager, Subnet
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseState, NetworkIdentity
 
-pytestmark = [pytest.mark.skipif(not HAVE_ALL, reason=NEEDED), pytest.mark.long]
+pytestmark = [pytest.mark.skipif(not HAVE_ALL, reason=NEEDED), pytest.mark.long, may_lose_packets]
 
 
 @pytest.fixture

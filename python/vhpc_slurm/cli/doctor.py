@@ -35,7 +35,7 @@ def _fields(finding: CheckResult) -> dict[str, str]:
         "check": finding.check,
         "level": finding.level.value,
         "what": finding.what,
-        "cure": finding.hint,
+        "hint": finding.hint,
     }
 
 

@@ -125,7 +125,7 @@ def _show_devices(guest: GuestPlan) -> None:
 def refusal(case: PlanInput, refused: Refusal, *, as_json: bool) -> None:
     """Print all reasons why there is no plan."""
     if as_json:
-        reasons = [{"kind": r.kind, "what": r.what, "why": r.why, "cure": r.hint} for r in refused.reasons]
+        reasons = [{"kind": r.kind, "what": r.what, "why": r.why, "hint": r.hint} for r in refused.reasons]
         output.write_json({"node": case.host.node, "refused": reasons})
         return
     print(f"no guest of image {case.image.ref} can run on {case.host.node}:")

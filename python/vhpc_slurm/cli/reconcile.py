@@ -18,7 +18,7 @@ def reconcile(config: Config, node: str, *, check: bool, as_json: bool) -> int:
     if as_json:
         output.write_json(
             [
-                {"kind": one.kind, "what": one.what, "mended": one.repaired, "error": one.error}
+                {"kind": one.kind, "what": one.what, "repaired": one.repaired, "error": one.error}
                 for one in results
             ]
         )

@@ -170,27 +170,33 @@ class _PortId(ctypes.Structure):
     )
 
 
-class _Mad:
-    """SMPs from one local port."""
+_VIA = (
+    ctypes.c_void_p,
+    ctypes.POINTER(_PortId),
+    ctypes.c_uint,
+    ctypes.c_uint,
+    ctypes.c_uint,
+    ctypes.c_void_p,
+)
+"""Arguments of smp_query_via(3) and smp_set_via(3)."""
+
+
+class SmpPort:
+    """A local port that sends subnet management packets (SMPs)."""
 
     def __init__(self, device: str, port: int) -> None:
+        """Open a port of an adapter; an empty ``device``: of the first, 0: the first that is up.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
         library = ctypes.CDLL("libibmad.so.5")
         library.mad_rpc_open_port.restype = ctypes.c_void_p
         library.mad_rpc_set_timeout.argtypes = [ctypes.c_void_p, ctypes.c_int]
         library.mad_rpc_set_retries.argtypes = [ctypes.c_void_p, ctypes.c_int]
-        self._query: Any = library.smp_query_via
-        self._query.restype = ctypes.c_void_p
-        self._query.argtypes = [
-            ctypes.c_void_p,
-            ctypes.POINTER(_PortId),
-            ctypes.c_uint,
-            ctypes.c_uint,
-            ctypes.c_uint,
-            ctypes.c_void_p,
-        ]
         classes = (ctypes.c_int * len(_CLASSES))(*_CLASSES)
-        name = device.encode() or None
-        self._port = library.mad_rpc_open_port(name, port, classes, len(_CLASSES))
+        self._library = library
+        self._port = library.mad_rpc_open_port(device.encode() or None, port, classes, len(_CLASSES))
         if not self._port:
             raise OSError(f"cannot open the management device of {device or 'any adapter'}, port {port}")
         library.mad_rpc_set_timeout(self._port, _TIMEOUT_MS)
@@ -198,14 +204,23 @@ class _Mad:
 
     def get(self, path: tuple[int, ...], attribute: int, modifier: int = 0) -> bytes | None:
         """64 bytes of an attribute of the node at the end of a route; None when it does not answer."""
+        return self.send("smp_query_via", path, attribute, modifier, b"")
+
+    def send(
+        self, method: str, path: tuple[int, ...], attribute: int, modifier: int, data: bytes
+    ) -> bytes | None:
+        """Send ``data`` (up to 64 bytes) by a function of libibmad; the answer, None without one."""
         target = _PortId()
         target.drpath.cnt = len(path)
         for hop, port in enumerate(path, 1):
             target.drpath.p[hop] = port
-        answer = ctypes.create_string_buffer(64)
-        if not self._query(answer, ctypes.byref(target), attribute, modifier, 0, self._port):
+        buffer = ctypes.create_string_buffer(data, 64)
+        function: Any = getattr(self._library, method)
+        function.restype = ctypes.c_void_p
+        function.argtypes = _VIA
+        if not function(buffer, ctypes.byref(target), attribute, modifier, 0, self._port):
             return None
-        return answer.raw
+        return buffer.raw
 
 
 @dataclass
@@ -217,7 +232,7 @@ class _Found:
     silent: list[tuple[int, ...]] = field(default_factory=list)
 
 
-def _look(mad: _Mad) -> _Found:
+def _look(mad: SmpPort) -> _Found:
     """All end ports that can be reached, each once."""
     found = _Found()
     routes: deque[tuple[int, ...]] = deque([()])
@@ -247,7 +262,7 @@ def _look(mad: _Mad) -> _Found:
     return found
 
 
-def _read(mad: _Mad, found: _Found) -> Scan:
+def _read(mad: SmpPort, found: _Found) -> Scan:
     """The tables of these ports."""
     ports = []
     silent = list(found.silent)
@@ -272,19 +287,19 @@ def _port(guid: int, path: tuple[int, ...], info: bytes, room: int) -> Port:
     return Port(guid, not path, info[32] & 0x0F == PORT_ACTIVE, (), lid != 0 and lid == master, room)
 
 
-def _switch(mad: _Mad, path: tuple[int, ...], guid: int) -> Switch:
+def _switch(mad: SmpPort, path: tuple[int, ...], guid: int) -> Switch:
     info = mad.get(path, SWITCH_INFO)
     groups, enforced = struct.unpack_from(">4xH8xH", info) if info is not None else (0, 0)
     return Switch(guid, enforced, groups)
 
 
-def _state(mad: _Mad, path: tuple[int, ...], port: int) -> int:
+def _state(mad: SmpPort, path: tuple[int, ...], port: int) -> int:
     """The logical state of a port; 0 when it does not answer."""
     info = mad.get(path, PORT_INFO, port)
     return info[32] & 0x0F if info is not None else 0
 
 
-def _table(mad: _Mad, path: tuple[int, ...], cap: int) -> tuple[int, ...] | None:
+def _table(mad: SmpPort, path: tuple[int, ...], cap: int) -> tuple[int, ...] | None:
     entries: list[int] = []
     for block in range((cap + KEYS_A_BLOCK - 1) // KEYS_A_BLOCK):
         raw = mad.get(path, PKEY_TABLE, block)
@@ -297,12 +312,12 @@ def _table(mad: _Mad, path: tuple[int, ...], cap: int) -> tuple[int, ...] | None
 def main(arguments: list[str]) -> int:
     """The child: device and port as arguments, requests as lines on stdin."""
     device, port = arguments[0], int(arguments[1])
-    mad: _Mad | None = None
+    mad: SmpPort | None = None
     found: _Found | None = None
     for line in sys.stdin.buffer:
         told = line.strip()
         try:
-            mad = mad or _Mad(device, port)
+            mad = mad or SmpPort(device, port)
             if told != TABLES or found is None:
                 found = _look(mad)
             if told == LOOK:

@@ -235,7 +235,7 @@ class Failure(Wire, frozen=True, tag="failure"):
     kind: str
     what: str
     why: str = ""
-    hint: str = msgspec.field(name="cure", default="")  # its name on the wire since the first release
+    hint: str = ""
 
 
 Answer = LeaseAnswer | Done | LeasePage | TimelinePage | Status | Fenced | Failure
