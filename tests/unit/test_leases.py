@@ -172,7 +172,7 @@ def test_a_user_reserve_that_is_too_small_is_refused_early() -> None:
     job = request(mem_reserve_mib=100)
     # 148 + (4096 - 100) * 5 / 512
     line = rules.misfit(job, large(4096, gpu), identity(512), Config())
-    assert line.startswith("--vhpc-mem-reserve=100M is too little for a job with devices")
+    assert line.startswith("--vhpc-mem-reserve=100M is too small for a job with devices")
     assert "187 MiB" in line
     assert rules.misfit(job, large(4096), identity(512), Config()) == ""
 
