@@ -127,9 +127,10 @@ def test_a_node_has_the_addresses_of_all_its_names(tmp_path: Path) -> None:
 
 def test_a_resolver_that_is_away_takes_no_address_from_anybody(tmp_path: Path) -> None:
     here = True
+    asked: Any = Asked()
     found = HostAddresses(
         Controller(database=str(tmp_path / "db")),
-        Asked(),  # type: ignore[arg-type]
+        asked,
         resolve=lambda name: known_names(name) if here else frozenset(),
     )
     found.learn()

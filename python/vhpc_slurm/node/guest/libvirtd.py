@@ -98,8 +98,9 @@ class Hypervisor:
 
         xml = self._call("ask libvirt how many vCPUs a guest may have", self._timeout_s, ask)
         try:
-            return int(ET.fromstring(xml).find("vcpu").attrib["max"])  # type: ignore[union-attr]  # noqa: S314 - libvirt's own answer, to root
-        except (ET.ParseError, AttributeError, KeyError, ValueError) as err:
+            (vcpu,) = ET.fromstring(xml).findall("vcpu")  # noqa: S314 - libvirt's own answer, to root
+            return int(vcpu.attrib["max"])
+        except (ET.ParseError, KeyError, ValueError) as err:
             raise NodeError(
                 "libvirt's domain capabilities cannot be read", repr(err), "see: virsh domcapabilities"
             ) from err
