@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of docs/contributing.md that a program can check: sizes, names of tests, imports between tests."""
+"""Rules of docs/contributing.md that a program can check: sizes and names of tests."""
 
 from __future__ import annotations
 
@@ -40,13 +40,3 @@ def test_names_of_tests_have_a_bounded_length() -> None:
     names = {node.name for _, node in functions("tests") if node.name.startswith("test_")}
     assert len(names) > 1000
     assert {name for name in names if len(name) > MAX_NAME} == set()
-
-
-def test_no_test_module_imports_from_another() -> None:
-    imports = {
-        f"{path.relative_to(ROOT)}: {node.module}"
-        for path in sources("tests")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1].startswith("test_")
-    }
-    assert imports == set()
