@@ -131,12 +131,12 @@ def arrange(host: HostInventory) -> HostView:
         for cell in host.cells
     ]
     groups = _groups(views)
-    strays = tuple(c for c in complexes if c.cell not in known)
-    astray = _cores(host, UNKNOWN_CELL)
-    if strays or astray:
-        cpus = {cpu.os_cpu for core in astray for cpu in core}
-        sockets = tuple(sorted({cpu.socket for core in astray for cpu in core}))
-        groups.append(CellGroup(sockets, (CellView(None, astray, strays, _caches_of(host, cpus)),)))
+    unplaced = tuple(c for c in complexes if c.cell not in known)
+    unplaced_cores = _cores(host, UNKNOWN_CELL)
+    if unplaced or unplaced_cores:
+        cpus = {cpu.os_cpu for core in unplaced_cores for cpu in core}
+        sockets = tuple(sorted({cpu.socket for core in unplaced_cores for cpu in core}))
+        groups.append(CellGroup(sockets, (CellView(None, unplaced_cores, unplaced, _caches_of(host, cpus)),)))
     offline = tuple(cpu.os_cpu for cpu in host.cpus if not cpu.online)
     return HostView(tuple(groups), offline, len(host.pci) - shown)
 

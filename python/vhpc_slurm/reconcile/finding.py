@@ -26,7 +26,7 @@ class Kind(StrEnum):
     ORPHAN_FOLDER = "orphan-folder"
     ORPHAN_PIN = "orphan-pin"
     """A domain, process, uid, control group, run folder or image pin of a generation without a journal."""
-    UNPARKED_FUNCTION = "stray-function"
+    UNPARKED_FUNCTION = "unparked-function"
     """A virtual function that is on a network, and no generation holds it."""
     OPEN_FABRIC = "open-fabric"
     """Guests with a key on a fabric that does not keep jobs apart."""
