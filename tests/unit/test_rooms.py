@@ -19,10 +19,10 @@ FLOORS = (
     {"fabric", "slurm", "placement", "domain"},
     {"config", "catalog", "model", "hardware", "cpulist", "munge"},
     {"errors"},
-    {"terminal"},
+    {"terminal", "files"},
 )
 # Modules of the ground floors that stand on one another, lowest last.
-GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors", "terminal")
+GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors", "terminal", "files")
 # The same inside a room, from the top. Layers of one floor do not know each other.
 LAYERS = {
     "controller": (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import pwd
@@ -20,7 +19,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from vhpc_slurm import __version__
+from vhpc_slurm import __version__, files
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.controller.api.authority import Authority
@@ -99,17 +98,15 @@ def _only_one(database: Path) -> Iterator[None]:
     """Hold the lock of the database: two writers would assign the same keys twice."""
     try:
         database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(f"{database}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = files.open_lock(Path(f"{database}.lock"))
     except OSError as err:
         raise NodeError(
             f"vhpcd cannot use {database}", str(err), "create its folder, owned by its user"
         ) from err
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not files.try_lock(lock):
             owner = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
-            raise NodeError(f"another vhpcd uses {database}", f"it is process {owner}") from None
+            raise NodeError(f"another vhpcd uses {database}", f"it is process {owner}")
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from vhpc_slurm import files
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import plainfile
 from vhpc_slurm.fabric.backend import FabricRefusedError
@@ -158,13 +159,7 @@ class Opensm:
         folder = self.file.parent
         new = folder / f".{self.file.name}.vhpcd"
         try:
-            new.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(new, flags, 0o644), "wb") as opened:
-                os.fchmod(opened.fileno(), 0o644)
-                opened.write(data)
-                opened.flush()
-                os.fsync(opened.fileno())
+            files.write_beside(self.file, new, data, 0o644)
             if self.file.is_dir() and not self.file.is_symlink():
                 # A file cannot be renamed over a folder.
                 self.file.rename(folder / f"{self.file.name}.folder-{time.time_ns()}")
@@ -177,11 +172,7 @@ class Opensm:
     def keep(self) -> None:
         """Sync the folder to the disk; FabricError when that fails."""
         try:
-            place = os.open(self.file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(place)
-            finally:
-                os.close(place)
+            files.sync_folder(self.file.parent)
         except OSError as err:
             raise FabricError(f"cannot write {self.file.parent}", str(err), "see dmesg") from err
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, NodeError, TeardownError
 from vhpc_slurm.node.host.pci import ADDRESS
-from vhpc_slurm.node.store.journal import sync_folder
 from vhpc_slurm.node.store.layout import Layout
 
 
@@ -68,22 +68,14 @@ def put(layout: Layout, record: QuarantineRecord) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists():
         return
-    new = path.with_suffix(".new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(fd, msgspec.json.encode(record))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(new, path)  # noqa: PTH105 - beside the other system calls
-    sync_folder(path.parent)
+    files.replace(path, msgspec.json.encode(record))
 
 
 def remove(layout: Layout, address: str) -> None:
     """Let a device out."""
     with contextlib.suppress(FileNotFoundError):
         _path(layout, address).unlink()
-        sync_folder(layout.quarantine)
+        files.sync_folder(layout.quarantine)
 
 
 def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:

@@ -15,7 +15,6 @@ every job with that image would drain another node.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -25,6 +24,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vhpc_slurm import files
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.node.store.layout import Layout
@@ -163,9 +163,9 @@ class _Copies:
     def _fetch_alone(self, blob: Blob, final: Path) -> Iterator[None]:
         """Copy a blob unless another job has done it; of several jobs one copies, the others wait."""
         lock = self._folder / f".{blob.sha256}.lock"  # never removed: two jobs could hold two locks
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = files.open_lock(lock)
         try:
-            while not _try_lock(fd):
+            while not files.try_lock(fd):
                 if self._pause_is_due("another job copies it"):
                     yield
                 time.sleep(0.1)
@@ -289,25 +289,6 @@ def unused(layout: Layout) -> list[Path]:
         for path in (top / "blobs" / "sha256").iterdir():
             if len(path.name) == 64 and path.name not in used:
                 found.append((path.stat().st_mtime, path))
-            elif path.name.endswith(".part") and not _locked(path.with_suffix(".lock")):
+            elif path.name.endswith(".part") and not files.is_locked(path.with_suffix(".lock")):
                 found.append((0.0, path))  # left by a copy that was killed
     return [path for _, path in sorted(found)]
-
-
-def _locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _try_lock(fd)
-    finally:
-        os.close(fd)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

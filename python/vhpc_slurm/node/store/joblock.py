@@ -9,12 +9,12 @@ the Prolog that holds the lock, and takes the lock itself.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from vhpc_slurm import files
 from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.host import process
@@ -47,18 +47,17 @@ def held(
     began = time.monotonic()
     until = began + timeout_s
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = files.open_lock(path)
+        locked = files.try_lock(fd)
+        if locked and _same_file(fd, path):
+            break
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _same_file(fd, path):
-                break
-        except BlockingIOError:
-            if end_holder:
+            if not locked and end_holder:
                 _end_holder(fd, time.monotonic() - began)
-            if time.monotonic() >= until:
-                os.close(fd)
-                raise NodeError(f"job {job_id} is locked by another hook", _holder_text(path)) from None
-        os.close(fd)
+        finally:
+            os.close(fd)
+        if not locked and time.monotonic() >= until:
+            raise NodeError(f"job {job_id} is locked by another hook", _holder_text(path))
         time.sleep(0.05)
     try:
         me = process.start_time(os.getpid())
@@ -83,17 +82,7 @@ def has_tombstone(layout: Layout, generation: Generation) -> bool:
 
 def busy(layout: Layout, job_id: int) -> bool:
     """Whether a hook of the job runs now (holds its lock)."""
-    try:
-        fd = os.open(layout.lock(job_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return files.is_locked(layout.lock(job_id))
 
 
 def sweep(layout: Layout, older_than_s: float) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, NodeError
 from vhpc_slurm.model import Generation
 
@@ -66,7 +67,7 @@ class Journal:
             raise self._unwritable(err) from err
         try:
             self._replay()
-            sync_folder(folder)
+            files.sync_folder(folder)
         except OSError as err:
             self.close()
             raise self._unwritable(err) from err
@@ -124,7 +125,7 @@ class Journal:
         self.close()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
-        sync_folder(self.path.parent)
+        files.sync_folder(self.path.parent)
 
     def _append(self, record: dict[str, Any]) -> None:
         line = json.dumps({"t": round(time.time(), 3), **record}, separators=(",", ":")) + "\n"
@@ -197,12 +198,3 @@ def generations(folder: Path) -> Iterator[Generation]:
             if path.suffix == ".jsonl":
                 with contextlib.suppress(ValueError):
                     yield Generation.parse(path.name.removesuffix(".jsonl"))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a file's creation or removal durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

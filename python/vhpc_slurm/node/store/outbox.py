@@ -8,13 +8,13 @@ acknowledgement may be late but not lost.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import Generation, Timeline
 
@@ -34,12 +34,7 @@ def put(folder: Path, ack: Acknowledgement) -> Path:
     """Queue an acknowledgement durably."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{ack.generation}.json"
-    part = path.with_suffix(".part")
-    with part.open("wb") as out:
-        out.write(msgspec.json.encode(ack))
-        out.flush()
-        os.fsync(out.fileno())
-    part.rename(path)
+    files.replace(path, msgspec.json.encode(ack))
     return path
 
 

@@ -8,14 +8,13 @@ be made, both under one lock: so no CPU and no device is planned for twice.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
+from vhpc_slurm import files
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import Generation, NodePlan
@@ -78,19 +77,10 @@ def plan_lock(layout: Layout, timeout_s: float) -> Iterator[None]:
     """
     path = layout.run / "plan.lock"
     path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    until = time.monotonic() + timeout_s
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = files.open_lock(path)
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise NodeError(
-                        "another job's Prolog has held the planning lock for too long", str(path)
-                    ) from None
-                time.sleep(0.02)
+        if not files.lock(fd, timeout_s):
+            raise NodeError("another job's Prolog has held the planning lock for too long", str(path))
         yield
     finally:
         os.close(fd)

@@ -4,21 +4,21 @@
 With libvirt's shared default user one escaped guest would own all others.  A
 uid is allocated by a file that names its generation.
 
-A QEMU that was taken over may leave a setuid file behind, and the user who started
-it is that uid whenever he likes.  So uids go round: one is used again only when
-all others have been, also after a reboot, and not while a process or a file in
-a world-writable place is of it.
+A QEMU that was taken over may leave a setuid file behind, and every user who starts
+that file gets its uid.  So uids rotate, also across reboots: one is used again
+after all others, and not while a process or a file in a world-writable folder
+has it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 
+from vhpc_slurm import files
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.node.host import process
@@ -26,6 +26,7 @@ from vhpc_slurm.node.store.layout import Layout
 
 log = logging.getLogger("vhpc")
 FIND = "/usr/bin/find"
+LOCK_TIMEOUT_S = 30.0
 SCAN_S = 2.0
 """How long to look for files: what a user has put into /tmp must not cost him a node."""
 
@@ -39,7 +40,7 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
         announce: called with the uid before it is allocated (journal first).
 
     Raises:
-        NodeError: the range is used up.
+        NodeError: no uid of the range is free, or another Prolog keeps the lock.
     """
     config = layout.config.guests
     layout.uids.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,9 +78,10 @@ class _Rotation:
 
     def __enter__(self) -> _Rotation:
         self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._fd = files.open_lock(self._path)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if not files.lock(self._fd, LOCK_TIMEOUT_S):
+                raise NodeError("another job's Prolog has held the uids' lock for too long", str(self._path))
             try:
                 self._next = int(os.pread(self._fd, 32, 0))
             except ValueError:  # new here, or torn by a power cut

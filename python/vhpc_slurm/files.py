@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Durable writes and file locks.
+
+The kernel releases a lock when the last descriptor of its open file is
+closed, so also when its holder is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+_POLL_S = 0.02
+
+
+def write_beside(path: Path, new: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write ``data`` to ``new``, a name in the folder of ``path``; its content is on disk on return."""
+    assert new.parent == path.parent
+    new.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(new, flags, mode), "wb") as out:
+        os.fchmod(out.fileno(), mode)  # whatever the umask is
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file as a whole: a reader sees the old or the new content, also after a power cut.
+
+    Only one process at a time may replace a file: all use the same temporary name.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    new = path.with_name(f".{path.name}.new")
+    write_beside(path, new, data, mode)
+    new.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the creation, removal or renaming of a file in ``folder`` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock file of root's, and create it if it is missing; the descriptor is not locked yet."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def try_lock(fd: int) -> bool:
+    """Lock an open file; False if another process holds the lock."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock(fd: int, timeout_s: float) -> bool:
+    """Lock an open file; False if another process held the lock for ``timeout_s``."""
+    until = time.monotonic() + timeout_s
+    while not try_lock(fd):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of this file; False if the file does not exist."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return not try_lock(fd)
+    finally:
+        os.close(fd)
