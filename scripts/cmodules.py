@@ -4,13 +4,13 @@
 
 A module is NAME.c with NAME.h in one folder (either may be missing).  Module A depends on module B of
 the same folder if A includes B's header, or uses a function or variable that B's source defines.  The
-check reports circles of dependencies, files of more than 400 lines and functions of more than 60 lines.
+check reports cycles of dependencies, files of more than 400 lines and functions of more than 60 lines.
 
-Without arguments it looks at every folder with C files that git knows of.  --graph prints the
-dependencies instead.  The code has to be formatted by clang-format with the project's style: a
+Without arguments it checks every folder with C files that git does not ignore.  --graph prints the
+dependencies instead.  The code must be formatted by clang-format with the project's style: a
 definition begins in the first column and its body ends with a brace there.
 
-Exit status 1: something was found.
+Exit status 1: the check failed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _VARIABLE = re.compile(
     r"[A-Za-z_][\w \t*]*[ \t*](?P<name>\w+)(?:\[[^\]]*\])*(?: =[^;]|;)",
     re.MULTILINE,
 )
-# Not the members of a structure.
+# Identifiers except members of a structure.
 _USE = re.compile(r"(?<![.\w])(?<!->)[A-Za-z_]\w*")
 
 
 def blanked(text: str) -> str:
-    """The text with comments and literals replaced by spaces; line breaks stay."""
+    """The text with comments and literals replaced by spaces; line breaks are kept."""
     return _COMMENT_OR_LITERAL.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 
 
 def static_in(source: str) -> set[str]:
-    """Names of a blanked source's own static functions."""
+    """Names of the static functions of a blanked source."""
     return {found["name"] for found in _FUNCTION.finditer(source) if "static" in found["head"].split()}
 
 
@@ -59,7 +59,7 @@ def defined_in(source: str) -> set[str]:
 
 
 def dependencies(folder: Path) -> Graph:
-    """Which modules of a folder each of its modules depends on, by name."""
+    """For each module of a folder, the modules on which it depends."""
     files = [path for path in sorted(folder.iterdir()) if path.suffix in (".c", ".h")]
     modules = {path.stem for path in files}
     texts = {path: path.read_text() for path in files}
@@ -75,7 +75,7 @@ def dependencies(folder: Path) -> Graph:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """Groups of modules of which each depends on each other one, directly or not (Tarjan)."""
+    """Groups of modules in which each depends on each other, directly or indirectly (Tarjan)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -103,38 +103,38 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def too_long(path: Path) -> Iterator[str]:
-    """One line for the file, and for each of its functions, that is longer than allowed."""
+    """One line for the file and for each of its functions that is longer than allowed."""
     text = path.read_text()
     lines = text.count("\n")
     if lines > FILE_LINES_MAX:
-        yield f"{path}: {lines} lines, {FILE_LINES_MAX} are allowed"
+        yield f"{path}: {lines} lines, the limit is {FILE_LINES_MAX}"
     for found in _FUNCTION.finditer(blanked(text)):
         length = found[0].count("\n") + 1
         if length > FUNCTION_LINES_MAX:
             line = text.count("\n", 0, found.start()) + 1
-            yield f"{path}:{line}: {found['name']}() has {length} lines, {FUNCTION_LINES_MAX} are allowed"
+            yield f"{path}:{line}: {found['name']}() has {length} lines, the limit is {FUNCTION_LINES_MAX}"
 
 
 def findings(folder: Path) -> Iterator[str]:
-    """One line for each fault of a folder."""
+    """One line for each finding in a folder."""
     graph = dependencies(folder)
     for group in circles(graph):
         edges = [f"{a} -> {b}" for a in group for b in group if b in graph[a]]
-        yield f"{folder}: circle of modules: {', '.join(edges)}"
+        yield f"{folder}: cycle of modules: {', '.join(edges)}"
     for path in sorted(folder.iterdir()):
         if path.suffix in (".c", ".h"):
             yield from too_long(path)
 
 
 def known_folders() -> list[Path]:
-    """Folders with C files, those that git ignores left out."""
+    """Folders with C files that git does not ignore."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.c", "*.h"]
     names = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.splitlines()
     return sorted({Path(name).parent for name in names if Path(name).is_file()})
 
 
 def main() -> int:
-    """Run the check; the exit status."""
+    """Run the check; return the exit status."""
     arguments = sys.argv[1:]
     graph_only = "--graph" in arguments
     folders = [Path(name) for name in arguments if name != "--graph"] or known_folders()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Find source files without their SPDX line: spdx.py [--fix] FILE…
+"""Find source files without SPDX line: spdx.py [--fix] FILE…
 
-Every source file in Python, C, shell, CMake and make begins with it, after a
-first line with the interpreter.  Data, captured files, corpora, templates and
-configuration have none.  ``--fix`` writes it.  Exit status 1: a file lacks it.
+Every source file in Python, C, shell, CMake and make begins with this line, after
+an interpreter line.  Data, captured files, corpora, templates and configuration
+have none.  ``--fix`` writes missing lines.  Exit status 1: a line is missing.
 
 Source: https://spdx.dev/learn/handling-license-info/
 """
@@ -24,7 +24,7 @@ NOT_SOURCES = re.compile(r"(?:^|/)(?:corpus|data)/")
 
 
 def wanted(path: Path, text: bytes) -> str:
-    """The line that a file has to have; empty if it is no source file."""
+    """The line that a file must have; empty if it is not a source file."""
     if NOT_SOURCES.search(path.as_posix()):
         return ""
     named = NAMES.get(path.name) or LINES.get(path.suffix)
@@ -34,7 +34,7 @@ def wanted(path: Path, text: bytes) -> str:
 
 
 def parts(text: bytes) -> tuple[bytes, bytes]:
-    """The interpreter's line, if there is one, and the rest."""
+    """The interpreter line, may be empty, and the rest."""
     if not text.startswith(b"#!"):
         return b"", text
     first, newline, rest = text.partition(b"\n")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds guest images from recipes.  Standard library only: it runs on a bare build host."""
+"""Builds guest images from recipes.  Uses only the standard library, to run on any build host."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of vmimages/build: recipe in, image in a catalogue out."""
+"""Command line of vmimages/build: builds an image from a recipe and publishes it in a catalogue."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from vmimages.store import Published, publish
 SCHEMA = 1
 MACHINE = "x86_64"
 EPILOG = """\
-Needs mmdebstrap, erofs-utils and zstd.  As root it builds in place, as an
-ordinary user in a user namespace (package uidmap, and a range in /etc/subuid).
-The result is the same bytes for the same recipe, packages and programs; only
-the manifest's "created" is of the moment, and fixed by SOURCE_DATE_EPOCH.
+Needs mmdebstrap, erofs-utils and zstd.  Root builds in place, an ordinary
+user in a user namespace (package uidmap, and a range in /etc/subuid).
+The same recipe, packages and programs give the same bytes; only the
+manifest's "created" differs, unless SOURCE_DATE_EPOCH is set.
 
 Environment:
   VHPC_MIRROR, VHPC_SECURITY_MIRROR   default of --mirror and --security-mirror
-                                      (else the recipe's, else those of this
+                                      (otherwise those of the recipe or of this
                                       host's APT configuration)
   VHPC_IMAGE_CACHE                    default of --cache
   SOURCE_DATE_EPOCH                   the manifest's "created", seconds since 1970
@@ -44,7 +44,7 @@ Environment:
 
 @dataclass(frozen=True)
 class Options:
-    """The command line, parsed."""
+    """The parsed command line."""
 
     recipe: Path
     output: Path
@@ -59,7 +59,7 @@ class Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Build one image; exit status 0, 1 when it failed, 2 for a wrong command line."""
+    """Build one image; exit status 0, 1 if the build failed, 2 for a wrong command line."""
     signal.signal(signal.SIGTERM, _interrupt)
     options = _parse(argv)
     started = time.monotonic()
@@ -97,17 +97,17 @@ def _parse(argv: Sequence[str] | None) -> Options:
         type=Path,
         required=True,
         metavar="DIR",
-        help="catalogue to publish in; created when absent",
+        help="catalogue to publish in; created if absent",
     )
-    add("--agent", type=Path, metavar="PATH", help="static vhpc-agent (default: the one built or installed)")
-    add("--init", type=Path, metavar="PATH", help="static vhpc-init (default: the one built or installed)")
+    add("--agent", type=Path, metavar="PATH", help="static vhpc-agent (default: as built or installed)")
+    add("--init", type=Path, metavar="PATH", help="static vhpc-init (default: as built or installed)")
     add("--tag", help="tag to publish under (default: the recipe's)")
     add(
         "--cache",
         type=Path,
         metavar="DIR",
         default=_default_cache(),
-        help="finished bases (default: %(default)s)",
+        help="cache of finished bases (default: %(default)s)",
     )
     add(
         "--mirror",
@@ -121,7 +121,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         metavar="URL",
         help="mirror of Debian's security updates, likewise",
     )
-    add("--refresh", action="store_true", help="install anew, with the packages of today")
+    add("--refresh", action="store_true", help="ignore the cache and install current packages")
     add("--json", action="store_true", dest="as_json", help="print the result as JSON")
     return Options(**vars(parser.parse_args(argv)))
 
@@ -158,7 +158,7 @@ def _recipe(options: Options) -> Recipe:
     if options.tag is not None:
         if not recipes.TAG.fullmatch(options.tag):
             raise BuildError(
-                f"--tag={options.tag} is no tag", "letters, digits, '.', '_' and '-' are possible"
+                f"--tag={options.tag} is not a valid tag", "allowed: letters, digits, '.', '_' and '-'"
             )
         image = replace(image, tag=options.tag)
     mirrors = choose(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As much of ELF (64-bit, little endian) as an image build must look at."""
+"""Reads the parts of ELF files (64-bit, little endian) that an image build needs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterator
 PT_INTERP = 3
 PT_NOTE = 4
 EM_X86_64 = 62
-# xen/interface/elfnote.h: entry point of a PVH boot, what QEMU wants of an ELF kernel.
+# xen/interface/elfnote.h: entry point of a PVH boot, which QEMU needs in an ELF kernel.
 XEN_ELFNOTE_PHYS32_ENTRY = 18
 
 
 def _program_headers(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(type, file offset, file size) of each program header; ValueError when data is no such ELF file."""
+    """(type, file offset, file size) of each program header; ValueError if data is not such an ELF file."""
     if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
-        raise ValueError("it is no 64-bit ELF file")
+        raise ValueError("it is not a 64-bit ELF file")
     if struct.unpack_from("<H", data, 18)[0] != EM_X86_64:
-        raise ValueError("it is for another machine than x86-64")
+        raise ValueError("it is not for x86-64")
     (table,) = struct.unpack_from("<Q", data, 32)
     size, count = struct.unpack_from("<HH", data, 54)
     if size < 56 or table + size * count > len(data):
-        raise ValueError("its program headers are cut off")
+        raise ValueError("its program headers are truncated")
     for index in range(count):
         kind, _flags, offset, _virtual, _physical, length = struct.unpack_from(
             "<IIQQQQ", data, table + index * size
@@ -31,13 +31,13 @@ def _program_headers(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def check_static(data: bytes) -> None:
-    """Check that a program is a static one for x86-64; ValueError says what it is instead."""
+    """Check that a program is static and for x86-64; otherwise ValueError with the reason."""
     if any(kind == PT_INTERP for kind, _offset, _length in _program_headers(data)):
-        raise ValueError("it is linked dynamically, and an initrd has no libraries")
+        raise ValueError("it is linked dynamically, but an initrd has no libraries")
 
 
 def has_pvh_entry(data: bytes) -> bool:
-    """Whether an ELF kernel can be started directly by QEMU; ValueError when it is no ELF file."""
+    """Whether QEMU can start an ELF kernel directly; ValueError if it is not an ELF file."""
     for kind, offset, length in _program_headers(data):
         if kind != PT_NOTE:
             continue

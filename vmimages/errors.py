@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong in a build."""
+"""The error of a build."""
 
 from __future__ import annotations
 
 
 class BuildError(Exception):
-    """A build that cannot go on: what failed, why, and what to do about it."""
+    """A build failed: what failed, why, and what to do."""
 
     def __init__(self, what: str, why: str = "", hint: str = "") -> None:
         super().__init__(what, why, hint)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build host: its tools, running them, and telling the reader what happens."""
+"""The build host: finds and runs its tools, and reports progress."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TAIL_LINES = 20
 
 
 def need(*tools: str) -> None:
-    """Check that tools are there.
+    """Check that tools are installed.
 
     Raises:
-        BuildError: names every one that is missing, and the packages to install.
+        BuildError: tools are missing; names them and the packages to install.
     """
     missing = [tool for tool in tools if shutil.which(tool, path=SEARCH) is None]
     if missing:
@@ -40,12 +40,12 @@ def need(*tools: str) -> None:
 
 
 def say(text: str) -> None:
-    """One line of progress on stderr."""
+    """Write one line of progress to stderr."""
     print(f"image: {text}", file=sys.stderr, flush=True)
 
 
 class BuildStep:
-    """``with BuildStep("what is being done"):`` says what is done, and how long it took."""
+    """``with BuildStep("installing"):`` reports the start of a step, and its duration at the end."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -62,7 +62,7 @@ class BuildStep:
 
 
 def environment(epoch: int) -> dict[str, str]:
-    """What tools see of the build host's environment: proxies and PATH, nothing that changes their output."""
+    """Environment of tools: proxies and PATH of the build host, nothing that changes their output."""
     kept = {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")}
     return kept | {"PATH": SEARCH, "LC_ALL": "C.UTF-8", "TZ": "UTC", "SOURCE_DATE_EPOCH": str(epoch)}
 
@@ -73,11 +73,11 @@ def run(argv: Sequence[str], env: Mapping[str, str], log: Path, relay: re.Patter
     Args:
         argv: the command.
         env: its whole environment.
-        log: where stdout and stderr go, appended.
-        relay: what its first group finds in a line is progress, shown as it comes.
+        log: file to which stdout and stderr are appended.
+        relay: for each line that matches, the first group is reported as progress.
 
     Raises:
-        BuildError: it failed; carries the end of what it said.
+        BuildError: the tool failed; contains the end of its output.
     """
     with log.open("ab") as out:
         try:
@@ -98,17 +98,18 @@ def run(argv: Sequence[str], env: Mapping[str, str], log: Path, relay: re.Patter
                     if relay and (match := relay.match(line.decode(errors="replace"))):
                         say(f"  {match[1]}")
             except BaseException:
-                child.terminate()  # interrupted: leaving "with" waits for it, and it has mounts to undo
+                child.terminate()  # interrupted: leaving "with" waits until it has removed its mounts
                 raise
     if child.returncode != 0:
         lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         raise BuildError(
-            f"{argv[0]} failed with exit status {child.returncode}", "it said:\n    " + "\n    ".join(lines)
+            f"{argv[0]} failed with exit status {child.returncode}",
+            "its output:\n    " + "\n    ".join(lines),
         )
 
 
 def output(argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60) -> bytes:
-    """Run a tool as a filter and return its stdout; BuildError when it fails."""
+    """Run a tool as a filter and return its stdout; BuildError if it fails."""
     try:
         done = subprocess.run(
             argv,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The initrd: vhpc-init, the guest agent, and the few kernel modules before the root.
+"""The initrd: vhpc-init, the guest agent, and the kernel modules needed to mount the root.
 
-It is not compressed: it is small, and unpacking costs more than reading it
-when the guest's processor is emulated.
+It is not compressed, because it is small, and in an emulated guest
+decompression takes longer than reading it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vmimages.rootfs import Base
 
 VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?(?:[-+~][\w.]+)?\b", re.ASCII)
 SOURCE_TREE = Path(__file__).resolve().parent.parent
-# Where the build leaves them, then where they are installed.
+# Paths in the build folder, then installed paths.
 PLACES = {
     "vhpc-init": (SOURCE_TREE / "build/guest/init/vhpc-init", Path("/usr/libexec/vhpc/vhpc-init")),
     "vhpc-agent": (SOURCE_TREE / "build/guest/vhpc-agent", Path("/usr/libexec/vhpc/vhpc-agent")),
@@ -27,17 +27,17 @@ PLACES = {
 
 
 def program(name: str, given: Path | None) -> Path:
-    """The program to put into the initrd: the one given, or the one found.
+    """The program to put into the initrd: ``given``, or the first one found.
 
     Raises:
-        BuildError: there is none, or it is not a static x86-64 program.
+        BuildError: it does not exist, or is not a static x86-64 program.
     """
     path = given or next((place for place in PLACES[name] if place.exists()), None)
     option = "--" + name.removeprefix("vhpc-")
     if path is None:
         places = ", ".join(str(place) for place in PLACES[name])
-        raise BuildError(f"{name} is not built", f"looked at {places}", f"run make, or name it with {option}")
-    path = path.absolute()  # it is run, and a bare name would be looked up in PATH
+        raise BuildError(f"{name} is not built", f"searched {places}", f"run make, or pass it with {option}")
+    path = path.absolute()  # a name without a folder would be searched in PATH
     try:
         elf.check_static(path.read_bytes())
     except OSError as err:
@@ -50,16 +50,16 @@ def program(name: str, given: Path | None) -> Path:
 
 
 def version(path: Path) -> str:
-    """What a program calls its version; BuildError when it does not say."""
+    """The version that a program prints; BuildError if it prints none."""
     said = output([str(path), "--version"], timeout_s=10).decode(errors="replace")
     match = VERSION.search(said)
     if match is None:
-        raise BuildError(f"{path} --version names no version", said[:80].strip())
+        raise BuildError(f"{path} --version prints no version", said[:80].strip())
     return match[0]
 
 
 def initrd(base: Base, init: Path, agent: Path, epoch: int) -> bytes:
-    """The initrd's bytes: a function of the modules, the two programs and the epoch only."""
+    """The initrd's bytes, which depend only on the modules, the two programs and the epoch."""
     archive = Archive(mtime=epoch)
     archive.character_device("dev/console", 5, 1)
     archive.file("init", init.read_bytes(), 0o755)

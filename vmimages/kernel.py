@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel as QEMU starts it fastest.
+"""Extracts the ELF kernel from a bzImage, because QEMU starts it faster.
 
-A bzImage decompresses itself in the guest; under software emulation that is
-most of a second, each boot.  The ELF kernel inside starts at once through its
-PVH entry point.  The price: the decompressor is also what randomizes the
-kernel's base address (KASLR), so a recipe may ask for the bzImage.
+A bzImage decompresses itself in the guest; under software emulation this takes
+most of a second in each boot.  The ELF kernel inside starts at once through its
+PVH entry point.  The disadvantage: the decompressor also randomizes the
+kernel's base address (KASLR), so a recipe may request the bzImage.
 
 Format: Linux Documentation/arch/x86/boot.rst.
 """
@@ -27,27 +27,27 @@ def vmlinux(bzimage: bytes) -> bytes:
     """The ELF kernel inside a bzImage.
 
     Raises:
-        BuildError: no bzImage, a compression that we do not know, or a kernel
-            without a PVH entry point.
+        BuildError: not a bzImage, an unknown compression, or a kernel without
+            a PVH entry point.
     """
     hint = 'set kernel.format = "bzImage" in the recipe'
     payload = _payload(bzimage)
     image = _decompress(payload)
     if image is None:
         raise BuildError(
-            "cannot take the kernel out of its bzImage", f"compressed with {payload[:4].hex()}", hint
+            "cannot extract the kernel from its bzImage", f"unknown compression {payload[:4].hex()}", hint
         )
     try:
         if not elf.has_pvh_entry(image):
             raise BuildError("the kernel has no PVH entry point", "it was built without CONFIG_PVH", hint)
     except ValueError as err:
-        raise BuildError("cannot take the kernel out of its bzImage", str(err), hint) from err
+        raise BuildError("cannot extract the kernel from its bzImage", str(err), hint) from err
     return image
 
 
 def _payload(bzimage: bytes) -> bytes:
     if len(bzimage) < 0x250 or bzimage[0x202:0x206] != HEADER_MAGIC:
-        raise BuildError("the kernel is no bzImage")
+        raise BuildError("the kernel is not a bzImage")
     (protocol,) = struct.unpack_from("<H", bzimage, 0x206)
     if protocol < PAYLOAD_PROTOCOL:
         raise BuildError("the kernel is too old", f"boot protocol {protocol:#06x}")
@@ -58,7 +58,7 @@ def _payload(bzimage: bytes) -> bytes:
 
 
 def _decompress(payload: bytes) -> bytes | None:
-    """None for a compression that we do not know.  All but gzip have the size in 4 bytes after the data."""
+    """None for an unknown compression.  All but gzip have the size in 4 bytes after the data."""
     if payload.startswith(b"\xfd7zXZ\0"):
         return lzma.LZMADecompressor(lzma.FORMAT_XZ).decompress(payload)
     if payload.startswith(b"\x1f\x8b"):

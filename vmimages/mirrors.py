@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Debian packages come from: the mirrors that this host's own APT is configured with.
+"""Debian mirrors, by default those of this host's APT configuration.
 
 No mirror is built in.  APT itself reads its configuration (sources.list,
 sources.list.d/\\*.list and \\*.sources), so every format, option and
-``Enabled: no`` means here what it means to ``apt-get``.  The image builder and
-the lab both ask here.
+``Enabled: no`` works as in ``apt-get``.  The image builder and the lab use this
+module.
 
 Source: sources.list(5); apt-get(8), ``indextargets``; apt-transport-mirror(1).
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 from vmimages.errors import BuildError
 
 ETC = Path("/etc/apt")
-# What names a mirror where APT's configuration does not, in vmimages/build, vlab and hwlab alike.
+# Variables that name a mirror instead of APT's configuration, for vmimages/build, vlab and hwlab.
 ENVIRONMENT = ("VHPC_MIRROR", "VHPC_SECURITY_MIRROR")
-# Releases of Debian and its names for them.  Other distributions' sources have other names.
+# Names of Debian's releases.  Sources of other distributions have other names.
 _RELEASES = {"oldoldstable", "oldstable", "stable", "testing", "unstable", "sid"} | {
     "bullseye",
     "bookworm",
@@ -31,20 +31,20 @@ _RELEASES = {"oldoldstable", "oldstable", "stable", "testing", "unstable", "sid"
     "forky",
     "duke",
 }
-# These have no updates and no security updates of their own.
+# Suites without updates and security updates.
 _ROLLING = {"sid", "unstable"}
 _SECURITY = re.compile(r"(.+)(?:-security|/updates)")
-# Mirrors call the archive so (https://www.debian.org/mirror/ftpmirror); a third party's repository
-# may use Debian's names of releases too.
+# Mirrors use this path for the archive (https://www.debian.org/mirror/ftpmirror); repositories of
+# third parties may also use the names of Debian's releases.
 _ARCHIVE = re.compile(r"/debian(?:/[0-9]{8}T[0-9]{6}Z)?/*$")
 
 
 @dataclass(frozen=True)
 class Mirrors:
-    """Base URLs without a slash at the end.
+    """Base URLs without a final slash.
 
     ``archive`` has releases and their updates.  ``security`` has security updates; it is empty for
-    unstable, which has none.
+    unstable, which has no security updates.
     """
 
     archive: str
@@ -53,7 +53,7 @@ class Mirrors:
 
 @dataclass(frozen=True)
 class Source:
-    """One release of one repository that APT is configured with."""
+    """One release of one repository in APT's configuration."""
 
     url: str
     release: str
@@ -61,16 +61,16 @@ class Source:
 
 
 def choose(suite: str, archive: str = "", security: str = "", etc: Path = ETC) -> Mirrors:
-    """The mirrors of a suite: those that are named, the others from APT's configuration.
+    """The mirrors of a suite: the given ones, the others from APT's configuration.
 
     Args:
         suite: Debian release, such as ``trixie``.
-        archive: mirror that was named; empty if none was.
-        security: mirror of security updates that was named; empty if none was.
+        archive: given mirror of the archive, may be empty.
+        security: given mirror of security updates, may be empty.
         etc: APT's configuration folder.
 
     Raises:
-        BuildError: a mirror was neither named nor configured, or APT cannot read its configuration.
+        BuildError: a mirror is neither given nor configured, or APT cannot read its configuration.
     """
     rolling = suite in _ROLLING
     if archive and (security or rolling):
@@ -95,13 +95,13 @@ def sources(suite: str, mirrors: Mirrors, components: Sequence[str] = ("main",))
 
 
 def configured(etc: Path = ETC) -> list[Source]:
-    """All package sources that APT is configured with, in APT's own order.
+    """All package sources in APT's configuration, in APT's own order.
 
     Raises:
-        BuildError: there is no APT, or it cannot read its configuration.
+        BuildError: APT is not installed or cannot read its configuration.
     """
-    # REPO_URI is last: that of a CD has spaces.  Without release information APT also lists sources
-    # whose indexes were never downloaded.
+    # REPO_URI is last because the URI of a CD has spaces.  With --no-release-info APT also lists
+    # sources whose indexes were never downloaded.
     argv = ["apt-get", "indextargets", "--no-release-info", "-o", f"Dir::Etc={etc}"]
     argv += ["--format", "$(COMPONENT) $(RELEASE) $(REPO_URI)", "Created-By: Packages"]
     environment = {**os.environ, "LC_ALL": "C"}
@@ -126,7 +126,7 @@ def configured(etc: Path = ETC) -> list[Source]:
 
 
 def _first_of_list(url: str) -> str:
-    """The first mirror of a list of mirrors in a local file; any other URL as it is."""
+    """The first mirror of a mirror list in a local file; any other URL unchanged."""
     method, _, path = url.partition(":")
     if method != "mirror+file":
         return url
@@ -143,7 +143,7 @@ def _usable(url: str) -> bool:
 
 
 def _archive(known: Sequence[Source], suite: str) -> str:
-    """Debian's archive: its usual path before any other, a source of this very suite before others."""
+    """Debian's archive: prefers the usual path, then a source of this suite."""
     found = [
         one for one in known if one.component == "main" and one.release in _RELEASES and _usable(one.url)
     ]
@@ -170,9 +170,9 @@ def _security(known: Sequence[Source], suite: str) -> str:
 def _without(known: Sequence[Source], what: str) -> str:
     text = f"APT of this host has no http or https source with the component main of {what}"
     names = dict.fromkeys(f"{one.url} {one.release}" for one in known)
-    return f"{text}, it has: {', '.join(names)}" if names else f"{text}, it has no sources at all"
+    return f"{text}, it has: {', '.join(names)}" if names else f"{text}, it has no sources"
 
 
 def _name_one(which: int) -> str:
     option, key = (("--mirror", "debian.mirror"), ("--security-mirror", "debian.security_mirror"))[which]
-    return f"set {ENVIRONMENT[which]}=URL, or for an image {option} URL or {key} of the recipe"
+    return f"set {ENVIRONMENT[which]}=URL, or for an image use {option} URL or set {key} in the recipe"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel modules for an initrd: which ones, in which order, uncompressed.
+"""Kernel modules for an initrd: selection, load order and decompression.
 
-Reads what depmod(8) wrote (modules.dep, modules.softdep, modules.alias,
-modules.builtin) the way modprobe(8) does, so that vhpc-init needs neither.
+Reads the files of depmod(8) (modules.dep, modules.softdep, modules.alias,
+modules.builtin) as modprobe(8) does, so that vhpc-init needs neither program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SUFFIX = re.compile(r"\.ko(\.(xz|zst|gz))?$")
 
 
 def canonical(name: str) -> str:
-    """A module's name as the kernel spells it: '-' and '_' are one character."""
+    """A module's name as the kernel spells it, with '_' for '-'."""
     return name.replace("-", "_")
 
 
@@ -51,12 +51,12 @@ class ModuleTree:
 
     @classmethod
     def read(cls, folder: Path) -> ModuleTree:
-        """Read depmod's tables; BuildError when they are not there."""
+        """Read depmod's tables; BuildError if they are missing."""
         tree = cls(folder)
         for line in tree._lines("modules.dep", required=True):
             path, _, needs = line.partition(":")
             tree._files[_stem(path)] = path
-            # depmod lists the direct and indirect ones so that the last is to be loaded first.
+            # depmod lists direct and indirect dependencies; the last one must be loaded first.
             tree._needs[_stem(path)] = [_stem(p) for p in reversed(needs.split())]
         tree._builtin = {_stem(line) for line in tree._lines("modules.builtin", required=False)}
         for line in tree._lines("modules.softdep", required=False):
@@ -68,11 +68,11 @@ class ModuleTree:
         return tree
 
     def has(self, name: str) -> bool:
-        """Whether the kernel has a module or a built-in part of that name."""
+        """Whether the kernel has a module or a built-in module of that name."""
         return canonical(name) in self._files or canonical(name) in self._builtin
 
     def load_order(self, names: tuple[str, ...]) -> list[LoadStep]:
-        """The named modules and all they need, each after what it needs.
+        """The named modules and all their dependencies, each module after its dependencies.
 
         Raises:
             BuildError: the kernel has no such module.
@@ -92,9 +92,9 @@ class ModuleTree:
     ) -> None:
         """Add a module to ``order``, which maps a name to whether it may fail."""
         if name in above or name not in self._files:
-            return  # a circle of soft dependencies, or built in
+            return  # a cycle of soft dependencies, or built in
         if name in order and (optional or not order[name]):
-            return  # there, and needed as much as we need it
+            return  # already added, with the same or a stronger need
         for soft in self._pre.get(name, ()):
             self._add_soft(soft, order, (*above, name))
         for needed in self._needs[name]:
@@ -104,7 +104,7 @@ class ModuleTree:
             self._add_soft(soft, order, (*above, name))
 
     def _add_soft(self, name: str, order: dict[str, bool], above: tuple[str, ...]) -> None:
-        """Add a soft dependency: a module or an alias, which may not exist and may fail to load."""
+        """Add a soft dependency: a module or an alias, which may be missing or fail to load."""
         if self.has(name):
             self._add(name, order, above, optional=True)
             return
@@ -140,7 +140,7 @@ def file_name(path: Path) -> str:
 
 
 def load_list(steps: list[LoadStep]) -> str:
-    """Text of the initrd's ``/modules/load``: a file name per line, after a '-' when it is optional."""
+    """Text of the initrd's ``/modules/load``: one file name per line, with a prefix '-' if optional."""
     return "".join(f"{'-' if step.optional else ''}{file_name(step.path)}\n" for step in steps)
 
 

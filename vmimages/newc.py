@@ -3,8 +3,8 @@
 
 Format: Linux Documentation/driver-api/early-userspace/buffer-format.rst.
 The same entries in any order give the same bytes: they are sorted, inode
-numbers are counted, and there is one timestamp.  Device nodes need no
-privilege here, which they would in a directory for the cpio tool.
+numbers are consecutive, and there is one timestamp.  Unlike the cpio tool,
+which reads a directory, this writer needs no privilege for device nodes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class _Entry:
 
 @dataclass
 class Archive:
-    """An archive being filled; all in it belongs to root and has the timestamp ``mtime`` (s since 1970)."""
+    """An archive; root owns all entries, and all have the timestamp ``mtime`` (s since 1970)."""
 
     mtime: int = 0
     _entries: dict[str, _Entry] = field(default_factory=dict)
 
     def directory(self, path: str, mode: int = 0o755) -> None:
-        """Add a directory and those above it; nothing happens when it is there."""
+        """Add a directory and its parents unless they exist."""
         name = _name(path)
         for parent in reversed(PurePosixPath(name).parents):
             if str(parent) != ".":
@@ -42,9 +42,9 @@ class Archive:
         self._entries.setdefault(name, _Entry(stat.S_IFDIR | mode))
 
     def file(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Add a regular file and the directories above it.  ValueError: it is there, or of 4 GiB or more."""
+        """Add a regular file and its parents.  ValueError: it exists, or has 4 GiB or more."""
         if len(data) > SIZE_MAX:
-            raise ValueError(f"{path}: newc holds no file of {len(data)} bytes")
+            raise ValueError(f"{path}: newc cannot store a file of {len(data)} bytes")
         self._add(path, _Entry(stat.S_IFREG | mode, data))
 
     def character_device(self, path: str, major: int, minor: int, mode: int = 0o600) -> None:
@@ -70,10 +70,10 @@ class Archive:
 
 
 def _name(path: str) -> str:
-    """Paths as an initramfs has them: relative, no dots, no NUL."""
+    """A path for an initramfs: relative, without dots and NUL."""
     parts = PurePosixPath(path.lstrip("/")).parts
     if not parts or ".." in parts or "\0" in path:
-        raise ValueError(f"{path!r} is no path within an archive")
+        raise ValueError(f"{path!r} is not a valid path in an archive")
     return "/".join(parts)
 
 

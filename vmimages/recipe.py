@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes: what an image is made of, as TOML.
+"""Recipes: descriptions of images in TOML.
 
 A recipe has the tables ``image``, ``debian``, ``kernel`` and ``root``; each is
-one class below, and an unknown key or a wrong type is an error.
+a class in this module.  An unknown key or a wrong type is an error.
 ``docs/image-format.md`` explains the keys.
 """
 
@@ -22,19 +22,19 @@ from typing import Any, TypeVar
 from vmimages.errors import BuildError
 from vmimages.mirrors import Mirrors, sources
 
-# The same as in vhpc_slurm.model, which a bare build host cannot import.
+# Copies from vhpc_slurm.model, which a build host may not have.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-# Raise it when a base built by an older builder must not be taken from the cache.
+# Increase it if bases from the cache of an older builder must not be used.
 BASE_FORMAT = 3
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTable:
-    """``[image]``: what the manifest says about it."""
+    """``[image]``: fields of the manifest."""
 
     name: str
     tag: str = "latest"
@@ -47,10 +47,10 @@ class ImageTable:
 
 @dataclass(frozen=True, kw_only=True)
 class DebianTable:
-    """``[debian]``: where its files come from."""
+    """``[debian]``: release, mirrors and packages."""
 
     suite: str
-    # empty: those that the build host's APT is configured with
+    # empty: the mirrors of the build host's APT configuration
     mirror: str = ""
     security_mirror: str = ""
     components: tuple[str, ...] = ("main",)
@@ -59,13 +59,13 @@ class DebianTable:
     include_paths: tuple[str, ...] = ()
 
     def sources(self) -> list[str]:
-        """Lines of sources.list; the mirrors must be known."""
+        """Lines of sources.list; the mirrors must be set."""
         return sources(self.suite, Mirrors(self.mirror, self.security_mirror), self.components)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTable:
-    """``[kernel]``: what boots it."""
+    """``[kernel]``: package, command line and modules."""
 
     package: str
     format: str = "vmlinux"
@@ -94,9 +94,9 @@ class Recipe:
     root: RootTable
 
     def base_key(self) -> str:
-        """Stands for all that a base (root, kernel, modules) is made from: equal keys, equal base."""
+        """Digest of all inputs of a base (root, kernel, modules): equal keys, equal base."""
         parts = dataclasses.asdict(self)
-        parts["image"] = self.image.drivers  # the base is checked to have them
+        parts["image"] = self.image.drivers  # the build checks that the base has them
         del parts["kernel"]["cmdline"]
         text = json.dumps([BASE_FORMAT, parts, steps(FINISH_SCRIPT)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -106,7 +106,7 @@ FINISH_SCRIPT = Path(__file__).with_name("finish.sh")
 
 
 def steps(script: Path) -> str:
-    """A script as it counts in keys of caches: its license line makes no other system."""
+    """A script's text for cache keys, without its license line, which does not change the result."""
     return script.read_text(encoding="utf-8").replace("# SPDX-License-Identifier: Apache-2.0\n", "", 1)
 
 
@@ -114,7 +114,7 @@ def load(path: Path) -> Recipe:
     """Read and check a recipe.
 
     Raises:
-        BuildError: unreadable, no TOML, or not a recipe; names the key.
+        BuildError: unreadable, not TOML, or not a recipe; names the key.
     """
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -124,12 +124,12 @@ def load(path: Path) -> Recipe:
         recipe = _convert(raw, Recipe, "")
         _check(recipe)
     except ValueError as err:
-        raise BuildError(f"{path} is no recipe", str(err), "see docs/image-format.md") from err
+        raise BuildError(f"{path} is not a valid recipe", str(err), "see docs/image-format.md") from err
     return recipe
 
 
 def _convert(raw: Any, kind: type[T], where: str) -> T:
-    """A TOML table as a dataclass; ValueError with the key's name."""
+    """Convert a TOML table to a dataclass; ValueError with the key's name."""
     if not isinstance(raw, dict):
         raise ValueError(f"{where.rstrip('.')} must be a table")
     hints = typing.get_type_hints(kind)
@@ -158,8 +158,8 @@ def _value(value: Any, kind: Any, where: str) -> Any:
 def _check(recipe: Recipe) -> None:
     image, debian, kernel, root = recipe.image, recipe.debian, recipe.kernel, recipe.root
     rules = (
-        (NAME.fullmatch(image.name), f"image.name {image.name!r} has a character it may not have"),
-        (TAG.fullmatch(image.tag), f"image.tag {image.tag!r} has a character it may not have"),
+        (NAME.fullmatch(image.name), f"image.name {image.name!r} contains a character that is not allowed"),
+        (TAG.fullmatch(image.tag), f"image.tag {image.tag!r} contains a character that is not allowed"),
         (image.min_memory_mib > 0, "image.min_memory_mib must be above 0"),
         (image.firmware in {"bios", "uefi"}, "image.firmware must be bios or uefi"),
         (image.init == "agent" or image.init.startswith("/"), "image.init must be agent or an absolute path"),
@@ -168,10 +168,10 @@ def _check(recipe: Recipe) -> None:
             image.firmware == "bios" or kernel.format == "bzImage",
             'image.firmware = "uefi" needs kernel.format = "bzImage": UEFI does not load an ELF kernel',
         ),
-        ("vhpc.init=" not in kernel.cmdline, "kernel.cmdline may not say vhpc.init=: image.init does"),
+        ("vhpc.init=" not in kernel.cmdline, "kernel.cmdline must not contain vhpc.init=: set image.init"),
         (root.format == "erofs", "root.format must be erofs"),
         (root.compression in {"none", "lz4", "lz4hc"}, "root.compression must be none, lz4 or lz4hc"),
-        (_is_uuid(root.uuid), f"root.uuid {root.uuid!r} is no UUID"),
+        (_is_uuid(root.uuid), f"root.uuid {root.uuid!r} is not a UUID"),
         (root.source_date_epoch >= 0, "root.source_date_epoch must not be negative"),
     )
     for holds, message in rules:
@@ -186,7 +186,7 @@ def _check(recipe: Recipe) -> None:
     ):
         for name in names:
             if not pattern.fullmatch(name):
-                raise ValueError(f"{what}: {name!r} is not a possible name")
+                raise ValueError(f"{what}: {name!r} is not a valid name")
 
 
 def _is_uuid(text: str) -> bool:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of an image: root file system and kernel, from Debian packages, cached by what goes into it.
+"""The base of an image: root file system and kernel from Debian packages, cached by a digest of its inputs.
 
-mmdebstrap does the installing (as root, or in a user namespace), finish.sh
-runs in the new root, and mkfs.erofs writes it out.  What comes of a recipe is
-kept under its key, so that the next build of the same recipe is immediate.
+mmdebstrap installs packages (as root, or in a user namespace), finish.sh runs
+in the new root, and mkfs.erofs writes the image.  The result is cached under
+the recipe's key, so that the next build of the same recipe takes no time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vmimages.recipe import FINISH_SCRIPT, Recipe
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURE = "amd64"
-# The lines of mmdebstrap that tell a reader something.
+# Lines of mmdebstrap that are shown as progress.
 PROGRESS = re.compile(r"I: ((?:downloading|extracting|installing) .*)\.\.\.")
 
 
@@ -57,20 +57,20 @@ class Base:
 
     @property
     def modules(self) -> Path:
-        """Folder: what the initrd has in ``/modules``, uncompressed modules and their order in ``load``."""
+        """Folder with the content of the initrd's ``/modules``: uncompressed modules and ``load``."""
         return self.folder / "modules"
 
 
 def base(recipe: Recipe, cache: Path, *, refresh: bool = False) -> Base:
-    """The base of a recipe: from the cache, or built into it.
+    """The base of a recipe, from the cache or newly built and cached.
 
     Args:
         recipe: the recipe.
-        cache: cache folder; created when absent.
-        refresh: build even when the cache has it (packages may be newer).
+        cache: cache folder; created if absent.
+        refresh: build even if the cache has it (packages may be newer).
 
     Raises:
-        BuildError: a tool is missing or failed, or the recipe does not fit the suite.
+        BuildError: a tool is missing or failed, or the suite lacks what the recipe names.
     """
     key = recipe.base_key()
     try:
@@ -85,7 +85,9 @@ def base(recipe: Recipe, cache: Path, *, refresh: bool = False) -> Base:
                 _replace(work / "base", final)
             built = _load(final, cached=False)
     except OSError as err:
-        raise BuildError(f"cannot use the cache {cache}", str(err), "name another one with --cache") from err
+        raise BuildError(
+            f"cannot use the cache {cache}", str(err), "choose another folder with --cache"
+        ) from err
     assert built is not None
     return built
 
@@ -149,12 +151,12 @@ def _install(recipe: Recipe, tree: Path, log: Path) -> None:
 
 
 def _write_root(recipe: Recipe, tree: Path, target: Path, log: Path) -> None:
-    """Write the root file system, with the ownership that it has in the namespace which made it."""
+    """Write the root file system, with the ownership as seen in the namespace that created it."""
     inner = tree / ".vhpc" / "root.erofs"
     argv = ["mkfs.erofs", "--quiet", f"-T{recipe.root.source_date_epoch}", f"-U{recipe.root.uuid}"]
     if recipe.root.compression != "none":
         argv += [f"-z{recipe.root.compression}", "-C65536"]
-    # The kernel fills /dev; mmdebstrap makes nodes there when it may, which would show who built.
+    # The kernel fills /dev.  mmdebstrap creates nodes there only with privileges, so builds would differ.
     argv += ["--exclude-path=.vhpc", "--exclude-regex=^dev/.+"]
     if not recipe.kernel.modules_in_root:
         argv.append("--exclude-path=usr/lib/modules")
@@ -163,7 +165,7 @@ def _write_root(recipe: Recipe, tree: Path, target: Path, log: Path) -> None:
 
 
 def _need_tools() -> None:
-    """Find out at once what would be missing after a minute."""
+    """Check all tools before the first long step."""
     need("mmdebstrap", "mkfs.erofs", "zstd", *(() if os.geteuid() == 0 else ("newuidmap",)))
     if not KEYRING.exists():
         raise BuildError(f"{KEYRING} is missing", hint="apt-get install debian-archive-keyring")
@@ -179,7 +181,7 @@ def _namespace() -> list[str]:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """One build per recipe at a time; the second finds the first one's result."""
+    """Allow one build per recipe at a time; a second one finds the result of the first."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -187,21 +189,21 @@ def _lock(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _work_folder(cache: Path) -> Iterator[Path]:
-    """A folder beside the results, removed whatever happens."""
+    """A temporary folder in the cache, removed in every case."""
     work = Path(tempfile.mkdtemp(prefix=".work-", dir=cache))
     try:
-        work.chmod(0o755)  # the namespace's root is another user and must get through
+        work.chmod(0o755)  # the namespace's root is another user and needs access
         yield work
     finally:
-        # rm, not shutil: the tree belongs to the namespace's users, and no mount in it may be followed.
+        # rm, not shutil: the namespace's users own the tree, and rm must not enter mounts in it.
         remove = ["rm", "-rf", "--one-file-system", str(work / "tree")]
-        # What it cannot remove is the empty folder, where that is the user's own and not the namespace's.
+        # rm may fail to remove the empty top folder, if the user owns it and not the namespace.
         subprocess.run([*_namespace(), *remove], env={"PATH": SEARCH}, check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _replace(new: Path, final: Path) -> None:
-    """Put a finished folder in place of an older one."""
+    """Replace an older folder by a finished one."""
     if final.exists():
         old = new.parent / "old"
         final.rename(old)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes images into a catalogue; vhpc_slurm.catalog reads them.
 
-Layout and manifest: docs/image-format.md.  Blobs come first and the name last,
-each by rename, so that a reader sees the image before or the image after.
+Layout and manifest: docs/image-format.md.  Blobs are written first and the name
+last, each by rename, so that a reader sees either the old or the new image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Published:
-    """What a name means now; ``changed`` says whether it meant something else before."""
+    """The digest to which a name points; ``changed``: whether this call changed it."""
 
     digest: str
     changed: bool
@@ -35,14 +35,14 @@ def publish(catalog: Path, manifest: dict[str, Any], blobs: dict[str, Path | byt
     """Put an image into a catalogue.
 
     Args:
-        catalog: the folder; created when absent.
+        catalog: the folder; created if absent.
         manifest: fields of the manifest, without those named in ``blobs``.
-        blobs: manifest field (kernel, initrd, root) -> the blob's bytes, or the file that has them.
+        blobs: manifest field (kernel, initrd, root) -> the blob's bytes, or a file with them.
 
-    When the name's image differs in ``created`` only, it stays.
+    If the published image differs only in ``created``, it stays.
 
     Raises:
-        BuildError: the catalogue cannot be written; the name means what it meant before.
+        BuildError: the catalogue cannot be written; the name is unchanged.
     """
     try:
         for part in ("blobs/sha256", "manifests/sha256", f"names/{manifest['name']}"):
@@ -63,7 +63,7 @@ def publish(catalog: Path, manifest: dict[str, Any], blobs: dict[str, Path | byt
 
 
 def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
-    """Digest and manifest of what the name means; None when it means nothing sound."""
+    """Digest and manifest to which the name points; None if they are missing or damaged."""
     try:
         digest = name.read_text().strip()
         raw = (catalog / "manifests/sha256" / (digest.removeprefix("sha256:") + ".json")).read_bytes()
@@ -76,7 +76,7 @@ def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
 
 
 def _blob(catalog: Path, field: str, data: Path | bytes) -> dict[str, Any]:
-    """Have a blob in the catalogue; the manifest's entry for it."""
+    """Write a blob to the catalogue; return the manifest's entry for it."""
     folder = catalog / "blobs/sha256"
     with _new_file(folder) as (path, fd):
         digest, size = hashlib.sha256(), 0
@@ -85,7 +85,7 @@ def _blob(catalog: Path, field: str, data: Path | bytes) -> dict[str, Any]:
             size += len(chunk)
             _write_all(fd, chunk)
         os.fsync(fd)
-        # Renamed even when it is there: an older copy may be damaged, and this one is known to be good.
+        # Replace an existing blob: it may be damaged, and this one is known to be good.
         path.rename(folder / digest.hexdigest())
     file = data.name if isinstance(data, Path) else field
     return {"file": file, "sha256": digest.hexdigest(), "size": size}
@@ -101,7 +101,7 @@ def _chunks(data: Path | bytes) -> Iterator[bytes]:
 
 
 def _write(final: Path, text: bytes) -> None:
-    """Write a small file at once or not at all."""
+    """Write a small file atomically."""
     with _new_file(final.parent) as (path, fd):
         _write_all(fd, text)
         os.fsync(fd)
@@ -121,7 +121,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _new_file(folder: Path) -> Iterator[tuple[Path, int]]:
-    """A world-readable file under a hidden name, removed unless it was renamed."""
+    """A world-readable file with a hidden name, removed unless it was renamed."""
     fd, name = tempfile.mkstemp(prefix=".new-", dir=folder)
     path = Path(name)
     try:

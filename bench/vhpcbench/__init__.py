@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks of vhpc: each compares with a reference that is run in the same command."""
+"""Benchmarks of vhpc: each runs a reference in the same command and compares with it."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the start of the Prolog to the first instruction of the user's script, against plain QEMU.
+"""Time from the start of the Prolog to the first instruction of the user's script, against plain QEMU.
 
 The reference boots the same kernel, initrd and root with the same machine type,
-CPU model, memory and vCPU count up to the first line of a shell script; once on
-the CPUs that the job's guest is pinned to, once on all. Both are printed; the
-target, at most 1.5, is for the pinned one, which has the same CPUs.
+CPU model, memory and vCPU count until the first line of a shell script; once on
+the CPUs to which the job's guest is pinned, once on all CPUs. Both are printed;
+the target, at most 1.5, is for the same CPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def run() -> int:
 
 
 def bench(args: argparse.Namespace) -> Report:
-    """Rounds of a job, a pinned plain guest and an unpinned one."""
+    """Run rounds of a job, a pinned plain guest and an unpinned one."""
     lab = Lab()
     report = Report("boot")
     plain = Plain(lab, args.image, facts(lab, args.image), f"#!/bin/sh\necho {MARKER}\nsleep 1000\n")
@@ -51,16 +51,16 @@ def bench(args: argparse.Namespace) -> Report:
     report.ratios["against the same CPUs"] = same
     report.ratios["against all CPUs"] = statistics.median(a / b for a, b in zip(jobs, unpinned, strict=True))
     rest = ours.median - report.series[-2].median
-    report.notes.append(f"not the boot itself: {rest:.2f} s")
+    report.notes.append(f"in addition to the plain boot on the same CPUs: {rest:.2f} s")
     report.judge(f"ratio {same:.2f}, target at most {TARGET}", same <= TARGET)
     return report
 
 
 def _job(lab: Lab, image: str) -> dict[str, float]:
-    """Seconds of each stage of one job, up to its script's first line."""
+    """Seconds of each stage of one job, until its script's first line."""
     job = lab.submit(f": > {MARKER}.$SLURM_JOB_ID", f"--vhpc-image={image}", "-o", "/dev/null", wait=True)
     marker = lab.home(f"{MARKER}.{job}")
-    # made by the guest's system call, in the clock of this machine, to a tick of it
+    # the time of the guest's system call by this machine's clock, with the resolution of a tick
     first = marker.stat().st_ctime_ns / 1e9
     marker.unlink()
     took: dict[str, float] = {}

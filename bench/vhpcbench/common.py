@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: the lab's hosts, command lines, figures and how they are printed."""
+"""Shared by the benchmarks: the lab's hosts, command line, results and their output."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ JOB_TIMEOUT_S = 300
 
 
 class BenchError(Exception):
-    """What hinders a benchmark, in one line."""
+    """An error that prevents a benchmark, in one line."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one thing in one unit, a value per round."""
+    """Values of one measurement in one unit, one value per round."""
 
     name: str
     unit: str
@@ -41,16 +41,16 @@ class Series:
         return statistics.median(self.values)
 
     def line(self) -> str:
-        """Median, and how far the rounds were apart."""
+        """Median, minimum and maximum."""
         low, high = min(self.values), max(self.values)
         return f"  {self.name:<44}{self.median:10.2f} {self.unit:<5} ({low:.2f} to {high:.2f})"
 
 
 @dataclass
 class Report:
-    """What a benchmark found.
+    """Results of a benchmark.
 
-    ``verdict`` is the figure that has a target, ``met`` whether it reached it.
+    ``verdict`` is the result that has a target, ``met``: whether it meets the target.
     """
 
     bench: str
@@ -62,17 +62,17 @@ class Report:
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def add(self, name: str, unit: str, values: list[float]) -> Series:
-        """Keep a series."""
+        """Add a series."""
         series = Series(name, unit, tuple(values))
         self.series.append(series)
         return series
 
     def judge(self, text: str, met: bool) -> None:
-        """State the figure that has a target."""
+        """Set the result that has a target."""
         self.verdict, self.met = f"{text}: {'met' if met else 'MISSED'}", met
 
     def show(self, as_json: bool) -> None:
-        """Print it all."""
+        """Print the report."""
         surroundings = {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "cpus": os.cpu_count(),
@@ -89,8 +89,8 @@ class Report:
             return
         rounds = len(self.series[0].values) if self.series else 0
         print(
-            f"{self.bench}: medians (least to most) of {rounds} rounds; {surroundings['cpus']} CPUs, load "
-            f"{self.load_before:.1f} before and {surroundings['load_after']:.1f} after"
+            f"{self.bench}: medians (minimum to maximum) of {rounds} rounds; {surroundings['cpus']} CPUs, "
+            f"load {self.load_before:.1f} before and {surroundings['load_after']:.1f} after"
         )
         for series in self.series:
             print(series.line())
@@ -102,7 +102,7 @@ class Report:
 
 
 class Lab:
-    """The running lab, seen from the machine that it runs on."""
+    """The running lab, accessed from its machine."""
 
     def __init__(self) -> None:
         done = subprocess.run(
@@ -118,7 +118,7 @@ class Lab:
         """Stdout of a command on a host.
 
         Raises:
-            BenchError: it failed.
+            BenchError: the command failed.
         """
         command = [str(VLAB), "exec", "-u", user, host, "--", *argv]
         done = subprocess.run(
@@ -131,17 +131,17 @@ class Lab:
         return done.stdout
 
     def home(self, name: str) -> Path:
-        """A file of the user's home, on this machine."""
+        """Path on this machine of a file in the user's home."""
         return self.paths["home"] / USER / name
 
     def submit(self, script: str, *options: str, wait: bool) -> int:
-        """Sbatch a script to the node; with ``wait`` it returns when the job has ended."""
+        """Submit a script to the node with sbatch; with ``wait``, return when the job has ended."""
         argv = ["sbatch", "--parsable", "-w", NODE, *(["--wait"] if wait else []), *options]
         out = self.run("login", *argv, user=USER, stdin=f"#!/bin/sh\n{script}\n")
         return int(out.split()[0])
 
     def hold(self, *options: str) -> int:
-        """Start a job that sleeps; returns when it runs."""
+        """Start a job that sleeps; return when it runs."""
         name = "bench-held"
         job = self.submit(f": > {name}.$SLURM_JOB_ID; sleep 3600", "-o", "/dev/null", *options, wait=False)
         waiting = (
@@ -151,12 +151,12 @@ class Lab:
         return job
 
     def cancel(self, *jobs: int) -> None:
-        """End jobs and wait until their nodes are done with them."""
+        """End jobs and wait until their nodes are free."""
         self.run("ctl", "scancel", *map(str, jobs))
         self.quiet()
 
     def quiet(self) -> None:
-        """Wait until no job is left, completing ones included."""
+        """Wait until no job is left, including completing jobs."""
         self.run("ctl", "sh", "-c", 'while [ -n "$(squeue -h)" ]; do sleep 0.2; done', timeout_s=60)
 
     def timeline(self, job: int) -> list[dict[str, Any]]:
@@ -167,7 +167,7 @@ class Lab:
 
 
 def milliseconds(action: Callable[[], object]) -> float:
-    """How long something takes once."""
+    """Duration of one call."""
     began = time.perf_counter()
     action()
     return (time.perf_counter() - began) * 1e3
@@ -178,7 +178,7 @@ def main(name: str, doc: str, rounds: int, bench: Callable[[argparse.Namespace],
     parser = argparse.ArgumentParser(
         f"bench/{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="all values, as JSON")
+    parser.add_argument("--json", action="store_true", help="print all values as JSON")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"interleaved rounds (default {rounds})")
     parser.add_argument("--image", default="debian-minimal", help="published image (default debian-minimal)")
     args = parser.parse_args()

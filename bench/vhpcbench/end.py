@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a job on two nodes: from its last instruction until Slurm has its nodes back.
+"""The end of a job on two nodes: from its last instruction until its nodes are free in Slurm.
 
-By turns with the same job without a guest: what is more is the guests' power-off,
-the release of what they held, and the hooks. The target, a 99th percentile of the
-whole of less than a second, is meant for 100 rounds on a quiet machine.
+Alternates with the same job without a guest. The difference is the guests'
+power-off, the release of their resources, and the hooks. The target, a 99th
+percentile of the total below one second, is for 100 rounds on a quiet machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vhpcbench.common import Lab, Report, main
 TARGET_S = 1.0
 NODES = 2
 MARKER = "bench-last-instruction"
-# $1: the job. A job whose Epilogs run is still in the queue, as completing.
+# $1: the job. While its Epilogs run, a job is still in the queue, as completing.
 WAIT = 'while [ -n "$(squeue -h -o %i -j $1 2>/dev/null)" ]; do sleep 0.02; done; date +%s.%N'
 
 
@@ -28,7 +28,7 @@ def run() -> int:
 
 
 def bench(args: argparse.Namespace) -> Report:
-    """Ends of jobs with guests and without, by turns."""
+    """Alternate between ends of jobs with and without guests."""
     lab = Lab()
     report = Report("end")
     ours, theirs, inner = [], [], []
@@ -38,7 +38,7 @@ def bench(args: argparse.Namespace) -> Report:
         inner.append(_teardown(lab, job))
         theirs.append(_end(lab)[1])
     with_guests = report.add("last instruction to free nodes, with guests", "s", ours)
-    without = report.add("the same without", "s", theirs)
+    without = report.add("the same without guests", "s", theirs)
     report.add("power off and release, the slower node", "s", inner)
     report.ratios["with guests to without"] = with_guests.median / without.median
     for name, values in (("with guests", ours), ("without", theirs), ("power off and release", inner)):
@@ -49,7 +49,7 @@ def bench(args: argparse.Namespace) -> Report:
 
 
 def _end(lab: Lab, *options: str) -> tuple[int, float]:
-    """Run one job; returns its id, and seconds from its last instruction to its nodes' being free."""
+    """Run one job; return its id, and seconds from its last instruction until its nodes are free."""
     job = lab.submit(f": > {MARKER}.$SLURM_JOB_ID", f"-N{NODES}", "-o", "/dev/null", *options, wait=False)
     free = float(lab.run("ctl", "sh", "-c", WAIT, "wait", str(job)))
     marker = lab.home(f"{MARKER}.{job}")
@@ -59,7 +59,7 @@ def _end(lab: Lab, *options: str) -> tuple[int, float]:
 
 
 def _teardown(lab: Lab, job: int) -> float:
-    """Seconds from the first stage of the Epilog to the last one's end, of the node that took longer."""
+    """Seconds from the start of the Epilog's first stage to the end of its last, on the slower node."""
     said = json.loads(lab.run("ctl", "vhpc", "timeline", str(job), "--json"))
     spans = []
     for node in said["nodes"]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest adds to `srun true`: two jobs run on one node, one of them in a guest.
+"""Time that a guest adds to `srun true`: two jobs run on one node, one of them in a guest.
 
-From the login node `srun --jobid=... --overlap true` starts a step in the one and
-in the other by turns. The target is an added median of less than 30 ms.
+From the login node `srun --jobid=... --overlap true` starts steps alternately in
+the two jobs. The target is an added median of less than 30 ms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 from vhpcbench.common import USER, Lab, Report, main
 
 TARGET_MS = 30.0
-# $1, $2: jobs; $3: rounds. The first two steps warm both.
+# $1, $2: jobs; $3: rounds. The first two steps warm up both jobs.
 LOOP = """
 one() { a=$EPOCHREALTIME; srun --jobid=$1 --overlap -n1 true || exit 1; b=$EPOCHREALTIME
         echo $(( ${b/./} - ${a/./} )); }
@@ -28,7 +28,7 @@ def run() -> int:
 
 
 def bench(args: argparse.Namespace) -> Report:
-    """Steps into both jobs by turns."""
+    """Start steps alternately in both jobs."""
     lab = Lab()
     report = Report("enter")
     jobs: list[int] = []
@@ -40,7 +40,7 @@ def bench(args: argparse.Namespace) -> Report:
         lab.cancel(*jobs)
     rows = [[int(word) / 1000 for word in line.split()] for line in out.splitlines()]
     ours = report.add("srun true, in a guest", "ms", [row[0] for row in rows])
-    theirs = report.add("srun true, without", "ms", [row[1] for row in rows])
+    theirs = report.add("srun true, without a guest", "ms", [row[1] for row in rows])
     report.add("added, by pairs", "ms", [row[0] - row[1] for row in rows])
     added = statistics.median(row[0] - row[1] for row in rows)
     report.ratios["in a guest to without"] = ours.median / theirs.median

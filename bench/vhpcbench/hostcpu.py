@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time that the host spends on a guest's output: all but what the guest itself computes with."""
+"""CPU time that the host spends on a guest's output, without the time of the guest's vCPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ RELAYS = ("vhpc-shim", "vhpc-run")
 
 
 def of_job(job: int) -> dict[str, float]:
-    """Seconds of QEMU's threads that are no vCPU, of the shim and of vhpc-run, of a job on this machine.
+    """CPU seconds of QEMU without its vCPUs, of the shim and of vhpc-run, of a job on this machine.
 
     Raises:
-        BenchError: one of them is not there.
+        BenchError: one of these processes does not exist.
     """
     found: dict[str, float] = {}
     for entry in Path("/proc").iterdir():
@@ -34,7 +34,7 @@ def of_job(job: int) -> dict[str, float]:
 
 
 def _role(process: Path, job: int) -> str:
-    """What a process is to the job; empty for others."""
+    """Role of a process of the job; empty for other processes."""
     words = (process / "cmdline").read_bytes().split(b"\0")
     if b"qemu-system" in words[0]:
         return "qemu" if any(b"guest=vhpc-%d-" % job in word for word in words) else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on the node, as `python3 -c`: one plain guest, one measurement, the result as JSON."""
+"""Runs on the node as `python3 -c`: measures one plain guest, prints the result as JSON."""
 
 import json
 import os
@@ -15,7 +15,7 @@ PORT = "/run/vhpc-bench.sock"
 
 
 def main() -> int:
-    """Start QEMU as ordered in argv[1], measure, end it."""
+    """Start QEMU as specified in argv[1], measure, end it."""
     order = json.loads(sys.argv[1])
     pin = ["taskset", "-c", order["cpus"]] if order["cpus"] else []
     cpu: dict[str, float] = {}
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def wait_for(qemu: "subprocess.Popen[bytes]", marker: bytes, began: float) -> "tuple[float | None, bytes]":
-    """Seconds until the console says the marker, and what it said."""
+    """Seconds until the console shows the marker, and the console's output."""
     assert qemu.stdout is not None
     said = b""
     while marker not in said and time.monotonic() - began < DEADLINE_S:
@@ -53,7 +53,7 @@ def wait_for(qemu: "subprocess.Popen[bytes]", marker: bytes, began: float) -> "t
 
 
 def host_cpu_s(pid: int) -> float:
-    """CPU time of QEMU's threads that are no vCPU."""
+    """CPU time of QEMU's threads without vCPUs."""
     total = 0.0
     for task in Path(f"/proc/{pid}/task").iterdir():
         name = (task / "comm").read_text()
@@ -63,7 +63,7 @@ def host_cpu_s(pid: int) -> float:
 
 
 def transfer(size: int, path: Path, qemu: int) -> "tuple[float | None, bytes, dict[str, float]]":
-    """Seconds that `size` bytes took into a file, from the byte that says they begin; host CPU seconds."""
+    """Seconds for `size` bytes into a file, after a byte that marks their start; host CPU seconds."""
     until = time.monotonic() + DEADLINE_S
     port = socket.socket(socket.AF_UNIX)
     while True:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference: QEMU by itself, with the kernel, initrd and root that a job's guest boots from.
+"""The reference: plain QEMU with the kernel, initrd and root from which a job's guest boots.
 
-What it runs is a shell script in the agent's place: an archive behind the
-image's initrd overrides the agent's file, everything else is the image's.
+It runs a shell script instead of the agent: an archive appended to the image's
+initrd replaces the agent's file; everything else is from the image.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _of(domain: ET.Element, path: str) -> ET.Element:
 
 @dataclass(frozen=True)
 class GuestFacts:
-    """What a job's guest is, as libvirt says while it runs; ``cpus`` is where QEMU may run."""
+    """Configuration of a job's guest, from libvirt while it runs; ``cpus``: CPUs on which QEMU may run."""
 
     machine: str
     accel: str
@@ -43,13 +43,13 @@ class GuestFacts:
 
 
 def facts(lab: Lab, image: str) -> GuestFacts:
-    """Start a job for a look at its guest."""
+    """Start a job and read the configuration of its guest."""
     job = lab.hold(f"--vhpc-image={image}")
     try:
         xml = lab.run(NODE, "sh", "-c", "virsh dumpxml $(virsh -q list --name | head -1)")
     finally:
         lab.cancel(job)
-    domain = ET.fromstring(xml)  # noqa: S314 - libvirt's own words
+    domain = ET.fromstring(xml)  # noqa: S314 - from libvirt
     tcg = domain.get("type") == "qemu"
     off = [f.get("name") for f in domain.iterfind("cpu/feature[@policy='disable']")]
     pins = {p.get("cpuset", "") for p in domain.iterfind("cputune/*[@cpuset]")}
@@ -69,9 +69,9 @@ class Plain:
 
     Args:
         lab: the lab.
-        image: name of a published image, which the node has booted before.
-        guest: what the guests shall be like.
-        script: what runs in them, as PID 1.
+        image: name of a published image that the node has already booted.
+        guest: configuration of the guests.
+        script: runs in them as PID 1.
     """
 
     def __init__(self, lab: Lab, image: str, guest: GuestFacts, script: str) -> None:
@@ -86,15 +86,15 @@ class Plain:
         self._initrd.write_bytes(blob.read_bytes() + archive.to_bytes())
 
     def measure(self, *, pinned: bool, marker: str = "", size: int = 0) -> float:
-        """Seconds from QEMU's start to ``marker`` on the console, or that ``size`` bytes of the port took.
+        """Seconds from QEMU's start to ``marker`` on the console, or for ``size`` bytes from the port.
 
         Raises:
-            BenchError: neither came.
+            BenchError: the guest wrote neither.
         """
         return float(self._run(pinned=pinned, marker=marker, size=size)["seconds"])
 
     def transfer(self, size: int) -> tuple[float, dict[str, float]]:
-        """Seconds that ``size`` bytes of the port took; CPU seconds of ``qemu`` (no vCPUs) and ``reader``."""
+        """Seconds for ``size`` bytes from the port; CPU seconds of ``qemu`` (no vCPUs) and ``reader``."""
         result = self._run(pinned=True, marker="", size=size)
         return float(result["seconds"]), result["cpu"]
 
@@ -108,11 +108,11 @@ class Plain:
         said = self._lab.run(NODE, "python3", "-I", "-c", ON_NODE.read_text(), json.dumps(order))
         result: dict[str, Any] = json.loads(said)
         if result["seconds"] is None:
-            raise BenchError(f"the plain guest did not get there; its console: {result['console']}")
+            raise BenchError(f"the plain guest did not finish; its console: {result['console']}")
         return result
 
     def close(self) -> None:
-        """Remove what was written for them."""
+        """Remove the guests' initrd."""
         self._initrd.unlink()
 
     def _argv(self, *, port: bool) -> list[str]:

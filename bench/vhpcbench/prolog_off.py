@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU time of the Prolog for a job without vhpc, against a shell that does nothing.
+"""CPU time of the Prolog for a job without vhpc, against a shell without commands.
 
-Needs no lab: the Prolog ends in its first line. The target is less than 10 ms.
+Needs no lab, because the Prolog ends in its first line. The target is less than 10 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vhpcbench.common import CHECKOUT, Report, main
 TARGET_MS = 10.0
 RUNS = 100
 PROLOG = CHECKOUT / "prolog" / "prolog"
-# what slurmd gives a Prolog, shortened
+# a part of the environment that slurmd gives to a Prolog
 ENV = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1", "SLURM_JOB_UID": "2001", "SLURMD_NODENAME": "n1"}
 
 
@@ -27,21 +27,21 @@ def run() -> int:
 
 
 def bench(args: argparse.Namespace) -> Report:
-    """Rounds of both."""
+    """Run rounds of both."""
     report = Report("prolog-off")
     ours, theirs = [], []
     for _ in range(args.rounds):
         ours.append(_cpu_ms([str(PROLOG)]))
         theirs.append(_cpu_ms(["/bin/sh", "-c", ":"]))
     prolog = report.add("Prolog of a job without vhpc", "ms", ours)
-    report.add("a shell that does nothing", "ms", theirs)
+    report.add("a shell without commands", "ms", theirs)
     report.ratios["Prolog to shell"] = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     report.judge(f"{prolog.median:.2f} ms of CPU, target under {TARGET_MS:.0f} ms", prolog.median < TARGET_MS)
     return report
 
 
 def _cpu_ms(argv: list[str]) -> float:
-    """CPU milliseconds of one run, the mean of some."""
+    """CPU milliseconds of one run, the mean of several."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for _ in range(RUNS):
         subprocess.run(argv, env=ENV, check=True, stdin=subprocess.DEVNULL, cwd=os.sep)

@@ -3,13 +3,13 @@
 
 In the guest of a job `dd if=/dev/zero bs=64k` writes to the standard output of the
 batch script, a file; in a plain guest of the same image, on the same CPUs, the same
-command writes to a port, and its socket is read into a file. Measured are the time
-and, which is what counts where the guest has CPUs of its own, the CPU time of the
-host for a GiB: QEMU's threads but its vCPUs, and whoever is behind the socket (the
-shim and vhpc-run; or one reader). The target, at most 3 times the reader, is for
-these: there is one more process, and the bytes pass one more socket. Beside them:
-32 MiB through `srun`, whose task is in the guest and whose output srun itself
-writes, against that srun without a guest.
+command writes to a port, and its socket is read into a file. The benchmark measures
+the time and the CPU time of the host per GiB, which is more important if the guest
+has dedicated CPUs: QEMU without its vCPUs, and the processes at the socket (the
+shim and vhpc-run, or one reader). The target for these processes is at most 3 times
+the reader: there is one more process, and the bytes pass one more socket. In
+addition: 32 MiB through `srun`, with the task in the guest and the output written by
+srun, against the same srun without a guest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run() -> int:
 
 
 def bench(args: argparse.Namespace) -> Report:
-    """Rounds of all four."""
+    """Run rounds of all four cases."""
     lab = Lab()
     report = Report("stdio")
     plain = Plain(lab, args.image, facts(lab, args.image), SCRIPT)
@@ -76,7 +76,7 @@ def bench(args: argparse.Namespace) -> Report:
     for name, mib, spans in (
         ("a script's stdout in a guest", MIB, script),
         ("a bare port of a plain guest", MIB, bare),
-        ("srun, its task in a guest", SRUN_MIB, srun),
+        ("srun, with the task in a guest", SRUN_MIB, srun),
         ("srun without a guest", SRUN_MIB, host),
     ):
         report.add(name, "MiB/s", [mib / s for s in spans])
@@ -98,7 +98,7 @@ def bench(args: argparse.Namespace) -> Report:
 
 
 def _script(lab: Lab, *options: str) -> tuple[float, dict[str, float]]:
-    """Seconds from the line before the command to the output's last byte; CPU seconds by process."""
+    """Seconds from the line before the command to the last byte of output; CPU seconds by process."""
     files = {name: lab.home(f"{NAME}.{name}") for name in ("up", "go", "begin", "end", "out")}
     wait = "until [ -e {} ]; do sleep 0.1; done"
     lines = [
@@ -131,7 +131,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > end:
-            raise BenchError(f"waited {WAIT_S} s in vain for {what}")
+            raise BenchError(f"timed out after {WAIT_S} s while waiting for {what}")
         time.sleep(0.02)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole Slurm cluster on one machine, made of namespaces and overlays."""
+"""A complete Slurm cluster on one machine, built from namespaces and overlays."""

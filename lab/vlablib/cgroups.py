@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups of the lab: a subtree for each host, which is all that the host sees of them.
+"""Control groups of the lab: each host sees only a subtree of its own.
 
-A host has a cgroup namespace, so that its own /sys/fs/cgroup begins with its
-subtree, as that of a real machine begins with the root.  Where this machine
-does not let us make cgroups (a container with a read-only /sys/fs/cgroup), the
-hosts have none, and their vhpc.toml says so.
+A host has a cgroup namespace, so that its /sys/fs/cgroup begins with its
+subtree, as on a real machine with the root.  If this machine does not allow
+new cgroups (a container with a read-only /sys/fs/cgroup), the hosts have none,
+and their vhpc.toml says so.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 from vlablib import kernel
 from vlablib.settings import Lab
 
-# what hosts are given: hierarchies of other controllers (v1) would only be in the way
+# controllers of hosts; they do not need hierarchies of others (v1)
 _CONTROLLERS = ("memory", "pids", "cpu", "cpuset", "freezer")
 _INSIDE = Path("sys/fs/cgroup")
-# cgroup v2 lets no process be where controllers are handed on, but in the real root
+# with cgroup v2, no process may be in a group that delegates controllers, except the real root
 _LEAF = "host"
 
 
@@ -35,7 +35,7 @@ class Hierarchy:
 
 
 def hierarchies() -> list[Hierarchy]:
-    """Return the hierarchies that a host gets a subtree of."""
+    """Return the hierarchies in which a host gets a subtree."""
     found = []
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         _, place, kind, options, *_ = line.split()
@@ -49,7 +49,7 @@ def hierarchies() -> list[Hierarchy]:
 
 
 def usable(lab: Lab) -> bool:
-    """Whether a subtree for the lab can be made in each hierarchy."""
+    """Whether the lab can create a subtree in each hierarchy."""
     try:
         for hierarchy in hierarchies():
             _make(hierarchy, _top(lab, hierarchy))
@@ -59,7 +59,7 @@ def usable(lab: Lab) -> bool:
 
 
 def join(lab: Lab, host: str) -> None:
-    """Move this process into the host's subtree; it may then make a cgroup namespace of it."""
+    """Move this process into the host's subtree; it may then create a cgroup namespace there."""
     for hierarchy in hierarchies():
         top = _top(lab, hierarchy)
         _make(hierarchy, top)
@@ -68,7 +68,7 @@ def join(lab: Lab, host: str) -> None:
 
 
 def join_host(pid: int) -> None:
-    """Move this process to where a host's PID 1 is, so that what it starts there is of that host."""
+    """Move this process to the groups of a host's PID 1, so that its children belong to that host."""
     places = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
         _, names, path = line.split(":", 2)
@@ -78,12 +78,12 @@ def join_host(pid: int) -> None:
         for controllers, path in places.items():
             if ours <= controllers and bool(ours) == bool(controllers):
                 procs = hierarchy.mount / path.lstrip("/") / "cgroup.procs"
-                with contextlib.suppress(OSError):  # a host without cgroups of its own is where we are
+                with contextlib.suppress(OSError):  # a host without own cgroups is in ours
                     procs.write_text("0", encoding="ascii")
 
 
 def mount_inside(root: Path) -> None:
-    """Mount the hierarchies below a host's root; this process is in the host's cgroup namespace."""
+    """Mount the hierarchies below a host's root; this process must be in the host's cgroup namespace."""
     place = root / _INSIDE
     no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("tmpfs", str(place), "tmpfs", no_programs, "mode=755")
@@ -98,11 +98,11 @@ def mount_inside(root: Path) -> None:
 
 
 def remove(lab: Lab, host: str = "") -> None:
-    """Remove the lab's subtrees, or those of one host, whose processes have ended."""
+    """Remove the lab's subtrees, or those of one host, after their processes have ended."""
     for hierarchy in hierarchies():
         top = _top(lab, hierarchy) / host
         for folder in _bottom_up(top):
-            for _ in range(100):  # the kernel may still be at the last process
+            for _ in range(100):  # the kernel may still remove the last process
                 try:
                     folder.rmdir()
                 except FileNotFoundError:
@@ -120,7 +120,10 @@ def _top(lab: Lab, hierarchy: Hierarchy) -> Path:
 def _make(hierarchy: Hierarchy, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     if "cpuset" in hierarchy.controllers:
-        for name in ("cpuset.cpus", "cpuset.mems"):  # a new one is empty, and takes no process
+        for name in (
+            "cpuset.cpus",
+            "cpuset.mems",
+        ):  # a new group's values are empty, and it accepts no process
             (folder / name).write_text((folder.parent / name).read_text(encoding="ascii"), encoding="ascii")
     if not hierarchy.controllers:
         for controller in (folder / "cgroup.controllers").read_text(encoding="ascii").split():

@@ -19,19 +19,19 @@ from vlablib.services import UNITS, Unit, units_of
 from vlablib.settings import Lab, Record
 
 _DESCRIPTION = """\
-A Slurm cluster on one machine, made of namespaces and overlays: hosts login,
+A Slurm cluster on one machine, built from namespaces and overlays: hosts login,
 ctl (slurmctld, slurmdbd, MariaDB, vhpcd) and n1, n2, ... (slurmd, libvirtd),
-users alice and bob, one /home and /scratch for all. Needs root.
+users alice and bob, shared /home and /scratch. Needs root.
 """
 _EPILOG = """\
 environment:
   VLAB_STATE   state of the lab, also its identity (default /run/vhpc-lab)
   VLAB_DATA    disks of the hosts, homes; not on tmpfs (default /var/tmp/vhpc-lab...)
   VLAB_CACHE   system trees by suite and recipe (default /var/cache/vhpc-lab);
-               remove a tree to have it bootstrapped anew
+               remove a tree to bootstrap it again
   VHPC_MIRROR, VHPC_SECURITY_MIRROR
-               where Debian packages come from (default: the mirrors that this
-               host's APT is configured with)
+               mirrors of Debian packages (default: the mirrors of this host's
+               APT configuration)
 """
 _PROGRAMS = ("mmdebstrap", "unshare", "nsenter", "ip", "cmake")
 
@@ -40,7 +40,7 @@ def main() -> int:
     """Run vlab; return its exit status."""
     arguments = _parser().parse_args()
     if os.geteuid():
-        say("needs root: it makes namespaces, mounts and devices")
+        say("vlab creates namespaces, mounts and devices; run it as root")
         return 1
     try:
         lab = Lab.from_environment()
@@ -49,7 +49,7 @@ def main() -> int:
         say(str(err))
         return 1
     except KeyboardInterrupt:
-        say("interrupted; `vlab up` goes on from here, `vlab down` clears away")
+        say("interrupted; run `vlab up` to continue or `vlab down` to remove the lab")
         return 130
 
 
@@ -58,40 +58,40 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("vlab", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    command = commands.add_parser("up", help="bring up what is missing of the lab, and deploy")
+    command = commands.add_parser("up", help="start the lab's missing parts, and deploy")
     command.add_argument("--suite", choices=sorted(SUITES), help=f"Debian suite (default {DEFAULT_SUITE})")
     command.add_argument("--nodes", type=int, metavar="N", help="number of compute nodes (default 2)")
     command.add_argument(
         "--fabric",
         action=argparse.BooleanOptionalAction,
-        help="a simulated InfiniBand fabric (ibsim, opensm) on ctl, with vhpcd giving keys",
+        help="simulate an InfiniBand fabric (ibsim, opensm) on ctl, on which vhpcd allocates keys",
     )
     command.set_defaults(run=_up)
 
     command = commands.add_parser("exec", help="run a command in a host")
     command.add_argument("-u", "--user", default="root", help="root (default), alice or bob")
-    command.add_argument(
-        "-t", "--tty", action="store_true", help="give it a terminal even when vlab has none"
-    )
+    command.add_argument("-t", "--tty", action="store_true", help="allocate a terminal even if vlab has none")
     command.add_argument("--cwd", default="", metavar="DIR", help="working directory (default: home)")
     command.add_argument("host")
     command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="default: a shell")
     command.set_defaults(run=_exec)
 
     command = commands.add_parser(
-        "status", help="what runs; exits with 0: all, 1: not all, 3: the lab is down"
+        "status", help="show what runs; exit status 0: all, 1: not all, 3: the lab is down"
     )
-    command.add_argument("--json", action="store_true", help="as JSON, with the lab's paths")
+    command.add_argument("--json", action="store_true", help="print JSON, with the lab's paths")
     command.set_defaults(run=status.show)
 
-    command = commands.add_parser("logs", help="the end of a host's logs")
+    command = commands.add_parser("logs", help="show the end of a host's logs")
     command.add_argument("-n", "--lines", type=int, default=50, help="lines per file (default 50)")
-    command.add_argument("-f", "--follow", action="store_true", help="go on as they grow")
+    command.add_argument("-f", "--follow", action="store_true", help="follow the logs")
     command.add_argument("host")
-    command.add_argument("unit", nargs="?", choices=sorted(UNITS), help="one daemon's only")
+    command.add_argument("unit", nargs="?", choices=sorted(UNITS), help="only this daemon")
     command.set_defaults(run=_logs)
 
-    command = commands.add_parser("service", help="start, stop (SIGTERM), kill (SIGKILL) or see a daemon")
+    command = commands.add_parser(
+        "service", help="start, stop (SIGTERM), kill (SIGKILL) a daemon or show its state"
+    )
     command.add_argument("host")
     command.add_argument("action", choices=("start", "stop", "kill", "restart", "status"))
     command.add_argument("unit", choices=sorted(UNITS))
@@ -100,11 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("deploy", help="install the checkout into the running hosts")
     command.set_defaults(run=_deploy)
 
-    command = commands.add_parser("reboot", help="end a host as a power cut would, and start it again")
+    command = commands.add_parser("reboot", help="end a host like a power cut, and start it again")
     command.add_argument("host")
     command.set_defaults(run=_reboot)
 
-    command = commands.add_parser("down", help="end the lab and remove everything of it but the cache")
+    command = commands.add_parser("down", help="end the lab and remove everything except the cache")
     command.set_defaults(run=_down)
     return parser
 
@@ -160,7 +160,7 @@ def _service(lab: Lab, arguments: argparse.Namespace) -> int:
     host, unit, action = arguments.host, UNITS[arguments.unit], arguments.action
     if unit not in _units_of(lab, host):
         its = ", ".join(each.name for each in _units_of(lab, host))
-        raise LabError(f"{unit.name} does not belong to {host}, which has: {its}")
+        raise LabError(f"{host} has no daemon {unit.name}; it has: {its}")
     init = _host(lab, host)
     if action == "status":
         pid = services.pid_of(init, unit)

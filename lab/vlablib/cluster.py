@@ -19,7 +19,7 @@ from vlablib.settings import USERS, Lab, Record, address, write_atomically
 _TEMPLATES = INIT.parents[1] / "etc"
 _LIBEXEC = "/usr/libexec/vhpc"
 _NODE_MEMORY_MIB = 6000
-# what the machine itself and the controller's daemons need
+# for the machine itself and the controller's daemons
 _KEPT_MEMORY_MIB = 2048
 
 
@@ -31,14 +31,14 @@ class ConfigFile:
     text: str
     mode: int = 0o644
     owner: str = "root"
-    # units that read it only when they start
+    # units that read the file only when they start
     read_by: tuple[str, ...] = ()
-    # written where it is not, and somebody else's from then on
+    # written only if it is missing; others change it later
     first_only: bool = False
 
 
 def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
-    """Bring a running host's files up to date; return the units that must be restarted."""
+    """Update a running host's files; return the units that must be restarted."""
     root = Path(f"/proc/{pid}/root")
     accounts = read_accounts(root)
     stale: set[str] = set()
@@ -49,7 +49,7 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
         os.chown(path, *accounts[owner])
     other_socket_folder = root / "run/mariadbd"
     if host == "ctl" and not other_socket_folder.is_symlink():
-        # where clients look differs between MariaDB's versions
+        # the client's default path differs between versions of MariaDB
         other_socket_folder.symlink_to("mysqld")
     sbcast = root / "usr/local/bin/sbcast"
     if not sbcast.is_symlink():
@@ -74,7 +74,7 @@ def read_accounts(root: Path) -> dict[str, tuple[int, int]]:
 
 
 def make_shared_folders(lab: Lab) -> None:
-    """Create what all hosts share: homes, scratch, the catalogue's place, deployed files."""
+    """Create the folders that all hosts share: homes, scratch, catalogue, deployed files."""
     installed = (lab.deployed / "libexec", lab.deployed / "python")
     for folder in (lab.home, lab.scratch, lab.shared / "vhpc/catalog", *installed):
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _files(lab: Lab, record: Record, host: str) -> Iterator[ConfigFile]:
     yield ConfigFile("/etc/slurm/plugstack.conf", _plugstack(lab), read_by=("slurmd",))
     task_prolog = (_TEMPLATES / "task-prolog").read_text(encoding="utf-8")
     yield ConfigFile("/etc/slurm/task-prolog", task_prolog, 0o755)
-    # 22.05 cannot do without a plugin; that of v1 touches no cgroup while nothing asks it to
+    # 22.05 requires a plugin; that of v1 changes no cgroup unless requested
     plugin = "disabled" if version >= (23, 11) else "cgroup/v1"
     yield ConfigFile("/etc/slurm/cgroup.conf", f"CgroupPlugin={plugin}\n", read_by=slurm_units)
     shared = ("/scratch", fabric.HCA) if record.fabric else ("/scratch",)
@@ -165,7 +165,7 @@ def _hosts(record: Record) -> str:
 
 
 def _plugstack(lab: Lab) -> str:
-    # required: a lab has one plugin of its own Slurm version, and a broken one must show
+    # required: the lab's plugin fits its Slurm version, and a broken one must cause an error
     present = (lab.deployed / "libexec/vhpc.so").exists()
     return "required vhpc.so\n" if present else "# vhpc.so is not deployed\n"
 
@@ -182,13 +182,13 @@ def _slurm_conf(lab: Lab, record: Record, version: tuple[int, int]) -> str:
 
 
 def _scripts(lab: Lab) -> str:
-    """Name those hooks in slurm.conf that are deployed, so that the lab also runs without them."""
+    """Name only deployed hooks in slurm.conf, so that the lab also runs without them."""
     hooks = {
         "prolog": "Prolog={}",
         "epilog": "Epilog={}",
         "prolog-slurmctld": "PrologSlurmctld={}",
         "epilog-slurmctld": "EpilogSlurmctld={}",
-        # twice as often as recommended: tests wait for it
+        # twice as often as recommended, because tests wait for it
         "healthcheck": "HealthCheckProgram={}\nHealthCheckInterval=60\nHealthCheckNodeState=ANY,CYCLE",
     }
     deployed = lab.deployed / "libexec"
@@ -203,7 +203,7 @@ def _machine_memory_mib() -> int:
 
 
 def _cpu_topology() -> str:
-    """Describe the real machine's CPUs as slurm.conf(5) wants them, from the kernel's topology files."""
+    """Describe the real machine's CPUs for slurm.conf(5), from the kernel's topology files."""
     packages: set[str] = set()
     cores: set[tuple[str, str]] = set()
     cpus = 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the checkout into the hosts: C programs, the Python package, the hooks.
+"""Installs the checkout into the hosts: C programs, the Python package, the hooks.
 
-All hosts see one folder of installed files through bind mounts, so a new
-version is everywhere at once, by renames; only daemons need a restart.
-A part whose source is not there is skipped with a note.
+All hosts see one folder of installed files through bind mounts.  Renames in it
+install a new version on all hosts at once; only daemons need a restart.
+A part without source is skipped with a note.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _BUILD_JOBS = "2"
 
 @dataclass(frozen=True)
 class Deployment:
-    """What an installation did."""
+    """Result of an installation."""
 
-    # units that run something old now
+    # units that now run old files
     stale: set[str]
-    # one text for each part that could not be built; what was installed before stays
+    # one text for each part that could not be built; its installed files stay
     failures: list[str]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the CMake project, built by itself."""
+    """A part of the CMake project that is built separately."""
 
     name: str
     folder: str
@@ -44,7 +44,7 @@ class _Part:
 
 
 def deploy(lab: Lab, record: Record) -> Deployment:
-    """Build and install everything that the checkout has."""
+    """Build and install all parts of the checkout."""
     programs, failures = collect(Path(record.rootfs), lab.deployed / "libexec")
     changed = _sync(programs, lab.deployed / "libexec")
     modules = package()
@@ -57,11 +57,11 @@ def deploy(lab: Lab, record: Record) -> Deployment:
 
 
 def collect(rootfs: Path, installed: Path | None = None) -> tuple[dict[str, Path], list[str]]:
-    """Build what belongs into /usr/libexec/vhpc; return it by name, and what failed.
+    """Build the files of /usr/libexec/vhpc; return them by name, and the failures.
 
     Args:
         rootfs: system tree whose Slurm the plugin is for.
-        installed: where the programs are that stay when theirs cannot be built.
+        installed: folder with the programs that are kept if their part cannot be built.
     """
     programs = _hooks()
     failures = []
@@ -76,7 +76,7 @@ def collect(rootfs: Path, installed: Path | None = None) -> tuple[dict[str, Path
 
 
 def package() -> dict[str, Path]:
-    """Files of the Python package by their names in it."""
+    """Files of the Python package by their relative names."""
     root = CHECKOUT / "python/vhpc_slurm"
     modules = {
         str(path.relative_to(root)): path
@@ -93,17 +93,17 @@ def _parts(rootfs: Path) -> tuple[_Part, ...]:
     headers = f"-DSLURM_INCLUDE_DIR={rootfs}/usr/include"
     return (
         _Part("guest", "programs", guest, guest, ("-DVHPC_SPANK=OFF",)),
-        # loads only in the Slurm whose headers it was built against: a build folder for each system tree
+        # loads only in the Slurm whose headers it was built with: one build folder per system tree
         _Part("spank_plugin", _build_folder(rootfs), ("vhpc_spank",), ("vhpc.so",), (headers,)),
     )
 
 
 def _build_folder(rootfs: Path) -> str:
-    """A name for what is built against a tree, of its place and of Slurm's headers in it.
+    """Name of the build folder for a tree, from the tree's path and its Slurm headers.
 
-    Trees of two caches have the same name, and a tree that was removed and
-    bootstrapped anew may have a newer Slurm, whose headers are older than what
-    was built before.
+    Trees of two caches have the same name.  A tree that was removed and
+    bootstrapped again may have a newer Slurm, with headers older than existing
+    build results.
     """
     key = hashlib.sha256(str(rootfs.absolute()).encode())
     for header in sorted((rootfs / "usr/include/slurm").glob("*.h")):
@@ -128,7 +128,7 @@ def _build(part: _Part) -> dict[str, Path]:
         *part.options,
     ]
     compile_ = ["cmake", "--build", str(build), "--parallel", _BUILD_JOBS, "--target", *part.targets]
-    # a configured build folder answers at once, and runs cmake itself when it must
+    # a configured build folder returns at once, and runs cmake itself if necessary
     configured = (build / "build.ninja").exists()
     with nullcontext() if configured else step(f"building {part.name}"):
         if not configured:
@@ -137,7 +137,7 @@ def _build(part: _Part) -> dict[str, Path]:
     found = {name: path for name in part.products for path in build.rglob(name) if path.is_file()}
     missing = [name for name in part.products if name not in found]
     if missing:
-        raise LabError(f"the build of {part.name} gave no {', '.join(missing)} under {build}")
+        raise LabError(f"the build of {part.name} did not create {', '.join(missing)} under {build}")
     return found
 
 
@@ -160,12 +160,12 @@ def _hooks() -> dict[str, Path]:
             if path.is_file() and os.access(path, os.X_OK):
                 hooks[path.name] = path
     if not hooks:
-        say("skipping the hooks: prolog/ and epilog/ hold no executable file yet")
+        say("skipping the hooks: prolog/ and epilog/ have no executable file yet")
     return hooks
 
 
 def _sync(files: dict[str, Path], target: Path) -> set[str]:
-    """Make `target` hold exactly these files (name -> source); return the names that changed or went."""
+    """Make `target` have exactly these files (name -> source); return changed and removed names."""
     changed = set()
     for name, source in files.items():
         installed = target / name
@@ -179,7 +179,7 @@ def _sync(files: dict[str, Path], target: Path) -> set[str]:
         new = installed.with_name(f".{installed.name}.new")
         new.write_bytes(data)
         new.chmod(mode)
-        # renamed over, not written into: a running program keeps its old file
+        # replaced by rename, so that a running program keeps its old file
         new.replace(installed)
         _drop_bytecode(installed)
         changed.add(name)
@@ -195,7 +195,7 @@ def _sync(files: dict[str, Path], target: Path) -> set[str]:
 
 
 def _drop_bytecode(module: Path) -> None:
-    """Forget a module's compiled form: Python would trust it when size and second of change agree."""
+    """Remove a module's bytecode, which Python uses if size and mtime in seconds are the same."""
     if module.suffix == ".py":
         for compiled in (module.parent / "__pycache__").glob(f"{module.stem}.*.pyc"):
             compiled.unlink()

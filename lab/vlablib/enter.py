@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vlab exec`: a command in a host, with stdio, signals and exit status as if it ran here."""
+"""`vlab exec`: runs a command in a host, with stdio, signals and exit status as of a local command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EOT = b"\x04"
 
 @dataclass(frozen=True)
 class Account:
-    """A row of the host's passwd file, and the groups the user is in there."""
+    """A row of the host's passwd file, and the user's groups on the host."""
 
     name: str
     uid: int
@@ -45,10 +45,10 @@ class Account:
 
     @classmethod
     def find(cls, root: Path, user: str) -> Account:
-        """Look up a user by name; the host's files count, not this machine's.
+        """Look up a user by name in the host's files, not in this machine's.
 
         Raises:
-            LabError: there is no such user on the host.
+            LabError: the host has no such user.
         """
         for line in (root / "etc/passwd").read_text(encoding="utf-8").splitlines():
             name, _, uid, gid, _, home, shell = line.split(":")
@@ -62,7 +62,7 @@ class Account:
         raise LabError(f"there is no user {user} in the lab")
 
     def environment(self) -> dict[str, str]:
-        """Return what a login would give; nothing of the caller's comes along but TERM."""
+        """Return the environment of a login; only TERM is copied from the caller."""
         path = "/usr/local/bin:/usr/bin:/bin"
         if not self.uid:
             path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -80,7 +80,7 @@ class Account:
 def execute(init: int, user: str, command: list[str], *, cwd: str = "", terminal: bool = False) -> int:
     """Run a command in the host whose PID 1 is `init`; return its exit status, 128+n for signal n."""
     account = Account.find(Path(f"/proc/{init}/root"), user)
-    # blocked from before the fork on, so that no signal falls between the processes
+    # blocked before the fork, so that no signal is lost between the processes
     watched = {*_FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     cgroups.join_host(init)
@@ -107,13 +107,13 @@ def execute(init: int, user: str, command: list[str], *, cwd: str = "", terminal
             if ended:
                 return _exit_status(status)
         elif info.si_signo in _FORWARDED and info.si_code <= 0:
-            # from a process; what the terminal sends (code > 0), the child gets by itself
+            # sent by a process; the child itself gets signals of the terminal (code > 0)
             os.kill(child, info.si_signo)
 
 
 def _become(account: Account, command: list[str], cwd: str, slave: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Python ignores these two, and an exec would hand that on
+    # Python ignores these two, and the program would inherit this
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     if slave >= 0:
@@ -126,12 +126,12 @@ def _become(account: Account, command: list[str], cwd: str, slave: int) -> None:
     os.setgroups(account.groups)
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
-    # after the change of user, which resets it: nothing outlives a killed vlab
+    # after the change of user, which resets it; ends the command if vlab is killed
     kernel.die_with_parent(signal.SIGKILL)
     try:
         os.chdir(cwd)
     except OSError as err:
-        say(f"cannot enter {cwd}: {err.strerror}; in / instead")
+        say(f"cannot enter {cwd}: {err.strerror}; using / instead")
         os.chdir("/")
     os.execvpe(command[0], command, account.environment())  # noqa: S606
 
@@ -143,7 +143,7 @@ def _exit_status(status: int) -> int:
 
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Hand every key through while the host's terminal does the line editing."""
+    """Pass every key through; the host's terminal does the line editing."""
     if not sys.stdin.isatty():
         yield
         return
@@ -156,18 +156,20 @@ def _raw_terminal() -> Iterator[None]:
 
 
 def _relay(master: int, child: int) -> int:
-    """Copy between stdio and the host's terminal until the child has ended and its output is out."""
+    """Copy between stdio and the host's terminal until the child has ended and its output is written."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     for number in (*_FORWARDED, signal.SIGWINCH, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)  # a handler, for the wakeup descriptor to be written
+        signal.signal(
+            number, lambda *_: None
+        )  # without a handler nothing is written to the wakeup descriptor
     signal.set_wakeup_fd(writer)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _copy_window_size(master)
     sources = [0, master, reader]
     status: int | None = None
     while True:
-        # after the child's end, only what is still in the terminal's buffer counts
+        # after the child's end, only the rest of the terminal's buffer is copied
         ready = select.select(sources, (), (), None if status is None else 0)[0]
         if status is not None and master not in ready:
             return status
@@ -176,7 +178,7 @@ def _relay(master: int, child: int) -> int:
         if master in ready:
             try:
                 output = os.read(master, 65536)
-            except OSError:  # EIO: the last process with this terminal has gone
+            except OSError:  # EIO: the last process with this terminal has ended
                 output = b""
             if output:
                 _write_all(1, output)

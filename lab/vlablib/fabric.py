@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulated InfiniBand fabric of `vlab up --fabric`: ibsim and OpenSM on ctl.
 
-Two adapters stand for each compute node, so that two jobs can share it.  Their
-GUIDs are theirs for good, as whole adapters' are.
+Each compute node has two simulated adapters, so that two jobs can share it.
+Their GUIDs are fixed, as those of whole adapters.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ RUN = "/run/opensm"
 NET = "/etc/vlab/fabric.net"
 PARTITIONS = "/etc/opensm/partitions.conf"
 PORT_MAP = "/etc/vhpc/ports.map"
-# of each node's own: where tests lay out what a guest's sysfs would show of its adapters
+# separate on each node: tests create the adapters' sysfs files of guests here
 HCA = "/hca"
 ADAPTERS = 2
 _PRELOAD = "/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so"
-# the subnet manager's own adapter is where its host, and whoever reads the fabric there, looks from
+# the subnet manager and all readers on its host use the subnet manager's adapter
 CLIENT = {"LD_PRELOAD": _PRELOAD, "SIM_HOST": "SM"}
 _SM_NODE_GUID = 0x0002_C903_0100_0000
 _SWITCH_GUID = 0x0002_C903_0200_0000
@@ -40,29 +40,29 @@ if "vhpc_slurm.fabric.smp" in sys.orig_argv and "LD_PRELOAD" not in os.environ:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter that stands for a compute node; its port has the node GUID plus one."""
+    """One adapter of a compute node; the GUID of its port is the node GUID plus one."""
 
     host: str
     number: int
 
     @property
     def name(self) -> str:
-        """What ibsim calls it."""
+        """Its name in ibsim."""
         return f"{self.host}-{self.number}"
 
     @property
     def node_guid(self) -> int:
-        """As adapters' GUIDs are: an organisation's 24 bits, and a number of theirs."""
+        """As real GUIDs: 24 bits of an organisation, and its own number."""
         return 0x0002_C903_0000_0000 | int(self.host[1:]) << 8 | self.number << 4
 
 
 def adapters(nodes: tuple[str, ...]) -> Iterator[Adapter]:
-    """All of them, in the order of their ports on the one switch."""
+    """All adapters, in the order of their ports on the one switch."""
     return (Adapter(host, number) for host in nodes for number in range(ADAPTERS))
 
 
 def net(nodes: tuple[str, ...]) -> str:
-    """The fabric in ibsim's language."""
+    """The fabric in ibsim's format."""
     names = [adapter.name for adapter in adapters(nodes)]
     sm = len(names) + 1
     parts = [
@@ -80,6 +80,6 @@ def net(nodes: tuple[str, ...]) -> str:
 
 
 def port_map(nodes: tuple[str, ...]) -> str:
-    """The same for vhpcd: which node has which ports."""
+    """The port map for vhpcd: the ports of each node."""
     lines = [f"{adapter.host} 0 {adapter.node_guid + 1:#018x}" for adapter in adapters(nodes)]
     return "\n".join(["# NODE RAIL PORT-GUID", *lines]) + "\n"

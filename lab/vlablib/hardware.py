@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hardware lab's machine: an emulated PC with an IOMMU, two NUMA nodes, and devices to hand to guests."""
+"""The hardware lab's machine: an emulated PC with an IOMMU, two NUMA nodes, and devices for guests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CMDLINE = (
     "root=/dev/vda rw console=ttyS0 quiet panic=-1 intel_iommu=on iommu=pt tsc=unstable"
     " no_timer_check cryptomgr.notests mitigations=off systemd.show_status=0"
 )
-# Their order and ports are what the addresses in lab/hardware/ and tests/hw/ follow from.
+# Their order and ports determine the PCI addresses in lab/hardware/ and tests/hw/.
 _DEVICES = (
-    # first: it is to serve all that come after it
+    # must be first, to translate for all devices after it
     "intel-iommu,intremap=on,caching-mode=on,device-iotlb=on,aw-bits=48",
     "pxb-pcie,id=cell0,bus_nr=32,numa_node=0,bus=pcie.0",
     "pxb-pcie,id=cell1,bus_nr=64,numa_node=1,bus=pcie.0",
@@ -36,7 +36,7 @@ _DEVICES = (
     "igb,id=nic0,netdev=net0,bus=nic0_port,mac=52:54:00:77:00:01",
     "igb,id=nic1,netdev=net1,bus=nic1_port,mac=52:54:00:77:00:02",
     "pci-testdev,id=gpu0,bus=gpu_port,membar=256M",
-    # two functions that share a group, one of them without any reset
+    # two functions in one IOMMU group, one of them without any reset
     "pcie-pci-bridge,id=old,bus=old_port",
     "pci-testdev,id=gpu1,bus=old,addr=1,membar=1M",
     "e1000,id=old1,bus=old,addr=2,netdev=net2",
@@ -45,7 +45,7 @@ _DEVICES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the files of the one machine are."""
+    """Paths of the machine's files."""
 
     lab: Lab
     state: Path
@@ -53,7 +53,7 @@ class Machine:
 
     @classmethod
     def of(cls, lab: Lab) -> Machine:
-        """Beside those of the ordinary lab of the same name."""
+        """The machine's paths next to those of the ordinary lab with the same name."""
         return cls(
             lab, lab.state.with_name(lab.state.name + "-hw"), lab.data.with_name(lab.data.name + "-hw")
         )
@@ -70,16 +70,16 @@ class Machine:
 
     @property
     def console(self) -> Path:
-        """What the machine writes to its serial port."""
+        """Output of the machine's serial port."""
         return self.state / "console.log"
 
     @property
     def catalog(self) -> Path:
-        """Image catalogue that the machine gets a copy of when it starts."""
+        """Image catalogue that is copied into the machine when it starts."""
         return self.data / "catalog"
 
     def pid(self) -> int | None:
-        """The running QEMU, None when there is none."""
+        """Pid of the running QEMU, None if it does not run."""
         try:
             pid = int((self.state / "qemu.pid").read_text(encoding="ascii"))
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -89,13 +89,13 @@ class Machine:
 
 
 def start(machine: Machine) -> None:
-    """Start the machine with this checkout installed; it boots when this returns.
+    """Start the machine with this checkout installed; return while it still boots.
 
     Raises:
-        LabError: its disk or its files cannot be made.
+        LabError: its disk or its files cannot be created.
     """
     if machine.pid() is not None:
-        raise LabError("the machine runs already; run: hwlab down")
+        raise LabError("the machine already runs; run: hwlab down")
     root, fd = acquire(machine.lab.cache, HARDWARE)
     shutil.rmtree(machine.state, ignore_errors=True)
     machine.state.mkdir(mode=0o700, parents=True)
@@ -104,13 +104,13 @@ def start(machine: Machine) -> None:
     with step("preparing the machine"):
         kernel.write_bytes(vmlinux(_one(root, "boot/vmlinuz-*").read_bytes()))
         leads_to_disk = _one(root, "boot/initrd.img-*").read_bytes()
-        # the kernel looks for the next archive at a multiple of four
+        # the kernel expects the next archive at a multiple of four
         initrd.write_bytes(leads_to_disk + bytes(-len(leads_to_disk) % 4) + archive(root))
         _make_catalog_disk(machine, images)
     command = [*_emulator(root), *_options(machine, disk(root), images)]
     command += ["-kernel", str(kernel), "-initrd", str(initrd), "-append", _CMDLINE]
     with (machine.state / "qemu.log").open("wb") as log:
-        # the descriptor keeps the tree, and with it the disk, from being pruned
+        # the open descriptor prevents the removal of the tree and its disk
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(fd,)
         )
@@ -123,12 +123,12 @@ def start(machine: Machine) -> None:
 
 
 def tree(machine: Machine) -> Path:
-    """System tree that the running machine's disk was made of."""
+    """System tree from which the running machine's disk was made."""
     return Path((machine.state / "tree").read_text(encoding="utf-8"))
 
 
 def stop(machine: Machine) -> None:
-    """End the machine as a power cut would, and remove all of it but the cached disk."""
+    """End the machine like a power cut, and remove all of its files except the cached disk."""
     pid = machine.pid()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -180,7 +180,7 @@ def _make_catalog_disk(machine: Machine, target: Path) -> None:
     command = ["mke2fs", "-q", "-t", "ext4", "-L", "images", "-d", str(machine.catalog), str(target), "1G"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     if ended.returncode:
-        raise LabError(f"cannot make a disk of {machine.catalog}: {ended.stderr}")
+        raise LabError(f"cannot create a disk from {machine.catalog}: {ended.stderr}")
 
 
 def _one(tree: Path, pattern: str) -> Path:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PID 1 of the lab and of each of its hosts; stands alone, imports nothing of vlab.
+"""PID 1 of the lab and of each of its hosts; standalone, imports nothing from vlab.
 
-It reaps what its host orphans and ends on SIGTERM.  When it is gone, however
-it went, the kernel ends every other process of its pid namespace.
+It reaps orphaned processes of its host and ends on SIGTERM.  When it has ended
+for any reason, the kernel ends every other process of its pid namespace.
 
 Command line: hostinit.py KIND NAME STATE.  vlab finds a running lab by these
-words in /proc, never by a recorded pid.
+arguments in /proc, never by a recorded pid.
 """
 
 import os
@@ -16,7 +16,7 @@ import sys
 def main() -> int:
     """Reap children until SIGTERM."""
     watched = {signal.SIGCHLD, signal.SIGTERM}
-    # PID 1 gets only signals that it handles, so the rest need no mask
+    # PID 1 gets only signals that it handles, so no mask is needed
     signal.pthread_sigmask(signal.SIG_SETMASK, watched)
     while True:
         if signal.sigwait(watched) == signal.SIGTERM:

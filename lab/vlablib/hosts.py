@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting, finding and ending the lab and its hosts.
+"""Starts, finds and ends the lab and its hosts.
 
-The lab is one process, PID 1 of a pid namespace that holds everything else,
-in a network namespace that holds the bridge.  Each host is a PID 1 below it.
-So the end of that one process is the end of the lab, and nothing of it ever
-shows in the machine's own namespaces.
+The lab is one process: PID 1 of a pid namespace that contains everything else,
+in a network namespace that contains the bridge.  Each host is a PID 1 below it.
+So the end of that process ends the lab, and no part of the lab is visible in
+the machine's own namespaces.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def find(lab: Lab) -> dict[str, int]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
             owner = entry.stat().st_uid
         except OSError:
-            continue  # it ended while we looked
-        # python3 INIT KIND NAME STATE; a zombie has no words at all
+            continue  # it has just ended
+        # python3 INIT KIND NAME STATE; a zombie has an empty command line
         if owner or len(words) != 6 or os.fsdecode(words[4]) != str(lab.state):
             continue
         if words[1].endswith(b"vlab-init") or os.fsdecode(words[1]).endswith("/" + INIT.name):
@@ -94,16 +94,16 @@ def start_host(machine: Machine, lab_pid: int) -> int:
 
 
 def end(pid: int) -> None:
-    """Kill a PID 1 and with it all of its namespace; return when the last process is gone.
+    """Kill a PID 1 and with it its whole namespace; return when the last process has ended.
 
     Raises:
-        LabError: something there will not die (a process in uninterruptible sleep).
+        LabError: a process does not end (it is in uninterruptible sleep).
     """
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    # the kernel lets a PID 1 become a zombie only after all others of its namespace have gone
+    # a PID 1 becomes a zombie only after all other processes of its namespace have ended
     for _ in deadline(30):
         try:
             state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
@@ -111,11 +111,11 @@ def end(pid: int) -> None:
             return
         if state in "ZX":
             return
-    raise LabError(f"process {pid} of the lab does not end; look at /proc/{pid}/stack")
+    raise LabError(f"process {pid} of the lab does not end; see: /proc/{pid}/stack")
 
 
 def remove_files(lab: Lab) -> None:
-    """Remove everything of a lab that is not running, except the cache."""
+    """Remove all files of a lab that does not run, except the cache."""
     for folder in (lab.data, lab.state):
         if folder.exists():
             shutil.rmtree(folder)
@@ -129,12 +129,12 @@ def enter(pid: int) -> list[str]:
 
 
 def run(pid: int, command: list[str], *, text: str = "", timeout_s: float = 60) -> str:
-    """Run a root command in a host, return its stdout.
+    """Run a command as root in a host, return its stdout.
 
     Raises:
-        LabError: it failed or took too long; carries its stderr.
+        LabError: the command failed or took too long; contains its stderr.
     """
-    # nsenter sees to it that the host's own PATH and root count
+    # with nsenter the host's own PATH and root apply
     line = [*enter(pid), *command]
     try:
         ended = subprocess.run(
@@ -175,21 +175,21 @@ def _ip(pid: int, *lines: str) -> None:
 
 
 def _fork_on(then: Callable[[], None]) -> None:
-    """Go on in a child, end the parent: the child belongs to the pid namespace's PID 1 (or is it)."""
+    """Continue in a child and end the parent: the child's parent is then PID 1 of the pid namespace."""
     if os.fork():
         os._exit(0)
     then()
 
 
 def _run_apart(what: str, begin: Callable[[], None]) -> None:
-    """Run `begin` in a child that ends in an exec; raise what goes wrong before that."""
+    """Run `begin` in a child that ends in an exec; raise errors that occur before the exec."""
     reader, writer = os.pipe()  # closed by the exec
     child = os.fork()
     if not child:
         try:
             os.close(reader)
             begin()
-        except BaseException as err:  # the only way to tell the parent
+        except BaseException as err:  # the only way to report it to the parent
             os.write(writer, str(err).encode()[:4000])
         finally:
             os._exit(1)
@@ -206,4 +206,4 @@ def _wait_for(lab: Lab, name: str) -> int:
         pid = find(lab).get(name)
         if pid is not None:
             return pid
-    raise LabError(f"{name} ended as soon as it had started")
+    raise LabError(f"{name} ended immediately after its start")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands in the hardware lab's machine, over a virtio-serial port; lab/hardware/agent is its other end."""
+"""Runs commands in the hardware lab's machine over a virtio-serial port; lab/hardware/agent serves it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from vlablib.report import LabError
 
-# more than the command itself may take: an emulated machine is slow to start and to end it
+# in addition to the command's limit, because an emulated machine starts and ends it slowly
 _GRACE_S = 30
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command in the machine said."""
+    """Result of a command in the machine."""
 
     code: int
     out: str
@@ -30,7 +30,7 @@ def execute(port: Path, argv: list[str], user: str, stdin: str, timeout_s: float
     """Run a command in the machine.
 
     Raises:
-        LabError: the machine did not answer in time, or does not run.
+        LabError: the machine does not run or did not answer in time.
     """
     name = uuid.uuid4().hex
     request = {"id": name, "argv": argv, "user": user, "stdin": stdin, "timeout_s": timeout_s}
@@ -47,7 +47,7 @@ def execute(port: Path, argv: list[str], user: str, stdin: str, timeout_s: float
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     reply = _reply(line)
-                    # what is not ours is the end of an answer that somebody else did not wait for
+                    # other data is the end of an answer for which an earlier caller did not wait
                     if reply.get("id") == name:
                         return Done(int(reply["code"]), str(reply["out"]), str(reply["err"]))
     except ConnectionError as err:
@@ -78,10 +78,10 @@ def _reply(line: bytes) -> dict[str, Any]:
 
 
 def monitor(port: Path, command: str, arguments: dict[str, object], timeout_s: float = 30) -> Any:
-    """Give QEMU a command (QMP) and return its answer.
+    """Send QEMU a command (QMP) and return its answer.
 
     Raises:
-        LabError: it refused, or did not answer.
+        LabError: QEMU refused the command or did not answer.
     """
     until = time.monotonic() + timeout_s
     with _connect(port, until) as link, link.makefile("rwb") as stream:

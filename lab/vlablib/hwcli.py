@@ -20,8 +20,8 @@ from vlablib.settings import CHECKOUT, Lab, deadline
 
 _DESCRIPTION = """\
 One emulated node with systemd, cgroup v2, Slurm, libvirt, an IOMMU, two NUMA
-nodes, two SR-IOV adapters and stand-ins for GPUs: what needs real kernel
-interfaces of devices is tried here. Needs root.
+nodes, two SR-IOV adapters and simulated GPUs, for tests that need real kernel
+interfaces of devices. Needs root.
 """
 _BOOT_S = 300.0
 _NO_ANSWER = 125
@@ -34,7 +34,7 @@ def main() -> int:
         return int(arguments.run(Machine.of(Lab.from_environment()), arguments))
     except LabError as err:
         say(str(err))
-        # apart from what a command in the machine may say
+        # different from exit statuses of commands in the machine
         return _NO_ANSWER if arguments.run is _exec else 1
 
 
@@ -44,18 +44,18 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     command = commands.add_parser("up", help="boot the machine with this checkout installed")
     command.set_defaults(run=_up)
-    command = commands.add_parser("exec", help="run a command in it; its output comes at its end")
+    command = commands.add_parser("exec", help="run a command in it; output comes at its end")
     command.add_argument("-u", "--user", default="root")
     command.add_argument("-t", "--timeout", type=float, default=60, metavar="SECONDS")
     command.add_argument("command", nargs=argparse.REMAINDER)
     command.set_defaults(run=_exec)
-    command = commands.add_parser("qmp", help="give its QEMU a command; arguments are JSON")
+    command = commands.add_parser("qmp", help="send its QEMU a command; arguments are JSON")
     command.add_argument("name")
     command.add_argument("arguments", nargs="?", default="{}")
     command.set_defaults(run=_qmp)
-    command = commands.add_parser("status", help="whether it runs")
+    command = commands.add_parser("status", help="show whether it runs")
     command.set_defaults(run=_status)
-    command = commands.add_parser("console", help="what it wrote to its serial port")
+    command = commands.add_parser("console", help="show the output of its serial port")
     command.set_defaults(run=_console)
     command = commands.add_parser("deploy", help="install the checkout into the running machine")
     command.set_defaults(run=_deploy)

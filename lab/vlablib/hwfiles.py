@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the hardware lab's machine finds on its disk: this checkout, installed, and configuration."""
+"""Files on the disk of the hardware lab's machine: the installed checkout, and configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vlablib.settings import CHECKOUT
 
 _TEMPLATES = CHECKOUT / "lab/hardware"
 _LIBEXEC = "usr/libexec/vhpc"
-# its name on the machine, and the mode of what is secret or run
+# path on the machine, and mode
 _CONFIGURATION = {
     "slurm.conf": ("etc/slurm/slurm.conf", 0o644),
     "gres.conf": ("etc/slurm/gres.conf", 0o644),
@@ -41,7 +41,7 @@ _FILES = {
     "etc/systemd/system/multi-user.target.d/vlab.conf": (
         "[Unit]\nWants=vlab-address.service vlab-agent.service vhpcd.service\n"
     ),
-    # what `systemctl enable vhpc-node-setup.service` does
+    # as `systemctl enable vhpc-node-setup.service`
     "etc/systemd/system/slurmd.service.d/vlab.conf": "[Unit]\nWants=vhpc-node-setup.service\n",
 }
 
@@ -51,7 +51,7 @@ def _packages(tree: Path) -> Path:
 
 
 def installed(tree: Path) -> Iterator[tuple[str, bytes, int]]:
-    """What of the checkout is installed: path on the machine, content, mode.
+    """Installed files of the checkout: path on the machine, content, mode.
 
     Raises:
         LabError: a part of the checkout cannot be built.
@@ -67,7 +67,7 @@ def installed(tree: Path) -> Iterator[tuple[str, bytes, int]]:
 
 
 def program_of(tree: Path, name: str) -> list[str]:
-    """How to run a program of a tree here: with the tree's own loader and libraries."""
+    """Command to run a tree's program on this machine, with the tree's own loader and libraries."""
     libraries = tree / "usr/lib/x86_64-linux-gnu"
     return [
         str(tree / "usr/lib64/ld-linux-x86-64.so.2"),
@@ -78,7 +78,7 @@ def program_of(tree: Path, name: str) -> list[str]:
 
 
 def _bytecode(tree: Path) -> Iterator[tuple[str, bytes]]:
-    """The package compiled, by path in it: an emulated machine takes half a minute for that."""
+    """Bytecode of the package by relative path; the emulated machine would need half a minute for it."""
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."]
     with tempfile.TemporaryDirectory() as folder:
         for name, path in package().items():
@@ -92,7 +92,7 @@ def _bytecode(tree: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def archive(tree: Path) -> bytes:
-    """An initramfs archive whose folder /vlab is laid over the machine's root; errors as of ``installed``."""
+    """An initramfs archive whose folder /vlab is copied over the machine's root; errors as ``installed``."""
     out = Archive()
     for name, data, mode in installed(tree):
         out.file(f"vlab/{name}", data, mode)

@@ -16,7 +16,7 @@ CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-# what a lab host has of its own
+# namespaces of a lab host
 HOST_NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
 
 MS_RDONLY = 0x1
@@ -47,7 +47,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, flags: int) -> None:
-    """Enter namespaces of the process that the pidfd `fd` stands for (Linux >= 5.8)."""
+    """Enter namespaces of the process of the pidfd `fd` (Linux >= 5.8)."""
     _check(_libc.setns(fd, flags), "setns")
 
 
@@ -60,7 +60,7 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
 
 
 def bind(source: str, target: str, *, read_only: bool = False) -> None:
-    """Show the tree `source` at `target`; read-only takes a second call, see mount(2)."""
+    """Bind-mount `source` on `target`; read-only needs a second call, see mount(2)."""
     mount(source, target, "", MS_BIND)
     if read_only:
         mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY)
@@ -70,7 +70,7 @@ def enter_root(path: str) -> None:
     """Make the mount point `path` the root of this mount namespace and drop the old root."""
     os.chdir(path)
     _check(_libc.syscall(ctypes.c_long(_SYS_PIVOT_ROOT[os.uname().machine]), b".", b"."), "pivot_root")
-    # pivot_root(2), "pivot_root(".", ".")": the old root now lies over the new one
+    # pivot_root(2), "pivot_root(".", ".")": the old root is now mounted over the new one
     _check(_libc.umount2(b".", _MNT_DETACH), "umount2")
     os.chdir("/")
 

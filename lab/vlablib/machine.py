@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a forked process to a lab host: its root, devices, and PID 1.
+"""Turns a forked process into a lab host: its root, devices, and PID 1.
 
-What runs here is the child itself, in the namespaces of the host to be.
-Every mount is made in the host's own mount namespace, so that the kernel
-takes all of them down with the host's last process.
+This code runs in the child, in the namespaces of the new host.  Every mount is
+made in the host's own mount namespace, so that the kernel removes all of them
+with the host's last process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def become_lab_init(lab: Lab) -> None:
 
 def become_host(machine: Machine) -> None:
     """Turn this process, first of its namespaces, into a host's PID 1; does not return."""
-    # slave, not private: what the machine unmounts must not stay busy here
+    # slave, not private: file systems that the machine unmounts must not stay busy here
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_SLAVE)
     root = _mount_system(machine)
     _mount_kernel_views(root, with_cgroups=cgroups.usable(machine.lab))
@@ -58,7 +58,7 @@ def become_host(machine: Machine) -> None:
 
 
 def real_kvm() -> bool:
-    """Tell whether /dev/kvm is backed by the CPU: some machines offer a device that no guest boots on."""
+    """Whether /dev/kvm works with the CPU: on some machines it exists, but no guest boots."""
     try:
         os.close(os.open("/dev/kvm", os.O_RDWR | os.O_CLOEXEC))
     except OSError:
@@ -71,8 +71,8 @@ def _mount_system(machine: Machine) -> Path:
     disk = machine.lab.host_disk(machine.name)
     for folder in ("upper", "work", "root"):
         (disk / folder).mkdir(parents=True, exist_ok=True)
-    # a volatile overlay leaves this mark when it was not unmounted in order, and then refuses to
-    # mount; what it may have lost is only what a crash of the whole machine would have cost
+    # a volatile overlay leaves this mark if it was not unmounted cleanly, and then refuses to mount;
+    # it has lost at most what a crash of the whole machine loses
     shutil.rmtree(disk / "work/work/incompat", ignore_errors=True)
     root = disk / "root"
     options = f"lowerdir={machine.tree},upperdir={disk}/upper,workdir={disk}/work,volatile"
@@ -87,7 +87,7 @@ def _mount_system(machine: Machine) -> Path:
 def _mount_kernel_views(root: Path, *, with_cgroups: bool) -> None:
     no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", f"{root}/proc", "proc", no_programs)
-    # read-only: the real machine's devices and limits are none of the lab's business
+    # read-only: the lab must not change the real machine's devices and limits
     kernel.mount("sysfs", f"{root}/sys", "sysfs", no_programs | kernel.MS_RDONLY)
     kernel.mount("tmpfs", f"{root}/run", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
     if with_cgroups:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lab host's system consists of, for each Debian suite."""
+"""Packages and settings of a lab host's system, for each Debian suite."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKAGES = (
     "ibsim-utils",
     "infiniband-diags",
     "opensm",
-    # what vhpc needs
+    # for vhpc
     "hwloc-nox",
     "iproute2",
     "procps",
@@ -39,32 +39,32 @@ _PACKAGES = (
     "python3-venv",
     "util-linux",
 )
-# third-party Python packages of /opt/vhpc that Debian lacks or has too old
+# third-party Python packages of /opt/vhpc that Debian lacks or has in old versions
 PYTHON_PACKAGES = ("msgspec>=0.18", "rich>=13", "typer>=0.9")
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One Debian suite, and with it one Slurm major version."""
+    """One Debian suite, with its Slurm major version."""
 
     name: str
     extra: tuple[str, ...]
     apt_options: tuple[str, ...] = ()
-    # what the archive calls it, where the tree has a name of its own
+    # the archive's name of the suite, if the tree has another name
     archive: str = field(default="", repr=False)
-    # what else is done to the fresh tree, of which a disk is made then
+    # script that is run on the new tree; a disk is then made from the tree
     finish: Path | None = field(default=None, repr=False)
-    # Debian 12 has only the C virtiofsd, which cannot run as a plain user
+    # Debian 12 has only the C virtiofsd, which cannot run as an ordinary user
     virtiofsd: str = "/usr/libexec/virtiofsd"
     virtiofsd_from: str = ""
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """All packages that the tree is made from."""
+        """All packages of the tree."""
         return _PACKAGES + self.extra
 
     def digest(self) -> str:
-        """Name this recipe: a change of any input gives another tree."""
+        """Digest of all inputs of the tree, which names the tree."""
         content = repr((self, self.packages, PYTHON_PACKAGES)).encode() + steps(CUSTOMIZE).encode()
         if self.finish is not None:
             content += self.archive.encode() + steps(self.finish).encode()
@@ -82,7 +82,7 @@ SUITES = {
             virtiofsd="/opt/virtiofsd/bin/virtiofsd",
             virtiofsd_from="trixie",
         ),
-        # a mirror of the moving suite may be a snapshot whose Release has run out
+        # a mirror of a rolling suite may be a snapshot with an expired Release file
         Suite("sid", _MODERN, ('Acquire::Check-Valid-Until "false"',)),
     )
 }

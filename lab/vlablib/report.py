@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vlab tells the person in front of it: progress and errors, on stderr."""
+"""Messages of vlab: progress and errors, on stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class LabError(Exception):
-    """The lab cannot do what was asked; the text says what, why and what to do."""
+    """An operation of the lab failed; the text says what, why and what to do."""
 
 
 def say(text: str) -> None:
@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def step(text: str) -> Iterator[None]:
-    """Announce a step that may take longer than a second, then say how long it took."""
+    """Report the start of a step, and its duration if it took more than a second."""
     say(f"{text} ...")
     begin = time.monotonic()
     yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cached system tree of a suite: every lab host is an overlay over it."""
+"""The cached system tree of a suite: the root of every lab host is an overlay over it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vlablib.report import LabError, say, step
 from vlablib.settings import USERS
 
 _LEFT_OUT = ("doc", "man", "info", "locale")
-# a sparse file; what a machine writes goes elsewhere
+# a sparse file; machines write to other files
 _DISK_SIZE = "6G"
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 def acquire(cache: Path, suite: Suite) -> tuple[Path, int]:
-    """Return the tree of `suite` and a descriptor that keeps it from being pruned while open.
+    """Return the tree of `suite` and a descriptor that prevents its removal while open.
 
-    The tree is bootstrapped when the recipe has none yet.
+    If the recipe has no tree yet, it is bootstrapped.
 
     Raises:
         LabError: mmdebstrap is missing or failed, or no mirror is known.
@@ -38,7 +38,7 @@ def acquire(cache: Path, suite: Suite) -> tuple[Path, int]:
         fcntl.flock(fd, fcntl.LOCK_SH)
         if tree.is_dir():
             return tree, fd
-        os.close(fd)  # a vlab of another recipe pruned it between the two steps
+        os.close(fd)  # a vlab with another recipe removed it between the two steps
 
 
 def _ensure(cache: Path, suite: Suite) -> Path:
@@ -55,7 +55,7 @@ def _ensure(cache: Path, suite: Suite) -> Path:
 
 
 def disk(tree: Path) -> Path:
-    """Where the disk is that was made of a tree."""
+    """Path of the disk that was made from a tree."""
     return tree.with_name(tree.name + ".img")
 
 
@@ -64,7 +64,7 @@ def slurm_version(tree: Path) -> tuple[int, int]:
     header = tree / "usr/include/slurm/slurm_version.h"
     match = re.search(r"SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]{6})", header.read_text(encoding="utf-8"))
     if match is None:
-        raise LabError(f"{header} names no Slurm version")
+        raise LabError(f"{header} has no Slurm version")
     number = int(match[1], 16)
     return number >> 16, number >> 8 & 0xFF
 
@@ -84,7 +84,7 @@ def _bootstrap(tree: Path, suite: Suite) -> None:
     environment["VLAB_PYTHON_PACKAGES"] = " ".join(PYTHON_PACKAGES)
     environment["VLAB_USERS"] = " ".join(f"{user.name}:{user.uid}" for user in USERS)
     environment["LC_ALL"] = "C.UTF-8"
-    environment["INITRD"] = "No"  # the hook makes it, when it has said of what
+    environment["INITRD"] = "No"  # the hook creates it after it has configured it
     try:
         with step(f"bootstrapping Debian {suite.name} into {tree} (once; 1-2 minutes)"):
             if suite.virtiofsd_from:
@@ -110,12 +110,12 @@ def _make_disk(tree: Path, target: Path) -> None:
 def _mmdebstrap(
     target: Path, suite: Suite, variant: str, packages: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    # own mount and pid namespaces: nothing stays mounted or running however this ends
+    # own mount and pid namespaces: nothing stays mounted or running in any case
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command += ["mmdebstrap", "--mode=root", "--format=directory", f"--variant={variant}"]
     command += [f"--include={','.join(packages)}", "--dpkgopt=force-unsafe-io"]
     command += [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in _LEFT_OUT]
-    # apt's own user cannot look into the cache, which is root's alone
+    # apt's own user cannot read the cache, which only root can read
     command += [f"--aptopt={option}" for option in ('APT::Sandbox::User "root"', *suite.apt_options)]
     if variant == "minbase":
         command.append(f"--customize-hook={CUSTOMIZE}")
@@ -136,7 +136,7 @@ def _mmdebstrap(
 
 
 def _sources(release: str) -> list[str]:
-    """Lines of sources.list: the mirrors that the environment names, else those of this host's APT."""
+    """Lines of sources.list: the mirrors in the environment, otherwise those of this host's APT."""
     archive, security = (os.environ.get(name, "") for name in ENVIRONMENT)
     try:
         return sources(release, choose(release, archive, security))
@@ -150,7 +150,7 @@ def _remove(folder: Path) -> None:
 
 
 def _prune(cache: Path, suite: Suite, current: Path) -> None:
-    """Drop what older recipes of the suite left, whole or half made, unless a vlab or a lab holds it."""
+    """Remove complete and partial trees of older recipes of the suite, unless a vlab or a lab uses them."""
     for lock_path in cache.glob(f"{suite.name}-*.lock"):
         tree = lock_path.with_suffix("")
         if tree == current:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemons of the lab's hosts: what runs where, and starting, ending, watching them.
+"""The daemons of the lab's hosts: lists, starts, ends and watches them.
 
-A unit's process is looked for in /proc: a child of its host's PID 1 with the
-unit's program as argv[0] (argv[1] for a script).  No pid file is believed.
+A unit's process is found in /proc: a child of its host's PID 1 with the unit's
+program as argv[0] (argv[1] for a script).  Pid files are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vlablib.settings import deadline
 
 CONSOLE_LOGS = "/var/log/vlab"
 _OPENSM_LOG = f"{fabric.RUN}/opensm.log"
-# systemd's own default; libvirtd's orderly end was seen to take more than 20 s right after guests ended
+# systemd's default; a clean end of libvirtd took more than 20 s just after guests had ended
 _STOP_TIMEOUT_S = 90
 _READY_TIMEOUT_S = 60
 _DGRAM = 2
@@ -33,28 +33,28 @@ class Unit:
 
     name: str
     command: tuple[str, ...]
-    # "tcp:PORT" or a unix socket's path (@: abstract): it listens there when it is ready;
-    # "log:TEXT": it has written that
+    # the unit is ready when it listens on "tcp:PORT" or a unix socket's path (@: abstract),
+    # or with "log:TEXT" when it has logged this text
     ready: str
     user: str = "root"
     log: str = ""
-    # a file without which the unit is not installed and is left alone
+    # a file without which the unit is not installed and not started
     needs: str = ""
-    # what tells it that its host was rebooted, which the machine's own uptime does not
+    # options after a reboot of its host, which the machine's own uptime does not show
     rebooted: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
-    # where it runs
+    # working directory
     folder: str = "/"
-    # where others look for its pid
+    # pid file for other programs
     pidfile: str = ""
 
     @property
     def console(self) -> str:
-        """Where its stdout and stderr go."""
+        """File with its stdout and stderr."""
         return f"{CONSOLE_LOGS}/{self.name}.log"
 
     def current_log(self, root: Path) -> Path:
-        """Return its own log, or what it wrote to stdout and stderr as long as it has none."""
+        """Return its own log, or the file with its stdout and stderr if it has no log yet."""
         own = root / self.log.lstrip("/")
         return own if self.log and own.exists() else root / self.console.lstrip("/")
 
@@ -71,7 +71,7 @@ _ALL = (
         "opensm",
         ("/usr/sbin/opensm", "-F", "/etc/opensm/opensm.conf", "-P", fabric.PARTITIONS, "-f", _OPENSM_LOG),
         "log:SUBNET UP",
-        "vhpc",  # whom vhpcd may send a signal
+        "vhpc",  # so that vhpcd may send it signals
         _OPENSM_LOG,
         environment=(*fabric.CLIENT.items(), ("OSM_CACHE_DIR", fabric.RUN), ("OSM_TMP_DIR", fabric.RUN)),
         folder=fabric.RUN,
@@ -84,7 +84,7 @@ FABRIC_UNITS = ("ibsim", "opensm")
 
 
 def units_of(host: str, *, fabric: bool) -> tuple[Unit, ...]:
-    """Return the units of a host in the order in which they start."""
+    """Return the units of a host in start order."""
     names = {
         "login": ("munged",),
         "ctl": ("munged", "mariadbd", *(FABRIC_UNITS if fabric else ()), "slurmdbd", "vhpcd", "slurmctld"),
@@ -93,13 +93,13 @@ def units_of(host: str, *, fabric: bool) -> tuple[Unit, ...]:
 
 
 def installed(unit: Unit, package: Path) -> bool:
-    """Tell whether a unit can run: vhpcd only where its part of the package is deployed."""
+    """Whether a unit can run: vhpcd only if its part of the package is deployed."""
     return not unit.needs or (package / unit.needs).exists()
 
 
 @dataclass(frozen=True)
 class HostProcesses:
-    """The running daemons of one host at one moment: argv by pid."""
+    """Snapshot of the running daemons of one host: argv by pid."""
 
     children: dict[int, tuple[str, ...]]
 
@@ -134,7 +134,7 @@ def pid_of(init: int, unit: Unit) -> int | None:
 
 
 def is_ready(init: int, unit: Unit) -> bool:
-    """Tell whether the unit's socket is listening in the host's network namespace."""
+    """Whether the unit's socket listens in the host's network namespace."""
     net = Path(f"/proc/{init}/net")
     kind, _, port = unit.ready.partition(":")
     if kind == "log":
@@ -151,7 +151,7 @@ def is_ready(init: int, unit: Unit) -> bool:
     # column Flags: __SO_ACCEPTCON, a listening socket
     for line in (net / "unix").read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
         fields = line.split()
-        # datagrams (type 2) need nobody to listen
+        # datagram sockets (type 2) do not listen
         if fields[-1] == unit.ready and (int(fields[3], 16) & 0x10000 or int(fields[4], 16) == _DGRAM):
             return True
     return False
@@ -188,10 +188,10 @@ def start(init: int, unit: Unit, *, rebooted: bool = False) -> bool:
 
 
 def wait_ready(host: str, init: int, unit: Unit) -> None:
-    """Wait until a unit that was started listens.
+    """Wait until a started unit listens.
 
     Raises:
-        LabError: it ended or did not listen in time; carries the end of its log.
+        LabError: it ended or did not listen in time; contains the end of its log.
     """
     seen = False
     for turn, _ in enumerate(deadline(_READY_TIMEOUT_S)):
@@ -201,7 +201,7 @@ def wait_ready(host: str, init: int, unit: Unit) -> None:
         if not running and (seen or turn > 20):
             break
         seen = seen or running
-    raise LabError(f"{unit.name} on {host} did not come up; its log ends with:\n{log_tail(init, unit)}")
+    raise LabError(f"{unit.name} on {host} did not start; its log ends with:\n{log_tail(init, unit)}")
 
 
 def state(init: int, unit: Unit) -> str:
@@ -212,12 +212,12 @@ def state(init: int, unit: Unit) -> str:
 
 
 def stop(host: str, init: int, unit: Unit) -> None:
-    """End a unit that may run, in order, and wait until it is gone."""
+    """End a unit cleanly if it runs, and wait until it has ended."""
     _end(host, init, unit, signal.SIGTERM)
 
 
 def kill(host: str, init: int, unit: Unit) -> None:
-    """End a unit's main process as a crash would."""
+    """Kill a unit's main process like a crash."""
     _end(host, init, unit, signal.SIGKILL)
 
 

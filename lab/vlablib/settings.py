@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the lab keeps its things, and what it consists of."""
+"""Paths of the lab, and its configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_NODES = 64
 
 @dataclass(frozen=True)
 class User:
-    """A person who uses the lab; same uid on every host."""
+    """A user of the lab; same uid on every host."""
 
     name: str
     uid: int
@@ -36,7 +36,7 @@ USERS = (User("alice", 2001, "/home/alice"), User("bob", 2002, "/home/bob"))
 
 @dataclass(frozen=True)
 class Lab:
-    """The folders of one lab; two labs with different state folders do not meet."""
+    """The folders of one lab; labs with different state folders are independent."""
 
     state: Path
     cache: Path
@@ -44,7 +44,7 @@ class Lab:
 
     @classmethod
     def from_environment(cls) -> Lab:
-        """Take $VLAB_STATE, $VLAB_CACHE and $VLAB_DATA, or the defaults."""
+        """Use $VLAB_STATE, $VLAB_CACHE and $VLAB_DATA, or the defaults."""
         state = Path(os.environ.get("VLAB_STATE") or DEFAULT_STATE).absolute()
         name = "vhpc-lab"
         if state != DEFAULT_STATE:
@@ -53,7 +53,7 @@ class Lab:
         cache = Path(os.environ.get("VLAB_CACHE") or DEFAULT_CACHE).absolute()
         for path in (state, data, cache):
             if any(character in str(path) for character in ":,\\\n"):
-                raise LabError(f"{path}: overlayfs allows no colon, comma or backslash in its paths")
+                raise LabError(f"{path}: overlayfs does not allow colons, commas and backslashes in paths")
         return cls(state, cache, data)
 
     @property
@@ -68,12 +68,12 @@ class Lab:
 
     @property
     def shared(self) -> Path:
-        """/shared of every host; only ctl may write."""
+        """/shared of every host; only ctl may write to it."""
         return self.data / "shared"
 
     @property
     def deployed(self) -> Path:
-        """What `deploy` installs, seen by every host."""
+        """Files that `deploy` installs, visible on every host."""
         return self.data / "deployed"
 
     def host_disk(self, name: str) -> Path:
@@ -82,7 +82,7 @@ class Lab:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lab for one change; another vlab waits."""
+        """Lock the lab for one change; another vlab waits."""
         while True:
             self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(self.state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -110,7 +110,7 @@ def _wait_for_lock(fd: int) -> None:
 
 @dataclass(frozen=True)
 class Record:
-    """What `up` was asked for; written before anything is started."""
+    """Configuration requested from `up`; written before anything is started."""
 
     suite: str
     nodes: int
@@ -119,7 +119,7 @@ class Record:
 
     @classmethod
     def read(cls, lab: Lab) -> Record | None:
-        """Return the record of a lab that is up (or was cut short), None if there is none."""
+        """Return the record of a lab that is up (or partly up), None if there is none."""
         try:
             raw = json.loads((lab.state / "lab.json").read_text(encoding="utf-8"))
             fabric = bool(raw.get("fabric"))
@@ -140,7 +140,7 @@ class Record:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Names of all hosts, in the order in which they start."""
+        """Names of all hosts, in start order."""
         return ("ctl", "login", *self.node_names)
 
 
@@ -151,7 +151,7 @@ def address(host: str) -> str:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> bool:
-    """Make `path` hold `text`; return whether that changed it."""
+    """Write `text` to `path`; return whether that changed it."""
     data = text.encode()
     try:
         if path.read_bytes() == data and path.stat().st_mode & 0o7777 == mode:

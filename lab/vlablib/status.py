@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vlab status`: what runs, for people and for programs."""
+"""`vlab status`: running hosts and units, for people and programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 12
 
 
 def show(lab: Lab, arguments: argparse.Namespace) -> int:
-    """Print the state of the lab; return 0 when all runs, 1 when not all does, 3 when it is down."""
+    """Print the state of the lab; return 0 if all units run, 1 if not all, 3 if the lab is down."""
     state = collect(lab)
     if arguments.json:
         sys.stdout.write(json.dumps(state, indent=2) + "\n")
@@ -32,7 +32,7 @@ def show(lab: Lab, arguments: argparse.Namespace) -> int:
 
 
 def collect(lab: Lab) -> dict[str, Any]:
-    """Return the state of the lab as JSON can carry it."""
+    """Return the state of the lab as JSON values."""
     pids = find(lab)
     record = Record.read(lab)
     state: dict[str, Any] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vlab up`, `deploy` and `down`: from whatever is there to a cluster that runs jobs, and back to nothing."""
+"""`vlab up`, `deploy` and `down`: start a cluster from any state, update it, and remove it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from vlablib.settings import MAX_NODES, USERS, Lab, Record, deadline
 _DEFAULT_NODES = 2
 _NODES_READY_TIMEOUT_S = 60
 _ACCOUNT = "users"
-# vhpcd's user, who requeues jobs that wait in vain
+# vhpcd's user, which requeues lost jobs
 _OPERATOR = "vhpc"
 
 
 def up(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | None) -> None:
-    """Bring the lab up, or what is missing of it.
+    """Start the lab, or its missing parts.
 
     Args:
         lab: its folders.
-        suite: Debian suite; None is that of the running lab, else the default.
-        nodes: number of compute nodes; None is that of the running lab, else 2.
-        fabric: whether there is a simulated fabric; None is as in the running lab, else not.
+        suite: Debian suite; None: that of the running lab, otherwise the default.
+        nodes: number of compute nodes; None: that of the running lab, otherwise 2.
+        fabric: whether there is a simulated fabric; None: as in the running lab, otherwise no.
 
     Raises:
-        LabError: another suite is running, or a part does not come up.
+        LabError: the lab runs another suite, or a part does not start.
     """
     if nodes is not None and not 1 <= nodes <= MAX_NODES:
         raise LabError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
@@ -52,45 +52,45 @@ def up(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | None) -
 
 
 def redeploy(lab: Lab) -> None:
-    """Install the checkout into the running lab and restart what ran the old files."""
+    """Install the checkout into the running lab and restart the daemons that ran old files."""
     with lab.locked():
         record = Record.read(lab)
         pids = find(lab)
         if record is None or not set(record.hosts) <= pids.keys():
-            raise LabError("the lab is not (wholly) up; run: vlab up")
+            raise LabError("the lab is not completely up; run: vlab up")
         deployment = deploy(lab, record)
         _bring_in_line(lab, record, pids, deployment.stale)
     _complain(deployment)
 
 
 def reboot(lab: Lab, host: str) -> None:
-    """End a host at once, as a power cut would, and start it again with the same disk."""
+    """End a host at once, like a power cut, and start it again with the same disk."""
     with lab.locked():
         record = Record.read(lab)
         pids = find(lab)
         if record is None or "lab" not in pids or host not in record.hosts:
-            raise LabError(f"there is no running host {host}")
+            raise LabError(f"host {host} does not run")
         if host in pids:
             end(pids[host])
         _bring_in_line(lab, record, _start_hosts(lab, record), set(), rebooted=host)
 
 
 def down(lab: Lab) -> None:
-    """End the lab and remove all of it but the cached trees."""
+    """End the lab and remove all of it except the cached trees."""
     with lab.locked():
         _end_all(lab)
         remove_files(lab)
 
 
 def _complain(deployment: Deployment) -> None:
-    """Fail, after the hosts have been seen to, when a part could not be built."""
+    """Raise an error for parts that could not be built, after the hosts have been updated."""
     if deployment.failures:
         reasons = "\n".join(deployment.failures)
-        raise LabError(f"the hosts run, but with what was installed before, if anything:\n{reasons}")
+        raise LabError(f"the hosts run, but with the previously installed files, if any:\n{reasons}")
 
 
 def _start(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | None) -> Record:
-    """Have the lab's own PID 1 run, and the record say what belongs to it."""
+    """Start the lab's own PID 1 if necessary, and write the record."""
     pids = find(lab)
     old = Record.read(lab)
     if "lab" in pids and old is not None:
@@ -100,7 +100,7 @@ def _start(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | Non
         record = Record(old.suite, nodes or old.nodes, old.rootfs, chosen_fabric)
         record.write(lab)
         if not Path(old.rootfs).name.endswith(SUITES[old.suite].digest()):
-            say("the recipe of the hosts' system has changed; `vlab down`, then `vlab up` takes the new one")
+            say("the recipe of the hosts' system has changed; run `vlab down` and `vlab up` to use it")
         for name in set(old.hosts) - set(record.hosts):
             _drop_host(lab, name, pids)
         return record
@@ -109,7 +109,7 @@ def _start(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | Non
         say("no hardware virtualization here: guests will run in software (TCG)")
     chosen = SUITES[suite or DEFAULT_SUITE]
     tree, fd = acquire(lab.cache, chosen)
-    # disks of a lab that was cut short; homes, scratch and the catalogue are kept until `down`
+    # disks of a lab that was interrupted; homes, scratch and the catalogue are kept until `down`
     shutil.rmtree(lab.data / "hosts", ignore_errors=True)
     record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree), bool(fabric))
     record.write(lab)
@@ -120,7 +120,7 @@ def _start(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | Non
 
 def _end_all(lab: Lab) -> None:
     pids = find(lab)
-    # the lab's PID 1 takes the hosts with it; a host without it cannot be, but would be ended too
+    # hosts end with the lab's PID 1; a remaining host would be ended as well
     for name in sorted(pids, key=lambda name: name != "lab"):
         end(pids[name])
 
@@ -133,10 +133,10 @@ def _drop_host(lab: Lab, name: str, pids: dict[str, int]) -> None:
 
 
 def _start_hosts(lab: Lab, record: Record) -> dict[str, int]:
-    """Start the hosts that do not run, or whose start was cut short; return all pids."""
+    """Start hosts that do not run or whose start was interrupted; return all pids."""
     pids = find(lab)
     for name in record.hosts:
-        # written after the last step of a start: a host without it has perhaps no network
+        # written after the last step of a start: a host without it may lack its network
         mark = lab.state / f"{name}.started"
         if name in pids and mark.exists() and mark.read_text(encoding="ascii") == str(pids[name]):
             continue
@@ -151,7 +151,7 @@ def _start_hosts(lab: Lab, record: Record) -> dict[str, int]:
 def _bring_in_line(
     lab: Lab, record: Record, pids: dict[str, int], stale: set[str], rebooted: str = ""
 ) -> None:
-    """Write configuration, restart what is older than its files, start what does not run."""
+    """Write configuration, restart units that are older than their files, start missing units."""
     for host in record.hosts:
         changed = stale | configure(lab, record, host, pids[host])
         for unit in units_of(host, fabric=True):
@@ -166,7 +166,7 @@ def _bring_in_line(
         for unit in units_of(host, fabric=record.fabric)
         if services.installed(unit, package)
     ]
-    # what waits for nothing, then the chain behind the database
+    # first units without dependencies, then those that depend on the database
     for _, init, unit in present:
         if unit.name in ("munged", "mariadbd", "libvirtd"):
             services.start(init, unit)
@@ -185,7 +185,7 @@ def _bring_in_line(
 
 
 def _compile(ctl: int) -> None:
-    """Leave bytecode for the hooks: they start often, and not always as a user who may write it."""
+    """Write bytecode for the hooks, which start often, and not always as a user who may write it."""
     script = "exec /opt/vhpc/bin/python -m compileall -q /opt/vhpc/lib/python3.*/site-packages/vhpc_slurm"
     run(ctl, ["sh", "-c", script])
 
@@ -194,7 +194,7 @@ def _start_accounting(ctl: int) -> None:
     database, accounting = UNITS["mariadbd"], UNITS["slurmdbd"]
     services.wait_ready("ctl", ctl, database)
     if services.pid_of(ctl, accounting) is None:
-        # the database, too: a slurmdbd that finds none connects again with a handle that a newer
+        # also create the database: without it slurmdbd reconnects with a handle that a newer
         # libmariadb has cleared ("maximum allowed number of columns (=0)")
         statements = (
             "CREATE DATABASE IF NOT EXISTS slurm_acct_db;"
@@ -224,7 +224,7 @@ def _add(ctl: int, words: list[str]) -> None:
 
 
 def _wait_for_nodes(ctl: int, record: Record, *, report: bool) -> None:
-    """Wait until slurmctld has heard from every node; a drained one is reported, not touched."""
+    """Wait until every node has registered with slurmctld; report drained nodes, but do not change them."""
     states: dict[str, str] = {}
     with step("waiting for the nodes to register") if report else nullcontext():
         for _ in deadline(_NODES_READY_TIMEOUT_S):
@@ -237,7 +237,7 @@ def _wait_for_nodes(ctl: int, record: Record, *, report: bool) -> None:
     for name, state in sorted(states.items()):
         if state.startswith("drain"):
             hint = f"vlab exec ctl -- scontrol update nodename={name} state=resume"
-            say(f"{name} is {state}; why: vlab exec login -- sinfo -R; to use it again: {hint}")
+            say(f"{name} is {state}; for the reason: vlab exec login -- sinfo -R; to resume it: {hint}")
 
 
 def _unheard(state: str) -> bool:

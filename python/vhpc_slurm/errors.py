@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four kinds of failure, never mixed.
+"""The four kinds of errors.
 
-Each error says what happened, why, and what to do about it.  Which class is
-raised decides who suffers: a job, a node, the queue, or a resource.  The
-hooks translate the class into what Slurm understands (an exit status, a state
-file that the SPANK plugin reads); nothing else may.
+Each error says what failed, why, and what to do.  The class decides what is
+affected: a job, a node, the queue, or a resource.  Only the hooks translate the
+class for Slurm (into an exit status, a state file that the SPANK plugin reads).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from vhpc_slurm.terminal import one_line
 
 UNDECODABLE = (ValueError, RecursionError)
-"""What decoders of JSON and TOML raise for bytes that are none, not UTF-8, or nested without end."""
+"""Exceptions of JSON and TOML decoders for invalid syntax, invalid UTF-8, or too deep nesting."""
 
 
 class VhpcError(Exception):
@@ -20,7 +19,7 @@ class VhpcError(Exception):
 
     Attributes:
         what: one clause, no final full stop: what failed.
-        why: the cause as far as it is known, may be empty.
+        why: the known cause, may be empty.
         hint: what the reader can do about it, may be empty.
     """
 
@@ -36,7 +35,7 @@ class VhpcError(Exception):
         return self.line()
 
     def line(self) -> str:
-        """The error as exactly one line, fit for a log, a drain reason or a user's stderr."""
+        """The error as exactly one line, for a log, a drain reason or a user's stderr."""
         text = self.what
         if self.why:
             text += f": {self.why}"
@@ -46,24 +45,24 @@ class VhpcError(Exception):
 
 
 class UserError(VhpcError):
-    """The user's mistake: his job fails with one line; no node is touched by it."""
+    """A mistake of the user: the job fails with one line; no node is drained."""
 
     kind = "user"
 
 
 class NodeError(VhpcError):
-    """This node cannot do it: Prolog fails, Slurm drains the node and requeues the job."""
+    """A fault of this node: the Prolog fails, Slurm drains the node and requeues the job."""
 
     kind = "node"
 
 
 class FabricError(VhpcError):
-    """Network or controller: PrologSlurmctld fails, the job is requeued, no node is drained."""
+    """A fault of network or controller: PrologSlurmctld fails, the job is requeued, no node is drained."""
 
     kind = "fabric"
 
 
 class TeardownError(VhpcError):
-    """Something could not be proven clean: the node is drained, the resource quarantined."""
+    """A resource could not be verified as clean: the node is drained, the resource quarantined."""
 
     kind = "teardown"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """MUNGE credentials through libmunge.
 
-A credential proves to its reader which uid and gid made it, on any host that
-shares the key, within a time to live.  Sources: munge(7), munge.h of libmunge2.
+A credential proves to its reader the uid and gid of its sender, on any host with
+the same key, within a time to live.  Sources: munge(7), munge.h of libmunge2.
 
-munged notices that a credential is decoded twice *on one host*; who must know
-that a message is fresh keeps a nonce inside the payload as well.
+munged detects that a credential is decoded twice *on one host* only; a protocol
+that must detect all replays also needs a nonce in the payload.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from functools import cache
 from vhpc_slurm.errors import FabricError
 
 MAX_PAYLOAD = (1 << 20) - 4096
-"""Largest payload in bytes: munged takes requests of at most 1 MiB with their framing."""
+"""Largest payload in bytes: munged accepts requests of at most 1 MiB including their framing."""
 
 _OPT_ZIP, _OPT_TTL, _OPT_SOCKET, _OPT_UID_RESTRICTION = 2, 4, 8, 9
 _ZIP_ZLIB = 3
 
 
 class MungeError(FabricError):
-    """libmunge or munged could not do it, for a reason that is not the credential's."""
+    """An error of libmunge or munged that is not caused by the credential."""
 
 
 class MungeMissingError(MungeError):
-    """No munged behind the socket, or no libmunge on this host."""
+    """No munged answers on the socket, or libmunge is not installed."""
 
 
 class CredentialError(MungeError):
     """The credential was refused.
 
     Attributes:
-        credential: what it held where munged vouches for the content all the
-            same (expired, rewound, replayed), else None.
+        credential: its content if munged authenticated it nevertheless
+            (expired, rewound, replayed), otherwise None.
     """
 
     credential: Credential | None = None
 
 
 class CredentialExpiredError(CredentialError):
-    """Its time to live is over; the clocks of the two hosts may differ."""
+    """The credential has expired; the clocks of the two hosts may differ."""
 
 
 class CredentialRewoundError(CredentialError):
-    """It comes from the future: the clocks of the two hosts differ."""
+    """The credential's time is in the future: the clocks of the two hosts differ."""
 
 
 class CredentialReplayedError(CredentialError):
-    """It was decoded on this host before."""
+    """The credential was already decoded on this host."""
 
 
 class CredentialUnauthorizedError(CredentialError):
-    """It may be decoded by another user only."""
+    """Only another user may decode the credential."""
 
 
-_CURE = {
+_HINT = {
     MungeMissingError: "is munged running? see: systemctl status munge",
     CredentialError: "do both hosts have the same munge.key?",
     CredentialExpiredError: "compare the clocks of both hosts, see: chronyc tracking",
@@ -76,7 +76,7 @@ _BY_CODE: dict[int, type[MungeError]] = {
 
 @dataclass(frozen=True)
 class Credential:
-    """What a credential says: bytes, and who made it."""
+    """Content of a credential: payload, and uid and gid of its sender."""
 
     payload: bytes
     uid: int
@@ -84,7 +84,7 @@ class Credential:
 
 
 class Munge:
-    """Encodes and decodes; holds no connection, may be used by many threads."""
+    """Encodes and decodes credentials; has no connection and is thread-safe."""
 
     def __init__(self, socket: str = "") -> None:
         """``socket`` is munged's socket; empty means libmunge's own default."""
@@ -94,16 +94,16 @@ class Munge:
         """Make a credential of this process's effective uid and gid.
 
         Args:
-            payload: at most MAX_PAYLOAD bytes; compressed by munged where that helps.
+            payload: at most MAX_PAYLOAD bytes; munged compresses it if that makes it smaller.
             ttl_s: time to live in seconds, 0 for munged's default (300 s).
             only_uid: the only uid that may decode it; None for any.
 
         Raises:
             MungeMissingError: munged or libmunge is missing.
-            MungeError: anything else, such as a payload that is too long.
+            MungeError: any other error, such as a payload that is too long.
         """
         if len(payload) > MAX_PAYLOAD:
-            raise MungeError(f"message of {len(payload)} bytes is too long", f"munge takes {MAX_PAYLOAD}")
+            raise MungeError(f"message of {len(payload)} bytes is too long", f"munge accepts {MAX_PAYLOAD}")
         lib = _library()
         with _Context(lib, self._socket) as ctx:
             ctx.set(_OPT_ZIP, _ZIP_ZLIB)
@@ -115,21 +115,21 @@ class Munge:
             code = lib.munge_encode(ctypes.byref(text), ctx.pointer, payload, len(payload))
             try:
                 if code:
-                    raise ctx.error(code, "cannot make a munge credential")
+                    raise ctx.error(code, "cannot create a munge credential")
                 return ctypes.string_at(text.value or 0)
             finally:
                 _libc().free(text)
 
     def decode(self, credential: bytes) -> Credential:
-        """Return what a credential says, after munged has vouched for it.
+        """Return the content of a credential after munged has authenticated it.
 
         Raises:
             MungeMissingError: munged or libmunge is missing.
-            CredentialError: and its kinds: forged, damaged, expired, rewound,
-                replayed on this host, or meant for another user.
+            CredentialError: or a subclass: forged, damaged, expired, rewound,
+                replayed on this host, or made for another user.
         """
         if b"\0" in credential:
-            raise CredentialError("munge credential refused", "it holds a NUL byte")
+            raise CredentialError("munge credential refused", "it contains a NUL byte")
         lib = _library()
         with _Context(lib, self._socket) as ctx:
             data, length = ctypes.c_void_p(), ctypes.c_int(0)
@@ -156,7 +156,7 @@ class Munge:
 
 
 class _Context:
-    """A munge_ctx_t for the length of one call: contexts are not for sharing among threads."""
+    """A munge_ctx_t for one call, because threads cannot share contexts."""
 
     def __init__(self, lib: ctypes.CDLL, socket: str) -> None:
         self._lib = lib
@@ -166,7 +166,7 @@ class _Context:
     def __enter__(self) -> _Context:
         self.pointer = ctypes.c_void_p(self._lib.munge_ctx_create())
         if not self.pointer:
-            raise MungeError("cannot make a munge context", "out of memory")
+            raise MungeError("cannot create a munge context", "out of memory")
         if self._socket:
             # libmunge copies the string.
             self.set(_OPT_SOCKET, ctypes.c_char_p(self._socket.encode()))
@@ -184,7 +184,7 @@ class _Context:
     def error(self, code: int, what: str) -> MungeError:
         detail = self._lib.munge_ctx_strerror(self.pointer) or self._lib.munge_strerror(code)
         kind = _BY_CODE.get(code, MungeError)
-        return kind(what, detail.decode(errors="replace"), _CURE.get(kind, ""))
+        return kind(what, detail.decode(errors="replace"), _HINT.get(kind, ""))
 
 
 @cache

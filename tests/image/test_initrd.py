@@ -87,7 +87,7 @@ def test_order_of_filling_does_not_show() -> None:
 
 @pytest.mark.parametrize("path", ["", "/", "../x", "a/../../x", "a\0b"])
 def test_paths_outside_the_archive_are_refused(path: str) -> None:
-    with pytest.raises(ValueError, match="no path within"):
+    with pytest.raises(ValueError, match="not a valid path in"):
         Archive().file(path, b"")
 
 
@@ -157,11 +157,11 @@ def test_the_kernel_comes_out_of_its_bzimage(how: str) -> None:
 @pytest.mark.parametrize(
     ("image", "why"),
     [
-        (b"", "no bzImage"),
-        (bytes(4096), "no bzImage"),
-        (bzimage(b"BZh9 and more"), "compressed with 425a6839"),
+        (b"", "not a bzImage"),
+        (bytes(4096), "not a bzImage"),
+        (bzimage(b"BZh9 and more"), "unknown compression 425a6839"),
         (bzimage(compressed("gzip", NO_PVH)), "PVH"),
-        (bzimage(compressed("gzip", b"no ELF")), "no 64-bit ELF"),
+        (bzimage(compressed("gzip", b"no ELF")), "not a 64-bit ELF"),
     ],
 )
 def test_a_kernel_that_qemu_could_not_start_is_refused(image: bytes, why: str) -> None:
@@ -174,7 +174,7 @@ def test_a_dynamic_program_is_refused(tmp_path: Path) -> None:
         program("vhpc-agent", Path("/usr/bin/cpio") if Path("/usr/bin/cpio").exists() else Path("/bin/true"))
     script = tmp_path / "agent"
     script.write_text("#!/bin/sh\n")
-    with pytest.raises(BuildError, match="no 64-bit ELF"):
+    with pytest.raises(BuildError, match="not a 64-bit ELF"):
         program("vhpc-agent", script)
     with pytest.raises(BuildError, match="cannot read vhpc-init"):
         program("vhpc-init", tmp_path / "absent")
@@ -182,7 +182,7 @@ def test_a_dynamic_program_is_refused(tmp_path: Path) -> None:
 
 def test_truncated_elf_files_are_refused() -> None:
     for length in (0, 6, 63, 100):
-        with pytest.raises(ValueError, match=r"ELF|cut off"):
+        with pytest.raises(ValueError, match=r"ELF|truncated"):
             elf.check_static(PVH[:length])
 
 

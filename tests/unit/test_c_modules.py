@@ -46,7 +46,7 @@ def test_a_circle_is_found(tmp_path: Path, back: str) -> None:
     write(tmp_path, low_c=back, high_c=f"int level = 3;\n{HIGH}", high_h="int high(void);\n")
     status, said = check(tmp_path)
     assert status == 1
-    assert said == f"{tmp_path}: circle of modules: high -> low, low -> high\n"
+    assert said == f"{tmp_path}: cycle of modules: high -> low, low -> high\n"
 
 
 def test_a_circle_of_three_is_found(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_circle_of_three_is_found(tmp_path: Path) -> None:
     second = "void second(void)\n{\n    third();\n}\n"
     third = "void third(void)\n{\n    first();\n}\n"
     status, said = check(write(tmp_path, a_c=first, b_c=second, c_c=third))
-    assert (status, said) == (1, f"{tmp_path}: circle of modules: a -> b, b -> c, c -> a\n")
+    assert (status, said) == (1, f"{tmp_path}: cycle of modules: a -> b, b -> c, c -> a\n")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_long_functions_and_files_are_found(tmp_path: Path) -> None:
     status, said = check(tmp_path)
     assert status == 1
     assert said.splitlines() == [
-        f"{tmp_path}/file.h: 401 lines, 400 are allowed",
-        f"{tmp_path}/more.c:2: b() has 61 lines, 60 are allowed",
+        f"{tmp_path}/file.h: 401 lines, the limit is 400",
+        f"{tmp_path}/more.c:2: b() has 61 lines, the limit is 60",
     ]
 
 

@@ -172,7 +172,7 @@ def test_too_small_a_reserve_of_the_users_own_is_refused_before_any_node_boots()
     job = request(mem_reserve_mib=100)
     # 148 + (4096 - 100) * 5 / 512
     line = rules.misfit(job, large(4096, gpu), identity(512), Config())
-    assert line.startswith("--vhpc-mem-reserve=100M is too little for a job with devices")
+    assert line.startswith("--vhpc-mem-reserve=100M is too small for a job with devices")
     assert "187 MiB" in line
     assert rules.misfit(job, large(4096), identity(512), Config()) == ""
 

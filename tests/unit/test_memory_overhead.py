@@ -87,7 +87,7 @@ def test_a_large_job_leaves_more_and_says_so() -> None:
     # 128 + 2*8 + 2*2 and (262144 - 256) * 4 / 512
     assert plan.reserve_mib == 148 + 2046
     assert plan.guests[0].memory_mib == 256 * 1024 - 2194
-    assert any("may need 2194 MiB: so much of the job's memory stays outside" in note for note in plan.notes)
+    assert any("2194 MiB: this part of the job's memory stays outside" in note for note in plan.notes)
     assert planned(256 * 1024, reserve=0).reserve_mib == 0
 
 
@@ -96,7 +96,7 @@ def test_with_a_gpu_too_small_a_reserve_is_refused_with_the_number_that_would_do
     assert planned(4096, request=asked).reserve_mib == 100
     # 148, (4096 - 100) * 5 / 512, 2 * 128 GiB / 512
     needed = 148 + 39 + 512
-    with pytest.raises(UserError, match=rf"--vhpc-mem-reserve=100M is too little .* {needed} MiB"):
+    with pytest.raises(UserError, match=rf"--vhpc-mem-reserve=100M is too small .* {needed} MiB"):
         planned(4096, gpus=1, request=asked)
     enough = replace(REQUEST, mem_reserve_mib=needed)
     assert planned(4096, gpus=1, request=enough).reserve_mib == needed

@@ -69,7 +69,7 @@ def test_cores_on_two_sockets_in_unequal_numbers_show_one_socket_and_say_so() ->
 def test_half_a_core_shows_single_threads_and_names_the_sibling_that_belongs_to_others() -> None:
     result = plan(host(), (0, 1, 2))
     assert result.guests[0].topology == GuestTopology(1, 1, 3, 1)
-    assert "siblings 5 belong to others" in result.notes[0]
+    assert "siblings 5 are not in this guest" in result.notes[0]
 
 
 def test_an_unsorted_layout_gives_the_same_plan_as_a_sorted_one() -> None:
@@ -84,7 +84,7 @@ def test_a_core_that_is_offline_is_skipped_in_slurms_count() -> None:
 def test_numbers_beyond_slurmds_count_are_pinned_rightly_and_noted() -> None:
     result = plan(host(offline_cores=frozenset({0})), (4, 5))
     assert pinned(result) == [3, 7]
-    assert "have holes" in result.notes[0]
+    assert "have gaps" in result.notes[0]
 
 
 def test_cores_with_different_numbers_of_threads_are_refused_as_the_nodes_fault() -> None:
@@ -244,7 +244,7 @@ def test_memory_of_a_job_spread_over_shared_cells_only_prefers_each_ones_own() -
 def test_memory_larger_than_the_cell_is_not_bound_and_noted() -> None:
     result = plan(host(sockets=2, cores=2, cell_mib=4096), (0, 1, 2, 3), 6000)
     assert result.guests[0].memory_binding is MemoryBinding.PREFERRED
-    assert "some will be remote" in result.notes[0]
+    assert "some memory is remote" in result.notes[0]
 
 
 @st.composite

@@ -156,7 +156,7 @@ def test_strict_memory_is_the_users_to_ask_for() -> None:
 def test_parts_of_cores_are_refused_where_the_site_wants_whole_ones() -> None:
     fault = error(host(), range(3), cores="strict")
     assert isinstance(fault, NodeError)
-    assert "siblings 5 belong to others" in fault.line()
+    assert "siblings 5 are not allocated to the job" in fault.line()
 
 
 # --- QEMU's own threads -------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct kernel boot on q35: no boot loader, no firmware setup, kernel and initrd from the image."""
+"""Direct kernel boot on q35 with kernel and initrd from the image: no boot loader, no firmware setup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRANSLATION = "intel_iommu="
 
 @dataclass(frozen=True)
 class BootContext:
-    """Values of the boot template; without a kernel the firmware finds nothing to boot."""
+    """Values of the boot template; without a kernel the firmware has nothing to boot."""
 
     machine: str
     kernel: str
@@ -24,12 +24,12 @@ class BootContext:
 
 
 def kernel_cmdline(image_cmdline: str, root_format: str, *, remapping: bool = False) -> str:
-    """The image's words, then those every guest needs and the image does not already have.
+    """The image's kernel parameters, then those that every guest needs and the image lacks.
 
     ``panic=-1`` reboots at once, which ends a guest; ``quiet`` because each
-    byte on an emulated serial port costs an exit.  Where there is an IOMMU to
-    remap interrupts, ``intel_iommu=off`` keeps the kernel from translating DMA
-    as well, unless the image has its own word about that.
+    byte on an emulated serial port costs an exit.  With an IOMMU for interrupt
+    remapping, ``intel_iommu=off`` prevents DMA translation by the kernel,
+    unless the image sets this parameter.
     """
     words = image_cmdline.split()
     needed = [

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a domain is made from, checked so that no value can be more than a value.
+"""Input of the domain XML, checked so that no value can inject an option.
 
-Templates escape markup.  The checks here are the second wall: names, paths and
-the kernel command line reach QEMU's own option parsers behind libvirt, where a
-comma or a newline would mean something.
+Templates escape markup.  These checks are a second defence: libvirt passes
+names, paths and the kernel command line to QEMU's option parsers, in which a
+comma or a newline is special.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOCKET_PATH_MAX = 107  # sun_path of unix(7) less its final NUL
 
 @dataclass(frozen=True)
 class ShareSpec:
-    """A virtiofs device: the tag that the guest mounts, and the socket its daemon listens on."""
+    """A virtiofs device: the tag that the guest mounts, and the socket on which its daemon listens."""
 
     tag: str
     socket: str
@@ -37,34 +37,34 @@ class ShareSpec:
 
 @dataclass(frozen=True)
 class DomainSpec:
-    """Everything that one guest's domain XML depends on.
+    """All input of one guest's domain XML.
 
     Attributes:
         name: libvirt's name of the domain.
-        generation: whose guest it is; also the source of the domain's uuid.
+        generation: owner of the guest; also the source of the domain's uuid.
         guest: CPUs, memory and devices, from the node plan.
         hypervisor: libvirt's domain type: ``kvm``, or ``qemu`` for software emulation (TCG).
-        cpu_vendor: the host's, as in /proc/cpuinfo.
-        libvirt_version: of the running libvirt: major * 1,000,000 + minor * 1,000 + release.
+        cpu_vendor: CPU vendor of the host, as in /proc/cpuinfo.
+        libvirt_version: version of the running libvirt: major * 1,000,000 + minor * 1,000 + release.
         emulator: QEMU binary; empty for libvirt's choice.
-        kernel: bzImage of this guest alone: libvirt makes it the property of ``uid``; empty for a guest
-            that is never to run.
+        kernel: bzImage copy for this guest only, because libvirt changes its owner to ``uid``; empty for
+            a guest that never runs.
         initrd: likewise.
-        cmdline: kernel command line of the image; what every guest needs is added to it.
+        cmdline: kernel command line of the image; the parameters that every guest needs are added.
         root: raw image of the root file system; shared by guests, never written, never relabelled,
-            so it has to be readable for everyone.
+            so all users must be able to read it.
         root_format: file system in ``root``.
         uid: host uid of QEMU.
         gid: host gid of QEMU, the group that may open /dev/kvm.
-        agent_socket: socket that QEMU listens on for the agent's port.
-        console_log: file that the guest's serial console is written to.
+        agent_socket: socket on which QEMU listens for the agent's port.
+        console_log: file to which the guest's serial console is written.
         shares: virtiofs devices.
-        invariant_tsc: the host's time stamp counter may be shown as one that never stops.
-        partition: control group that libvirt puts the guest into; empty for libvirt's own.
+        invariant_tsc: the host has an invariant time stamp counter, which the guest may use.
+        partition: control group into which libvirt puts the guest; empty for libvirt's default.
 
     Raises:
-        UserError: a value that comes from the image is not acceptable.
-        NodeError: any other value is not.
+        UserError: a value from the image is not valid.
+        NodeError: any other value is not valid.
     """
 
     name: str
@@ -101,7 +101,7 @@ class DomainSpec:
         if not CMDLINE.fullmatch(self.cmdline):
             raise UserError("the image's kernel command line is not ASCII text of at most 1800 characters")
         if not ROOT_FORMAT.fullmatch(self.root_format):
-            raise UserError("the image's root format is not a file system's name")
+            raise UserError("the image's root format is not a file system type")
         _check("domain name", self.name, DOMAIN_NAME)
         _check("CPU vendor", self.cpu_vendor, CPU_VENDOR)
         _check("guest hostname", self.guest.hostname, NODE_NAME)
@@ -123,33 +123,35 @@ class DomainSpec:
             _check("PCI address", device.address, PCI_ADDRESS)
         if self.uid <= 0 or self.gid <= 0:
             raise NodeError(
-                f"QEMU would run as {self.uid}:{self.gid}", "neither may be root's", "see guests.uid_base"
+                f"QEMU would run as {self.uid}:{self.gid}",
+                "uid and gid must not be root's",
+                "see guests.uid_base",
             )
 
 
 def check_path(what: str, path: str) -> None:
-    """NodeError unless ``path`` is absolute, normal, and free of characters special to some parser."""
+    """Raise NodeError unless ``path`` is absolute, normalized, and without characters special to a parser."""
     _check(what, path, PATH)
     if {".", ".."} & set(path.split("/")):
-        raise NodeError(f"{what} of a guest is not a normal path", repr(path))
+        raise NodeError(f"{what} of a guest is not a normalized path", repr(path))
 
 
 def check_socket(what: str, path: str) -> None:
-    """As ``check_path``, and short enough for a unix socket address."""
+    """As ``check_path``; the path must also fit into a unix socket address."""
     check_path(what, path)
     if len(path) > SOCKET_PATH_MAX:
         raise NodeError(
             f"{what} of a guest has a path of {len(path)} characters",
-            f"a unix socket's has at most {SOCKET_PATH_MAX}",
+            f"the path of a unix socket has at most {SOCKET_PATH_MAX}",
             "shorten paths.run",
         )
 
 
 def format_version(number: int) -> str:
-    """libvirt's version number as people write it: 9000000 is 9.0.0."""
+    """libvirt's version number as text: 9000000 is 9.0.0."""
     return f"{number // 1_000_000}.{number // 1_000 % 1_000}.{number % 1_000}"
 
 
 def _check(what: str, value: str, pattern: re.Pattern[str]) -> None:
     if not pattern.fullmatch(value):
-        raise NodeError(f"{what} of a guest has characters it may not have", repr(value[:120]))
+        raise NodeError(f"{what} of a guest contains characters that are not allowed", repr(value[:120]))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure mapping of what Slurm allocated onto guests: no search, no input or output."""
+"""Maps the resources that Slurm allocated to guests: pure functions, no search, no input or output."""

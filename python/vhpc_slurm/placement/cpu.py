@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From Slurm's abstract CPU ids to pinned vCPUs and the topology the guest sees.
+"""Maps Slurm's abstract CPU ids to pinned vCPUs and to the guest's CPU topology.
 
-Slurm has chosen the CPUs already; they are mapped here, never searched for.
+Slurm has already chosen the CPUs; this module never chooses others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ONE_CELL = 0
 
 @dataclass(frozen=True)
 class CpuPlacement:
-    """vCPUs in the order the guest counts them, and what they look like from inside."""
+    """vCPU pins in the order of the guest's CPU numbers, and the topology that the guest sees."""
 
     pins: tuple[VcpuPin, ...]
     topology: GuestTopology
@@ -34,7 +34,7 @@ class CpuPlacement:
 
 @dataclass(frozen=True)
 class EmulatorPlacement:
-    """OS CPUs of QEMU's own threads, with the reason in words."""
+    """OS CPUs of QEMU's own threads, and why they were chosen."""
 
     cpus: tuple[int, ...]
     choice: str
@@ -46,13 +46,13 @@ def choose_cpus(
     """The host's CPUs that Slurm allocated, in abstract order.
 
     Args:
-        allocation: what Slurm says.
-        host: whose CPUs.
-        usage: what other guests hold.
+        allocation: the job's resources on this node, from Slurm.
+        host: inventory of the node.
+        usage: resources that other guests hold.
         whole_cores: refuse parts of cores.
 
     Returns:
-        The CPUs and no errors, or none and every error found.
+        The CPUs and no errors, or no CPUs and all errors.
     """
     errors = [*_allocation_errors(allocation, host), *_host_errors(host)]
     if errors:
@@ -64,7 +64,8 @@ def choose_cpus(
         errors.append(
             NodeError(
                 f"Slurm allocated parts of cores on {host.node}",
-                f"siblings {format_cpu_list(siblings)} belong to others, and placement.cores is strict",
+                f"siblings {format_cpu_list(siblings)} are not allocated to the job, "
+                "and placement.cores is strict",
                 "set SelectTypeParameters=CR_Core_Memory in slurm.conf",
             )
         )
@@ -83,10 +84,10 @@ def place_cpus(chosen: Sequence[HostCpu], host: HostInventory) -> CpuPlacement:
 
 
 def spare_core(chosen: Sequence[HostCpu]) -> tuple[tuple[HostCpu, ...], tuple[int, ...]]:
-    """Set one core of a guest aside for QEMU's own threads: the last one of the cell that has most.
+    """Reserve one core of a guest for QEMU's own threads: the last core of the cell with most cores.
 
     Returns:
-        The CPUs that are left, and those set aside: none where there is only one core.
+        The remaining CPUs, and the OS CPUs of the reserved core: empty if the guest has only one core.
     """
     cores: dict[int, list[HostCpu]] = {}
     for cpu in chosen:
@@ -103,10 +104,10 @@ def spare_core(chosen: Sequence[HostCpu]) -> tuple[tuple[HostCpu, ...], tuple[in
 def place_emulator(
     configured: tuple[int, ...], own: tuple[int, ...], spare: tuple[int, ...], host: HostInventory
 ) -> tuple[EmulatorPlacement | None, list[VhpcError]]:
-    """Where QEMU's main loop and I/O threads run.
+    """Choose the OS CPUs of QEMU's main loop and I/O threads.
 
     Args:
-        configured: OS CPUs that the site keeps for it, empty when it keeps none.
+        configured: OS CPUs that the site reserves for QEMU (host.emulator_cpus), may be empty.
         own: CPUs of the guest's vCPUs, ascending.
         spare: CPUs of the job that no vCPU is pinned to.
         host: for checking that the site's CPUs exist.
@@ -133,7 +134,7 @@ def place_emulator(
         )
     if errors:
         return None, errors
-    choice = f"CPUs {format_cpu_list(configured)}, kept for it by host.emulator_cpus"
+    choice = f"CPUs {format_cpu_list(configured)}, reserved by host.emulator_cpus"
     return EmulatorPlacement(configured, choice), []
 
 
@@ -157,7 +158,7 @@ def _allocation_errors(allocation: NodeAllocation, host: HostInventory) -> list[
 
 
 def _host_errors(host: HostInventory) -> list[VhpcError]:
-    """Slurm numbers CPUs as core * threads + thread: no such number exists where cores differ in threads."""
+    """Slurm numbers CPUs as core * threads + thread, which needs the same number of threads in each core."""
     threads = {len(cpus) for cpus in _by_core(_counted(host)).values()}
     if len(threads) <= 1:
         return []
@@ -184,22 +185,22 @@ def _by_core(cpus: Iterable[HostCpu]) -> dict[int, list[int]]:
 
 
 def _foreign_siblings(chosen: Iterable[HostCpu], host: HostInventory) -> list[int]:
-    """Threads of the chosen CPUs' cores that are not among them."""
+    """Threads of the chosen CPUs' cores that were not chosen."""
     host_cores = _by_core(_counted(host))
     shared = (set(host_cores[core]) - set(cpus) for core, cpus in _by_core(chosen).items())
     return sorted(cpu for cpus in shared for cpu in cpus)
 
 
 def _guest_topology(chosen: Sequence[HostCpu], host: HostInventory) -> tuple[GuestTopology, list[str]]:
-    """The host's sockets, cores and threads where the allocation has their shape, else flat cores.
+    """The host's sockets, cores and threads if the allocation is regular, otherwise flat cores.
 
-    A guest scheduler that is told of siblings which are none places threads
-    wrongly, so anything irregular is shown as single-threaded cores.
+    With wrong siblings, a guest's scheduler places threads badly. Therefore an
+    irregular allocation is shown as single-threaded cores.
     """
     siblings = _foreign_siblings(chosen, host)
     if siblings:
         note = (
-            f"Slurm allocated parts of cores: siblings {format_cpu_list(siblings)} belong to others, "
+            f"Slurm allocated parts of cores: siblings {format_cpu_list(siblings)} are not in this guest, "
             "the guest sees single-threaded cores"
         )
         return GuestTopology(1, 1, len(chosen), 1), [note]
@@ -213,11 +214,11 @@ def _guest_topology(chosen: Sequence[HostCpu], host: HostInventory) -> tuple[Gue
 
 
 def numbering_notes(host: HostInventory) -> list[str]:
-    """Warn where slurmd's own map gives up: it ignores OS CPU numbers beyond its count of CPUs."""
+    """Warnings about OS CPU numbers beyond the number of CPUs, which slurmd's own map ignores."""
     beyond = [cpu for cpu in host.abstract if cpu >= len(host.abstract)]
     if not beyond:
         return []
     return [
-        f"OS CPU numbers of {host.node} have holes: slurmd may bind tasks outside of guests to other CPUs "
-        f"than it allocated (beyond its count: {format_cpu_list(beyond)})"
+        f"OS CPU numbers of {host.node} have gaps: slurmd may bind tasks outside of guests to other CPUs "
+        f"than it allocated (OS CPUs not below the number of CPUs: {format_cpu_list(beyond)})"
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory guests get, in which of their NUMA cells, and from which of the host's."""
+"""Memory of guests: size, guest NUMA cells, and the host cells that it comes from."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from vhpc_slurm.model import (
 from vhpc_slurm.placement.split import share
 
 GRAIN_MIB = 2  # one huge page: transparent and explicit 2 MiB pages then map all of it
-LOCAL, REMOTE_LEAST, REMOTE_MOST = 10, 11, 254  # what libvirt takes for distances
+LOCAL, REMOTE_LEAST, REMOTE_MOST = 10, 11, 254  # distances that libvirt accepts
 FAR = 1 << 16
 
 
 @dataclass(frozen=True)
 class MemorySize:
-    """Memory of all guests on the node, before rounding, and what stays outside of them, in MiB."""
+    """Memory of all guests on the node, before rounding, and the reserve outside of guests, in MiB."""
 
     guests_mib: int
     reserve_mib: int
@@ -34,7 +34,7 @@ class MemorySize:
 
 @dataclass(frozen=True)
 class MemoryPlacement:
-    """Guest cells with their memory, how firmly it is held, the guest cell of each vCPU."""
+    """Guest cells with their vCPUs and memory, and how the memory is bound to host cells."""
 
     cells: tuple[GuestCell, ...]
     binding: MemoryBinding
@@ -42,7 +42,7 @@ class MemoryPlacement:
 
     @property
     def memory_mib(self) -> int:
-        """All of it."""
+        """Memory of all cells, in MiB."""
         return sum(cell.memory_mib for cell in self.cells)
 
 
@@ -51,10 +51,10 @@ def size_memory(
     request: JobRequest,
     default_reserve_mib: int,
 ) -> tuple[MemorySize | None, list[VhpcError]]:
-    """Memory of the job on this node, less what stays outside.
+    """Memory of the job on this node, minus the reserve outside of guests.
 
     Returns:
-        The size and no errors, or None and every error found.
+        The size and no errors, or None and all errors.
     """
     asked = request.mem_reserve_mib
     reserve = default_reserve_mib if asked is None else asked
@@ -80,7 +80,7 @@ def check_size(
     reserve_mib: int,
     grain_mib: int = GRAIN_MIB,
 ) -> list[VhpcError]:
-    """Whether the image can live in the smallest guest, and the node has as much as all of them need."""
+    """Errors if the smallest guest is too small for the image, or all guests too large for the node."""
     errors: list[VhpcError] = []
     least = max(manifest.min_memory_mib, GRAIN_MIB)
     if min(guest_mib) < least:
@@ -95,7 +95,7 @@ def check_size(
             UserError(
                 f"image {manifest.name}:{manifest.tag} needs {least} MiB, "
                 f"a guest on {host.node} has {min(guest_mib)}",
-                f"of the job's {allocation.memory_mib} MiB there {reserve_mib} MiB stay outside the guest"
+                f"of the job's {allocation.memory_mib} MiB there, {reserve_mib} MiB stay outside the guest"
                 + (f", {count} guests share the rest" if count > 1 else ""),
                 hint,
             )
@@ -104,7 +104,7 @@ def check_size(
     if sum(guest_mib) > total:
         errors.append(
             NodeError(
-                f"the guest would have {sum(guest_mib)} MiB, but {host.node} has {total} MiB in all",
+                f"guests of the job would have {sum(guest_mib)} MiB, but {host.node} has {total} MiB in all",
                 "",
                 "correct RealMemory in slurm.conf: slurmd -C",
             )
@@ -117,41 +117,40 @@ def lay_out(
 ) -> MemoryPlacement:
     """One guest cell for each host cell in use, with memory in proportion to its vCPUs.
 
-    No cell gets more than the host cell has while another has room.  CPUs of a
-    cell without memory belong to the guest cell of the nearest one with some.
+    A guest cell gets more memory than its host cell has only if all host cells
+    are full.  CPUs of a cell without memory belong to the guest cell of the
+    nearest host cell with memory.
 
     Args:
         chosen: CPUs of the guest in the order of its vCPUs.
-        guest_mib: its memory: a multiple of the grain.
-        grain_mib: size of the pages that it consists of.
-        host: where.
+        guest_mib: memory of the guest, a multiple of ``grain_mib``.
+        grain_mib: page size.
+        host: inventory of the node.
     """
     home_of = {number: home(number, host) for number in {cpu.cell for cpu in chosen}}
     used = list({h.cell: h for cpu in chosen if (h := home_of[cpu.cell]) is not None}.values())
     if None in home_of.values():
         cells = tuple(cell.cell for cell in host.memory_cells)
         alone = GuestCell(0, tuple(range(len(chosen))), guest_mib, cells[0], nodeset=cells)
-        return MemoryPlacement(
-            (alone,), MemoryBinding.NONE, ("some CPUs are of no NUMA cell that is online",)
-        )
+        return MemoryPlacement((alone,), MemoryBinding.NONE, ("some CPUs are not in an online NUMA cell",))
     place = {number: used.index(cell) for number, cell in home_of.items() if cell is not None}
     members: list[list[int]] = [[] for _ in used]
     for vcpu, cpu in enumerate(chosen):
         members[place[cpu.cell]].append(vcpu)
     vcpus = [tuple(numbers) for numbers in members]
     grains = guest_mib // grain_mib
-    if grains < len(used):  # too little to give each a page
+    if grains < len(used):  # not enough for one page per cell
         near = max(range(len(used)), key=lambda at: len(vcpus[at]))
         alone = GuestCell(
             0, tuple(range(len(chosen))), guest_mib, used[near].cell, nodeset=(used[near].cell,)
         )
-        note = f"{guest_mib} MiB are fewer pages than NUMA cells in use: the guest sees one cell"
+        note = f"{guest_mib} MiB have fewer pages than there are NUMA cells in use: the guest sees one cell"
         return MemoryPlacement((alone,), MemoryBinding.PREFERRED, (note,))
     parts, fits = _fill(grains, [len(v) for v in vcpus], [cell.memory_mib // grain_mib for cell in used])
     notes: tuple[str, ...] = ()
     if not fits:
         names = ", ".join(str(cell.cell) for cell in sorted(used, key=lambda cell: cell.cell))
-        notes = (f"{guest_mib} MiB do not fit NUMA cell {names} of the job's CPUs: some will be remote",)
+        notes = (f"{guest_mib} MiB do not fit NUMA cell {names} of the job's CPUs: some memory is remote",)
     return MemoryPlacement(
         tuple(
             GuestCell(
@@ -172,13 +171,13 @@ def lay_out(
 def bind(
     placements: Sequence[MemoryPlacement], job_cpus: set[int], host: HostInventory, *, hugepages: bool
 ) -> list[MemoryPlacement]:
-    """Hold the memory of a job's guests strictly where that cannot kill them.
+    """Bind the memory of a job's guests strictly if that cannot get them killed.
 
-    Slurm hands out memory by the node, not by the cell, so a cell of a shared
-    node may be full although the job's memory is there.  A strict binding then
-    gets QEMU killed by the kernel.  It is used only where the job holds every
-    CPU of the cells and they are large enough, or where the memory consists of
-    huge pages that were counted: too few of these fail the start.
+    Slurm allocates memory per node, not per cell, so a cell of a shared node
+    may be full although the node has the job's memory.  With a strict binding
+    the kernel then kills QEMU.  Therefore the binding is strict only if the job
+    holds every CPU of the cells and they are large enough, or if the memory
+    consists of huge pages, which were counted: too few of them fail the start.
     """
     homes = {cell.cell: home(cell.cell, host) for cell in host.cells}
     needed: dict[int, int] = {}
@@ -200,7 +199,7 @@ def bind(
 
 
 def home(number: int, host: HostInventory) -> HostCell | None:
-    """The cell itself, or where it has no memory the nearest that has; None for a cell that is not online."""
+    """The cell itself if it has memory, otherwise the nearest cell with memory; None for an offline cell."""
     own = next((cell for cell in host.cells if cell.cell == number), None)
     if own is None or own.memory_mib:
         return own
@@ -210,10 +209,10 @@ def home(number: int, host: HostInventory) -> HostCell | None:
 
 
 def _fill(grains: int, weights: Sequence[int], room: Sequence[int]) -> tuple[list[int], bool]:
-    """Grains in proportion to weights, at least one each; full cells hand on to the others.
+    """Grains in proportion to weights, at least one each; the excess of full cells goes to the others.
 
     Returns:
-        Grains by cell, and whether no cell got more than it has room for.
+        Grains by cell, and whether every cell has room for its grains.
     """
     if grains > sum(room) or 0 in room:
         return [1 + extra for extra in share(grains - len(weights), weights)], False
@@ -233,7 +232,7 @@ def _fill(grains: int, weights: Sequence[int], room: Sequence[int]) -> tuple[lis
 
 
 def _distances(number: int, used: Sequence[HostCell]) -> tuple[tuple[int, int], ...]:
-    """The host's distances in terms of guest cells; none where the host does not give them all."""
+    """The host's distances between the guest's cells; empty if the host does not report all of them."""
     rows = [dict(cell.distances) for cell in used]
     if len(used) < 2 or any(other.cell not in row for row in rows for other in used):
         return ()

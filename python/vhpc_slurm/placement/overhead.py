@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that guests cost outside of themselves; docs/memory.md has the formula and its sources."""
+"""Memory that guests need outside of their own memory; docs/memory.md has the formula and its sources."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ QEMU_MIB = 128
 VCPU_MIB = 2
 SHARE_MIB = 8
 TABLE_SHARE = 512
-"""An entry of eight bytes maps a page of 4 KiB."""
+"""Memory per page table: an entry of eight bytes maps a page of 4 KiB."""
 
 
 def outside_mib(guests_mib: int, vcpus: int, wanted: Wanted, request: JobRequest, config: Config) -> int:
-    """What the guests of a job on a node need beside their own memory, in MiB, at most.
+    """Largest memory need of a job's guests on a node in addition to their own memory, in MiB.
 
     Args:
         guests_mib: memory of all guests.
-        vcpus: of all guests.
-        wanted: their devices.
-        request: how many guests.
-        config: pages and shared folders.
+        vcpus: vCPUs of all guests.
+        wanted: devices of all guests.
+        request: has the number of guests.
+        config: has page size and shared folders.
     """
     largest_vfs = sorted(map(_bars, wanted.pool), reverse=True)[: wanted.vfs]
     bars = sum(map(_bars, wanted.gpus)) + sum(largest_vfs)
@@ -36,11 +36,11 @@ def outside_mib(guests_mib: int, vcpus: int, wanted: Wanted, request: JobRequest
 def _sum_mib(
     guests_mib: int, vcpus: int, request: JobRequest, config: Config, *, devices: bool, bars: int
 ) -> int:
-    """The formula: QEMU and the shares' daemons, threads, page tables.
+    """Sum of QEMU and the shares' daemons, threads, and page tables.
 
-    Tables are QEMU's, KVM's, those of each share's daemon, and with devices the
-    IOMMU's.  BARs are mapped by QEMU and KVM, in ordinary pages whatever the
-    guest's memory is in.
+    Page tables are those of QEMU, KVM, each share's daemon, and with devices
+    the IOMMU.  QEMU and KVM map BARs in ordinary pages, regardless of the
+    guest's page size.
     """
     shares = config.shares.home + config.shares.work_dir + len(config.shares.site)
     fixed = request.guests_per_node * (QEMU_MIB + SHARE_MIB * shares) + VCPU_MIB * vcpus
@@ -56,11 +56,11 @@ def _bars(function: PciFunction) -> int:
 def at_least(
     allocation: NodeAllocation, request: JobRequest, config: Config
 ) -> tuple[MemorySize | None, list[VhpcError]]:
-    """As much of a node's reckoning as can be done without seeing the node: all but its BARs.
+    """The part of a node's calculation that needs no access to the node: everything except BARs.
 
     Returns:
-        The most that guests can have there and the least that stays outside, and
-        no errors, or None and the node's own errors.
+        Largest memory of the guests and smallest memory outside of them, and no
+        errors, or None and the errors that the node would report.
     """
     size, errors = size_memory(allocation, request, config.guests.memory_reserve_mib)
     if size is None:
@@ -81,11 +81,11 @@ def cover(
     *,
     devices: bool,
 ) -> tuple[MemorySize | None, list[str], list[VhpcError]]:
-    """Leave as much outside as is needed.
+    """Make the reserve as large as needed.
 
-    The site's reserve grows to that, unless the site wants none.  The user's
-    own is his word; but memory that devices can write to cannot be taken back
-    from a guest, so with devices too little is an error.
+    The site's default reserve is increased, unless it is 0.  The user's own
+    value is not changed; but with devices a value that is too small is an
+    error, because memory that devices can write to cannot be reclaimed.
 
     Returns:
         The size, notes, and no errors, or None and an error.
@@ -96,12 +96,12 @@ def cover(
     what = f"QEMU, its page tables and shared folders on {allocation.node} may need {needed_mib} MiB"
     if asked is None and size.reserve_mib:
         left = max(0, allocation.memory_mib - needed_mib)
-        return MemorySize(left, needed_mib), [f"{what}: so much of the job's memory stays outside"], []
+        return MemorySize(left, needed_mib), [f"{what}: this part of the job's memory stays outside"], []
     if asked is not None and devices:
-        hint = f"ask for --vhpc-mem-reserve={needed_mib}M, or leave it out"
+        hint = f"ask for --vhpc-mem-reserve={needed_mib}M, or omit the option"
         return (
             None,
             [],
-            [UserError(f"--vhpc-mem-reserve={asked}M is too little for a job with devices", what, hint)],
+            [UserError(f"--vhpc-mem-reserve={asked}M is too small for a job with devices", what, hint)],
         )
     return size, [], []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What live guests hold of a node, folded from their reservations; never a counter that could drift."""
+"""Resources of a node that live guests hold, computed from their reservations, not from counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vhpc_slurm.hardware import Reservation
 
 @dataclass(frozen=True)
 class Usage:
-    """Who holds each CPU and each device, and how many huge pages are promised.
+    """Holder of each CPU and device, and number of reserved huge pages.
 
     Attributes:
         cpus: generation by OS CPU.
@@ -30,7 +30,7 @@ NOTHING = Usage()
 
 
 def fold(reservations: Iterable[Reservation]) -> Usage:
-    """Usage of a node.
+    """Compute the usage of a node.
 
     Raises:
         NodeError: two guests reserve the same CPU or device.
@@ -60,11 +60,11 @@ def _twice(what: str, first: str, second: Reservation) -> NodeError:
 
 
 def held_cpus(wanted: Iterable[int], usage: Usage) -> list[VhpcError]:
-    """An error for each generation that holds CPUs which are wanted.
+    """An error for each generation that holds wanted CPUs.
 
-    Not the node's fault: Slurm has given them out twice, because it has forgotten
-    a job in a crash, has suspended one or shares CPUs.  The job that comes later
-    is to try again; what a forgotten job left is gone by then.
+    The node is not at fault: Slurm allocated the CPUs twice, because it lost a
+    job in a crash, suspended one, or shares CPUs.  The later job is requeued;
+    by then the resources of a lost job have been released.
     """
     by_holder: dict[str, list[int]] = {}
     for cpu in wanted:
@@ -73,8 +73,8 @@ def held_cpus(wanted: Iterable[int], usage: Usage) -> list[VhpcError]:
     return [
         FabricError(
             f"CPUs {format_cpu_list(cpus)} are held by guests of {holder}",
-            "Slurm gave them to this job too",
-            "if that job is over: vhpc reconcile; else forbid OverSubscribe and suspending preemption",
+            "Slurm allocated them to this job, too",
+            "if that job has ended: vhpc reconcile; otherwise disable OverSubscribe and suspend preemption",
         )
         for holder, cpus in by_holder.items()
     ]
