@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A uid of its own for every guest's QEMU, out of a range that belongs to vhpc.
+"""A separate uid for every guest's QEMU, from a range that belongs to vhpc.
 
-With libvirt's shared default user one escaped guest would own all others.  A
-uid is allocated by a file that names its generation.
+With libvirt's shared default user one escaped guest could control all others.
+A uid is allocated by a file that names its generation.
 
-A QEMU that was taken over may leave a setuid file behind, and the user who started
-it is that uid whenever he likes.  So uids go round: one is used again only when
-all others have been, also after a reboot, and not while a process or a file in
-a world-writable place is of it.
+A compromised QEMU may leave a setuid file, by which the guest's user can assume
+the uid later.  Therefore uids rotate: one is used again only when all others
+have been used, also after a reboot, and not while it owns a process, or a file
+in a world-writable folder.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from vhpc_slurm.node.store.layout import Layout
 log = logging.getLogger("vhpc")
 FIND = "/usr/bin/find"
 SCAN_S = 2.0
-"""How long to look for files: what a user has put into /tmp must not cost him a node."""
+"""Limit of the search for files: a user's files in /tmp must not drain a node."""
 
 
 def allocate(layout: Layout, generation: str, announce: Callable[[int], object]) -> int:
     """Allocate the uid that has not been used for the longest time.
 
     Args:
-        layout: configuration and where allocations lie.
-        generation: whose guest gets it.
+        layout: has the configuration and the path of the allocations.
+        generation: the guest's generation.
         announce: called with the uid before it is allocated (journal first).
 
     Raises:
-        NodeError: the range is used up.
+        NodeError: all uids of the range are in use.
     """
     config = layout.config.guests
     layout.uids.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
                 continue
             if uid in owners:
                 log.warning(
-                    "uid %d owns files in %s: no guest gets it; remove them",
+                    "uid %d owns files in %s, so no guest gets it; remove these files",
                     uid,
                     " ".join(config.uid_check_paths),
                 )
@@ -60,7 +60,7 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             except FileExistsError:
-                continue  # another job's Prolog was quicker; its allocation is not ours to release
+                continue  # another job's Prolog was faster; this job must not release its allocation
             with os.fdopen(fd, "w") as out:
                 out.write(generation)
             rotation.used(uid)
@@ -69,7 +69,7 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
 
 
 class _Rotation:
-    """Which uid is next, in a file that survives reboots; locked while it is open."""
+    """The next uid, in a file that survives reboots; locked while it is open."""
 
     def __init__(self, layout: Layout) -> None:
         self._path = layout.state / "uid-next"
@@ -82,7 +82,7 @@ class _Rotation:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
                 self._next = int(os.pread(self._fd, 32, 0))
-            except ValueError:  # new here, or torn by a power cut
+            except ValueError:  # a new file, or one torn by a power cut
                 self._next = self._base
         except BaseException:
             os.close(self._fd)
@@ -99,16 +99,16 @@ class _Rotation:
             yield self._base + (first + step) % self._count
 
     def used(self, uid: int) -> None:
-        """Make durable that a uid is used."""
+        """Record durably that a uid is used."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{uid + 1}\n".encode(), 0)
         os.fsync(self._fd)
 
 
 def _owners_of_files(layout: Layout) -> frozenset[int]:
-    """Uids of the range that own something in world-writable folders; find(1) follows no links."""
+    """Uids of the range that own files in world-writable folders; find(1) does not follow links."""
     config = layout.config.guests
-    folders = [folder for folder in config.uid_check_paths if os.path.isdir(folder)]  # noqa: PTH112 - a text
+    folders = [folder for folder in config.uid_check_paths if os.path.isdir(folder)]  # noqa: PTH112 - a string
     if not folders:
         return frozenset()
     first, last = config.uid_base, config.uid_base + config.uid_count - 1
@@ -129,10 +129,10 @@ def _owners_of_files(layout: Layout) -> frozenset[int]:
 
 
 def release(layout: Layout, uid: int, generation: str) -> None:
-    """End what still runs under an allocated uid, see it gone, drop the allocation.
+    """End the processes of an allocated uid, verify that they are gone, remove the allocation.
 
-    A uid that another generation has is left alone: the release is of an
-    announcement whose allocation never came to be.
+    A uid of another generation is not touched: then the journal has an entry
+    whose allocation never happened.
 
     Raises:
         TeardownError: a process of that uid does not end.
@@ -166,6 +166,6 @@ def allocated(layout: Layout) -> Iterator[tuple[int, str]]:
 
 
 def in_range(config: Config, uid: int) -> bool:
-    """Whether a uid belongs to the range of guests."""
+    """Whether a uid is in the range for guests."""
     base = config.guests.uid_base
     return base <= uid < base + config.guests.uid_count
