@@ -169,12 +169,12 @@ def test_what_speaks_against_all_vfs_puts_none_away(rig: Rig) -> None:
     ("gres", "net", "words"),
     [
         (vfs(1), NetworkIdentity(), "this site gives jobs no partition of the fabric"),
-        (vfs(1), replace(IB, port_guids=(("0x1",), ("0x2",))), "ports with GUIDs of their own"),
+        (vfs(1), replace(IB, port_guids=(("0x1",), ("0x2",))), "ports with fixed GUIDs"),
         (vfs(3), IB, "its guests have 2 on each of 1 rails in the fabric"),
         (
             vfs(1),
             replace(IB, port_guids=(("0x0002c90300000101",),) * 2),
-            "have ports with GUIDs of their own",
+            "have ports with fixed GUIDs",
         ),
     ],
 )
@@ -187,7 +187,7 @@ def test_what_the_fabric_has_no_ports_for_is_the_users_and_touches_no_device(
 
 
 def test_an_index_that_the_map_lacks_and_a_map_that_names_no_gpu_are_the_nodes(rig: Rig) -> None:
-    with pytest.raises(NodeError, match=r"Slurm gave GPU 2 on n1: the GPU map has 2 entries"):
+    with pytest.raises(NodeError, match=r"Slurm allocated GPU 2 on n1: the GPU map has 2 entries"):
         prepare(rig, lease(gpus(2)))
     (rig.root / "gpu.map").write_text(f"0 {rig.pfs[0].address}\n1 0000:ff:00.0\n")
     with pytest.raises(NodeError, match=r"names .* of class 020700, not a GPU") as caught:
