@@ -187,9 +187,7 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
         if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
             return  # it was not changed yet, or everything was undone
         _see_unused(root, layout, entry, driver, host or HostState())
-        errors = aer.risen(
-            data.get("aer", {}), aer.counts(path)
-        )  # before the reset, which may cause errors itself
+        errors = aer.risen(data.get("aer", {}), aer.counts(path))  # before the reset, which may cause some
         if errors:
             raise vfio.NotCleanError(
                 f"device {address} has reported PCI Express errors during the job", errors

@@ -339,7 +339,7 @@ def _open_nodes(proc: Path, nodes: list[str]) -> Iterator[tuple[int, str, str]]:
         if not entry.name.isdigit():
             continue
         try:
-            opened = {os.readlink(fd.path) for fd in os.scandir(f"{entry.path}/fd")}  # noqa: PTH115 - faster, for all processes of the host
+            opened = {os.readlink(fd.path) for fd in os.scandir(f"{entry.path}/fd")}  # noqa: PTH115 - all of the host
         except OSError:
             continue  # it has ended
         for target in opened:

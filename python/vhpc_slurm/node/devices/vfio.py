@@ -134,7 +134,9 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
     # Memory decoding proves nothing: at close vfio-pci restores the state from when it enabled the function.
     # Bus mastering does: with it a function can write to memory.
     if int.from_bytes(head[COMMAND : COMMAND + 2], "little") & BUS_MASTER:
-        raise NotCleanError(f"device {address} is a bus master after its reset", "a program still uses it")
+        raise NotCleanError(
+            f"device {address} is a bus master after its reset", "it may still write to memory"
+        )
     state = sysfs.text_or_empty(f"{path}/power_state")
     if state in ("D3cold", "error"):
         raise NotCleanError(f"device {address} is in {state} after its reset")
