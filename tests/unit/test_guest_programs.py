@@ -305,10 +305,10 @@ def test_signals_reach_the_main_process(guest: Guest) -> None:
 
 
 GROUP = r"""#!/bin/bash
-sh -c 'trap "echo background" USR1; echo up; while :; do sleep 0.1; done' &
-setsid sh -c 'trap "echo session" USR1; echo up; while :; do sleep 0.1; done' &
 trap 'echo main' USR1
 trap 'exit 7' TERM
+sh -c 'trap "echo background" USR1; echo up; while :; do sleep 0.1; done' &
+setsid sh -c 'trap "echo session" USR1; echo up; while :; do sleep 0.1; done' &
 while :; do sleep 0.1; done
 """
 
