@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The two commands are `make demo` and `make check`; the rest are their parts.
+# The main targets are `make demo` and `make check`; the others are parts of them.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -9,43 +9,43 @@ BUILD  := build
 PY     := .venv/bin/python
 MYPY   := .venv/bin/mypy --strict
 SUITES ?= bookworm sid
-# Most tests wait for a daemon; what they share is kept apart by tests/conftest.py.
+# Most tests wait for a daemon; tests/conftest.py separates shared resources.
 JOBS   ?= $(shell echo $$((1 + $$(nproc))))
 UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -n $(JOBS) --dist loadgroup
 
 .PHONY: help
-help: ## This list
+help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## Build all, bring the lab up, run a two-node job in guests
+demo: ## Build everything, start the lab, run a two-node job in guests
 	@scripts/demo
 
 .PHONY: check
-check: lint types ## Everything from lint to end-to-end tests on the lab
+check: lint types ## All checks, from lint to end-to-end tests on the lab
 	@$(MAKE) --no-print-directory unit ctest hw-case lab-tests
 	@echo "make check: all passed"
 
 .PHONY: check-slow
-check-slow: check ## Also what takes long: fuzzing, image rebuilds, a fault campaign of 300 jobs, labs of other Slurm releases (SUITES=...)
+check-slow: check ## Slow checks too: fuzzing, image rebuilds, a fault campaign of 300 jobs, labs of other Slurm releases (SUITES=...)
 	scripts/deps qemu-system-x86
 	scripts/fuzz --seconds 60
 	$(PY) -m pytest -m slow tests
 	scripts/check-suites $(SUITES)
 
 .PHONY: deps
-deps: .venv/.done ## Install what building and testing need
+deps: .venv/.done ## Install build and test dependencies
 	@:
 
 .venv/.done: pyproject.toml scripts/deps scripts/packages.txt
 	@scripts/deps
 
 .PHONY: lint
-lint: deps ## ruff, clang-format, clang-tidy, circles of C modules, shellcheck, mandoc, SPDX lines
+lint: deps ## ruff, clang-format, clang-tidy, cycles of C modules, shellcheck, mandoc, SPDX lines
 	scripts/lint
 
 .PHONY: fix
-fix: deps ## Format all sources, fix what ruff can fix, write SPDX lines
+fix: deps ## Format all sources, apply ruff's fixes, write SPDX lines
 	scripts/lint --fix
 
 .PHONY: types
@@ -67,17 +67,17 @@ unit-programs: deps
 	@cmake --build $(BUILD)/unit >$(BUILD)/unit.log || { cat $(BUILD)/unit.log; exit 1; }
 
 .PHONY: unit
-unit: unit-programs ## Python unit tests, some of them of the guest programs
+unit: unit-programs ## Python unit tests, including tests of the guest programs
 	$(UNIT) -m "not lab and not slow and not hw" tests
 
 .PHONY: quick
-quick: unit-programs ## After each change: lint of what changed, types, unit tests that take no longer than seconds
+quick: unit-programs ## After each change: lint of changed files, types, fast unit tests
 	scripts/lint --changed
 	@$(MAKE) --no-print-directory types
 	$(UNIT) -m "not lab and not slow and not hw and not long" tests
 
 .PHONY: test-one
-test-one: unit-programs ## T=…: a test file, a node id, or C tests by their name
+test-one: unit-programs ## T=…: a test file, a node id, or C tests by name
 	@scripts/test-one "$(T)"
 
 .PHONY: ctest
@@ -89,7 +89,7 @@ ctest: deps ## C tests with address and undefined-behaviour sanitizers, and a sh
 	scripts/fuzz --runs 20000
 
 .PHONY: lab-up
-lab-up: deps ## Bring the one-machine cluster up, with this checkout installed and an image published
+lab-up: deps ## Start the one-machine cluster with this checkout installed and an image published
 	lab/vlab up
 	scripts/publish-image
 
@@ -102,11 +102,11 @@ check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machi
 	$(PY) -m pytest -m hw tests/hw
 
 .PHONY: hw-case
-hw-case: deps ## One job of these, with a GPU and a virtual function
+hw-case: deps ## One job of check-hw, with a GPU and a virtual function
 	$(PY) -m pytest -m hw tests/hw/test_hw_devices.py
 
 .PHONY: clean
-clean: ## Take the lab down and remove what was built; caches in /var/cache stay
+clean: ## Stop the lab and remove built files; caches in /var/cache stay
 	-lab/vlab down
 	-lab/hwlab down
 	rm -rf $(BUILD) .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image catalogue: what a name means, and where an image's bytes are.
+"""The image catalogue: resolves names to digests, and locates an image's blobs.
 
-Names resolve to a digest once, on the controller, when a lease is made; nodes
-then fetch by digest.  Nothing in a catalogue is believed: a manifest's bytes
-must have the digest it is filed under, and each blob is checked by whoever
-uses it (``verify_blob`` here, or the node's store on the way in).  Layout and
-manifest: docs/image-format.md.  An image that is unknown or broken is its
-user's matter: his job fails with one line, and no node is drained.
+A name is resolved to a digest once, on the controller, when a lease is made;
+nodes then fetch by digest.  The content of a catalogue is not trusted: a
+manifest's bytes must match its digest, and each blob is verified before use
+(by ``verify_blob`` here, or while the node's store copies it).  Layout and
+manifest: docs/image-format.md.  An unknown or broken image is the user's
+mistake: the job fails with one message, and no node is drained.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MANIFEST_LIMIT = 1 << 20
 CHUNK = 1 << 20
 NEAR_NAMES = 3
 BOOT_FILE_LIMIT = 512 << 20
-"""Bytes of a kernel or an initrd: each guest has copies of them, in the node's memory."""
+"""Maximum bytes of a kernel or initrd: each guest has copies in the node's memory."""
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
     """One name of a catalogue.
 
-    ``identity`` is None when the image is broken; ``problem`` then says how, in one line.
+    ``identity`` is None if the image is broken; ``problem`` then gives the reason in one line.
     """
 
     ref: ImageRef
@@ -45,10 +45,10 @@ class CatalogEntry:
 
 
 def resolve(catalog: Path, ref: ImageRef) -> ImageIdentity:
-    """The image that a name means now.
+    """The image that a name refers to now.
 
     Raises:
-        UserError: no such image (names near ones), or its manifest is broken.
+        UserError: no such image (suggests similar names), or its manifest is broken.
         FabricError: the catalogue cannot be read.
     """
     try:
@@ -60,7 +60,7 @@ def resolve(catalog: Path, ref: ImageRef) -> ImageIdentity:
     except OSError as err:
         raise FabricError(f"cannot read the image catalogue {catalog}", str(err)) from err
     if not DIGEST.match(digest):
-        raise UserError(f"image {ref} is broken", "its name holds no digest", "publish it again")
+        raise UserError(f"image {ref} is broken", "its name file has no digest", "publish it again")
     return ImageIdentity(ref, digest, load_manifest(catalog, digest, str(ref)))
 
 
@@ -70,10 +70,10 @@ def load_manifest(catalog: Path, digest: str, image: str = "") -> ImageManifest:
     Args:
         catalog: the catalogue.
         digest: ``sha256:`` and 64 hex digits.
-        image: what error messages call the image; default is the digest.
+        image: name of the image in error messages; default is the digest.
 
     Raises:
-        UserError: it is not there, not what its digest says, or no manifest of a known schema.
+        UserError: it does not exist, does not match its digest, or has an unknown schema.
         FabricError: the catalogue cannot be read.
     """
     image = image or digest
@@ -98,12 +98,12 @@ def load_manifest(catalog: Path, digest: str, image: str = "") -> ImageManifest:
 
 
 def decode_manifest(raw: bytes) -> ImageManifest:
-    """A manifest's bytes, decoded strictly; ValueError for anything that we could not boot as it says."""
+    """A manifest's bytes, decoded strictly; ValueError if vhpc could not boot the image as described."""
     try:
         fields = msgspec.json.decode(raw)
         if not isinstance(fields, dict):
-            raise ValueError("it is no JSON object")
-        # Dataclasses let unknown keys pass; here one means that the writer expects what we cannot do.
+            raise ValueError("it is not a JSON object")
+        # msgspec ignores unknown keys of dataclasses; here one means a feature that this vhpc lacks.
         unknown = sorted(set(fields) - set(ImageManifest.__dataclass_fields__))
         if fields.get("schema") != SCHEMA:
             raise ValueError(f"schema {fields.get('schema')!r}, this vhpc knows {SCHEMA}")
@@ -117,10 +117,10 @@ def decode_manifest(raw: bytes) -> ImageManifest:
 
 
 def list_images(catalog: Path) -> list[CatalogEntry]:
-    """All names, sorted, broken images among them.
+    """All names, sorted, including broken images; empty if the catalogue does not exist.
 
     Raises:
-        FabricError: the catalogue cannot be read.  One that is not there is empty.
+        FabricError: the catalogue cannot be read.
     """
     return [_entry(catalog, ref) for ref in _refs(catalog)]
 
@@ -131,7 +131,7 @@ def blobs(manifest: ImageManifest) -> tuple[Blob, Blob, Blob]:
 
 
 def blob_path(catalog: Path, blob: Blob) -> Path:
-    """Where a blob is."""
+    """Path of a blob."""
     return catalog / "blobs" / "sha256" / blob.sha256
 
 
@@ -139,7 +139,7 @@ def verify_blob(catalog: Path, blob: Blob, image: str) -> None:
     """Check a blob's size and bytes (reads all of it).
 
     Raises:
-        UserError: it is missing or differs; names the blob, what was expected and what is there.
+        UserError: it is missing or differs; the message has the blob, the expected and the actual values.
         FabricError: it cannot be read.
     """
     digest, size = hashlib.sha256(), 0
@@ -177,7 +177,7 @@ def _refs(catalog: Path) -> Iterator[ImageRef]:
                 try:
                     yield ImageRef.parse(f"{name.name}:{tag}")
                 except UserError:
-                    continue  # a file being written, or one that is none of ours
+                    continue  # a file that is being written, or not one of vhpc's
     except FileNotFoundError:
         return
     except OSError as err:
@@ -199,21 +199,21 @@ def _check(manifest: ImageManifest) -> None:
         raise ValueError(f"{manifest.name!r} with tag {manifest.tag!r} is not an image name")
     for blob in blobs(manifest):
         if not DIGEST.match(f"sha256:{blob.sha256}"):
-            raise ValueError(f"{blob.file}: {blob.sha256!r} is no sha256")
+            raise ValueError(f"{blob.file}: {blob.sha256!r} is not a sha256")
         if blob.size <= 0:
-            raise ValueError(f"{blob.file}: a size of {blob.size} bytes")
+            raise ValueError(f"{blob.file}: its size is {blob.size} bytes")
         if blob is not manifest.root and blob.size > BOOT_FILE_LIMIT:
             raise ValueError(f"{blob.file}: more than {BOOT_FILE_LIMIT >> 20} MiB")
         if PurePosixPath(blob.file).name != blob.file:
-            raise ValueError(f"{blob.file!r} is no file name")
-    # Whether a guest can mount it is for the planner to say; here it must be a word of a kernel command line.
+            raise ValueError(f"{blob.file!r} is not a file name")
+    # The planner checks whether a guest can mount it; here it only must be safe in a kernel command line.
     if not re.fullmatch(r"[a-z0-9]{1,32}", manifest.root_format, re.ASCII):
-        raise ValueError(f"root format {manifest.root_format!r} is no file system type")
+        raise ValueError(f"root format {manifest.root_format!r} is not a file system type")
     if manifest.firmware not in FIRMWARES:
         raise ValueError(f"firmware {manifest.firmware!r} is unknown")
     if manifest.init != "agent" and not manifest.init.startswith("/"):
         raise ValueError(f"init {manifest.init!r} is neither agent nor an absolute path")
     if manifest.min_memory_mib <= 0:
-        raise ValueError(f"a minimum memory of {manifest.min_memory_mib} MiB")
+        raise ValueError(f"its minimum memory is {manifest.min_memory_mib} MiB")
     if not manifest.cmdline.isprintable():
         raise ValueError("the kernel command line has control characters")

@@ -129,7 +129,7 @@ def test_a_missing_manifest_is_refused(tmp_path: Path) -> None:
 def test_a_name_without_digest_is_refused(tmp_path: Path, text: str) -> None:
     publish(tmp_path, manifest())
     (tmp_path / "names/debian-minimal/latest").write_bytes(text.encode("latin-1"))
-    assert "its name holds no digest" in refusal(tmp_path)
+    assert "its name file has no digest" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_a_name_without_digest_is_refused(tmp_path: Path, text: str) -> None:
         ({"surprise": 1}, "unknown key surprise"),
         ({"min_memory_mib": "192"}, "min_memory_mib"),
         ({"min_memory_mib": 0}, "minimum memory"),
-        ({"kernel": {"file": "kernel", "sha256": "../../x", "size": 1}}, "no sha256"),
-        ({"kernel": {"file": "../kernel", "sha256": "0" * 64, "size": 1}}, "no file name"),
+        ({"kernel": {"file": "kernel", "sha256": "../../x", "size": 1}}, "not a sha256"),
+        ({"kernel": {"file": "../kernel", "sha256": "0" * 64, "size": 1}}, "not a file name"),
         ({"root": {"file": "root", "sha256": "0" * 64, "size": 0}}, "size"),
         ({"root_format": "erofs init=/bin/sh"}, "root format"),
         ({"firmware": "coreboot"}, "firmware"),

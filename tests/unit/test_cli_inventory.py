@@ -57,12 +57,12 @@ def test_a_captured_machine_as_a_tree(vhpc: Vhpc, trees: Trees) -> None:
 def test_offline_cpus_and_cpus_of_an_offline_cell_are_shown(vhpc: Vhpc, trees: Trees) -> None:
     out = vhpc("inventory", "--sysfs-root", str(trees("offline-cpu0-node0")))
     assert "offline: CPUs 0-3,21-23" in out
-    assert re.search(r"of no one NUMA cell\n.*CPUs 4,6,8,10,12,14,16,18,20\n", out)
+    assert re.search(r"without a NUMA cell\n.*CPUs 4,6,8,10,12,14,16,18,20\n", out)
 
 
 def test_devices_of_no_one_cell_are_shown_beside_the_cells(vhpc: Vhpc, trees: Trees) -> None:
     out = vhpc("inventory", "--sysfs-root", str(trees("40intel64-2g2n4c+pcilocality")))
-    assert re.search(r"of no one NUMA cell\n.*pci0000:00\n", out)
+    assert re.search(r"without a NUMA cell\n.*pci0000:00\n", out)
     assert "17 PCI functions of the platform itself are not shown" in out
 
 
@@ -141,7 +141,7 @@ def test_a_damaged_journal_is_a_remark_and_not_an_empty_node(vhpc: Vhpc) -> None
 
 @pytest.mark.usefixtures("as_user")
 def test_others_are_told_that_holders_are_for_root(vhpc: Vhpc) -> None:
-    assert "note: who holds what is for root to see" in vhpc("inventory")
+    assert "note: only root can see the resources of guests" in vhpc("inventory")
     assert vhpc.json("inventory")["claims"] is None
 
 

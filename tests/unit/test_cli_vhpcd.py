@@ -120,7 +120,7 @@ def test_the_plan_of_a_job_follows_from_its_lease(vhpc: Vhpc, client: Controller
     assert [pin["os_cpu"] for pin in plan["guests"][0]["pins"]] == [2, 6]
     assert vhpc.json("plan", "42", "--node", "n2")["guests"][0]["pins"][0]["os_cpu"] == 0
     vhpc("plan", "42", "--node", "n3", code=1)
-    assert "job 42 has no part on n3: its nodes are n[1-2]" in vhpc.error
+    assert "job 42 has no allocation on n3: its nodes are n[1-2]" in vhpc.error
     vhpc("plan", "41", code=1)
     assert "vhpcd has no job 41" in vhpc.error
     open_lease(client, 43, "absent:1")

@@ -54,7 +54,7 @@ def test_a_quarantined_device_does_not_delay_the_acknowledgement(
     layout.journals.mkdir(parents=True)
     Journal(layout.journals, generation).acquire("rundir", "rundir:x", path=str(tmp_path / "x"))
     quarantined = quarantine.QuarantinedError(
-        [quarantine.record("0000:42:00.0", "gpu", "it is not there any more")]
+        [quarantine.record("0000:42:00.0", "gpu", "it no longer exists")]
     )
 
     def clear(*_: object) -> None:

@@ -143,7 +143,7 @@ def test_a_function_without_a_type_is_reported(tmp_path: Path, header: bytes | N
     host = read(tmp_path)
     assert [function.address for function in host.pci] == ["0000:00:01.0"]
     assert host.remarks == (
-        "PCI function 0000:00:02.0 is left out: neither its ids nor its header can be read",
+        "PCI function 0000:00:02.0 is omitted: neither its ids nor its header can be read",
     )
 
 

@@ -169,12 +169,12 @@ def test_what_speaks_against_all_vfs_puts_none_away(rig: Rig) -> None:
     ("gres", "net", "words"),
     [
         (vfs(1), NetworkIdentity(), "this site gives jobs no partition of the fabric"),
-        (vfs(1), replace(IB, port_guids=(("0x1",), ("0x2",))), "ports with GUIDs of their own"),
+        (vfs(1), replace(IB, port_guids=(("0x1",), ("0x2",))), "ports with fixed GUIDs"),
         (vfs(3), IB, "its guests have 2 on each of 1 rails in the fabric"),
         (
             vfs(1),
             replace(IB, port_guids=(("0x0002c90300000101",),) * 2),
-            "have ports with GUIDs of their own",
+            "have ports with fixed GUIDs",
         ),
     ],
 )
@@ -187,7 +187,7 @@ def test_missing_fabric_ports_are_a_user_error(
 
 
 def test_gpu_map_gaps_are_node_errors(rig: Rig) -> None:
-    with pytest.raises(NodeError, match=r"Slurm gave GPU 2 on n1: the GPU map has 2 entries"):
+    with pytest.raises(NodeError, match=r"Slurm allocated GPU 2 on n1: the GPU map has 2 entries"):
         prepare(rig, lease(gpus(2)))
     (rig.root / "gpu.map").write_text(f"0 {rig.pfs[0].address}\n1 0000:ff:00.0\n")
     with pytest.raises(NodeError, match=r"names .* of class 020700, not a GPU") as caught:

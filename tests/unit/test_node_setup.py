@@ -108,7 +108,7 @@ def test_a_driver_that_never_comes_is_said(rig: Rig) -> None:
     rig.layout = Layout(msgspec.structs.replace(config, devices=soon))
     (step,) = [step for step in run(rig) if step.kind == "vfs"]
     assert step.state is State.FAILED
-    assert f"{pf.address} has no driver: none took it within 1 s" in step.error
+    assert f"{pf.address} has no driver: none was bound within 1 s" in step.error
 
 
 def test_what_is_there_is_left_alone(rig: Rig) -> None:
@@ -163,8 +163,8 @@ def test_a_function_that_will_not_be_parked_is_quarantined(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        ("{pf}=9", "it has 8; more are a setting of its firmware"),
-        ("0000:ff:00.0=2", "0000:ff:00.0 is not there"),
+        ("{pf}=9", "its limit is 8, which is a firmware setting"),
+        ("0000:ff:00.0=2", "0000:ff:00.0 does not exist"),
         ("{pf}", "ADDRESS=COUNT is expected"),
         ("{pf}=many", "ADDRESS=COUNT is expected"),
         ("{gpu}=2", "no SR-IOV"),
@@ -185,7 +185,7 @@ def test_mlx4_makes_them_by_its_modules_option(rig: Rig) -> None:
     assert "mlx4_core by its option num_vfs" in step.error
 
 
-# --- nodes for gres.conf ----------------------------------------------------------------
+# --- device files for gres.conf ----------------------------------------------------------------
 
 
 def test_each_gpu_has_a_node_that_slurm_can_count_and_tell_apart(rig: Rig) -> None:
@@ -252,7 +252,7 @@ def test_a_pool_that_is_none_is_said(rig: Rig, wish: str) -> None:
 def test_a_cell_that_is_not_there_is_said(rig: Rig) -> None:
     configure(rig, pages=("1G:5=1",))
     (step,) = [step for step in run(rig) if step.kind == "hugepages"]
-    assert step.error.endswith("nr_hugepages is not there")
+    assert step.error.endswith("nr_hugepages does not exist")
 
 
 # --- command and unit -------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_a_partition_that_stays_active_keeps_its_entry(rig: Rig, fmpm: Fmpm) -> 
 def test_a_map_without_modules_is_said(rig: Rig) -> None:
     (rig.root / "gpu.map").write_text(f"0 {rig.gpus[0].address}\n")
     with pytest.raises(
-        NodeError, match=r"has no module for .*: the Fabric Manager knows GPUs by these alone"
+        NodeError, match=r"has no module for .*: the Fabric Manager identifies GPUs only by their modules"
     ):
         prepare(rig, lease(gpus(0)))
 

@@ -99,9 +99,9 @@ def test_a_site_without_devices_ignores_gres(host: HostInventory) -> None:
     ("wanted", "given", "kind", "says"),
     [
         ((8,), {}, NodeError, "GPU 8 on n1: the GPU map has 8 entries"),
-        ((0,), {"gpus": ("0000:ee:00.0",)}, NodeError, "0000:ee:00.0: that is not a PCI function"),
+        ((0,), {"gpus": ("0000:ee:00.0",)}, NodeError, "0000:ee:00.0: it is not a PCI function"),
         ((0,), {"gpus": ("0000:0d:00.0",)}, NodeError, "of class 020700, not a GPU"),
-        ((0, 1), {"gpus": (GPUS[0], GPUS[0])}, NodeError, "handed out twice"),
+        ((0, 1), {"gpus": (GPUS[0], GPUS[0])}, NodeError, "allocated twice"),
         ((0,), {"quarantined": (GPUS[0],)}, NodeError, "is quarantined"),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_the_site_names_may_be_of_any_class(host: HostInventory) -> None:
 def test_gpus_without_indexes_are_the_sites_fault(host: HostInventory) -> None:
     error = refused(host, SOCKET_0, (GresAllocation("gpu", "", 2),)).error()
     assert isinstance(error, NodeError)
-    assert "File= in gres.conf" in error.line()
+    assert "set File= for each GPU in gres.conf" in error.line()
 
 
 def test_a_device_that_another_job_holds_is_not_given_twice(host: HostInventory) -> None:
@@ -153,7 +153,7 @@ def test_more_vfs_than_free_is_a_node_error(host: HostInventory) -> None:
     usage = fold([Reservation("7.0.0123abcd", 0, (), (), 0, held)])
     error = refused(host, SOCKET_0, gres((), 2), usage=usage).error()
     assert isinstance(error, NodeError)
-    assert "needs 2 virtual functions on n1, 1 are free: of 16 15 are held" in error.line()
+    assert "needs 2 virtual functions on n1, 1 are free: of 16, 15 are held" in error.line()
 
 
 def test_vfs_not_counted_by_slurm_cost_no_node(host: HostInventory) -> None:
@@ -161,11 +161,11 @@ def test_vfs_not_counted_by_slurm_cost_no_node(host: HostInventory) -> None:
     usage = fold([Reservation("7.0.0123abcd", 0, (), (), 0, all_vfs[:15])])
     error = refused(host, SOCKET_0, (), vfs=2, usage=usage).error()
     assert isinstance(error, FabricError)
-    assert "of 16 15 are held by other jobs, 0 cannot be used" in error.line()
+    assert "of 16, 15 are held by other jobs, 0 cannot be used" in error.line()
     good_one = NodeDevices((), None, all_vfs[1:])
     error = refused(host, SOCKET_0, (), vfs=2, given=good_one).error()
     assert isinstance(error, UserError)
-    assert "of 16 0 are held by other jobs, 15 cannot be used" in error.line()
+    assert "of 16, 0 are held by other jobs, 15 cannot be used" in error.line()
 
 
 @pytest.mark.parametrize(("asked", "says"), [(3, "more than Slurm allocated: 2"), (-1, "is negative")])

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `vhpc` command: what operators and users look at."""
+"""The `vhpc` command for operators and users."""

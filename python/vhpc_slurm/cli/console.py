@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc console: what a guest wrote to its serial console.
+"""vhpc console: the output of a guest's serial console.
 
 The text comes from a guest, where the user is root: it must not be able to
 control the terminal of the operator who reads it.
@@ -96,7 +96,7 @@ def _pieces(path: Path, *, follow: bool) -> Iterator[str]:
 
 
 def _elsewhere(config: Config, job_id: int, node: str | None, this_node: str, guest: int) -> UserError:
-    """Error that says where the console is, or why there is none."""
+    """The error that names the node of the console, or why there is none."""
     nodes, meant = _nodes_of(config, job_id), node or this_node
     if nodes and meant not in nodes:
         return UserError(

@@ -138,7 +138,7 @@ def _whole(assignment: keys.KeyAssignment, record: LeaseRecord | None) -> dict[s
 FENCE = """\
 Fencing node {node} declares that it is OFF: powered down, or disconnected from the fabric, without a guest.
 vhpcd then removes the keys of ended jobs that the node may still hold, and gives them to other jobs later.
-A guest that still runs on the node could then talk to those jobs.
+A guest that still runs on the node could then communicate with those jobs.
 """
 
 
@@ -204,7 +204,7 @@ def audit(config: Config, *, as_json: bool) -> int:
     network = backend(config.fabric, lambda _epoch, _tag: False)
     found = network.audit(read_snapshot(config.controller.database))
     if found:
-        # vhpcd may be writing to the fabric what the database already has: such findings disappear.
+        # vhpcd may not have written a change of the database to the fabric yet: such findings disappear.
         time.sleep(config.fabric.sweep_interval_s + AGAIN_S)
         again = network.audit(read_snapshot(config.controller.database))
         found = tuple(one for one in again if one in found)

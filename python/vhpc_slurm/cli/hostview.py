@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host arranged for looking at: sockets, their cells, what hangs from the root complexes of each.
+"""A host arranged for display: sockets, their cells, and the PCI functions below their root complexes.
 
 Pure; the tree on a terminal and the picture are both drawn from it.
 """
@@ -61,13 +61,13 @@ VENDORS = {
     0x8086: "Intel",
 }
 DULL = frozenset((0x05, 0x06, 0x08, 0x11))
-"""Base classes of what only the platform itself uses; bridges of them show where something hangs below."""
+"""Base classes of the platform's own functions; a bridge is shown only if a shown function is below."""
 DULL_CLASSES = frozenset((0x0C05, 0x0780, 0x0B00))
 
 
 @dataclass(frozen=True)
 class FunctionTree:
-    """A PCI function and what hangs below it; virtual functions are with their physical one."""
+    """A PCI function and the functions below it; virtual functions are listed with their physical one."""
 
     function: PciFunction
     below: tuple[FunctionTree, ...]
@@ -76,7 +76,7 @@ class FunctionTree:
 
 @dataclass(frozen=True)
 class Complex:
-    """A root complex; ``cell`` is -1 where its functions are of none or of several."""
+    """A root complex; ``cell`` is -1 if its functions have none or several."""
 
     name: str
     cell: int
@@ -95,7 +95,7 @@ class CellView:
 
 @dataclass(frozen=True)
 class CellGroup:
-    """Cells that share sockets: mostly one socket and its cells, or all sockets and one cell."""
+    """Cells that share sockets: usually one socket and its cells, or all sockets and one cell."""
 
     sockets: tuple[int, ...]
     cells: tuple[CellView, ...]
@@ -110,7 +110,7 @@ class CellGroup:
 
 @dataclass(frozen=True)
 class HostView:
-    """All groups; ``hidden`` counts PCI functions that are not worth a line."""
+    """All groups; ``hidden`` counts PCI functions that are not shown."""
 
     groups: tuple[CellGroup, ...]
     offline: tuple[int, ...]
@@ -118,7 +118,7 @@ class HostView:
 
 
 def arrange(host: HostInventory) -> HostView:
-    """Put everything where it belongs."""
+    """Arrange a host in groups."""
     complexes, shown = _complexes(host.pci)
     known = {cell.cell for cell in host.cells}
     views = [
@@ -142,12 +142,12 @@ def arrange(host: HostInventory) -> HostView:
 
 
 def kind(function: PciFunction) -> str:
-    """What it is, in a word or two."""
+    """The kind of function, in one or two words."""
     return CLASSES.get(function.class_code >> 8, f"class {function.class_code >> 8:04x}")
 
 
 def maker(function: PciFunction) -> str:
-    """Vendor's name where it is a common one, with both ids."""
+    """Vendor's name, if it is a common one, with both ids."""
     name = VENDORS.get(function.vendor, "")
     return f"{name} {function.vendor:04x}:{function.device:04x}".strip()
 
@@ -158,7 +158,7 @@ def short(address: str) -> str:
 
 
 def link(found: PciLink | None) -> str:
-    """``x16 32 GT/s``, and what it could be where it is less; empty when the kernel does not know."""
+    """``x16 32 GT/s``, with the maximum if it is higher; empty if the kernel does not know."""
     if found is None or not found.width or not found.speed_gts:
         return ""
     text = f"x{found.width} {found.speed_gts:g} GT/s"
@@ -196,7 +196,7 @@ def _caches_of(host: HostInventory, cpus: set[int]) -> tuple[HostCache, ...]:
 
 
 def _groups(views: list[CellView]) -> list[CellGroup]:
-    """Cells by the sockets of their CPUs; a cell without CPUs goes with the nearest that has some."""
+    """Cells by the sockets of their CPUs; a cell without CPUs is grouped with the nearest that has some."""
     sockets = {view: frozenset(cpu.socket for core in view.cores for cpu in core) for view in views}
     joined: list[tuple[set[int], list[CellView]]] = []
     for view in (view for view in views if sockets[view]):
@@ -223,7 +223,7 @@ def _groups(views: list[CellView]) -> list[CellGroup]:
 
 
 def _complexes(functions: Sequence[PciFunction]) -> tuple[list[Complex], int]:
-    """Root complexes with something to see, by their numbers, and how many functions are shown."""
+    """Root complexes with visible functions, by their numbers, and the number of shown functions."""
     by_root: dict[str, list[PciFunction]] = {}
     for function in functions:
         by_root.setdefault(function.root_complex, []).append(function)
@@ -279,7 +279,7 @@ def holder(reservation: Reservation) -> str:
 
 
 def describe(reservation: Reservation) -> str:
-    """What a guest holds, in one line."""
+    """The resources that a guest holds, in one line."""
     parts = [f"CPUs {format_cpu_list(reservation.cpus)}"]
     pages = f" in pages of {kib(reservation.hugepage_kib)}" if reservation.hugepage_kib else ""
     for cell, size in reservation.cells:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc inventory: the hardware of this node, and what each guest of a live node holds."""
+"""vhpc inventory: the hardware of this node, and on a live node the resources of each guest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Picture:
-    """A host with what guests hold of it; ``reservations`` is None if the journals could not be read."""
+    """A host with the reservations of guests; ``reservations`` is None if the journals could not be read."""
 
     host: HostInventory
     live: bool
@@ -61,7 +61,7 @@ def _this(config: Config, node: str) -> Picture:
 
     host = reader.read_inventory(node, config)
     if not context.is_root():
-        return Picture(host, True, None, (*host.remarks, "who holds what is for root to see"))
+        return Picture(host, True, None, (*host.remarks, "only root can see the resources of guests"))
     remarks = (*host.remarks, *_libvirt(config, host))
     from vhpc_slurm.node.store import reservations
     from vhpc_slurm.node.store.layout import Layout
@@ -84,7 +84,7 @@ def _libvirt(config: Config, host: HostInventory) -> tuple[str, ...]:
 
 
 def _other(config: Config, node: str, sysfs_root: str) -> Picture:
-    """A tree of another machine: with procfs beside it, where it was captured whole."""
+    """A tree of another machine, with its procfs if that was captured too."""
     from vhpc_slurm.node.host import inventory as reader
 
     folder = Path(sysfs_root)
@@ -163,7 +163,7 @@ def _function(function: PciFunction) -> dict[str, Any]:
 
 
 def _reservation(reservation: Reservation) -> dict[str, Any]:
-    # not msgspec: it leaves out what convert() filled in from a default
+    # not msgspec: it omits values that convert() filled in from a default
     return dataclasses.asdict(reservation) | {
         "cells": [{"cell": cell if cell >= 0 else None, "memory_mib": mib} for cell, mib in reservation.cells]
     }
@@ -213,7 +213,7 @@ def headline(found: Picture) -> str:
 
 def _show_cell(branch: Tree, view: hostview.CellView, reservations: Sequence[Reservation]) -> None:
     if view.cell is None:
-        inner = branch.add("of no one NUMA cell")
+        inner = branch.add("without a NUMA cell")
     else:
         whose = f" of GPU {view.cell.gpu}" if view.cell.gpu else ""
         inner = branch.add(f"cell {view.cell.cell}: {hostview.mib(view.cell.memory_mib)}{whose}")
@@ -267,7 +267,7 @@ def _show_ports(
 
 
 def function_line(function: PciFunction, reservation: Reservation | None, *, virtual: bool = False) -> str:
-    """A PCI function in one line; of a bridge only what it is."""
+    """A PCI function in one line; a bridge only with its address and link."""
     parts = [hostview.short(function.address)]
     if function.bridge:
         parts.append("bridge")

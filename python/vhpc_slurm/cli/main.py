@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `vhpc` command: its subcommands and options; what they do is in the modules beside this one.
+"""The `vhpc` command: its subcommands and options; the other modules of this package implement them.
 
 Each command imports its module when it runs: `vhpc --help` must not wait for
 libvirt, and `vhpc image ls` not for the client of vhpcd.
@@ -124,7 +124,7 @@ GuestCount = Annotated[
 AsXml = Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")]
 
 
-@app.command(short_help="Show what Prolog would do on this node.")
+@app.command(short_help="Show the plan of Prolog on this node.")
 def plan(
     job_id: JobHere = None,
     image: ImageName = None,
@@ -140,7 +140,7 @@ def plan(
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
-    """Show what Prolog would do on this node, for a job or for one that you describe; or why it cannot."""
+    """Show the plan of Prolog on this node, for a job or for one that you describe; or why there is none."""
     wishes = (image, cpus, memory, mem_reserve, user, chdir, gpus, vfs, guests_per_node)
     if (job_id is None) == (image is None):
         raise typer.BadParameter("either JOBID or --image is needed")
@@ -316,7 +316,7 @@ def config(
 ) -> int:
     """Show the configuration: every key with its value."""
     if man and (describe or as_json):
-        raise typer.BadParameter("--man goes with no other option")
+        raise typer.BadParameter("--man excludes all other options")
     from vhpc_slurm.cli import settings
 
     if man:

@@ -23,7 +23,7 @@ LINE = 16  # height of a line of text
 CORE_WIDTH, THREAD_HEIGHT = 28, 14
 DEVICE_HEIGHT = 20
 CELL_WIDTH = 480
-ACROSS = 4  # sockets side by side; the next ones go below
+ACROSS = 4  # sockets per row
 VF_WIDTH, VFS_ACROSS = 34, 8
 CHAR, SMALL_CHAR = 6.2, 5.2  # width of a character of 11 and of 9 px sans-serif, generously
 BAR = 9
@@ -53,7 +53,7 @@ class Canvas:
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2"{look}/>')
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "", room: float = 0) -> None:
-        """A line of text; what does not fit into ``room`` is cut and said in full in its tooltip."""
+        """A line of text; if it does not fit into ``room``, it is cut and its tooltip has the full text."""
         look = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor else "")
         fits = int(room / CHAR) if room else len(words)
         shown = words if len(words) <= fits else words[: max(1, fits - 1)] + "…"
@@ -65,7 +65,7 @@ class Canvas:
         self.parts.append(f'<path class="edge" d="M{x1:g} {y1:g}V{y2:g}H{x2:g}"/>')
 
     def reserve(self) -> int:
-        """A place for what must lie under that which is drawn next."""
+        """Reserve a place for an element below the next ones."""
         self.parts.append("")
         return len(self.parts) - 1
 
@@ -121,7 +121,7 @@ def _colour(number: int) -> str:
 
 
 def _legend(canvas: Canvas, x: float, y: float, width: float) -> float:
-    """Who holds what; returns the height used."""
+    """The legend of guests and their resources; returns its height."""
     for number, reservation in enumerate(canvas.reservations):
         top = y + number * LINE
         canvas.box(x, top, 12, 12, "cpu", _colour(number))
@@ -147,7 +147,7 @@ def _group(canvas: Canvas, x: float, y: float, group: CellGroup) -> float:
 def _cell(canvas: Canvas, x: float, y: float, view: CellView) -> float:
     place, inner = canvas.reserve(), CELL_WIDTH - 2 * PAD
     if view.cell is None:
-        canvas.text(x + PAD, y + 15, "of no one NUMA cell", "name")
+        canvas.text(x + PAD, y + 15, "without a NUMA cell", "name")
         height = 24.0
     else:
         cell = view.cell
@@ -179,7 +179,7 @@ def _cell(canvas: Canvas, x: float, y: float, view: CellView) -> float:
 
 
 def _memory(canvas: Canvas, x: float, y: float, cell: HostCell) -> None:
-    """Memory as a bar: what guests hold of this cell in their colours."""
+    """Memory as a bar; the memory of guests in this cell has their colours."""
     width, at = CELL_WIDTH - 2 * PAD, x
     canvas.box(x, y, width, BAR, "cpu", "#fff")
     for number, reservation in enumerate(canvas.reservations):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc plan: what Prolog would do on this node, or every reason why it would not."""
+"""vhpc plan: the plan of Prolog on this node, or every reason why there is none."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def of_job(config: Config, job_id: int, node: str) -> PlanInput:
     names = [part.node for part in lease.allocation.nodes]
     if node not in names:
         raise UserError(
-            f"job {job_id} has no part on {node}",
+            f"job {job_id} has no allocation on {node}",
             f"its nodes are {output.node_list(names)}",
-            "a plan follows from the topology of the node that vhpc plan runs on: run it there",
+            "vhpc plan needs the topology of the node: run it there",
         )
     host = inventory.read_inventory(node, config)
     found, notes = _shares(config, lease.request.uid, lease.request.work_dir)
@@ -81,7 +81,7 @@ def of_job(config: Config, job_id: int, node: str) -> PlanInput:
 
 
 def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
-    """The case of an allocation that could be.
+    """The case of a hypothetical allocation.
 
     Raises:
         UserError: unknown image or user, or an invalid CPU list.
@@ -116,19 +116,19 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
 
 
 def _usage(config: Config, generation: Generation) -> Usage:
-    """What other jobs hold here, which only root can see."""
+    """Resources that other jobs hold here, which only root can see."""
     return fold(reservations.live(Layout(config), excluding=generation)) if context.is_root() else NOTHING
 
 
 def _devices(config: Config) -> NodeDevices:
-    """What may be given; what is in quarantine only root can see."""
+    """Devices that jobs may get; only root can see which are in quarantine."""
     if context.is_root():
         return assignment.handed_out(Layout(config))
     return NodeDevices(gpumap.read_gpu_map(Path(config.placement.gpu_map)))
 
 
 def _gres(config: Config, wish: Wish) -> tuple[tuple[GresAllocation, ...], NodeDevices | None]:
-    """Generic resources that are wished for, and what could be given."""
+    """The requested generic resources, and the devices that jobs may get."""
     if wish.gpus is None and wish.vfs is None:
         return (), None
     try:
@@ -143,7 +143,7 @@ def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
     """Show the plan of a case.
 
     Raises:
-        VhpcError: there is no plan; with all reasons of the kind that decides.
+        VhpcError: no plan is possible; its kind is that of the deciding reason.
     """
     result = node_plan.make(Layout(config), case)
     if isinstance(result, NodePlan):
@@ -166,7 +166,7 @@ def plan(config: Config, case: PlanInput, *, xml: bool, as_json: bool) -> int:
 
 
 def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> NodePlan | Refusal:
-    """The plan, or a refusal where QEMU gives no guest so many vCPUs; libvirt is asked about large ones."""
+    """The plan, or a refusal if QEMU does not support so many vCPUs; libvirt is asked for large guests."""
     from vhpc_slurm.domain import iommu
     from vhpc_slurm.node.guest import libvirtd, refusal
 
@@ -178,7 +178,7 @@ def _within_qemus_limit(config: Config, case: PlanInput, found: NodePlan) -> Nod
     except UserError as err:
         return Refusal((err,))
     except VhpcError as err:
-        note = f"how many vCPUs QEMU gives a guest was not asked: {err.line()}"
+        note = f"QEMU's maximum number of vCPUs was not checked: {err.line()}"
         return replace(found, notes=(*found.notes, note))
     return found
 
@@ -198,15 +198,15 @@ def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:
 
 
 def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """The shares of this user's guests here, and what was left out.
+    """The shares of this user's guests here, and notes about omitted ones.
 
-    Whether he may enter a folder is asked with his own rights, which only root can take on.
+    The access to a folder is tried with the user's own rights, which only root can assume.
     """
     account = accounts.account(uid)
     program, timeout = f"{config.paths.libexec}/vhpc-confine", config.guests.stage_timeout_s
     if not context.is_root() or not os.access(program, os.X_OK):
         found, notes = shares.wanted(config.shares, account, work_dir)
-        notes.append(f"whether {account.name} can enter them was not tried: root can, with {program}")
+        notes.append(f"whether {account.name} may enter them was not checked: that needs root and {program}")
         return tuple(found), tuple(notes)
     real = shares.real_work_dir(work_dir, program, account, timeout)
     found, notes = shares.wanted(config.shares, account, real)
@@ -217,7 +217,7 @@ def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[Share, ...],
 
 
 def _hypervisor(config: Config) -> tuple[int, str]:
-    """libvirt's version, and a remark where it could not be asked."""
+    """libvirt's version, and a remark if it could not be queried."""
     from vhpc_slurm.domain.spec import LIBVIRT_OLDEST
     from vhpc_slurm.node.guest import libvirtd
 
@@ -225,11 +225,11 @@ def _hypervisor(config: Config) -> tuple[int, str]:
         with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
             return hypervisor.version()[0], ""
     except (VhpcError, ImportError) as err:
-        return LIBVIRT_OLDEST, f"as for the oldest libvirt that will do; the running one was not asked: {err}"
+        return LIBVIRT_OLDEST, f"for the oldest supported libvirt; the running one was not queried: {err}"
 
 
 def _xml(config: Config, case: PlanInput, plan_: NodePlan, guest: GuestPlan) -> str:
-    """The domain as Prolog makes it; only the uid, which Prolog allocates, is the first of the range."""
+    """The domain as Prolog makes it, but with the first uid of the range, because Prolog allocates it."""
     from vhpc_slurm.domain.render import render
     from vhpc_slurm.node.boot.spec import domain_spec
 
@@ -252,12 +252,12 @@ def _accelerator(config: Config, case: PlanInput) -> tuple[str, str]:
     """(kvm or tcg, why)."""
     why = case.host.kvm_reason
     if config.guests.accelerator == "auto" and not case.host.kvm and not context.is_root():
-        why += f"; judged as {context.user_name()}, Prolog judges as root"
+        why += f"; checked as {context.user_name()}, while Prolog checks as root"
     return ("kvm" if case.host.kvm else "tcg"), why
 
 
 def _identity(device: PassthroughDevice) -> dict[str, Any] | None:
-    """A virtual function's identity in the usual notations; None where there is none."""
+    """A virtual function's identity in the usual notations; None if it has none."""
     own = device.identity
     if own is None:
         return None
@@ -271,7 +271,7 @@ def _identity(device: PassthroughDevice) -> dict[str, Any] | None:
 
 
 def _json(config: Config, case: PlanInput, plan_: NodePlan) -> dict[str, Any]:
-    """The NodePlan itself with what it follows from beside it."""
+    """The NodePlan with its inputs."""
     accelerator, why = _accelerator(config, case)
     abstract = {os_cpu: number for number, os_cpu in enumerate(case.host.abstract)}
     built: dict[str, Any] = msgspec.to_builtins(plan_)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as text: the place of each vCPU, NUMA cell and device, and the numbers that led to it."""
+"""A plan as text: the place of each vCPU, NUMA cell and device, and the numbers behind it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
 
 
 def _show_devices(guest: GuestPlan) -> None:
-    """Devices with the guest's ports from its root on, as far as they are in the plan."""
+    """Devices with the guest's ports from its root on, if they are in the plan."""
     parents = {controller.index: controller for controller in guest.controllers}
     rows = []
     for device in guest.devices:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc reconcile: print what reconciliation found on this node, and what was repaired."""
+"""vhpc reconcile: print the findings of the reconciliation of this node, and the repairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vhpc_slurm.reconcile.run import reconcile as run
 
 
 def reconcile(config: Config, node: str, *, check: bool, as_json: bool) -> int:
-    """Repair what is found, with ``check`` only report it.
+    """Repair the findings, with ``check`` only report them.
 
     Returns 1 when a finding is not repaired, with ``check`` when there is any finding.
     """

@@ -24,7 +24,7 @@ def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) ->
 
     Raises:
         UserError: neither vhpcd nor this node has the job, or it has no timeline of ``node``.
-        FabricError: vhpcd cannot be reached and this node has no record of its own.
+        FabricError: vhpcd cannot be reached and this node has no timeline either.
     """
     generation, lines = _find(config, job_id)
     if node is not None:

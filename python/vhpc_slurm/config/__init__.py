@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/etc/vhpc/vhpc.toml: every key, its meaning and its default, in one place.
+"""/etc/vhpc/vhpc.toml: every key with its meaning and default.
 
-The same file serves nodes and the controller; an unknown key or a wrong type
+Nodes and the controller use the same file; an unknown key or a wrong type
 is an error that names the file and the key.  ``describe()`` yields the text
-for the manual, so that documentation cannot drift from the code.
+for the manual, so that the manual always agrees with the code.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from vhpc_slurm.errors import UNDECODABLE, NodeError
 
 DEFAULT_PATH = Path("/etc/vhpc/vhpc.toml")
 GPU_BOOT_S = 60
-"""What a boot may take longer for each GPU: docs/memory.md."""
+"""Additional boot time for each GPU, in seconds: docs/memory.md."""
 
 
 class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where vhpc keeps its files."""
+    """Folders of vhpc's files."""
 
     state: Annotated[
         str, documented("journal, tombstones, timelines, queued acknowledgements; survives a reboot")
     ] = "/var/lib/vhpc"
-    run: Annotated[str, documented("sockets and state files of running jobs; a tmpfs")] = "/run/vhpc"
+    run: Annotated[str, documented("sockets and state files of running jobs; on a tmpfs")] = "/run/vhpc"
     log: Annotated[str, documented("logs of hooks and consoles of guests")] = "/var/log/vhpc"
     libexec: Annotated[str, documented("vhpc-shim, vhpc-run and the hooks")] = "/usr/libexec/vhpc"
 
@@ -39,19 +39,19 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """vhpcd, the controller service."""
 
-    host: Annotated[str, documented("host name or address that nodes reach vhpcd at")] = "localhost"
-    listen: Annotated[str, documented("address that vhpcd listens on")] = "0.0.0.0"  # noqa: S104 - nodes must reach it; munge decides who is heard
+    host: Annotated[str, documented("host name or address at which nodes reach vhpcd")] = "localhost"
+    listen: Annotated[str, documented("address that vhpcd listens on")] = "0.0.0.0"  # noqa: S104 - nodes must reach it; munge authenticates the clients
     port: Annotated[int, documented("TCP port of vhpcd", ge=1, le=65535)] = 7633
-    user: Annotated[str, documented("user that vhpcd runs as; clients accept answers of no other")] = "vhpc"
+    user: Annotated[str, documented("user that vhpcd runs as; clients accept answers only from it")] = "vhpc"
     slurm_user: Annotated[
-        str, documented("SlurmUser of slurm.conf: beside root the only user vhpcd listens to")
+        str, documented("SlurmUser of slurm.conf: vhpcd accepts requests only from it and root")
     ] = "slurm"
     database: Annotated[str, documented("SQLite file of the leases")] = "/var/lib/vhpc/vhpcd/leases.sqlite"
     munge_socket: Annotated[str, documented("munged's socket; empty means munge's own default")] = ""
     request_timeout_s: Annotated[
         int,
         documented(
-            "longest wait for an answer of vhpcd; a job's key has to be on the fabric a second sooner",
+            "longest wait for an answer of vhpcd; a job's key must be on the fabric a second earlier",
             ge=1,
             le=600,
         ),
@@ -68,34 +68,32 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     node_names: Annotated[
         tuple[str, ...],
         documented(
-            'further names that nodes have, such as "{node}-ib" with {node} for Slurm\'s name. What is said '
-            "in a node's name vhpcd takes only from its addresses: those of its NodeAddr and NodeHostName, "
-            "which it learns from Slurm, and of these names"
+            'additional names of nodes, such as "{node}-ib" with {node} for Slurm\'s name. vhpcd accepts '
+            "reports about a node only from the addresses of its NodeAddr and NodeHostName, which it reads "
+            "from Slurm, and of these names"
         ),
     ] = ()
     node_addresses: Annotated[
-        tuple[str, ...], documented("further addresses of single nodes: NODE=ADDRESS or NODE=NAME")
+        tuple[str, ...], documented("additional addresses of single nodes: NODE=ADDRESS or NODE=NAME")
     ] = ()
     controller_addresses: Annotated[
         tuple[str, ...],
         documented(
-            "further addresses or names that slurmctld's hooks and vhpc fabric speak from: beside vhpcd's "
-            "own host and those of SlurmctldHost"
+            "additional addresses or names of hosts with slurmctld's hooks and vhpc fabric; vhpcd's "
+            "own host and those of SlurmctldHost are always accepted"
         ),
     ] = ()
     slurm_adapter: Annotated[
         Literal["scontrol", "pyslurm"],
-        documented(
-            "how vhpc asks Slurm: by its commands, or by pyslurm where that is of Slurm's own version"
-        ),
+        documented("how vhpc queries Slurm: by its commands, or by pyslurm, which must have Slurm's version"),
     ] = "scontrol"
     reconcile_interval_s: Annotated[
-        float, documented("how often vhpcd asks Slurm, by one squeue, which jobs there are", ge=0.1, le=3600)
+        float, documented("how often vhpcd asks Slurm for its jobs, by one squeue", ge=0.1, le=3600)
     ] = 60.0
     prolog_stuck_s: Annotated[
         int,
         documented(
-            "a job with guests in Reason=Prolog for so many seconds is requeued (sooner when vhpcd knows "
+            "a job with guests is requeued after so many seconds in Reason=Prolog (sooner if vhpcd knows "
             "that all its Prologs have ended); 0: never. Keep it above PrologEpilogTimeout and "
             "BatchStartTimeout",
             ge=0,
@@ -116,13 +114,13 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What guests are made of."""
+    """Properties of guests."""
 
     libvirt_uri: Annotated[str, documented("libvirt connection of the node")] = "qemu:///system"
     accelerator: Annotated[
         Literal["auto", "kvm", "tcg"],
         documented(
-            "kvm, tcg (software, slow), or auto: kvm when /dev/kvm opens and the CPU has svm or vmx, else tcg"
+            "kvm, tcg (software, slow), or auto: kvm if /dev/kvm opens and the CPU has svm or vmx, else tcg"
         ),
     ] = "auto"
     emulator: Annotated[str, documented("QEMU binary; empty means libvirt's choice")] = ""
@@ -133,22 +131,22 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     uid_check_paths: Annotated[
         tuple[str, ...],
         documented(
-            "world-writable folders of the node: before a uid of the range is used again, no file in them "
-            "may be of it"
+            "world-writable folders of the node: a uid of the range is used again only if it owns no file "
+            "in them"
         ),
-    ] = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - looked at, never opened
-    qemu_group: Annotated[str, documented("group of QEMU processes: the one that may open /dev/kvm")] = "kvm"
+    ] = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - only searched, never opened
+    qemu_group: Annotated[str, documented("group of QEMU processes; it must have access to /dev/kvm")] = "kvm"
     memory_reserve_mib: Annotated[
         int, documented("memory of a job's allocation on a node that stays outside its guests, in MiB", ge=0)
     ] = 256
     boot_timeout_s: Annotated[
-        int, documented("deadline from start of a guest to its agent's ready", ge=1, le=3600)
+        int, documented("deadline from the start of a guest until its agent is ready", ge=1, le=3600)
     ] = 120
     boot_timeout_max_s: Annotated[
         int,
         documented(
-            "most that users may ask for by --vhpc-timeout, where that is more than boot_timeout_s; "
-            "PrologEpilogTimeout of slurm.conf has to allow it",
+            "largest --vhpc-timeout that users may set, if it is more than boot_timeout_s; "
+            "PrologEpilogTimeout of slurm.conf must allow it",
             ge=1,
             le=3600,
         ),
@@ -160,8 +158,8 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cgroups: Annotated[
         Literal["required", "off"],
         documented(
-            "required: the guests of a job and their helper processes are in a control group of their own, "
-            "with limits, and end with it; off: for a node without cgroups, where Slurm's user can "
+            "required: the guests of a job and their helper processes have a separate control group "
+            "with limits, and end with it; off: for a node without cgroups, where the job's user can "
             "escape these limits"
         ),
     ] = "required"
@@ -169,45 +167,45 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int,
         documented(
             "memory that the helper processes of a guest (virtiofsd, vhpc-shim) may use, in MiB; the kernel "
-            "ends those that want more",
+            "ends processes that exceed it",
             ge=64,
         ),
     ] = 1024
     qemu_memory_slack_mib: Annotated[
         int,
         documented(
-            "memory that QEMU may use beside its guest's own, in MiB, before the kernel ends it", ge=256
+            "memory that QEMU may use in addition to its guest's, in MiB, before the kernel ends it", ge=256
         ),
     ] = 2048
     console_limit_kib: Annotated[
         int,
         documented(
-            "how much of a guest's console is handed to the user, and kept of its beginning and end",
+            "how much of a guest's console is copied for the user; beginning and end are kept",
             ge=1,
             le=1 << 20,
         ),
     ] = 1024
 
     def longest_boot_s(self, gpus: int) -> int:
-        """Most that a user may ask for, in seconds, with so many GPUs in a guest.
+        """Largest boot timeout that a user may set, in seconds, for a guest with ``gpus`` GPUs.
 
-        A Prolog that goes on for longer than Slurm allows is killed, and costs its node.
+        Slurm kills a Prolog that takes longer than Slurm allows, and drains the node.
         """
         return max(self.boot_timeout_s, self.boot_timeout_max_s) + gpus * GPU_BOOT_S
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Folders of the host that guests see, through virtiofsd run as the job user."""
+    """Folders of the host that guests see, through virtiofsd processes of the job user."""
 
     virtiofsd: Annotated[str, documented("virtiofsd binary (the Rust one)")] = "/usr/libexec/virtiofsd"
     home: Annotated[bool, documented("share the user's home")] = True
     work_dir: Annotated[
-        bool, documented("share the job's working directory where no other share holds it")
+        bool, documented("share the job's working directory if no other share contains it")
     ] = True
     site: Annotated[
-        tuple[str, ...], documented("further folders that every guest sees, such as /scratch")
+        tuple[str, ...], documented("additional folders that every guest sees, such as /scratch")
     ] = ()
-    read_only: Annotated[tuple[str, ...], documented("those of `site` that guests may only read")] = ()
+    read_only: Annotated[tuple[str, ...], documented("folders of `site` that guests may only read")] = ()
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -215,12 +213,12 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     sysfs_root: Annotated[str, documented("root of the sysfs tree to read")] = "/sys"
     emulator_cpus: Annotated[
-        str, documented("OS CPU list for QEMU's own threads, kept out of Slurm; empty: the job's own CPUs")
+        str, documented("OS CPU list for QEMU's own threads, not managed by Slurm; empty: the job's own CPUs")
     ] = ""
     hugepages: Annotated[
         tuple[str, ...],
         documented(
-            "pools of huge pages that vhpc node-setup makes at boot: SIZE:CELL=COUNT, SIZE 2M or 1G, like "
+            "pools of huge pages that vhpc node-setup creates at boot: SIZE:CELL=COUNT, SIZE 2M or 1G, like "
             '"1G:0=64"'
         ),
     ] = ()
@@ -242,39 +240,37 @@ Firmness = Literal["preferred", "strict"]
 
 
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How an allocation becomes guests: what has to be so (strict), and what only should."""
+    """How an allocation becomes guests; a strict rule refuses a job, a preferred one does not."""
 
     cores: Annotated[
         Firmness, documented("strict: an allocation with parts of cores is refused, as the node's fault")
     ] = "preferred"
     memory: Annotated[
         Firmness,
-        documented(
-            "strict: a job whose memory cannot be bound to the NUMA cells of its CPUs for certain fails"
-        ),
+        documented("strict: a job fails if its memory cannot be bound safely to the NUMA cells of its CPUs"),
     ] = "preferred"
     devices: Annotated[
-        Firmness, documented("strict: a job whose GPUs or VFs are at none of its NUMA cells fails")
+        Firmness, documented("strict: a job fails if its GPUs or VFs are at none of its NUMA cells")
     ] = "preferred"
     hugepages: Annotated[
         Literal["none", "2M", "1G", "auto"],
         documented(
-            "pages of guest memory from the node's pools; auto: the largest that suffice, else ordinary pages"
+            "pages of guest memory from the node's pools; auto: the largest size that suffices, else ordinary"
         ),
     ] = "none"
     rounding: Annotated[
         Firmness,
         documented(
-            "preferred: memory that is no multiple of the page is rounded down; strict: such a job fails"
+            "preferred: memory that is not a multiple of the page is rounded down; strict: such a job fails"
         ),
     ] = "preferred"
     emulator_core: Annotated[
         bool,
         documented(
-            "a core of each guest with several is for QEMU's own threads, unless host.emulator_cpus is set"
+            "a guest with several cores leaves one to QEMU's own threads, unless host.emulator_cpus is set"
         ),
     ] = False
-    gpu_gres: Annotated[str, documented("Slurm's name of the generic resource that stands for GPUs")] = "gpu"
+    gpu_gres: Annotated[str, documented("Slurm's name of the generic resource for GPUs")] = "gpu"
     gpu_map: Annotated[
         str,
         documented(
@@ -282,61 +278,61 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         ),
     ] = "/etc/vhpc/gpu.map"
     vf_gres: Annotated[
-        str, documented("Slurm's name of the count-only one that stands for virtual functions")
+        str, documented("Slurm's name of the count-only generic resource for virtual functions")
     ] = "ibvf"
 
 
 class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """PCI functions that are handed to guests."""
+    """PCI functions for guests."""
 
     allow: Annotated[
         tuple[str, ...],
         documented(
-            'VENDOR:DEVICE ids that may be handed out, like "10de:2330"; empty: what the GPU map names, and '
-            "virtual functions of network adapters. A GPU of the map that is named here may be of any class"
+            'VENDOR:DEVICE ids of functions for guests, like "10de:2330"; empty: those in the GPU map, and '
+            "virtual functions of network adapters. A GPU of the map that is listed here may have any class"
         ),
     ] = ()
     reset_methods: Annotated[
         tuple[str, ...],
         documented(
-            "the kernel's reset methods that are trusted to clear a device; bus only where all functions "
-            "behind the bridge go to the same job"
+            "the kernel's reset methods that are trusted to clear a device; bus only if all functions "
+            "behind the bridge belong to the same job"
         ),
     ] = ("device_specific", "flr", "af_flr", "bus")
     timeout_s: Annotated[
         int,
         documented(
-            "how long the kernel may take to unbind, bind or reset a device before it is stuck", ge=1, le=600
+            "how long the kernel may take to unbind, bind or reset a device; then it is stuck", ge=1, le=600
         ),
     ] = 30
     gpu_scrub: Annotated[
         tuple[str, ...],
         documented(
             "command that clears a GPU's memory after each guest, with an absolute path; {address} is its "
-            "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs where it "
-            "is installed, else the reset alone"
+            "PCI address; empty: nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools for NVIDIA's GPUs if it "
+            "is installed, else only the reset"
         ),
     ] = ()
     virtual_functions: Annotated[
         tuple[str, ...],
         documented(
-            "how many virtual functions vhpc node-setup makes at boot: PF=COUNT, with the PCI address of the "
-            'physical function, like "0000:3b:00.0=8"'
+            "number of virtual functions that vhpc node-setup creates at boot: PF=COUNT, with the address of "
+            'the physical function, like "0000:3b:00.0=8"'
         ),
     ] = ()
     fmpm: Annotated[
         tuple[str, ...],
         documented(
-            "command that has the partitions of the node's NVSwitches, with its options: fmpm of NVIDIA's "
-            "Fabric-Manager-Client, with an absolute path; empty: there are none to activate. The GPU map "
-            "then needs each GPU's module"
+            "command that manages the node's NVSwitch partitions, with its options: fmpm of NVIDIA's "
+            "Fabric-Manager-Client, with an absolute path; the GPU map then needs each GPU's module. Empty: "
+            "no partitions are activated"
         ),
     ] = ()
     scrub_timeout_s: Annotated[int, documented("deadline of that command", ge=1, le=3600)] = 120
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The whole file; one TOML table per section."""
+    """The whole file, with one TOML table per section."""
 
     paths: Paths = Paths()
     controller: Controller = Controller()
@@ -387,7 +383,7 @@ def describe() -> Iterator[tuple[str, str, Any, str]]:
 
 
 def describe_tables() -> Iterator[tuple[str, type[msgspec.Struct], str, Any, str]]:
-    """Yield (table, its class, key, default, meaning) for arrays of tables; ``NODEFAULT`` is no default."""
+    """Yield (table, its class, key, default, meaning) for arrays of tables; ``NODEFAULT``: no default."""
     for table, kind in (("fabric.subnets", Subnet), ("fabric.subnets.managers", Manager)):
         hints = get_type_hints(kind, include_extras=True)
         for one in msgspec.structs.fields(kind):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of a key of vhpc.toml where the key is declared."""
+"""Documentation and limits of a key of vhpc.toml, given where the key is declared."""
 
 from __future__ import annotations
 

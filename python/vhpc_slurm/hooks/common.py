@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by all hooks: Slurm's environment, the log, and exit codes of errors."""
+"""Common code of all hooks: Slurm's environment, the log, and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ log = logging.getLogger("vhpc")
 class HookEnv:
     """The environment variables of Slurm that hooks use.
 
-    ``restart`` counts the job's requeues; ``uid`` is the job's user, None when
-    a hook is run by hand.
+    ``restart`` counts the job's requeues; ``uid`` is the job's user, None if
+    a hook is run manually.
     """
 
     job_id: int
@@ -77,7 +77,7 @@ def main(name: str, hook: Callable[[Config], int]) -> int:
         log.error("%s", err.line())
         print(f"vhpc {name}: {err.line()}", file=sys.stderr)
         return 1
-    except Exception as err:  # slurmd logs what a hook prints
+    except Exception as err:  # slurmd logs the output of a hook
         log.exception("%s failed", name)
         print(f"vhpc {name}: internal error: {err!r}", file=sys.stderr)
         return 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epilog on a compute node: nothing of the job may be left when it returns 0.
+"""Epilog on a compute node: when it returns 0, the node holds nothing of the job.
 
 It may run twice, without a Prolog before it, or while an orphaned Prolog still runs.
 """
@@ -31,9 +31,9 @@ def run(config: Config) -> int:
     layout = Layout(config)
     client = ControllerClient(config)
     lease = _lease(client, env)
-    # Slurm counts a requeue before it runs the Epilog of what it requeues, so
-    # its restart count does not tell which incarnation ends here: what lies on
-    # disk does, and vhpcd, since no new lease is made while an Epilog runs.
+    # Slurm counts a requeue before it runs the Epilog of the requeued job, so its
+    # restart count does not identify the ending generation.  The journals do,
+    # and so does vhpcd, since no new lease is made while an Epilog runs.
     ending = {g for g in journal.generations(layout.journals) if g.job_id == env.job_id}
     if lease is not None:
         ending.add(lease.generation)
@@ -64,7 +64,7 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
         if not drain_policy.must_drain(
             layout, slurm.commands(layout.config, slurm.HOOK_TIMEOUT_S), env.node, err.records
         ):
-            common.log.warning("%s; others are left", err.line())
+            common.log.warning("%s; enough other devices are left", err.line())
             return
         common.drain(layout.config, env.node, err)
         raise
@@ -77,7 +77,7 @@ def _clear(layout: Layout, env: common.HookEnv, generation: Generation) -> None:
 
 
 def _alarm(layout: Layout, generation: Generation) -> str:
-    """The alarm that its Prolog left for operators; mostly empty."""
+    """The alarm that its Prolog left for operators; usually empty."""
     state = statefile.read_state(layout.state_file(generation.job_id))
     ours = state.get("generation") == str(generation)
     return ALARM + state["alarm"] if ours and "alarm" in state else ""
@@ -97,16 +97,16 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
         return
     consoles = console.of_guests(layout.job(env.job_id))
     if state.get("status") == "failed" or not consoles:
-        return  # handed over when it failed
+        return  # the Prolog has already copied it
     try:
         account = accounts.account(lease.request.uid)
     except NodeError as err:
-        common.log.warning("the console cannot be handed over: %s", err.line())
+        common.log.warning("the console cannot be copied for the user: %s", err.line())
         return
     copies = console.hand_over(consoles, lease.request, env.node, account, config.guests.console_limit_kib)
     failures = [f"{copy.target} on {env.node}: {copy.why_not}" for copy in copies if copy.why_not]
     if failures:
-        # the job's own streams are gone by now
+        # the job's own streams are closed by now
         line = f"vhpc: a console could not be written: {'; '.join(failures)}"
         common.log.warning("%s", line)
         common.comment_ended(config, env.job_id, line)

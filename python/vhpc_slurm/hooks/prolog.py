@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prolog on a compute node: from a lease to guests that are ready, or to one clear line."""
+"""Prolog on a compute node: boots the guests of a lease, or reports in one message why it cannot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class _Job:
-    """The job that this Prolog prepares, and what its preparation works with."""
+    """The job that this Prolog prepares, and the objects for its preparation."""
 
     config: Config
     layout: Layout
@@ -61,7 +61,7 @@ def run(config: Config) -> int:
 
 
 def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[Generation]) -> int:
-    """Fetch the lease and act on it; ``cleared`` are earlier generations whose rest was removed."""
+    """Fetch the lease and act on it; ``cleared`` are earlier generations that were cleared."""
     began = time.time()
     client = ControllerClient(config)
     lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
@@ -70,7 +70,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
             _queue_clean(layout, env, old, "cleared by Prolog")
     if joblock.has_tombstone(layout, lease.generation):
         common.log.info("the job's Epilog has run already: nothing to prepare")
-        # vhpcd may have heard the Epilog before it noted that this node has the lease, and now waits for us
+        # vhpcd may have recorded the lease after it received the Epilog's acknowledgement, and now waits
         _queue_clean(layout, env, lease.generation, "nothing prepared after its Epilog")
         outbox.flush(layout.outbox, client.acknowledge)
         return 0
@@ -87,10 +87,10 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
 
 
 def _bring_up(job: _Job, began: float) -> None:
-    """Boot the job's guests, and settle what came of it.
+    """Boot the job's guests, and handle the result.
 
     Raises:
-        NodeError, TeardownError: this node is at fault, or cannot be cleared; all that could be released is.
+        NodeError, TeardownError: this node is at fault, or cannot be cleared; everything else is released.
     """
     try:
         _open_run_dir(job)
@@ -109,13 +109,13 @@ def _bring_up(job: _Job, began: float) -> None:
     except (NodeError, TeardownError):
         teardown.tear_down(job.layout, job.journal, job.recorder)
         raise
-    # also tells vhpcd that this Prolog has ended, in case slurmctld does not hear of it
+    # also reports to vhpcd that this Prolog has ended, in case slurmd's report to slurmctld is lost
     with contextlib.suppress(FabricError):
         job.client.report_timeline(job.recorder.timeline())
 
 
 def _boot(job: _Job) -> NodePlan:
-    """From the lease to guests that are ready for tasks; returns the plan that they were booted from."""
+    """Boot the guests of the lease until they are ready for tasks; returns their plan."""
     config, lease = job.config, job.lease
     if lease.state is LeaseState.REFUSED or lease.image is None:
         raise UserError(lease.refusal or "the job's lease was refused")
@@ -137,7 +137,7 @@ def _boot(job: _Job) -> NodePlan:
 
 
 def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePlan:
-    """Reserve what the plan takes; once more after clearing away jobs that Slurm has purged."""
+    """Reserve the plan's resources; if that fails, clear jobs that Slurm has purged and try again."""
     try:
         return reserve(job.layout, job.lease, host, found, job.journal)
     except FabricError:
@@ -149,12 +149,12 @@ def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePl
 
 
 def _while_job_exists(job: _Job, booting: Generator[None, None, None]) -> None:
-    """Drive a boot to its end; in its long waits vhpcd is asked whether the job still exists.
+    """Drive a boot to its end; during its long waits ask vhpcd whether the job still exists.
 
-    slurmd begins no Epilog before the Prolog has ended, so nobody else would stop it.
+    slurmd starts no Epilog before the Prolog has ended, so nothing else would stop the boot.
 
     Raises:
-        Stopped: it does not; otherwise what the boot raises.
+        Stopped: the job does not exist; also every exception of the boot.
     """
     for _ in booting:
         if _has_ended(job):
@@ -162,7 +162,7 @@ def _while_job_exists(job: _Job, booting: Generator[None, None, None]) -> None:
 
 
 def _has_ended(job: _Job) -> bool:
-    """Whether vhpcd knows that the job has ended; if it does not answer, the boot goes on."""
+    """Whether vhpcd knows that the job has ended; if it does not answer, the boot continues."""
     try:
         now = job.client.lease(job.env.job_id, job.env.restart, job.env.node, 0.0)
     except FabricError:
@@ -180,7 +180,7 @@ def _open_run_dir(job: _Job) -> None:
 
 
 def _write_ready(job: _Job, plan: NodePlan) -> None:
-    """Tell the SPANK plugin that tasks may start."""
+    """Write the state file: the SPANK plugin may start tasks."""
     assert job.lease.image is not None
     fields = {
         "status": "ready",
@@ -201,7 +201,7 @@ def _write_state(job: _Job, fields: dict[str, str]) -> None:
 
 
 def _warning(lease: Lease, env: common.HookEnv) -> str:
-    """What the user should know when the job starts: a console file that he may not write; or empty."""
+    """A warning for the user when the job starts: the console file is not writable; or empty."""
     if lease.request.console is None:
         return ""
     target = console.user_path(lease.request, env.node)
@@ -212,7 +212,7 @@ def _warning(lease: Lease, env: common.HookEnv) -> str:
 
 
 def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
-    """Slurm's numbers of each guest's GPUs, in the order in which the guest counts them."""
+    """Slurm's indexes of each guest's GPUs, in the guest's order."""
     indexes = {address: index for index, address in enumerate(assignment.handed_out(layout).gpus)}
     return [
         [indexes[device.address] for device in guest.devices if device.role == GPU] for guest in plan.guests
@@ -220,7 +220,7 @@ def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
 
 
 def _fail_job(job: _Job, error: UserError) -> None:
-    """Leave the line that the plugin shows at task start, and copy the consoles beside the user's output.
+    """Write the message that the plugin shows at task start, and copy the consoles for the user.
 
     The guests are ended now; the run folder with the state file stays until
     the Epilog.
@@ -238,7 +238,7 @@ def _fail_job(job: _Job, error: UserError) -> None:
 
 
 def _copy_consoles(job: _Job) -> str:
-    """Copy the consoles of guests that did not get ready; returns the end of the user's message."""
+    """Copy the consoles of guests that did not become ready; returns the end of the user's message."""
     lease, env = job.lease, job.env
     written = [one for one in console.of_guests(job.layout.job(env.job_id)) if one[1].stat().st_size]
     if not written:
@@ -268,9 +268,9 @@ def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
     """Requeue a job that cannot be prepared although the node is not at fault.
 
     The job may have ended already (this Prolog was late).  Otherwise vhpcd
-    went away between the controller's hook and ours, or what the job was given
-    is still held.  False: the job may not be requeued (``--no-requeue``, an
-    interactive one); if no state file says why, the plugin refuses its tasks by itself.
+    stopped after the controller's hook, or another job still holds resources of
+    this one.  False: the job may not be requeued (``--no-requeue``, or it is
+    interactive); without a state file the plugin refuses its tasks by itself.
     """
     try:
         known = ControllerClient(config).lease(env.job_id, None, env.node, 0)
@@ -289,7 +289,7 @@ def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
 
 
 def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
-    """Remove what an earlier incarnation, or a Prolog that was killed, left of this job."""
+    """Remove what an earlier generation or a killed Prolog left of this job."""
     stale = [old for old in journal.generations(layout.journals) if old.job_id == env.job_id]
     for old in stale:
         common.log.warning("clearing generation %s, left by a crash", old)

@@ -2,8 +2,8 @@
 """Both hooks of the controller: open a lease before the nodes start, mark it ending afterwards.
 
 PrologSlurmctld may run again, and may be killed at any point; opening a lease
-twice yields the same lease.  EpilogSlurmctld runs beside the nodes' Epilogs,
-so it frees nothing.
+twice yields the same lease.  EpilogSlurmctld runs at the same time as the
+nodes' Epilogs, so it frees nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def prolog(config: Config) -> int:
         common.check_user(env, job.uid)
         lease = client.open_generation(_request(env, job), job.allocation)
     except UserError as err:
-        # The SPANK plugin rejects such a request at submission, so somebody went around it:
-        # nothing of this job may start, and a non-zero exit would only requeue it.
+        # The SPANK plugin rejects such a request at submission, so the user has bypassed it:
+        # no part of this job may start, and a non-zero exit status would only requeue it.
         common.log.info("cancelled: %s", err.line())
         slurm.set_admin_comment(env.job_id, f"vhpc: {err.line()}")
         slurm.cancel(env.job_id)

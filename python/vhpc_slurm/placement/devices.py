@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which GPUs and virtual functions a job gets, and which of its guests gets which."""
+"""Choice of a job's GPUs and virtual functions, and their assignment to its guests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOWHERE_NEAR = 1 << 16
 
 @dataclass(frozen=True)
 class Wanted:
-    """GPUs by their GRES index, virtual functions to choose from, and how many of these."""
+    """GPUs in the order of their GRES indexes, candidate virtual functions, and how many of them."""
 
     gpus: tuple[PciFunction, ...] = ()
     pool: tuple[PciFunction, ...] = ()
@@ -31,14 +31,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class GuestDevices:
-    """What one guest gets."""
+    """Devices of one guest."""
 
     gpus: tuple[PciFunction, ...] = ()
     vfs: tuple[PciFunction, ...] = ()
 
     @property
     def all(self) -> tuple[PciFunction, ...]:
-        """GPUs first, so that the guest counts them in the order of their indexes."""
+        """GPUs first, so that the guest numbers them in the order of their indexes."""
         return (*self.gpus, *self.vfs)
 
 
@@ -50,10 +50,10 @@ def resolve(
     config: Config,
     usage: Usage,
 ) -> tuple[Wanted, list[VhpcError]]:
-    """From generic resources to PCI functions that are there, usable, and held by no other job.
+    """Map generic resources to PCI functions that exist, are usable, and are held by no other job.
 
     Returns:
-        What is wanted, and every error found; with errors it is of no use.
+        The wanted devices, and every error; with errors the devices are not valid.
     """
     errors: list[VhpcError] = []
     functions = {function.address: function for function in host.pci}
@@ -67,7 +67,7 @@ def resolve(
             errors.append(
                 NodeError(
                     f"the GPU map of {host.node} names {address}",
-                    f"that is {what}",
+                    f"it is {what}",
                     "compare it with lspci -D",
                 )
             )
@@ -84,7 +84,7 @@ def resolve(
 
 
 def named(function: PciFunction, config: Config) -> bool:
-    """Whether the site names functions of this kind, whatever their class says."""
+    """Whether the site allows functions of this kind, whatever their class."""
     return f"{function.vendor:04x}:{function.device:04x}" in config.devices.allow
 
 
@@ -102,9 +102,9 @@ def _gpu_addresses(
         if len(gres.indexes) != gres.count:
             errors.append(
                 NodeError(
-                    f"Slurm gave {gres.count} GPUs on {host.node} and named {len(gres.indexes)} of them",
+                    f"Slurm allocated {gres.count} GPUs on {host.node} and named {len(gres.indexes)} of them",
                     "guests get exactly the GPUs that Slurm names",
-                    "give each a File= in gres.conf",
+                    "set File= for each GPU in gres.conf",
                 )
             )
         for index in gres.indexes:
@@ -113,7 +113,7 @@ def _gpu_addresses(
             else:
                 errors.append(
                     NodeError(
-                        f"Slurm gave GPU {index} on {host.node}",
+                        f"Slurm allocated GPU {index} on {host.node}",
                         f"the GPU map has {len(devices.gpus)} entries",
                         "make the map agree with gres.conf",
                     )
@@ -122,7 +122,7 @@ def _gpu_addresses(
     if twice:
         errors.append(
             NodeError(
-                f"GPU {', '.join(twice)} of {host.node} would be handed out twice", "", "correct the GPU map"
+                f"GPU {', '.join(twice)} of {host.node} would be allocated twice", "", "correct the GPU map"
             )
         )
     return found
@@ -148,7 +148,7 @@ def _unusable(
 
 
 def pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
-    """Virtual functions that may be handed out at all."""
+    """Virtual functions that jobs may get."""
     found = (function for function in host.pci if function.physfn)
     if devices.vfs is not None:
         return tuple(function for function in found if function.address in devices.vfs)
@@ -160,7 +160,7 @@ def pool(host: HostInventory, devices: NodeDevices) -> tuple[PciFunction, ...]:
 
 
 def _counted(allocation: NodeAllocation, config: Config) -> int:
-    """How many virtual functions Slurm has counted for the job here; 0 where it counts none."""
+    """How many virtual functions Slurm has allocated to the job here; 0 if it does not count them."""
     return sum(gres.count for gres in allocation.gres if gres.name == config.placement.vf_gres)
 
 
@@ -173,15 +173,15 @@ def _too_few(
     *,
     counted: bool,
 ) -> VhpcError:
-    """Whose fault it is that there are too few: the node's, if Slurm has counted them.
+    """The error for too few virtual functions: the node's fault if Slurm has counted them.
 
-    Else nobody has: they may come free, or there are not as many good ones.
+    Otherwise a later attempt may succeed, or the node does not have enough usable ones.
     """
     held = sum(vf.address in usage.devices for vf in there)
     what = f"the job needs {count} virtual functions on {host.node}, {len(free)} are free"
-    why = f"of {len(there)} {held} are held by other jobs, {len(there) - held - len(free)} cannot be used"
+    why = f"of {len(there)}, {held} are held by other jobs, {len(there) - held - len(free)} cannot be used"
     if counted:
-        return NodeError(what, why, "correct the number that Slurm has of them; see: vhpc inventory")
+        return NodeError(what, why, "correct their number in gres.conf; see: vhpc inventory")
     kind = FabricError if count <= len(free) + held else UserError
     return kind(what, why, "Slurm does not count them here")
 
@@ -189,7 +189,7 @@ def _too_few(
 def _vf_count(
     allocation: NodeAllocation, request: JobRequest, there: int, config: Config, host: HostInventory
 ) -> tuple[int, list[VhpcError]]:
-    """How many: what Slurm allocated, or what the user asked for where Slurm does not count them."""
+    """How many: Slurm's allocation, or the user's request if Slurm does not count them."""
     name = config.placement.vf_gres
     allocated = _counted(allocation, config)
     asked = request.vfs
@@ -198,25 +198,25 @@ def _vf_count(
     if asked < 0:
         return 0, [UserError(f"--vhpc-vfs={asked} is negative")]
     if allocated and asked > allocated:
-        hint = f"ask for --gres={name}:{asked}"
+        hint = f"request --gres={name}:{asked}"
         return 0, [UserError(f"--vhpc-vfs={asked} is more than Slurm allocated: {allocated}", "", hint)]
     if asked > there:
         why = f"{host.node} has {there} in all"
-        return 0, [UserError(f"--vhpc-vfs={asked} is more than a node has", why, "ask for fewer")]
+        return 0, [UserError(f"--vhpc-vfs={asked} is more than a node has", why, "request fewer")]
     return asked, []
 
 
-# --- who gets which -----------------------------------------------------------------
+# --- assignment ---------------------------------------------------------------------
 
 
 def assign(
     parts: Sequence[Sequence[HostCpu]], wanted: Wanted, host: HostInventory, *, strict: bool
 ) -> tuple[list[GuestDevices], list[str], list[VhpcError]]:
-    """Give each guest its part, the nearest first.
+    """Assign the job's devices to its guests, the nearest first.
 
     Args:
         parts: CPUs of each guest.
-        wanted: what the job gets on this node.
+        wanted: the job's devices on this node.
         host: for distances.
         strict: a device that is at none of its guest's cells is an error.
 
@@ -227,7 +227,7 @@ def assign(
     cells = [{cpu.cell for cpu in part} for part in parts]
     gpus = _deal(cells, wanted.gpus, near)
     vfs: list[list[PciFunction]] = [[] for _ in parts]
-    left: dict[str, list[PciFunction]] = {}  # by physical function: its virtual ones are all alike
+    left: dict[str, list[PciFunction]] = {}  # by physical function: its virtual functions are interchangeable
     for vf in sorted(wanted.pool, key=lambda vf: address_key(vf.address), reverse=True):
         left.setdefault(vf.physfn, []).append(vf)
     order = {pf: -place for place, pf in enumerate(left)}
@@ -259,7 +259,7 @@ def assign(
 
 
 class _Near:
-    """How near functions are to each other and to cells; less is nearer."""
+    """Distances between functions and to cells; smaller is nearer."""
 
     def __init__(self, host: HostInventory) -> None:
         self._far = {cell.cell: dict(cell.distances) for cell in host.cells}
@@ -276,7 +276,7 @@ class _Near:
         )
 
     def closeness(self, vf: PciFunction, gpus: Sequence[PciFunction], cells: set[int]) -> int:
-        """To a guest's GPU by switch, root complex, cell; without one, to its cells."""
+        """Distance to a guest's GPUs by switch, root complex, cell; without GPUs, to its cells."""
         if not gpus:
             return self.cell(vf, cells)
         return min(self._pair(vf, gpu) for gpu in gpus)
@@ -288,7 +288,7 @@ class _Near:
         return self._pairs[key]
 
     def unserved(self, gpus: Sequence[PciFunction], vfs: Sequence[PciFunction]) -> list[PciFunction]:
-        """The first GPU that shares no root complex with any of these VFs; none where all do."""
+        """The first GPU that shares no root complex with any of these VFs; empty if all do."""
         served = {vf.root_complex for vf in vfs}
         return [gpu for gpu in gpus if gpu.root_complex not in served][:1]
 
@@ -301,7 +301,7 @@ class _Near:
 
 
 def _deal(cells: Sequence[set[int]], gpus: Sequence[PciFunction], near: _Near) -> list[list[PciFunction]]:
-    """GPUs in equal numbers, each to the nearest guest that still lacks some; by their indexes."""
+    """Divide GPUs equally, each to the nearest guest that still needs one; by their indexes."""
     quota = share(len(gpus), [1] * len(cells))
     dealt: list[list[int]] = [[] for _ in cells]
     pairs = sorted(
@@ -329,5 +329,5 @@ def _remote(
     ]
     if not strict:
         return lines, []
-    hint = "ask for --gres-flags=enforce-binding, and give GPUs their Cores= in gres.conf"
+    hint = "request --gres-flags=enforce-binding, and set Cores= for GPUs in gres.conf"
     return [], [UserError(line, "placement.devices is strict", hint) for line in lines]

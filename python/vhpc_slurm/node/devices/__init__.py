@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PCI devices of a job: checked, bound to vfio-pci, given a network identity, and taken back clean.
+"""PCI devices of a job: checked, bound to vfio-pci, given a network identity, and released clean.
 
-Decides: whether a device may be handed out, and whether it goes into quarantine after a job.
-May not: choose a device for a job (``placement``), start a guest.  Stands on ``host`` and ``store``.
+Decides: whether a guest may get a device, and whether it goes into quarantine after a job.
+May not: choose a device for a job (``placement``), start a guest.  Uses ``host`` and ``store``.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that a function has reported on PCI Express, as the kernel counts them.
+"""PCI Express errors of a function, as the kernel counts them.
 
-A function that could not be relied on under one guest is not given to the
-next.  Corrected errors are no sign: links have them.  ECC errors of a GPU's
-memory and its MIG state are not here: sysfs has them nowhere, and no driver of
-the host that would know has the device; ``devices.gpu_scrub`` may ask.
+A function that had errors under one guest is not given to the next.  Corrected
+errors are ignored: healthy links have them.  ECC errors and the MIG mode of a
+GPU are not in sysfs, and the host driver that could report them is not bound;
+``devices.gpu_scrub`` can check them.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer (aer_dev_fatal, aer_dev_nonfatal: a
 line NAME COUNT for each kind of error, then TOTAL_ERR_FATAL or TOTAL_ERR_NONFATAL).
@@ -25,7 +25,7 @@ Counts = Mapping[str, Mapping[str, int]]
 
 
 def counts(path: str) -> dict[str, dict[str, int]]:
-    """Errors since the kernel found the function, by kind and name; no kinds where it does not count.
+    """Errors since the kernel found the function, by kind and name; empty if it does not count them.
 
     Args:
         path: the function's folder.
@@ -40,9 +40,9 @@ def counts(path: str) -> dict[str, dict[str, int]]:
 
 
 def risen(before: Counts, now: Counts) -> str:
-    """What has happened between two readings, in words; empty when nothing.
+    """New errors between two readings, as text; empty if there are none.
 
-    A function that has come back anew counts from zero again.
+    A function that was removed and found again counts from zero.
     """
     said = []
     for kind in KINDS:

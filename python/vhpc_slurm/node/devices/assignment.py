@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device assignment: devices are bound with a journal, and given back clean or quarantined.
+"""Device assignment: devices are bound with a journal, and released clean or quarantined.
 
-A device that fails any check is put into quarantine instead of being given
-back: it stays with vfio-pci, where no driver of the host touches it, and no plan
-names it, until ``vhpc devices clear`` has checked it again.
+A device that fails any check is put into quarantine instead of being released:
+it stays bound to vfio-pci, so that no host driver uses it, and no plan contains
+it until ``vhpc devices clear`` has checked it again.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.kinds import DEVICE
 from vhpc_slurm.node.store.layout import Layout
 
-AT_ONCE = 32  # devices that are given back side by side; each waits, nothing computes
+AT_ONCE = 32  # devices that are released in parallel; the threads only wait
 
 
 class UnfitError(DeviceError):
-    """Virtual functions cannot be handed out now; nothing was changed on them.
+    """Virtual functions cannot be assigned now; they were not changed.
 
     Attributes:
-        records: those that are in quarantine for it.
-        busy: addresses of those that another user of the host holds, or whose IOMMU group one holds.
+        records: those that were quarantined for this reason.
+        busy: addresses of those that are in use on the host, or whose IOMMU group is.
     """
 
     def __init__(self, records: Sequence[quarantine.QuarantineRecord], busy: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class UnfitError(DeviceError):
 
 @dataclass(frozen=True)
 class HostState:
-    """Where the node's files are, and who holds what; tests put others in place."""
+    """Paths of the node's files, and the holders of devices; tests use other values."""
 
     held: Mapping[str, str] = field(default_factory=dict)
     proc: Path = Path("/proc")
@@ -54,7 +54,7 @@ class HostState:
 
 
 def handed_out(layout: Layout) -> NodeDevices:
-    """What of this node may go to guests, as far as the site and the quarantine say.
+    """Devices of this node that guests may get, according to the site's settings and the quarantine.
 
     Raises:
         NodeError: the GPU map or a record of the quarantine cannot be read.
@@ -75,14 +75,14 @@ def acquire(
         layout: of this node.
         journal: the job's journal.
         devices: of all guests of the job; virtual functions with their identities.
-        host: who holds what.
+        host: paths, and holders of devices.
 
     All are checked before the first one is changed.
 
     Raises:
-        UnfitError: virtual functions cannot be handed out; others may do.
-        DeviceError: one cannot be handed out; nothing was changed.
-        QuarantinedError: one got stuck half way.
+        UnfitError: virtual functions cannot be assigned; others may serve.
+        DeviceError: one cannot be assigned; nothing was changed.
+        QuarantinedError: one got stuck during the change.
         NodeError: the kernel refused one.
         Stopped: the job was ended meanwhile.
     """
@@ -112,7 +112,7 @@ def acquire(
         try:
             vfio.bind(case.root, device.address, before, config.timeout_s)
             if device.role == VF:
-                # after its driver is gone, which would keep what it had; before the guest's reads it
+                # after its driver is unbound, which keeps old values; before the guest's driver reads them
                 vf_driver = vf_drivers.find(case.root, device.address, config.timeout_s)
                 vf.configure(vf_driver, device.address, _identity(device))
         except attribute.StuckError as err:
@@ -126,7 +126,7 @@ def _identity(device: PassthroughDevice) -> VfIdentity:
         raise NodeError(
             f"virtual function {device.address} has no identity in the plan",
             "without one its guest could be in another job's partition",
-            "report this: it is a fault of vhpc",
+            "report this as a bug of vhpc",
         )
     return device.identity
 
@@ -134,12 +134,12 @@ def _identity(device: PassthroughDevice) -> VfIdentity:
 def _look(
     layout: Layout, case: preflight.CheckInput, devices: Sequence[PassthroughDevice]
 ) -> list[preflight.Before]:
-    """The checks of all devices.
+    """Check all devices.
 
-    Slurm chose the GPUs: one that cannot be handed out is the node's fault.
-    Virtual functions it only counts, so a bad one is quarantined, a busy one is
-    passed over, and another may take its place; a check that would fail for all of
-    them is not the fault of one.
+    Slurm chose the GPUs, so a failed check of one is the node's fault.  Slurm
+    only counts virtual functions: one that fails its own check is quarantined, a
+    busy one is skipped, and another may take its place.  A check that would fail
+    for all of them quarantines none.
     """
     found: list[preflight.Before] = []
     unfit: list[quarantine.QuarantineRecord] = []
@@ -162,14 +162,14 @@ def _look(
 
 
 def release(layout: Layout, generation: str, entry: Entry, host: HostState | None = None) -> None:
-    """Give a device back: reset, verified, cleared, and with the driver that it had.
+    """Release a device: reset, verify and clear it, and bind its former driver.
 
-    Takes ``devices.timeout_s`` twice at most, before and after it is cleared, and
-    ``devices.scrub_timeout_s`` for that.  Idempotent, also for a device that was announced and never touched.
+    Takes at most ``devices.timeout_s`` before and again after the clearing, and
+    ``devices.scrub_timeout_s`` for it.  Idempotent, also for a device that was announced but not changed.
 
     Raises:
         QuarantinedError: a check failed; it is in quarantine now.
-        TeardownError: a process still has it.
+        TeardownError: a process still has it open.
     """
     address, data = str(entry.data["address"]), entry.data
     root, config = layout.config.host.sysfs_root, layout.config.devices
@@ -180,12 +180,12 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
     if any(record.address == address for record in quarantine.read_records(layout)):
         return
     if not there:
-        raise _quarantine(layout, generation, entry, "it is not there any more")
+        raise _quarantine(layout, generation, entry, "it no longer exists")
     try:
         before = attribute.Until(config.timeout_s)
         driver, now = preflight.bound_to(root, address), preflight.override(root, address, before)
         if data["driver"] != VFIO and (driver, now) == (data["driver"], data["override"]):
-            return  # nothing was done to it yet, or all was undone
+            return  # it was not changed yet, or everything was undone
         _see_unused(root, layout, entry, driver, host or HostState())
         errors = aer.risen(data.get("aer", {}), aer.counts(path))  # before the reset, which may cause some
         if errors:
@@ -214,10 +214,10 @@ def release(layout: Layout, generation: str, entry: Entry, host: HostState | Non
 def release_together(
     layout: Layout, generation: str, entries: Sequence[Entry], host: HostState | None = None
 ) -> Iterator[tuple[Entry, Exception | None]]:
-    """Give devices back side by side; yields each with what came of it, as they end.
+    """Release devices in parallel; yields each with its result, in the order of completion.
 
-    A GPU's memory takes long to clear, and those of a large node have to be clear
-    before Slurm loses patience with the Epilog.
+    Clearing a GPU's memory takes long, and all GPUs of a large node must be
+    clear before Slurm's timeout of the Epilog.
     """
 
     def clear_lane(lane: list[Entry]) -> list[tuple[Entry, Exception | None]]:
@@ -237,7 +237,7 @@ def release_together(
 
 
 def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
-    """Devices that have to wait for each other: GPUs of one bus, whose reset would hit the neighbour."""
+    """Devices that are released one after the other: GPUs of one bus, which a bus reset would affect."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
         address = str(entry.data["address"])
@@ -247,13 +247,13 @@ def lanes(entries: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _park_released(layout: Layout, generation: str, entry: Entry) -> None:
-    """Take a virtual function off its network.
+    """Disconnect a virtual function from its network.
 
-    One that may still be in the job's partition is in quarantine, and held by
-    the job as well: its partition key must not be another's yet.
+    If it may still be in the job's partition, it is quarantined and also stays
+    in the journal, so that no other job gets the partition key.
 
     Raises:
-        TeardownError: it may still be there.
+        TeardownError: it may still be connected.
     """
     address = str(entry.data["address"])
     try:
@@ -265,7 +265,7 @@ def _park_released(layout: Layout, generation: str, entry: Entry) -> None:
 
 
 def park(layout: Layout, address: str) -> None:
-    """Take a virtual function off its network, and reset its identity.
+    """Disconnect a virtual function from its network, and reset its identity.
 
     Raises:
         ParkError: it may still have the identity of a job.
@@ -276,9 +276,9 @@ def park(layout: Layout, address: str) -> None:
 
 
 def disconnect(layout: Layout, entries: Iterable[Entry]) -> None:
-    """Take a generation's virtual functions off their networks now, while a guest may have them.
+    """Disconnect a generation's virtual functions from their networks now, while a guest may have them.
 
-    The release does it once more, and quarantines those that are not off then.
+    The release repeats it, and quarantines those that are still connected.
     """
     for entry in entries:
         if entry.kind == DEVICE and entry.data["role"] == VF:
@@ -317,7 +317,7 @@ def _see_unused(root: str, layout: Layout, entry: Entry, driver: str, host: Host
     try:
         preflight.check_holders(case, address, int(entry.data["group"]), driver)
     except DeviceError as err:
-        raise TeardownError(f"device {address} cannot be given back", err.line()) from err
+        raise TeardownError(f"device {address} cannot be released", err.line()) from err
 
 
 def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> quarantine.QuarantinedError:
@@ -336,11 +336,11 @@ def _quarantine(layout: Layout, generation: str, entry: Entry, reason: str) -> q
 
 
 def clear(layout: Layout, address: str, held: Mapping[str, str], host: HostState | None = None) -> None:
-    """Check a device in quarantine as after a guest; if all checks pass, give it back.
+    """Check a device in quarantine as after a guest; if all checks pass, release it.
 
     Raises:
         UserError: it is not in quarantine.
-        TeardownError: the check did not pass; it stays where it is.
+        TeardownError: a check failed; it stays in quarantine.
     """
     records = {record.address: record for record in quarantine.read_records(layout)}
     if address not in records:

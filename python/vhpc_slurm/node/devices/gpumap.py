@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU map: a file of the node that names the PCI function of each GPU index of Slurm.
+"""The GPU map: a file of the node with the PCI function of each GPU index of Slurm.
 
-One line for each, ``INDEX ADDRESS``, in the order of gres.conf; ``#`` begins a
-comment.  A third word is the GPU's module: what the Fabric Manager calls it.
-Slurm knows indexes alone, and device nodes of PCI functions on
-vfio-pci say nothing of where these are.
+One line per GPU, ``INDEX ADDRESS``, in the order of gres.conf; ``#`` begins a
+comment.  A third word is the GPU's module, its name in the Fabric Manager.
+Slurm only knows indexes, and the device files of functions on vfio-pci do not
+contain their addresses.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def read_gpu_map(path: Path) -> tuple[str, ...]:
     """Addresses by index; none without the file.
 
     Raises:
-        NodeError: it cannot be read, or is not such a list from 0 on without gaps.
+        NodeError: it cannot be read, is invalid, or its indexes are not 0, 1, 2, ...
     """
     return tuple(address for address, _ in _entries(path))
 
 
 def modules(path: Path) -> dict[str, int]:
-    """Modules by address, of those that have one; errors as of ``read_gpu_map``."""
+    """Modules by address, of GPUs that have one; raises as ``read_gpu_map``."""
     return {address: module for address, module in _entries(path) if module is not None}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each virtual function of a job is to be: from the lease's network identity and the plan."""
+"""Identities of a job's virtual functions, from the lease's network identity and the plan."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ETHERNET = (0x0200,)
 def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, VfIdentity]:
     """The identity of each virtual function of a plan, by address.
 
-    A guest's functions count rail by rail.  With one rail that is all of them;
-    with several the node's adapters are the rails, by their addresses.
+    A guest's functions are numbered per rail.  With several rails, the node's
+    adapters are the rails, in the order of their addresses.
 
     Raises:
         UserError: more functions than a guest has ports in the job's partition, or there is no partition.
-        NodeError: a function is neither of InfiniBand nor of Ethernet.
+        NodeError: a function is neither InfiniBand nor Ethernet.
     """
     functions = {function.address: function for function in host.pci}
     nodes = [part.node for part in lease.allocation.nodes]
@@ -47,7 +47,7 @@ def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, VfId
 
 @dataclass(frozen=True)
 class _Ordered:
-    """A guest's functions of one kind, and all adapters of the node that have such."""
+    """A guest's functions of one kind, and all adapters of the node with such functions."""
 
     functions: tuple[PciFunction, ...]
     adapters: tuple[str, ...]
@@ -64,28 +64,28 @@ class _Ordered:
                 raise UserError(
                     f"the job asks for {len(self.functions)} virtual functions on {self.node}",
                     f"its guests have {network.vfs} on each of {network.rails} rails in the fabric",
-                    "ask for fewer",
+                    "request fewer",
                 )
             yield function.address, rail, number
 
     def none(self, kind: str, why: str, option: str = "backend") -> dict[str, VfIdentity]:
-        """No identities: an error if there are functions that would need some."""
+        """No identities; an error if there are functions that need one."""
         if not self.functions:
             return {}
         raise UserError(
             f"the job asks for {len(self.functions)} {kind} functions on {self.node}",
             why,
-            f"ask for none, or the operators for fabric.{option}",
+            f"request none, or ask the operators to set fabric.{option}",
         )
 
 
 def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, VfIdentity]:
     if network.kind == "ib" and network.port_guids:
-        why = "this site's jobs have ports with GUIDs of their own, and a function would be in no partition"
+        why = "this site's jobs have ports with fixed GUIDs, and a function would be in no partition"
         return functions.none("InfiniBand", why, "port_map")
     pkey = network.pkey if network.kind == "ib" else None
     if pkey is None:
-        why = "this site gives jobs no partition of the fabric, and without one a guest could talk to all"
+        why = "this site gives jobs no partition of the fabric, and without one a guest could reach all ports"
         return functions.none("InfiniBand", why)
     return {
         address: VfIdentity(
@@ -98,7 +98,7 @@ def _infiniband(functions: _Ordered, network: NetworkIdentity, rank: int) -> dic
 def _ethernet(functions: _Ordered, network: NetworkIdentity, rank: int) -> dict[str, VfIdentity]:
     vlan = network.vlan if network.kind == "ethernet" else None
     if vlan is None:
-        why = "this site gives jobs no VLAN, and without one a guest could talk to all"
+        why = "this site gives jobs no VLAN, and without one a guest could reach all hosts"
         return functions.none("Ethernet", why)
     return {
         address: VfIdentity(

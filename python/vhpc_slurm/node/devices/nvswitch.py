@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions of an NVSwitch: which GPUs of a node may talk to each other by NVLink.
+"""Partitions of an NVSwitch: sets of GPUs of a node that can communicate by NVLink.
 
 With the shared NVSwitch model the Fabric Manager, on the host or in a service
-VM, has a fixed list of partitions.  The one that has exactly a guest's GPUs is
+VM, has a fixed list of partitions.  The one with exactly a guest's GPUs is
 activated before the guest starts, and deactivated when it is gone.
 
 Sources: NVIDIA Fabric Manager User Guide, Shared NVSwitch Virtualization Model; fmpm of
 github.com/NVIDIA/Fabric-Manager-Client (``-l`` lists as JSON, ``-a`` activates, ``-d`` deactivates).
-GPUs are named there by their module (``physicalId``): the PCI address is not known to a
-Fabric Manager that does not have the GPUs.
+GPUs are identified there by their module (``physicalId``): a Fabric Manager that does not have
+the GPUs does not know their PCI addresses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Partitions(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True)
 class NvSwitchPartition:
-    """A partition: its number, the modules of its GPUs, whether it is active."""
+    """A partition: its number, the modules of its GPUs, and whether it is active."""
 
     number: int
     modules: frozenset[int]
@@ -52,26 +52,26 @@ class NvSwitchPartition:
 
 
 class Provider(Protocol):
-    """Who has the partitions; methods raise NodeError when it cannot be asked."""
+    """The service that manages the partitions; methods raise NodeError if it cannot be reached."""
 
     def partitions(self) -> tuple[NvSwitchPartition, ...]:
-        """All that there are."""
+        """All partitions."""
 
     def activate(self, number: int) -> None:
-        """Let its GPUs talk to each other."""
+        """Activate a partition, so that its GPUs can communicate."""
 
     def deactivate(self, number: int) -> None:
-        """No more."""
+        """Deactivate a partition."""
 
 
 class Fmpm:
-    """NVIDIA's command."""
+    """NVIDIA's command ``fmpm``."""
 
     def __init__(self, config: Devices) -> None:
         self.argv, self.timeout_s = config.fmpm, config.timeout_s
 
     def partitions(self) -> tuple[NvSwitchPartition, ...]:
-        """From ``-l``."""
+        """All partitions, by ``-l``."""
         said = self._run("-l")
         try:
             found = msgspec.json.decode(said, type=_Partitions)
@@ -87,11 +87,11 @@ class Fmpm:
         )
 
     def activate(self, number: int) -> None:
-        """By ``-a``."""
+        """Activate a partition, by ``-a``."""
         self._run("-a", str(number))
 
     def deactivate(self, number: int) -> None:
-        """By ``-d``."""
+        """Deactivate a partition, by ``-d``."""
         self._run("-d", str(number))
 
     def _run(self, *args: str) -> bytes:
@@ -115,11 +115,11 @@ class Fmpm:
 
 
 def choose(partitions: Iterable[NvSwitchPartition], modules: frozenset[int], node: str) -> NvSwitchPartition:
-    """The partition that has exactly these GPUs.
+    """The partition with exactly these GPUs.
 
     Raises:
-        UserError: none has so many.
-        FabricError: some have so many, none these: Slurm may choose better the next time.
+        UserError: no partition has this number of GPUs.
+        FabricError: no partition has these GPUs, but some have this number: Slurm may choose one next time.
     """
     there = tuple(partitions)
     for one in there:
@@ -131,7 +131,7 @@ def choose(partitions: Iterable[NvSwitchPartition], modules: frozenset[int], nod
         raise UserError(
             f"a guest on {node} would have {len(modules)} GPUs",
             f"the NVSwitch there joins {' or '.join(map(str, sizes)) or 'no'} of them",
-            "ask for as many",
+            "request one of these numbers",
         )
     raise FabricError(
         f"the NVSwitch of {node} has no partition of the GPUs with modules {names}",
@@ -144,13 +144,13 @@ def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mappi
     """Activate the partition of each guest with GPUs.
 
     Args:
-        provider: who has the partitions.
+        provider: the service that manages the partitions.
         journal: the job's journal.
-        plan: which guest has which GPUs.
+        plan: has the GPUs of each guest.
         modules: module by PCI address.
 
     Raises:
-        UserError, FabricError: as of ``choose``.
+        UserError, FabricError: as ``choose``.
         NodeError: the GPU map lacks a module, a partition is in use, or does not become active.
         Stopped: the job was ended meanwhile.
     """
@@ -162,8 +162,8 @@ def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mappi
         if unknown:
             raise NodeError(
                 f"the GPU map of {plan.node} has no module for {', '.join(unknown)}",
-                "the Fabric Manager knows GPUs by these alone",
-                "write it behind the address: INDEX ADDRESS MODULE",
+                "the Fabric Manager identifies GPUs only by their modules",
+                "write it after the address: INDEX ADDRESS MODULE",
             )
         one = choose(provider.partitions(), frozenset(modules[address] for address in gpus), plan.node)
         if one.active:
@@ -179,7 +179,7 @@ def acquire(provider: Provider, journal: Journal, plan: NodePlan, modules: Mappi
 
 
 def release(provider: Provider, entry: Entry) -> None:
-    """Deactivate a partition; idempotent, also for one that never became active.
+    """Deactivate a partition; idempotent, also if it never became active.
 
     Raises:
         TeardownError: it stays active, or its state cannot be read.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""May this function go to a guest now?  Each check has an error of its own, which says what to do.
+"""Checks of a function before a guest gets it.  Each check has its own error with a hint.
 
-All is read afresh from sysfs and procfs, after the plan was made from the
-inventory: this is the last look before anything is changed.
+They read sysfs and procfs again, after the plan was made from the inventory,
+and are the last checks before anything is changed.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst (groups and
 their viability); the kernel itself checks viability only when a group is opened.
@@ -24,7 +24,7 @@ from vhpc_slurm.node.host import attribute, sysfs
 VFIO = "vfio-pci"
 BRIDGE_DRIVERS = frozenset(
     ("pcieport", "pci-stub")
-)  # the kernel's own list of harmless ones, but for vfio-pci
+)  # the kernel's own list of harmless drivers, except vfio-pci
 NVIDIA = 0x10DE
 AWAKE = frozenset(("", "unknown", "D0", "D1", "D2", "D3hot"))
 COMMAND = 4  # offset of the command register in configuration space
@@ -32,59 +32,59 @@ HEADER_TYPE = 0x0E  # header type in configuration space; bit 7 says that the sl
 
 
 class DeviceError(NodeError):
-    """A device of this node cannot be handed out."""
+    """A device of this node cannot be assigned to a guest."""
 
 
 class DeviceAbsentError(DeviceError):
-    """There is no such function."""
+    """The function does not exist."""
 
 
 class NotAllowedError(DeviceError):
-    """The site does not hand out functions of this kind, or no guest may have one."""
+    """The site does not allow functions of this kind, or no guest may have one."""
 
 
 class QuarantinedDeviceError(DeviceError):
-    """It could not be proven clean."""
+    """The function is in quarantine."""
 
 
 class VfsInUseError(DeviceError):
-    """It is a physical function with virtual ones."""
+    """The function is a physical one with virtual functions."""
 
 
 class HostNetworkError(DeviceError):
-    """The host talks through it."""
+    """The host uses the function as a network interface."""
 
 
 class IommuOffError(DeviceError):
-    """Nothing would keep it from the host's memory."""
+    """The function has no IOMMU group, so it could access the host's memory."""
 
 
 class NotViableError(DeviceError):
-    """A driver of the host has another function of its IOMMU group."""
+    """Another function of its IOMMU group is bound to a host driver."""
 
 
 class SharedGroupError(DeviceError):
-    """Another function of its IOMMU group is a guest's of another job."""
+    """Another function of its IOMMU group belongs to a guest of another job."""
 
 
 class NoResetError(DeviceError):
-    """It cannot be reset in a way that the site trusts."""
+    """The function has no reset method that the site trusts."""
 
 
 class AsleepError(DeviceError):
-    """It is without power and does not wake up."""
+    """The function is powered down and does not wake up."""
 
 
 class SilentError(DeviceError):
-    """It does not answer."""
+    """The function does not answer."""
 
 
 class InUseError(DeviceError):
-    """A process of the host has it open."""
+    """A process of the host has the function open."""
 
 
 class PinnedError(DeviceError):
-    """Its driver was chosen outside of vhpc (driver_override)."""
+    """Another program has set the function's driver_override."""
 
 
 class NoVfioError(DeviceError):
@@ -92,21 +92,21 @@ class NoVfioError(DeviceError):
 
 
 NODE_WIDE = (NotAllowedError, IommuOffError, NoVfioError)
-"""What speaks against one function speaks against all of its kind here."""
+"""The cause affects all functions of this kind on the node."""
 
 PASSING = (SharedGroupError, InUseError)
-"""It, or its IOMMU group, is in use elsewhere: the function itself is sound."""
+"""The function or its IOMMU group is in use elsewhere; the function itself works."""
 
 
 @dataclass(frozen=True)
 class Before:
-    """What is put back after the guest.
+    """State of a function that is restored after the guest.
 
     Attributes:
-        driver: which driver had it; empty for none.
+        driver: the driver it was bound to; empty for none.
         override: its ``driver_override``; empty for none.
-        methods: its reset methods as they were enabled; None where the kernel does not say.
-        accepted: those of them that the site trusts.
+        methods: its enabled reset methods; None if the kernel does not list them.
+        accepted: those that the site trusts.
         group: its IOMMU group.
     """
 
@@ -119,16 +119,16 @@ class Before:
 
 @dataclass(frozen=True)
 class CheckInput:
-    """What the checks depend on beside the device.
+    """Inputs of the checks besides the device.
 
     Attributes:
-        root: where sysfs is.
-        config: the site's word.
-        mine: addresses that go to guests of the same job.
+        root: path of sysfs.
+        config: the site's settings.
+        mine: addresses of the same job's devices.
         held: generation by address, of other jobs' devices.
         quarantined: addresses.
-        proc: where procfs is.
-        dev: where device nodes are.
+        proc: path of procfs.
+        dev: folder of the device files.
     """
 
     root: str
@@ -165,7 +165,7 @@ def check(case: CheckInput, address: str, role: str) -> Before:
     """Do all checks.
 
     Raises:
-        DeviceError: the first that fails, each as a class of its own.
+        DeviceError: the first failed check; each has its own subclass.
     """
     path = device_path(case.root, address)
     if address in case.quarantined:
@@ -212,7 +212,7 @@ def _check_kind(case: CheckInput, path: str, address: str, role: str) -> None:
         raise NotAllowedError(
             f"device {address} is not a virtual function",
             "guests do not get whole adapters: guest root could change the firmware",
-            "run vhpc node-setup, which makes virtual functions",
+            "run vhpc node-setup, which creates virtual functions",
         )
     header = config_space(path, HEADER_TYPE, 1)
     if header and header[0] != 0xFF and header[0] & 0x7F:
@@ -231,7 +231,7 @@ def _check_host(path: str, address: str) -> None:
             raise HostNetworkError(
                 f"device {address} is the host's network interface {name}, which is up",
                 "the host would lose it",
-                f"ip link set {name} down, or take it out of devices.allow",
+                f"ip link set {name} down, or remove it from devices.allow",
             )
 
 
@@ -250,14 +250,14 @@ def _check_group(case: CheckInput, path: str, address: str) -> int:
             raise SharedGroupError(
                 f"device {address} shares IOMMU group {group} with {member}",
                 f"which a guest of {case.held[member]} has",
-                "put the two into slots that the bridges above isolate (ACS)",
+                "put the two into slots that the bridges above them isolate (ACS)",
             )
         driver = bound_to(case.root, member)
         if driver and driver not in BRIDGE_DRIVERS:
             why = (
-                "some other guest or program may have it"
+                "another guest or program may hold it"
                 if driver == VFIO
-                else "the kernel gives a group only as a whole"
+                else "the kernel assigns a group only as a whole"
             )
             hint = f"bind {member} to {VFIO} with the same job, to no driver, or isolate the slots (ACS)"
             kind = SharedGroupError if driver == VFIO else NotViableError
@@ -270,13 +270,13 @@ def _check_group(case: CheckInput, path: str, address: str) -> int:
 def _check_reset(case: CheckInput, path: str, address: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     said = sysfs.text(f"{path}/reset_method")
     if said is None and "reset" in sysfs.listing(path):
-        return None, ()  # before Linux 5.15 the kernel resets as it sees fit
+        return None, ()  # before Linux 5.15 the kernel chooses the reset method
     methods = tuple((said or "").split())
     if not methods:
         raise NoResetError(
             f"device {address} cannot be reset",
-            "the next guest could read what the previous one left in it",
-            "take it out of use",
+            "the next guest could read data of the previous one",
+            "do not use it for guests",
         )
     accepted = tuple(
         method
@@ -293,7 +293,7 @@ def _check_reset(case: CheckInput, path: str, address: str) -> tuple[tuple[str, 
 
 
 def _alone(case: CheckInput, address: str) -> bool:
-    """Whether all that a reset of its bus would reset is this job's."""
+    """Whether a reset of its bus affects only functions of this job."""
     bus = address.rpartition(":")[0]
     there = sysfs.listing(f"{case.root}/bus/pci/devices")
     return all(name in case.mine for name in there if name.rpartition(":")[0] == bus)
@@ -308,10 +308,10 @@ def _check_alive(path: str, address: str, timeout_s: float) -> None:
     if state not in AWAKE:
         raise AsleepError(
             f"device {address} is in {state}",
-            "it does not wake up although power/control tells it to",
+            "it does not wake up although power/control is on",
             "power-cycle the node",
         )
-    # not its ids: those of a virtual function read ff by design
+    # not its ids: in a virtual function they read ff by design
     if config_space(path, COMMAND, 2) in (b"\xff\xff", b""):
         raise SilentError(
             f"device {address} does not answer", "its configuration space reads ff", "power-cycle the node"
@@ -319,10 +319,10 @@ def _check_alive(path: str, address: str, timeout_s: float) -> None:
 
 
 def check_holders(case: CheckInput, address: str, group: int, driver: str) -> None:
-    """See that no process has the device.
+    """Check that no process has the device open.
 
     Raises:
-        InUseError: one has.
+        InUseError: a process has it open.
     """
     nodes = [f"{case.dev}/vfio/{group}"]
     if driver == "nvidia":
@@ -334,7 +334,7 @@ def check_holders(case: CheckInput, address: str, group: int, driver: str) -> No
 
 
 def _open_nodes(proc: Path, nodes: list[str]) -> Iterator[tuple[int, str, str]]:
-    """Processes that have one of these device nodes; one without a digit at its end is all numbers."""
+    """Processes that have one of these device files open; a name without a final digit means all numbers."""
     for entry in os.scandir(proc):
         if not entry.name.isdigit():
             continue
@@ -350,7 +350,7 @@ def _open_nodes(proc: Path, nodes: list[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def config_space(path: str, offset: int, size: int) -> bytes:
-    """Bytes of a function's configuration space; none when it cannot be read."""
+    """Bytes of a function's configuration space; empty if it cannot be read."""
     try:
         fd = os.open(f"{path}/config", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that could not be proven clean: recorded on disk, given to no job until a check has passed.
+"""Devices that failed a check: recorded on disk, given to no job until a check has passed.
 
-A file for each, written before the generation that held the device releases it.
+One file per device, written before the generation that held the device releases it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class QuarantineRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A device in quarantine.
 
     Attributes:
-        address: which.
+        address: its PCI address.
         role: ``gpu`` or ``vf``.
         reason: one line.
         since: seconds since the epoch.
-        generation: whose guest had it last; empty when none had.
-        driver: what it was bound to before, and is to be again; empty for none.
+        generation: the generation whose guest had it last; empty for none.
+        driver: the driver it was bound to before, and will be again; empty for none.
         override: its ``driver_override`` before; empty for none.
     """
 
@@ -46,7 +46,7 @@ class QuarantinedError(TeardownError):
     """Devices were put into quarantine; nothing else is left of their job.
 
     Attributes:
-        records: which.
+        records: their records.
     """
 
     def __init__(self, records: Sequence[QuarantineRecord]) -> None:
@@ -59,7 +59,7 @@ class QuarantinedError(TeardownError):
 
 
 def put(layout: Layout, record: QuarantineRecord) -> None:
-    """Write a device down; on disk when this returns.  One that is there already keeps its first reason.
+    """Record a device durably.  An existing record keeps its first reason.
 
     Raises:
         OSError: it cannot be written.
@@ -72,17 +72,17 @@ def put(layout: Layout, record: QuarantineRecord) -> None:
 
 
 def remove(layout: Layout, address: str) -> None:
-    """Let a device out."""
+    """Remove a device from quarantine."""
     with contextlib.suppress(FileNotFoundError):
         _path(layout, address).unlink()
         files.sync_folder(layout.quarantine)
 
 
 def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:
-    """All, by address.
+    """All records, by address.
 
     Raises:
-        NodeError: one cannot be read: what it says about its device is not known.
+        NodeError: a record cannot be read.
     """
     found = []
     try:
@@ -104,7 +104,7 @@ def read_records(layout: Layout) -> tuple[QuarantineRecord, ...]:
 def record(
     address: str, role: str, reason: str, *, generation: str = "", driver: str = "", override: str = ""
 ) -> QuarantineRecord:
-    """A record of now."""
+    """A record with the current time."""
     return QuarantineRecord(
         address=address,
         role=role,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual functions of a network interface, through rtnetlink: what ``ip link set DEV vf N`` does and reads.
+"""Virtual functions of a network interface, through rtnetlink, as ``ip link set DEV vf N`` does.
 
-Two messages are all that is needed, so there is no library between: pyroute2
-takes longer to import than a guest's devices take to set.
+Only two messages are needed, so no library is used: importing pyroute2 takes
+longer than configuring a guest's devices.
 
 Sources: rtnetlink(7), include/uapi/linux/if_link.h (IFLA_VFINFO_LIST and struct ifla_vf_*),
 net/core/rtnetlink.c (do_setvfinfo, rtnl_fill_vfinfo).
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 NLMSG_ERROR = 2
 RTM_NEWLINK, RTM_GETLINK = 16, 18
 REQUEST, ACK = 0x1, 0x4
-NESTED = 0x3FFF  # the rest of an attribute's type are flags
+NESTED = 0x3FFF  # the other bits of an attribute's type are flags
 IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = 21, 22, 29
 IFLA_VF_INFO = 1
 MAC, VLAN, SPOOFCHK, LINK_STATE, RATE, TRUST, NODE_GUID, PORT_GUID = 1, 2, 4, 5, 6, 9, 10, 11
@@ -32,12 +32,12 @@ LARGEST = 1 << 20
 
 @dataclass(frozen=True)
 class VfInfo:
-    """What the kernel says about a virtual function; None for what it does not say.
+    """The kernel's data of a virtual function; None if the kernel does not report it.
 
     Attributes:
         mac: of an Ethernet function; six bytes.
         vlan: 0 for none.
-        spoofchk, trust: None where the driver knows no such setting.
+        spoofchk, trust: None if the driver does not support it.
         link_state: AUTO, ENABLE or DISABLE.
         rate: smallest and largest rate in Mbit/s; 0 for no limit.
         node_guid, port_guid: of an InfiniBand function (Linux 5.5 and later).
@@ -54,12 +54,12 @@ class VfInfo:
 
 
 def set_mac(vf: int, mac: bytes) -> bytes:
-    """Attribute: administratively set MAC address; zeros take it back."""
+    """Attribute: administratively set MAC address; zeros remove it."""
     return _attribute(MAC, struct.pack("=I32s", vf, mac))
 
 
 def set_vlan(vf: int, vlan: int) -> bytes:
-    """Attribute: VLAN that all of the function's traffic is in; 0 for none."""
+    """Attribute: VLAN of all traffic of the function; 0 for none."""
     return _attribute(VLAN, struct.pack("=III", vf, vlan, 0))
 
 
@@ -111,10 +111,10 @@ class Link:
         self._sock.close()
 
     def set(self, attribute: bytes) -> None:
-        """Set one thing of one function.
+        """Set one attribute of one function.
 
         Raises:
-            OSError: the kernel refused (EOPNOTSUPP where the driver knows no such thing), or did not answer.
+            OSError: the kernel refused (EOPNOTSUPP if the driver does not support it), or did not answer.
         """
         self._sock.send(set_request(self.index, attribute, self._next()))
         for _, kind, body in self._answers():
@@ -123,10 +123,10 @@ class Link:
                 return
 
     def info(self, vf: int) -> VfInfo:
-        """What the kernel says of one function.
+        """The kernel's data of one function.
 
         Raises:
-            OSError: it refused, did not answer, or knows no such function (ENODEV).
+            OSError: it refused, did not answer, or has no such function (ENODEV).
         """
         self._sock.send(get_request(self.index, self._next()))
         for _, kind, body in self._answers():
@@ -154,13 +154,13 @@ class Link:
 
 
 def set_request(index: int, attribute: bytes, sequence: int) -> bytes:
-    """The message that sets one thing of one function."""
+    """The message that sets one attribute of one function."""
     nested = _attribute(IFLA_VFINFO_LIST, _attribute(IFLA_VF_INFO, attribute))
     return _message(RTM_NEWLINK, REQUEST | ACK, sequence, index, nested)
 
 
 def get_request(index: int, sequence: int) -> bytes:
-    """The message that asks for all functions of an interface, without their counters."""
+    """The message that requests all functions of an interface, without their counters."""
     mask = _attribute(IFLA_EXT_MASK, struct.pack("=I", FILTER_VF | FILTER_SKIP_STATS))
     return _message(RTM_GETLINK, REQUEST, sequence, index, mask)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left in a GPU after a guest is cleared by a command: the site's, or NVIDIA's own.
+"""Clears a GPU after a guest by a command: the site's, or NVIDIA's own.
 
-A reset takes the registers of a GPU back; whether it clears the memory is for
-its maker to say.
+A reset restores the registers of a GPU; whether it clears the memory depends on
+the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHERE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/gpu-admin-tools"
 
 
 def command(config: Devices, address: str, vendor: int) -> tuple[str, ...]:
-    """What clears this GPU; empty for nothing but the reset.
+    """The command that clears this GPU; empty if only the reset does.
 
     NVIDIA's tool clears the memory of Pascal and later, after a reset of the
     secondary bus (its --help).
@@ -59,7 +59,7 @@ def scrub(config: Devices, address: str, vendor: int) -> None:
         said, _ = child.communicate(timeout=config.scrub_timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        child.returncode = -9  # it may wait in the kernel for a GPU that hangs
+        child.returncode = -9  # it may be blocked in the kernel by a GPU that hangs
         assert child.stdout is not None
         child.stdout.close()
         raise NotCleanError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node needs once at each boot, before slurmd: virtual functions, huge pages, nodes for gres.conf.
+"""Preparation of a node at each boot, before slurmd: virtual functions, huge pages, device files.
 
-Every step says what there is, does only what is missing, and reads back what
-came of it; so it may be repeated at any time.
+Every step reports the current state, does only what is missing, and verifies
+the result; so it may be repeated at any time.
 
 Sources: Documentation/PCI/pci-iov-howto.rst, Documentation/admin-guide/mm/hugetlbpage.rst,
 Documentation/admin-guide/devices.rst (majors 240 to 254 are for local use).
@@ -39,7 +39,7 @@ _GPU_NODE = re.compile(r"gpu[0-9]{1,4}", re.ASCII)
 
 
 class State(StrEnum):
-    """What came of a step."""
+    """Result of a step."""
 
     OK = "ok"
     DONE = "done"
@@ -49,7 +49,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class SetupStep:
-    """One step: what it is about, what came of it, and why not."""
+    """One step: its object, its result, and the error."""
 
     kind: str
     what: str
@@ -59,7 +59,7 @@ class SetupStep:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the node's files are; tests put others in place."""
+    """Paths of the node's files; tests use other values."""
 
     proc: Path = Path("/proc")
     gpu_nodes: Path = GPU_NODES
@@ -68,13 +68,13 @@ class Place:
 def steps(
     layout: Layout, held: Mapping[str, str], *, dry_run: bool, place: Place | None = None
 ) -> Iterator[SetupStep]:
-    """Do all steps, with ``dry_run`` none of them; a step that fails stops no other.
+    """Do all steps, with ``dry_run`` none; a failed step does not stop the others.
 
     Args:
         layout: of this node.
         held: generation by address, of devices that guests have now.
-        dry_run: only say what is missing.
-        place: where the node's files are.
+        dry_run: only report what is missing.
+        place: paths of the node's files.
     """
     place = place or Place()
     for wish in layout.config.devices.virtual_functions:
@@ -85,7 +85,7 @@ def steps(
 
 
 def _step(kind: str, what: str, action: Callable[[], None], *, dry_run: bool) -> SetupStep:
-    """Do something that is missing."""
+    """Do a missing step."""
     if dry_run:
         return SetupStep(kind, what, State.MISSING)
     try:
@@ -112,9 +112,9 @@ def _virtual_functions(
     root, timeout_s = layout.config.host.sysfs_root, layout.config.devices.timeout_s
     path, count = device_path(root, pf), int(number)
     if not sysfs.listing(path):
-        yield SetupStep("vfs", f"{count} virtual functions of {pf}", State.FAILED, f"{pf} is not there")
+        yield SetupStep("vfs", f"{count} virtual functions of {pf}", State.FAILED, f"{pf} does not exist")
         return
-    # first: no driver of the host may ever see a virtual function
+    # first: no host driver may ever be bound to a virtual function
     probe = sysfs.text_or_empty(f"{path}/sriov_drivers_autoprobe")
     what = f"no driver of the host for virtual functions of {pf}"
     if probe in ("0", ""):
@@ -136,7 +136,7 @@ def _virtual_functions(
 
 
 def made(layout: Layout) -> list[str]:
-    """Virtual functions that are there of those adapters that node-setup makes some of."""
+    """Existing virtual functions of the adapters in ``devices.virtual_functions``."""
     found = []
     for wish in layout.config.devices.virtual_functions:
         pf = wish.partition("=")[0]
@@ -146,7 +146,7 @@ def made(layout: Layout) -> list[str]:
 
 
 def _functions(path: str) -> list[str]:
-    """Addresses of a physical function's virtual ones, by number."""
+    """Addresses of a physical function's virtual functions, by number."""
     return [sysfs.link(link).rpartition("/")[2] for _, link in sysfs.numbered(path, "virtfn")]
 
 
@@ -154,7 +154,7 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
     """Set the number of functions, which goes through zero.
 
     Raises:
-        NodeError: a guest has one, no driver makes them, or the driver made another number of them.
+        NodeError: a guest has one, no driver creates them, or the driver created another number.
         OSError: the kernel refused.
     """
     there = _functions(path)
@@ -163,7 +163,7 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
         raise NodeError(
             f"{pf} has {len(there)} virtual functions",
             f"guests have {', '.join(busy)}",
-            "when they have ended",
+            "repeat it when they have ended",
         )
     _await_driver(pf, path, timeout_s)
     try:
@@ -171,33 +171,37 @@ def _make(pf: str, path: str, count: int, held: Mapping[str, str], timeout_s: fl
             attribute.write_attribute(f"{path}/sriov_numvfs", number, timeout_s)
     except OSError as err:
         raise NodeError(
-            f"{pf} does not make {count} virtual functions", str(err.strerror), _hint(err, path)
+            f"{pf} cannot create {count} virtual functions", str(err.strerror), _hint(err, path)
         ) from err
     made = len(_functions(path))
     if made != count:
-        raise NodeError(f"{pf} made {made} virtual functions of {count}", "", "see dmesg")
+        raise NodeError(f"{pf} created {made} virtual functions of {count}", "", "see dmesg")
 
 
 def _await_driver(pf: str, path: str, timeout_s: float) -> None:
-    """Wait for the driver of a physical function: early in a boot its module may be loading yet.
+    """Wait for the driver of a physical function: early in a boot its module may not be loaded yet.
 
     Raises:
-        NodeError: none took it in time.
+        NodeError: no driver was bound in time.
     """
     until = time.monotonic() + timeout_s
     while not sysfs.link(f"{path}/driver"):
         if time.monotonic() >= until:
-            why = f"none took it within {timeout_s:g} s"
-            raise NodeError(f"{pf} has no driver", why, "is its module there, and not blacklisted? see dmesg")
+            why = f"none was bound within {timeout_s:g} s"
+            raise NodeError(
+                f"{pf} has no driver",
+                why,
+                "check that its module is installed and not blacklisted; see dmesg",
+            )
         time.sleep(_DRIVER_PAUSE_S)
 
 
 def _hint(err: OSError, path: str) -> str:
     if err.errno == errno.ENOENT:
-        return "its driver makes them at load only: mlx4_core by its option num_vfs"
+        return "its driver creates them only when it is loaded: mlx4_core by its option num_vfs"
     if err.errno == errno.ERANGE:
         most = sysfs.text_or_empty(f"{path}/sriov_totalvfs") or "few"
-        return f"it has {most}; more are a setting of its firmware"
+        return f"its limit is {most}, which is a firmware setting"
     return "see dmesg"
 
 
@@ -219,26 +223,29 @@ def _park(layout: Layout, address: str, *, dry_run: bool) -> SetupStep:
     return step
 
 
-# --- nodes for gres.conf ----------------------------------------------------------------
+# --- device files for gres.conf ----------------------------------------------------------------
 
 
 def _gpu_nodes(layout: Layout, place: Place, *, dry_run: bool) -> Iterator[SetupStep]:
     """Character devices for the File= of GPUs in gres.conf; Slurm counts them in their order.
 
-    Their device numbers belong to no driver, so that they open nothing, and
-    differ, so that Slurm's device constraints can tell them apart.
+    Their device numbers belong to no driver, so that they cannot be opened, and
+    differ, so that Slurm's device constraints can distinguish them.
     """
     try:
         gpus = gpumap.read_gpu_map(Path(layout.config.placement.gpu_map))
         major = _major(place) if gpus else 0
     except (VhpcError, OSError) as err:
         yield SetupStep(
-            "gpu", "nodes for gres.conf", State.FAILED, err.line() if isinstance(err, VhpcError) else str(err)
+            "gpu",
+            "device files for gres.conf",
+            State.FAILED,
+            err.line() if isinstance(err, VhpcError) else str(err),
         )
         return
     for index, address in enumerate(gpus):
         path = place.gpu_nodes / f"gpu{index}"
-        what = f"{path} is the node of GPU {address}"
+        what = f"{path} is the device file of GPU {address}"
         if _is_node(path, index):
             yield SetupStep("gpu", what, State.OK)
         else:
@@ -256,7 +263,7 @@ def _major(place: Place) -> int:
     for major in LOCAL_MAJORS:
         if major not in used:
             return major
-    raise NodeError("no major number is left for /dev/vhpc/gpuN", "drivers have all from 240 to 254")
+    raise NodeError("no major number is free for /dev/vhpc/gpuN", "drivers use all numbers from 240 to 254")
 
 
 def _is_node(path: Path, index: int) -> bool:
@@ -296,17 +303,17 @@ def _hugepages(layout: Layout, wish: str, place: Place, *, dry_run: bool) -> Set
     )
     there = sysfs.text_or_empty(path)
     if not there.isdecimal():
-        return SetupStep("hugepages", what, State.FAILED, f"{path} is not there")
+        return SetupStep("hugepages", what, State.FAILED, f"{path} does not exist")
     if int(there) >= count:
         return SetupStep("hugepages", what, State.OK)
     return _step("hugepages", what, partial(_grow, path, count, size, place), dry_run=dry_run)
 
 
 def _grow(path: str, count: int, size: str, place: Place) -> None:
-    """Ask for pages, and see how many there are: the kernel grants fewer without a word.
+    """Request pages, and read how many there are: the kernel may grant fewer without an error.
 
     Raises:
-        NodeError: fewer, also after memory was compacted.
+        NodeError: too few, even after memory was compacted.
         OSError: the kernel refused.
     """
     for attempt in range(2):
@@ -319,7 +326,7 @@ def _grow(path: str, count: int, size: str, place: Place) -> None:
             return
     raise NodeError(
         f"the kernel granted {granted} huge pages of {count}",
-        "memory is too little or in pieces",
+        "memory is too small or fragmented",
         "reserve them when the kernel starts: hugepagesz=1G hugepages=…"
         if size == "1G"
         else "reboot the node",

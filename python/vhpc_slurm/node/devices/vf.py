@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network identity of a virtual function: set before a guest has it, reset after.
 
-Always in this order: it is switched off, set, read back, and only then
-switched on; and parked in the same order, with an identity that no job has.  What is read
-back must be what was written: a driver that takes a setting and drops it would
-have a guest in a foreign partition.
+The order is always: switch the link off, set the identity, read it back, and only
+then switch the link on.  Parking has the same order, with an identity of no job.
+The values read must equal the values written: a driver that accepts and ignores
+a setting would put a guest into another job's partition.
 
 There is one implementation for each interface of host drivers (``vf_drivers``).
 """
@@ -17,7 +17,7 @@ from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.hardware import VfIdentity
 
 PARKED_GUID = (1 << 64) - 1
-"""GUID of a parked function; zero would let the firmware choose one."""
+"""GUID of a parked function; with zero the firmware would choose one."""
 
 
 class VfError(NodeError):
@@ -25,42 +25,42 @@ class VfError(NodeError):
 
 
 class NoVfDriverError(VfError):
-    """The driver of the physical function offers no way to set its virtual ones."""
+    """The driver of the physical function has no interface to configure its virtual functions."""
 
 
 class ParkError(TeardownError):
-    """A virtual function may still carry what its last guest had."""
+    """A virtual function may still have the identity of its last guest."""
 
 
 class VfDriver(Protocol):
-    """How a host driver sets virtual functions; methods raise OSError for what the kernel refuses."""
+    """Interface of a host driver for virtual functions; methods raise OSError if the kernel refuses."""
 
     infiniband: bool
 
     def switch_off(self) -> None:
-        """Take the function off its network."""
+        """Disconnect the function from its network."""
 
     def set(self, identity: VfIdentity) -> None:
-        """Give it this identity."""
+        """Set this identity."""
 
     def difference(self, identity: VfIdentity) -> str:
-        """Read it back: what differs from this identity; empty when nothing does."""
+        """Read the identity back: how it differs from this one; empty if it does not."""
 
     def park(self) -> None:
-        """Give it the parked identity."""
+        """Set the parked identity."""
 
     def why_not_parked(self) -> str:
-        """Read it back: why it is not parked; empty when it is."""
+        """Read the identity back: why it is not parked; empty if it is."""
 
     def switch_on(self) -> None:
-        """Let it onto its network."""
+        """Connect the function to its network."""
 
 
 def configure(vf_driver: VfDriver, address: str, identity: VfIdentity) -> None:
-    """Give a function its identity, and let it onto its network.
+    """Set a function's identity, and connect it to its network.
 
     Raises:
-        VfError: the kernel refused, or something else was read back.
+        VfError: the kernel refused, or other values were read back.
     """
     try:
         vf_driver.switch_off()
@@ -75,10 +75,10 @@ def configure(vf_driver: VfDriver, address: str, identity: VfIdentity) -> None:
 
 
 def park(vf_driver: VfDriver, address: str) -> None:
-    """Take a function off its network, and give it the parked identity.
+    """Disconnect a function from its network, and set the parked identity.
 
     Raises:
-        ParkError: the kernel refused, or something else was read back.
+        ParkError: the kernel refused, or other values were read back.
     """
     try:
         vf_driver.switch_off()
@@ -91,7 +91,7 @@ def park(vf_driver: VfDriver, address: str) -> None:
 
 
 def colons(guid: int) -> str:
-    """A GUID as Mellanox's drivers write it."""
+    """A GUID in the notation of Mellanox's drivers."""
     return guid.to_bytes(8, "big").hex(":")
 
 

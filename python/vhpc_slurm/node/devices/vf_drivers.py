@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drivers that set virtual functions, and which one a physical function needs.
+"""The VF drivers, and the choice of the one that a physical function needs.
 
 =====================  =====================================================================
 ``NetlinkInfiniband``  mlx5 of Linux, by the IPoIB interface of the physical function
                        (drivers/infiniband/hw/mlx5/ib_virt.c)
-``OfedInfiniband``     mlx5 of MLNX_OFED and DOCA: ``sriov/N/{node,port,policy}``, which ask the firmware
+``OfedInfiniband``     mlx5 of MLNX_OFED and DOCA: ``sriov/N/{node,port,policy}``, which query the firmware
 ``Mlx4``               ConnectX-3: GUID and partition keys are mapped by the host
                        (drivers/infiniband/hw/mlx4/sysfs.c)
 ``Ethernet``           every driver with ``ndo_set_vf_*``: MAC, VLAN, spoof check, trust, rate
@@ -38,11 +38,11 @@ PKEY_MASK = 0x7FFF
 FULL = 0x8000
 DEFAULT_PKEY = 0x7FFF
 NO_MAC = bytes(6)
-PORT = 1  # each port of an mlx5 adapter is a physical function of its own; of mlx4 the first is used
+PORT = 1  # each port of an mlx5 adapter is a separate physical function; of mlx4 the first port is used
 
 
 def find(root: str, address: str, timeout_s: float) -> VfDriver:
-    """The driver that sets a virtual function.
+    """The VF driver of a virtual function.
 
     Raises:
         NoVfDriverError: its driver has no such interface.
@@ -77,7 +77,7 @@ def _number(pf_path: str, address: str) -> int | None:
 
 
 def _interface(pf_path: str, kind: str) -> int | None:
-    """Number of the physical function's own interface: not one of its partitions', which have a parent."""
+    """Number of the physical function's own interface; those of partitions have a parent."""
     for name in sysfs.listing(f"{pf_path}/net"):
         path = f"{pf_path}/net/{name}"
         if sysfs.text_or_empty(f"{path}/type") == kind and not sysfs.text_or_empty(f"{path}/parent"):
@@ -105,7 +105,7 @@ class NetlinkInfiniband:
             return link.info(self.number)
 
     def switch_off(self) -> None:
-        """The port is down, whatever the cable says."""
+        """Set the port down, regardless of the cable."""
         self._set(rtnetlink.set_flag(LINK_STATE, self.number, DISABLE))
 
     def switch_on(self) -> None:
@@ -113,14 +113,14 @@ class NetlinkInfiniband:
         self._set(rtnetlink.set_flag(LINK_STATE, self.number, AUTO))
 
     def set(self, identity: VfIdentity) -> None:
-        """Both GUIDs: the node's has to be unique, too."""
+        """Set both GUIDs: the node GUID must be unique, too."""
         self._set(
             rtnetlink.set_guid(NODE_GUID, self.number, identity.node_guid),
             rtnetlink.set_guid(PORT_GUID, self.number, identity.port_guid),
         )
 
     def difference(self, identity: VfIdentity) -> str:
-        """The kernel answers from its own memory (5.5 and later), not from the firmware's."""
+        """Compare with the kernel's own copy (5.5 and later), not the firmware's."""
         info = self._info()
         return _guids(info.node_guid, info.port_guid, identity.node_guid, identity.port_guid) or _off(info)
 
@@ -140,14 +140,14 @@ def _off(info: VfInfo) -> str:
 def _guids(node: int | None, port: int | None, wanted_node: int, wanted_port: int) -> str:
     for what, is_, wanted in (("node", node, wanted_node), ("port", port, wanted_port)):
         if is_ is None:
-            return f"the kernel does not say its {what} GUID"
+            return f"the kernel does not report its {what} GUID"
         if is_ != wanted:
             return f"its {what} GUID is {colons(is_)}, not {colons(wanted)}"
     return ""
 
 
 class OfedInfiniband:
-    """The same, by files that only Mellanox's own drivers have."""
+    """GUIDs and link policy, by files that only Mellanox's own drivers have."""
 
     infiniband = True
 
@@ -155,14 +155,14 @@ class OfedInfiniband:
         self.path, self.timeout_s = path, timeout_s
 
     def _write(self, name: str, text: str) -> None:
-        # older ones compare with the newline
+        # older drivers compare including the newline
         attribute.write_attribute(f"{self.path}/{name}", f"{text}\n", self.timeout_s)
 
     def _read(self, name: str) -> str:
         return attribute.read_attribute(f"{self.path}/{name}", self.timeout_s)
 
     def switch_off(self) -> None:
-        """The port is down."""
+        """Set the port down."""
         self._write("policy", "Down")
 
     def switch_on(self) -> None:
@@ -170,12 +170,12 @@ class OfedInfiniband:
         self._write("policy", "Follow")
 
     def set(self, identity: VfIdentity) -> None:
-        """Both GUIDs."""
+        """Set both GUIDs."""
         self._write("node", colons(identity.node_guid))
         self._write("port", colons(identity.port_guid))
 
     def difference(self, identity: VfIdentity) -> str:
-        """What the firmware says."""
+        """Compare with the firmware's values."""
         policy = self._read("policy")
         node, port = (int(self._read(name).replace(":", ""), 16) for name in ("node", "port"))
         wrong = _guids(node, port, identity.node_guid, identity.port_guid)
@@ -193,13 +193,13 @@ class OfedInfiniband:
 class Mlx4:
     """ConnectX-3: the physical port is in the partition, the function sees the keys that are mapped to it.
 
-    Its first key is the job's, its second the default partition's, which the
-    subnet manager's queries need.  Switched off is: no key at all.
+    Its first key is the job's, its second the default partition's, which
+    queries of the subnet manager need.  Disconnected means: no key is mapped.
     """
 
     infiniband = True
     wait_s = 15.0
-    """For the subnet manager: to put the key into the port's table, and to take the GUID."""
+    """Seconds for the subnet manager to put the key into the port's table and to accept the GUID."""
 
     def __init__(self, iov: str, address: str, timeout_s: float) -> None:
         self.iov, self.timeout_s = iov, timeout_s
@@ -220,23 +220,23 @@ class Mlx4:
         return f"{self.table}/admin_guids/{sysfs.text_or_empty(f'{self.port}/gid_idx/0')}"
 
     def switch_off(self) -> None:
-        """No key is mapped."""
+        """Remove all mapped keys."""
         self._map("none", "none")
         self._keys = ("none", "none")
 
     def switch_on(self) -> None:
-        """Map what ``set`` found, and see that it is so."""
+        """Map the keys that ``set`` found, and verify it."""
         self._map(*self._keys)
         if self._mapped() != self._keys:
-            raise OSError(errno.EIO, f"keys {self._keys} were mapped, {self._mapped()} are")
+            raise OSError(errno.EIO, f"keys {self._keys} were written, {self._mapped()} are mapped")
 
     def set(self, identity: VfIdentity) -> None:
-        """The GUID, and where in the port's table the keys are."""
+        """Set the GUID, and find the indexes of the keys in the port's table."""
         attribute.write_attribute(self._guid_path(), f"{identity.port_guid:016x}", self.timeout_s)
         self._keys = self._index(identity.pkey), self._index(DEFAULT_PKEY)
 
     def _index(self, pkey: int) -> str:
-        """Where a key is in the port's table; the subnet manager may be just about to put it there."""
+        """Index of a key in the port's table; waits until the subnet manager has written it."""
         until = time.monotonic() + self.wait_s
         while True:
             for number, path in sysfs.numbered(f"{self.table}/pkeys", ""):
@@ -250,7 +250,7 @@ class Mlx4:
             time.sleep(0.5)
 
     def difference(self, identity: VfIdentity) -> str:
-        """The GUID that was asked for, and no key mapped yet."""
+        """Check the GUID, and that no key is mapped yet."""
         guid = int(attribute.read_attribute(self._guid_path(), self.timeout_s) or "0", 16)
         if guid != identity.port_guid:
             return f"its GUID is {colons(guid)}, not {colons(identity.port_guid)}"
@@ -258,19 +258,19 @@ class Mlx4:
 
     def _any_key(self) -> str:
         left = [index for index in self._mapped() if index != "none"]
-        return f"it still has the keys at {', '.join(left)}" if left else ""
+        return f"the keys with indexes {', '.join(left)} are still mapped" if left else ""
 
     def park(self) -> None:
-        """The GUID is taken back: all ones delete it."""
+        """Remove the GUID: all ones delete it."""
         attribute.write_attribute(self._guid_path(), f"{PARKED_GUID:016x}", self.timeout_s)
 
     def why_not_parked(self) -> str:
-        """No GUID, no key."""
+        """Check that there is no GUID and no key."""
         return self.difference(VfIdentity(port_guid=PARKED_GUID))
 
 
 class Ethernet:
-    """MAC and VLAN are the host's to set; the function may forge neither, and is trusted with nothing."""
+    """The host sets MAC and VLAN; the function can forge neither and is not trusted."""
 
     infiniband = False
 
@@ -279,7 +279,7 @@ class Ethernet:
         self._off = False
 
     def _state(self, state: int) -> bool:
-        """Not every driver (82576) has a link state for its functions; without a driver they are silent."""
+        """Set the link state; False if the driver does not support it (82576): its functions are silent."""
         try:
             with Link(self.index) as link:
                 link.set(rtnetlink.set_flag(LINK_STATE, self.number, state))
@@ -290,18 +290,18 @@ class Ethernet:
         return True
 
     def switch_off(self) -> None:
-        """The link is down."""
+        """Set the link down."""
         self._off = self._state(DISABLE)
 
     def switch_on(self) -> None:
-        """The link follows the physical one."""
+        """Let the link follow the physical one."""
         self._state(AUTO)
 
     def set(self, identity: VfIdentity) -> None:
-        """All of it, the check of forged addresses among it: without that a guest could speak for another.
+        """Set everything, including the spoof check: without it a guest could use another one's address.
 
-        Trust and rate are taken back only where there is some: drivers refuse
-        either for reasons of their own (igb any rate while its link is down).
+        Trust and rate are reset only if they are set: drivers refuse them in
+        some states (igb any rate while its link is down).
         """
         with Link(self.index) as link:
             link.set(rtnetlink.set_mac(self.number, identity.mac))
@@ -314,7 +314,7 @@ class Ethernet:
                 link.set(rtnetlink.set_rate(self.number, 0, 0))
 
     def difference(self, identity: VfIdentity) -> str:
-        """What the driver says."""
+        """Compare with the driver's values."""
         with Link(self.index) as link:
             info = link.info(self.number)
         wanted = VfInfo(identity.mac, identity.vlan, spoofchk=True)
@@ -331,7 +331,7 @@ class Ethernet:
         return ""
 
     def park(self) -> None:
-        """No MAC address, no VLAN."""
+        """Remove MAC address and VLAN."""
         self.set(VfIdentity(mac=NO_MAC))
 
     def why_not_parked(self) -> str:

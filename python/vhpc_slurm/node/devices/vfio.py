@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PCI function to vfio-pci and back, in steps that may each be the last before a crash.
+"""Binds a PCI function to vfio-pci and back, in steps after each of which a crash may happen.
 
-``driver_override`` is what says that a function is ours: it is written first
-and put back last, so that a release after a crash knows what to do.
-Every step asks what is there before it acts.
+``driver_override`` marks a function as vhpc's: it is written first and restored
+last, so that a release after a crash can continue.  Every step reads the current
+state before it acts.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci (driver_override, reset, reset_method),
 Documentation/driver-api/vfio.rst.
@@ -26,21 +26,21 @@ GIVEN_UP = re.compile(r"not ready \d+ms after .*giving up", re.ASCII)
 
 
 class NotCleanError(TeardownError):
-    """A device may not be as it has to be for its next user."""
+    """A device may not be in the state that its next user needs."""
 
 
 def bind(root: str, address: str, before: Before, timeout_s: float) -> None:
-    """Bind a function to vfio-pci.  It is kept awake from now on; that is never undone.
+    """Bind a function to vfio-pci.  It is kept awake from then on; this is never undone.
 
     Raises:
-        StuckError: the driver that has it does not let go.
+        StuckError: its current driver does not release it.
         NodeError: the kernel refused.
     """
     path = device_path(root, address)
     try:
         attribute.write_attribute(f"{path}/driver_override", VFIO, timeout_s)
         for name, text in (("power/control", "on"), ("d3cold_allowed", "0")):
-            # older kernels and conventional PCI lack them; without D3cold there is nothing to prevent
+            # older kernels and conventional PCI lack it; without D3cold nothing must be prevented
             if sysfs.text(f"{path}/{name}") is not None:
                 attribute.write_attribute(f"{path}/{name}", text, timeout_s)
         if before.methods is not None and before.methods != before.accepted:
@@ -55,7 +55,7 @@ def bind(root: str, address: str, before: Before, timeout_s: float) -> None:
     if bound_to(root, address) != VFIO:
         raise NodeError(
             f"device {address} cannot be bound to {VFIO}",
-            f"{bound_to(root, address) or 'no driver'} has it",
+            f"{bound_to(root, address) or 'no driver'} is bound to it",
             "see dmesg",
         )
 
@@ -68,11 +68,11 @@ def give_back(
     methods: tuple[str, ...] | None,
     timeout_s: float | attribute.Until,
 ) -> None:
-    """Let the driver have a function that had it before.
+    """Bind a function to its former driver.
 
     Raises:
-        StuckError: the kernel does not come back.
-        NotCleanError: another driver has it afterwards, or none.
+        StuckError: the kernel does not answer.
+        NotCleanError: afterwards it is bound to another driver, or none.
         OSError: the kernel refused.
     """
     path = device_path(root, address)
@@ -80,15 +80,15 @@ def give_back(
         attribute.write_attribute(f"{path}/reset_method", " ".join(methods), timeout_s)
     if driver != VFIO:
         _unbind(root, address, timeout_s, keep=driver)
-    # an empty line clears it
+    # an empty line removes it
     attribute.write_attribute(f"{path}/driver_override", override or "\n", timeout_s)
     if driver and bound_to(root, address) != driver:
         attribute.write_attribute(f"{root}/bus/pci/drivers_probe", address, timeout_s)
     now = bound_to(root, address)
     if now != driver:
         raise NotCleanError(
-            f"device {address} has {now or 'no driver'}",
-            f"{driver or 'no driver'} had it before the job",
+            f"device {address} is bound to {now or 'no driver'}",
+            f"before the job it was bound to {driver or 'no driver'}",
             "see dmesg",
         )
 
@@ -104,13 +104,13 @@ def _unbind(root: str, address: str, timeout_s: float | attribute.Until, *, keep
 
 
 def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
-    """Reset a function, and see that it has come back from it.
+    """Reset a function, and verify its state afterwards.
 
     vfio-pci resets at the last close, too, but does not report the result.
 
     Raises:
-        StuckError: the kernel does not come back.
-        NotCleanError: it failed, or the function is not as it has to be afterwards.
+        StuckError: the kernel does not answer.
+        NotCleanError: the reset failed, or the function is in a wrong state afterwards.
     """
     path = device_path(root, address)
     identity = sysfs.text_or_empty(f"{path}/vendor"), sysfs.text_or_empty(f"{path}/device")
@@ -128,11 +128,15 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
     # the ids of a virtual function read ffff in its own configuration space
     silent = len(head) < 6 or head[4:6] == b"\xff\xff"
     if silent or (said != identity and not sysfs.link(f"{path}/physfn")):
-        raise NotCleanError(f"device {address} does not answer after its reset", f"it says {head.hex(' ')}")
-    # Memory decoding is no sign: vfio-pci restores at close what it found when it enabled the function.
-    # Bus mastering is: with it a function writes to memory.
+        raise NotCleanError(
+            f"device {address} does not answer after its reset", f"it returns {head.hex(' ')}"
+        )
+    # Memory decoding proves nothing: at close vfio-pci restores the state from when it enabled the function.
+    # Bus mastering does: with it a function can write to memory.
     if int.from_bytes(head[COMMAND : COMMAND + 2], "little") & BUS_MASTER:
-        raise NotCleanError(f"device {address} is a bus master after its reset", "something still drives it")
+        raise NotCleanError(
+            f"device {address} is a bus master after its reset", "it may still write to memory"
+        )
     state = sysfs.text_or_empty(f"{path}/power_state")
     if state in ("D3cold", "error"):
         raise NotCleanError(f"device {address} is in {state} after its reset")
@@ -141,7 +145,7 @@ def reset(root: str, address: str, timeout_s: float | attribute.Until) -> None:
 
 
 def _follow() -> int:
-    """The kernel's log from now on; -1 where it cannot be read."""
+    """The kernel's log from now on; -1 if it cannot be read."""
     try:
         fd = os.open(KMSG, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         os.lseek(fd, 0, os.SEEK_END)
@@ -151,7 +155,7 @@ def _follow() -> int:
 
 
 def _complaint(log: int, address: str) -> str:
-    """What the kernel said since about a reset that failed; else empty.
+    """The kernel's message since then about a failed reset; else empty.
 
     A read gives one record, ``PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;TEXT``
     (Documentation/ABI/testing/dev-kmsg).
@@ -161,7 +165,7 @@ def _complaint(log: int, address: str) -> str:
         try:
             record = os.read(log, 8192)
         except BrokenPipeError:
-            continue  # overwritten meanwhile: the next read goes on behind it
+            continue  # overwritten meanwhile: the next read continues after it
         except BlockingIOError:
             break
         if not record:

@@ -2,5 +2,5 @@
 """The compute node itself, without any job: topology, PCI functions, processes, accounts, control groups.
 
 Decides: how sysfs, procfs and the account database are read, and what confines a process that is started.
-May not: know a generation's journal or libvirt.  Lowest of the packages in ``node``; all others call it.
+May not: use a generation's journal or libvirt.  The lowest package in ``node``; all others call it.
 """

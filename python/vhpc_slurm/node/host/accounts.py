@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job user as the node's name service knows him."""
+"""The job user's account from the node's name service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vhpc_slurm.node.host.process import Credentials
 
 @dataclass(frozen=True)
 class Account:
-    """A user with what the guest's own passwd and group files need to hold."""
+    """A user with the data for the guest's passwd and group files."""
 
     name: str
     uid: int
@@ -26,7 +26,7 @@ class Account:
 
     @property
     def credentials(self) -> Credentials:
-        """The rights that helpers of this user's job run with."""
+        """The rights of the helpers of this user's job."""
         return Credentials(self.uid, self.gid, tuple(gid for _, gid in self.groups))
 
 
@@ -34,12 +34,14 @@ def account(uid: int) -> Account:
     """Look a user up.
 
     Raises:
-        UserError: it is root's (a guest for root would share root's files with the guest's root).
+        UserError: the user is root (the guest would have access to root's files).
         NodeError: the name service does not know the uid.
     """
     if uid == 0:
         raise UserError(
-            "jobs of root do not run in guests", "root's files would be open to the guest", "submit as a user"
+            "jobs of root do not run in guests",
+            "the guest would have access to root's files",
+            "submit as another user",
         )
     try:
         entry = pwd.getpwuid(uid)

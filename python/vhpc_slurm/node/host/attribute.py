@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of sysfs whose read or write may never come to an end.
+"""Attributes of sysfs whose read or write may never return.
 
 The kernel takes a device's lock to bind, unbind or reset it, and for its
-``driver_override`` too.  A driver that is busy keeps the lock for as long as
-it likes, and who waits for it is deaf even to SIGKILL.  So a child asks, and
-who waits for the child can stop waiting.
+``driver_override`` too.  A driver can hold the lock without limit, and not
+even SIGKILL ends a process that waits for it.  So a child accesses the
+attribute, and its parent can stop waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from vhpc_slurm.errors import NodeError
 
 LIMIT = 4096
-# Without an argument it reads.  Its exit status is the number of the error.
+# Without a value it reads.  Its exit status is the errno.
 _CHILD = """
 import os, sys
 try:
@@ -35,19 +35,19 @@ os._exit(0)
 
 
 class Until:
-    """A deadline that several questions share."""
+    """A deadline that several accesses share."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds until it; 0 when it has passed."""
+        """Seconds until the deadline; 0 if it has passed."""
         return max(0.0, self._at - time.monotonic())
 
 
 class StuckError(NodeError):
-    """The kernel did not come back: the device is locked, most likely until the node is rebooted."""
+    """The kernel did not answer: the device is locked, most likely until the node is rebooted."""
 
 
 def write_attribute(path: str, text: str, timeout_s: float | Until) -> None:
@@ -55,13 +55,13 @@ def write_attribute(path: str, text: str, timeout_s: float | Until) -> None:
 
     Raises:
         OSError: the kernel refused it.
-        StuckError: it had not answered after ``timeout_s`` seconds, or when the time was over.
+        StuckError: it did not answer within ``timeout_s`` seconds or before the deadline.
     """
     _ask([path, text], timeout_s)
 
 
 def read_attribute(path: str, timeout_s: float | Until) -> str:
-    """Read one attribute, without blanks at its ends; errors as of ``write_attribute``."""
+    """Read one attribute, without surrounding blanks; raises as ``write_attribute``."""
     return _ask([path], timeout_s).decode("ascii", errors="replace").strip()
 
 
@@ -70,7 +70,7 @@ def _ask(args: list[str], timeout_s: float | Until) -> bytes:
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _CHILD, *args],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,  # slurmd waits until no process has the hook's own open
+        stdout=subprocess.PIPE,  # slurmd waits until no process has the hook's stdout open
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         cwd="/",
@@ -85,11 +85,11 @@ def _ask(args: list[str], timeout_s: float | Until) -> bytes:
             os.close(pidfd)
         if not ended:
             child.kill()
-            child.returncode = -9  # it ends when the kernel lets it: it is not waited for
+            child.returncode = -9  # not waited for: it ends when the kernel answers
             raise StuckError(
-                f"the kernel does not come back from {args[0]}",
-                f"not within {limit_s:.3g} s: the device's driver is busy or hangs",
-                "see dmesg; only a reboot frees the device for certain",
+                f"the kernel does not answer an access to {args[0]}",
+                f"waited {limit_s:.3g} s; the device's driver is busy or hangs",
+                "see dmesg; only a reboot reliably frees the device",
             )
         status, said = child.wait(), child.stdout.read(LIMIT)
     if status:

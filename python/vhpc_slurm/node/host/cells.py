@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """NUMA cells: CPUs, memory, distances and huge pages.
 
-A driver of NVIDIA's may show the memory of a GPU as a cell of its own, with
-memory and without CPUs (POWER9, Grace).  The kernel does not tell such a cell
-from memory of the host; the driver does, in ``numa_status``.
+NVIDIA's driver may show the memory of a GPU as a separate cell, with memory
+and without CPUs (POWER9, Grace).  The kernel does not distinguish such a cell
+from host memory; the driver does, in ``numa_status``.
 
 Sources: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/mm/hugetlbpage.rst.
 """
@@ -31,16 +31,16 @@ def read_cells(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[H
     """The cells of a host, by their numbers.
 
     Args:
-        sysfs_root: where sysfs is.
-        proc_root: where procfs is: asked for the memory of a host with at most one cell, and
+        sysfs_root: path of sysfs.
+        proc_root: path of procfs: read for the memory of a host with at most one cell, and
             for the cells of GPUs.
-        cpus: what ``cell_cpus`` found.
+        cpus: the result of ``cell_cpus``.
 
     Raises:
-        OSError, ValueError: a file is unreadable, or does not hold what the kernel writes there.
+        OSError, ValueError: a file is unreadable, or not in the kernel's format.
     """
     folders = dict(_folders(sysfs_root))
-    # not every kernel says which are possible
+    # not every kernel lists the possible cells
     possible = bits(sysfs.read_list(f"{sysfs_root}/devices/system/node/possible")) or list(folders)
     everything = _memory_mib(f"{proc_root}/meminfo") if len(possible) <= 1 else 0
     gpus = _gpus(proc_root)
@@ -50,7 +50,7 @@ def read_cells(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[H
     return tuple(
         HostCell(
             cell=cell,
-            # A lone cell has it all; some kernels leave hot-added memory out of the cell's own count.
+            # A single cell has all memory; some kernels omit hot-added memory in the cell's own count.
             memory_mib=max(_memory_mib(f"{folder}/meminfo"), everything),
             cpus=tuple(bits(cpus[cell])),
             distances=_distances(cell, folder, list(folders), possible),
@@ -62,7 +62,7 @@ def read_cells(sysfs_root: str, proc_root: str, cpus: dict[int, int]) -> tuple[H
 
 
 def _gpus(proc_root: str) -> dict[int, str]:
-    """GPUs whose memory is a cell, by its number; of others the driver says -1, or has no such file."""
+    """GPUs whose memory is a cell, by its number; for others the driver writes -1, or has no such file."""
     folder = f"{proc_root}/driver/nvidia/gpus"
     found = {}
     for address in sysfs.listing(folder):
@@ -80,7 +80,7 @@ def _distances(cell: int, folder: str, online: list[int], possible: list[int]) -
     """(cell, distance) to each online cell; 10 is local (ACPI SLIT).
 
     The kernel prints a row with an entry per online cell, some kernels one
-    per possible cell.  A row that is neither says nothing about others.
+    per possible cell.  Any other row is ignored.
     """
     row = [int(word) for word in (sysfs.text(f"{folder}/distance") or "").split()]
     for cells in (online, possible):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control groups of a generation: QEMU and its helper processes, limited and ended together.
 
-Helpers run with the job user's ids, and a user can do to processes of his what
-he likes: a limit or an environment variable that such a process carries is no
-boundary.  The control group is, because only root can leave it.
+Helpers run with the job user's ids, and the user controls processes with these
+ids: a limit or an environment variable of such a process is not a boundary.
+The control group is one, because only root can leave it.
 
-Where systemd and machined run, a generation is a slice: libvirt has its guests
-put there (``<resource><partition>``), and helpers are a delegated scope beside
-them.  Elsewhere they are directories of the same names as those that libvirt
-makes for a partition.  cgroup v1, v2 and both together are used as found.
+With systemd and machined, a generation is a slice: libvirt has its guests put
+there (``<resource><partition>``), and helpers are a delegated scope next to
+them.  Otherwise they are directories with the names that libvirt uses for a
+partition.  cgroup v1, v2 and both together are supported.
 
 Layout: ``vhpc.slice/vhpc-GENERATION.slice`` or ``vhpc.partition/GENERATION``,
-with ``helpers`` (or a scope) below it, and what libvirt makes for each guest.
+with ``helpers`` (or a scope) and libvirt's group of each guest below it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Hierarchy:
 
 @dataclass(frozen=True)
 class CgroupEntry:
-    """How a helper gets into its control group: an argv prefix, or ``cgroup.procs`` files to write to."""
+    """How a helper enters its control group: by an argv prefix, or by ``cgroup.procs`` files."""
 
     prefix: tuple[str, ...] = ()
     procs: tuple[Path, ...] = ()
@@ -83,7 +83,7 @@ class Cgroup:
     Args:
         generation: ``JOB.RESTART.NONCE``.
         found: the node's hierarchies.
-        systemd: whether systemd and machined have these, so that they are to be asked.
+        systemd: whether systemd and machined manage them.
     """
 
     def __init__(self, generation: str, found: Sequence[Hierarchy], *, systemd: bool) -> None:
@@ -95,12 +95,12 @@ class Cgroup:
 
     @classmethod
     def of(cls, generation: str) -> Cgroup:
-        """The control group of a generation on this very node, whether it exists or not."""
+        """The control group of a generation on this node, whether it exists or not."""
         return cls(generation, hierarchies(), systemd=has_systemd())
 
     @property
     def partition(self) -> str:
-        """What libvirt calls it: ``<resource><partition>``."""
+        """Its name for libvirt: ``<resource><partition>``."""
         return f"/vhpc/{self.generation}" if self.systemd else f"/vhpc.partition/{self.generation}"
 
     @property
@@ -109,10 +109,10 @@ class Cgroup:
         return [top / self.name for top in tops(self._hierarchies, systemd=self.systemd)]
 
     def create(self, limits: Limits) -> None:
-        """Make it, with its limits.
+        """Create it with its limits.
 
         Raises:
-            NodeError: the node has no control groups, or one cannot be made.
+            NodeError: the node has no control groups, or one cannot be created.
         """
         if not self._hierarchies:
             raise NodeError(
@@ -124,10 +124,10 @@ class Cgroup:
             else:
                 self._create_folders(limits)
         except OSError as err:
-            raise NodeError(f"cannot make the control group {self.name}", str(err)) from err
+            raise NodeError(f"cannot create the control group {self.name}", str(err)) from err
 
     def entry(self, limits: Limits) -> CgroupEntry:
-        """How the next helper gets into it."""
+        """How the next helper enters it."""
         procs = tuple(folder / self._scope / "cgroup.procs" for folder in self.folders)
         procs = tuple(path for path in procs if path.exists())
         if procs or not self.systemd:
@@ -160,9 +160,9 @@ class Cgroup:
         }
 
     def add(self, pid: int) -> None:
-        """Take QEMU into those hierarchies where libvirt has not put it into the partition.
+        """Move QEMU into the partition in the hierarchies in which libvirt has not done it.
 
-        libvirt uses no pids controller, and none of those that its cgroup_controllers leave out.
+        libvirt does not use the pids controller, nor those missing in its cgroup_controllers.
         """
         for folder in self.folders:
             if not folder.exists() or pid in _pids_below(folder):
@@ -174,10 +174,10 @@ class Cgroup:
             (target / "cgroup.procs").write_text(str(pid))
 
     def kill(self, timeout_s: float = TIMEOUT_S) -> None:
-        """End all processes in it, whatever they have become.
+        """End all processes in it, whatever programs they run now.
 
         Raises:
-            TeardownError: one survives.
+            TeardownError: a process survives.
         """
         until = time.monotonic() + timeout_s
         while pids := self.pids():
@@ -186,17 +186,17 @@ class Cgroup:
             if time.monotonic() >= until:
                 raise TeardownError(
                     f"{len(pids)} processes of generation {self.generation} do not end",
-                    f"process {min(pids)} is likely stuck in the kernel",
-                    "look at its stack, or reboot the node",
+                    f"process {min(pids)} is probably stuck in the kernel",
+                    "check its kernel stack, or reboot the node",
                 )
             time.sleep(0.02)
 
     def guest_memory_bytes(self) -> int:
-        """Shared memory that is still charged to its guests: theirs, and files of theirs on tmpfs.
+        """Shared memory that is still charged to its guests: their memory, and their files on tmpfs.
 
-        A guest's memory is a memfd.  What remains of it after the last process
-        of the generation has ended is held by another process: mapped, open, or
-        under way in a message between two processes, which nothing else shows.
+        A guest's memory is a memfd.  If some of it remains after the last process
+        of the generation has ended, another process holds it: mapped, open, or in
+        an unreceived message between two processes, which only this shows.
         """
         held = 0
         for folder in self.folders:
@@ -207,10 +207,10 @@ class Cgroup:
         return held
 
     def remove(self) -> None:
-        """Remove it; its processes have ended.
+        """Remove it after its processes have ended.
 
         Raises:
-            TeardownError: the kernel does not let it go.
+            TeardownError: the kernel does not remove it.
         """
         if self.systemd:
             _systemctl("stop", self.name)
@@ -236,7 +236,7 @@ class Cgroup:
         until = time.monotonic() + TIMEOUT_S
         while not any(folder.exists() for folder in self.folders):
             if time.monotonic() >= until:
-                raise OSError(f"systemd did not make {self.name} within {TIMEOUT_S:.0f} s")
+                raise OSError(f"systemd did not create {self.name} within {TIMEOUT_S:.0f} s")
             time.sleep(0.005)
 
     def _create_folders(self, limits: Limits) -> None:
@@ -245,7 +245,7 @@ class Cgroup:
             own = top / self.name
             _make(hierarchy, top)
             _make(hierarchy, own)
-            # before there is anything below, which a cpuset of v1 has to hold
+            # before a group below exists, whose cpuset of v1 must be a subset
             _limit(own, limits.memory_mib, limits.tasks, limits.cpus)
             _make(hierarchy, own / self._scope)
             _limit(own / self._scope, limits.helper_memory_mib, limits.helper_tasks, ())
@@ -260,12 +260,12 @@ def _make(hierarchy: Hierarchy, folder: Path) -> None:
 
 
 def has_systemd() -> bool:
-    """Whether libvirt asks systemd's machined for the control groups of guests."""
+    """Whether libvirt uses systemd's machined for the control groups of guests."""
     return SYSTEMD.exists() and MACHINED.exists()
 
 
 def tops(found: Sequence[Hierarchy], *, systemd: bool) -> list[Path]:
-    """The directories that hold all generations' control groups."""
+    """The directories that contain all generations' control groups."""
     return [one.mount / ("vhpc.slice" if systemd else "vhpc.partition") for one in found]
 
 
@@ -284,7 +284,7 @@ def generations() -> set[str]:
 
 
 def _limit(folder: Path, memory_mib: int, tasks: int, cpus: tuple[int, ...]) -> None:
-    """Write limits to those files that this hierarchy has."""
+    """Write the limits whose files this hierarchy has."""
     values = {
         "memory.max": str(memory_mib * MIB),
         "memory.limit_in_bytes": str(memory_mib * MIB),
@@ -300,13 +300,13 @@ def _hand_on_controllers(folder: Path) -> None:
     available = (folder / "cgroup.controllers").read_text().split()
     for controller in available:
         if controller in ("memory", "pids", "cpu", "cpuset"):
-            with contextlib.suppress(OSError):  # a domain that has processes hands nothing on
+            with contextlib.suppress(OSError):  # a group with processes cannot delegate controllers
                 (folder / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
 def _inherit_cpuset(folder: Path) -> None:
-    """A new cpuset of v1 is empty, and takes no process."""
-    if not (folder / "cpuset.memory_migrate").exists():  # which only v1 has
+    """Fill a new cpuset of v1, which is empty and accepts no process."""
+    if not (folder / "cpuset.memory_migrate").exists():  # only v1 has this file
         return
     for name in ("cpuset.cpus", "cpuset.mems"):
         if not (folder / name).read_text().strip():
@@ -320,7 +320,7 @@ def _pids_below(folder: Path) -> Iterator[int]:
 
 
 def _kill_below(folder: Path) -> None:
-    """SIGKILL to all; a v1 group is frozen meanwhile, so that nothing forks away."""
+    """Send SIGKILL to all; a v1 group is frozen meanwhile, so that no process can fork."""
     killer, freezer = folder / "cgroup.kill", folder / "freezer.state"
     with contextlib.suppress(OSError):
         if killer.exists():
@@ -339,9 +339,9 @@ def _kill_below(folder: Path) -> None:
 
 
 def _shared_memory(folder: Path) -> int | None:
-    """Bytes of shared memory, huge pages included, charged to a group and those below it.
+    """Bytes of shared memory, including huge pages, charged to a group and those below it.
 
-    None where this hierarchy counts no memory.
+    None if this hierarchy does not count memory.
     """
     total = None
     with contextlib.suppress(OSError):
@@ -372,12 +372,12 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _systemctl(*words: str) -> None:
-    with contextlib.suppress(OSError):  # the directories tell whether it is gone
+    with contextlib.suppress(OSError):  # whether it is gone is read from the directories
         _run([SYSTEMCTL, "--no-ask-password", *words])
 
 
 def _run(command: list[str]) -> None:
-    """Run a command of systemd's; OSError with what it said when it fails."""
+    """Run a systemd command; OSError with its stderr if it fails."""
     try:
         done = subprocess.run(
             command,

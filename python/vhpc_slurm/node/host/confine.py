@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helper processes: what runs on the node with a user's rights, and is no tool of that user's.
+"""Helper processes: they run on the node with a user's rights, protected from that user.
 
 The job's user may run programs on the host (a task prolog, a job without
-guests), with the same ids as the daemons that act for him.  vhpc-confine takes
-away what these ids would let him do: see confine/.  Signals are left; so a
-helper that a signal has ended or stopped is the user's doing, and is told apart
-here from what is the node's.
+guests) with the same ids as the helper daemons.  vhpc-confine prevents access
+by these programs: see confine/.  Only signals remain possible; so the user is
+responsible for a helper that a signal has ended or stopped, and this module
+distinguishes that from a fault of the node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REFUSED = ("/proc", "/sys", "/dev", "/run")
 
 @dataclass(frozen=True)
 class SharedDirectory:
-    """A directory that becomes ``/share``, the only one of the host's that the helper sees."""
+    """A directory that becomes ``/share``, the only host directory that the helper sees."""
 
     path: str
     read_only: bool
@@ -38,16 +38,16 @@ class SharedDirectory:
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a helper is given.
+    """Settings of a helper.
 
     Attributes:
         program: path of vhpc-confine.
-        who: whose rights it has.
-        entry: how it gets into its generation's control group; None for none.
+        who: its rights.
+        entry: how it enters its generation's control group; None for none.
         cpus: OS CPU numbers that it may use; empty for all.
         limits: resource limits by name: ``nofile``, ``fsize`` (bytes), ``core``, ``nproc``.
-        share: None leaves it the host's root directory.
-        refuse: directories that may not be shared, beside ``REFUSED``.
+        share: None: it keeps the host's root directory.
+        refuse: directories that may not be shared, in addition to ``REFUSED``.
     """
 
     program: str
@@ -75,16 +75,16 @@ class Confinement:
 
 
 class ShareAbsentError(Exception):
-    """The user cannot enter the directory that was to be shared; the text says why."""
+    """The user cannot enter the directory to share; the text has the reason."""
 
 
 class ShareRefusedError(UserError):
-    """The directory that was to be shared leads to a place that no guest may see."""
+    """The directory to share leads to a place that no guest may see."""
 
 
 @dataclass
 class Started:
-    """A helper that was started; ``finish`` waits until it runs its program."""
+    """A started helper; ``finish`` waits until it runs its program."""
 
     ref: process.ProcessRef
     name: str
@@ -94,7 +94,7 @@ class Started:
 
     @property
     def real_path(self) -> str:
-        """Where the shared directory leads; empty when it could not be opened, or before ``finish``."""
+        """The real path of the shared directory; empty if it could not be opened, or before ``finish``."""
         lines = self._said.decode(errors="replace").splitlines()
         return next((line[7:] for line in lines if line.startswith("opened ")), "")
 
@@ -105,7 +105,7 @@ class Started:
             ShareAbsentError: the user cannot enter the shared directory.
             ShareRefusedError: it may not be shared.
             UserError: the user has ended or stopped the helper, or serves a file system that hangs.
-            NodeError: anything else.
+            NodeError: any other failure.
         """
         until = time.monotonic() + timeout_s
         try:
@@ -142,7 +142,7 @@ class Started:
         )
 
     def _stuck(self, timeout_s: float) -> UserError | NodeError:
-        """Why nothing was heard: the user has stopped it, or a file system does not answer."""
+        """Why the helper did not answer: the user has stopped it, or a file system does not answer."""
         waited = f"waited {timeout_s:.0f} s"
         if error := disturbed(self.name, [self.ref]):
             return error
@@ -152,10 +152,10 @@ class Started:
             return UserError(
                 f"{share.path} does not answer",
                 f"{waited}; it is on a FUSE file system of yours ({mounts[0]})",
-                "end what serves it, or submit the job from another directory",
+                "end the process that serves it, or submit the job from another directory",
             )
         if share is None or b"opened" in self._said:
-            return NodeError(f"cannot start {self.name}", waited, "look at the node's load and logs")
+            return NodeError(f"cannot start {self.name}", waited, "check the node's load and logs")
         return NodeError(f"{share.path} does not answer", waited, "check the file system")
 
 
@@ -167,14 +167,14 @@ def start(
     stderr: int,
     pass_fds: Sequence[int] = (),
 ) -> Started:
-    """Start a helper that lives on when the hook ends.
+    """Start a helper that continues when the hook ends.
 
     Args:
-        argv: its command, with an absolute path (as seen in its own root directory).
-        confinement: what it is given.
-        generation: marker that a scan finds it by.
-        stderr: descriptor that its stdout and stderr go to.
-        pass_fds: descriptors that it inherits under their numbers.
+        argv: its command, with an absolute path (in its own root directory).
+        confinement: its settings.
+        generation: marker by which a scan finds it.
+        stderr: descriptor of its stdout and stderr.
+        pass_fds: descriptors that it inherits with their numbers.
 
     Raises:
         NodeError: it cannot be started.
@@ -198,9 +198,9 @@ def start(
 
 
 def disturbed(name: str, refs: Sequence[process.ProcessRef]) -> UserError | None:
-    """An error that says so, when one of a job's helpers was ended or stopped by a signal.
+    """The error if a signal has ended or stopped one of a job's helpers, otherwise None.
 
-    Only root and the job's user can send one.
+    Only root and the job's user can send a signal.
     """
     for ref in refs:
         number, stopped = process.killed_by(ref), process.is_stopped(ref)
@@ -208,13 +208,13 @@ def disturbed(name: str, refs: Sequence[process.ProcessRef]) -> UserError | None
             return UserError(
                 f"{name}, which the guest needs, was {'stopped' if stopped else 'ended'} by a signal",
                 "" if stopped else process.signal_name(number),
-                "a process of yours has sent it, or the node's memory ran out; submit the job again",
+                "one of your processes has sent it, or the node's memory ran out; submit the job again",
             )
     return None
 
 
 def fuse_mounts(uid: int, mountinfo: str | None = None) -> list[str]:
-    """Where file systems that a user has mounted by FUSE are (fuse(4), mount option ``user_id``)."""
+    """Mount points of a user's FUSE file systems (fuse(4), mount option ``user_id``)."""
     text = MOUNTS.read_text(errors="replace") if mountinfo is None else mountinfo
     found = []
     for line in text.splitlines():
@@ -226,7 +226,7 @@ def fuse_mounts(uid: int, mountinfo: str | None = None) -> list[str]:
 
 
 def _waits_for_fuse(pid: int) -> bool:
-    """Whether a process waits in FUSE; yes where the kernel does not tell what it waits for."""
+    """Whether a process waits in FUSE; True if the kernel does not report what it waits for."""
     try:
         stack = Path(f"/proc/{pid}/stack").read_text()
     except OSError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compute node as its kernel describes it: sysfs and procfs -> ``HostInventory``.
 
-Only reads, and only below the roots it is given, so that captured trees of
-other machines work as well as this one.
+Only reads, and only below the given roots, so that captured trees of other
+machines can be read like this one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def read_inventory(
 
     Args:
         node: Slurm's name of the node.
-        config: ``host.sysfs_root`` names the tree to read; ``guests.accelerator`` has the last word on KVM.
-        proc_root: where procfs is; the first CPU of ``cpuinfo``, what GPUs' drivers say of memory
+        config: ``host.sysfs_root`` names the tree to read; ``guests.accelerator`` decides about KVM.
+        proc_root: path of procfs; the first CPU of ``cpuinfo``, the ``numa_status`` of GPUs' drivers
             and, with at most one NUMA cell, ``meminfo`` are read.
-        kvm_device: the device node that QEMU would open.
+        kvm_device: the device file that QEMU would open.
 
     Raises:
-        NodeError: the tree lacks what every Linux has, or is unreadable.
+        NodeError: the tree lacks files that every Linux has, or is unreadable.
     """
     root = config.host.sysfs_root
     try:
@@ -74,19 +74,19 @@ def read_inventory(
 
 
 def decide_kvm(accelerator: str, cpuinfo: str, kvm_device: Path = KVM_DEVICE) -> tuple[bool, str]:
-    """Whether guests use KVM here, and one clause that says why.
+    """Whether guests use KVM here, and the reason in one clause.
 
-    A device that opens proves little: software modules provide ``/dev/kvm`` on
+    That the device opens proves little: software modules provide ``/dev/kvm`` on
     CPUs without virtualization, and distribution kernels do not boot there.
-    So the CPU has to show svm or vmx as well, unless the site insists.
+    So the CPU must show svm or vmx as well, unless the site requires KVM.
 
     Args:
-        accelerator: ``auto``, ``kvm`` or ``tcg``: the site's word.
+        accelerator: the site's setting: ``auto``, ``kvm`` or ``tcg``.
         cpuinfo: text of /proc/cpuinfo.
-        kvm_device: the device node that QEMU would open.
+        kvm_device: the device file that QEMU would open.
 
     Raises:
-        NodeError: the site insists on KVM and the device does not open.
+        NodeError: the site requires KVM and the device does not open.
     """
     if accelerator == "tcg":
         return False, "guests.accelerator = tcg"
@@ -109,7 +109,7 @@ def decide_kvm(accelerator: str, cpuinfo: str, kvm_device: Path = KVM_DEVICE) ->
 
 
 def _open_problem(device: Path) -> str:
-    """Why ``device`` does not open read-write; empty when it does."""
+    """Why ``device`` does not open read-write; empty if it does."""
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as err:

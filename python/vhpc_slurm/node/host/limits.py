@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a generation may use, from what is planned for its guests."""
+"""Limits of a generation's processes, from the plan of its guests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from vhpc_slurm.config import Guests
 from vhpc_slurm.model import NodePlan
 
 TASKS_OF_QEMU = 512
-"""Threads beside vCPUs: 64 for I/O (QEMU's default), 16 that clear memory, vhost."""
+"""Threads in addition to vCPUs: 64 for I/O (QEMU's default), 16 that clear memory, vhost."""
 TASKS_OF_HELPERS = 256
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a generation may use on this node.
+    """Limits of a generation on this node.
 
-    ``memory_mib`` bounds QEMU and helpers together, ``helper_memory_mib`` the
+    ``memory_mib`` limits QEMU and helpers together, ``helper_memory_mib`` the
     helpers alone; ``tasks`` counts threads; ``cpus`` are OS CPU numbers.
     """
 
@@ -29,10 +29,10 @@ class Limits:
 
 
 def limits_of(plan: NodePlan, config: Guests) -> Limits:
-    """Bounds of a generation, from what is planned for its guests.
+    """Limits of a generation, from the plan of its guests.
 
-    Wide ones: they are there for what gets out of hand.  Memory that guests
-    have in huge pages is not counted by the kernel's memory controller.
+    They are wide: they only stop runaway processes.  The kernel's memory
+    controller does not count guest memory in huge pages.
     """
     count = len(plan.guests)
     helpers = count * config.helper_memory_mib

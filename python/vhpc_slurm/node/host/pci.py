@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """PCI functions as the kernel describes them.
 
-Everything but a function's class and ids may be absent: kernels differ, and
-so do devices.  A function that disappears while it is read is left out; one
-that stays and does not tell what it is is left out as well, with a remark.
+Everything except a function's class and ids may be absent: kernels and devices
+differ.  A function that disappears while it is read is omitted; one that
+remains but whose class and ids cannot be read is omitted with a remark.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.rst;
 flags of ``resource``: include/linux/ioport.h.
@@ -26,24 +26,24 @@ BARS = 6  # the first lines of `resource`; ROM, VF BARs and bridge windows follo
 IO, MEMORY, PREFETCHABLE, WIDE = 0x100, 0x200, 0x2000, 0x0010_0000
 NAMED = ("net", "infiniband", "nvme")
 _VIRTIO = re.compile(r"virtio[0-9]{1,6}", re.ASCII)
-HEADER_BYTES = 64  # of the configuration space: what every user may read
+HEADER_BYTES = 64  # of the configuration space: the part that every user may read
 NOBODY = 0xFFFF
-"""The vendor id that a bus reads where no function answers."""
+"""The vendor id that is read if no function answers."""
 WIDTHS = frozenset((1, 2, 4, 8, 12, 16, 32))  # the kernel prints 0, 63 or 255 for a link that is down
 
 
 def read_functions(
     sysfs_root: str, cell_cpus: dict[int, int], online: int
 ) -> tuple[tuple[PciFunction, ...], tuple[str, ...]]:
-    """All PCI functions of a host, by their addresses, none where it has no PCI, and remarks.
+    """All PCI functions of a host by their addresses (empty without PCI), and remarks.
 
     Args:
-        sysfs_root: where sysfs is.
+        sysfs_root: path of sysfs.
         cell_cpus: mask of the online CPUs of each NUMA cell.
         online: mask of the online CPUs.
 
     Raises:
-        OSError: the folder of PCI devices is there and cannot be read.
+        OSError: the folder of PCI devices exists and cannot be read.
     """
     folder = f"{sysfs_root}/bus/pci/devices"
     known: dict[str, tuple[int, ...]] = {}
@@ -53,7 +53,7 @@ def read_functions(
         if function is not None:
             found.append(function)
         elif sysfs.listing(f"{folder}/{name}"):
-            remarks.append(f"PCI function {name} is left out: neither its ids nor its header can be read")
+            remarks.append(f"PCI function {name} is omitted: neither its ids nor its header can be read")
     return tuple(found), tuple(remarks)
 
 
@@ -66,7 +66,7 @@ def _function(
         identity = _identity(path)
         root_complex, bridges = _place(sysfs.link(path))
     except (OSError, ValueError):
-        return None  # gone, or not to be told
+        return None  # gone, or not readable
 
     def maybe(name: str) -> str:
         return sysfs.text_or_empty(f"{path}/{name}") if name in entries else ""
@@ -103,10 +103,10 @@ def _function(
 
 
 def _identity(path: str) -> tuple[int, int, int]:
-    """Class, vendor and device: the kernel's word, else the header of the configuration space.
+    """Class, vendor and device: from the kernel, else from the header of the configuration space.
 
     Raises:
-        OSError, ValueError: neither is there.
+        OSError, ValueError: neither is available.
     """
     words = [sysfs.text_or_empty(f"{path}/{name}") for name in ("class", "vendor", "device")]
     if all(words):
@@ -121,19 +121,19 @@ def _identity(path: str) -> tuple[int, int, int]:
 
 
 def _named(path: str, entries: set[str]) -> list[str]:
-    """Folders of a function's entry that hold names of what its driver made of it."""
+    """Folders in a function's entry with the names of the interfaces that its driver created."""
     found = [kind for kind in NAMED if kind in entries]
     for name in sorted(filter(_VIRTIO.fullmatch, entries)):
-        # a virtio device has an entry of its own, and its interface lies there
+        # a virtio device has its own entry, which contains its interface
         found += [f"{name}/{kind}" for kind in NAMED if kind in sysfs.listing(f"{path}/{name}")]
     return found
 
 
 def _place(target: str) -> tuple[str, tuple[str, ...]]:
-    """Root complex and bridges, from where the entry of ``/sys/bus/pci/devices`` points to.
+    """Root complex and bridges, from the target of the link in ``/sys/bus/pci/devices``.
 
-    A VMD controller is a PCI function with a root complex of its own below it:
-    the innermost one counts.
+    A VMD controller is a PCI function with its own root complex below it: the
+    innermost one counts.
     """
     parts = target.split("/")
     roots = [at for at, part in enumerate(parts) if _ROOT.fullmatch(part)]
@@ -150,7 +150,7 @@ def _local(text: str, online: int) -> tuple[int, ...]:
 
 
 def _cell(text: str, local: int, cell_cpus: dict[int, int]) -> int:
-    """The cell by its number, else the one that has all local CPUs."""
+    """The cell by its number, else the cell that has all local CPUs."""
     if text.isdecimal():
         return int(text)
     near = [cell for cell, mask in cell_cpus.items() if local and local & ~mask == 0]

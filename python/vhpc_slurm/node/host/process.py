@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that outlive the hook that starts them, and how to end exactly those.
+"""Processes that outlive the hook that starts them, and how to end exactly these.
 
-A pid alone is no identity (it is reused), so a process is named by pid and
-start time, and signalled through a pidfd.  Because a crash can fall between
-the start and the note of the pid, every process carries its generation in its
-environment, where a scan of /proc finds it again.
+A pid alone does not identify a process (it is reused), so a process is
+identified by pid and start time, and signalled through a pidfd.  Because a
+crash can happen between the start and the recording of the pid, every process
+has its generation in its environment, where a scan of /proc finds it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETPRIV = "/usr/bin/setpriv"
 
 @dataclass(frozen=True)
 class ProcessRef:
-    """A process for certain: its pid and its start time in clock ticks since boot."""
+    """Identity of a process: its pid and its start time in clock ticks since boot."""
 
     pid: int
     started: int
@@ -38,7 +38,7 @@ class ProcessRef:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Whom a process runs as."""
+    """User and groups of a process."""
 
     uid: int
     gid: int
@@ -46,10 +46,10 @@ class Credentials:
 
 
 def drop_to(who: Credentials) -> list[str]:
-    """The argv prefix that leaves a command nothing but ``who``'s own rights.
+    """The argv prefix that reduces a command to the rights of ``who``.
 
-    setpriv(1) does it between fork and exec, so no Python code runs there; no
-    capability, not even one of a setuid file, can come back afterwards.
+    setpriv(1) does it between fork and exec, so no Python code runs there; the
+    process can never regain a capability, not even by a setuid file.
     """
     groups = ",".join(str(g) for g in who.groups)
     return [
@@ -71,16 +71,16 @@ def spawn(
     stderr: int,
     pass_fds: Sequence[int] = (),
 ) -> ProcessRef:
-    """Start a process that lives on when the hook ends.
+    """Start a process that continues when the hook ends.
 
-    It has a session of its own and none of the hook's pipes (slurmd kills the
+    It has its own session and none of the hook's pipes (slurmd kills the
     process group of a finished script and waits for its stdout to close).
 
     Args:
         argv: command with an absolute path.
-        generation: the marker that a scan finds it by.
-        stderr: descriptor that its stdout and stderr go to.
-        pass_fds: descriptors that it inherits under their numbers.
+        generation: the marker by which a scan finds it.
+        stderr: descriptor of its stdout and stderr.
+        pass_fds: descriptors that it inherits with their numbers.
 
     Raises:
         NodeError: it cannot be started.
@@ -98,18 +98,18 @@ def spawn(
         )
     except OSError as err:
         raise NodeError(f"cannot start {argv[0]}", str(err), "is it installed?") from err
-    child.returncode = 0  # it is not ours to wait for: keep Popen's destructor from complaining
-    # it may have ended already, but it has not been reaped: its start time is still there
+    child.returncode = 0  # not waited for: prevents a warning of Popen's destructor
+    # even if it has ended, it has not been reaped: its start time can be read
     return ProcessRef(child.pid, _stat(child.pid)[1])
 
 
 def run_briefly(
     argv: Sequence[str], data: bytes, timeout_s: float
 ) -> subprocess.CompletedProcess[bytes] | None:
-    """Run a command that may get stuck in a file system; None when it took longer than ``timeout_s``.
+    """Run a command that may block in a file system; None if it took longer than ``timeout_s``.
 
-    It is killed then, and not waited for: what sleeps in the kernel does not
-    end before the file system answers.
+    Then it is killed and not waited for: a process that is blocked in the kernel
+    does not end before the file system answers.
 
     Raises:
         OSError: it cannot be started.
@@ -132,11 +132,11 @@ def run_briefly(
 
 
 def start_time(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None when no thread of it lives any more.
+    """Start time of a process in clock ticks since boot; None if it has no living thread.
 
-    The kernel tells of the end of a process (pidfd, wait) when all of its
-    threads are reaped, and a traced thread is when its tracer asks for it, so
-    perhaps never.  A zombie runs no code, holds no memory and no descriptor.
+    The kernel reports the end of a process (pidfd, wait) when all of its threads
+    are reaped; a traced thread is reaped when its tracer waits for it, perhaps
+    never.  A zombie runs no code, and holds no memory and no descriptor.
     """
     try:
         state, started = _stat(pid)
@@ -150,7 +150,7 @@ def start_time(pid: int) -> int | None:
 
 
 def is_stopped(ref: ProcessRef) -> bool:
-    """Whether a signal (or a tracer) has stopped that process."""
+    """Whether a signal (or a tracer) has stopped the process."""
     try:
         state, started = _stat(ref.pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -159,7 +159,7 @@ def is_stopped(ref: ProcessRef) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; the number where it has no name."""
+    """``SIGKILL`` for 9; ``signal N`` if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -174,15 +174,15 @@ def _stat(pid: int, task: str = "") -> tuple[str, int]:
 
 
 class EndedError(Exception):
-    """A process that was to be watched has ended."""
+    """A process to watch has ended."""
 
 
 @contextlib.contextmanager
 def watched(refs: Sequence[ProcessRef]) -> Iterator[list[int]]:
-    """Pidfds of processes, for a process that has to know when one ends.
+    """Pidfds of processes, for a process that must detect the end of one.
 
     Raises:
-        EndedError: one has ended already.
+        EndedError: a process has ended already.
     """
     with contextlib.ExitStack() as opened:
         fds = []
@@ -196,12 +196,12 @@ def watched(refs: Sequence[ProcessRef]) -> Iterator[list[int]]:
 
 
 def alive(ref: ProcessRef) -> bool:
-    """Whether that very process still runs."""
+    """Whether this process still runs."""
     return start_time(ref.pid) == ref.started
 
 
 def killed_by(ref: ProcessRef) -> int:
-    """The signal that ended a child of ours; 0 when it lives, has ended by itself, or is no child."""
+    """The signal that ended a child; 0 if it lives, has ended by itself, or is not a child."""
     try:
         end = os.waitid(os.P_PID, ref.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -212,7 +212,7 @@ def killed_by(ref: ProcessRef) -> int:
 def marked(generation: str | None = None) -> Iterator[tuple[ProcessRef, str]]:
     """Processes that carry a generation's marker (any generation's when None).
 
-    A second witness beside control groups: a process may change what is in its
+    Used in addition to control groups, because a process may change its
     environment.
     """
     for pid, name in scan(_marker):
@@ -222,11 +222,11 @@ def marked(generation: str | None = None) -> Iterator[tuple[ProcessRef, str]]:
 
 
 def scan(read: Callable[[int], str]) -> Iterator[tuple[int, str]]:
-    """What ``read`` says of each process on this node, where that is not empty; one line each.
+    """The non-empty results of ``read`` for each process on this node; one line each.
 
-    To read a process's memory or its mappings is to wait for that process, and
-    it may lie on a file system that never answers.  So a child reads, and one
-    that gets stuck is given up together with the process that it was stuck at.
+    Reading a process's memory or mappings waits for that process, which may
+    wait for a file system that never answers.  So a child reads; a child that
+    blocks is abandoned, and the process that blocked it is skipped.
     """
     pids = [pid for pid in _pids() if pid != os.getpid()]
     while pids:
@@ -236,7 +236,7 @@ def scan(read: Callable[[int], str]) -> Iterator[tuple[int, str]]:
 
 
 def _scan_in_child(pids: Sequence[int], read: Callable[[int], str]) -> tuple[list[tuple[int, str]], int]:
-    """What was read, and of how many processes, before the child got stuck or was done."""
+    """The results, and the number of processes read before the child blocked or was done."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
@@ -301,12 +301,12 @@ def _pids() -> list[int]:
 
 
 def end(ref: ProcessRef, *, grace_s: float = 0.0, kill_s: float = 10.0) -> None:
-    """End a process and see it gone: SIGTERM first when there is a grace, then SIGKILL.
+    """End a process and verify it: SIGTERM first if there is a grace time, then SIGKILL.
 
     Raises:
         TeardownError: it survives SIGKILL for ``kill_s`` seconds.
     """
-    # after a reboot the number may be a thread's, for which pidfd_open(2) fails with EINVAL or ENOENT
+    # after a reboot the pid may be that of a thread, for which pidfd_open(2) fails with EINVAL or ENOENT
     if not alive(ref):
         return
     try:
@@ -327,19 +327,19 @@ def end(ref: ProcessRef, *, grace_s: float = 0.0, kill_s: float = 10.0) -> None:
         os.close(fd)
     raise TeardownError(
         f"process {ref.pid} does not end",
-        "it is likely stuck in the kernel",
-        "look at its stack, or reboot the node",
+        "it is probably stuck in the kernel",
+        "check its kernel stack, or reboot the node",
     )
 
 
 def last_lines(data: bytes) -> str:
-    """The last three lines of what a program wrote, as one line for an error message."""
+    """The last three lines of a program's output, as one line for an error message."""
     lines = data.decode(errors="replace").strip().splitlines()
     return " | ".join(line.strip() for line in lines[-3:] if line.strip())[-400:]
 
 
 def wait_gone(ref: ProcessRef, timeout_s: float) -> bool:
-    """Wait until a process has ended; False when it still runs after ``timeout_s``."""
+    """Wait until a process has ended; False if it still runs after ``timeout_s``."""
     until = time.monotonic() + timeout_s
     while alive(ref):
         if time.monotonic() >= until:
@@ -349,6 +349,6 @@ def wait_gone(ref: ProcessRef, timeout_s: float) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Collect it when it is our own child; else its parent does."""
+    """Reap the process if it is a child; otherwise its parent does."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

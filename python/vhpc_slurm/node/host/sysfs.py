@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from vhpc_slurm.cpulist import parse_cpu_list
 
 LIMIT = 1 << 16
-"""Bytes read of any file; a sysfs attribute has at most a page, 4096 CPUs make a mask of 1152."""
+"""Maximum bytes read of a file; a sysfs attribute has at most a page, a mask of 4096 CPUs has 1152."""
 
 IFF_UP = 0x1
 
@@ -19,12 +19,12 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO)
 
 
 def text(path: str) -> str | None:
-    """An attribute without blanks at its ends; None when there is no such file.
+    """An attribute without surrounding blanks; None if the file does not exist.
 
-    Kernels 2.6.32 ended CPU lists with a newline and a NUL.
+    Kernel 2.6.32 ends CPU lists with a newline and a NUL.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: it exists and cannot be read.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -40,7 +40,7 @@ def text(path: str) -> str | None:
 
 
 def text_or_empty(path: str) -> str:
-    """An attribute that may be absent or unreadable; then empty."""
+    """An attribute; empty if it is absent or unreadable."""
     try:
         return text(path) or ""
     except OSError:
@@ -48,16 +48,16 @@ def text_or_empty(path: str) -> str:
 
 
 def interface_up(path: str) -> bool | None:
-    """Whether a network interface (its folder) is switched on; None where the folder does not say."""
+    """Whether a network interface (its folder) is up; None if the folder does not tell."""
     flags = text_or_empty(f"{path}/flags")
     return bool(int(flags, 16) & IFF_UP) if flags else None
 
 
 def listing(path: str) -> list[str]:
-    """Names in a folder, ascending; none without the folder.
+    """Names in a folder, ascending; empty without the folder.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: it exists and cannot be read.
     """
     try:
         return sorted(os.listdir(path))  # noqa: PTH208 - a path object per name takes longer than the read
@@ -68,7 +68,7 @@ def listing(path: str) -> list[str]:
 
 
 def link(path: str) -> str:
-    """What a symbolic link points to; empty if there is no link."""
+    """Target of a symbolic link; empty if there is no link."""
     try:
         return os.readlink(path)  # noqa: PTH115 - likewise
     except OSError:
@@ -110,7 +110,7 @@ def first_mask(folder: str, *names: str) -> int:
 
 
 def numbered(folder: str, prefix: str) -> list[tuple[int, str]]:
-    """Entries ``prefix<N>`` of a folder with their numbers, in numeric order; none without the folder."""
+    """Entries ``prefix<N>`` of a folder with their numbers, in numeric order; empty without the folder."""
     pattern = re.compile(rf"{prefix}([0-9]{{1,9}})", re.ASCII)
     found = ((pattern.fullmatch(name), name) for name in listing(folder))
     return sorted((int(match[1]), f"{folder}/{name}") for match, name in found if match)
@@ -127,7 +127,7 @@ def bits(mask: int) -> list[int]:
 
 
 def lowest(mask: int) -> int:
-    """The lowest CPU of a mask; -1 of none."""
+    """The lowest CPU of a mask; -1 if it is empty."""
     return (mask & -mask).bit_length() - 1
 
 

@@ -28,7 +28,7 @@ _UNITS = {"K": 1, "M": 1 << 10, "G": 1 << 20}
 
 @dataclass(frozen=True)
 class Topology:
-    """Online CPUs in abstract order, CPUs that are switched off, and caches, small ones first."""
+    """Online CPUs in abstract order, offline CPUs, and caches, smallest first."""
 
     online: tuple[HostCpu, ...]
     offline: tuple[HostCpu, ...]
@@ -39,13 +39,13 @@ def read_topology(sysfs_root: str, cell_cpus: dict[int, int], online: int, offli
     """The topology of a host.
 
     Args:
-        sysfs_root: where sysfs is.
+        sysfs_root: path of sysfs.
         cell_cpus: mask of the online CPUs of each NUMA cell.
-        online: mask of the CPUs that run.
-        offline: mask of those that are present and switched off.
+        online: mask of the online CPUs.
+        offline: mask of the CPUs that are present and offline.
 
     Raises:
-        OSError, ValueError: a file is unreadable, or does not hold what the kernel writes there.
+        OSError, ValueError: a file is unreadable, or not in the kernel's format.
     """
     around = _surroundings(sysfs_root, online)
     packages = _nested([sets.package for sets in around.values()])
@@ -63,9 +63,9 @@ def read_topology(sysfs_root: str, cell_cpus: dict[int, int], online: int, offli
 
 
 def cpu_numbers(sysfs_root: str) -> tuple[int, int]:
-    """Masks of online and of offline (present, switched off) CPUs.
+    """Masks of online and of offline (but present) CPUs.
 
-    Kernels before 2.6.26 have no ``online`` file; there each CPU says so itself.
+    Kernels before 2.6.26 have no ``online`` file; there each CPU has its own.
     """
     root = f"{sysfs_root}/devices/system/cpu"
     online = sysfs.read_list(f"{root}/online")
@@ -81,7 +81,7 @@ def cpu_numbers(sysfs_root: str) -> tuple[int, int]:
 def performance_cores(sysfs_root: str) -> int:
     """CPUs of performance cores on a hybrid x86 machine, 0 elsewhere.
 
-    slurmd leaves efficiency cores out of its count (unless ``allow_ecores``,
+    slurmd does not count efficiency cores (unless ``allow_ecores`` is set,
     which vhpc does not support: cores would differ in their thread count).
     """
     if sysfs.text(f"{sysfs_root}/devices/cpu_atom/cpus") is None:
@@ -95,8 +95,8 @@ def performance_cores(sysfs_root: str) -> int:
 def _caches(sysfs_root: str, online: int, packages: Sequence[int]) -> dict[tuple[int, str, int], int]:
     """Size in KiB of each cache, by level, kind and CPU mask.
 
-    CPUs that share all their L1 caches share all caches above them too, so one
-    of them is asked.  What cuts across a package is firmware's mistake.
+    CPUs that share all their L1 caches share all caches above them too, so only
+    one of them is read.  A cache that overlaps packages is a firmware error.
     """
     found: dict[tuple[int, str, int], int] = {}
     left = online
@@ -118,7 +118,7 @@ def _caches(sysfs_root: str, online: int, packages: Sequence[int]) -> dict[tuple
 
 
 def _size_kib(text: str) -> int:
-    """``48K`` and the like; 0 where the kernel does not say."""
+    """Size in KiB of a text like ``48K``; 0 if the kernel does not report it."""
     number, unit = text[:-1], text[-1:]
     return int(number) * _UNITS[unit] if number.isdecimal() and unit in _UNITS else 0
 
@@ -128,7 +128,7 @@ def _size_kib(text: str) -> int:
 
 @dataclass(frozen=True)
 class _Around:
-    """CPU sets of one CPU's surroundings."""
+    """CPU sets that contain one CPU."""
 
     package: int
     core: int
@@ -155,7 +155,7 @@ def _ordered(
         first = lowest(mask)
         for cpu in bits(mask):
             place[cpu].append(first)
-    # A CPU may name a package that contradicts others; the one that holds it is then another CPU's word.
+    # A CPU may report a package that contradicts others; then the package that another CPU reports counts.
     package_of = {cpu: mask for mask in packages for cpu in bits(mask)}
     sockets: dict[int, int] = {}
     cores: dict[int, int] = {}
@@ -170,7 +170,7 @@ def _ordered(
 def _surroundings(sysfs_root: str, online: int) -> dict[int, _Around]:
     folders = {cpu: f"{sysfs_root}/devices/system/cpu/cpu{cpu}/topology" for cpu in bits(online)}
     core_ids = {cpu: sysfs.text(f"{folder}/core_id") for cpu, folder in folders.items()}
-    shared: dict[int, tuple[int, int, int]] = {}  # what siblings have in common is read once
+    shared: dict[int, tuple[int, int, int]] = {}  # data that siblings share is read once
     found = {}
     for cpu, folder in folders.items():
         own = 1 << cpu
@@ -188,9 +188,9 @@ def _surroundings(sysfs_root: str, online: int) -> dict[int, _Around]:
 
 
 def _nested(candidates: Sequence[int]) -> list[int]:
-    """Those sets, larger ones first, that do not cut across one accepted before.
+    """The sets, larger first, that do not partly overlap one accepted before.
 
-    As hwloc does with contradicting firmware: what was named first stays.
+    With contradicting firmware data the first set counts, as in hwloc.
     """
     kept: list[int] = []
     around: dict[int, list[int]] = {}

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's store of images: copies by digest, verified while they arrive.
+"""The node's store of images: copies by digest, verified while they are copied.
 
-A blob is copied from the catalogue under a name of its own, hashed on the way,
-and only then renamed to its digest: what has a digest for a name is what the
-digest says.  Copies of one blob at the same time wait for each other (flock).
-A pin per generation says that an image is in use, and of which blobs.
+A blob is copied from the catalogue to a temporary name, hashed meanwhile, and
+only then renamed to its digest: a file named by a digest has that digest.
+Concurrent copies of one blob wait for each other (flock).  A pin per
+generation records that an image is in use, and its blobs.
 
-A catalogue may hold anything: only regular files of the size that the manifest
-says are read, and only where the store has room for them.  A store that is full
-makes room from what no job uses; one that cannot is not the node's fault, since
-every job with that image would drain another node.
+The content of a catalogue is not trusted: only regular files with the size in
+the manifest are read, and only if the store has room for them.  A full store
+removes blobs that no job uses.  If that does not suffice, it is not the node's
+fault, since every job with that image would drain another node.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from vhpc_slurm.node.store.layout import Layout
 
 CHUNK = 1 << 20
 ROOM_LEFT = 64 << 20
-"""Bytes that a copy leaves free: journals are perhaps on the same file system."""
+"""Bytes that a copy leaves free: journals may be on the same file system."""
 CHECK_S = 2.0
 BLOBS = 3
-"""Of an image: kernel, initrd, root."""
+"""The blobs of an image: kernel, initrd, root."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class StagedImage:
 def stage(layout: Layout, image: ImageIdentity) -> Generator[None, None, StagedImage]:
     """Copy every blob of an image to the node, verified; a generator.
 
-    Yields every ``CHECK_S`` seconds of a copy or of the wait for one: what the
-    caller throws in there ends it.  Returns the staged image.
+    Yields every ``CHECK_S`` seconds of a copy or of the wait for one; an exception
+    that the caller throws in ends it.  Returns the staged image.
 
     Args:
-        layout: where the catalogue and the store are.
-        image: what to stage; it has to be pinned.
+        layout: has the paths of the catalogue and the store.
+        image: the image; it must be pinned.
 
     Raises:
-        UserError: the catalogue lacks a blob, or it is not what the manifest says, or is
-            larger than the store: the image is broken, the node is not.
+        UserError: a blob is missing, differs from the manifest, or is larger than the store:
+            the image is broken, not the node.
         FabricError: the store has no room now, or the catalogue is too slow.
         NodeError: the node cannot store it.
     """
@@ -73,8 +73,8 @@ def stage(layout: Layout, image: ImageIdentity) -> Generator[None, None, StagedI
 def private_copies(image: StagedImage, folder: Path) -> tuple[Path, Path]:
     """Copies of kernel and initrd for one guest.
 
-    libvirt gives both to the uid that the guest's QEMU runs as, which must
-    happen to no file that other guests boot from.
+    libvirt changes the owner of both to the uid of the guest's QEMU, so other
+    guests must not boot from the same files.
 
     Raises:
         NodeError: they cannot be written.
@@ -84,12 +84,12 @@ def private_copies(image: StagedImage, folder: Path) -> tuple[Path, Path]:
         shutil.copyfile(image.kernel, kernel)
         shutil.copyfile(image.initrd, initrd)
     except OSError as err:
-        raise NodeError(f"cannot write {folder}", str(err), "check that paths.run has room") from err
+        raise NodeError(f"cannot write {folder}", str(err), "free space in paths.run") from err
     return kernel, initrd
 
 
 def pin(layout: Layout, image: ImageIdentity, generation: str) -> None:
-    """Note that a generation uses an image, and its blobs."""
+    """Record that a generation uses an image, and its blobs."""
     folder = _pins(layout, image.digest)
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     manifest = image.manifest
@@ -152,7 +152,7 @@ class _Copies:
             if not _complete(final, blob.size):
                 self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
                 yield from self._fetch_alone(blob, final)
-            os.utime(final)  # used last now: the ones to go first are others
+            os.utime(final)  # marks the blob as recently used, so that others are removed first
         except OSError as err:
             store = self._layout.config.images.store
             raise NodeError(
@@ -161,12 +161,12 @@ class _Copies:
         return final
 
     def _fetch_alone(self, blob: Blob, final: Path) -> Iterator[None]:
-        """Copy a blob unless another job has done it; of several jobs one copies, the others wait."""
-        lock = self._folder / f".{blob.sha256}.lock"  # never removed: two jobs could hold two locks
+        """Copy a blob unless another job has copied it; of several jobs one copies, the others wait."""
+        lock = self._folder / f".{blob.sha256}.lock"  # never removed: otherwise two jobs could hold two locks
         fd = files.open_lock(lock)
         try:
             while not files.try_lock(fd):
-                if self._pause_is_due("another job copies it"):
+                if self._pause_is_due("another job is copying it"):
                     yield
                 time.sleep(0.1)
             if not _complete(final, blob.size):
@@ -175,13 +175,13 @@ class _Copies:
             os.close(fd)
 
     def _pause_is_due(self, why: str) -> bool:
-        """Whether the caller has to be asked again; FabricError when the time is over."""
+        """Whether to yield to the caller again; FabricError when the time is over."""
         now = time.monotonic()
         if now > self._until:
             raise FabricError(
                 f"image {self._image} could not be copied within {self._timeout_s} s",
                 why,
-                "is the catalogue's file system slow? guests.stage_timeout_s gives it longer",
+                "check the speed of the catalogue's file system, or raise guests.stage_timeout_s",
             )
         if now - self._paused <= CHECK_S:
             return False
@@ -191,7 +191,7 @@ class _Copies:
     def _fetch(self, blob: Blob, final: Path) -> Iterator[None]:
         part = final.with_name(f".{blob.sha256}.part")
         with self._source(blob) as source:
-            part.unlink(missing_ok=True)  # of a copy that was killed: the lock is ours
+            part.unlink(missing_ok=True)  # left by a killed copy: this process has the lock
             self._make_room(blob)
             try:
                 yield from self._copy(source, part, blob)
@@ -201,7 +201,7 @@ class _Copies:
 
     @contextlib.contextmanager
     def _source(self, blob: Blob) -> Iterator[int]:
-        """A blob of the catalogue, open; a pipe there must not hold up the hook."""
+        """Open a blob of the catalogue; a pipe there must not block the hook."""
         try:
             fd = os.open(
                 self._catalog / blob.sha256, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -223,7 +223,7 @@ class _Copies:
             os.close(fd)
 
     def _make_room(self, blob: Blob) -> None:
-        """See that a blob fits into the store; blobs that no job uses go, the least recently used first."""
+        """Make room for a blob: remove blobs that no job uses, the least recently used first."""
         space = os.statvfs(self._folder)
         if blob.size + ROOM_LEFT > space.f_blocks * space.f_frsize:
             raise UserError(
@@ -274,8 +274,8 @@ class _Copies:
 def unused(layout: Layout) -> list[Path]:
     """Blobs that no live job uses, the least recently used one first.
 
-    A pin that does not name its blobs (an older version's, or one torn by a
-    power cut) keeps all of them.
+    A pin that does not list its blobs (of an older version, or torn by a power
+    cut) keeps all blobs.
     """
     top = Path(layout.config.images.store)
     used: set[str] = set()
@@ -290,5 +290,5 @@ def unused(layout: Layout) -> list[Path]:
             if len(path.name) == 64 and path.name not in used:
                 found.append((path.stat().st_mtime, path))
             elif path.name.endswith(".part") and not files.is_locked(path.with_suffix(".lock")):
-                found.append((0.0, path))  # left by a copy that was killed
+                found.append((0.0, path))  # left by a killed copy
     return [path for _, path in sorted(found)]

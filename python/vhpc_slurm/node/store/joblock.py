@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Prolog or Epilog of a job at a time, and never a Prolog after its Epilog.
+"""The lock of a job: one Prolog or Epilog at a time, and never a Prolog after its Epilog.
 
-slurmd may orphan a running Prolog (it was restarted, or it gave the job up)
-and start the Epilog beside it.  The Epilog therefore writes a tombstone, ends
-the Prolog that holds the lock, and takes the lock itself.
+slurmd may orphan a running Prolog (it was restarted, or it gave up the job)
+and start the Epilog at the same time.  The Epilog therefore writes a tombstone,
+ends the Prolog that holds the lock, and takes the lock itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vhpc_slurm.node.host import process
 from vhpc_slurm.node.store.layout import Layout
 
 BRIEF_S = 10.0
-"""A holder that says it is brief has so long before an Epilog ends it, too."""
+"""Seconds that an Epilog waits for a holder marked as brief before it ends that one too."""
 _BRIEF = "brief"
 
 
@@ -32,11 +32,11 @@ def held(
     """Hold the lock of a job.
 
     Args:
-        layout: where the lock lies.
-        job_id: whose lock.
+        layout: has the path of the lock.
+        job_id: the job.
         timeout_s: how long to wait for another holder.
-        end_holder: end the process that holds it (an Epilog ends an orphaned Prolog).
-        brief: held by a health check, which clears what is over and is done in moments.
+        end_holder: end the holding process (an Epilog ends an orphaned Prolog).
+        brief: the caller is a health check, which only holds the lock for moments.
 
     Raises:
         NodeError: another holder kept it for ``timeout_s``.
@@ -69,24 +69,24 @@ def held(
 
 
 def write_tombstone(layout: Layout, generation: Generation) -> None:
-    """Write a generation's tombstone: from now on its Prolog takes nothing more."""
+    """Write a generation's tombstone: from now on its Prolog acquires nothing more."""
     path = layout.tombstone(generation)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
 
 def has_tombstone(layout: Layout, generation: Generation) -> bool:
-    """Whether that generation's Epilog has begun."""
+    """Whether the Epilog of that generation has begun."""
     return layout.tombstone(generation).exists()
 
 
 def busy(layout: Layout, job_id: int) -> bool:
-    """Whether a hook of the job runs now (holds its lock)."""
+    """Whether a hook of the job is running (holds its lock)."""
     return files.is_locked(layout.lock(job_id))
 
 
 def sweep(layout: Layout, older_than_s: float) -> None:
-    """Remove tombstones and unheld locks that nothing can ask about any more."""
+    """Remove tombstones and unheld locks that are no longer needed."""
     now = time.time()
     for folder in (layout.run / "tombstones", layout.run / "locks"):
         with contextlib.suppress(FileNotFoundError):
@@ -98,7 +98,7 @@ def sweep(layout: Layout, older_than_s: float) -> None:
 
 
 def _same_file(fd: int, path: Path) -> bool:
-    """Whether the locked file is still the one at its path (a sweep may have removed it)."""
+    """Whether the locked file is still the one at its path (``sweep`` may have removed it)."""
     try:
         return os.fstat(fd).st_ino == path.stat().st_ino
     except FileNotFoundError:
@@ -110,9 +110,9 @@ def _end_holder(fd: int, waited_s: float) -> None:
         pid, started, *rest = os.pread(fd, 64, 0).decode("ascii", errors="replace").split()
         ref = process.ProcessRef(int(pid), int(started))
     except ValueError:
-        return  # between taking the lock and writing it down; try again
+        return  # the holder has the lock but has not yet written its pid; try again
     if ref.pid == os.getpid():
-        raise TeardownError("the lock of the job is held by this very process")
+        raise TeardownError("this process itself holds the lock of the job")
     if rest != [_BRIEF] or waited_s >= BRIEF_S:
         process.end(ref)
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal: what a generation holds on this node, written before it is taken.
+"""The journal: the resources of a generation on this node, written before they are acquired.
 
 One append-only file per generation, one JSON object per line, each line on
-disk (fsync) before the act that it announces.  A record says which kind of
-resource, under which key, with what is needed to give it back; ``released``
-crosses it out.  Crash recovery is nothing but replaying the releases of what
-is not crossed out, newest first.  A torn last line is what a crash in the
-middle of a write leaves; it announced an act that never began, so it is
-dropped.
+disk (fsync) before the action that it announces.  A record has the kind of
+resource, its key, and the data for its release; ``released`` marks it as
+released.  Crash recovery only releases the unreleased entries, newest first.
+A crash in the middle of a write leaves a torn last line; its action never
+began, so the line is dropped.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from vhpc_slurm.model import Generation
 class Entry:
     """One resource that is or may be held.
 
-    ``data`` holds what releasing it needs; it grows by updates (a pid that is
-    known only after the start).
+    ``data`` is what its release needs; updates extend it (a pid is known only
+    after the start).
     """
 
     key: str
@@ -40,15 +39,15 @@ class Entry:
 
 
 class Stopped(Exception):  # noqa: N818 - an event, not an error
-    """The job was ended while we were preparing it: take nothing more, give all back."""
+    """The job was ended during its preparation: acquire nothing more, release everything."""
 
 
 class Journal:
     """The journal of one generation on this node.
 
     Args:
-        folder: where journals live; made when absent, 0700.
-        generation: whose journal.
+        folder: folder of journals; created with mode 0700 if absent.
+        generation: the generation.
 
     Raises:
         NodeError: the folder or file cannot be written.
@@ -76,11 +75,11 @@ class Journal:
             raise
 
     def stop_when(self, tombstone: Path) -> None:
-        """From now on refuse to acquire once ``tombstone`` exists."""
+        """Make ``acquire`` fail as soon as ``tombstone`` exists."""
         self._stop = tombstone
 
     def acquire(self, kind: str, key: str, **data: Any) -> Entry:
-        """Announce that a resource is about to be taken; returns once that is on disk.
+        """Announce that a resource is about to be acquired; returns when the entry is on disk.
 
         Raises:
             Stopped: the job has been ended meanwhile.
@@ -94,22 +93,22 @@ class Journal:
         return entry
 
     def update(self, key: str, **data: Any) -> None:
-        """Add to what is known of a held resource."""
+        """Add data to a held resource."""
         entry = self._held[key]
         self._append({"event": "update", "key": key, "data": data})
         self._held[key] = Entry(key, entry.kind, {**entry.data, **data})
 
     def released(self, key: str) -> None:
-        """Cross a resource out: it has been given back, and that was verified."""
+        """Mark a resource as released; its release was verified."""
         self._append({"event": "released", "key": key})
         self._held.pop(key, None)
 
     def held(self) -> list[Entry]:
-        """What is not crossed out, newest first: the order in which to release."""
+        """Unreleased entries, newest first: the order of their release."""
         return list(reversed(self._held.values()))
 
     def entry(self, key: str) -> Entry:
-        """What is known of a held resource; KeyError when it is not held."""
+        """The data of a held resource; KeyError if it is not held."""
         return self._held[key]
 
     def close(self) -> None:
@@ -147,7 +146,7 @@ class Journal:
 
 
 def read_entries(folder: Path, generation: Generation) -> list[Entry]:
-    """What a generation holds, oldest first, without touching its journal; nothing when it has none.
+    """What a generation holds, oldest first, read without changing its journal; empty without a journal.
 
     Raises:
         NodeError: the journal cannot be read or is damaged.
@@ -165,7 +164,7 @@ def read_entries(folder: Path, generation: Generation) -> list[Entry]:
 
 
 def _held(path: Path, raw: bytes) -> dict[str, Entry]:
-    """Entries that are not crossed out, by key, from whole lines of a journal."""
+    """Unreleased entries by key, from complete lines of a journal."""
     held: dict[str, Entry] = {}
     for line in raw.splitlines():
         try:
@@ -174,7 +173,7 @@ def _held(path: Path, raw: bytes) -> dict[str, Entry]:
             raise NodeError(
                 f"journal {path} is damaged",
                 f"{err!r} in {line[:120]!r}",
-                "check what it names by hand, then move it away",
+                "check the resources in it manually, then move it away",
             ) from err
     return held
 

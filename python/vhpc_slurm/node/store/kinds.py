@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 RUN_DIR = "rundir"
-RESERVATION = "claim"  # as journals of earlier versions name it
+RESERVATION = "claim"  # the name in journals of earlier versions
 IMAGE = "image"
 UID = "uid"
 PROCESS = "process"

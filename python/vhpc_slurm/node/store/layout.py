@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things of a job lie on a node: every path is made here and nowhere else."""
+"""Paths of a job's files on a node; only this module builds them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Layout:
 
     @property
     def run(self) -> Path:
-        """Root of what a reboot may forget."""
+        """Root of files that need not survive a reboot."""
         return Path(self.config.paths.run)
 
     @property
     def state(self) -> Path:
-        """Root of what must survive a reboot."""
+        """Root of files that must survive a reboot."""
         return Path(self.config.paths.state)
 
     @property
@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def quarantine(self) -> Path:
-        """Devices that could not be proven clean, a file each."""
+        """Devices in quarantine, one file each."""
         return self.state / "quarantine"
 
     @property
@@ -82,7 +82,7 @@ class Layout:
             kernel=str(run_dir / "kernel"),
             initrd=str(run_dir / "initrd"),
             root=str(self.blobs / root_sha256),
-            # libvirt makes the socket writable for a group: its folder keeps everybody but root away
+            # libvirt makes the socket writable for a group: only root may enter its folder
             agent_socket=str(run_dir / "channel" / "agent.sock"),
             console_log=str(run_dir / "console.log"),
         )
@@ -93,15 +93,15 @@ class Layout:
         return self.guest(int(job_id), int(index.removeprefix("g")))
 
     def state_file(self, job_id: int) -> Path:
-        """What the SPANK plugin reads at task start."""
+        """The state file, which the SPANK plugin reads at task start."""
         return self.job(job_id) / "state"
 
     def lock(self, job_id: int) -> Path:
-        """The flock that Prolog and Epilog of a job exclude each other with."""
+        """The lock file (flock) of a job's Prolog and Epilog."""
         return self.run / "locks" / str(job_id)
 
     def tombstone(self, generation: Generation) -> Path:
-        """Marks a generation as over: no Prolog of it may take anything any more."""
+        """The tombstone: its Prolog may acquire nothing any more."""
         return self.run / "tombstones" / str(generation)
 
     def timeline(self, generation: Generation) -> Path:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acknowledgements that wait on disk until vhpcd has them.
+"""Acknowledgements that wait on disk until vhpcd has received them.
 
 A network identity is free only when every node has acknowledged, so an
-acknowledgement may be late but not lost.
+acknowledgement may be late, but never lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vhpc_slurm.model import Generation, Timeline
 
 @dataclass(frozen=True)
 class Acknowledgement:
-    """One node's word that it holds nothing of a generation any more (or cannot say so)."""
+    """A node's report that it has released a generation (or could not release everything)."""
 
     generation: Generation
     node: str
@@ -39,7 +39,7 @@ def put(folder: Path, ack: Acknowledgement) -> Path:
 
 
 def pending(folder: Path) -> list[Path]:
-    """What waits, oldest first."""
+    """The waiting acknowledgements, oldest first."""
     found = []
     for path in folder.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # another hook has sent it meanwhile
@@ -48,7 +48,7 @@ def pending(folder: Path) -> list[Path]:
 
 
 def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
-    """Send what waits, in order; stop at the first that cannot be sent.
+    """Send the waiting acknowledgements in order; stop at the first that cannot be sent.
 
     Returns how many still wait.
     """

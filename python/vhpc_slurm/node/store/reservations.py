@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What live guests hold of this node: in the journals, so that it survives every crash.
+"""Reservations of live guests on this node: in the journals, so that they survive every crash.
 
-A plan is made from what others hold and is announced before the next one may
-be made, both under one lock: so no CPU and no device is planned for twice.
+A plan takes the reservations of others into account and is recorded before the
+next plan, both under one lock: so no CPU and no device is planned twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vhpc_slurm.node.store.layout import Layout
 
 
 def of_plan(plan: NodePlan) -> tuple[Reservation, ...]:
-    """What the guests of a plan will hold."""
+    """The reservations of a plan's guests."""
     return tuple(
         Reservation(
             generation=str(plan.generation),
@@ -39,10 +39,10 @@ def of_plan(plan: NodePlan) -> tuple[Reservation, ...]:
 
 
 def live(layout: Layout, excluding: Generation | None = None) -> tuple[Reservation, ...]:
-    """Reservations of all generations that have a journal here, but for one.
+    """Reservations of all generations that have a journal here, except one.
 
     Raises:
-        NodeError: a journal is damaged: what its guests hold is not known.
+        NodeError: a journal is damaged, so its guests' reservations are unknown.
     """
     found = []
     for generation in journal.generations(layout.journals):
@@ -55,7 +55,7 @@ def live(layout: Layout, excluding: Generation | None = None) -> tuple[Reservati
 
 
 def reserve(journal: Journal, plan: NodePlan) -> None:
-    """Write down what the guests of a plan will hold, in place of an earlier plan of the same job.
+    """Record the reservations of a plan's guests; replaces an earlier plan of the same job.
 
     Raises:
         Stopped: the job has been ended meanwhile.
@@ -70,7 +70,7 @@ def reserve(journal: Journal, plan: NodePlan) -> None:
 
 @contextlib.contextmanager
 def plan_lock(layout: Layout, timeout_s: float) -> Iterator[None]:
-    """One plan at a time.
+    """Hold the lock that permits one plan at a time.
 
     Raises:
         NodeError: another Prolog kept the lock for ``timeout_s``.
@@ -80,7 +80,7 @@ def plan_lock(layout: Layout, timeout_s: float) -> Iterator[None]:
     fd = files.open_lock(path)
     try:
         if not files.lock(fd, timeout_s):
-            raise NodeError("another job's Prolog has held the planning lock for too long", str(path))
+            raise NodeError("another job's Prolog holds the planning lock for too long", str(path))
         yield
     finally:
         os.close(fd)
@@ -91,4 +91,4 @@ def _parse(layout: Layout, generation: Generation, data: dict[str, Any]) -> Rese
         return msgspec.convert(data, Reservation)
     except msgspec.ValidationError as err:
         path = layout.journals / f"{generation}.jsonl"
-        raise NodeError(f"journal {path} is damaged", str(err), "check what it names by hand") from err
+        raise NodeError(f"journal {path} is damaged", str(err), "check the resources in it manually") from err

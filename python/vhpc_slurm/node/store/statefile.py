@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state file of a job on a node: what the SPANK plugin knows when a task starts.
+"""The state file of a job on a node, which the SPANK plugin reads when a task starts.
 
-``key=value`` lines, root's alone to write, replaced by rename so that a reader
-sees one version or the next.  A user's mistake that was found while no task
-ran yet waits here for the plugin to say it where the user looks.
+``key=value`` lines, writable only by root, replaced by rename so that a reader
+sees one version or the next.  If a user's mistake is found before the first
+task runs, the plugin prints it from here to the task's stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
 
 LIMIT = 4000
-"""Bytes of a value; what is longer is cut."""
+"""Maximum bytes of a value; longer values are truncated."""
 VERSION = "1"
 PLUGIN_KEYS = frozenset(
     {
@@ -26,9 +26,9 @@ PLUGIN_KEYS = frozenset(
         "commands", "gpus", "guests", "warning",
     }
 )  # fmt: skip
-"""What the SPANK plugin reads: key_names of spank_plugin/state.c."""
+"""Keys that the SPANK plugin reads: key_names of spank_plugin/state.c."""
 HOOK_KEYS = frozenset({"digest", "kind", "alarm"})
-"""What only the hooks and the vhpc command read."""
+"""Keys that only the hooks and the vhpc command read."""
 USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 """Tags of entries of an access control list."""
 
@@ -37,12 +37,12 @@ def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
     """Replace the state file.
 
     Line breaks and other control characters in values become spaces: the
-    reader is a small C parser and the text ends on a terminal.
+    reader is a small C parser and the text is shown on a terminal.
 
     Args:
         path: the file.
-        fields: what it says.
-        reader: uid of the job's user, who may read it; of others only root may.
+        fields: its content.
+        reader: uid of the job's user; only this user and root may read it.
 
     Raises:
         ValueError: a key is in neither ``PLUGIN_KEYS`` nor ``HOOK_KEYS``.
@@ -68,10 +68,10 @@ def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
 
 
 def _let_read(fd: int, uid: int) -> None:
-    """Let one user read a file of root's: acl(5), in the form of linux/posix_acl_xattr.h.
+    """Let one user read a file that only root may write: acl(5), format of linux/posix_acl_xattr.h.
 
-    A file system without access control lists leaves it readable to all, as
-    there is no other way to let exactly one user read what root alone may write.
+    On a file system without access control lists the file becomes readable to
+    all, because there is no other way to give access to exactly one user.
     """
     none = 0xFFFFFFFF
     entries = ((USER_OBJ, 6, none), (USER, 4, uid), (GROUP_OBJ, 0, none), (MASK, 4, none), (OTHER, 0, none))
@@ -85,7 +85,7 @@ def _let_read(fd: int, uid: int) -> None:
 
 
 def read_state(path: Path) -> dict[str, str]:
-    """The fields of a state file; empty if it does not exist, U+FFFD for what is not UTF-8."""
+    """The fields of a state file; empty if it does not exist; invalid UTF-8 becomes U+FFFD."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def read_state(path: Path) -> dict[str, str]:
 
 
 def header(generation: Generation, image: str) -> dict[str, str]:
-    """The fields that every version of the file carries."""
+    """The fields that every version of the file has."""
     return {
         "job": str(generation.job_id),
         "restart": str(generation.restart),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stages of a boot or a teardown, with when each began and ended."""
+"""Stages of a boot or a teardown with their start and end times."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vhpc_slurm.model import Generation, Stage, Timeline
 
 
 def process_began() -> float:
-    """When this process was started, in seconds of the Unix epoch; to a tick (10 ms), as proc(5) says it."""
+    """Start time of this process in seconds of the Unix epoch, exact to a tick (10 ms), from proc(5)."""
     ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 
 class Recorder:
-    """Collects stages and keeps them on disk, so that a crash loses only the one under way."""
+    """Collects stages and keeps them on disk, so that a crash loses only the current one."""
 
     def __init__(self, path: Path, generation: Generation, node: str) -> None:
         self._path = path
@@ -33,7 +33,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "") -> Iterator[None]:
-        """Time what happens inside; a failing stage is kept with its error as detail."""
+        """Measure a stage; a failed stage is kept with its error as detail."""
         began = time.time()
         try:
             yield
@@ -43,11 +43,11 @@ class Recorder:
         self._add(Stage(name, began, time.time(), detail))
 
     def note(self, name: str, began: float, ended: float | None = None, detail: str = "") -> None:
-        """Add a stage that ends now, or ended then."""
+        """Add a stage that ends now or at the given time."""
         self._add(Stage(name, began, ended or time.time(), detail))
 
     def timeline(self) -> Timeline:
-        """The stages recorded until now."""
+        """The recorded stages."""
         return Timeline(self._generation, self._node, tuple(self._stages))
 
     def _add(self, stage: Stage) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A uid of its own for every guest's QEMU, out of a range that belongs to vhpc.
+"""A separate uid for every guest's QEMU, from a range that belongs to vhpc.
 
-With libvirt's shared default user one escaped guest would own all others.  A
-uid is allocated by a file that names its generation.
+With libvirt's shared default user one escaped guest could control all others.
+A uid is allocated by a file that names its generation.
 
-A QEMU that was taken over may leave a setuid file behind, and every user who starts
-that file gets its uid.  So uids rotate, also across reboots: one is used again
-after all others, and not while a process or a file in a world-writable folder
-has it.
+A compromised QEMU may leave a setuid file, by which the guest's user can assume
+the uid later.  Therefore uids rotate: one is used again only when all others
+have been used, also after a reboot, and not while it owns a process, or a file
+in a world-writable folder.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ log = logging.getLogger("vhpc")
 FIND = "/usr/bin/find"
 LOCK_TIMEOUT_S = 30.0
 SCAN_S = 2.0
-"""How long to look for files: what a user has put into /tmp must not cost him a node."""
+"""Limit of the search for files: a user's files in /tmp must not drain a node."""
 
 
 def allocate(layout: Layout, generation: str, announce: Callable[[int], object]) -> int:
     """Allocate the uid that has not been used for the longest time.
 
     Args:
-        layout: configuration and where allocations lie.
-        generation: whose guest gets it.
+        layout: has the configuration and the path of the allocations.
+        generation: the guest's generation.
         announce: called with the uid before it is allocated (journal first).
 
     Raises:
@@ -52,7 +52,7 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
                 continue
             if uid in owners:
                 log.warning(
-                    "uid %d owns files in %s: no guest gets it; remove them",
+                    "uid %d owns files in %s, so no guest gets it; remove these files",
                     uid,
                     " ".join(config.uid_check_paths),
                 )
@@ -61,7 +61,7 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
             try:
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             except FileExistsError:
-                continue  # another job's Prolog was quicker; its allocation is not ours to release
+                continue  # another job's Prolog was faster; this job must not release its allocation
             with os.fdopen(fd, "w") as out:
                 out.write(generation)
             rotation.used(uid)
@@ -70,7 +70,7 @@ def allocate(layout: Layout, generation: str, announce: Callable[[int], object])
 
 
 class _Rotation:
-    """Which uid is next, in a file that survives reboots; locked while it is open."""
+    """The next uid, in a file that survives reboots; locked while it is open."""
 
     def __init__(self, layout: Layout) -> None:
         self._path = layout.state / "uid-next"
@@ -81,10 +81,12 @@ class _Rotation:
         self._fd = files.open_lock(self._path)
         try:
             if not files.lock(self._fd, LOCK_TIMEOUT_S):
-                raise NodeError("another job's Prolog has held the uids' lock for too long", str(self._path))
+                raise NodeError(
+                    "another job's Prolog holds the lock of the uids for too long", str(self._path)
+                )
             try:
                 self._next = int(os.pread(self._fd, 32, 0))
-            except ValueError:  # new here, or torn by a power cut
+            except ValueError:  # a new file, or one torn by a power cut
                 self._next = self._base
         except BaseException:
             os.close(self._fd)
@@ -101,16 +103,16 @@ class _Rotation:
             yield self._base + (first + step) % self._count
 
     def used(self, uid: int) -> None:
-        """Make durable that a uid is used."""
+        """Record durably that a uid is used."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{uid + 1}\n".encode(), 0)
         os.fsync(self._fd)
 
 
 def _owners_of_files(layout: Layout) -> frozenset[int]:
-    """Uids of the range that own something in world-writable folders; find(1) follows no links."""
+    """Uids of the range that own files in world-writable folders; find(1) does not follow links."""
     config = layout.config.guests
-    folders = [folder for folder in config.uid_check_paths if os.path.isdir(folder)]  # noqa: PTH112 - a text
+    folders = [folder for folder in config.uid_check_paths if os.path.isdir(folder)]  # noqa: PTH112 - a string
     if not folders:
         return frozenset()
     first, last = config.uid_base, config.uid_base + config.uid_count - 1
@@ -131,10 +133,10 @@ def _owners_of_files(layout: Layout) -> frozenset[int]:
 
 
 def release(layout: Layout, uid: int, generation: str) -> None:
-    """End what still runs under an allocated uid, see it gone, drop the allocation.
+    """End the processes of an allocated uid, verify that they are gone, remove the allocation.
 
-    A uid that another generation has is left alone: the release is of an
-    announcement whose allocation never came to be.
+    A uid of another generation is not touched: then the journal has an entry
+    whose allocation never happened.
 
     Raises:
         TeardownError: a process of that uid does not end.
@@ -168,6 +170,6 @@ def allocated(layout: Layout) -> Iterator[tuple[int, str]]:
 
 
 def in_range(config: Config, uid: int) -> bool:
-    """Whether a uid belongs to the range of guests."""
+    """Whether a uid is in the range for guests."""
     base = config.guests.uid_base
     return base <= uid < base + config.guests.uid_count
