@@ -78,6 +78,16 @@ class Job:
         return self.lab.read(self.user, name.format(id=self.id))
 
 
+def without_retries(text: str) -> str:
+    """Output of srun without what it prints when slurmctld makes it wait for a step, as on a busy machine."""
+    return re.sub(
+        r"^srun: (?:Job (?:\d+ )?step creation temporarily disabled|Step created for ).*\n",
+        "",
+        text,
+        flags=re.M,
+    )
+
+
 class Lab:
     """Hosts of the lab."""
 

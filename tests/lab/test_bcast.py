@@ -53,7 +53,7 @@ def test_a_host_program_not_of_the_job_is_refused(lab: Lab) -> None:
     lab.run("n1", "cp", "/bin/hostname", "/tmp/sent-before", user="alice")
     job = lab.finish("srun /tmp/sent-before 2>&1; echo exit $?", "-w", "n1", "-n1")
     said = job.output()
-    assert "vhpc: /tmp/sent-before is on the node n1 and not in the guest of this job\n" in said
+    assert "vhpc: /tmp/sent-before exists on the node n1 but not in the guest of this job\n" in said
     assert re.search(r"execve\(\): /tmp/sent-before: No such file", said)
     assert said.endswith("exit 2\n")
 

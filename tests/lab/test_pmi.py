@@ -7,7 +7,7 @@ import re
 import subprocess
 
 import pytest
-from cluster import ROOT, Lab
+from cluster import ROOT, Lab, without_retries
 
 pytestmark = pytest.mark.lab
 
@@ -52,7 +52,7 @@ def test_programs_that_use_pmi_are_refused_and_others_run(lab: Lab) -> None:
     types = _types(lab)
     assert "pmi2" in types
     job = lab.finish(JOB.format(client=CLIENT, types=" ".join(types)), "-N2", "--ntasks-per-node=2", "-O")
-    parts = job.output().split("== ")[1:]
+    parts = without_retries(job.output()).split("== ")[1:]
     said = {tuple(part.split("\n", 1)[0].split()): part.split("\n", 1)[1] for part in parts}
     for name in types:
         assert sorted(said[name, "hostname"].splitlines()) == ["exit 0", "n1", "n1", "n2", "n2"]

@@ -17,14 +17,16 @@ from pathlib import Path
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.config import load
 from vhpc_slurm.model import *
-from vhpc_slurm.node.boot.reserve import reserve
+from vhpc_slurm.node import plan as plans
 from vhpc_slurm.node.boot.sequence import boot
 from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.devices import assignment
 from vhpc_slurm.node.guest import libvirtd, shares
 from vhpc_slurm.node.host import accounts, inventory
 from vhpc_slurm.node.store import kinds, timeline
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.placement.usage import NOTHING
 
 config = load()
 layout = Layout(config)
@@ -40,7 +42,8 @@ journal.acquire(kinds.RUN_DIR, "rundir", path=str(folder))
 folder.mkdir(mode=0o711, parents=True)
 host = inventory.read_inventory("n1", config)
 account = accounts.account(2001)
-plan = reserve(layout, lease, host, shares.of_job(config, account, request.work_dir), journal)
+folders, devices = shares.of_job(config, account, request.work_dir), assignment.handed_out(layout)
+plan = plans.make(layout, plans.of_lease(lease, host, folders, NOTHING, devices))  # whatever others hold
 recorder = timeline.Recorder(layout.timeline(generation), generation, "n1")
 with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
     for _ in boot(Boot(layout, lease, image, plan, host, journal, recorder, account, hypervisor)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import IMAGE, Job, Lab
+from cluster import IMAGE, Job, Lab, without_retries
 
 WHERE = "/home/alice/same"
 SOURCES = Path(__file__).with_name("same")
@@ -62,7 +62,7 @@ class Twins:
 
 def plain(job: Job, name: str) -> str:
     """A file of a job with what differs by nature made alike."""
-    text = job.output(name)
+    text = without_retries(job.output(name))
     text = re.sub(r" AT \d{4}-\S+ ", " AT TIME ", text).replace(f"-{job.id}-", "-ID-")
     # what slurmstepd says begins with its name before Slurm 25.11, and with the time since
     text = re.sub(
