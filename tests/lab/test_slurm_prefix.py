@@ -36,7 +36,10 @@ for command in {COMMANDS}; do ln -s {PREFIX}/bin/$command /usr/local/bin/$comman
 ON_NODE = f"""
 mv /etc/slurm {PREFIX}/etc
 mv /usr/sbin/slurmd {PREFIX}/sbin/slurmd
-printf '#!/bin/bash\\nexec -a /usr/sbin/slurmd {PREFIX}/sbin/slurmd -f {PREFIX}/etc/slurm.conf "$@"\\n' > /usr/sbin/slurmd
+{{
+  echo '#!/bin/bash'
+  echo 'exec -a /usr/sbin/slurmd {PREFIX}/sbin/slurmd -f {PREFIX}/etc/slurm.conf "$@"'
+}} > /usr/sbin/slurmd
 chmod 755 /usr/sbin/slurmd
 """
 # Each line restores one thing and may run again: the fixture may have failed half way.
