@@ -121,9 +121,9 @@ class HostProcesses:
 
     def pid_of(self, unit: Unit) -> int | None:
         """Return the pid of a unit, None when it is not running."""
-        program = unit.command[0]
+        program = Path(unit.command[0]).name
         for pid, words in self.children.items():
-            if program in words[:1] or (len(words) > 1 and words[1] == program):
+            if program in (Path(word).name for word in words[:2]):  # the second one of a script
                 return pid
         return None
 

@@ -37,8 +37,8 @@ ON_NODE = f"""
 mv /etc/slurm {PREFIX}/etc
 mv /usr/sbin/slurmd {PREFIX}/sbin/slurmd
 {{
-  echo '#!/bin/bash'
-  echo 'exec -a /usr/sbin/slurmd {PREFIX}/sbin/slurmd -f {PREFIX}/etc/slurm.conf "$@"'
+  echo '#!/bin/sh'
+  echo 'exec {PREFIX}/sbin/slurmd -f {PREFIX}/etc/slurm.conf "$@"'
 }} > /usr/sbin/slurmd
 chmod 755 /usr/sbin/slurmd
 """
