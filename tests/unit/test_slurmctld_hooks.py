@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PrologSlurmctld and EpilogSlurmctld: the lease they ask for, and the effect of each kind of failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from vhpc_slurm.config import Config, Paths
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
+from vhpc_slurm.hooks import common, slurmctld
+from vhpc_slurm.model import (
+    Allocation,
+    BatchPlace,
+    Generation,
+    ImageRef,
+    JobRequest,
+    Lease,
+    LeaseState,
+    NodeAllocation,
+)
+from vhpc_slurm.slurm.port import SlurmError, SlurmJob
+
+PARTS = Allocation((NodeAllocation("n1", (0, 1), 1024),))
+JOB = SlurmJob(
+    job_id=42,
+    restarts=1,
+    state="CONFIGURING",
+    reason="None",
+    uid=2001,
+    gid=2001,
+    user="alice",
+    partition="main",
+    name="sim",
+    work_dir="/home/alice",
+    features="",
+    allocation=PARTS,
+)
+
+
+@dataclass
+class Controller:
+    """Slurm and vhpcd as the hooks reach them; notes what they are asked."""
+
+    job: SlurmJob | VhpcError = JOB
+    answer: VhpcError | None = None
+    refusal: str = ""
+    commentable: bool = True
+    opened: list[JobRequest] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    ended: list[tuple[int, int]] = field(default_factory=list)
+
+    def load(self, job_id: int) -> SlurmJob:
+        assert job_id == 42
+        if isinstance(self.job, VhpcError):
+            raise self.job
+        return self.job
+
+    def set_admin_comment(self, job_id: int, text: str) -> None:
+        assert job_id == 42
+        if not self.commentable:
+            raise SlurmError("scontrol update failed", "Access/permission denied")
+        self.comments.append(text)
+
+    def cancel(self, job_id: int) -> None:
+        self.cancelled.append(job_id)
+
+    def open_generation(self, request: JobRequest, allocation: Allocation) -> Lease:
+        assert allocation == PARTS
+        if self.answer is not None:
+            raise self.answer
+        self.opened.append(request)
+        state = LeaseState.REFUSED if self.refusal else LeaseState.READY
+        return Lease(Generation(42, 1, "0123abcd"), state, request, allocation, None, refusal=self.refusal)
+
+    def ending(self, job_id: int, restart: int) -> None:
+        if self.answer is not None:
+            raise self.answer
+        self.ended.append((job_id, restart))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(paths=Paths(state=str(tmp_path), run=str(tmp_path), log=str(tmp_path / "log")))
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
+    found = Controller()
+    environment = {
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_RESTART_COUNT": "1",
+        "SLURM_JOB_UID": "2001",
+        "SLURM_JOB_WORK_DIR": "/scratch/alice",
+        "SPANK_VHPC_IMAGE": "debian-minimal:1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(slurmctld, "connect", lambda _: found)
+    monkeypatch.setattr(ControllerClient, "open_generation", lambda _, *asked: found.open_generation(*asked))
+    monkeypatch.setattr(ControllerClient, "ending", lambda _, *asked: found.ending(*asked))
+    return found
+
+
+def test_the_lease_is_opened_as_the_user_asked(
+    config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"MEM_RESERVE": "256", "BATCH": "host", "TIMEOUT": "90", "CONSOLE": "c.txt"}.items():
+        monkeypatch.setenv(f"SPANK_VHPC_{name}", value)
+    assert slurmctld.prolog(config) == 0
+    (request,) = controller.opened
+    assert request == JobRequest(
+        42,
+        1,
+        2001,
+        2001,
+        "alice",
+        "/scratch/alice",
+        ImageRef("debian-minimal", "1"),
+        mem_reserve_mib=256,
+        batch=BatchPlace.HOST,
+        timeout_s=90,
+        console="c.txt",
+        job_name="sim",
+        partition="main",
+    )
+    assert (controller.comments, controller.cancelled) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("IMAGE", "no/such name", "image"),
+        ("BATCH", "elsewhere", "--vhpc-batch='elsewhere'"),
+        ("MEM_RESERVE", "-1", "--vhpc-mem-reserve='-1'"),
+        ("TIMEOUT", "1" * 10, "--vhpc-timeout='1111111111'"),
+        ("TIMEOUT", "٣", "--vhpc-timeout="),
+        ("VFS", "257", "--vhpc-vfs=257"),
+        ("GUESTS_PER_NODE", "0", "--vhpc-guests-per-node=0"),
+    ],
+)
+def test_a_request_that_bypassed_the_plugin_cancels_its_job(
+    config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(f"SPANK_VHPC_{name}", value)
+    assert slurmctld.prolog(config) == 0, "another exit status only requeues the job"
+    assert controller.cancelled == [42]
+    (comment,) = controller.comments
+    assert comment.startswith("vhpc: ")
+    assert words in comment
+    assert controller.opened == []
+
+
+def test_a_job_of_another_uid_than_slurms_is_cancelled(config: Config, controller: Controller) -> None:
+    controller.job = replace(JOB, uid=0)
+    assert slurmctld.prolog(config) == 0
+    assert controller.cancelled == [42]
+    assert "uid 2001" in controller.comments[0]
+    assert controller.opened == []
+
+
+def test_a_refused_lease_is_in_the_admin_comment(config: Config, controller: Controller) -> None:
+    controller.refusal = "there is no image no-such-image"
+    assert slurmctld.prolog(config) == 0, "the user reads it when his first task starts"
+    assert controller.comments == ["vhpc: there is no image no-such-image"]
+    assert controller.cancelled == []
+
+
+@pytest.mark.parametrize("commentable", [True, False])
+def test_without_vhpcd_the_job_is_requeued_by_slurm(
+    config: Config, controller: Controller, commentable: bool
+) -> None:
+    controller.answer = FabricError("vhpcd does not answer", "Connection refused")
+    controller.commentable = commentable
+    with pytest.raises(FabricError, match="does not answer"):
+        slurmctld.prolog(config)
+    assert controller.comments == ["vhpc: vhpcd does not answer: Connection refused"] * commentable
+    assert controller.cancelled == []
+
+
+def test_a_slurmctld_that_does_not_answer_cancels_nothing(config: Config, controller: Controller) -> None:
+    controller.job = SlurmError("scontrol show job failed", "Unable to contact slurm controller")
+    with pytest.raises(FabricError, match="scontrol show job failed"):
+        slurmctld.prolog(config)
+    assert (controller.opened, controller.cancelled) == ([], [])
+
+
+def test_the_epilog_marks_this_start_of_the_job_as_ending(config: Config, controller: Controller) -> None:
+    assert slurmctld.epilog(config) == 0
+    assert controller.ended == [(42, 1)]
+    controller.answer = FabricError("vhpcd does not answer")
+    with pytest.raises(FabricError):
+        slurmctld.epilog(config)
+
+
+@pytest.mark.parametrize("hook", [slurmctld.prolog, slurmctld.epilog])
+def test_a_hook_that_slurm_did_not_start_is_refused(
+    config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch, hook: object
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert callable(hook)
+    with pytest.raises(NodeError, match="a hook that only Slurm can run"):
+        hook(config)
+    assert (controller.opened, controller.ended) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UserError("too large", "1 > 0", "ask for less"), "too large: 1 > 0 (ask for less)"),
+        (FabricError("vhpcd does not answer"), "vhpcd does not answer"),
+        (RuntimeError("unforeseen"), "internal error: RuntimeError('unforeseen')"),
+    ],
+)
+def test_an_error_of_any_kind_is_one_line_and_a_status(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    line: str,
+) -> None:
+    def fail(_: Config) -> int:
+        raise error
+
+    monkeypatch.setattr(common, "load", lambda: config)
+    monkeypatch.setattr(common.log, "handlers", [])
+    assert common.main("prolog-slurmctld", fail) == 1
+    assert capsys.readouterr().err == f"vhpc prolog-slurmctld: {line}\n"
+    assert str(error).partition(":")[0] in (Path(config.paths.log) / "hooks.log").read_text()
