@@ -25,6 +25,14 @@ def run_dir() -> Iterator[str]:
 
 
 @pytest.fixture
+def public_dir() -> Iterator[Path]:
+    """A folder that other users may enter; those of pytest they may not."""
+    with tempfile.TemporaryDirectory(prefix="vhpc-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
 def vhpc(
     tmp_path: Path, run_dir: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Vhpc:

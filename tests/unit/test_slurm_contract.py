@@ -225,20 +225,18 @@ def test_missing_commands_are_said_to_be_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: run as root")
-def test_hidden_jobs_are_not_taken_for_ended_ones(tmp_path: Path) -> None:
+def test_hidden_jobs_are_not_taken_for_ended_ones(public_dir: Path) -> None:
     from controller_lab import NOBODY, ChildError, as_uid
 
-    slurm = replay(tmp_path, "24.11")
-    for path in (tmp_path, *tmp_path.parents[:2]):
+    slurm = replay(public_dir, "24.11")
+    for path in public_dir.iterdir():
         path.chmod(0o755)
-    for path in tmp_path.iterdir():
-        path.chmod(0o755)
-    (tmp_path / "calls").touch(mode=0o666)
-    (tmp_path / "private").write_text("accounts,jobs")
+    (public_dir / "calls").touch(mode=0o666)
+    (public_dir / "private").write_text("accounts,jobs")
     assert len(slurm.jobs()) == 2
     with pytest.raises(ChildError, match="does not show all jobs"):
         as_uid(NOBODY, slurm.jobs)
-    (tmp_path / "private").write_text("accounts")
+    (public_dir / "private").write_text("accounts")
     assert len(as_uid(NOBODY, slurm.jobs)) == 2
 
 
@@ -246,26 +244,24 @@ def test_hidden_jobs_are_not_taken_for_ended_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("level", "sees"), [("Operator", True), ("Administrator", True), ("None", False), ("Not Set", False)]
 )
-def test_operators_see_what_private_data_hides(tmp_path: Path, level: str, sees: bool) -> None:
+def test_operators_see_what_private_data_hides(public_dir: Path, level: str, sees: bool) -> None:
     from controller_lab import NOBODY, ChildError, as_uid
 
-    slurm = replay(tmp_path, "24.11")
-    (tmp_path / "private").write_text("accounts,jobs,users")
+    slurm = replay(public_dir, "24.11")
+    (public_dir / "private").write_text("accounts,jobs,users")
     # as scontrol 24.11 prints it; another user's record is not ours
-    (tmp_path / "users").write_text(
+    (public_dir / "users").write_text(
         "Current Association Manager state\n\nUser Records\n\n"
         "UserName=root(0) DefAccount=users DefWckey= AdminLevel=Administrator\n"
         f"UserName=nobody({NOBODY}) DefAccount=users DefWckey= AdminLevel={level}\n"
     )
-    for path in (tmp_path, *tmp_path.parents[:2]):
+    for path in public_dir.iterdir():
         path.chmod(0o755)
-    for path in tmp_path.iterdir():
-        path.chmod(0o755)
-    (tmp_path / "calls").touch()
-    (tmp_path / "calls").chmod(0o666)
+    (public_dir / "calls").touch()
+    (public_dir / "calls").chmod(0o666)
     if sees:
         assert len(as_uid(NOBODY, slurm.jobs)) == 2
-        assert f"users={pwd.getpwuid(NOBODY).pw_name} flags=users" in (tmp_path / "calls").read_text()
+        assert f"users={pwd.getpwuid(NOBODY).pw_name} flags=users" in (public_dir / "calls").read_text()
         return
     with pytest.raises(ChildError, match=r"hides jobs of other users from nobody.*adminlevel=operator"):
         as_uid(NOBODY, slurm.jobs)
