@@ -15,7 +15,7 @@ import pytest
 from cluster import Lab
 from injection import ask_again, settled, until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PREFIX = "/opt/slurm"
 COMMANDS = "scontrol squeue sinfo scancel sacctmgr"
