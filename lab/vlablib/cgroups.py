@@ -120,10 +120,8 @@ def _top(lab: Lab, hierarchy: Hierarchy) -> Path:
 def _make(hierarchy: Hierarchy, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     if "cpuset" in hierarchy.controllers:
-        for name in (
-            "cpuset.cpus",
-            "cpuset.mems",
-        ):  # a new group's values are empty, and it accepts no process
+        # a new group's values are empty, and it accepts no process
+        for name in ("cpuset.cpus", "cpuset.mems"):
             (folder / name).write_text((folder.parent / name).read_text(encoding="ascii"), encoding="ascii")
     if not hierarchy.controllers:
         for controller in (folder / "cgroup.controllers").read_text(encoding="ascii").split():

@@ -160,9 +160,8 @@ def _relay(master: int, child: int) -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     for number in (*_FORWARDED, signal.SIGWINCH, signal.SIGCHLD):
-        signal.signal(
-            number, lambda *_: None
-        )  # without a handler nothing is written to the wakeup descriptor
+        # without a handler nothing is written to the wakeup descriptor
+        signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _copy_window_size(master)

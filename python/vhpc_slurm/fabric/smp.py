@@ -194,6 +194,9 @@ class SmpPort:
         library.mad_rpc_open_port.restype = ctypes.c_void_p
         library.mad_rpc_set_timeout.argtypes = [ctypes.c_void_p, ctypes.c_int]
         library.mad_rpc_set_retries.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        for function in (library.smp_query_via, library.smp_set_via):
+            function.restype = ctypes.c_void_p
+            function.argtypes = _VIA
         classes = (ctypes.c_int * len(_CLASSES))(*_CLASSES)
         self._library = library
         self._port = library.mad_rpc_open_port(device.encode() or None, port, classes, len(_CLASSES))
@@ -209,16 +212,14 @@ class SmpPort:
     def send(
         self, method: str, path: tuple[int, ...], attribute: int, modifier: int, data: bytes
     ) -> bytes | None:
-        """Send ``data`` (up to 64 bytes) by a function of libibmad; the answer, None without one."""
+        """Send up to 64 bytes by ``smp_query_via`` or ``smp_set_via``; the answer, None without one."""
         target = _PortId()
         target.drpath.cnt = len(path)
         for hop, port in enumerate(path, 1):
             target.drpath.p[hop] = port
         buffer = ctypes.create_string_buffer(data, 64)
-        function: Any = getattr(self._library, method)
-        function.restype = ctypes.c_void_p
-        function.argtypes = _VIA
-        if not function(buffer, ctypes.byref(target), attribute, modifier, 0, self._port):
+        call: Any = getattr(self._library, method)
+        if not call(buffer, ctypes.byref(target), attribute, modifier, 0, self._port):
             return None
         return buffer.raw
 
