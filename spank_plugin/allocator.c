@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "inherited.h"
 #include "plugin.h"
 #include "text.h"
 
@@ -21,10 +22,7 @@ void vhpc_allocator_init(void)
     for (int id = 0; id < VHPC_OPTION_COUNT; id++)
         unsetenv(vhpc_carrier((enum vhpc_option_id)id, name));
     vhpc_forget_handed_down();
-    unsetenv(VHPC_ENV_JOB_GENERATION);
-    unsetenv(VHPC_ENV_JOB_IMAGE);
-    unsetenv(VHPC_ENV_JOB_GUESTS);
-    unsetenv(VHPC_ENV_GUEST);
+    vhpc_forget_guest();
 }
 
 /*

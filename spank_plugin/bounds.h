@@ -11,6 +11,7 @@ enum {
     VHPC_VFS_MAX = 256,        /* virtual functions on a node: what GUIDs tell apart on a rail */
     VHPC_GUESTS_MAX = 64,      /* guests on a node */
     VHPC_IMAGE_PART_MAX = 64,  /* bytes of the name, and of the tag, of an image */
+    VHPC_DIGEST_DIGITS = 64,   /* of an image: sha256 in hexadecimal */
 };
 
 #endif

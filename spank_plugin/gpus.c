@@ -37,12 +37,12 @@ static int place_of(const char *gpus, uint64_t wanted)
     return -1;
 }
 
-static uint64_t count_of(const char *gpus)
+static uint64_t count_of(const char *list, char separator)
 {
     uint64_t number;
     uint64_t count = 0;
 
-    while (next(&gpus, ':', &number))
+    while (next(&list, separator, &number))
         count++;
     return count;
 }
@@ -69,21 +69,13 @@ bool vhpc_gpus_renumber(const char *gpus, const char *list, char *out, size_t si
 /* Whether all numbers of a list could be indexes in the guest. */
 static bool is_of_guest(const char *gpus, const char *list)
 {
-    uint64_t count = count_of(gpus);
+    uint64_t count = count_of(gpus, ':');
     uint64_t number;
 
     while (next(&list, ',', &number))
         if (number >= count)
             return false;
     return *list == '\0';
-}
-
-bool vhpc_gpus_renumber_visible(const char *gpus, const char *host, const char *list, char *out,
-                                size_t size)
-{
-    if (strcmp(list, host) != 0 && is_of_guest(gpus, list))
-        return false;
-    return vhpc_gpus_renumber(gpus, list, out, size);
 }
 
 /* The number at an index of Slurm's list; false if the list is shorter. */
@@ -106,10 +98,10 @@ static bool counts_places(const char *host, const char *list)
 
     if (strcmp(list, host) == 0)
         return false;
-    for (const char *at = list; next(&at, ',', &number);)
+    while (next(&list, ',', &number))
         if (!at_place(host, number, &unused))
             return false;
-    return true;
+    return *list == '\0';
 }
 
 bool vhpc_gpus_share(const char *gpus, const char *host, const char *list, bool visible, char *out,
@@ -137,4 +129,17 @@ bool vhpc_gpus_share(const char *gpus, const char *host, const char *list, bool 
         used += (size_t)written;
     }
     return *list == '\0';
+}
+
+bool vhpc_gpus_renumber_visible(const char *gpus, const char *host, const char *list, char *out,
+                                size_t size)
+{
+    /* As many indexes as Slurm's list has GPUs: of a step with some GPUs of the job, or of the job.
+     */
+    if (count_of(host, ',') == count_of(list, ',') && counts_places(host, list))
+        return vhpc_gpus_share(gpus, host, list, true, out, size) && out[0] != '\0' &&
+               strcmp(out, list) != 0;
+    if (strcmp(list, host) != 0 && is_of_guest(gpus, list))
+        return false;
+    return vhpc_gpus_renumber(gpus, list, out, size);
 }

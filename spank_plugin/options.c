@@ -45,19 +45,46 @@ static bool is_image_tag(const char *text, size_t length)
     return true;
 }
 
-/* NAME[:TAG] -> NAME:TAG; an absent tag means latest. */
-static bool parse_image(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+/* sha256: and 64 hexadecimal digits in lower case */
+static bool is_digest(const char *text)
 {
-    const char *colon = strchr(text, ':');
-    size_t name = colon == NULL ? strlen(text) : (size_t)(colon - text);
-    const char *tag = colon == NULL ? "latest" : colon + 1;
+    static const char prefix[] = "sha256:";
+    size_t digits;
 
-    if (!is_image_name(text, name) || !is_image_tag(tag, strlen(tag))) {
-        *why = "NAME[:TAG] is expected: a name of lower case letters, digits, '.', '_' and '-' "
-               "that starts with a letter or digit, at most 64 characters (see: vhpc image ls)";
+    if (strncmp(text, prefix, sizeof prefix - 1) != 0)
+        return false;
+    text += sizeof prefix - 1;
+    digits = strspn(text, "0123456789abcdef");
+    return digits == VHPC_DIGEST_DIGITS && text[digits] == '\0';
+}
+
+/*
+ * [own/]NAME[:TAG][@DIGEST] -> [own/]NAME:TAG[@DIGEST]; an absent tag means latest. With a digest
+ * the job gets the image of that digest, whatever the name points to; with own/ the image is in the
+ * user's own catalogue.
+ */
+static bool parse_image(const char *given, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    static const char own[] = "own/";
+    bool is_own = strncmp(given, own, sizeof own - 1) == 0;
+    const char *text = is_own ? given + sizeof own - 1 : given;
+    const char *at = strchr(text, '@');
+    size_t length = at == NULL ? strlen(text) : (size_t)(at - text);
+    const char *colon = memchr(text, ':', length);
+    size_t name = colon == NULL ? length : (size_t)(colon - text);
+    const char *tag = colon == NULL ? "latest" : colon + 1;
+    size_t tag_length = colon == NULL ? strlen(tag) : length - name - 1;
+
+    if (!is_image_name(text, name) || !is_image_tag(tag, tag_length) ||
+        (at != NULL && !is_digest(at + 1))) {
+        *why =
+            "[own/]NAME[:TAG][@sha256:DIGEST] is expected: a name of lower case letters, digits, "
+            "'.', '_' and '-' that starts with a letter or digit, at most 64 characters, and "
+            "64 hexadecimal digits (see: vhpc image ls)";
         return false;
     }
-    snprintf(value, VHPC_VALUE_SIZE, "%.*s:%s", (int)name, text, tag);
+    snprintf(value, VHPC_VALUE_SIZE, "%s%.*s:%.*s%s", is_own ? own : "", (int)name, text,
+             (int)tag_length, tag, at == NULL ? "" : at);
     return true;
 }
 
@@ -136,6 +163,49 @@ static bool parse_guests_per_node(const char *text, char value[VHPC_VALUE_SIZE],
     return true;
 }
 
+/* The site's policy says which of them a job may have; vhpcd knows it. */
+static bool parse_network(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    /* in the order of the canonical form */
+    static const char *const parts[] = {"job", "multicast", "nat", "site"};
+    enum { JOB = 1, MULTICAST = 2, NAT = 4, SITE = 8, COUNT = sizeof parts / sizeof *parts };
+    unsigned asked = 0;
+
+    if (strcmp(text, "none") == 0) {
+        snprintf(value, VHPC_VALUE_SIZE, "none");
+        return true;
+    }
+    *why =
+        "'none' or a list of 'job', 'multicast', 'nat' and 'site' is expected, such as 'job,nat'";
+    for (const char *at = text;; at++) {
+        size_t length = strcspn(at, ",");
+        size_t found = 0;
+        while (found < COUNT &&
+               (strlen(parts[found]) != length || strncmp(at, parts[found], length) != 0))
+            found++;
+        if (found == COUNT || (asked & 1U << found) != 0)
+            return false;
+        asked |= 1U << found;
+        at += length;
+        if (*at == '\0')
+            break;
+    }
+    if ((asked & (JOB | MULTICAST)) == MULTICAST) {
+        *why = "multicast is for the network of 'job': 'job,multicast' is expected";
+        return false;
+    }
+    if ((asked & (NAT | SITE)) == (NAT | SITE)) {
+        *why = "nat and site both lead to other networks: one of them is expected";
+        return false;
+    }
+    size_t used = 0;
+    for (size_t i = 0; i < COUNT; i++)
+        if ((asked & 1U << i) != 0)
+            used += (size_t)snprintf(value + used, VHPC_VALUE_SIZE - used, "%s%s",
+                                     used == 0 ? "" : ",", parts[i]);
+    return true;
+}
+
 /* Any plain text may name a file; shells are not involved. */
 static bool parse_console(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
@@ -155,15 +225,20 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
     [VHPC_IMAGE] =
         {
             .name = "vhpc-image",
-            .arginfo = "NAME[:TAG]",
+            .arginfo = "[own/]NAME[:TAG][@DIGEST]",
             .variable = "VHPC_IMAGE",
             .usage = "run the job inside KVM guests of this image on its nodes",
             .detail =
                 "Run the batch script and each task of the job inside KVM guests. On each node of "
                 "the job, guests are booted from the image NAME for this job alone, and removed "
                 "when the job ends. The default of TAG is latest. All nodes boot the same bytes: "
-                "the name is resolved to a digest once, when the job starts. `vhpc image ls` lists "
-                "the images. Within a job the option may be repeated for a step, but only with "
+                "the name is resolved to a digest once, when the job starts; sacct shows the "
+                "digest in "
+                "AdminComment. NAME@sha256:DIGEST is the image of that digest, whatever the name "
+                "points to when the job starts. own/NAME is an image of the user's own catalogue, "
+                "if the "
+                "site has such catalogues. `vhpc image ls` lists the images. Within a job the "
+                "option may be repeated for a step, but only with "
                 "the job's own image; a step without it runs in the guests too.",
             .parse = parse_image,
         },
@@ -250,6 +325,30 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "guest is called NODE-g0, NODE-g1 and so on, and a task sees those of its step's "
                 "GPUs that its own guest has. All guests of a job start, or none.",
             .parse = parse_guests_per_node,
+        },
+    [VHPC_NETWORK] =
+        {
+            .name = "vhpc-network",
+            .arginfo = "none|LIST",
+            .variable = "VHPC_NETWORK",
+            .usage = "which network the guests of the job have",
+            .detail =
+                "none, or a list of words with commas between them. job gives each guest an "
+                "interface (vhpc0) on a network that only the guests of this job are on. They "
+                "reach each other by their host names, over IPv4 and IPv6; VHPC_NODELIST has the "
+                "names of all of them, with commas between them. Nothing else can be reached "
+                "through it, and broadcasts reach only the guests of the same node. multicast, "
+                "beside job: broadcast and multicast frames of a guest reach all guests of the "
+                "job, for programs that find each other in this way; the site limits the number "
+                "of guests. nat gives each guest an interface (nat0) by which its programs open "
+                "TCP and UDP connections over IPv4 to networks outside of the site, and to those "
+                "that the site has chosen, with the address of the node; no host can connect to "
+                "the guest. site gives each guest an interface (site0) on a network that the site "
+                "has made for guests, and that guests of other jobs and users are on too; not "
+                "together with nat. none: the guests have no network. The site sets the default "
+                "and which of them are allowed; a job that asks for another fails with one line "
+                "on its stderr.",
+            .parse = parse_network,
         },
 };
 

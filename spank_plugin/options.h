@@ -23,6 +23,7 @@ enum vhpc_option_id {
     VHPC_CONSOLE,
     VHPC_VFS,
     VHPC_GUESTS_PER_NODE,
+    VHPC_NETWORK,
     VHPC_OPTION_COUNT,
 };
 

@@ -33,9 +33,10 @@ struct task {
     bool asked;          /* the job or the step wants guests, even if this node has none */
     char generation[64]; /* generation that an earlier task of this job ran in, "" if unknown */
     char node[256];
-    uint32_t guest;            /* which of the node's guests it runs in */
-    char socket[PATH_MAX];     /* of that guest */
-    char gpus[VHPC_GPUS_SIZE]; /* of that guest */
+    uint32_t guest;                 /* which of the node's guests it runs in */
+    char socket[PATH_MAX];          /* of that guest */
+    char gpus[VHPC_GPUS_SIZE];      /* of that guest */
+    char cpus[VHPC_STATE_LINE_MAX]; /* of the node, for each CPU of that guest; "" if unknown */
 };
 
 /*
@@ -191,6 +192,7 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
     bool several = runs_in_guest && state->guests > 1;
     char guest[16];
     char guests[16];
+    char components[16];
     char file[PATH_MAX]; /* the file was read just now, so its name fits */
     const struct {
         const char *name;
@@ -201,7 +203,9 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
         {VHPC_ENV_JOB_GUESTS, several ? guests : NULL},
         {VHPC_ENV_GUEST, several ? guest : NULL},
         {"VHPC_RUN_SOCKET", runs_in_guest ? task->socket : NULL},
+        {"VHPC_RUN_CPUS", runs_in_guest && task->cpus[0] != '\0' ? task->cpus : NULL},
         {"VHPC_RUN_COMMANDS", runs_in_guest ? state->commands : NULL},
+        {"VHPC_RUN_COMPONENTS", runs_in_guest && state->components > 0 ? components : NULL},
         {"VHPC_RUN_STATE", runs_in_guest ? file : NULL},
         {"VHPC_RUN_SCRIPT", runs_in_guest && task->step == SLURM_BATCH_SCRIPT ? "1" : NULL},
         {VHPC_ENV_RUN_ARGV0, NULL},
@@ -209,6 +213,7 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
 
     snprintf(guest, sizeof guest, "%u", task->guest);
     snprintf(guests, sizeof guests, "%u", state->guests);
+    snprintf(components, sizeof components, "%u", state->components);
     snprintf(file, sizeof file, "%s/jobs/%u/state", vhpc_plugin.args.run_dir, task->job);
     for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
         if (variables[i].value == NULL)
@@ -316,7 +321,8 @@ static bool find_guest(spank_t spank, struct task *task, const struct vhpc_state
     }
     task->guest = vhpc_state_guest_of(state, (uint32_t)local_id, tasks);
     return vhpc_state_socket(state, task->guest, task->socket, sizeof task->socket) &&
-           vhpc_state_gpus(state, task->guest, task->gpus, sizeof task->gpus);
+           vhpc_state_gpus(state, task->guest, task->gpus, sizeof task->gpus) &&
+           vhpc_state_cpus(state, task->guest, task->cpus, sizeof task->cpus);
 }
 
 /*

@@ -31,17 +31,19 @@ enum key {
     SOCKET,
     COMMANDS,
     GPUS,
+    CPUS,
     GUESTS,
+    COMPONENTS,
     WARNING,
     KEYS
 };
 
 static const char *const key_names[KEYS] = {
-    [VERSION] = "version",       [JOB] = "job",       [RESTART] = "restart",
-    [GENERATION] = "generation", [STATUS] = "status", [MESSAGE] = "message",
-    [IMAGE] = "image",           [BATCH] = "batch",   [SOCKET] = "socket",
-    [COMMANDS] = "commands",     [GPUS] = "gpus",     [GUESTS] = "guests",
-    [WARNING] = "warning",
+    [VERSION] = "version",       [JOB] = "job",         [RESTART] = "restart",
+    [GENERATION] = "generation", [STATUS] = "status",   [MESSAGE] = "message",
+    [IMAGE] = "image",           [BATCH] = "batch",     [SOCKET] = "socket",
+    [COMMANDS] = "commands",     [GPUS] = "gpus",       [CPUS] = "cpus",
+    [GUESTS] = "guests",         [WARNING] = "warning", [COMPONENTS] = "components",
 };
 
 __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size, const char *format,
@@ -169,8 +171,11 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
     state->commands = values[COMMANDS] == NULL ? "" : values[COMMANDS];
     state->warning = values[WARNING] == NULL ? "" : values[WARNING];
     state->gpus = values[GPUS] == NULL ? "" : values[GPUS];
+    state->cpus = values[CPUS] == NULL ? "" : values[CPUS];
     if (!read_guests(state, values[GUESTS]))
         return refuse(why, size, "guests is not a number of guests that socket allows");
+    if (values[COMPONENTS] != NULL && !read_u32(values[COMPONENTS], &state->components))
+        return refuse(why, size, "components is not a number");
     state->message = values[MESSAGE] == NULL || values[MESSAGE][0] == '\0'
                          ? "the guests of this job could not be started; ask the site's support"
                          : values[MESSAGE];
@@ -219,9 +224,8 @@ bool vhpc_state_socket(const struct vhpc_state *state, uint32_t guest, char *pat
     return length > 0 && (size_t)length < size && length < SOCKET_PATH_SIZE;
 }
 
-bool vhpc_state_gpus(const struct vhpc_state *state, uint32_t guest, char *gpus, size_t size)
+static bool part_of(const char *at, uint32_t guest, char *part, size_t size)
 {
-    const char *at = state->gpus;
     size_t length;
 
     for (; guest > 0; guest--) {
@@ -232,9 +236,19 @@ bool vhpc_state_gpus(const struct vhpc_state *state, uint32_t guest, char *gpus,
     length = strcspn(at, ",");
     if (length >= size)
         return false;
-    memcpy(gpus, at, length);
-    gpus[length] = '\0';
+    memcpy(part, at, length);
+    part[length] = '\0';
     return true;
+}
+
+bool vhpc_state_gpus(const struct vhpc_state *state, uint32_t guest, char *gpus, size_t size)
+{
+    return part_of(state->gpus, guest, gpus, size);
+}
+
+bool vhpc_state_cpus(const struct vhpc_state *state, uint32_t guest, char *cpus, size_t size)
+{
+    return part_of(state->cpus, guest, cpus, size);
 }
 
 void vhpc_state_free(struct vhpc_state *state)

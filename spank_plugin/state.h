@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define VHPC_STATE_MAX 65536     /* bytes of a file */
+#define VHPC_STATE_MAX 131072    /* bytes of a file */
 #define VHPC_STATE_LINE_MAX 4096 /* bytes of a line without its newline */
 
 enum vhpc_status { VHPC_BOOTING, VHPC_READY, VHPC_FAILED };
@@ -23,13 +23,15 @@ struct vhpc_state {
     enum vhpc_status status;
     bool batch_on_host;
     const char *generation; /* JOB.RESTART.NONCE */
-    const char *image;      /* NAME:TAG */
+    const char *image;      /* [own/]NAME:TAG[@DIGEST] */
     const char *message;    /* of a failed job; never NULL then */
     const char *socket;     /* absolute path of the first guest's socket; never NULL when ready */
     const char *commands;   /* colon separated host commands; "" when none */
     uint32_t guests;        /* on this node; their sockets differ in the folder: g0, g1, ... */
+    uint32_t components;    /* of a het job, if they have one network for MPI; else 0 */
     const char *warning;    /* message for the user when the job starts; "" if there is none */
     const char *gpus;       /* the node's numbers of GPUs: "5:2,7", a comma between guests */
+    const char *cpus;       /* the node's CPU of each vCPU, in the same form; "" if unknown */
 };
 
 enum vhpc_state_found {
@@ -62,8 +64,9 @@ uint32_t vhpc_state_guest_of(const struct vhpc_state *state, uint32_t local_id, 
 /* Path of a guest's socket; false if it does not fit. */
 bool vhpc_state_socket(const struct vhpc_state *state, uint32_t guest, char *path, size_t size);
 
-/* A guest's part of gpus; false if it does not fit. */
+/* A guest's part of gpus, and of cpus; false if it does not fit. */
 bool vhpc_state_gpus(const struct vhpc_state *state, uint32_t guest, char *gpus, size_t size);
+bool vhpc_state_cpus(const struct vhpc_state *state, uint32_t guest, char *cpus, size_t size);
 
 void vhpc_state_free(struct vhpc_state *state);
 

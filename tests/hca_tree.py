@@ -73,11 +73,17 @@ class HcaTree:
         if not link.is_symlink():
             link.symlink_to("../..")
 
+    def _set(self, path: Path, text: str) -> None:
+        """As sysfs: a reader sees the old value or the new one, and never an empty file."""
+        new = self.root / ".new"
+        new.write_text(text)
+        new.replace(path)
+
     def set_interface_key(self, name: str, pkey: int) -> None:
-        (self.root / f"class/net/{name}/pkey").write_text(f"0x{pkey:04x}\n")
+        self._set(self.root / f"class/net/{name}/pkey", f"0x{pkey:04x}\n")
 
     def set_state(self, device: str, state: str) -> None:
-        (self.port(device) / "state").write_text(f"{state}\n")
+        self._set(self.port(device) / "state", f"{state}\n")
 
     def set_keys(self, device: str, keys: Sequence[int]) -> None:
         """The table from its beginning; the rest is empty."""
@@ -86,7 +92,7 @@ class HcaTree:
             file = self.port(device) / f"pkeys/{index}"
             text = f"0x{key:04x}\n"
             if not file.exists() or file.read_text() != text:
-                file.write_text(text)
+                self._set(file, text)
 
     def clear(self) -> None:
         """No adapter at all."""

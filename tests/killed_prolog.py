@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs as root in place of Slurm: a lease by hand, and the real Prolog with a kill at some write.
 
-    killed_prolog.py open [--guests N] [--cpus N] [--memory MIB] [--gpu INDEX] [--vfs N]
+    killed_prolog.py open [--guests N] [--cpus N] [--memory MIB] [--gpu INDEX] [--vfs N] [--network job]
                                    make the lease of the job in SLURM_JOB_ID
     killed_prolog.py end           say that the job is over; both on a host of slurmctld
     killed_prolog.py N [torn]      the Prolog; before its N-th journal write (from 1) it ends as by kill -9,
@@ -34,11 +34,21 @@ def open_lease(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
     for name, default in (("guests", 1), ("cpus", None), ("memory", None), ("gpu", None), ("vfs", None)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--network")
     said = parser.parse_args(words)
     guests = said.guests
     image = ImageRef.parse(os.environ["SPANK_VHPC_IMAGE"])
     request = JobRequest(
-        JOB, 0, 2001, 2001, "alice", "/home/alice", image, vfs=said.vfs, guests_per_node=guests
+        JOB,
+        0,
+        2001,
+        2001,
+        "alice",
+        "/home/alice",
+        image,
+        vfs=said.vfs,
+        guests_per_node=guests,
+        network=said.network,
     )
     gres = () if said.gpu is None else (GresAllocation("gpu", "", 1, (said.gpu,)),)
     cpu_ids = tuple(range(said.cpus or guests))

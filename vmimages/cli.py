@@ -23,10 +23,17 @@ from vmimages.initrd import initrd, program, version
 from vmimages.mirrors import ENVIRONMENT, choose
 from vmimages.recipe import Recipe
 from vmimages.rootfs import Base, base
-from vmimages.store import Published, publish
+from vmimages.store import Blob, Published, publish
 
-SCHEMA = 1
+SCHEMA = 2
 MACHINE = "x86_64"
+BUILDER = "vmimages"
+KERNEL_TYPES = {
+    "vmlinux": "application/vnd.vhpc.kernel.elf",
+    "bzImage": "application/vnd.vhpc.kernel.bzimage",
+}
+INITRD_TYPE = "application/vnd.vhpc.initrd.cpio"
+ROOT_TYPES = {"erofs": "application/vnd.vhpc.root.erofs"}
 EPILOG = """\
 Needs mmdebstrap, erofs-utils and zstd.  Root builds in place, an ordinary
 user in a user namespace (package uidmap, and a range in /etc/subuid).
@@ -143,12 +150,13 @@ def _build(options: Options) -> dict[str, Any]:
     if made.cached:
         say(f"root and kernel {made.kernel_release} are in the cache")
     with BuildStep(f"publishing in {options.output}"):
-        blobs: dict[str, Path | bytes] = {
-            "kernel": made.kernel,
-            "initrd": initrd(made, init, agent, recipe.root.source_date_epoch),
-            "root": made.root,
+        blobs = {
+            "kernel": Blob(KERNEL_TYPES[recipe.kernel.format], made.kernel),
+            "initrd": Blob(INITRD_TYPE, initrd(made, init, agent, recipe.root.source_date_epoch)),
+            "root": Blob(ROOT_TYPES[recipe.root.format], made.root),
         }
-        published = publish(options.output, _manifest(recipe, agent_version), blobs)
+        manifest = _manifest(recipe, made, agent_version)
+        published = publish(options.output, recipe.image.name, recipe.image.tag, manifest, blobs)
     return _result(recipe, made, published, blobs)
 
 
@@ -170,32 +178,39 @@ def _recipe(options: Options) -> Recipe:
     return replace(recipe, image=image, debian=debian)
 
 
-def _manifest(recipe: Recipe, agent_version: str) -> dict[str, Any]:
+def _manifest(recipe: Recipe, made: Base, agent_version: str) -> dict[str, Any]:
+    """The manifest without its blobs; docs/image-format.md explains the keys, all of which must be there."""
     image = recipe.image
-    words = [recipe.kernel.cmdline, "" if image.init == "agent" else f"vhpc.init={image.init}"]
     now = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     return {
         "schema": SCHEMA,
-        "name": image.name,
-        "tag": image.tag,
-        "arch": MACHINE,
-        "root_format": recipe.root.format,
-        "init": image.init,
-        "cmdline": " ".join(" ".join(words).split()),
-        "min_memory_mib": image.min_memory_mib,
-        "firmware": image.firmware,
-        "drivers": list(image.drivers),
         "agent_version": agent_version,
+        "arch": MACHINE,
+        "cmdline": " ".join(recipe.kernel.cmdline.split()),
         "description": image.description,
-        "created": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "signature": None,
+        "drivers": {name: made.driver_versions.get(name, "") for name in image.drivers},
+        "firmware": image.firmware,
+        "init": image.init,
+        "labels": {
+            "vhpc/kernel-release": made.kernel_release,
+            "vhpc/recipe": image.name,
+            "vhpc/suite": recipe.debian.suite,
+        },
+        "min_cpus": image.min_cpus,
+        "min_memory_mib": image.min_memory_mib,
+        "process": {"arguments": [], "entrypoint": [], "environment": {}, "user": "", "working_dir": ""},
+        "provenance": {
+            "builder": BUILDER,
+            "created": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "parent": "",
+            "source": f"recipe {image.name}, Debian {recipe.debian.suite}",
+            "source_digest": f"sha256:{recipe.base_key()}",
+        },
     }
 
 
-def _result(
-    recipe: Recipe, made: Base, published: Published, blobs: dict[str, Path | bytes]
-) -> dict[str, Any]:
-    sizes = {k: len(v) if isinstance(v, bytes) else v.stat().st_size for k, v in blobs.items()}
+def _result(recipe: Recipe, made: Base, published: Published, blobs: dict[str, Blob]) -> dict[str, Any]:
+    sizes = {field: blob.size() for field, blob in blobs.items()}
     return {
         "image": f"{recipe.image.name}:{recipe.image.tag}",
         "digest": published.digest,

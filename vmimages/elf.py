@@ -49,3 +49,19 @@ def has_pvh_entry(data: bytes) -> bool:
                 return True
             at += 12 + (name_size + 3) // 4 * 4 + (value_size + 3) // 4 * 4
     return False
+
+
+def section(data: bytes, name: str) -> bytes:
+    """Bytes of a section, empty if the file has none of that name; ValueError if it is not an ELF file."""
+    if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
+        raise ValueError("it is not a 64-bit ELF file")
+    (table,) = struct.unpack_from("<Q", data, 40)
+    size, count, strings = struct.unpack_from("<HHH", data, 58)
+    if size < 64 or strings >= count or table + size * count > len(data):
+        raise ValueError("its section headers are truncated")
+    headers = [struct.unpack_from("<IIQQQQ", data, table + index * size) for index in range(count)]
+    names = data[headers[strings][4] : headers[strings][4] + headers[strings][5]]
+    for header in headers:
+        if names[header[0] :].partition(b"\0")[0] == name.encode():
+            return data[header[4] : header[4] + header[5]]
+    return b""

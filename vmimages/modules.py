@@ -14,9 +14,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from vmimages import elf
 from vmimages.errors import BuildError
 from vmimages.host import need, output
 
+VERSION_LENGTH = 128
 SUFFIX = re.compile(r"\.ko(\.(xz|zst|gz))?$")
 
 
@@ -70,6 +72,23 @@ class ModuleTree:
     def has(self, name: str) -> bool:
         """Whether the kernel has a module or a built-in module of that name."""
         return canonical(name) in self._files or canonical(name) in self._builtin
+
+    def version(self, name: str) -> str:
+        """The version that a module states (modinfo -F version); empty if it states none, or is built in.
+
+        Modules of the kernel's own source tree seldom state one; those of vendors, such as GPU drivers, do.
+        """
+        path = self._files.get(canonical(name))
+        if path is None:
+            return ""
+        try:
+            found = elf.section(read_module(self.folder / path), ".modinfo")
+        except ValueError as err:
+            raise BuildError(f"cannot read kernel module {path}", str(err)) from err
+        for item in found.split(b"\0"):
+            if item.startswith(b"version="):
+                return item.removeprefix(b"version=").decode("ascii", "replace")[:VERSION_LENGTH]
+        return ""
 
     def load_order(self, names: tuple[str, ...]) -> list[LoadStep]:
         """The named modules and all their dependencies, each module after its dependencies.

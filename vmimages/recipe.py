@@ -25,8 +25,23 @@ from vmimages.mirrors import Mirrors, sources
 # Copies from vhpc_slurm.model, which a build host may not have.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
+# The node sets these kernel parameters; vhpc refuses a manifest that has one (vhpc_slurm.catalog.manifest).
+RESERVED_PARAMETERS = frozenset(
+    {
+        "init",
+        "rdinit",
+        "initrd",
+        "root",
+        "rootfstype",
+        "rootflags",
+        "vhpc.init",
+        "vhpc.root",
+        "vhpc.rootfstype",
+    }
+)
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+MAX_CPUS = 4096
 # Increase it if bases from the cache of an older builder must not be used.
 BASE_FORMAT = 3
 T = TypeVar("T")
@@ -40,6 +55,7 @@ class ImageTable:
     tag: str = "latest"
     description: str = ""
     min_memory_mib: int
+    min_cpus: int = 1
     firmware: str = "bios"
     init: str = "agent"
     drivers: tuple[str, ...] = ()
@@ -161,6 +177,7 @@ def _check(recipe: Recipe) -> None:
         (NAME.fullmatch(image.name), f"image.name {image.name!r} contains a character that is not allowed"),
         (TAG.fullmatch(image.tag), f"image.tag {image.tag!r} contains a character that is not allowed"),
         (image.min_memory_mib > 0, "image.min_memory_mib must be above 0"),
+        (0 < image.min_cpus <= MAX_CPUS, f"image.min_cpus must be from 1 to {MAX_CPUS}"),
         (image.firmware in {"bios", "uefi"}, "image.firmware must be bios or uefi"),
         (image.init == "agent" or image.init.startswith("/"), "image.init must be agent or an absolute path"),
         (kernel.format in {"vmlinux", "bzImage"}, "kernel.format must be vmlinux or bzImage"),
@@ -168,7 +185,7 @@ def _check(recipe: Recipe) -> None:
             image.firmware == "bios" or kernel.format == "bzImage",
             'image.firmware = "uefi" needs kernel.format = "bzImage": UEFI does not load an ELF kernel',
         ),
-        ("vhpc.init=" not in kernel.cmdline, "kernel.cmdline must not contain vhpc.init=: set image.init"),
+        ('"' not in kernel.cmdline, "kernel.cmdline must not contain quotation marks"),
         (root.format == "erofs", "root.format must be erofs"),
         (root.compression in {"none", "lz4", "lz4hc"}, "root.compression must be none, lz4 or lz4hc"),
         (_is_uuid(root.uuid), f"root.uuid {root.uuid!r} is not a UUID"),
@@ -177,6 +194,9 @@ def _check(recipe: Recipe) -> None:
     for holds, message in rules:
         if not holds:
             raise ValueError(message)
+    for word in kernel.cmdline.split():
+        if word == "--" or word.partition("=")[0] in RESERVED_PARAMETERS:
+            raise ValueError(f"kernel.cmdline must not contain {word}: the node sets it (or image.init does)")
     for what, pattern, names in (
         ("debian.packages", PACKAGE, debian.packages),
         ("kernel.package", PACKAGE, (kernel.package,)),

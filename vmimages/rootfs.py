@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmimages import kernel
@@ -39,6 +39,8 @@ class Base:
     folder: Path
     kernel_release: str
     cached: bool
+    driver_versions: dict[str, str] = field(default_factory=dict)
+    """Versions of the recipe's drivers, where the kernel module states one."""
 
     @property
     def root(self) -> Path:
@@ -97,7 +99,8 @@ def _load(folder: Path, *, cached: bool) -> Base | None:
         about = json.loads((folder / "base.json").read_text())
     except FileNotFoundError:
         return None
-    return Base(folder, about["kernel_release"], cached)
+    # A base of an older builder does not have the versions.
+    return Base(folder, about["kernel_release"], cached, about.get("driver_versions", {}))
 
 
 def _build(recipe: Recipe, work: Path) -> None:
@@ -122,7 +125,8 @@ def _build(recipe: Recipe, work: Path) -> None:
     image = (own / "vmlinuz").read_bytes()
     (out / "kernel").write_bytes(kernel.vmlinux(image) if recipe.kernel.format == "vmlinux" else image)
     shutil.copyfile(own / "packages", out / "packages")
-    (out / "base.json").write_text(json.dumps({"kernel_release": release}))
+    versions = {name: version for name in recipe.image.drivers if (version := modules.version(name))}
+    (out / "base.json").write_text(json.dumps({"kernel_release": release, "driver_versions": versions}))
 
 
 def _install(recipe: Recipe, tree: Path, log: Path) -> None:

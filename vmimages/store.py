@@ -24,6 +24,18 @@ CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
+class Blob:
+    """A blob to publish: its media type, and its bytes or a file with them."""
+
+    media_type: str
+    data: Path | bytes
+
+    def size(self) -> int:
+        """Number of bytes."""
+        return len(self.data) if isinstance(self.data, bytes) else self.data.stat().st_size
+
+
+@dataclass(frozen=True)
 class Published:
     """The digest to which a name points; ``changed``: whether this call changed it."""
 
@@ -31,35 +43,49 @@ class Published:
     changed: bool
 
 
-def publish(catalog: Path, manifest: dict[str, Any], blobs: dict[str, Path | bytes]) -> Published:
+def publish(
+    catalog: Path, name: str, tag: str, manifest: dict[str, Any], blobs: dict[str, Blob]
+) -> Published:
     """Put an image into a catalogue.
 
     Args:
         catalog: the folder; created if absent.
-        manifest: fields of the manifest, without those named in ``blobs``.
-        blobs: manifest field (kernel, initrd, root) -> the blob's bytes, or a file with them.
+        name, tag: what points to the image.
+        manifest: the manifest's keys without those in ``blobs``.
+        blobs: the manifest's keys kernel, initrd and root.
 
-    If the published image differs only in ``created``, it stays.
+    If the published image differs only in the time at which it was created, it stays.
 
     Raises:
         BuildError: the catalogue cannot be written; the name is unchanged.
     """
     try:
-        for part in ("blobs/sha256", "manifests/sha256", f"names/{manifest['name']}"):
-            (catalog / part).mkdir(parents=True, exist_ok=True)
+        catalog.mkdir(parents=True, exist_ok=True)
         with _lock(catalog):
-            full = manifest | {field: _blob(catalog, field, data) for field, data in blobs.items()}
-            name = catalog / "names" / manifest["name"] / manifest["tag"]
-            before = _current(catalog, name)
-            if before is not None and before[1] | {"created": ""} == full | {"created": ""}:
+            for part in ("blobs/sha256", "manifests/sha256", f"names/{name}"):
+                (catalog / part).mkdir(parents=True, exist_ok=True)
+            full = manifest | {field: _blob(catalog, blob) for field, blob in blobs.items()}
+            pointer = catalog / "names" / name / tag
+            before = _current(catalog, pointer)
+            if before is not None and _undated(before[1]) == _undated(full):
                 return Published(before[0], changed=False)
-            text = (json.dumps(full, indent=2, sort_keys=True) + "\n").encode()
+            text = canonical(full)
             digest = hashlib.sha256(text).hexdigest()
             _write(catalog / "manifests/sha256" / f"{digest}.json", text)
-            _write(name, f"sha256:{digest}\n".encode())
+            _write(pointer, f"sha256:{digest}\n".encode())
     except OSError as err:
         raise BuildError(f"cannot publish in {catalog}", str(err)) from err
     return Published(f"sha256:{digest}", changed=True)
+
+
+def canonical(manifest: dict[str, Any]) -> bytes:
+    """The canonical form of a manifest (RFC 8785; keys are ASCII, numbers are integers below 2**53)."""
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _undated(manifest: dict[str, Any]) -> dict[str, Any]:
+    origin = manifest.get("provenance")
+    return manifest | {"provenance": origin | {"created": ""} if isinstance(origin, dict) else origin}
 
 
 def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
@@ -75,20 +101,19 @@ def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
     return digest, manifest
 
 
-def _blob(catalog: Path, field: str, data: Path | bytes) -> dict[str, Any]:
+def _blob(catalog: Path, blob: Blob) -> dict[str, Any]:
     """Write a blob to the catalogue; return the manifest's entry for it."""
     folder = catalog / "blobs/sha256"
     with _new_file(folder) as (path, fd):
         digest, size = hashlib.sha256(), 0
-        for chunk in _chunks(data):
+        for chunk in _chunks(blob.data):
             digest.update(chunk)
             size += len(chunk)
             _write_all(fd, chunk)
         os.fsync(fd)
         # Replace an existing blob: it may be damaged, and this one is known to be good.
         path.rename(folder / digest.hexdigest())
-    file = data.name if isinstance(data, Path) else field
-    return {"file": file, "sha256": digest.hexdigest(), "size": size}
+    return {"media_type": blob.media_type, "sha256": digest.hexdigest(), "size": size}
 
 
 def _chunks(data: Path | bytes) -> Iterator[bytes]:

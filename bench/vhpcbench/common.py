@@ -134,16 +134,17 @@ class Lab:
         """Path on this machine of a file in the user's home."""
         return self.paths["home"] / USER / name
 
-    def submit(self, script: str, *options: str, wait: bool) -> int:
+    def submit(self, script: str, *options: str, wait: bool, node: str = NODE) -> int:
         """Submit a script to the node with sbatch; with ``wait``, return when the job has ended."""
-        argv = ["sbatch", "--parsable", "-w", NODE, *(["--wait"] if wait else []), *options]
+        argv = ["sbatch", "--parsable", "-w", node, *(["--wait"] if wait else []), *options]
         out = self.run("login", *argv, user=USER, stdin=f"#!/bin/sh\n{script}\n")
         return int(out.split()[0])
 
-    def hold(self, *options: str) -> int:
+    def hold(self, *options: str, node: str = NODE) -> int:
         """Start a job that sleeps; return when it runs."""
         name = "bench-held"
-        job = self.submit(f": > {name}.$SLURM_JOB_ID; sleep 3600", "-o", "/dev/null", *options, wait=False)
+        script = f": > {name}.$SLURM_JOB_ID; sleep 3600"
+        job = self.submit(script, "-o", "/dev/null", *options, wait=False, node=node)
         waiting = (
             f"for i in $(seq 600); do [ -e {name}.{job} ] && exec rm {name}.{job}; sleep 0.2; done; exit 1"
         )
@@ -157,7 +158,7 @@ class Lab:
 
     def quiet(self) -> None:
         """Wait until no job is left, including completing jobs."""
-        self.run("ctl", "sh", "-c", 'while [ -n "$(squeue -h)" ]; do sleep 0.2; done', timeout_s=60)
+        self.run("ctl", "sh", "-c", 'while [ -n "$(squeue -h)" ]; do sleep 0.2; done')
 
     def timeline(self, job: int) -> list[dict[str, Any]]:
         """Stages of a job's boot on the node."""

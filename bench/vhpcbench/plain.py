@@ -42,11 +42,11 @@ class GuestFacts:
     cmdline: str
 
 
-def facts(lab: Lab, image: str) -> GuestFacts:
+def facts(lab: Lab, image: str, node: str = NODE) -> GuestFacts:
     """Start a job and read the configuration of its guest."""
-    job = lab.hold(f"--vhpc-image={image}")
+    job = lab.hold(f"--vhpc-image={image}", node=node)
     try:
-        xml = lab.run(NODE, "sh", "-c", "virsh dumpxml $(virsh -q list --name | head -1)")
+        xml = lab.run(node, "sh", "-c", "virsh dumpxml $(virsh -q list --name | head -1)")
     finally:
         lab.cancel(job)
     domain = ET.fromstring(xml)  # noqa: S314 - from libvirt

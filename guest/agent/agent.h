@@ -9,19 +9,22 @@
 #ifndef VHPC_AGENT_H
 #define VHPC_AGENT_H
 
+#include <netinet/in.h>
+
 #include "chan.h"
 #include "hello.h"
 #include "task.h"
 
 struct agent;
 
-enum { PMI_PORTS_MAX = 4 };
-
-/* pmi.c: how the agent detects that a session's program uses PMI. */
-struct pmi_guard {
-    struct source source;         /* our end of PMI_FD; fd -1: none */
-    int child;                    /* the program's end, until the program has started; -1: none */
-    uint32_t port[PMI_PORTS_MAX]; /* of PMIx servers; 0: none */
+/* pmi.c, pmix.c: PMI of a session's program. */
+struct session_pmi {
+    struct source source;   /* our end of PMI_FD, if it is not relayed; fd -1: none */
+    int child;              /* the program's end, until the program has started; -1: none */
+    struct source listener; /* for PMIx; fd -1: none */
+    uint32_t links;         /* connections to it that are relayed */
+    char *failure;          /* why its program was ended */
+    bool directory;         /* it uses the directory of its step */
 };
 
 struct session {
@@ -41,12 +44,13 @@ struct session {
     bool halted; /* by a SIGSTOP, until any other frame of the client */
     bool held;   /* the cgroup is frozen */
     uint32_t last_call;
-    struct pmi_guard pmi;
+    struct session_pmi pmi;
 };
 
-struct pmi_listener; /* pmi.c */
-struct fabric;       /* fabric.h */
+struct pmix_link; /* pmix.c */
+struct fabric;    /* fabric.h */
 struct ib_want;
+struct reach;  /* reach.h */
 struct caller; /* hostcall.c: a command client in this guest */
 
 struct agent {
@@ -67,7 +71,15 @@ struct agent {
     struct fabric *fabric;     /* the job's InfiniBand ports; NULL = none */
     const char *topology_file; /* for NCCL */
     bool has_topology;         /* it was written */
-    struct pmi_listener *pmi_listeners;
+    char *interface;           /* of the job's network; NULL = the job has none */
+    char *nodelist;            /* names of the job's guests; NULL = the job has no network */
+    char *host_names;          /* the same with spaces, of any length; NULL = no host files */
+    struct in_addr job_ipv4;   /* of this guest on the network of the job */
+    struct in6_addr job_ipv6;
+    bool keepalive;      /* connections on this network have it: keepalive.h */
+    struct ssh *ssh;     /* sshd's connections; NULL = none */
+    struct reach *reach; /* a reach request that is waiting; NULL = none */
+    struct pmix_link *links;
     char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
     char *cgroup;   /* parent directory of the sessions' cgroups; NULL = no cgroup v2 */
 };
@@ -119,13 +131,16 @@ void session_signal_group(struct task *t, int number);
 void session_heard(struct session *s);
 
 /*
- * pmi.c: end the program with spec.pmi_refusal if it uses PMI. 0, or -errno if its use cannot be
- * detected. pmi_place() is called in the child, pmi_started() after the fork.
+ * pmi.c: end the program with spec.pmi_refusal if it uses PMI; the line is dropped if it does not
+ * apply to this guest. 0, or -errno if the use of PMI cannot be detected. pmi_place() is called in
+ * the child, pmi_started() after the fork.
  */
 int pmi_guard(struct session *s);
 int pmi_place(const struct session *s);
 void pmi_started(struct session *s);
 void pmi_unguard(struct session *s);
+/* refusal.c: the program has used PMI that is refused: end it. */
+void pmi_used(struct session *s);
 
 /* script.c: a batch script, at the path that it has on the host */
 int script_write(const struct execspec *spec, bool *written);
@@ -154,6 +169,8 @@ int callers_listen(struct agent *a);
 int caller_frame(struct session *s, const struct frame *f);
 void callers_close(struct agent *a, const struct session *s);
 void callers_sweep(struct agent *a);
+/* Host calls of the session, including those of pmix.c. */
+uint32_t calls_alive(const struct session *s);
 
 /* system.c, port.c */
 void system_mount_all(void);

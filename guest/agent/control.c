@@ -9,8 +9,13 @@
 
 #include "agent.h"
 #include "fabric.h"
+#include "hostfile.h"
 #include "identity.h"
+#include "nat.h"
+#include "network.h"
+#include "reach.h"
 #include "reply.h"
+#include "ssh.h"
 #include "tlv.h"
 #include "topology.h"
 
@@ -21,10 +26,16 @@ struct request {
     uint32_t op;
     uint32_t read_only;
     uint32_t wait_ms;
+    struct reach_want reach;
     struct ib_want *fabric; /* NULL = no port or key was named */
     char *mount_tag;
     char *mount_path;
     char *topology;
+    struct network_want network;
+    struct nat_want nat;
+    char *nodelist;
+    struct hostfile hosts;
+    struct ssh_want ssh;
     struct identity who;
 };
 
@@ -96,6 +107,60 @@ static int set_address(struct ib_want **want, const struct tlv *t)
     return *want == NULL ? -ENOMEM : tlv_str_into(t, (*want)->address, sizeof(*want)->address);
 }
 
+static int set_mac(struct network_want *want, const struct tlv *t)
+{
+    if (t->len != sizeof want->mac)
+        return -EPROTO;
+    memcpy(want->mac, t->data, sizeof want->mac);
+    want->has_mac = true;
+    return 0;
+}
+
+static int add_target(struct reach_want *want, const struct tlv *t)
+{
+    if (want->count == REACH_TARGETS_MAX)
+        return -EPROTO;
+    char *target = want->target[want->count++];
+    return tlv_str_into(t, target, sizeof want->target[0]);
+}
+
+static int parse_network_field(const struct tlv *t, struct request *r)
+{
+    struct network_want *want = &r->network;
+    switch (t->tag) {
+    case TAG_MAC:
+        return set_mac(want, t);
+    case TAG_INTERFACE:
+        return tlv_str_into(t, want->name, sizeof want->name);
+    case TAG_MTU:
+        return tlv_u32(t, &want->mtu);
+    case TAG_IPV4:
+        return tlv_str_into(t, want->ipv4, sizeof want->ipv4);
+    case TAG_IPV6:
+        return tlv_str_into(t, want->ipv6, sizeof want->ipv6);
+    case TAG_NODELIST:
+        return tlv_str(t, &r->nodelist);
+    case TAG_GATEWAY:
+        return tlv_str_into(t, r->nat.gateway, sizeof r->nat.gateway);
+    case TAG_NAMESERVER:
+        return nat_add_server(&r->nat, t);
+    case TAG_TARGET:
+        return add_target(&r->reach, t);
+    case TAG_HOST:
+        return hostfile_add(&r->hosts, t);
+    case TAG_HOST_KEY:
+        return tlv_str(t, &r->ssh.host_key);
+    case TAG_HOST_PUBLIC:
+        return tlv_str(t, &r->ssh.host_public);
+    case TAG_USER_KEY:
+        return tlv_str(t, &r->ssh.user_key);
+    case TAG_USER_PUBLIC:
+        return tlv_str(t, &r->ssh.user_public);
+    default:
+        return 0;
+    }
+}
+
 static int parse_field(const struct tlv *t, struct request *r)
 {
     switch (t->tag) {
@@ -141,7 +206,7 @@ static int parse_field(const struct tlv *t, struct request *r)
     case TAG_TOPOLOGY:
         return tlv_str(t, &r->topology);
     default:
-        return 0;
+        return parse_network_field(t, r);
     }
 }
 
@@ -151,6 +216,12 @@ static void free_request(struct request *r)
     free(r->mount_tag);
     free(r->mount_path);
     free(r->topology);
+    free(r->nodelist);
+    hostfile_free(&r->hosts);
+    free(r->ssh.host_key);
+    free(r->ssh.host_public);
+    free(r->ssh.user_key);
+    free(r->ssh.user_public);
     free(r->who.hostname);
     free(r->who.timezone);
     free(r->who.user);
@@ -188,8 +259,19 @@ static int put_info(const struct agent *a, struct buf *b)
     return rc;
 }
 
+static int ask_reach(struct session *s, const struct request *r, char *text, size_t size,
+                     bool *later)
+{
+    struct reach_want want = r->reach;
+    want.size = r->network.mtu;
+    want.wait_ms = r->wait_ms;
+    int rc = reach_ask(s, r->id, &want, text, size);
+    *later = rc == 0;
+    return rc;
+}
+
 /* 0 or -errno with one line in text; *later: the reply is sent later. */
-static int perform(struct session *s, const struct request *r, char *text, size_t size, bool *later)
+static int perform(struct session *s, struct request *r, char *text, size_t size, bool *later)
 {
     struct agent *a = s->agent;
     int rc;
@@ -216,6 +298,17 @@ static int perform(struct session *s, const struct request *r, char *text, size_
         if (r->topology == NULL)
             break;
         return topology_set(a, r->topology, text, size);
+    case VHPC_OP_NETWORK:
+        rc = network_apply(a, &r->network, r->nodelist, text, size);
+        return rc < 0 ? rc : hostfile_apply(a, &r->hosts, text, size);
+    case VHPC_OP_NAT:
+        return nat_apply(a, &r->nat, &r->network, text, size);
+    case VHPC_OP_REACH:
+        return ask_reach(s, r, text, size, later);
+    case VHPC_OP_SSH:
+        r->ssh.uid = r->who.uid;
+        r->ssh.gid = r->who.gid;
+        return ssh_apply(a, &r->ssh, text, size);
     default:
         (void)snprintf(text, size, "operation %u is unknown to this agent", r->op);
         return -ENOSYS;

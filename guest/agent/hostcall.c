@@ -33,11 +33,11 @@ static void refuse(struct caller *c, int number, const char *text)
     chan_finish(&c->chan);
 }
 
-static uint32_t live_calls(const struct agent *a, uint32_t session)
+uint32_t calls_alive(const struct session *s)
 {
-    uint32_t count = 0;
-    for (const struct caller *c = a->callers; c != NULL; c = c->next)
-        count += c->session == session && c->call != 0 && !flow_over(&c->flow) ? 1 : 0;
+    uint32_t count = s->pmi.links;
+    for (const struct caller *c = s->agent->callers; c != NULL; c = c->next)
+        count += c->session == s->id && c->call != 0 && !flow_over(&c->flow) ? 1 : 0;
     return count;
 }
 
@@ -70,7 +70,7 @@ static struct session *admit(struct caller *c)
             "this program was not started by a Slurm job, so nothing can run on the host for it");
         return NULL;
     }
-    if (live_calls(c->agent, s->id) >= VHPC_CALLS_MAX || s->last_call == UINT32_MAX) {
+    if (calls_alive(s) >= VHPC_CALLS_MAX || s->last_call == UINT32_MAX) {
         refuse(c, EAGAIN, "too many host commands at once in this step");
         return NULL;
     }

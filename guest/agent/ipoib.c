@@ -17,7 +17,7 @@
 
 enum { PATH_SIZE = 512 };
 
-/* A number in a sysfs attribute, in any base that strtol knows; -1 if there is none. */
+/* A number in a sysfs attribute, in any base that strtol knows; -1 without a number. */
 static long read_number(const char *sysfs, const char *interface, const char *file)
 {
     char path[PATH_SIZE], value[32] = "";

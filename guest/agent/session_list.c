@@ -23,7 +23,7 @@ struct session *session_add(struct agent *a, uint32_t id)
         return NULL;
     s->agent = a;
     s->id = id;
-    s->pmi = (struct pmi_guard){.source.fd = -1, .child = -1};
+    s->pmi = (struct session_pmi){.source.fd = -1, .child = -1, .listener.fd = -1};
     s->next = a->sessions;
     a->sessions = s;
     return s;

@@ -11,6 +11,8 @@
 
 #include "agent.h"
 #include "fabric.h"
+#include "reach.h"
+#include "pmix.h"
 #include "rig.h"
 
 /* Replaces fork at link time: an input may not start programs. */
@@ -53,12 +55,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     rig_feed(&a.loop, pair[0], data, size);
     (void)fabric_tick(&a, now_ms(), &work);
+    (void)reach_tick(&a, now_ms(), &work);
     for (struct session *s = a.sessions; s != NULL; s = s->next)
         session_close(s);
     (void)sessions_tick(&a, now_ms());
+    pmix_sweep(&a);
     chan_release(&a.host);
     loop_free(&a.loop);
     fabric_free(a.fabric);
+    free(a.interface);
+    free(a.nodelist);
+    free(a.host_names);
     (void)close(pair[0]);
     return 0;
 }

@@ -59,6 +59,12 @@ FROM_GUEST = {
     "host-call-parts": STARTED_1
     + frame(EXEC, exec_fields(), call=1, flags=MORE)
     + frame(EXEC, field(21, b"A=B"), call=1),
+    "host-call-script": STARTED_1
+    + frame(
+        EXEC,
+        exec_fields(field(20, b"job.sh"), field(28, b"/x/job.sh"), field(29, b"#!/bin/sh\n"), field(90, 1)),
+        call=1,
+    ),
     "flood": STARTED_1 + b"".join(frame(DATA, bytes(1000), fd=1) for _ in range(20)),
     "credit-too-much": STARTED_1 + frame(CREDIT, struct.pack("<I", 1), fd=0),
     "unknown-session": frame(DATA, b"x", session=99),
@@ -76,6 +82,9 @@ FROM_HOST = {
         exec_fields(field(24, struct.pack("<IQQ", 7, 1024, 2**64 - 1)), field(25, 5), field(19, bytes(8))),
     ),
     "exec-script": frame(EXEC, exec_fields(field(28, b"/x/y"), field(29, b"#!/bin/sh\n"))),
+    "exec-affinity": frame(EXEC, exec_fields(field(91, b"\x02\x01"))),
+    "exec-operand": frame(EXEC, exec_fields(field(20, b"x"), field(90, 1))),
+    "exec-operand-late": frame(EXEC, exec_fields(field(90, 1))),
     "exec-two-uids": frame(EXEC, exec_fields(field(17, 0))),
     "exec-close": frame(EXEC, exec_fields()) + frame(CLOSE),
     "identity": frame(
@@ -111,6 +120,74 @@ FROM_HOST = {
         field(48, 6) + field(68, 0x9000) + field(69, bytes(range(1, 9))) + field(72, b"10.128.0.1/12"),
     ),
     "topology": frame(REQUEST, field(48, 7) + field(49, 5) + field(74, b'<system version="1"/>')),
+    "network": frame(
+        REQUEST,
+        field(48, 8)
+        + field(49, 6)
+        + field(77, bytes.fromhex("060013880000"))
+        + field(73, b"vhpc0")
+        + field(78, 1450)
+        + field(79, b"10.200.0.1/16")
+        + field(80, b"fd76:6870:6300::1/64")
+        + field(81, b"n1,n2")
+        + field(83, struct.pack("<I", 4) + b"n1")
+        + field(83, struct.pack("<I", 4) + b"n2"),
+    ),
+    "nat": frame(
+        REQUEST,
+        field(48, 16)
+        + field(49, 10)
+        + field(77, bytes.fromhex("027668706302"))
+        + field(73, b"nat0")
+        + field(78, 65520)
+        + field(79, b"10.201.0.2/24")
+        + field(112, b"10.201.0.1")
+        + field(113, b"192.0.2.53")
+        + field(113, b"192.0.2.54"),
+    ),
+    "network-no-host": frame(REQUEST, field(48, 8) + field(83, struct.pack("<I", 0) + b"n1")),
+    "ssh": frame(
+        REQUEST,
+        field(48, 10)
+        + field(49, 9)
+        + field(53, 2001)
+        + field(54, 2001)
+        + field(84, b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n")
+        + field(85, b"ssh-ed25519 AAAA")
+        + field(86, b"-----BEGIN OPENSSH PRIVATE KEY-----\nBBBB\n-----END OPENSSH PRIVATE KEY-----\n")
+        + field(87, b"ssh-ed25519 BBBB"),
+    ),
+    "exec-pmi": frame(EXEC, exec_fields(field(21, b"PMI_FD=3"), field(75, b"no network"), field(96, 1))),
+    "exec-pmix": frame(
+        EXEC,
+        exec_fields(
+            field(21, b"PMIX_SERVER_URI41=s.1;tcp4://127.0.0.1:4711"),
+            field(21, b"PMIX_SERVER_URI2=s.1"),
+            field(75, b"no network"),
+            field(97, 1),
+        ),
+    ),
+    "exec-after-network": frame(
+        REQUEST,
+        field(48, 8)
+        + field(77, bytes.fromhex("060013880000"))
+        + field(73, b"vhpc0")
+        + field(78, 1450)
+        + field(79, b"10.200.0.1/16")
+        + field(80, b"fd76:6870:6300::1/64"),
+    )
+    + frame(EXEC, exec_fields(field(21, b"FI_TCP_IFACE=lo"), field(21, b"VHPC_INTERFACE=UCX_NET_DEVICES=x"))),
+    "network-short-mac": frame(REQUEST, field(48, 8) + field(49, 7) + field(77, b"\x06\0\0")),
+    "reach": frame(
+        REQUEST,
+        field(48, 9)
+        + field(49, 8)
+        + field(82, b"10.200.0.2")
+        + field(82, b"fd76:6870:6300::2")
+        + field(78, 1450)
+        + field(70, 1000),
+    ),
+    "reach-no-address": frame(REQUEST, field(48, 9) + field(82, b"n2") + field(78, 1450)),
     "exec-topology": frame(EXEC, exec_fields(field(21, b"NCCL_TOPO_FILE=/nonexistent/topology"))),
     "exec-fabric": frame(
         EXEC,
@@ -125,11 +202,20 @@ FROM_HOST = {
     "call-late": frame(EXEC, exec_fields()) + frame(STARTED, call=1),
 }
 
+INIT_2 = b"cmd=response_to_init rc=0 pmi_version=2 pmi_subversion=0\n"
+# Tasks - 1, guests - 1, size of pieces - 1; then what slurmstepd says.
+PMI = {
+    "lines": bytes([3, 1, 4]) + b"cmd=get_result rc=0 value=(vector,(0,2,2))\ncmd=barrier_out rc=0\n",
+    "messages": bytes([3, 1, 2]) + INIT_2 + b"55    cmd=kvs-get-response;found=TRUE;value=(vector,(0,1,4));",
+    "mapping": bytes([7, 2, 0]) + b"(vector,(0,2,1),(0,1,2),(1,1,4))",
+    "no-length": bytes([0, 0, 9]) + INIT_2 + b"-12   cmd=x;",
+}
+
 
 def main() -> None:
     """Write every seed to its folder."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "corpus"
-    for side, seeds in (("guest", FROM_GUEST), ("host", FROM_HOST)):
+    for side, seeds in (("guest", FROM_GUEST), ("host", FROM_HOST), ("pmi", PMI)):
         folder = root / side
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in seeds.items():

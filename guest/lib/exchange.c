@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,26 +16,6 @@ enum {
     GRANT_MIN = VHPC_WINDOW / 2,   /* credit is returned in pieces of at least this size */
     WRITE_TURN = VHPC_PAYLOAD_MAX, /* bytes written to one fd per turn */
 };
-
-/*
- * Stop using a local fd. Of our own stdio, stderr stays open for our messages, and the others
- * become /dev/null: so the process at the other end of a pipe sees what it would see if the program
- * had closed its end.
- */
-static void release_fd(int fd, bool shared)
-{
-    if (!shared) {
-        (void)close(fd);
-        return;
-    }
-    if (fd == STDERR_FILENO)
-        return;
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (null < 0)
-        return;
-    (void)dup2(null, fd);
-    (void)close(null);
-}
 
 static void changed(struct exchange *x)
 {
@@ -50,7 +31,7 @@ static void inlet_end(struct inlet *in)
         return;
     in->open = false;
     loop_remove(in->exchange->loop, &in->source);
-    release_fd(in->source.fd, in->shared);
+    localfd_release(in->source.fd, in->kind, SHUT_RD);
     (void)exchange_send(in->exchange, VHPC_EOF, in->number, 0, NULL, 0);
     changed(in->exchange);
 }
@@ -95,6 +76,28 @@ static bool inlet_move(struct inlet *in, uint32_t room)
     return true;
 }
 
+/* --- ends of outlets, and data of inlets ---------------------------------------- */
+
+static void outlet_end(struct outlet *out)
+{
+    if (!out->open)
+        return;
+    out->open = false;
+    loop_remove(out->exchange->loop, &out->source);
+    localfd_release(out->source.fd, out->kind, SHUT_WR);
+    buf_free(&out->queue);
+    changed(out->exchange);
+}
+
+/* The local reader has closed its end, or the disk is full: tell the sender to stop. */
+static void outlet_fail(struct outlet *out)
+{
+    struct exchange *x = out->exchange;
+    if (!x->flow.lane[out->number][1 - x->side].eof)
+        (void)exchange_send(x, VHPC_EOF, out->number, VHPC_READER, NULL, 0);
+    outlet_end(out);
+}
+
 static void inlet_ready(struct source *s, short revents)
 {
     static uint8_t scratch[VHPC_PAYLOAD_MAX];
@@ -108,33 +111,17 @@ static void inlet_ready(struct source *s, short revents)
     ssize_t n = read(s->fd, scratch, room < sizeof scratch ? room : sizeof scratch);
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
-    if (n <= 0) /* EIO of a pty: no process has it open any more */
-        inlet_end(in);
-    else
+    if (n > 0) {
         (void)exchange_send(in->exchange, VHPC_DATA, in->number, 0, scratch, (size_t)n);
-}
-
-/* --- outlets ---------------------------------------------------------------- */
-
-static void outlet_end(struct outlet *out)
-{
-    if (!out->open)
         return;
-    out->open = false;
-    loop_remove(out->exchange->loop, &out->source);
-    release_fd(out->source.fd, out->shared);
-    buf_free(&out->queue);
-    changed(out->exchange);
+    }
+    bool gone = in->kind == LOCALFD_SOCKET && localfd_hung_up(s->fd);
+    inlet_end(in); /* EIO of a pty: no process has it open any more */
+    if (gone && in->exchange->outlet[in->number].open)
+        outlet_fail(&in->exchange->outlet[in->number]);
 }
 
-/* The local reader has closed its end, or the disk is full: tell the sender to stop. */
-static void outlet_fail(struct outlet *out)
-{
-    struct exchange *x = out->exchange;
-    if (!x->flow.lane[out->number][1 - x->side].eof)
-        (void)exchange_send(x, VHPC_EOF, out->number, VHPC_READER, NULL, 0);
-    outlet_end(out);
-}
+/* --- outlets -------------------------------------------------------------------- */
 
 static void outlet_grant(struct outlet *out)
 {
@@ -153,24 +140,17 @@ static short outlet_want(struct source *s)
     return out->exchange->live && out->queue.len > 0 ? POLLOUT : 0;
 }
 
-/* Whether a blocking write of PIPE_BUF bytes would return at once. */
-static bool writable(int fd)
-{
-    struct pollfd p = {.fd = fd, .events = POLLOUT};
-    return poll(&p, 1, 0) == 1 && (p.revents & (POLLOUT | POLLERR | POLLHUP)) != 0;
-}
-
 static void outlet_ready(struct source *s, short revents)
 {
     struct outlet *out = s->owner;
     size_t turn = WRITE_TURN;
-    bool careful = out->shared && !out->regular;
+    bool careful = out->kind == LOCALFD_SHARED && !out->regular;
     (void)revents;
     while (out->queue.len > 0 && turn > 0) {
         size_t part = out->queue.len < turn ? out->queue.len : turn;
         if (careful && part > PIPE_BUF)
             part = PIPE_BUF;
-        if (careful && !writable(s->fd))
+        if (careful && !localfd_writable(s->fd))
             break;
         ssize_t n = write(s->fd, buf_head(&out->queue), part);
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
@@ -230,28 +210,44 @@ void exchange_init(struct exchange *x, enum flow_side side, struct loop *loop, s
     }
 }
 
-int exchange_read_from(struct exchange *x, uint8_t number, int fd, bool shared)
+int exchange_read_from(struct exchange *x, uint8_t number, int fd, enum localfd kind)
 {
     struct inlet *in = &x->inlet[number];
     struct stat st;
     in->source = (struct source){.fd = fd, .want = inlet_want, .ready = inlet_ready, .owner = in};
-    in->shared = shared;
+    in->kind = kind;
     in->pipe = fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode);
     int rc = loop_add(x->loop, &in->source);
     in->open = rc == 0;
     return rc;
 }
 
-int exchange_write_to(struct exchange *x, uint8_t number, int fd, bool shared)
+int exchange_write_to(struct exchange *x, uint8_t number, int fd, enum localfd kind)
 {
     struct outlet *out = &x->outlet[number];
     struct stat st;
     out->source =
         (struct source){.fd = fd, .want = outlet_want, .ready = outlet_ready, .owner = out};
-    out->shared = shared;
+    out->kind = kind;
     out->regular = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
     int rc = loop_add(x->loop, &out->source);
     out->open = rc == 0;
+    return rc;
+}
+
+int exchange_connect(struct exchange *x, uint8_t number, int fd)
+{
+    int other = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    int rc = other < 0 ? -errno : exchange_read_from(x, number, fd, LOCALFD_SOCKET);
+    if (rc < 0) {
+        (void)close(fd);
+        if (other >= 0)
+            (void)close(other);
+        return rc;
+    }
+    rc = exchange_write_to(x, number, other, LOCALFD_SOCKET);
+    if (rc < 0)
+        (void)close(other); /* the exchange has the other one */
     return rc;
 }
 
@@ -365,7 +361,7 @@ void exchange_close(struct exchange *x)
         if (x->inlet[i].open) {
             x->inlet[i].open = false;
             loop_remove(x->loop, &x->inlet[i].source);
-            release_fd(x->inlet[i].source.fd, x->inlet[i].shared);
+            localfd_release(x->inlet[i].source.fd, x->inlet[i].kind, SHUT_RD);
         }
         outlet_end(&x->outlet[i]);
     }

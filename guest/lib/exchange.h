@@ -13,6 +13,7 @@
 
 #include "chan.h"
 #include "flow.h"
+#include "localfd.h"
 
 struct exchange;
 
@@ -21,7 +22,7 @@ struct inlet {
     struct exchange *exchange;
     uint8_t number;
     bool open;
-    bool shared;
+    enum localfd kind;
     bool pipe; /* a pipe, whose pages can be passed on without a copy */
 };
 
@@ -32,7 +33,7 @@ struct outlet {
     uint32_t owed; /* credit to return */
     uint8_t number;
     bool open;
-    bool shared;  /* other processes have the same open file: O_NONBLOCK may not be set on it */
+    enum localfd kind;
     bool regular; /* a regular file: writes of any size return soon */
     bool tty;     /* end of file is a character (VEOF) */
     bool eof;
@@ -56,11 +57,16 @@ struct exchange {
 void exchange_init(struct exchange *x, enum flow_side side, struct loop *loop, struct chan *chan,
                    uint32_t session, uint32_t call);
 /*
- * Relay local fd `fd` as number `number` of the command. A shared fd (our own stdio) is not made
- * non-blocking, and not closed if it is below 3. 0 or -ENOMEM.
+ * Relay local fd `fd` as number `number` of the command. 0 or -ENOMEM; then the caller still owns
+ * the fd.
  */
-int exchange_read_from(struct exchange *x, uint8_t number, int fd, bool shared);
-int exchange_write_to(struct exchange *x, uint8_t number, int fd, bool shared);
+int exchange_read_from(struct exchange *x, uint8_t number, int fd, enum localfd kind);
+int exchange_write_to(struct exchange *x, uint8_t number, int fd, enum localfd kind);
+/*
+ * Relay both directions of a non-blocking socket, which the exchange closes with the last of them.
+ * 0 or -errno; then the socket is closed.
+ */
+int exchange_connect(struct exchange *x, uint8_t number, int fd);
 
 /* Send a frame of this command if the rules still allow it. 0 or -errno. */
 int exchange_send(struct exchange *x, uint8_t type, uint8_t number, uint16_t flags,

@@ -36,6 +36,17 @@ int execspec_add_arg(struct execspec *s, const char *text)
     return copy == NULL ? -ENOMEM : add_string(&s->argv, &s->argc, copy);
 }
 
+int execspec_insert_arg(struct execspec *s, size_t at, const char *text)
+{
+    int rc = execspec_add_arg(s, text);
+    for (size_t i = s->argc - 1; rc == 0 && i > at; i--) {
+        char *later = s->argv[i];
+        s->argv[i] = s->argv[i - 1];
+        s->argv[i - 1] = later;
+    }
+    return rc;
+}
+
 int execspec_add_env(struct execspec *s, const char *text)
 {
     char *copy = strdup(text);
@@ -118,6 +129,8 @@ static int encode_limits(const struct execspec *s, struct buf *out)
         put_le64(raw + 12, s->rlimit[i].hard);
         rc = tlv_put(out, TAG_RLIMIT, raw, sizeof raw);
     }
+    if (rc == 0 && s->affinity_len > 0)
+        rc = tlv_put(out, TAG_AFFINITY, s->affinity, s->affinity_len);
     if (rc == 0 && s->has_umask)
         rc = tlv_put_u32(out, TAG_UMASK, s->umask);
     if (rc == 0 && s->has_nice)
@@ -162,8 +175,14 @@ int execspec_encode(const struct execspec *s, struct buf *out)
         if (rc == 0)
             rc = tlv_put(out, TAG_SCRIPT_DATA, s->script, s->script_len);
     }
+    if (rc == 0 && s->operand != 0)
+        rc = tlv_put_u32(out, TAG_OPERAND, s->operand);
     if (rc == 0 && s->pmi_refusal != NULL)
         rc = tlv_put_str(out, TAG_PMI_REFUSAL, s->pmi_refusal);
+    if (rc == 0 && s->pmi_network)
+        rc = tlv_put_u32(out, TAG_PMI_NETWORK, 1);
+    if (rc == 0 && s->pmix)
+        rc = tlv_put_u32(out, TAG_PMIX, 1);
     if (rc == 0 && out->len > VHPC_MESSAGE_MAX)
         rc = -EMSGSIZE;
     return rc;
@@ -208,6 +227,15 @@ static int decode_rlimit(const struct tlv *t, struct execspec *s)
     return 0;
 }
 
+static int decode_affinity(const struct tlv *t, struct execspec *s)
+{
+    if (t->len == 0 || t->len > sizeof s->affinity || s->affinity_len > 0)
+        return -EPROTO;
+    memcpy(s->affinity, t->data, t->len);
+    s->affinity_len = t->len;
+    return 0;
+}
+
 static int decode_termios(const struct tlv *t, struct execspec *s)
 {
     if (t->len != TERMIOS_LEN)
@@ -239,6 +267,14 @@ static int decode_list(const struct tlv *t, char ***list, size_t *count)
     return rc < 0 ? rc : add_string(list, count, text);
 }
 
+static int decode_flag(const struct tlv *t, bool *flag)
+{
+    uint32_t value = 0;
+    int rc = tlv_u32(t, &value);
+    *flag = value == 1;
+    return rc;
+}
+
 static int decode_field(const struct tlv *t, struct execspec *s)
 {
     uint32_t value = 0;
@@ -259,9 +295,7 @@ static int decode_field(const struct tlv *t, struct execspec *s)
     case TAG_CWD:
         return tlv_str(t, &s->cwd);
     case TAG_JOINED:
-        rc = tlv_u32(t, &value);
-        s->joined = value == 1;
-        return rc;
+        return decode_flag(t, &s->joined);
     case TAG_UMASK:
         s->has_umask = true;
         return tlv_u32(t, &s->umask);
@@ -286,8 +320,16 @@ static int decode_field(const struct tlv *t, struct execspec *s)
         return tlv_str(t, &s->script_path);
     case TAG_SCRIPT_DATA:
         return decode_script(t, s);
+    case TAG_AFFINITY:
+        return decode_affinity(t, s);
+    case TAG_OPERAND:
+        return s->operand == 0 ? tlv_u32(t, &s->operand) : -EPROTO;
     case TAG_PMI_REFUSAL:
         return s->pmi_refusal == NULL ? tlv_str(t, &s->pmi_refusal) : -EPROTO;
+    case TAG_PMI_NETWORK:
+        return decode_flag(t, &s->pmi_network);
+    case TAG_PMIX:
+        return decode_flag(t, &s->pmix);
     default:
         return 0;
     }
@@ -318,7 +360,7 @@ int execspec_decode(const uint8_t *data, size_t len, struct execspec *s)
     }
     uint64_t must = 1ull << TAG_FDS | 1ull << TAG_UID | 1ull << TAG_GID | 1ull << TAG_ARG;
     bool half_script = (s->script_path == NULL) != (s->script == NULL);
-    if (rc == 0 && ((seen & must) != must || half_script))
+    if (rc == 0 && ((seen & must) != must || half_script || s->operand >= s->argc))
         rc = -EPROTO;
     if (rc < 0)
         execspec_free(s);

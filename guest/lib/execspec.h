@@ -12,7 +12,7 @@
 #include "buf.h"
 #include "protocol.h"
 
-enum { EXEC_RLIMITS_MAX = 32, EXEC_GROUPS_MAX = 65536 };
+enum { EXEC_RLIMITS_MAX = 32, EXEC_GROUPS_MAX = 65536, EXEC_CPUS_MAX = 1024 };
 
 struct exec_rlimit {
     uint32_t resource;
@@ -36,6 +36,8 @@ struct execspec {
     uint32_t umask;
     struct exec_rlimit rlimit[EXEC_RLIMITS_MAX];
     size_t rlimit_count;
+    uint8_t affinity[EXEC_CPUS_MAX / 8]; /* bit N of byte N/8: CPU N of the guest */
+    size_t affinity_len;                 /* 0: all CPUs */
     bool has_nice;
     int32_t nice;
     bool tty;
@@ -46,12 +48,18 @@ struct execspec {
     char *script_path; /* NULL = argv[0] is not a script that is carried */
     uint8_t *script;
     size_t script_len;
+    uint32_t
+        operand; /* of a host call: index of the argument that the executor replaces; 0 = none */
     char *pmi_refusal; /* message for a program that uses PMI; NULL = PMI is not checked */
+    bool pmi_network;  /* ... but a guest that has a network with the others ignores it */
+    bool pmix;         /* ... and so does an agent that relays PMIx */
 };
 
 /* Append a copy of text to argv or envp; 0 or -ENOMEM. */
 int execspec_add_arg(struct execspec *s, const char *text);
 int execspec_add_env(struct execspec *s, const char *text);
+/* Put a copy of text before the argument with this index; 0 or -ENOMEM. */
+int execspec_insert_arg(struct execspec *s, size_t at, const char *text);
 /* Value of a variable in envp, or NULL. */
 const char *execspec_getenv(const struct execspec *s, const char *name);
 /* Remove variables that begin with prefix. */

@@ -30,6 +30,11 @@ static void end(struct front *f, enum front_end how, int value, const char *text
     f->state = FRONT_FLUSHING;
 }
 
+void front_give_up(struct front *f, const char *why)
+{
+    end(f, FRONT_LOST, ENOTCONN, why);
+}
+
 /* --- frames ------------------------------------------------------------------ */
 
 static int ask(struct front *f)
@@ -326,9 +331,15 @@ static int open_streams(struct front *f)
     exchange_init(&f->exchange, FLOW_INITIATOR, &f->loop, &f->chan, 0, 0);
     for (uint8_t i = 0; i <= STDERR_FILENO && rc == 0; i++) {
         if (f->spec->fd_dir[i] & VHPC_FD_IN)
-            rc = exchange_read_from(&f->exchange, i, i, true);
+            rc = exchange_read_from(&f->exchange, i, i, LOCALFD_SHARED);
         else if (f->spec->fd_dir[i] & VHPC_FD_OUT)
-            rc = exchange_write_to(&f->exchange, i, i, true);
+            rc = exchange_write_to(&f->exchange, i, i, LOCALFD_SHARED);
+    }
+    for (uint8_t i = STDERR_FILENO + 1; i < VHPC_FDS_MAX && rc == 0; i++) {
+        if (f->spec->fd_dir[i] & VHPC_FD_IN)
+            rc = exchange_read_from(&f->exchange, i, f->relayed[i].from, LOCALFD_OWN);
+        if (rc == 0 && (f->spec->fd_dir[i] & VHPC_FD_OUT))
+            rc = exchange_write_to(&f->exchange, i, f->relayed[i].to, LOCALFD_OWN);
     }
     return rc;
 }
@@ -369,4 +380,14 @@ struct front_result front_run(struct front *f, const char *socket_path)
     }
     tty_restore();
     return f->result;
+}
+
+void front_forget(struct front *f)
+{
+    /* The streams stay open: nothing was relayed yet, and the next try needs them. */
+    chan_release(&f->chan);
+    loop_remove(&f->loop, &f->signals);
+    if (f->signals.fd >= 0)
+        (void)close(f->signals.fd);
+    loop_free(&f->loop);
 }

@@ -39,6 +39,14 @@ struct front {
      * -1: none.
      */
     int group_fd;
+    /*
+     * Descriptors of this process for those of the program above 2 that spec->fd_dir has; each is a
+     * direction of a non-blocking socket.
+     */
+    struct {
+        int from; /* what is read here, the program reads */
+        int to;
+    } relayed[VHPC_FDS_MAX];
     bool ticking; /* tick() has deadlines: turn at least every 200 ms */
     bool watched; /* the other side stops the program if no PINGs show that we run */
     void *owner;
@@ -63,6 +71,13 @@ struct front {
  * written. The signals that are passed on stay blocked in this process afterwards.
  */
 struct front_result front_run(struct front *f, const char *socket_path);
+
+/* Let front_run() return FRONT_LOST with this text; to be called from a source of its loop. */
+void front_give_up(struct front *f, const char *why);
+
+/* After a program that was refused: free what front_run() has opened, so that it can be called
+ * again. */
+void front_forget(struct front *f);
 
 /*
  * Fill in what the program takes over from this process: working directory, umask, limits,

@@ -17,8 +17,18 @@
 
 #define VHPC_PORT_NAME "org.vhpc.agent.0"
 #define VHPC_CALL_SOCKET "/run/vhpc/call.sock"
+/* argv[0] of host calls that are connections to the PMIx server of the step. */
+#define VHPC_CALL_PMIX "pmix"
+/*
+ * Variable with the working directory of a step's tasks, or of salloc's command, if only the guest
+ * that srun or salloc was called in has it.
+ */
+#define VHPC_CWD_VARIABLE "VHPC_CWD"
 /* In the guest: the value of NCCL_TOPO_FILE. */
 #define VHPC_TOPOLOGY_FILE "/run/vhpc/nccl-topology.xml"
+/* In the guest: values of variables of the same names. */
+#define VHPC_HOSTFILE "/run/vhpc/hostfile"
+#define VHPC_MACHINEFILE "/run/vhpc/machinefile"
 
 enum {
     VHPC_HEADER = 16,             /* bytes of a frame header */
@@ -121,6 +131,23 @@ enum vhpc_tag {
     TAG_TOPOLOGY = 74,
     TAG_PMI_REFUSAL = 75,
     TAG_SIGNAL_GROUP = 76,
+    TAG_MAC = 77,
+    TAG_MTU = 78,
+    TAG_IPV4 = 79,
+    TAG_IPV6 = 80,
+    TAG_NODELIST = 81,
+    TAG_TARGET = 82,
+    TAG_HOST = 83,
+    TAG_HOST_KEY = 84,
+    TAG_HOST_PUBLIC = 85,
+    TAG_USER_KEY = 86,
+    TAG_USER_PUBLIC = 87,
+    TAG_PMI_NETWORK = 96,
+    TAG_PMIX = 97,
+    TAG_OPERAND = 90,
+    TAG_AFFINITY = 91,
+    TAG_GATEWAY = 112,
+    TAG_NAMESERVER = 113,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */
@@ -143,6 +170,10 @@ enum vhpc_op {
     VHPC_OP_INFO = 5,
     VHPC_OP_FABRIC = 6,
     VHPC_OP_TOPOLOGY = 7,
+    VHPC_OP_NETWORK = 8,
+    VHPC_OP_REACH = 9,
+    VHPC_OP_SSH = 10,
+    VHPC_OP_NAT = 16,
 };
 
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */

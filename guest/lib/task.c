@@ -140,26 +140,26 @@ static int open_pty(struct task *t, const struct execspec *spec, int child[VHPC_
         return -errno;
     if (spec->fd_dir[2] == 0 && (child[2] = fcntl(child[0], F_DUPFD_CLOEXEC, 0)) < 0)
         return -errno;
-    rc = exchange_write_to(&t->exchange, 0, input, false);
+    rc = exchange_write_to(&t->exchange, 0, input, LOCALFD_OWN);
     if (rc < 0) {
         (void)close(input);
         return rc;
     }
     t->exchange.outlet[0].tty = true;
-    return exchange_read_from(&t->exchange, 1, t->master, false);
+    return exchange_read_from(&t->exchange, 1, t->master, LOCALFD_OWN);
 }
 
 /* A pty that is only written to, so that the program does not buffer its output. */
 static int open_tty_out(struct task *t, const struct execspec *spec, int *child)
 {
     int rc = make_pty(spec, &t->master, child);
-    return rc < 0 ? rc : exchange_read_from(&t->exchange, STDOUT_FILENO, t->master, false);
+    return rc < 0 ? rc : exchange_read_from(&t->exchange, STDOUT_FILENO, t->master, LOCALFD_OWN);
 }
 
 static int open_pair(struct task *t, const struct execspec *spec, uint8_t number, int *child)
 {
     uint8_t dir = spec->fd_dir[number];
-    int ends[2], other = -1, rc;
+    int ends[2], rc;
     if (dir == VHPC_FD_BOTH)
         rc = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends);
     else
@@ -174,16 +174,13 @@ static int open_pair(struct task *t, const struct execspec *spec, uint8_t number
     if (dir == VHPC_FD_OUT)
         (void)fcntl(ours, F_SETPIPE_SZ, PIPE_BYTES);
     rc = fd_prepare(ours);
-    if (rc == 0 && dir == VHPC_FD_BOTH && (other = fcntl(ours, F_DUPFD_CLOEXEC, 0)) < 0)
-        rc = -errno;
-    if (rc < 0) {
+    if (rc == 0 && dir == VHPC_FD_BOTH)
+        return exchange_connect(&t->exchange, number, ours);
+    if (rc == 0)
+        rc = dir == VHPC_FD_OUT ? exchange_read_from(&t->exchange, number, ours, LOCALFD_OWN)
+                                : exchange_write_to(&t->exchange, number, ours, LOCALFD_OWN);
+    if (rc < 0)
         (void)close(ours);
-        return rc;
-    }
-    if (dir & VHPC_FD_OUT)
-        rc = exchange_read_from(&t->exchange, number, ours, false);
-    if (rc == 0 && (dir & VHPC_FD_IN))
-        rc = exchange_write_to(&t->exchange, number, other >= 0 ? other : ours, false);
     return rc;
 }
 

@@ -63,10 +63,27 @@ static int carry_script(const char *path, struct execspec *spec)
     return rc;
 }
 
+static int take_folder(struct execspec *spec)
+{
+    const char *folder = execspec_getenv(spec, VHPC_CWD_VARIABLE);
+    if (folder == NULL)
+        return 0;
+    char *copy = strdup(folder);
+    execspec_drop_env(spec, VHPC_CWD_VARIABLE "=");
+    if (copy == NULL)
+        return -ENOMEM;
+    free(spec->cwd);
+    spec->cwd = copy;
+    return 0;
+}
+
 int run_describe(const struct run_options *o, struct execspec *spec)
 {
     int rc = front_describe_self(spec);
     execspec_drop_env(spec, "VHPC_RUN_");
+    run_bind(spec);
+    if (rc == 0)
+        rc = take_folder(spec);
     for (int i = 0; i < o->argc && rc == 0; i++)
         rc = execspec_add_arg(spec, o->argv[i]);
     if (rc == 0)

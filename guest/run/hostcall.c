@@ -13,7 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "callfiles.h"
 #include "hello.h"
+#include "pmix.h"
 #include "run.h"
 
 static const char standard_path[] = "/usr/local/bin:/usr/bin:/bin";
@@ -25,8 +27,11 @@ struct host_call {
     struct flow flow;       /* until the task has it */
     struct execspec spec;
     struct task task;
-    bool started;
-    bool over; /* over: to be freed */
+    struct pmix_link link;
+    struct call_files files;
+    bool started; /* the task has */
+    bool linked;  /* ... or the link */
+    bool over;    /* to be freed */
 };
 
 static struct host_calls *calls_of(const struct front *f)
@@ -92,17 +97,27 @@ static int begin(struct host_call *c, struct host_calls *h)
     message_reset(&c->message);
     if (rc < 0)
         return rc;
+    if (strcmp(c->spec.argv[0], VHPC_CALL_PMIX) == 0 && h->pmix != NULL &&
+        c->spec.fd_dir[0] == VHPC_FD_BOTH) {
+        c->linked = true;
+        return pmix_open(&c->link, h->pmix, &h->front->loop, &h->front->chan, c->id, &c->flow);
+    }
     execspec_drop_env(&c->spec, "VHPC_RUN_");
     execspec_drop_env(&c->spec, "VHPC_SESSION=");
-    if (allowed(h, c->spec.argv[0])) {
-        c->started = true;
-        return task_start(&c->task, &ops, h, &h->front->loop, &h->front->chan, 0, c->id, &c->flow,
-                          &c->spec);
+    if (!allowed(h, c->spec.argv[0])) {
+        (void)snprintf(text, sizeof text, "%.64s: guests may not run this command on the host",
+                       c->spec.argv[0]);
+        rc = -EPERM;
+    } else {
+        rc = call_files_prepare(&c->files, &c->spec, h->socket, text, sizeof text);
     }
-    (void)snprintf(text, sizeof text, "%.64s: guests may not run this command on the host",
-                   c->spec.argv[0]);
-    c->over = true;
-    return error_send(&h->front->chan, 0, c->id, VHPC_ERR_REFUSED, EPERM, text);
+    if (rc < 0) {
+        c->over = true;
+        return error_send(&h->front->chan, 0, c->id, VHPC_ERR_REFUSED, -rc, text);
+    }
+    c->started = true;
+    return task_start(&c->task, &ops, h, &h->front->loop, &h->front->chan, 0, c->id, &c->flow,
+                      &c->spec);
 }
 
 static struct host_call *find(const struct host_calls *h, uint32_t id)
@@ -133,6 +148,10 @@ int host_calls_frame(struct front *f, const struct frame *frame)
         int rc = task_frame(&c->task, frame);
         return rc == -EPROTO ? chan_broken(&f->chan, c->task.exchange.flow.why) : rc;
     }
+    if (c->linked) {
+        int rc = pmix_frame(&c->link, frame);
+        return rc == -EPROTO ? chan_broken(&f->chan, c->link.exchange.flow.why) : rc;
+    }
     if (flow_check(&c->flow, FLOW_INITIATOR, frame) != FLOW_PASS)
         return chan_broken(&f->chan, c->flow.why);
     if (frame->type == VHPC_CLOSE) {
@@ -152,29 +171,49 @@ void host_calls_reap(struct front *f)
                 task_reaped(&c->task, status);
 }
 
+/* True while the call has deadlines. */
+static bool tick(struct host_call *c, long long now)
+{
+    if (c->started)
+        task_tick(&c->task, now);
+    if (c->linked)
+        pmix_tick(&c->link, now);
+    c->over = c->over || (c->started && c->task.finished) || (c->linked && c->link.over);
+    return !c->linked || c->link.connecting.fd >= 0;
+}
+
 void host_calls_tick(struct front *f, long long now)
 {
+    /* An idle task must not wake a core that computes: no timer without a call that needs it. */
+    f->ticking = false;
     for (struct host_call **p = &calls_of(f)->list; *p != NULL;) {
         struct host_call *c = *p;
-        if (c->started)
-            task_tick(&c->task, now);
-        if (!c->over && !(c->started && c->task.finished)) {
+        bool timed = tick(c, now);
+        if (!c->over) {
+            f->ticking = f->ticking || timed;
             p = &c->next;
             continue;
         }
         *p = c->next;
         message_reset(&c->message);
+        call_files_drop(&c->files);
         execspec_free(&c->spec);
         free(c);
     }
-    /* An idle task must not wake a core that computes: no timer without a call. */
-    f->ticking = calls_of(f)->list != NULL;
 }
 
-void host_calls_init(struct host_calls *h, struct front *f)
+void host_calls_end(struct host_calls *h)
+{
+    for (struct host_call *c = h->list; c != NULL; c = c->next)
+        call_files_drop(&c->files);
+}
+
+void host_calls_init(struct host_calls *h, struct front *f, const char *socket,
+                     const struct pmix_server *pmix)
 {
     const char *more = getenv("VHPC_RUN_COMMAND_PATH");
-    *h = (struct host_calls){.front = f, .allowed = getenv("VHPC_RUN_COMMANDS")};
+    *h = (struct host_calls){
+        .front = f, .socket = socket, .pmix = pmix, .allowed = getenv("VHPC_RUN_COMMANDS")};
     if (more == NULL || more[0] == '\0' || asprintf(&h->path, "%s:%s", standard_path, more) < 0)
         h->path = strdup(standard_path);
 }

@@ -1,57 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* vhpc-run: see run.h and vhpc-run --help. */
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
+#include "pmi.h"
 #include "run.h"
 
-/* A line of the node's state file; the SPANK plugin has the same limit. */
-enum { STATE_LINE = 4097 };
-enum { EXIT_REFUSED = 126 };
-
-/*
- * Why the node itself has ended this job's guest: then its state file, $VHPC_RUN_STATE, has the
- * status "failed" and a message.
- */
-static bool ended_by_node(char *why, size_t size)
-{
-    static char line[STATE_LINE];
-    const char *path = getenv("VHPC_RUN_STATE");
-    bool failed = false;
-    FILE *file = path != NULL ? fopen(path, "re") : NULL;
-    if (file == NULL)
-        return false;
-    why[0] = '\0';
-    while (fgets(line, sizeof line, file) != NULL) {
-        line[strcspn(line, "\n")] = '\0';
-        if (strcmp(line, "status=failed") == 0)
-            failed = true;
-        else if (strncmp(line, "message=", strlen("message=")) == 0)
-            (void)snprintf(why, size, "%s", line + strlen("message="));
-    }
-    (void)fclose(file);
-    return failed && why[0] != '\0';
-}
-
-/* Reports which guest is gone, by what a user knows: job and node. */
-static void report_lost(const struct front_result *r)
-{
-    static char why[STATE_LINE];
-    char host[256] = "this node";
-    const char *job = getenv("SLURM_JOB_ID");
-    const char *node = getenv("SLURMD_NODENAME");
-    if (ended_by_node(why, sizeof why)) {
-        (void)fprintf(stderr, "vhpc: %s\n", why);
-        return;
-    }
-    (void)gethostname(host, sizeof host - 1);
-    (void)fprintf(stderr, "vhpc: the guest of job %s on %s %s (%s)\n", job != NULL ? job : "(none)",
-                  node != NULL ? node : host,
-                  r->end == FRONT_TIMEOUT ? "does not answer" : "is gone", r->text);
-}
+enum { EXIT_LOST = 125, EXIT_REFUSED = 126 };
 
 int main(int argc, char **argv)
 {
@@ -59,12 +11,13 @@ int main(int argc, char **argv)
     static struct host_calls calls;
     struct run_options o;
     static struct execspec spec;
+    static struct pmi pmi;
     int status = run_parse(argc, argv, &o);
     if (status >= 0)
         return status;
     int rc = run_describe(&o, &spec);
     if (rc == 0)
-        rc = run_pmi(&o, &spec);
+        rc = pmi_prepare(&pmi, &o, &spec);
     if (rc != 0)
         return rc < 0 ? -rc : rc;
     front = (struct front){.spec = &spec,
@@ -75,15 +28,21 @@ int main(int argc, char **argv)
                            .watched = true,
                            .group_fd = o.script ? run_watch_group() : -1,
                            .owner = &calls};
-    host_calls_init(&calls, &front);
+    host_calls_init(&calls, &front, o.socket, pmi.pmix.len > 0 ? &pmi.pmix : NULL);
+    rc = pmi_connect(&pmi, &front);
+    if (rc < 0)
+        return -rc;
+    run_watch_parent(&front);
     struct front_result result = front_run(&front, o.socket);
     run_unwatch_group();
-    if (result.end == FRONT_LOST || result.end == FRONT_TIMEOUT) {
-        report_lost(&result);
-        return 125;
+    host_calls_end(&calls);
+    if (run_is_lost(&result)) {
+        run_end_lost(&o, &result, &calls);
+        return EXIT_LOST;
     }
+    pmi_keep(&pmi);
     run_copy_and_retry(&o, &result, argv);
-    if (run_pmi_refused(&spec, &result))
+    if (pmi_refused(&spec, &result))
         return EXIT_REFUSED;
     front_exit_as(&result, "vhpc-run");
 }

@@ -6,6 +6,8 @@
 #include "front.h"
 #include "task.h"
 
+struct pmix_server; /* pmix.h */
+
 struct run_options {
     const char *socket;
     bool script;   /* argv[0] of the program is a file that is copied into the guest */
@@ -24,16 +26,11 @@ int run_parse(int argc, char **argv, struct run_options *o);
 int run_describe(const struct run_options *o, struct execspec *spec);
 
 /*
- * Tells the guest about PMI, which is not relayed: a program of a step with several tasks may not
- * use it. A single task, or one whose user has set VHPC_PMI=singleton, gets no PMI variables. 0,
- * -errno, or an exit status above 0 with a line on stderr.
+ * The CPUs of the guest that correspond to those of the node on which slurmstepd has bound this
+ * process; $VHPC_RUN_CPUS has the node's CPU of each CPU of the guest. All CPUs if the two have
+ * nothing in common.
  */
-int run_pmi(const struct run_options *o, struct execspec *spec);
-/*
- * Whether the program was ended because it used PMI. Prints the message, unless another task of the
- * step has.
- */
-bool run_pmi_refused(const struct execspec *spec, const struct front_result *r);
+void run_bind(struct execspec *spec);
 
 /*
  * If the guest has no such program and the node has one that came during the job: copy it to the
@@ -54,13 +51,34 @@ void run_unwatch_group(void);
 struct host_calls {
     struct host_call *list;
     struct front *front;
-    const char *allowed; /* colon-separated base names */
-    char *path;          /* colon-separated directories that are searched for them */
+    const char *socket;             /* of the guest */
+    const struct pmix_server *pmix; /* of the step; NULL: none */
+    const char *allowed;            /* colon-separated base names */
+    char *path;                     /* colon-separated directories that are searched for them */
 };
 
-void host_calls_init(struct host_calls *h, struct front *f);
+void host_calls_init(struct host_calls *h, struct front *f, const char *socket,
+                     const struct pmix_server *pmix);
+/* Remove the files of calls that have not ended. */
+void host_calls_end(struct host_calls *h);
 int host_calls_frame(struct front *f, const struct frame *frame);
 void host_calls_reap(struct front *f);
 void host_calls_tick(struct front *f, long long now);
+
+/*
+ * Let front_run() end when the process that has started this one, slurmstepd, ends: no other
+ * process would end the program then, and the other tasks of the step may wait for it.
+ */
+void run_watch_parent(struct front *f);
+
+/* Whether the guest ended, or does not answer, before the program has. */
+bool run_is_lost(const struct front_result *r);
+
+/*
+ * Report that on stderr, and end the step if it has other tasks, unless SLURM_NO_KILL is set. The
+ * signals of front_run() must still be blocked.
+ */
+void run_end_lost(const struct run_options *o, const struct front_result *r,
+                  const struct host_calls *calls);
 
 #endif

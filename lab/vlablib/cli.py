@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from vlablib import services, status, up
-from vlablib.enter import execute
-from vlablib.hosts import find
+from vlablib import execcli, services, status, up
 from vlablib.recipe import DEFAULT_SUITE, SUITES
 from vlablib.report import LabError, say
+from vlablib.running import find_host
 from vlablib.services import UNITS, Unit, units_of
 from vlablib.settings import Lab, Record
 
@@ -39,18 +37,7 @@ _PROGRAMS = ("mmdebstrap", "unshare", "nsenter", "ip", "cmake")
 def main() -> int:
     """Run vlab; return its exit status."""
     arguments = _parser().parse_args()
-    if os.geteuid():
-        say("vlab creates namespaces, mounts and devices; run it as root")
-        return 1
-    try:
-        lab = Lab.from_environment()
-        return int(arguments.run(lab, arguments))
-    except LabError as err:
-        say(str(err))
-        return 1
-    except KeyboardInterrupt:
-        say("interrupted; run `vlab up` to continue or `vlab down` to remove the lab")
-        return 130
+    return execcli.guarded(lambda lab: int(arguments.run(lab, arguments)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,13 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=_up)
 
-    command = commands.add_parser("exec", help="run a command in a host")
-    command.add_argument("-u", "--user", default="root", help="root (default), alice or bob")
-    command.add_argument("-t", "--tty", action="store_true", help="allocate a terminal even if vlab has none")
-    command.add_argument("--cwd", default="", metavar="DIR", help="working directory (default: home)")
-    command.add_argument("host")
-    command.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="default: a shell")
-    command.set_defaults(run=_exec)
+    command = commands.add_parser("exec", help=execcli.HELP)
+    execcli.add_arguments(command)
+    command.set_defaults(run=execcli.run)
 
     command = commands.add_parser(
         "status", help="show what runs; exit status 0: all, 1: not all, 3: the lab is down"
@@ -132,17 +115,8 @@ def _down(lab: Lab, _: argparse.Namespace) -> int:
     return 0
 
 
-def _exec(lab: Lab, arguments: argparse.Namespace) -> int:
-    words: list[str] = arguments.command
-    if words[:1] == ["--"]:
-        words = words[1:]
-    terminal = arguments.tty or (sys.stdin.isatty() and sys.stdout.isatty())
-    init = _host(lab, arguments.host)
-    return execute(init, arguments.user, words or ["bash", "-l"], cwd=arguments.cwd, terminal=terminal)
-
-
 def _logs(lab: Lab, arguments: argparse.Namespace) -> int:
-    root = Path(f"/proc/{_host(lab, arguments.host)}/root")
+    root = Path(f"/proc/{find_host(lab, arguments.host)}/root")
     units = [UNITS[arguments.unit]] if arguments.unit else _units_of(lab, arguments.host)
     files = [unit.current_log(root) for unit in units]
     if not arguments.unit:
@@ -161,7 +135,7 @@ def _service(lab: Lab, arguments: argparse.Namespace) -> int:
     if unit not in _units_of(lab, host):
         its = ", ".join(each.name for each in _units_of(lab, host))
         raise LabError(f"{host} has no daemon {unit.name}; it has: {its}")
-    init = _host(lab, host)
+    init = find_host(lab, host)
     if action == "status":
         pid = services.pid_of(init, unit)
         sys.stdout.write(f"{services.state(init, unit)}{f' {pid}' if pid else ''}\n")
@@ -182,12 +156,3 @@ def _service(lab: Lab, arguments: argparse.Namespace) -> int:
 def _units_of(lab: Lab, host: str) -> tuple[Unit, ...]:
     record = Record.read(lab)
     return units_of(host, fabric=record is not None and record.fabric)
-
-
-def _host(lab: Lab, name: str) -> int:
-    pids = find(lab)
-    pids.pop("lab", None)
-    if name in pids:
-        return pids[name]
-    running = f"running: {', '.join(sorted(pids))}" if pids else "the lab is down; run: vlab up"
-    raise LabError(f"there is no host {name}; {running}")

@@ -11,9 +11,9 @@ from pathlib import Path
 from string import Template
 
 from vlablib import fabric
-from vlablib.machine import INIT
 from vlablib.recipe import SUITES
 from vlablib.rootfs import slurm_version
+from vlablib.running import INIT
 from vlablib.settings import USERS, Lab, Record, address, write_atomically
 
 _TEMPLATES = INIT.parents[1] / "etc"
@@ -171,7 +171,7 @@ def _plugstack(lab: Lab) -> str:
 
 
 def _slurm_conf(lab: Lab, record: Record, version: tuple[int, int]) -> str:
-    timeouts = "PrologTimeout=300\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=300"
+    timeouts = "PrologTimeout=400\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=400"
     memory = max(1024, min(_NODE_MEMORY_MIB, (_machine_memory_mib() - _KEPT_MEMORY_MIB) // record.nodes))
     topology = _cpu_topology()
     nodes = "\n".join(

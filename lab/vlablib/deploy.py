@@ -89,7 +89,7 @@ def package() -> dict[str, Path]:
 
 
 def _parts(rootfs: Path) -> tuple[_Part, ...]:
-    guest = ("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine")
+    guest = ("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine", "vhpc-measure", "vhpc-measure-mpi")
     headers = f"-DSLURM_INCLUDE_DIR={rootfs}/usr/include"
     return (
         _Part("guest", "programs", guest, guest, ("-DVHPC_SPANK=OFF",)),

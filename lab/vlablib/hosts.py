@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts, finds and ends the lab and its hosts.
+"""Starts and ends the lab and its hosts.
 
 The lab is one process: PID 1 of a pid namespace that contains everything else,
 in a network namespace that contains the bridge.  Each host is a PID 1 below it.
@@ -18,31 +18,13 @@ from functools import partial
 from pathlib import Path
 
 from vlablib import cgroups, kernel
-from vlablib.machine import INIT, Machine, become_host, become_lab_init
+from vlablib.machine import Machine, become_host, become_lab_init
 from vlablib.report import LabError
+from vlablib.running import find
 from vlablib.settings import Lab, address, deadline
 
 BRIDGE = "vlab0"
 _PREFIX_LENGTH = 24
-
-
-def find(lab: Lab) -> dict[str, int]:
-    """Return the pids of the lab's running PID 1 processes by name: "lab", "ctl", "n1", …"""
-    found: dict[str, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            owner = entry.stat().st_uid
-        except OSError:
-            continue  # it has just ended
-        # python3 INIT KIND NAME STATE; a zombie has an empty command line
-        if owner or len(words) != 6 or os.fsdecode(words[4]) != str(lab.state):
-            continue
-        if words[1].endswith(b"vlab-init") or os.fsdecode(words[1]).endswith("/" + INIT.name):
-            found[words[3].decode()] = int(entry.name)
-    return found
 
 
 def start_lab(lab: Lab, tree_fd: int) -> int:

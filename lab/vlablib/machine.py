@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlablib import cgroups, kernel
+from vlablib.running import INIT
 from vlablib.settings import Lab
 
-INIT = Path(__file__).with_name("hostinit.py")
 _INIT_IN_HOST = "/usr/local/sbin/vlab-init"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 _KVM_DEVICES = ("kvm", "vhost-net", "vhost-vsock")

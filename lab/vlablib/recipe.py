@@ -32,6 +32,8 @@ _PACKAGES = (
     # for vhpc
     "hwloc-nox",
     "iproute2",
+    "nftables",
+    "openssh-client",
     "procps",
     "python3",
     "python3-jinja2",
@@ -75,7 +77,7 @@ _MODERN = ("libvirt-daemon-driver-qemu", "virtiofsd")
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite("trixie", _MODERN),
+        Suite("trixie", (*_MODERN, "passt")),
         Suite(
             "bookworm",
             ("patchelf",),
@@ -83,14 +85,19 @@ SUITES = {
             virtiofsd_from="trixie",
         ),
         # a mirror of a rolling suite may be a snapshot with an expired Release file
-        Suite("sid", _MODERN, ('Acquire::Check-Valid-Until "false"',)),
+        Suite("sid", (*_MODERN, "passt"), ('Acquire::Check-Valid-Until "false"',)),
     )
 }
 DEFAULT_SUITE = "trixie"
 # the hardware lab's machine: the same system with an init and a kernel that has device drivers
 HARDWARE = Suite(
     "hardware",
-    (*_MODERN, "busybox", "dbus", "linux-image-amd64", "pciutils", "systemd-sysv", "udev"),
+    (
+        *_MODERN,
+        *("busybox", "dbus", "linux-image-amd64", "pciutils", "systemd-sysv", "udev"),
+        # for encrypted job networks: this kernel has wireguard
+        *("python3-cryptography", "wireguard-tools"),
+    ),
     archive="trixie",
     finish=CUSTOMIZE.with_name("hardware"),
 )

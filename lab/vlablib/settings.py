@@ -119,7 +119,7 @@ class Record:
 
     @classmethod
     def read(cls, lab: Lab) -> Record | None:
-        """Return the record of a lab that is up (or partly up), None if there is none."""
+        """Return the record of a lab that is up (or partly up), None if no lab is."""
         try:
             raw = json.loads((lab.state / "lab.json").read_text(encoding="utf-8"))
             fabric = bool(raw.get("fabric"))

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from vlablib import services
-from vlablib.hosts import find
+from vlablib.running import find
 from vlablib.services import units_of
 from vlablib.settings import Lab, Record, address
 

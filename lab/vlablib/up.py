@@ -11,11 +11,12 @@ from pathlib import Path
 from vlablib import cgroups, services
 from vlablib.cluster import configure, make_shared_folders
 from vlablib.deploy import Deployment, deploy
-from vlablib.hosts import end, find, remove_files, run, start_host, start_lab
+from vlablib.hosts import end, remove_files, run, start_host, start_lab
 from vlablib.machine import Machine, real_kvm
 from vlablib.recipe import DEFAULT_SUITE, SUITES
 from vlablib.report import LabError, say, step
 from vlablib.rootfs import acquire
+from vlablib.running import find
 from vlablib.services import FABRIC_UNITS, UNITS, units_of
 from vlablib.settings import MAX_NODES, USERS, Lab, Record, deadline
 

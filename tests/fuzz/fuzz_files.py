@@ -15,7 +15,8 @@ from pathlib import Path
 
 from rig import InternalError, fuzz
 
-from vhpc_slurm import catalog, config
+from vhpc_slurm import config
+from vhpc_slurm.catalog import manifest
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.store import outbox, statefile, timeline
@@ -79,9 +80,13 @@ def _outbox(raw: bytes) -> None:
 
 def _manifest(raw: bytes) -> None:
     try:
-        catalog.decode_manifest(raw)
+        whole = manifest.decode_whole(raw)
     except ValueError:
         return
+    if isinstance(whole, manifest.Manifest) and manifest.canonical(whole) != raw:
+        raise InternalError("other bytes than the canonical ones were accepted")
+    if manifest.decode_manifest(raw).schema not in {1, 2}:
+        raise InternalError("a manifest of an unknown schema was accepted")
 
 
 def _config(raw: bytes) -> None:

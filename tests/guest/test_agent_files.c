@@ -13,6 +13,7 @@
 #include "check.h"
 #include "file.h"
 #include "identity.h"
+#include "stepdir.h"
 
 static char dir[64], file[96];
 
@@ -166,6 +167,83 @@ static void a_batch_script_is_written_once_and_only_over_itself(void **state)
     (void)rmdir(path);
 }
 
+static void a_steps_directory_has_slurms_name(void **state)
+{
+    static const char *const others[] = {"",
+                                         "slurm.pmix.",
+                                         "slurm.pmix.1",
+                                         "slurm.pmix.1.",
+                                         "slurm.pmix.1.2.3",
+                                         "slurm.pmix.1./../x",
+                                         "slurm.pmix.-1.2",
+                                         "slurm.pmix.12345678901.2",
+                                         "prterun-vm-11@1",
+                                         NULL};
+    char name[STEPDIR_NAME_MAX];
+    (void)state;
+    assert_true(stepdir_name("slurm.pmix.4294967295.4294967294", 4294967295u, name));
+    assert_string_equal(name, "spmix_appdir_4294967295_4294967295.4294967294");
+    for (const char *const *other = others; *other != NULL; other++)
+        assert_false(stepdir_name(*other, 1000, name));
+    assert_false(stepdir_name(NULL, 1000, name));
+}
+
+static void put_below(const char *name, bool folder)
+{
+    char path[256];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    if (folder) {
+        assert_int_equal(mkdir(path, 0700), 0);
+    } else {
+        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        assert_true(fd >= 0);
+        (void)close(fd);
+    }
+}
+
+static bool is_there(const char *name, struct stat *st)
+{
+    char path[256];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    return lstat(path, st) == 0;
+}
+
+static void a_steps_directory_is_removed_with_its_files(void **state)
+{
+    struct stat st;
+    char link[128], path[128];
+    uint32_t uid = (uint32_t)geteuid(), gid = (uint32_t)getegid();
+    (void)state;
+    put_below("kept", true);
+    put_below("kept/file", false);
+    assert_int_equal(stepdir_make(dir, "step", uid, gid), 0);
+    assert_int_equal(stepdir_make(dir, "step", uid, gid), 0); /* the second task */
+    assert_true(is_there("step", &st));
+    assert_int_equal(st.st_mode & 07777, 0700);
+    assert_int_equal(st.st_uid, uid);
+    put_below("step/file", false);
+    put_below("step/a", true);
+    put_below("step/a/b", true);
+    put_below("step/a/b/file", false);
+    (void)snprintf(link, sizeof link, "%s/step/link", dir);
+    (void)snprintf(path, sizeof path, "%s/kept", dir);
+    assert_int_equal(symlink(path, link), 0);
+    stepdir_remove(dir, "step", uid + 1); /* another user's */
+    assert_true(is_there("step/a/b/file", &st));
+    stepdir_remove(dir, "step", uid);
+    assert_false(is_there("step", &st));
+    assert_true(is_there("kept/file", &st));
+    stepdir_remove(dir, "step", uid);
+    /* A link of the name is not followed, and stays. */
+    (void)snprintf(link, sizeof link, "%s/step", dir);
+    assert_int_equal(symlink(path, link), 0);
+    stepdir_remove(dir, "step", uid);
+    assert_true(is_there("kept/file", &st));
+    assert_int_equal(unlink(link), 0);
+    stepdir_remove(dir, "kept", uid);
+    assert_false(is_there("kept", &st));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +254,9 @@ int main(void)
         cmocka_unit_test(shares_are_not_mounted_over_the_system),
         cmocka_unit_test(identities_that_would_break_a_file_are_refused),
         cmocka_unit_test_setup_teardown(a_batch_script_is_written_once_and_only_over_itself, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(a_steps_directory_has_slurms_name, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_steps_directory_is_removed_with_its_files, setup,
                                         teardown),
     };
     return cmocka_run_group_tests_name("agent's files", tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Streams of a command end to end: both ends in this process, over a socketpair. */
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,8 +18,8 @@ struct ends {
     int violation;
 };
 
-static const uint8_t exec_head[] = {16, 0,  0, 0, 6, 0, 0, 0, 0, 1, 1, 2, 2,
-                                    2,  17, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0};
+static const uint8_t exec_head[] = {16, 0, 0,  0, 8, 0, 0, 0, 0, 1, 1, 2, 2, 2,
+                                    3,  3, 17, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0};
 static struct ends *now;
 
 static int on_frame(struct chan *c, const struct frame *f)
@@ -126,10 +127,10 @@ static void megabytes_pass_unchanged_while_another_stream_is_stalled(void **stat
     assert_int_equal(pipe2(stalled, O_CLOEXEC | O_NONBLOCK), 0);
     while (write(stalled[1], zeros, sizeof zeros) > 0)
         ; /* stderr has no reader */
-    assert_int_equal(exchange_read_from(&e.x[1], 1, dup(from), false), 0);
-    assert_int_equal(exchange_read_from(&e.x[1], 2, endless, false), 0);
-    assert_int_equal(exchange_write_to(&e.x[0], 1, dup(to), false), 0);
-    assert_int_equal(exchange_write_to(&e.x[0], 2, stalled[1], false), 0);
+    assert_int_equal(exchange_read_from(&e.x[1], 1, dup(from), LOCALFD_OWN), 0);
+    assert_int_equal(exchange_read_from(&e.x[1], 2, endless, LOCALFD_OWN), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 1, dup(to), LOCALFD_OWN), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 2, stalled[1], LOCALFD_OWN), 0);
     turn(&e, 5000);
     assert_int_equal(e.violation, 0);
     assert_true(same_file(from, to));
@@ -176,8 +177,9 @@ static void pipes_pass_unchanged_into_a_port(void **state)
         int from = temp_file(5 << 20), to[2] = {temp_file(0), temp_file(0)};
         for (uint8_t n = 0; n < 2; n++) {
             uint8_t fd = (uint8_t)(n + 1);
-            assert_int_equal(exchange_read_from(&e.x[1], fd, piped(from, piece[i][n]), false), 0);
-            assert_int_equal(exchange_write_to(&e.x[0], fd, dup(to[n]), false), 0);
+            assert_int_equal(exchange_read_from(&e.x[1], fd, piped(from, piece[i][n]), LOCALFD_OWN),
+                             0);
+            assert_int_equal(exchange_write_to(&e.x[0], fd, dup(to[n]), LOCALFD_OWN), 0);
         }
         while (e.x[0].outlet[1].open || e.x[0].outlet[2].open)
             assert_int_equal(loop_once(&e.loop, 20), 0);
@@ -199,9 +201,9 @@ static void a_reader_that_goes_away_stops_the_source(void **state)
     (void)state;
     open_ends(&e);
     assert_int_equal(pipe2(out, O_CLOEXEC | O_NONBLOCK), 0);
-    assert_int_equal(exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), false),
-                     0);
-    assert_int_equal(exchange_write_to(&e.x[0], 1, out[1], false), 0);
+    assert_int_equal(
+        exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), LOCALFD_OWN), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 1, out[1], LOCALFD_OWN), 0);
     turn(&e, 20);
     assert_true(e.x[1].inlet[1].open);
     (void)close(out[0]);
@@ -219,12 +221,71 @@ static void a_full_disk_is_a_reader_that_is_gone(void **state)
     if (full < 0)
         skip();
     open_ends(&e);
-    assert_int_equal(exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), false),
-                     0);
-    assert_int_equal(exchange_write_to(&e.x[0], 1, full, false), 0);
+    assert_int_equal(
+        exchange_read_from(&e.x[1], 1, open("/dev/zero", O_RDONLY | O_CLOEXEC), LOCALFD_OWN), 0);
+    assert_int_equal(exchange_write_to(&e.x[0], 1, full, LOCALFD_OWN), 0);
     turn(&e, 50);
     assert_false(e.x[1].inlet[1].open);
     assert_int_equal(e.violation, 0);
+    close_ends(&e);
+}
+
+/* Sockets of "server" and "program", with the exchange between them, under number 3. */
+static void join(struct ends *e, int server[2], int program[2])
+{
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, server), 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, program), 0);
+    assert_int_equal(exchange_connect(&e->x[0], 3, server[1]), 0);
+    assert_int_equal(exchange_connect(&e->x[1], 3, program[1]), 0);
+}
+
+static void reads(int fd, const char *expected)
+{
+    char text[64] = "";
+    assert_int_equal(read(fd, text, sizeof text - 1), strlen(expected));
+    assert_string_equal(text, expected);
+}
+
+static void each_direction_of_a_socket_ends_by_itself(void **state)
+{
+    struct ends e;
+    int server[2], program[2];
+    (void)state;
+    open_ends(&e);
+    join(&e, server, program);
+    assert_int_equal(write(program[0], "request", 7), 7);
+    turn(&e, 10);
+    reads(server[0], "request");
+    assert_int_equal(shutdown(program[0], SHUT_WR), 0);
+    turn(&e, 10);
+    reads(server[0], ""); /* the end of the stream */
+    assert_int_equal(write(server[0], "answer", 6), 6);
+    turn(&e, 10);
+    reads(program[0], "answer");
+    (void)close(server[0]);
+    turn(&e, 10);
+    reads(program[0], "");
+    assert_int_equal(e.violation, 0);
+    assert_true(exchange_inlets_done(&e.x[0]) && exchange_inlets_done(&e.x[1]));
+    (void)close(program[0]);
+    close_ends(&e);
+}
+
+static void who_writes_to_a_socket_without_reader_gets_epipe(void **state)
+{
+    struct ends e;
+    int server[2], program[2];
+    (void)state;
+    open_ends(&e);
+    join(&e, server, program);
+    assert_int_equal(write(server[0], "last", 4), 4);
+    (void)close(server[0]);
+    turn(&e, 10);
+    assert_int_equal(write(program[0], "x", 1), -1);
+    assert_int_equal(errno, EPIPE);
+    reads(program[0], "last");
+    assert_int_equal(e.violation, 0);
+    (void)close(program[0]);
     close_ends(&e);
 }
 
@@ -236,6 +297,8 @@ int main(void)
         cmocka_unit_test(pipes_pass_unchanged_into_a_port),
         cmocka_unit_test(a_reader_that_goes_away_stops_the_source),
         cmocka_unit_test(a_full_disk_is_a_reader_that_is_gone),
+        cmocka_unit_test(each_direction_of_a_socket_ends_by_itself),
+        cmocka_unit_test(who_writes_to_a_socket_without_reader_gets_epipe),
     };
     return cmocka_run_group_tests_name("exchange", tests, NULL, NULL);
 }

@@ -38,7 +38,13 @@ static struct execspec sample(void)
     s.script = malloc(11);
     memcpy(s.script, "#!/bin/sh\n\0", 11);
     s.script_len = 11;
+    s.operand = 99;
+    s.affinity[0] = 0x81;
+    s.affinity[1] = 2;
+    s.affinity_len = 2;
     s.pmi_refusal = strdup("no PMI here");
+    s.pmi_network = true;
+    s.pmix = true;
     return s;
 }
 
@@ -69,6 +75,10 @@ static void everything_survives_the_wire(void **state)
     assert_true(back.tty);
     assert_int_equal(back.winsize.ws_col, 80);
     assert_string_equal(back.pmi_refusal, "no PMI here");
+    assert_true(back.pmi_network && back.pmix);
+    assert_int_equal(back.operand, 99);
+    assert_int_equal(back.affinity_len, 2);
+    assert_memory_equal(back.affinity, "\x81\x02", 2);
     assert_int_equal(back.script_len, 11);
     assert_memory_equal(back.script, "#!/bin/sh\n\0", 11);
     buf_free(&b);
@@ -98,6 +108,38 @@ static void one_refusal_of_pmi_is_enough(void **state)
     assert_int_equal(tlv_put_str(&b, TAG_PMI_REFUSAL, "again"), 0);
     assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), -EPROTO);
     buf_free(&b);
+    execspec_free(&s);
+}
+
+static void an_operand_is_an_argument(void **state)
+{
+    (void)state;
+    struct execspec s = sample(), back;
+    struct buf b = {0};
+    s.operand = 100;
+    assert_int_equal(execspec_encode(&s, &b), 0);
+    assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), -EPROTO);
+    assert_int_equal(tlv_put_str(&b, TAG_ARG, "one more"), 0);
+    assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), 0);
+    execspec_free(&back);
+    assert_int_equal(tlv_put_u32(&b, TAG_OPERAND, 1), 0);
+    assert_int_equal(execspec_decode(buf_head(&b), b.len, &back), -EPROTO);
+    buf_free(&b);
+    execspec_free(&s);
+}
+
+static void an_argument_is_inserted_in_its_place(void **state)
+{
+    static const char *const expected[] = {"a", "new", "b", "last"};
+    (void)state;
+    struct execspec s = {0};
+    assert_int_equal(execspec_insert_arg(&s, 0, "b"), 0);
+    assert_int_equal(execspec_insert_arg(&s, 0, "a"), 0);
+    assert_int_equal(execspec_insert_arg(&s, 1, "new"), 0);
+    assert_int_equal(execspec_insert_arg(&s, 3, "last"), 0);
+    for (int i = 0; i < 4; i++)
+        assert_string_equal(s.argv[i], expected[i]);
+    assert_null(s.argv[4]);
     execspec_free(&s);
 }
 
@@ -156,6 +198,8 @@ int main(void)
         cmocka_unit_test(everything_survives_the_wire),
         cmocka_unit_test(a_second_uid_cannot_replace_the_first),
         cmocka_unit_test(one_refusal_of_pmi_is_enough),
+        cmocka_unit_test(an_operand_is_an_argument),
+        cmocka_unit_test(an_argument_is_inserted_in_its_place),
         cmocka_unit_test(what_must_be_there_is_missed),
         cmocka_unit_test(every_truncation_is_refused_or_whole),
         cmocka_unit_test(own_variables_do_not_go_into_the_guest),

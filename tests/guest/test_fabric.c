@@ -4,16 +4,14 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <sched.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
 #include "fabric.h"
+#include "own_network.h"
 
 static struct fabric fabric;
 static struct execspec spec;
@@ -159,19 +157,12 @@ static void an_interface_gets_the_address_and_comes_up(void **state)
     char *const add[] = {"ip",   "link", "add",  "ib0.9000", "type",
                          "veth", "peer", "name", "other",    NULL};
     char text[256] = "";
-    pid_t ip;
-    int status;
     struct ifaddrs *all, *one;
     struct sockaddr_in address = {0}, mask = {0};
     unsigned flags = 0;
     (void)state;
-    if (unshare(CLONE_NEWNET) < 0) {
-        print_message("interfaces are root's to make: run it as root\n");
-        skip();
-    }
-    assert_int_equal(posix_spawnp(&ip, add[0], NULL, NULL, add, environ), 0);
-    assert_int_equal(waitpid(ip, &status, 0), ip);
-    assert_int_equal(status, 0);
+    enter_own_network();
+    run_ip(add);
     assert_int_equal(
         ipoib_bring_up("ib0.9000", htonl(0x0a800102), htonl(0xfff00000), text, sizeof text), 0);
     assert_int_equal(getifaddrs(&all), 0);

@@ -156,10 +156,10 @@ class Machine:
     def quiet(self) -> None:
         """Cancel what there is, use the node again, and wait until it is idle."""
         self.run("scancel", "--user=alice")
-        self.until(lambda: not self.run("squeue", "-h").out, "an empty queue", 180)
+        self.until(lambda: not self.run("squeue", "-h").out, "an empty queue", 400)
         if self.node()[0] != "idle":
             self.run("scontrol", "update", "NodeName=hw", "State=RESUME", check=False)
-        self.until(lambda: self.node()[0] == "idle", "an idle node", 60)
+        self.until(lambda: self.node()[0] == "idle", "an idle node", 120)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Job:
         out = self.machine.run("scontrol", "-o", "show", "job", str(self.id)).out
         return dict(word.split("=", 1) for word in out.split() if "=" in word)
 
-    def wait(self, *states: str, timeout: float = 180) -> str:
+    def wait(self, *states: str, timeout: float = 400) -> str:
         """Wait for one of the states (default: ended)."""
         wanted = states or ENDED
 
@@ -188,7 +188,7 @@ class Job:
         """What it printed so far."""
         return self.machine.run("cat", f"slurm-{self.id}.out", user="alice", check=False).out
 
-    def runs(self, timeout: float = 240) -> None:
+    def runs(self, timeout: float = 480) -> None:
         """Wait until its script says that it runs in the guest."""
         self.machine.until(lambda: "up\n" in self.output(), f"job {self.id} to run", timeout)
 

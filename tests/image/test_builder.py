@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from vmimages import recipe
+from vmimages.cli import INITRD_TYPE, KERNEL_TYPES, ROOT_TYPES
 from vmimages.errors import BuildError
-from vmimages.recipe import Recipe
-from vmimages.store import publish
+from vmimages.recipe import RESERVED_PARAMETERS, Recipe
+from vmimages.store import Blob, publish
 
-from vhpc_slurm.catalog import resolve, verify_blob
+from vhpc_slurm.catalog import manifest, resolve, verify_blob
 from vhpc_slurm.model import ImageRef
 
 CHECKOUT = Path(__file__).parents[2]
@@ -62,7 +63,10 @@ def load_changed(tmp_path: Path, old: str, new: str) -> Recipe:
         ('"sudo"', "1", "debian.packages must be a list of strings"),
         ('suite = "trixie"', 'suite = "$(id)"', "debian.suite"),
         ('format = "vmlinux"', 'format = "zImage"', "kernel.format"),
+        ("min_memory_mib = 192", "min_memory_mib = 192\nmin_cpus = 0", "image.min_cpus"),
         ('cmdline = "', 'cmdline = "vhpc.init=/bin/sh ', "vhpc.init="),
+        ('cmdline = "', 'cmdline = "rdinit=/bin/sh ', "rdinit=/bin/sh"),
+        ('cmdline = "cryptomgr', 'cmdline = \'"x" cryptomgr', "cannot read recipe"),
         ('uuid = "', 'uuid = "x', "root.uuid"),
         ("[image]", '[image]\nfirmware = "uefi"', "bzImage"),
         ("[image]", "[image", "cannot read recipe"),
@@ -72,6 +76,10 @@ def test_a_wrong_recipe_is_refused_with_the_key(tmp_path: Path, old: str, new: s
     with pytest.raises(BuildError) as caught:
         load_changed(tmp_path, old, new)
     assert why in str(caught.value)
+
+
+def test_the_builder_and_vhpc_reserve_the_same_parameters() -> None:
+    assert RESERVED_PARAMETERS == manifest.RESERVED_PARAMETERS
 
 
 def test_what_makes_the_base_makes_its_key(tmp_path: Path) -> None:
@@ -100,28 +108,37 @@ def test_the_license_line_of_a_script_makes_no_other_base(tmp_path: Path) -> Non
 
 def fields(**changes: object) -> dict[str, object]:
     return {
-        "schema": 1,
-        "name": "tiny",
-        "tag": "latest",
-        "arch": "x86_64",
-        "root_format": "erofs",
-        "init": "agent",
-        "cmdline": "",
-        "min_memory_mib": 64,
-        "firmware": "bios",
-        "drivers": [],
+        "schema": 2,
         "agent_version": "0.1.0",
-        "description": "",
-        "created": "2026-01-01T00:00:00Z",
-        "signature": None,
+        "arch": "x86_64",
+        "cmdline": "",
+        "description": "für Tests",
+        "drivers": {},
+        "firmware": "bios",
+        "init": "agent",
+        "labels": {},
+        "min_cpus": 1,
+        "min_memory_mib": 64,
+        "process": {"arguments": [], "entrypoint": [], "environment": {}, "user": "", "working_dir": ""},
+        "provenance": {"builder": "", "created": "", "parent": "", "source": "", "source_digest": ""},
     } | changes
+
+
+def made_at(time: str) -> dict[str, object]:
+    return {"builder": "", "created": time, "parent": "", "source": "", "source_digest": ""}
+
+
+def blobs(**changes: Path | bytes) -> dict[str, Blob]:
+    data: dict[str, Path | bytes] = {"kernel": b"k", "initrd": b"i", "root": b"r"}
+    types = {"kernel": KERNEL_TYPES["vmlinux"], "initrd": INITRD_TYPE, "root": ROOT_TYPES["erofs"]}
+    return {field: Blob(types[field], part) for field, part in (data | changes).items()}
 
 
 def test_what_is_published_is_what_the_catalogue_reads(tmp_path: Path) -> None:
     root = tmp_path / "root.erofs"
     root.write_bytes(b"root" * 1000)
     catalog = tmp_path / "catalog"
-    made = publish(catalog, fields(), {"kernel": b"k", "initrd": b"i", "root": root})
+    made = publish(catalog, "tiny", "latest", fields(), blobs(root=root))
     image = resolve(catalog, ImageRef.parse("tiny"))
     assert made.changed
     assert image.digest == made.digest
@@ -134,29 +151,32 @@ def test_what_is_published_is_what_the_catalogue_reads(tmp_path: Path) -> None:
 
 
 def test_publishing_the_same_again_keeps_the_digest(tmp_path: Path) -> None:
-    blobs: dict[str, Path | bytes] = {"kernel": b"k", "initrd": b"i", "root": b"r"}
-    first = publish(tmp_path, fields(), blobs)
-    again = publish(tmp_path, fields(created="2026-02-02T00:00:00Z"), blobs)
+    first = publish(tmp_path, "tiny", "1", fields(), blobs())
+    later = fields(provenance=made_at("2026-02-02T00:00:00Z"))
+    again = publish(tmp_path, "tiny", "1", later, blobs())
     assert (again.digest, again.changed) == (first.digest, False)
-    other = publish(tmp_path, fields(), blobs | {"initrd": b"j"})
+    other = publish(tmp_path, "tiny", "1", fields(), blobs(initrd=b"j"))
     assert other.changed
     assert other.digest != first.digest
 
 
-def test_publishing_heals_a_damaged_blob(tmp_path: Path) -> None:
-    blobs: dict[str, Path | bytes] = {"kernel": b"k", "initrd": b"i", "root": b"r"}
-    publish(tmp_path, fields(), blobs)
+def test_one_content_has_one_digest_under_all_names(tmp_path: Path) -> None:
+    first = publish(tmp_path, "tiny", "1", fields(), blobs())
+    assert publish(tmp_path, "other", "2", fields(), blobs()).digest == first.digest
+
+
+def test_publishing_repairs_a_damaged_blob(tmp_path: Path) -> None:
+    publish(tmp_path, "tiny", "1", fields(), blobs())
     path = tmp_path / "blobs/sha256" / hashlib.sha256(b"r").hexdigest()
     path.write_bytes(b"damaged")
-    publish(tmp_path, fields(), blobs)
+    publish(tmp_path, "tiny", "1", fields(), blobs())
     assert path.read_bytes() == b"r"
 
 
 def test_a_failed_publish_leaves_the_name_as_it_was(tmp_path: Path) -> None:
-    blobs: dict[str, Path | bytes] = {"kernel": b"k", "initrd": b"i", "root": b"r"}
-    first = publish(tmp_path, fields(), blobs)
+    first = publish(tmp_path, "tiny", "latest", fields(), blobs())
     with pytest.raises(BuildError, match="cannot publish"):
-        publish(tmp_path, fields(), blobs | {"initrd": b"new", "root": tmp_path / "absent"})
+        publish(tmp_path, "tiny", "latest", fields(), blobs(initrd=b"new", root=tmp_path / "absent"))
     assert resolve(tmp_path, ImageRef.parse("tiny")).digest == first.digest
     assert not list(tmp_path.rglob(".new-*"))
 
@@ -234,5 +254,6 @@ def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: P
     assert (first["image"], first["changed"], first["base_cached"]) == ("debian-minimal:13", True, True)
     assert (again["digest"], again["changed"]) == (first["digest"], False)
     assert image.digest == first["digest"]
+    assert image.manifest.schema == 2
     assert image.manifest.agent_version == "0.0.1"
     assert image.manifest.cmdline == "cryptomgr.notests no_timer_check"

@@ -6,10 +6,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster import VLAB, Lab
+from injection import until
 from twins import FILES, WHERE
+
+LIMIT_S = 1200
 
 # Each worker of pytest-xdist but the first has a lab of its own: scripts/lab-tests brings them up.
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
@@ -17,6 +21,13 @@ if _WORKER != "gw0":
     os.environ["VLAB_STATE"] = os.environ.get("VLAB_STATE", "/run/vhpc-lab") + f"-{_WORKER}"
     if "VLAB_DATA" in os.environ:
         os.environ["VLAB_DATA"] += f"-{_WORKER}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No test is ended because the machine is slow: each wait has a limit of its own."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 @pytest.fixture(scope="session")
@@ -32,9 +43,34 @@ def lab() -> Lab:
 def _nothing_left(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
     """After every test: queue empty, nodes idle, vhpc says clean, and so does the independent count."""
     yield
-    if "vlab_itself" in request.keywords:
-        return
-    lab.assert_clean()
+    if not {"vlab_itself", "results"} & set(request.keywords):
+        lab.assert_clean()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_left_of_results(lab: Lab, request: pytest.FixtureRequest) -> Iterator[None]:
+    """The same after a module with tests that do not look themselves."""
+    yield
+    if any(item.path == request.path and "results" in item.keywords for item in request.session.items):
+        lab.assert_clean()
+
+
+@pytest.fixture
+def no_health_check(lab: Lab) -> Iterator[str]:
+    """HealthCheckProgram, which runs once a minute, does not change on n1 what a test looks at.
+
+    Gives the path of the program, for tests that run it themselves.
+    """
+    program = "/usr/libexec/vhpc/healthcheck"
+    runs = ("pgrep", "-f", f"{program}|hooks[.]healthcheck")
+    lab.run("n1", "cp", "-a", program, f"{program}.kept")
+    try:
+        lab.run("n1", "ln", "-s", "/bin/true", f"{program}.none")
+        lab.run("n1", "mv", "-T", f"{program}.none", program)
+        until(lambda: not lab.run("n1", *runs, check=False).out, "the end of the health check", 120)
+        yield f"{program}.kept"
+    finally:
+        lab.run("n1", "mv", "-f", f"{program}.kept", program)
 
 
 @pytest.fixture(scope="module")

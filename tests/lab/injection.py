@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from cluster import NODES, Job, Lab
@@ -38,7 +39,7 @@ def runs(lab: Lab, job: Job, times: int = 1) -> None:
 def boots(lab: Lab, job: Job, node: str, what: str = "domain") -> None:
     """Wait until the job's Prolog on a node has announced a resource of that kind in its journal."""
     script = f'cat /var/lib/vhpc/journal/{job.id}.* 2>/dev/null | grep -q \'"kind":"{what}"\''
-    until(lambda: lab.run(node, "sh", "-c", script, check=False).code == 0, f"job {job.id} to boot", 60)
+    until(lambda: lab.run(node, "sh", "-c", script, check=False).code == 0, f"job {job.id} to boot", 180)
 
 
 def let_go(lab: Lab, job: Job) -> None:
@@ -48,7 +49,56 @@ def let_go(lab: Lab, job: Job) -> None:
 
 def kill_qemu(lab: Lab, job: Job, node: str, signal: str = "KILL") -> None:
     """Signal the QEMU of a job's guest."""
-    lab.run(node, "pkill", f"-{signal}", "-f", f"^[^ ]*qemu-system.* guest=vhpc-{job.id}-")
+    lab.run(node, "sh", "-c", qemu_killer(job, signal))
+
+
+def qemu_killer(job: Job, signal: str = "KILL", guest: str = "") -> str:
+    """A shell command that signals the QEMU of a job's guest (``-g1``: of that one)."""
+    return f"pkill -{signal} -f '^[^ ]*qemu-system.* guest=vhpc-{job.id}-.*{guest},'"
+
+
+def in_boot(lab: Lab, job: Job, node: str, act: str, sign: str = "") -> None:
+    """Run a shell command on a node when libvirt has just started the job's guest, until it succeeds.
+
+    A guest boots in seconds, so the node itself waits: a command of the test may take as long to start.
+    ``sign`` is another command that succeeds when it is time.
+    """
+    started = sign or f"virsh -q list --name --state-running | grep -q '^vhpc-{job.id}-'"
+    script = f"for i in $(seq 1500); do {started} && {act} && exit; sleep 0.1; done; exit 1"
+    done = lab.run(node, "sh", "-c", script, check=False, timeout=600)
+    assert done.code == 0, f"waited in vain for a guest on {node} ({job.told()})"
+
+
+def paused(lab: Lab, job: Job, node: str) -> None:
+    """Stop the job's QEMU on a node as soon as there is one."""
+    in_boot(lab, job, node, qemu_killer(job, "STOP"))
+
+
+def waits(lab: Lab, job: Job, node: str) -> None:
+    """Wait until the job's guest on a node is set up: its Prolog has connected to it for the barrier."""
+    script = (
+        "import sqlite3\n"
+        "db = sqlite3.connect('file:/var/lib/vhpc/vhpcd/leases.sqlite?mode=ro', uri=True)\n"
+        "query = 'SELECT node FROM readiness JOIN lease ON lease.id = lease WHERE job_id = ?'\n"
+        f"for (node,) in db.execute(query, ({job.id},)): print(node)\n"
+    )
+    until(
+        lambda: node in lab.run("ctl", "python3", "-", stdin=script).out.split(),
+        f"{node} to report its guest",
+        120,
+    )
+
+
+@contextmanager
+def configured(lab: Lab, host: str, table: str, line: str) -> Iterator[None]:
+    """A host has one more line in a table of its vhpc.toml."""
+    file = "/etc/vhpc/vhpc.toml"
+    lab.run(host, "cp", "-p", file, f"{file}.before")
+    try:
+        lab.run(host, "sh", "-ec", f"sed -i 's/^\\[{table}\\]$/&\\n{line}/' {file}; grep -qx '{line}' {file}")
+        yield
+    finally:
+        lab.run(host, "mv", f"{file}.before", file)
 
 
 def ours(text: str) -> list[str]:
@@ -77,6 +127,12 @@ def settled(lab: Lab, timeout: float = 120) -> None:
 
 
 def ask_again(lab: Lab, job: Job) -> None:
-    """Have a requeued job start now and not after Slurm's pause, as soon as it is pending."""
-    until(lambda: job.show()["JobState"] == "PENDING" or None, f"job {job.id} to be pending")
+    """Have a requeued job start now and not after Slurm's pause, unless the pause is over."""
+    until(lambda: requeued(job), f"the requeue of job {job.id}", 180)
     lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "StartTime=now", check=False)
+
+
+def requeued(job: Job) -> bool:
+    """Whether a job was requeued and its first run is over: it is pending again, or runs again, or has."""
+    show = job.show()
+    return show["JobState"] != "COMPLETING" and show["Restarts"] != "0"

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 
 import pytest
 from cluster import Job, Lab
-from injection import WAITING, boots, let_go, one_line, runs, said, settled, until
+from injection import WAITING, boots, configured, let_go, one_line, runs, said, settled, until
 
 pytestmark = pytest.mark.lab
 
@@ -52,14 +51,17 @@ libc = ctypes.CDLL(None, use_errno=True)
 if libc.mount(b"nobody", sys.argv[1].encode(), b"fuse.hung", 6, options.encode()) < 0:
     sys.exit(os.strerror(ctypes.get_errno()))
 print("mounted", flush=True)
-time.sleep(200)
+time.sleep(800)
 """
 # Hands a guest's memory to a process of uid 2001, as a hole in the confinement would; prints its pid.
 HAND_OUT = """
 import os, subprocess
-def words(pid):
-    return open(f"/proc/{pid}/cmdline", "rb").read()
-qemu = next(pid for pid in os.listdir("/proc") if pid.isdigit() and b"qemu-system" in words(pid))
+def program(pid):
+    try:
+        return open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")[0]
+    except OSError:  # it has ended
+        return b""
+qemu = next(pid for pid in os.listdir("/proc") if pid.isdigit() and b"qemu-system" in program(pid))
 fds = f"/proc/{qemu}/fd"
 memory = next(n for n in os.listdir(fds) if os.readlink(f"{fds}/{n}").startswith("/memfd:"))
 held = os.open(f"{fds}/{memory}", os.O_RDWR)
@@ -151,7 +153,7 @@ def test_held_guest_memory_is_noticed_and_its_holder_ended(lab: Lab, job: Job) -
 # --- draining nodes -------------------------------------------------------------------
 
 DISTURB = """
-end=$(($(date +%s) + 40))
+end=$(($(date +%s) + 400))
 until [ -e ~/enough ] || [ $(date +%s) -gt $end ]; do
     pkill -{signal} -u alice -x 'virtiofsd|vhpc-confine' && [ {signal} = STOP ] && sleep 0.05
 done
@@ -181,18 +183,16 @@ def test_a_daemon_stopped_in_its_job_costs_that_job_alone(lab: Lab, job: Job) ->
 
 def test_a_hung_home_of_the_user_fails_only_his_job(lab: Lab) -> None:
     lab.run(NODE, "sh", "-c", "cat > /tmp/hung.py; rm -f /tmp/o-* /tmp/hung.out", stdin=HUNG)
-    lab.run(NODE, "cp", "/etc/vhpc/vhpc.toml", "/tmp/vhpc.toml")
-    lab.run(NODE, "sed", "-i", "/^.guests/a stage_timeout_s = 5", "/etc/vhpc/vhpc.toml")
-    lab.run(NODE, "sh", "-c", "setsid python3 /tmp/hung.py /home/alice </dev/null >/tmp/hung.out 2>&1 &")
-    try:
-        until(lambda: "mounted" in lab.run(NODE, "cat", "/tmp/hung.out").out, "the mount")
-        job = lab.submit("echo never", "-n1", "-w", NODE, "--chdir=/tmp", "-o", "/tmp/o-%j")
-        job.wait()
-    finally:
-        ends = (
-            "pkill -f '[p]ython3 /tmp/hung.py'; umount -l /home/alice; mv /tmp/vhpc.toml /etc/vhpc/vhpc.toml"
-        )
-        lab.run(NODE, "sh", "-c", ends, check=False)
+    serve = "setsid python3 /tmp/hung.py /home/alice </dev/null >/tmp/hung.out 2>&1 &"
+    with configured(lab, NODE, "guests", "stage_timeout_s = 10"):
+        try:
+            lab.run(NODE, "sh", "-c", serve)
+            until(lambda: "mounted" in lab.run(NODE, "cat", "/tmp/hung.out", check=False).out, "the mount")
+            job = lab.submit("echo never", "-n1", "-w", NODE, "--chdir=/tmp", "-o", "/tmp/o-%j")
+            job.wait()
+        finally:
+            ends = "pkill -f '[p]ython3 /tmp/hung.py'; umount -l /home/alice"
+            lab.run(NODE, "sh", "-c", ends, check=False)
     assert job.accounted() == ["FAILED", "1:0"]
     out = lab.run(NODE, "cat", f"/tmp/o-{job.id}").out
     assert re.search(r"^vhpc: /home/alice does not answer: .*FUSE file system of yours", out), out
@@ -229,14 +229,17 @@ def test_the_next_guest_gets_another_uid_that_owns_no_file(lab: Lab) -> None:
     first = lab.submit(WAITING, "-n1", "-w", NODE)
     runs(lab, first)
     used = uid_of(lab, first)
+    guests = lab.vhpc(NODE, "config")["guests"]
+    base, count = guests["uid_base"], guests["uid_count"]
+    owner, free = (base + (used - base + ahead) % count for ahead in (1, 2))
     # as a QEMU that was taken over might leave it
-    lab.run(NODE, "sh", "-c", f"cp /bin/sh /tmp/sh; chown {used + 1}:kvm /tmp/sh; chmod 6755 /tmp/sh")
+    lab.run(NODE, "sh", "-c", f"cp /bin/sh /tmp/sh; chown {owner}:kvm /tmp/sh; chmod 6755 /tmp/sh")
     let_go(lab, first)
     first.wait()
     second = lab.submit(WAITING, "-n1", "-w", NODE, user="bob")
     runs(lab, second)
     try:
-        assert uid_of(lab, second) == used + 2
+        assert uid_of(lab, second) == free
         # nor is a guest's memory for the group that all QEMUs have
         qemu = lab.run(NODE, "pgrep", "-f", "^[^ ]*qemu-system").out.strip()
         read = f"head -c1 /proc/{qemu}/$f >/dev/null 2>&1 && echo read $f"
@@ -269,7 +272,7 @@ for turn in range(3000):
         held.pop(0).close()
 print("done")
 """
-    assert lab.run(NODE, "python3", "-", user="alice", stdin=attack).out == "done\n"
+    assert lab.run(NODE, "python3", "-", user="alice", stdin=attack, timeout=600).out == "done\n"
     log = f"/run/vhpc/jobs/{job.id}/g0/helpers.log"
     assert int(lab.run(NODE, "stat", "-c", "%s", log).out) < 16 * 1024
     shim = lab.run(NODE, "pgrep", "-x", "vhpc-shim").out.strip()
@@ -282,7 +285,7 @@ print("done")
 
 FLOOD = """
 import glob, os, socket, time
-end, held = time.time() + 90, []
+end, held = time.time() + 400, []
 while time.time() < end and not os.path.exists(os.path.expanduser("~/enough")):
     for path in glob.glob("/run/vhpc/jobs/*/g0/run.sock"):
         for _ in range(400):
@@ -307,22 +310,23 @@ def test_a_full_channel_queue_keeps_root_out_of_nothing(lab: Lab) -> None:
     lab.run("login", "rm", "-f", "enough", user="alice")
     lab.run(NODE, "sh", "-c", "cat > /tmp/flood.py; chmod 644 /tmp/flood.py", stdin=FLOOD)
     background = "setsid python3 /tmp/flood.py </dev/null >/dev/null 2>&1 &"
-    lab.run(NODE, "sh", "-c", background, user="alice")
-    try:
-        job = lab.submit("sleep 1000", "-n1", "-w", NODE)
-        # the script's own way into the guest is hers to block; hooks have theirs
-        until(lambda: "ready in" in log_since(lab, mark), f"the guest of job {job.id}")
-        lab.run("ctl", "scancel", str(job.id))
-        job.wait()
-    finally:
-        lab.run("login", "touch", "enough", user="alice")
-    settled(lab)
+    with configured(lab, NODE, "guests", "poweroff_timeout_s = 60"):  # on a busy machine 5 s may be too short
+        lab.run(NODE, "sh", "-c", background, user="alice")
+        try:
+            job = lab.submit("sleep 1000", "-n1", "-w", NODE)
+            # the script's own way into the guest is hers to block; hooks have theirs
+            until(lambda: "ready in" in log_since(lab, mark), f"the guest of job {job.id}")
+            lab.run("ctl", "scancel", str(job.id))
+            job.wait()
+        finally:
+            lab.run("login", "touch", "enough", user="alice")
+        settled(lab)
     assert "did not end" not in log_since(lab, mark), "it was asked to power off, and did"
 
 
 def test_a_boot_whose_helpers_are_left_alone_is_as_ever(lab: Lab) -> None:
-    began = time.monotonic()
-    job = lab.submit("hostname", "-n1", "-w", NODE)
+    job = lab.submit(WAITING, "-n1", "-w", NODE)
     boots(lab, job, NODE)
+    let_go(lab, job)
     assert job.wait() == "COMPLETED"
-    assert said(lab, job) == f"{NODE}\n", f"{time.monotonic() - began:.1f} s"
+    assert said(lab, job) == f"up on {NODE}\ndone\n"

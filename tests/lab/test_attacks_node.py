@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -60,8 +61,13 @@ for page in range(first, end - 8192, 4096):
     if libc.mmap(page, 4096, mmap.PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0) != page:
         raise OSError(ctypes.get_errno(), "mmap")
 print("in place", os.getpid(), flush=True)
-time.sleep(300)
+time.sleep(900)
 """
+
+
+def printed(lab: Lab, name: str) -> str:
+    """What the server, or the victim, has said until now."""
+    return lab.run(NODE, "cat", f"/tmp/{name}.out", check=False).out
 
 
 @pytest.fixture
@@ -69,16 +75,18 @@ def victim(lab: Lab) -> Iterator[int]:
     """The id of that process, on the node."""
     background = "</dev/null >/tmp/{0}.out 2>&1 &"
     lab.run(NODE, "mkdir", "-p", "/home/alice/slow", user="alice")
-    lab.run(NODE, "sh", "-c", "cat > /tmp/server.py", stdin=SERVER)
+    lab.run(NODE, "sh", "-c", "rm -f /tmp/server.out /tmp/victim.out; cat > /tmp/server.py", stdin=SERVER)
     lab.run(NODE, "sh", "-c", "cat > /tmp/victim.py; chmod 644 /tmp/victim.py", stdin=VICTIM)
     serve = "setsid python3 /tmp/server.py /home/alice/slow " + background.format("server")
     lab.run(NODE, "sh", "-c", serve)
     try:
-        until(lambda: "mounted" in lab.run(NODE, "cat", "/tmp/server.out").out, "the file system")
+        until(lambda: "mounted" in printed(lab, "server"), "the file system")
         start = 'setsid python3 -c "$(cat /tmp/victim.py)" ' + background.format("victim")
         lab.run(NODE, "sh", "-c", start, user="alice")
-        until(lambda: "in place" in lab.run(NODE, "cat", "/tmp/victim.out").out, "the process")
-        yield int(lab.run(NODE, "cat", "/tmp/victim.out").out.split()[-1])
+        until(lambda: printed(lab, "victim").endswith("\n"), "the process")
+        found = re.fullmatch(r"in place (\d+)\n", printed(lab, "victim"))
+        assert found is not None, printed(lab, "victim")
+        yield int(found[1])
     finally:
         for name in ("victim", "server"):
             lab.run(NODE, "sh", "-c", f"pkill -KILL -f '[p]ython3.*{name}'", check=False)

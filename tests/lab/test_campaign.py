@@ -14,7 +14,7 @@ from campaign.findings import carry_out
 from campaign.judge import End, differs, drained_by, judge, touches
 from campaign.kinds import KINDS
 from campaign.plan import Plan, PlannedFault, PlannedJob, draw
-from campaign.run import Injected, Submitted
+from campaign.record import Injected, Submitted
 from campaign.watch import Seen, Track, Trouble, exit_code
 from cluster import ROOT, Lab
 
@@ -32,7 +32,7 @@ def run(lab: Lab, plan: Plan, file: Path) -> None:
     assert found.passed, text
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_short_campaign_leaves_nothing_unexplained(lab: Lab, tmp_path: Path) -> None:
     run(lab, draw(1, 20, 8, short=True), tmp_path / "campaign.md")
 
@@ -148,16 +148,22 @@ def test_a_crash_of_qemu_needs_no_fault_when_qemu_says_so_itself() -> None:
     assert judge(ended("script", "FAILED", "1:0", killed), (), NOBODY).why == ""
 
 
+def of_peer(line: str) -> str:
+    """The same line in the output of a job with a network, on another node than the guest."""
+    return line.replace("vhpc: ", "vhpc: node n1: ")
+
+
 @pytest.mark.vlab_itself
 def test_a_failed_boot_is_not_blamed_on_unrelated_findings() -> None:
     slow = "vhpc: image i:latest did not get ready within 120 s on n1: its console ended with: {} (longer)\n"
     stall = slow.format("[   31.0] rcu: rcu_preempt kthread starved for 5250 jiffies! g5 f0x0")
     cut, libvirt = injected("network-cut", 105, 105.4), injected("libvirtd-kill", 105, 110)
-    for fault in (cut, libvirt):
-        why = judge(ended("script", "FAILED", "1:0", stall), (fault,), NOBODY).why
-        assert why.startswith("by itself, under the machine's load: vhpc: image i:latest did not get ready")
+    for fault, line in ((cut, stall), (libvirt, stall), (cut, of_peer(stall))):
+        why = judge(ended("script", "FAILED", "1:0", line), (fault,), NOBODY).why
+        assert why == f"by itself, under the machine's load: {line.partition(' for 5250')[0]}", line
     other = slow.format("[    3.1] Run /init as init process")
-    assert judge(ended("script", "FAILED", "1:0", other), (cut,), NOBODY).why == ""
+    for line in (other, of_peer(other)):
+        assert judge(ended("script", "FAILED", "1:0", line), (cut,), NOBODY).why == ""
     assert judge(ended("script", "FAILED", "1:0", other), (libvirt,), NOBODY).why.startswith("libvirtd-kill:")
     lease = "vhpc: cannot reach vhpcd at ctl:6860: timed out (x)\n"
     assert judge(ended("script", "FAILED", "1:0", lease), (cut,), NOBODY).why.startswith("network-cut: vhpc:")
@@ -173,6 +179,20 @@ def test_a_job_in_the_way_was_in_the_way_for_a_reason() -> None:
     )
     assert judge(end, touches(end, JOB_5, [kill], NOBODY, ("c001-plain", 0)), NOBODY).why == ""
     assert judge(end, touches(end, JOB_5, [kill], NOBODY), NOBODY).why == ""
+
+
+@pytest.mark.vlab_itself
+def test_a_lost_start_ends_only_jobs_that_may_not_be_requeued() -> None:
+    kill = replace(injected("prolog-kill", 105, 105), target=("c000-no-requeue", 0))
+    for kind, output, explained in (
+        ("no-requeue", "", True),
+        ("no-requeue", "up in a guest\n", False),
+        ("script", "", False),
+    ):
+        assert bool(judge(ended(kind, "FAILED", "1:0", output), (kill,), NOBODY).why) is explained
+    assert (
+        judge(ended("no-requeue", "FAILED", "1:0", ""), (injected("qemu-kill", 105, 105),), NOBODY).why == ""
+    )
 
 
 @pytest.mark.vlab_itself
@@ -219,5 +239,10 @@ def test_a_drained_node_needs_a_fault_that_drains_in_these_words() -> None:
     broken = "vhpc: cannot start the guest: internal error: qemu unexpectedly closed the monitor (x)"
     assert drained_by(Trouble(101, "n1", "drained", broken), [qemu, munge]) is qemu
     assert drained_by(Trouble(101, "n1", "drained", broken), [munge]) is None
+    prolog = injected("prolog-kill", 100, 100)
+    again = Trouble(300, "n1", "draining", "Prolog error")
+    assert drained_by(again, [replace(prolog, target=("c000-script", 0))]) is None
+    assert drained_by(again, [repeated := replace(prolog, target=("c000-no-requeue", 0))]) is repeated
+    assert drained_by(replace(again, at=600), [repeated]) is None
     for fault in FAULTS.values():
-        assert fault.reach == JOB or not fault.role
+        assert fault.reach == JOB or not fault.role or fault.act == "cut"

@@ -51,6 +51,8 @@ exec unshare --mount --net --pid --fork --mount-proc sh -eu -c '
     mount -t tmpfs none /run/libvirt/dev
     cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /run/libvirt/dev/
     mknod -m 666 /run/libvirt/dev/kvm c 10 232
+    # libvirt makes a tap even for a command line that it only prints
+    mkdir /run/libvirt/dev/net && mknod -m 666 /run/libvirt/dev/net/tun c 10 200
     # libvirt 12 looks for VFIO and an IOMMU before it says how it would pass a device through
     mkdir /run/libvirt/dev/vfio && mknod -m 666 /run/libvirt/dev/vfio/vfio c 10 196
     mount -t tmpfs none /sys/kernel && mkdir -p /sys/kernel/iommu_groups/1

@@ -9,26 +9,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from cluster import NODES, VLAB, Job, Lab
-from injection import WAITING, let_go, one_line, runs, said, until
-
-from hca_tree import HcaTree
+from fabric_tables import ADAPTERS, FULL, LIMITED, NOBODY, by_node, holding, keys_of, tables
+from hca_ports import hca_tree, played
+from injection import WAITING, let_go, one_line, requeued, runs, said, until
+from variants import PRELUDE
 
 pytestmark = pytest.mark.lab
-
-# as /etc/vhpc/ports.map says: port GUIDs of each node's adapters
-ADAPTERS = {
-    "n1": (0x0002C90300000101, 0x0002C90300000111),
-    "n2": (0x0002C90300000201, 0x0002C90300000211),
-}
-LIMITED, FULL = 0x7FFF, 0x8000
-NOBODY = {guid: {LIMITED} for guids in ADAPTERS.values() for guid in guids}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,50 +35,6 @@ def _fabric(lab: Lab) -> Iterator[None]:
         subprocess.run([VLAB, "up", "--no-fabric"], check=True, capture_output=True, timeout=120)
 
 
-def rows(lab: Lab) -> dict[int, tuple[int, ...]]:
-    """The tables of every adapter but the subnet manager's own, by the GUID that it says it has."""
-    script = (
-        "cd /run/opensm/readers; export SIM_HOST=SM"
-        " LD_PRELOAD=/usr/lib/x86_64-linux-gnu/umad2sim/libumad2sim.so\n"
-        "for at in 0,1,1 0,1,2 0,1,3 0,1,4; do\n"
-        "  smpquery -D nodeinfo $at && smpquery -D pkeys $at 1 || exit\n"
-        "done\n"
-    )
-    found: dict[int, tuple[int, ...]] = {}
-    for line in lab.run("ctl", "sh", "-c", script).out.splitlines():
-        if guid := re.match(r"PortGuid:\.*(0x[0-9a-f]{16})$", line):
-            mine = int(guid[1], 16)
-            found[mine] = ()
-        if row := re.match(r" *\d+: ((?:0x[0-9a-f]{4} ?)+)$", line):
-            found[mine] += tuple(int(word, 16) for word in row[1].split())
-    return found
-
-
-def tables(lab: Lab) -> dict[int, set[int]]:
-    """The same without order and empty entries."""
-    return {guid: set(row) - {0} for guid, row in rows(lab).items()}
-
-
-def keys_of(lab: Lab, job: Job) -> set[int]:
-    """The key of a job, as vhpcd says."""
-    claims = lab.vhpc("ctl", "fabric", "ls")["claims"]
-    return {int(one["pkey"], 16) for one in claims if one["generation"].startswith(f"{job.id}.")}
-
-
-def holding(*jobs: tuple[Job, int, tuple[str, ...]]) -> dict[int, set[int]]:
-    """Tables where each job has the key on one adapter of each of its nodes."""
-    meant = {guid: set(keys) for guid, keys in NOBODY.items()}
-    for _, pkey, nodes in jobs:
-        for node in nodes:
-            meant[next(guid for guid in ADAPTERS[node] if meant[guid] == {LIMITED})].add(pkey | FULL)
-    return meant
-
-
-def by_node(found: dict[int, set[int]]) -> dict[str, list[list[int]]]:
-    """The tables of each node, whichever of its adapters has which."""
-    return {node: sorted(sorted(found[guid]) for guid in guids) for node, guids in ADAPTERS.items()}
-
-
 def admin_comment(lab: Lab, job: Job) -> str:
     shown = lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
     found = re.search(r"^ *AdminComment=(.*?)\s*$", shown, re.M)
@@ -99,7 +47,7 @@ def start_now(lab: Lab, job: Job) -> None:
 
 
 def nobody_has_a_key(lab: Lab) -> None:
-    until(lambda: not lab.leases(), "all leases to be released", 90)
+    until(lambda: not lab.leases(), "all leases to be released", 180)
     assert tables(lab) == NOBODY
 
 
@@ -126,7 +74,6 @@ def test_adapters_of_two_users_hold_exactly_their_keys(lab: Lab) -> None:
             tables(lab) == {guid: keys if first | FULL in keys else {LIMITED} for guid, keys in both.items()}
         ),
         "bob's key to be taken off the fabric",
-        30,
     )
     let_go(lab, alices)
     assert alices.wait() == "COMPLETED"
@@ -138,8 +85,9 @@ def cannot_be_applied(lab: Lab) -> Job:
     lab.service("ctl", "stop", "opensm")
     try:
         job = lab.submit("echo up", "-N2")
-        until(lambda: int(job.show()["Restarts"]) == 1, "the job to be requeued", 60)
-        assert job.show()["JobState"] == "PENDING"
+        until(lambda: requeued(job), "the job to be requeued")
+        show = job.show()
+        assert (show["JobState"], show["Restarts"]) == ("PENDING", "1")
         line = admin_comment(lab, job)
         assert line.startswith("vhpc: OpenSM does not run: "), line
         assert tables(lab) == NOBODY
@@ -328,8 +276,8 @@ def test_a_port_that_gains_or_loses_a_key_is_put_right(
     right = tables(lab)
     for guid, entries in ((other, (LIMITED, key | FULL)), (mine, (LIMITED,)), (other, (0xFFFF,))):
         write_table(lab, guid, *entries)
-        until(lambda: tables(lab) == right, f"{guid:#x} to have its own keys again", 30)
-    until(lambda: lab.vhpc("ctl", "fabric", "audit")["findings"] == [], "a clean audit", 30)
+        until(lambda: tables(lab) == right, f"{guid:#x} to have its own keys again")
+    until(lambda: lab.vhpc("ctl", "fabric", "audit")["findings"] == [], "a clean audit")
     assert job.show()["JobState"] == "RUNNING"
     let_go(lab, job)
     assert job.wait() == "COMPLETED"
@@ -372,60 +320,13 @@ OPTION = "vhpc.agent.sysfs=/hca/sys"
 def _ports_in_guests(lab: Lab) -> Iterator[None]:
     """Leases say that guests have the ports; an image that looks for them where each node lays out a tree."""
     publish = (
-        "import hashlib, json, pathlib\n"
-        "catalog = pathlib.Path('/shared/vhpc/catalog')\n"
-        "digest = (catalog / 'names/debian-minimal/latest').read_text().strip()\n"
-        "manifests = catalog / 'manifests/sha256'\n"
-        "manifest = json.loads((manifests / (digest.partition(':')[2] + '.json')).read_text())\n"
-        f"manifest['name'], manifest['cmdline'] = '{HCA_IMAGE}', manifest['cmdline'] + ' {OPTION}'\n"
-        "raw = json.dumps(manifest).encode()\n"
-        "digest = hashlib.sha256(raw).hexdigest()\n"
-        "(manifests / (digest + '.json')).write_bytes(raw)\n"
-        f"name = catalog / 'names/{HCA_IMAGE}'\n"
-        "name.mkdir(exist_ok=True)\n"
-        "(name / 'latest').write_text('sha256:' + digest + '\\n')\n"
+        "base = load('debian-minimal')\n"
+        f"publish('{HCA_IMAGE}', base | {{'cmdline': base['cmdline'] + ' {OPTION}'}})\n"
     )
-    lab.run("ctl", "python3", "-", stdin=publish)
+    lab.run("ctl", "python3", "-", stdin=PRELUDE + publish)
     with configured(lab, 'in_guests = true\nipoib_network = "10.128.0.0/12"\n'):
         yield
         lab.run("ctl", "rm", "-r", f"/shared/vhpc/catalog/names/{HCA_IMAGE}")
-
-
-def hca_tree(node: str) -> HcaTree:
-    """What a guest on that node will take for its sysfs; empty."""
-    status = subprocess.run([VLAB, "status", "--json"], capture_output=True, check=False, timeout=60)
-    tree = HcaTree(Path(f"/proc/{json.loads(status.stdout)['hosts'][node]['pid']}/root/hca/sys"))
-    tree.clear()
-    return tree
-
-
-def play(lab: Lab, adapters: dict[tuple[HcaTree, str], int], stop: threading.Event) -> None:
-    """Show in the trees what OpenSM writes into the tables of the simulated adapters."""
-    while not stop.wait(0.2):
-        now = rows(lab)
-        for (tree, device), guid in adapters.items():
-            tree.set_keys(device, now[guid])
-            # no guest here has an IPoIB interface that could get an address; its loopback plays one
-            tree.set_interface_key("lo", now[guid][0])
-            keyed = any(entry & FULL for entry in now[guid])
-            tree.set_state(device, "4: ACTIVE" if keyed else "2: INIT")
-
-
-@contextmanager
-def played(lab: Lab, adapters: dict[tuple[HcaTree, str], int]) -> Iterator[None]:
-    for (tree, device), guid in adapters.items():
-        tree.add(device, guid, (), "1: DOWN")
-        tree.add_interface(device, "lo", 0)
-    stop = threading.Event()
-    player = threading.Thread(target=play, args=(lab, adapters, stop))
-    player.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        player.join(60)
-        for tree, _ in adapters:
-            tree.clear()
 
 
 @pytest.mark.usefixtures("_ports_in_guests")

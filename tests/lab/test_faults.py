@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
-from cluster import IMAGE, Lab
-from injection import WAITING, kill_qemu, let_go, one_line, runs, said, settled, until
+from cluster import ENDED, IMAGE, Job, Lab
+from injection import WAITING, in_boot, kill_qemu, let_go, one_line, qemu_killer, runs, said, settled
 
 pytestmark = pytest.mark.lab
 
@@ -15,24 +16,43 @@ GONE = r"^vhpc: the guest of job \d+ on n[12] is gone"
 
 
 def test_a_killed_qemu_ends_the_job_within_five_seconds(lab: Lab) -> None:
-    job = lab.submit(WAITING, "-w", "n1")
+    usual, job = (lab.submit(WAITING, "-n1", "-w", "n1") for _ in range(2))
+    runs(lab, usual)
     runs(lab, job)
-    began = time.monotonic()
-    kill_qemu(lab, job, "n1")
-    state = job.wait(*("COMPLETING", "FAILED"), timeout=20)
-    took = time.monotonic() - began
-    print(f"from the kill to the end of the job: {took:.2f} s ({state})")
-    assert took < 5.0
+    # what an end takes on a machine that other tests load too
+    reference = seconds_to_end(usual, lambda: let_go(lab, usual))
+    took = seconds_to_end(job, lambda: kill_qemu(lab, job, "n1"))
+    print(
+        f"from the kill to the end of the job: {took:.2f} s; of a job that ends by itself: {reference:.2f} s"
+    )
+    assert took < 5.0 + reference
+    assert usual.wait() == "COMPLETED"
     assert job.wait() == "FAILED"
     one_line(job, GONE)
     settled(lab)
 
 
+def seconds_to_end(job: Job, act: Callable[[], object]) -> float:
+    """How long after an act slurmctld knows that the job's script has ended."""
+    began = time.monotonic()
+    act()
+    job.wait("COMPLETING", *ENDED)
+    return time.monotonic() - began
+
+
+def test_a_killed_shim_ends_its_job(lab: Lab) -> None:
+    """QEMU runs on; the Epilog ends it."""
+    job = lab.submit(WAITING, "-w", "n1")
+    runs(lab, job)
+    lab.run("n1", "pkill", "-9", "-x", "vhpc-shim")
+    assert job.wait(timeout=60) == "FAILED"
+    one_line(job, GONE + r" \(channel closed\)$")
+    settled(lab)
+
+
 def test_a_qemu_killed_in_a_boot_fails_the_job_only(lab: Lab) -> None:
     job = lab.submit("echo up", "-w", "n1")
-    running = f"virsh -q list --name --state-running | grep -q '^vhpc-{job.id}-'"
-    until(lambda: lab.run("n1", "sh", "-c", running, check=False).code == 0, "its guest")
-    kill_qemu(lab, job, "n1")
+    in_boot(lab, job, "n1", qemu_killer(job))
     assert job.wait() == "FAILED"
     one_line(job, "^vhpc: the guest ended on n1 while image .* booted: QEMU crashed or was killed")
     settled(lab)
@@ -47,9 +67,7 @@ def test_a_qemu_killed_in_a_boot_fails_the_job_only(lab: Lab) -> None:
 )
 def test_a_helper_killed_in_a_boot_is_named_as_the_cause(lab: Lab, program: str, said: str) -> None:
     job = lab.submit("echo up", "-w", "n1")
-    booting = f"virsh -q list --name --state-running | grep -q '^vhpc-{job.id}-'"
-    script = f"{booting} && pkill -9 -n -x {program}"
-    until(lambda: lab.run("n1", "sh", "-c", script, check=False).code == 0, "the process", 30)
+    in_boot(lab, job, "n1", f"pkill -9 -n -x {program}")
     assert job.wait() == "FAILED"
     one_line(job, rf"^vhpc: {said}, which the guest needs, was ended by a signal on n1 while .*: SIGKILL")
     settled(lab)
@@ -102,12 +120,10 @@ def test_a_guest_that_does_not_answer_can_be_cancelled(lab: Lab) -> None:
 
 
 def test_one_dead_guest_of_two_ends_the_step_that_uses_both(lab: Lab) -> None:
-    job = lab.submit("srun -N2 -n2 --kill-on-bad-exit=1 sh -c 'echo up; sleep 120'; echo step said $?", "-N2")
+    job = lab.submit("srun -N2 -n2 --kill-on-bad-exit=1 sh -c 'echo up; sleep 999'; echo step said $?", "-N2")
     runs(lab, job, times=2)
-    began = time.monotonic()
     kill_qemu(lab, job, "n2")
     job.wait()
-    assert time.monotonic() - began < 30
     assert "step said 0" not in said(lab, job)
     one_line(job, GONE)
     settled(lab)

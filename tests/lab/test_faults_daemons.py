@@ -9,7 +9,7 @@ import time
 
 import pytest
 from cluster import VLAB, Job, Lab
-from injection import WAITING, ask_again, boots, let_go, ours, runs, said, settled, until
+from injection import WAITING, ask_again, boots, let_go, ours, requeued, runs, said, settled, until
 
 pytestmark = pytest.mark.lab
 
@@ -36,14 +36,6 @@ def bounce(lab: Lab, host: str, act: str, unit: str) -> None:
     lab.service(host, "start", unit)
 
 
-def resume_after_health_check(lab: Lab, node: str) -> None:
-    """Resume a node that HealthCheckProgram, which runs once a minute, has drained without libvirtd."""
-    state, reason = lab.node_state(node)
-    if "DRAIN" in state:
-        assert reason.startswith("vhpc: cannot connect to libvirt"), reason
-        lab.resume(node)
-
-
 def end_well(lab: Lab, *jobs: Job) -> None:
     for job in jobs:
         runs(lab, job)
@@ -62,6 +54,8 @@ def test_jobs_do_not_notice_that_vhpcd_was_away(lab: Lab, act: str) -> None:
     end_well(lab, *jobs)
 
 
+# a health check drains a node that has no libvirtd at this moment
+@pytest.mark.usefixtures("no_health_check")
 @pytest.mark.parametrize("act", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("unit", ["slurmctld", "slurmd", "libvirtd"])
 def test_running_jobs_do_not_notice_that_a_daemon_was_away(lab: Lab, unit: str, act: str) -> None:
@@ -70,11 +64,10 @@ def test_running_jobs_do_not_notice_that_a_daemon_was_away(lab: Lab, unit: str, 
     if unit == "slurmctld":
         saved(lab, job)
     bounce(lab, "ctl" if unit == "slurmctld" else "n1", act, unit)
-    if unit == "libvirtd":
-        resume_after_health_check(lab, "n1")
     end_well(lab, job)
 
 
+@pytest.mark.usefixtures("no_health_check")
 def test_a_job_ends_cleanly_while_libvirtd_is_dead(lab: Lab) -> None:
     job = lab.submit(WAITING, "-n1", "-w", "n1")
     runs(lab, job)
@@ -85,7 +78,6 @@ def test_a_job_ends_cleanly_while_libvirtd_is_dead(lab: Lab) -> None:
         until(lambda: not qemus(lab), "the end of the guest")
     finally:
         lab.service("n1", "start", "libvirtd")
-    resume_after_health_check(lab, "n1")
     settled(lab)
 
 
@@ -93,6 +85,7 @@ def qemus(lab: Lab) -> str:
     return lab.run("n1", "pgrep", "-f", "^[^ ]*qemu-system", check=False).out
 
 
+@pytest.mark.usefixtures("no_health_check")
 def test_libvirtd_killed_in_a_boot_drains_and_requeues(lab: Lab) -> None:
     """Or the boot was past the point where it needs libvirtd, and goes on."""
     _, second = jobs = pair(lab)
@@ -102,14 +95,13 @@ def test_libvirtd_killed_in_a_boot_drains_and_requeues(lab: Lab) -> None:
     if "DRAIN" in state:
         assert re.search(r"vhpc: .*(libvirt|guest)", reason), (state, reason)
         lab.resume("n1")
-        until(lambda: second.show()["JobState"] == "PENDING", "the requeue")
+        until(lambda: requeued(second), "the requeue")
         lab.run("ctl", "scontrol", "release", str(second.id))
         ask_again(lab, second)
     end_well(lab, *jobs)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("delay", [0, 1, 2, 4])
 @pytest.mark.parametrize("act", ["kill", "stop"])
 def test_a_slurmctld_lost_in_a_boot_leaves_nothing_behind(lab: Lab, act: str, delay: float) -> None:
@@ -155,7 +147,6 @@ def test_a_slurmctld_lost_in_a_boot_leaves_nothing_behind(lab: Lab, act: str, de
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("act", ["kill", "stop"])
 def test_a_job_whose_slurmd_went_away_under_its_boot_is_requeued(lab: Lab, act: str) -> None:
     first, second = pair(lab)
@@ -176,17 +167,19 @@ def end_well_later(lab: Lab, first: Job, second: Job) -> None:
 
 
 @pytest.mark.parametrize("requeue", [True, False])
-def test_a_job_whose_slurmstepd_was_killed_frees_its_node(lab: Lab, requeue: bool) -> None:
+def test_a_job_whose_slurmstepd_was_killed_frees_its_node(
+    lab: Lab, no_health_check: str, requeue: bool
+) -> None:
     """Slurm itself finds out only when BatchStartTimeout is over."""
     options = () if requeue else ("--no-requeue",)
     job = lab.submit(f"echo run ${{SLURM_RESTART_COUNT:-0}}; {WAITING}", "-n1", "-w", "n1", *options)
     runs(lab, job)
-    lab.run("n1", "/usr/libexec/vhpc/healthcheck")
+    lab.run("n1", no_health_check)
     assert job.show()["JobState"] == "RUNNING"
     lab.run("n1", "pkill", "-KILL", "-f", rf"^slurmstepd: \[{job.id}\.batch")
     # as if its guest had been ready for some time
     lab.run("n1", "touch", "-d", "-2 minutes", f"/run/vhpc/jobs/{job.id}/state")
-    lab.run("n1", "/usr/libexec/vhpc/healthcheck")
+    lab.run("n1", no_health_check)
     if requeue:
         ask_again(lab, job)
         until(lambda: "run 1" in said(lab, job), "its second run")
@@ -201,7 +194,6 @@ def test_a_job_whose_slurmstepd_was_killed_frees_its_node(lab: Lab, requeue: boo
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_jobs_whose_node_was_rebooted_run_again_on_a_clean_one(lab: Lab) -> None:
     first, second = pair(lab)
     subprocess.run([VLAB, "reboot", "n1"], check=True, capture_output=True, timeout=180)

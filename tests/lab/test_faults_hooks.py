@@ -6,29 +6,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
-from cluster import IMAGE, Job, Lab
+from cluster import Job, Lab
 from injection import WAITING, ask_again, boots, let_go, one_line, ours, runs, said, settled, until
+from lab_job import LabJob
 
-from by_hand import KILLED, ByHand
+from by_hand import KILLED
 
 pytestmark = pytest.mark.lab
-
-
-class LabJob(ByHand):
-    """A job by hand on n1."""
-
-    def __init__(self, lab: Lab, guests: int = 1) -> None:
-        self.lab = lab
-        super().__init__(
-            partial(lab.run, "n1"), partial(lab.run, "ctl"), "n1", IMAGE, "--guests", str(guests)
-        )
-
-    def clean(self) -> None:
-        assert self.lab.leaks() == [], self.generation
-        assert self.lab.vhpc("n1", "reconcile", "--check") == []
 
 
 @pytest.fixture
@@ -166,7 +152,6 @@ def test_an_epilog_beside_a_prolog_ends_it(lab: Lab, by_hand: list[LabJob]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_an_epilog_at_any_moment_of_a_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
     for step in range(60):
         beside(lab, by_hand, step / 10)
@@ -188,7 +173,6 @@ def test_a_job_cancelled_while_it_boots(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_job_cancelled_at_any_moment_of_its_boot(lab: Lab) -> None:
     for step in range(30):
         cancelled(lab, step / 5)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from cluster import Lab
+from injection import in_boot, qemu_killer
 from vcpus import THREADS
 
 pytestmark = pytest.mark.lab
@@ -78,12 +79,8 @@ def test_a_job_without_the_option_has_a_guest_named_as_its_node(lab: Lab) -> Non
 def test_when_one_guest_does_not_come_up_none_is_left(lab: Lab) -> None:
     job = lab.submit("hostname", "-n2", "-w", "n1", *TWO)
     # a shim is started when all guests have been; before, a death would be the node's fault
-    kill = (
-        "for i in $(seq 1200); do pgrep -f '[v]hpc-shim' >/dev/null &&"
-        f" pkill -9 -f '[g]uest=vhpc-{job.id}-.*-g1,' && exit 0; sleep 0.05; done; exit 1"
-    )
-    lab.run("n1", "sh", "-c", kill)
-    assert job.wait(timeout=60) == "FAILED"
+    in_boot(lab, job, "n1", qemu_killer(job, guest="-g1"), sign="pgrep -x vhpc-shim >/dev/null")
+    assert job.wait() == "FAILED"
     assert re.search(r"^vhpc: .*(did not boot|crashed|ended) on n1", job.output(), re.M), job.output()
     assert lab.leaks() == []
     assert "DRAIN" not in lab.node_state("n1")[0]
@@ -91,10 +88,7 @@ def test_when_one_guest_does_not_come_up_none_is_left(lab: Lab) -> None:
 
 def test_a_job_cancelled_while_its_guests_boot_leaves_none(lab: Lab) -> None:
     job = lab.submit("hostname", "-n2", "-w", "n2", *TWO)
-    seen = (
-        f"for i in $(seq 600); do pgrep -f '[g]uest=vhpc-{job.id}-.*-g0,' && exit 0; sleep 0.1; done; exit 1"
-    )
-    lab.run("n2", "sh", "-c", seen)
+    in_boot(lab, job, "n2", "true", sign=f"pgrep -f '[g]uest=vhpc-{job.id}-.*-g0,' >/dev/null")
     lab.run("ctl", "scancel", str(job.id))
     assert job.wait() == "CANCELLED"
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from cluster import Lab
+from injection import until
 from vcpus import THREADS
 
 pytestmark = pytest.mark.lab
@@ -22,11 +22,8 @@ def test_vcpu_threads_and_memory_are_placed_as_planned(lab: Lab) -> None:
         "-w",
         "n2",
     )
-    job.wait("RUNNING")
-    until = time.monotonic() + 60
-    while lab.run("login", "ls", f"/home/alice/measured-{job.id}", check=False).code != 0:
-        assert time.monotonic() < until
-        time.sleep(0.3)
+    begun = ("ls", f"/home/alice/measured-{job.id}")
+    until(lambda: lab.run("login", *begun, check=False).code == 0, f"job {job.id} to run", 240)
     plan = lab.vhpc("n2", "plan", str(job.id))["guests"][0]
     threads = lab.run("n2", "sh", "-c", THREADS.replace("JOB", str(job.id))).out.splitlines()
     measured = {int(m[1]): m[2] for m in (re.match(r"CPU (\d+)/\w+: (.*)", t) for t in threads) if m}

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of several tasks whose tasks have PMI, which is not relayed into guests."""
+"""PMI of Slurm's own plugins in guests: what programs exchange, and what is refused."""
 
 from __future__ import annotations
 
 import re
-import subprocess
+from collections import Counter
 
 import pytest
-from cluster import ROOT, Lab, without_retries
+from cluster import Lab, without_retries
+from pmi_client import CLIENT
 
 pytestmark = pytest.mark.lab
 
+NETWORK = "--vhpc-network=job"
+PAIR = ("-N2", "--ntasks-per-node=2")
+EIGHT = "srun -O --ntasks-per-node=4 --mpi=pmi2 -n8 python3 ~/client.py"
+
 # As MPICH begins on PMI_FD (PMI-1), and as a PMIx client finds its server.
-CLIENT = """
+USE_PMI = """
 import os, socket, time
 print("before", flush=True)
 if "PMI_FD" in os.environ:
@@ -25,19 +30,6 @@ for name in sorted(os.environ):
         time.sleep(60)
 print("after", sorted(name for name in os.environ if name.startswith("PMI")), flush=True)
 """
-JOB = """
-cat > ~/client.py <<'END'
-{client}
-END
-for type in {types}; do
-    said() {{ echo "== $type $1"; shift; srun --mpi=$type "$@"; echo "exit $?"; }}
-    said hostname -n4 hostname
-    said variables -n2 sh -c 'env | grep -c "^PMI"'
-    said client -n4 -l python3 ~/client.py
-    said single -N1 -n1 python3 ~/client.py
-    VHPC_PMI=singleton said singletons -n2 python3 ~/client.py
-done 2>&1
-"""
 
 
 def _types(lab: Lab) -> list[str]:
@@ -46,50 +38,90 @@ def _types(lab: Lab) -> list[str]:
     return [name for name, run in zip(("pmi2", "pmix"), runs, strict=True) if run.code == 0]
 
 
-@pytest.mark.timeout(240)
-def test_programs_that_use_pmi_are_refused_and_others_run(lab: Lab) -> None:
+def _script(program: str, *lines: str) -> str:
+    """A script with a program at ~/client.py; each line gets a heading, and its exit code follows."""
+    said = "".join(f"echo '== {line.split()[0]}'; {line.split(' ', 1)[1]}; echo exit $?\n" for line in lines)
+    return f"cat > ~/client.py <<'END'\n{program}\nEND\n{{\n{said}}} 2>&1\n"
+
+
+def _parts(text: str) -> dict[str, list[str]]:
+    parts = without_retries(text).split("== ")[1:]
+    return {part.split("\n", 1)[0]: part.splitlines()[1:] for part in parts}
+
+
+def test_tasks_of_all_nodes_exchange_values_by_pmi(lab: Lab) -> None:
+    # cyclic: tasks 0, 2, 4 and 6 are on the first node
+    lines = (f"one {EIGHT} 1", f"cyclic {EIGHT.replace('srun', 'srun -m cyclic')} 2")
+    parts = _parts(lab.finish(_script(CLIENT, *lines), *PAIR, NETWORK).output())
+    for name in ("one", "cyclic"):
+        hosts = "hosts" + (4 * " n1" + 4 * " n2" if name != "cyclic" else 4 * " n1 n2")
+        found = Counter(line for line in parts[name] if not line.startswith("mapping"))
+        assert found == {hosts: 8, "end b''": 8, "exit 0": 1}, parts[name]
+    assert Counter(parts["one"])["mapping (vector,(0,2,4))"] == 8
+
+
+def test_a_guest_is_a_node_of_the_process_mapping(lab: Lab) -> None:
+    lines = (f"one {EIGHT} 1", f"cyclic {EIGHT.replace('srun', 'srun -m cyclic')} 2")
+    options = (*PAIR, NETWORK, "--vhpc-guests-per-node=2", "--mem=1400")
+    parts = _parts(lab.finish(_script(CLIENT, *lines), *options).output())
+    assert Counter(parts["one"]) == {
+        "mapping (vector,(0,4,2))": 8,
+        "hosts n1-g0 n1-g0 n1-g1 n1-g1 n2-g0 n2-g0 n2-g1 n2-g1": 8,
+        "end b''": 8,
+        "exit 0": 1,
+    }
+    # tasks 0 and 2 are in the first guest of the first node, 1 and 3 in the first one of the second
+    blocks = "(0,1,1),(2,1,1),(0,1,1),(2,1,1),(1,1,1),(3,1,1),(1,1,1),(3,1,1)"
+    assert Counter(parts["cyclic"]) == {
+        f"mapping (vector,{blocks})": 8,
+        "hosts n1-g0 n2-g0 n1-g0 n2-g0 n1-g1 n2-g1 n1-g1 n2-g1": 8,
+        "end b''": 8,
+        "exit 0": 1,
+    }
+
+
+def test_a_guest_needs_no_network_for_its_own_tasks(lab: Lab) -> None:
+    lines = ("tasks srun --mpi=pmi2 -n2 python3 ~/client.py 1",)
+    parts = _parts(lab.finish(_script(CLIENT, *lines), "-N1", "-n2", "-w", "n1").output())
+    assert Counter(parts["tasks"]) == {
+        "mapping (vector,(0,1,2))": 2,
+        "hosts n1 n1": 2,
+        "end b''": 2,
+        "exit 0": 1,
+    }
+
+
+def test_pmi_without_network_is_refused_and_others_run(lab: Lab) -> None:
     """As with MpiDefault, where every step has the variables, whatever its program is."""
     types = _types(lab)
     assert "pmi2" in types
-    job = lab.finish(JOB.format(client=CLIENT, types=" ".join(types)), "-N2", "--ntasks-per-node=2", "-O")
-    parts = without_retries(job.output()).split("== ")[1:]
-    said = {tuple(part.split("\n", 1)[0].split()): part.split("\n", 1)[1] for part in parts}
+    lines = [
+        line.replace("TYPE", name)
+        for name in types
+        for line in (
+            "TYPE-hostname srun --mpi=TYPE -n4 hostname",
+            "TYPE-variables srun --mpi=TYPE -n2 sh -c 'env | grep -c \"^PMI\"'",
+            "TYPE-client srun --mpi=TYPE -n4 -l python3 ~/client.py",
+            "TYPE-single srun --mpi=TYPE -N1 -n1 python3 ~/client.py",
+            "TYPE-singletons VHPC_PMI=singleton srun --mpi=TYPE -n2 python3 ~/client.py",
+        )
+    ]
+    job = lab.finish(_script(USE_PMI, *lines), *PAIR)
+    said = _parts(job.output())
     for name in types:
-        assert sorted(said[name, "hostname"].splitlines()) == ["exit 0", "n1", "n1", "n2", "n2"]
-        counts = said[name, "variables"].splitlines()
-        assert counts[-1] == "exit 0"
-        assert all(int(count) > 2 for count in counts[:-1]), counts
-        client = said[name, "client"]
+        assert sorted(said[f"{name}-hostname"]) == ["exit 0", "n1", "n1", "n2", "n2"]
+        *counts, end = said[f"{name}-variables"]
+        assert end == "exit 0"
+        assert all(int(count) > 2 for count in counts), counts
+        client = "\n".join(said[f"{name}-client"])
         assert len(re.findall(r"^\d: before$", client, re.M)) == 4
         assert "after" not in client
-        lines = re.findall(r"^\d: vhpc: (step .*)$", client, re.M)
-        assert len(lines) == 2, client  # one for each guest
-        assert all(f"--mpi={name}" in line and "VHPC_PMI=singleton" in line for line in lines)
+        refusals = re.findall(r"^\d: vhpc: (step .*)$", client, re.M)
+        assert len(refusals) == 2, client  # one for each guest
+        for line in refusals:
+            assert f"--mpi={name}" in line
+            assert "submit the job with --vhpc-network=job" in line
+            assert "VHPC_PMI=singleton" in line
         assert client.splitlines()[-1] == "exit 126"
-        assert said[name, "single"].splitlines() == ["before", "after []", "exit 0"]
-        singletons = sorted(said[name, "singletons"].splitlines())
-        assert singletons == ["after []", "after []", "before", "before", "exit 0"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_open_mpi_runs_in_one_guest_and_is_refused_across_tasks(lab: Lab) -> None:
-    subprocess.run([ROOT / "scripts/publish-image", "debian-openmpi"], check=True, timeout=600)
-    rank = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('rank', c.Get_rank(), 'of', c.Get_size())"
-    types = " ".join(name for name in _types(lab) if name == "pmix")
-    job = lab.finish(
-        f"mpirun -np 2 --oversubscribe python3 -c \"{rank}\"\n"
-        f"for type in {types}; do\n"
-        f"echo == tasks; srun -n2 --mpi=$type python3 -c \"{rank}\" 2>&1; echo exit $?\n"
-        f"echo == one; srun -n1 --mpi=$type python3 -c \"{rank}\" 2>&1; echo exit $?\ndone",
-        "-N1", "-n2", "--mem=900",
-        image="debian-openmpi",
-    )  # fmt: skip
-    mpirun, *steps = job.output().split("== ")
-    assert sorted(mpirun.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
-    if steps:
-        tasks, one = steps
-        assert not re.findall(r"^rank", tasks, re.M)
-        assert tasks.count("vhpc: step") == 1
-        assert tasks.splitlines()[-1] == "exit 126"
-        assert one.splitlines() == ["one", "rank 0 of 1", "exit 0"]
+        assert said[f"{name}-single"] == ["before", "after []", "exit 0"]
+        assert sorted(said[f"{name}-singletons"]) == ["after []", "after []", "before", "before", "exit 0"]

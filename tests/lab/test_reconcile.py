@@ -7,7 +7,7 @@ import json
 
 import pytest
 from cluster import IMAGE, Lab
-from injection import ours, said, until
+from injection import WAITING, let_go, ours, runs, said, until
 
 pytestmark = pytest.mark.lab
 
@@ -51,9 +51,10 @@ with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:
 """
 
 
+@pytest.mark.usefixtures("no_health_check")
 def test_an_abandoned_generation_is_removed_a_running_one_not(lab: Lab) -> None:
-    job = lab.submit("until [ -e go-on ]; do sleep 0.3; done; echo finished", "-n1", "-w", "n1")
-    job.wait("RUNNING")
+    job = lab.submit(WAITING, "-n1", "-w", "n1")
+    runs(lab, job)
     lab.run("n1", "/opt/vhpc/bin/python", "-", stdin=ABANDON)
     checked = lab.run("n1", "vhpc", "reconcile", "--check", "--json", check=False)
     assert checked.code == 1
@@ -67,10 +68,9 @@ def test_an_abandoned_generation_is_removed_a_running_one_not(lab: Lab) -> None:
     assert lab.vhpc("n1", "reconcile", "--check") == []
     assert "4000000" not in lab.run("n1", "virsh", "-q", "list", "--name").out
 
-    lab.run("login", "touch", "/home/alice/go-on", user="alice")
+    let_go(lab, job)
     job.wait()
-    lab.run("login", "rm", "/home/alice/go-on", user="alice")
-    assert job.output() == "finished\n"
+    assert job.output() == "up on n1\ndone\n"
     assert job.accounted() == ["COMPLETED", "0:0"]
 
 
@@ -78,7 +78,7 @@ def test_an_ending_job_keeps_its_guest_until_processes_end(lab: Lab) -> None:
     """Its lease has ended by then: no reason for a health check to take the guest from it."""
     last_words = "trap 'echo told; sleep 3; echo saved; exit 1' TERM; echo up; sleep 600 & wait"
     job = lab.submit(last_words, "-n1", "-w", "n1")
-    until(lambda: "up" in said(lab, job), "the script to run")
+    runs(lab, job)
     lab.run("login", "scancel", str(job.id), user="alice")
     until(lambda: "told" in said(lab, job), "the script to be told")
 
@@ -91,6 +91,7 @@ def test_an_ending_job_keeps_its_guest_until_processes_end(lab: Lab) -> None:
     assert ours(said(lab, job)) == []
 
 
+@pytest.mark.usefixtures("no_health_check")
 def test_orphaned_files_and_processes_are_found_and_removed(lab: Lab) -> None:
     lab.run(
         "n1",
@@ -99,7 +100,8 @@ def test_orphaned_files_and_processes_are_found_and_removed(lab: Lab) -> None:
         "mkdir -p /run/vhpc/jobs/4000001/g0 /run/vhpc/uids;"
         " echo -n 4000001.0.0123abcd > /run/vhpc/uids/700900;"
         " VHPC_GENERATION=4000001.0.0123abcd setsid sleep 600 >/dev/null 2>&1 &"
-        " setpriv --reuid=700901 --regid=65534 --clear-groups setsid sleep 601 >/dev/null 2>&1 &",
+        " setpriv --reuid=700901 --regid=65534 --clear-groups setsid sleep 601 >/dev/null 2>&1 &"
+        " until [ $(pgrep -c -x -f 'sleep 60[01]') = 2 ]; do sleep 0.1; done",
     )
     found = json.loads(lab.run("n1", "vhpc", "reconcile", "--check", "--json", check=False).out)
     kinds = sorted(f["kind"] for f in found)

@@ -16,27 +16,19 @@ from typing import Any
 import pytest
 from cluster import IMAGE, NODES, Lab
 from injection import one_line, settled
+from variants import PRELUDE
 
 pytestmark = pytest.mark.lab
 
 NAME = "test-no-kernel"
 # A manifest of its own with a kernel of which only the first part is there.
-PUBLISH = """
-import hashlib, json, pathlib, sys
-top, name = pathlib.Path(sys.argv[1]), sys.argv[2]
-digest = (top / "names/IMAGE/latest").read_text().strip().removeprefix("sha256:")
-base = json.loads((top / "manifests/sha256" / (digest + ".json")).read_bytes())
+PUBLISH = f"""
+base = load("{IMAGE}")
 part = (top / "blobs/sha256" / base["kernel"]["sha256"]).read_bytes()[:100000]
 found = hashlib.sha256(part).hexdigest()
 (top / "blobs/sha256" / found).write_bytes(part)
-kernel = {**base["kernel"], "sha256": found, "size": len(part)}
-raw = json.dumps({**base, "name": name, "tag": "latest", "kernel": kernel}).encode()
-manifest = hashlib.sha256(raw).hexdigest()
-(top / "manifests/sha256" / (manifest + ".json")).write_bytes(raw)
-(top / "names" / name).mkdir(exist_ok=True)
-(top / "names" / name / "latest").write_text("sha256:" + manifest + "\\n")
-print(found, manifest)
-""".replace("IMAGE", IMAGE)
+print(found, publish("{NAME}", base | {{"kernel": base["kernel"] | {{"sha256": found, "size": len(part)}}}}))
+"""
 
 # On a node: a guest as Prolog makes one, changed as the case says; prints the class and the line.
 TRY = textwrap.dedent("""
@@ -103,7 +95,7 @@ TRY = textwrap.dedent("""
 @pytest.fixture(scope="module")
 def broken(lab: Lab) -> Iterator[str]:
     catalog = lab.vhpc("ctl", "config")["images"]["catalog"]
-    blob, manifest = lab.run("ctl", "python3", "-", catalog, NAME, stdin=PUBLISH).out.split()
+    blob, manifest = lab.run("ctl", "python3", "-", stdin=PRELUDE + PUBLISH).out.split()
     yield NAME
     script = f"cd {catalog} && rm -r names/{NAME} manifests/sha256/{manifest}.json blobs/sha256/{blob}"
     lab.run("ctl", "sh", "-c", script)

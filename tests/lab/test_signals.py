@@ -18,7 +18,7 @@ SEND = r"""
 job=$1; shift
 cd ~/same
 says() {
-    for i in $(seq 300); do grep -qxF "$2" $1 2>/dev/null && return; sleep 0.1; done
+    for i in $(seq 1200); do grep -qxF "$2" $1 2>/dev/null && return; sleep 0.1; done
     echo "job $job: waited in vain for '$2' in $1"; exit 1
 }
 script=/home/alice/slurm-$job.out
@@ -39,7 +39,8 @@ def test_signals_reach_steps_and_scripts_as_without_a_guest(lab: Lab) -> None:
     twins = submit(lab, (SOURCES / "signals.job").read_text(), "-n1", "-t 10")
     for job in twins:
         job.wait("RUNNING")
-        done = lab.run("login", "bash", "-s", "-", str(job.id), *names, user="alice", stdin=SEND, check=False)
+        words = ("bash", "-s", "-", str(job.id), *names)
+        done = lab.run("login", *words, user="alice", stdin=SEND, check=False, timeout=600)
         assert done.code == 0, done
     twins.wait()
     ours, theirs = twins.outputs()
@@ -59,7 +60,7 @@ def test_the_signal_before_the_time_limit_arrives(lab: Lab) -> None:
     for job in jobs:
         says(job, "up")
     for job in jobs:  # the signal is due now
-        lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "TimeLimit=6")
+        lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "TimeLimit=5")
     for job in to_script:
         says(job, "script got USR2")
     for job in to_step:
@@ -89,7 +90,7 @@ def rests(lab: Lab, name: str) -> str:
         seen.append(counter(lab, name))
         return len(seen) > 8 and len(set(seen[-8:])) == 1
 
-    until(stands, f"{name} to rest", 30)
+    until(stands, f"{name} to rest")
     return seen[-1]
 
 
@@ -129,29 +130,45 @@ srun -Q -n1 python3 tell.py step &
 until [ -e go-$SLURM_JOB_ID ]; do sleep 0.2; done
 """
 TELL = """
-import os, signal, sys
+import os, signal, sys, time
 def tell(number, frame):
     with open(f"full-{os.environ['SLURM_JOB_ID']}", "a") as file:
         file.write(f"{sys.argv[1]} got {signal.Signals(number).name[3:]}\\n")
 for name in ("SIGUSR1", "SIGUSR2", "SIGHUP"):
     signal.signal(getattr(signal, name), tell)
-with open(f"full-{os.environ['SLURM_JOB_ID']}", "a") as file:
-    file.write(f"{sys.argv[1]} up\\n")
+# srun ends its step at SIGHUP
+for word in ("up", "1", "2", "3")[: 3 if sys.argv[1] == "step" else 4]:
+    while word != "up" and not os.path.exists(f"round-{word}-{os.environ['SLURM_JOB_ID']}"):
+        time.sleep(0.1)
+    with open(f"full-{os.environ['SLURM_JOB_ID']}", "a") as file:
+        file.write(f"{sys.argv[1]} {word}\\n")
 while True:
     signal.pause()
 """
+FULL_ROUNDS = [
+    (["--full", "-s", "USR1"], "background got USR1"),
+    (["-b", "-s", "USR2"], "script got USR2"),
+    (["--full", "-s", "HUP"], "background got HUP"),
+]
+"""Options of scancel, and the line that says that a signal has come which comes without a guest too."""
 
 
 def test_scancel_full_reaches_background_commands(lab: Lab) -> None:
     """What has left its process group, and steps, only as far as without a guest."""
     lab.run("login", "sh", "-c", f"cat > {WHERE}/tell.py", user="alice", stdin=TELL)
     twins = submit(lab, FULL, "-n1")
+    tellers = ("background", "session", "step")
     for job in twins:
-        for name in ("background", "session", "step"):
+        for name in tellers:
             says(job, f"{name} up", "same/full-{id}")
-        for options in (["--full", "-s", "USR1"], ["-b", "-s", "USR2"], ["--full", "-s", "HUP"]):
+        for number, (options, first) in enumerate(FULL_ROUNDS, 1):
             lab.run("login", "scancel", *options, str(job.id), user="alice")
-            time.sleep(3)
+            says(job, first, "same/full-{id}")
+            time.sleep(1)
+            # who says his number has told of each signal that had come before
+            lab.run("login", "touch", f"{WHERE}/round-{number}-{job.id}", user="alice")
+            for name in tellers[: 2 if number == 3 else 3]:
+                says(job, f"{name} {number}", "same/full-{id}")
             lab.run("login", "sh", "-c", f"echo -- >> {WHERE}/full-{job.id}", user="alice")
         lab.run("login", "touch", f"{WHERE}/go-{job.id}", user="alice")
     ours, theirs = (
@@ -160,7 +177,7 @@ def test_scancel_full_reaches_background_commands(lab: Lab) -> None:
     )
     assert ours == theirs
     assert "background got USR1" in ours[0]
-    assert ours[1] == ["script got USR2"]
+    assert ours[1] == ["background 2", "script got USR2", "session 2", "step 2"]
     assert "background got HUP" in ours[2]
 
 
@@ -174,7 +191,7 @@ def test_a_window_changes_its_size_and_control_c_interrupts(lab: Lab) -> None:
         stdin=(SOURCES / "window.py").read_text(),
     )
     done = [
-        lab.run("login", "python3", f"{WHERE}/window.py", *options, user="alice", check=False)
+        lab.run("login", "python3", f"{WHERE}/window.py", *options, user="alice", check=False, timeout=600)
         for options in ([f"--vhpc-image={IMAGE}"], [])
     ]
     for one in done:
@@ -191,7 +208,7 @@ def test_a_suspended_job_stops_and_goes_on_where_it_was(lab: Lab) -> None:
         "i=0; while [ ! -e go-on ]; do i=$((i+1)); echo $i > script-now; sleep 0.1; done;"
         " wait $!; echo step said $?"
     )
-    job = lab.submit(script, "-t4")
+    job = lab.submit(script, "-t15")
 
     def now() -> list[str]:
         names = [f"{WHERE}/step-now", f"{WHERE}/script-now"]
@@ -206,7 +223,7 @@ def test_a_suspended_job_stops_and_goes_on_where_it_was(lab: Lab) -> None:
         seen.append(now())
         return len(seen) > 5 and all(one == seen[-1] for one in seen[-5:])
 
-    until(rests, "the counters to rest", 30)
+    until(rests, "the counters to rest")
     lab.run("ctl", "scontrol", "resume", str(job.id))
     until(lambda: all(a != b and b for a, b in zip(now(), seen[-1], strict=False)), "the counters to go on")
     lab.run("login", "touch", f"{WHERE}/go-on", user="alice")

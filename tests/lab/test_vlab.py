@@ -86,7 +86,7 @@ def test_a_signal_to_vlab_reaches_the_command() -> None:
         assert process.stdout.readline() == b"ready\n"
         process.terminate()
         assert process.stdout.read() == b"caught\n"
-        assert process.wait(10) == 3
+        assert process.wait(60) == 3
 
 
 def test_a_killed_vlab_takes_its_command_along() -> None:
@@ -179,23 +179,22 @@ def test_nothing_of_the_lab_shows_in_the_network_of_the_machine() -> None:
     assert "vlab" not in subprocess.run(["ip", "link"], check=True, capture_output=True, text=True).stdout
 
 
-def test_a_second_up_is_quick_and_leaves_processes_alone() -> None:
+def test_a_second_up_leaves_processes_alone() -> None:
     assert vlab("up").returncode == 0  # takes in what may have changed in the checkout meanwhile
     before = status()
-    begin = time.monotonic()
     assert vlab("up").returncode == 0
-    assert time.monotonic() - begin < 10
     assert status()["hosts"] == before["hosts"]
 
 
 def test_up_restarts_a_dead_daemon_and_nothing_else() -> None:
     before = status()["hosts"]
-    assert vlab("service", "n1", "kill", "libvirtd").returncode == 0
-    assert vlab("service", "n1", "status", "libvirtd").stdout == "dead\n"
+    # no other daemon notices that munged of the login host is away
+    assert vlab("service", "login", "kill", "munged").returncode == 0
+    assert vlab("service", "login", "status", "munged").stdout == "dead\n"
     assert vlab("status").returncode == 1
     assert vlab("up").returncode == 0
     after = status()["hosts"]
-    assert before["n1"]["units"].pop("libvirtd")["pid"] != after["n1"]["units"].pop("libvirtd")["pid"]
+    assert before["login"]["units"].pop("munged")["pid"] != after["login"]["units"].pop("munged")["pid"]
     assert after == before
 
 

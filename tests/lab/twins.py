@@ -45,9 +45,9 @@ class Twins:
         return iter((self.inside, self.outside))
 
     def wait(self) -> Twins:
-        """Wait for both to end."""
+        """Wait for both to end; guests on a busy machine take minutes for what takes seconds without."""
         for job in self:
-            job.wait()
+            job.wait(timeout=800)
         return self
 
     def outputs(self, name: str = "slurm-{id}.out") -> tuple[str, str]:
@@ -75,6 +75,12 @@ def plain(job: Job, name: str) -> str:
     )
 
 
+def sections(text: str) -> dict[str, str]:
+    """Parts of an output by the names of the lines ``== NAME`` before them."""
+    parts = re.split(r"^== (\S+)\n", text, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
 def submit(lab: Lab, script: str, *options: str, before: str = "") -> Twins:
     """Submit a script twice from the folder of the probe; `before` is said in the submitting shell."""
     jobs = []
@@ -85,7 +91,7 @@ def submit(lab: Lab, script: str, *options: str, before: str = "") -> Twins:
             "bash",
             "-c",
             f"cd {WHERE} && {before or ':'} && "
-            f"exec sbatch --parsable -t 4 -o /home/alice/slurm-%j.out {words}",
+            f"exec sbatch --parsable -t 15 -o /home/alice/slurm-%j.out {words}",
             user="alice",
             stdin=f"#!/bin/bash\n{script}\n",
         )
@@ -94,7 +100,7 @@ def submit(lab: Lab, script: str, *options: str, before: str = "") -> Twins:
 
 
 def until(
-    condition: Callable[[], object], what: str, timeout: float = 90, instead: Callable[[], str] = lambda: ""
+    condition: Callable[[], object], what: str, timeout: float = 180, instead: Callable[[], str] = lambda: ""
 ) -> None:
     """Wait for a condition; `instead` tells, when it does not come, what there is."""
     end = time.monotonic() + timeout
@@ -103,7 +109,7 @@ def until(
         time.sleep(0.2)
 
 
-def says(job: Job, line: str, name: str = "slurm-{id}.out", timeout: float = 150) -> None:
+def says(job: Job, line: str, name: str = "slurm-{id}.out", timeout: float = 240) -> None:
     """Wait for a whole line in a file of the job's user."""
     path = f"/home/{job.user}/{name.format(id=job.id)}"
 

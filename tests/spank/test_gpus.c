@@ -76,6 +76,33 @@ static void what_counts_as_the_guest_does_stays(void **unused)
     assert_false(vhpc_gpus_renumber_visible("2:5", "2,5", "GPU-8b1f2c", out, sizeof out));
 }
 
+/* With ConstrainDevices a step sees its own GPUs only, and counts them from 0; the guest has all of
+ * the job's. */
+static void a_step_with_some_of_the_gpus_sees_these(void **unused)
+{
+    (void)unused;
+    assert_true(vhpc_gpus_renumber_visible("2:5", "5", "0", out, sizeof out));
+    assert_string_equal(out, "1");
+    assert_true(vhpc_gpus_renumber_visible("2:5:7:9", "5,9", "0,1", out, sizeof out));
+    assert_string_equal(out, "1,3");
+    assert_true(vhpc_gpus_renumber_visible("0:1:2", "2", "0", out, sizeof out));
+    assert_string_equal(out, "2");
+    /* the same again, inherited by a step of the step */
+    assert_false(vhpc_gpus_renumber_visible("2:5", "5", "1", out, sizeof out));
+    assert_false(vhpc_gpus_renumber_visible("2:5:7:9", "5,9", "1,3", out, sizeof out));
+    /* the first GPUs of the guest */
+    assert_false(vhpc_gpus_renumber_visible("2:5", "2", "0", out, sizeof out));
+    /* in the user's order, or not a list */
+    assert_false(vhpc_gpus_renumber_visible("2:5", "2,5", "1,0", out, sizeof out));
+    assert_true(vhpc_gpus_renumber_visible("2:5:7", "5,7", "1,0", out, sizeof out));
+    assert_string_equal(out, "2,1");
+    assert_false(vhpc_gpus_renumber_visible("2:5", "5", "0,all", out, sizeof out));
+    /* by the node's numbers */
+    assert_true(vhpc_gpus_renumber_visible("2:5", "5", "5", out, sizeof out));
+    assert_string_equal(out, "1");
+    assert_false(vhpc_gpus_renumber_visible("2:5", "", "0", out, sizeof out));
+}
+
 static void shares(const char *gpus, const char *host, const char *list, bool visible,
                    const char *expected)
 {
@@ -111,6 +138,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_list_counts_the_guests_gpus),
+        cmocka_unit_test(a_step_with_some_of_the_gpus_sees_these),
         cmocka_unit_test(what_the_guest_lacks_is_left_alone),
         cmocka_unit_test(a_list_that_does_not_fit_is_left_alone),
         cmocka_unit_test(what_counts_as_the_guest_does_stays),

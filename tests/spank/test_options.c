@@ -64,6 +64,46 @@ static void an_image_is_nothing_a_shell_or_a_path_would_mind(void **unused)
         is_refused(VHPC_IMAGE, bad[i]);
 }
 
+#define DIGEST "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+static void an_image_may_be_pinned_by_its_digest(void **unused)
+{
+    static const char *const bad[] = {
+        "a@",
+        "a@sha256:",
+        "a@sha256:0123",
+        "@" DIGEST,
+        "a@" DIGEST "0",
+        "a:@" DIGEST,
+        "a@" DIGEST ":b",
+        "a@@" DIGEST,
+        "a@" DIGEST "@" DIGEST,
+        "a@" DIGEST "\n",
+        "a@sha512:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+        "a@sha256:0123456789ABCDEF0123456789abcdef0123456789abcdef0123456789abcdef",
+        "a@sha256:../../../../../../../../../../../../../../../../../../../etc/shadow",
+    };
+
+    (void)unused;
+    becomes(VHPC_IMAGE, "a@" DIGEST, "a:latest@" DIGEST);
+    becomes(VHPC_IMAGE, "a:12@" DIGEST, "a:12@" DIGEST);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        is_refused(VHPC_IMAGE, bad[i]);
+}
+
+static void an_image_may_be_in_the_users_own_catalogue(void **unused)
+{
+    static const char *const bad[] = {"own/",  "own/:1",  "own/own/a", "own//a", "own/../a",
+                                      "Own/a", "own/a/b", "/a",        "alice/a"};
+
+    (void)unused;
+    becomes(VHPC_IMAGE, "own/a", "own/a:latest");
+    becomes(VHPC_IMAGE, "own/a:1@" DIGEST, "own/a:1@" DIGEST);
+    becomes(VHPC_IMAGE, "own", "own:latest");
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        is_refused(VHPC_IMAGE, bad[i]);
+}
+
 static void name_and_tag_have_at_most_64_characters(void **unused)
 {
     char text[160];
@@ -153,6 +193,30 @@ static void virtual_functions_are_0_to_256(void **unused)
     is_refused(VHPC_GUESTS_PER_NODE, "65");
     is_refused(VHPC_GUESTS_PER_NODE, "");
     is_refused(VHPC_GUESTS_PER_NODE, "two");
+    becomes(VHPC_NETWORK, "job", "job");
+    becomes(VHPC_NETWORK, "none", "none");
+    becomes(VHPC_NETWORK, "nat", "nat");
+    becomes(VHPC_NETWORK, "job,nat", "job,nat");
+    becomes(VHPC_NETWORK, "nat,job", "job,nat");
+    becomes(VHPC_NETWORK, "job,multicast", "job,multicast");
+    becomes(VHPC_NETWORK, "multicast,nat,job", "job,multicast,nat");
+    becomes(VHPC_NETWORK, "site", "site");
+    becomes(VHPC_NETWORK, "site,job", "job,site");
+    becomes(VHPC_NETWORK, "site,multicast,job", "job,multicast,site");
+    is_refused(VHPC_NETWORK, "site,nat");
+    is_refused(VHPC_NETWORK, "job,nat,site");
+    is_refused(VHPC_NETWORK, "multicast");
+    is_refused(VHPC_NETWORK, "multicast,nat");
+    is_refused(VHPC_NETWORK, "job,multicast,job");
+    is_refused(VHPC_NETWORK, "jo");
+    is_refused(VHPC_NETWORK, "jobs");
+    is_refused(VHPC_NETWORK, ",job");
+    is_refused(VHPC_NETWORK, "job,none");
+    is_refused(VHPC_NETWORK, "nat,nat");
+    is_refused(VHPC_NETWORK, "none,nat");
+    is_refused(VHPC_NETWORK, "nat,");
+    is_refused(VHPC_NETWORK, "Job");
+    is_refused(VHPC_NETWORK, "");
 }
 
 static void a_console_path_is_plain_text(void **unused)
@@ -233,6 +297,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(an_image_without_tag_is_the_latest, forget),
         cmocka_unit_test_setup(an_image_is_nothing_a_shell_or_a_path_would_mind, forget),
+        cmocka_unit_test_setup(an_image_may_be_in_the_users_own_catalogue, forget),
+        cmocka_unit_test_setup(an_image_may_be_pinned_by_its_digest, forget),
         cmocka_unit_test_setup(name_and_tag_have_at_most_64_characters, forget),
         cmocka_unit_test_setup(a_size_without_suffix_is_mib_as_for_slurms_mem, forget),
         cmocka_unit_test_setup(parts_of_a_mib_are_rounded_up, forget),

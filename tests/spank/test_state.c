@@ -18,7 +18,7 @@
 #define READY                                                                                      \
     "version=1\njob=42\nrestart=0\ngeneration=42.0.9f3ac1d2\nstatus=ready\n"                       \
     "image=debian-minimal:latest\ndigest=sha256:00\nbatch=guest\n"                                 \
-    "socket=/run/vhpc/jobs/42/g0/run.sock\ncommands=srun:scontrol\ngpus=2:5\n"
+    "socket=/run/vhpc/jobs/42/g0/run.sock\ncommands=srun:scontrol\ngpus=2:5\ncpus=4:6\n"
 
 #define PLAIN                                                                                      \
     "version=1\njob=42\nrestart=0\ngeneration=42.0.9f3ac1d2\nstatus=ready\n"                       \
@@ -55,6 +55,7 @@ static void a_ready_job_is_understood(void **unused)
     assert_string_equal(state.socket, "/run/vhpc/jobs/42/g0/run.sock");
     assert_string_equal(state.commands, "srun:scontrol");
     assert_string_equal(state.gpus, "2:5");
+    assert_string_equal(state.cpus, "4:6");
     vhpc_state_free(&state);
 }
 
@@ -91,6 +92,11 @@ static void each_of_several_guests_has_its_socket_and_gpus(void **unused)
     has(2, "/run/vhpc/jobs/42/g2/run.sock", "7");
     assert_false(vhpc_state_socket(&state, 1, small, sizeof small));
     assert_false(vhpc_state_gpus(&state, 0, small, 3));
+    assert_false(vhpc_state_cpus(&state, 0, small, 0));
+    vhpc_state_free(&state);
+    assert_true(parse(SEVERAL "guests=3\ncpus=2:5,8,7:9\n"));
+    assert_true(vhpc_state_cpus(&state, 2, small, sizeof small));
+    assert_string_equal(small, "7:9");
     vhpc_state_free(&state);
     assert_true(parse(SEVERAL "guests=12\n"));
     has(11, "/run/vhpc/jobs/42/g11/run.sock", "");
@@ -129,6 +135,20 @@ static void a_number_of_guests_without_their_sockets_is_refused(void **unused)
     is_refused(PLAIN "socket=/g0/run.sock\nguests=2\n", "guests is not a number");
 }
 
+static void components_are_a_number(void **unused)
+{
+    (void)unused;
+    assert_true(parse(READY));
+    assert_int_equal(state.components, 0);
+    vhpc_state_free(&state);
+    assert_true(parse(READY "components=3\n"));
+    assert_int_equal(state.components, 3);
+    vhpc_state_free(&state);
+    is_refused(READY "components=two\n", "components is not a number");
+    is_refused(READY "components=\n", "components is not a number");
+    is_refused(READY "components=4294967296\n", "components is not a number");
+}
+
 static void a_failed_job_says_why(void **unused)
 {
     (void)unused;
@@ -141,6 +161,7 @@ static void a_failed_job_says_why(void **unused)
     assert_true(state.batch_on_host);
     assert_string_equal(state.commands, "");
     assert_string_equal(state.gpus, "");
+    assert_string_equal(state.cpus, "");
     vhpc_state_free(&state);
 }
 
@@ -216,7 +237,7 @@ static void lines_and_files_are_bounded(void **unused)
     is_refused(text, "longer than 4096");
     memset(text, 'a', sizeof text);
     assert_false(vhpc_state_parse(&state, text, VHPC_STATE_MAX + 1, why, sizeof why));
-    assert_non_null(strstr(why, "larger than 65536"));
+    assert_non_null(strstr(why, "larger than 131072"));
 }
 
 /* --- files ----------------------------------------------------------------- */
@@ -340,6 +361,7 @@ int main(void)
         cmocka_unit_test(each_of_several_guests_has_its_socket_and_gpus),
         cmocka_unit_test(tasks_fill_guests_in_blocks),
         cmocka_unit_test(a_number_of_guests_without_their_sockets_is_refused),
+        cmocka_unit_test(components_are_a_number),
         cmocka_unit_test(a_failed_job_says_why),
         cmocka_unit_test(a_failed_job_without_message_still_says_something),
         cmocka_unit_test(keys_of_later_versions_are_left_alone),

@@ -6,8 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 from controller_lab import Alone, allocation, identity, request
-from fabric_lab import SimulatedFabric
+from fabric_lab import (
+    SimulatedFabric,
+)
 
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
@@ -70,3 +73,12 @@ def proof(outcome: Proof | FabricError) -> Proof:
     if isinstance(outcome, FabricError):
         raise outcome
     return outcome
+
+
+@pytest.fixture(name="site")
+def backend_site(fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path) -> Site:
+    return Site(fabric, reader, tmp_path / "db")
+
+
+def strip(backend: NetworkBackend, generation: Generation, snapshot: KeySnapshot) -> Proof:
+    return proof(backend.strip([generation], snapshot.without([generation]))[generation])

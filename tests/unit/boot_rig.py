@@ -31,13 +31,17 @@ from vhpc_slurm.model import (
     Lease,
     LeaseState,
     NodeAllocation,
+    Segment,
     Share,
 )
-from vhpc_slurm.node.boot import reserve, start
+from vhpc_slurm.node.boot import agent, reserve, sequence, start
 from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.guest import channel as guest_channel
+from vhpc_slurm.node.guest.channel import ChannelError
 from vhpc_slurm.node.guest.libvirtd import Hypervisor
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.host.confine import DisturbedError
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
@@ -77,13 +81,23 @@ def boot_layout() -> Iterator[Layout]:
     shutil.rmtree(folder)
 
 
-def lease(image: ImageIdentity, *, guests: int = 1, uid: int = 2001, **more: Any) -> Lease:
+def lease(
+    image: ImageIdentity,
+    *,
+    guests: int = 1,
+    uid: int = 2001,
+    segment: Segment | None = None,
+    nat: bool = False,
+    site: bool = False,
+    **more: Any,
+) -> Lease:
     """A job with the whole node."""
     request = JobRequest(
         42, 0, uid, uid, "alice", "/scratch/a", ImageRef("tiny", "1"), guests_per_node=guests, **more
     )
     part = NodeAllocation("n1", (0, 1, 2, 3), 4096)
-    return Lease(GENERATION, LeaseState.READY, request, Allocation((part,)), image)
+    given: dict[str, Any] = {"segment": segment, "nat": nat, "site": site}
+    return Lease(GENERATION, LeaseState.READY, request, Allocation((part,)), image, **given)
 
 
 @dataclass
@@ -111,18 +125,21 @@ class StillHelpers:
     """Helper processes of one guest that nobody starts; errors are put in by the tests."""
 
     shares: list[Share] = field(default_factory=list)
-    disturbance: UserError | None = None
+    disturbance: DisturbedError | None = None
     shim_error: NodeError | None = None
     closed: bool = False
 
     def start_daemons(self, wanted: Sequence[Share]) -> None:
         self.shares += wanted
 
+    def start_passt(self, _command: Sequence[str]) -> None:
+        pass
+
     def start_shim(self, _agent: object) -> None:
         if self.shim_error is not None:
             raise self.shim_error
 
-    def disturbed(self) -> UserError | None:
+    def disturbed(self) -> DisturbedError | None:
         return self.disturbance
 
     def ended(self) -> NodeError | None:
@@ -140,10 +157,18 @@ class BootRig:
     hypervisor: RecordingHypervisor
 
 
-def prepared(layout: Layout, monkeypatch: pytest.MonkeyPatch, *, guests: int = 1) -> BootRig:
+def prepared(
+    layout: Layout,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    guests: int = 1,
+    segment: Segment | None = None,
+    nat: bool = False,
+    site: bool = False,
+) -> BootRig:
     """A boot whose plan is reserved."""
     image = publish(layout)
-    job = lease(image, guests=guests)
+    job = lease(image, guests=guests, segment=segment, nat=nat, site=site)
     monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers())
     monkeypatch.setattr(Cgroup, "create", lambda *_: None)
     journal = Journal(layout.journals, job.generation)
@@ -154,3 +179,36 @@ def prepared(layout: Layout, monkeypatch: pytest.MonkeyPatch, *, guests: int = 1
     recorder = Recorder(layout.timeline(job.generation), job.generation, "n1")
     work = Boot(layout, job, image, plan, NODE, journal, recorder, USER, cast(Hypervisor, hypervisor))
     return BootRig(work, hypervisor)
+
+
+class Agent:
+    """A channel to an agent that does what it is told, or fails at one request."""
+
+    def __init__(self, failing: str = "", error: ChannelError | None = None) -> None:
+        self.asked: list[str] = []
+        self._failing, self._error = failing, error
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        def request(*_: object, **__: object) -> None:
+            self.asked.append(name)
+            if name == self._failing and self._error is not None:
+                raise self._error
+
+        return request
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, peer: Agent) -> None:
+    """Have each guest answer as this agent does."""
+    monkeypatch.setattr(agent, "_connect", lambda _path: None)
+    monkeypatch.setattr(guest_channel.GuestChannel, "connect", lambda *_: peer)
+
+
+def run(rig: BootRig) -> None:
+    for _ in sequence.boot(rig.work):
+        pass

@@ -24,8 +24,9 @@ import msgspec
 
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.fabric import Fabric
+from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.leases import layer
-from vhpc_slurm.controller.store.database import LeaseStore
+from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.controller.sync.audit import FabricAudit
 from vhpc_slurm.controller.sync.batch import FabricBatches
 from vhpc_slurm.controller.sync.isolation import IsolationWatch
@@ -180,7 +181,9 @@ def manifest(name: str = "debian-minimal", tag: str = "latest", min_memory_mib: 
 
 def publish(catalog: Path, image: ImageManifest) -> str:
     """Put a manifest into a catalogue and let its name mean it; returns the digest."""
-    raw = msgspec.json.encode(image)
+    fields = msgspec.to_builtins(image)
+    del fields["min_cpus"]  # which schema 1 does not have
+    raw = msgspec.json.encode(fields)
     digest = hashlib.sha256(raw).hexdigest()
     for folder in (catalog / "manifests/sha256", catalog / "names" / image.name):
         folder.mkdir(parents=True, exist_ok=True)
@@ -232,6 +235,7 @@ class Alone:
         quarantine_s: float = 0.0,
         lost_after_s: float = 900.0,
         refuse_exhausted: bool = False,
+        job_network: Network = Network(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -242,6 +246,7 @@ class Alone:
                 lost_after_s=int(lost_after_s),
                 exhausted="refuse" if refuse_exhausted else "requeue",
             ),
+            network=job_network,
         )
         self.store = store
         self.leases = layer.build(store, network, config, clock=clock, steady=steady)
@@ -257,7 +262,8 @@ class Alone:
         self.prune = self.leases.queries.prune
 
     def open(self, job: JobRequest, nodes: Allocation, image: ImageIdentity | UserError) -> LeaseRecord:
-        record = self.reserve(job, nodes, image)
+        underlay = {part.node: f"192.0.2.{10 + place}" for place, part in enumerate(nodes.nodes)}
+        record = self.reserve(job, nodes, image, underlay)
         if record.lease.state is LeaseState.RESERVED:
             result = self.batches.run([record.lease.generation])[record.lease.generation]
             if isinstance(result, FabricError):

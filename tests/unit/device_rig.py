@@ -4,21 +4,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 import msgspec
+import pytest
 from attribute_fs import AttributeFs, Folder, load, mounted
 from fake_hca import IB, FakeRtnetlink, network
-from fake_pci import Device, FakePci
+from fake_pci import FakePci
+from fake_pci_device import Device, fail
 from machine_tree import gpu_node
 
 from vhpc_slurm.config import Config, Devices, Host, Paths, Placement
 from vhpc_slurm.hardware import VF, PassthroughDevice, VfIdentity
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node.devices import assignment, rtnetlink
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.devices import assignment, quarantine, rtnetlink
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -109,3 +113,44 @@ def machine(tmp: Path, **size: int) -> Iterator[Rig]:
         )
         host = assignment.HostState(proc=tmp / "proc", dev=str(tmp / "dev"))
         yield Rig(pci, fs, tmp, Layout(config), host, kernel)
+
+
+def take(rig: Rig, *found: Device, role: str = "gpu") -> Journal:
+    journal = rig.journal()
+    assignment.acquire(rig.layout, journal, passthrough(*found, role=role), rig.host)
+    return journal
+
+
+def clear(rig: Rig, journal: Journal | None = None) -> None:
+    """What the Epilog does."""
+    if journal is not None:
+        journal.close()
+    teardown.clear(rig.layout, GENERATION, "n1")
+
+
+def state(device: Device) -> tuple[str, str, tuple[str, ...]]:
+    return device.driver, device.override, device.methods
+
+
+def quarantined(rig: Rig) -> list[str]:
+    return [record.address for record in quarantine.read_records(rig.layout)]
+
+
+def opened(rig: Rig, gpu: Device) -> None:
+    fds = rig.root / "proc/4711/fd"
+    fds.mkdir(parents=True)
+    (rig.root / "proc/4711/comm").write_text("qemu-system-x86\n")
+    (fds / "9").symlink_to(f"{rig.host.dev}/vfio/{gpu.group}")
+
+
+def reset_fails(rig: Rig, gpu: Device) -> None:
+    def refuse(device: Device) -> None:
+        raise fail(errno.ENOTTY)
+
+    gpu.on_reset = refuse
+
+
+@pytest.fixture(name="rig")
+def device_rig(tmp_path: Path) -> Iterator[Rig]:
+    with machine(tmp_path) as found:
+        yield found

@@ -8,7 +8,17 @@ from typing import Any
 
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 from vhpc_slurm.hardware import PassthroughDevice, PciController
-from vhpc_slurm.model import Generation, GuestCell, GuestPlan, GuestTopology, MemoryBinding, VcpuPin
+from vhpc_slurm.model import (
+    Generation,
+    GuestCell,
+    GuestInterface,
+    GuestPaths,
+    GuestPlan,
+    GuestTopology,
+    MemoryBinding,
+    NatInterface,
+    VcpuPin,
+)
 
 GENERATION = Generation(42, 0, "9f3ac1d2")
 RUN = "/run/vhpc/jobs/42/g0"
@@ -116,6 +126,8 @@ def large(topology: GuestTopology, **changes: Any) -> GuestPlan:
     return replace(plan, **changes)
 
 
+NIC = GuestInterface("vhpc5000g0", "06:00:13:88:00:01", 2, "10.200.0.2/16", "fd76:6870:6300::2/64", 1450)
+NAT = NatInterface("02:76:68:70:63:02", "10.201.0.2/24", "10.201.0.1", 65520)
 SHARES = tuple(ShareSpec(tag, f"{RUN}/fs-{tag}.sock") for tag in ("home", "work", "scratch"))
 CASES = {
     "kvm-intel": spec(FLAT),
@@ -125,6 +137,9 @@ CASES = {
     "preferred-two-cells": spec(PREFERRED_CELLS),
     "devices": spec(DEVICES),
     "shares": spec(FLAT, hypervisor="qemu", shares=SHARES),
+    "network": spec(replace(FLAT, interface=NIC)),
+    "nat": spec(replace(FLAT, interface=NIC, nat=NAT, paths=GuestPaths(run_dir=RUN))),
+    "network-one-queue": spec(replace(FLAT, interface=replace(NIC, queues=1, mtu=0)), shares=SHARES),
     "no-shares": spec(FLAT, hypervisor="qemu", shares=()),
     "255-vcpus": spec(large(GuestTopology(1, 1, 255, 1))),
     "256-vcpus": spec(large(GuestTopology(2, 1, 64, 2)), cpu_vendor="AuthenticAMD"),

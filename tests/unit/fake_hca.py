@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attribute_fs import Attribute, fixed
-from fake_pci import Device, FakePci, fail
+from fake_pci import FakePci
+from fake_pci_device import Device, fail
 
 IB, ETHERNET = 32, 1
 ALL_ONES = (1 << 64) - 1

@@ -27,62 +27,16 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 from attribute_fs import Attribute, Folder, Link, Stuck, fixed
+from fake_pci_device import Device, Driver, aer, fail, ids
 
 DEVICES, DRIVERS = "bus/pci/devices", "bus/pci/drivers"
 VFIO = "vfio-pci"
 METHODS = ("device_specific", "acpi", "flr", "af_flr", "pm", "bus", "cxl_bus")
 COMMAND, BUS_MASTER, MEMORY = 4, 0x4, 0x2
 SRIOV_DRIVERS = frozenset(("mlx5_core", "igb", "ixgbe", "i40e", "ice"))  # mlx4_core: by module option alone
-
-
-def fail(number: int) -> OSError:
-    return OSError(number, os.strerror(number))
-
-
-@dataclass(eq=False)
-class Driver:
-    """A driver: its ids, and what its probe and remove do beyond the bus's own."""
-
-    name: str
-    ids: set[tuple[int, int]] = field(default_factory=set)
-    dynamic: set[tuple[int, int]] = field(default_factory=set)
-    probe: Callable[[Device], None] = lambda device: None
-    remove: Callable[[Device], None] = lambda device: None
-
-
-@dataclass(eq=False)
-class Device:
-    """A function and its state.
-
-    ``resets`` is what the hardware can, ``methods`` what is enabled; ``on_reset``
-    may raise what a reset returns.  ``locked`` is the device lock, held for ever by what got stuck.
-    """
-
-    address: str
-    path: str
-    folder: Folder
-    vendor: int
-    device: int
-    driver: str = ""
-    override: str = ""
-    resets: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    group: int | None = None
-    physfn: str = ""
-    virtfns: list[str] = field(default_factory=list)
-    total_vfs: int = 0
-    autoprobe: bool = True
-    power: str = "D0"
-    d3cold: bool = True
-    config: bytearray = field(default_factory=lambda: bytearray(64))
-    on_reset: Callable[[Device], None] = lambda device: None
-    was_reset: int = 0
-    locked: bool = False
-    errors: dict[str, dict[str, int]] = field(default_factory=lambda: {"fatal": {}, "nonfatal": {}})
 
 
 class FakePci:
@@ -140,13 +94,6 @@ class FakePci:
             store(text)
 
         return Attribute(show, logged)
-
-    @staticmethod
-    def _aer(device: Device, kind: str) -> str:
-        names = ("Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt", "UnxCmplt", "UnsupReq")
-        counted = device.errors[kind]
-        lines = [f"{name} {counted.get(name, 0)}" for name in names]
-        return "\n".join([*lines, f"TOTAL_ERR_{kind.upper()} {sum(counted.values())}"]) + "\n"
 
     def _adopt(self, address: str, path: str) -> Device:
         folder = self.tree.folder(path)
@@ -234,7 +181,7 @@ class FakePci:
             device.folder.folder(folder).entries[last] = self._file(path, show, store)
         device.folder.entries["config"] = Attribute(lambda: bytes(device.config))
         for kind in device.errors:
-            device.folder.entries[f"aer_dev_{kind}"] = Attribute(partial(self._aer, device, kind))
+            device.folder.entries[f"aer_dev_{kind}"] = Attribute(partial(aer, device, kind))
 
     # --- drivers ----------------------------------------------------------------------
 
@@ -317,15 +264,8 @@ class FakePci:
                     continue
                 return
 
-    def _ids(self, text: str) -> tuple[int, int]:
-        words = text.split()
-        try:
-            return int(words[0], 16), int(words[1], 16)
-        except (ValueError, IndexError):
-            raise fail(errno.EINVAL) from None
-
     def _new_id(self, driver: Driver, text: str) -> None:
-        found = self._ids(text)
+        found = ids(text)
         if found in driver.ids | driver.dynamic:
             raise fail(errno.EEXIST)
         driver.dynamic.add(found)
@@ -334,7 +274,7 @@ class FakePci:
                 self._probe(device)
 
     def _remove_id(self, driver: Driver, text: str) -> None:
-        found = self._ids(text)
+        found = ids(text)
         if found not in driver.dynamic:
             raise fail(errno.ENODEV)
         driver.dynamic.discard(found)

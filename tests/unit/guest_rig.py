@@ -21,9 +21,10 @@ WAIT_S = 30
 
 
 def built() -> Path | None:
-    """Where vhpc-agent, -shim and -run are, when they were built before; plain builds first."""
+    """Where vhpc-agent, -shim and -run were built: the newest build, plain ones first."""
     named = os.environ.get("VHPC_GUEST_BIN")
-    places = [Path(named)] if named else [p.parent for p in sorted(ROOT.glob("build/**/vhpc-agent"))]
+    agents = sorted(ROOT.glob("build/**/vhpc-agent"), key=lambda path: -path.stat().st_mtime)
+    places = [Path(named)] if named else [path.parent for path in agents]
     sound = [
         p for p in places if all((p / name).is_file() for name in ("vhpc-agent", "vhpc-shim", "vhpc-run"))
     ]

@@ -8,7 +8,7 @@ Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/pci-iov-howto.rst.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -269,64 +269,61 @@ def gpu_node(
     group = iter(range(1, 1 << 16))
     total = sockets * complexes
     for number in range(total):
-        step = 240 // total
-        bus = 8 + number * step
+        bus = 8 + number * (240 // total)
         cell = number // complexes * cells_per_socket + number % complexes * cells_per_socket // complexes
-        home = f"pci0000:{bus:02x}"
-        last = bus + 3 + gpus
-        port, up = f"0000:{bus:02x}:01.0", f"0000:{bus + 1:02x}:00.0"
-        tree.pci(
-            home,
-            cell,
-            [],
-            Function(port, BRIDGE, driver="pcieport", group=next(group), buses=(bus + 1, last)),
-        )
-        tree.pci(
-            home,
-            cell,
-            [port],
-            Function(up, BRIDGE, 0x10B5, driver="pcieport", group=next(group), buses=(bus + 2, last)),
-        )
-        for slot in range(gpus + 1):
-            down = f"0000:{bus + 2:02x}:{slot:02x}.0"
-            tree.pci(
-                home,
-                cell,
-                [port, up],
-                Function(
-                    down, BRIDGE, 0x10B5, driver="pcieport", group=next(group), buses=(bus + 3 + slot,) * 2
-                ),
-            )
-            where = f"0000:{bus + 3 + slot:02x}"
+        for slot, (bridges, place) in enumerate(_switch(tree, cell, bus, gpus + 1, group)):
             if slot < gpus:
-                bars = (1 << 24, gpu_bar, 1 << 25)
-                gpu = Function(
-                    f"{where}:00.0",
-                    GPU,
-                    0x10DE,
-                    0x2330,
-                    "vfio-pci",
-                    bars,
-                    next(group),
-                    "flr bus",
-                    ("32.0 GT/s PCIe", 16),
-                )
-                tree.pci(home, cell, [port, up, down], gpu)
-                continue
-            pf = Function(
-                f"{where}:00.0", INFINIBAND, 0x15B3, 0x1021, "mlx5_core", (1 << 25,), next(group), "flr bus",
-                ("32.0 GT/s PCIe", 16), {"sriov_totalvfs": str(max(vfs, 8)), "sriov_numvfs": str(vfs)},
-                (f"infiniband/mlx5_{number}", f"net/ib{number}"),
-            )  # fmt: skip
-            virtual = [f"{where}:{vf >> 3:02x}.{vf & 7}" for vf in range(1, vfs + 1)]
-            tree.vfs(
-                home,
-                cell,
-                [port, up, down],
-                pf,
-                [
-                    Function(vf, INFINIBAND, 0x15B3, 0x101E, "vfio-pci", (1 << 20,), next(group), "flr")
-                    for vf in virtual
-                ],
-            )
+                tree.pci(f"pci0000:{bus:02x}", cell, bridges, _gpu(place, gpu_bar, next(group)))
+            else:
+                _hca(tree, cell, bus, bridges, place, number, vfs, group)
     return tree
+
+
+def _switch(
+    tree: MachineTree, cell: int, bus: int, slots: int, group: Iterator[int]
+) -> Iterator[tuple[list[str], str]]:
+    """A root port and a PCIe switch below it; yields (bridges above the slot, its domain and bus) by slot."""
+    home, last = f"pci0000:{bus:02x}", bus + 2 + slots
+    port, up = f"0000:{bus:02x}:01.0", f"0000:{bus + 1:02x}:00.0"
+    root_port = Function(port, BRIDGE, driver="pcieport", group=next(group), buses=(bus + 1, last))
+    tree.pci(home, cell, [], root_port)
+    upstream = Function(up, BRIDGE, 0x10B5, driver="pcieport", group=next(group), buses=(bus + 2, last))
+    tree.pci(home, cell, [port], upstream)
+    for slot in range(slots):
+        down, below = f"0000:{bus + 2:02x}:{slot:02x}.0", bus + 3 + slot
+        bridge = Function(down, BRIDGE, 0x10B5, driver="pcieport", group=next(group), buses=(below, below))
+        tree.pci(home, cell, [port, up], bridge)
+        yield [port, up, down], f"0000:{below:02x}"
+
+
+def _gpu(place: str, bar: int, group: int) -> Function:
+    bars, link = (1 << 24, bar, 1 << 25), ("32.0 GT/s PCIe", 16)
+    return Function(f"{place}:00.0", GPU, 0x10DE, 0x2330, "vfio-pci", bars, group, "flr bus", link)
+
+
+def _hca(
+    tree: MachineTree,
+    cell: int,
+    bus: int,
+    bridges: list[str],
+    place: str,
+    number: int,
+    vfs: int,
+    group: Iterator[int],
+) -> None:
+    """An HCA in a slot, with its virtual functions."""
+    link, own = ("32.0 GT/s PCIe", 16), next(group)
+    sriov = {"sriov_totalvfs": str(max(vfs, 8)), "sriov_numvfs": str(vfs)}
+    names = (f"infiniband/mlx5_{number}", f"net/ib{number}")
+    pf = Function(
+        *(f"{place}:00.0", INFINIBAND, 0x15B3, 0x1021, "mlx5_core", (1 << 25,), own),
+        *("flr bus", link, sriov, names),
+    )
+    virtual = [
+        Function(
+            *(f"{place}:{vf >> 3:02x}.{vf & 7}", INFINIBAND, 0x15B3, 0x101E, "vfio-pci", (1 << 20,)),
+            *(next(group), "flr"),
+        )
+        for vf in range(1, vfs + 1)
+    ]
+    tree.vfs(f"pci0000:{bus:02x}", cell, bridges, pf, virtual)

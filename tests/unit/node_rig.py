@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,8 @@ import pytest
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.model import Blob, ImageIdentity, ImageManifest, ImageRef
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.store.layout import Layout
 
 GENERATION = "42.0.0123abcd"
@@ -58,3 +61,16 @@ def publish(layout: Layout, *, damage: str = "") -> ImageIdentity:
         "0.1.0",
     )
     return ImageIdentity(ImageRef("tiny", "1"), "sha256:" + "0" * 64, manifest)
+
+
+def account(home: str = "/home/alice") -> Account:
+    return Account("alice", 2001, 2001, "", home, "/bin/bash", (("alice", 2001),))
+
+
+def spawn(
+    *argv: str, who: process.Credentials | None = None, generation: str = f"{os.getpid()}.0.0123abcd"
+) -> process.ProcessRef:
+    """Start a program of a generation (by default of this worker alone) as somebody else."""
+    prefix = process.drop_to(who) if who else []
+    with Path("/dev/null").open("w") as null:
+        return process.spawn([*prefix, *argv], generation=generation, stderr=null.fileno())

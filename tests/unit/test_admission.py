@@ -98,6 +98,14 @@ def test_of_all_the_address_that_holds_most_gives_way(hall: Hall) -> None:
     assert hall.why == ["other hosts hold too many bytes"]
 
 
+def test_as_many_give_way_as_it_takes(hall: Hall) -> None:
+    for name, address, count in (("a", "1", 45), ("b", "1", 46), ("c", "2", 90), ("d", "3", 19)):
+        hall.admission.grew(hall.enter(name, address), count)
+    assert hall.dropped == []
+    hall.admission.grew(hall.peers["d"], 60)
+    assert hall.dropped == ["b", "c"], "the first held less than what came"
+
+
 @given(
     st.lists(
         st.tuples(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -146,7 +147,9 @@ def test_all_ports_that_were_opened_by_packets_are_closed_again(
     site.open(1, "n1")
     for guid in GUIDS:
         fabric.write_table(guid, 0xFFFF)
-    site.service.audit.run()
+    until = time.monotonic() + 60
+    while site.service.audit.run():  # a packet that OpenSM loses on a busy machine is seen by the next audit
+        assert time.monotonic() < until, sets(fabric)
     assert sets(fabric) == holding((0x1000, 1))
 
 
@@ -181,12 +184,12 @@ def test_a_running_vhpcd_closes_a_port_and_gives_a_key_back(
 def test_a_key_that_cannot_be_released_is_named_in_time(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
-    with a_vhpcd(tmp_path, daemon, fabric, open_deadline_s=1, apply_timeout_s=1) as vhpcd:
+    with a_vhpcd(tmp_path, daemon, fabric, open_deadline_s=1, apply_timeout_s=3) as vhpcd:
         first, _ = opened(vhpcd, 1), opened(vhpcd, 2)
         fabric.pidfile.write_text("0\n")  # so that OpenSM cannot be told
         try:
             fabric.write_table(GUIDS[0], 0x7FFF)
-            wait_for(lambda: vhpcd.client.status().fabric.lost, "nobody notices", 20.0)
+            wait_for(lambda: vhpcd.client.status().fabric.lost, "nobody notices")
             state = vhpcd.client.status().fabric
             assert [name for name, _ in state.lost] == [str(first.generation)]
             assert f"port {GUIDS[0]:#018x} has the keys 0x7fff, and should have" in state.lost[0][1]
@@ -232,21 +235,21 @@ def test_an_unreachable_standby_hides_no_open_port(
     with_standby: Vhpcd, fabric: SimulatedFabric, tmp_path: Path
 ) -> None:
     opened(with_standby, 1, "n1", "n2")
-    wait_for(lambda: with_standby.client.status().fabric.audited is not None, "no audit", 30.0)
+    wait_for(lambda: with_standby.client.status().fabric.audited is not None, "no audit")
     (tmp_path / "gone").touch()
     os.kill(int((tmp_path / "connection").read_text()), signal.SIGKILL)
-    wait_for(lambda: "cannot reach" in with_standby.client.status().fabric.what, "not noticed", 30.0)
+    wait_for(lambda: "cannot reach" in with_standby.client.status().fabric.what, "not noticed")
     assert with_standby.client.status().fabric.open_since is not None
     fabric.write_table(STRANGER, *JOINED)
     carries(fabric, holding((0x1000, 2)))
     for guid in GUIDS:
         fabric.write_table(guid, 0xFFFF)
     carries(fabric, holding((0x1000, 2)))
-    wait_for(lambda: not with_standby.client.status().fabric.safe, "taken for safe", 30.0)
+    wait_for(lambda: not with_standby.client.status().fabric.safe, "taken for safe")
     with pytest.raises(FabricError, match="the fabric does not keep jobs apart"):
         opened(with_standby, 2)
     (tmp_path / "gone").unlink()
-    wait_for(lambda: with_standby.client.status().fabric.what == "", "not well again", 30.0)
+    wait_for(lambda: with_standby.client.status().fabric.what == "", "not well again")
     assert with_standby.client.status().fabric.safe
 
 
@@ -257,14 +260,14 @@ def test_a_silent_adapter_is_named_and_is_not_safe(
         opened(vhpcd, 1)
         fabric.silence("H16")
         try:
-            wait_for(lambda: "1 nodes do not answer" in vhpcd.client.status().fabric.what, "not seen", 30.0)
+            wait_for(lambda: "1 nodes do not answer" in vhpcd.client.status().fabric.what, "not seen")
             assert "smpquery -D nodeinfo 0,1,16" in vhpcd.client.status().fabric.what
             fabric.write_table(STRANGER, *JOINED)
-            wait_for(lambda: set(fabric.tables(STRANGER)[STRANGER]) == {0x7FFF}, "not closed", 30.0)
-            wait_for(lambda: not vhpcd.client.status().fabric.safe, "taken for safe", 30.0)
+            wait_for(lambda: set(fabric.tables(STRANGER)[STRANGER]) == {0x7FFF}, "not closed")
+            wait_for(lambda: not vhpcd.client.status().fabric.safe, "taken for safe")
         finally:
             fabric.silence("H16", silent=False)
-        wait_for(lambda: vhpcd.client.status().fabric.what == "", "not well again", 30.0)
+        wait_for(lambda: vhpcd.client.status().fabric.what == "", "not well again")
         assert vhpcd.client.status().fabric.safe
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from boot_rig import NODE, SHARES, BootRig, StillHelpers, boot_layout, prepared
+from boot_rig import NODE, SHARES, Agent, BootRig, StillHelpers, boot_layout, connect, prepared, run
 from stepd import needs_root
 
 from vhpc_slurm.cli import plan as cli_plan
@@ -23,6 +23,7 @@ from vhpc_slurm.node.guest import channel as guest_channel
 from vhpc_slurm.node.guest import qemulog, refusal
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError
 from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
+from vhpc_slurm.node.host.confine import DisturbedError
 from vhpc_slurm.node.store import joblock
 from vhpc_slurm.node.store.journal import Stopped
 from vhpc_slurm.node.store.layout import Layout
@@ -32,44 +33,11 @@ layout = boot_layout
 pytestmark = needs_root
 
 
-class Agent:
-    """A channel to an agent that does what it is told, or fails at one request."""
-
-    def __init__(self, failing: str = "", error: ChannelError | None = None) -> None:
-        self.asked: list[str] = []
-        self._failing, self._error = failing, error
-
-    def __enter__(self) -> Agent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        def request(*_: object, **__: object) -> None:
-            self.asked.append(name)
-            if name == self._failing and self._error is not None:
-                raise self._error
-
-        return request
-
-
 @pytest.fixture
 def rig(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[BootRig]:
     found = prepared(layout, monkeypatch)
     yield found
     found.work.journal.close()
-
-
-def connect(monkeypatch: pytest.MonkeyPatch, peer: Agent) -> None:
-    """Have each guest answer as this agent does."""
-    monkeypatch.setattr(agent, "_connect", lambda _path: None)
-    monkeypatch.setattr(guest_channel.GuestChannel, "connect", lambda *_: peer)
-
-
-def run(rig: BootRig) -> None:
-    for _ in sequence.boot(rig.work):
-        pass
 
 
 def only(rig: BootRig) -> tuple[GuestPlan, StillHelpers]:
@@ -160,11 +128,20 @@ def test_an_error_of_the_start_is_passed_on(rig: BootRig, error: NodeError | Use
 def test_a_daemon_stopped_by_its_user_explains_a_failed_start(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = StillHelpers(disturbance=UserError("the daemon of shared folder home0 was stopped"))
+    stopped = StillHelpers(disturbance=DisturbedError("the daemon of shared folder home0 was stopped"))
     monkeypatch.setattr(start, "Helpers", lambda *_: stopped)
     rig.hypervisor.error = NodeError("libvirt does not answer")
-    with pytest.raises(UserError, match="home0 was stopped"):
+    with pytest.raises(UserError, match="home0 was stopped on n1 while image tiny:1 booted"):
         run(rig)
+
+
+def test_a_daemon_killed_before_the_hello_names_node_and_image(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = StillHelpers(disturbance=DisturbedError("the daemon of shared folder home0 was ended"))
+    monkeypatch.setattr(start, "Helpers", lambda *_: killed)
+    error = fail_at_hello(rig, monkeypatch, alive=False, crash=None)
+    assert error.what == "the daemon of shared folder home0 was ended on n1 while image tiny:1 booted"
 
 
 def test_a_refused_domain_is_judged(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +187,18 @@ def test_a_guest_that_ends_in_its_boot_fails_the_job(
     rig: BootRig, monkeypatch: pytest.MonkeyPatch, said: str, alive: bool, crash: str | None, words: str
 ) -> None:
     assert words in fail_at_hello(rig, monkeypatch, said=said, alive=alive, crash=crash).line()
+
+
+def test_one_of_several_guests_is_named(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    (guest,) = rig.work.plan.guests
+    rig.work.helpers[guest.index] = StillHelpers()  # type: ignore[assignment]
+    both = [diagnose.boot_failure(rig.work, guest, late=True).line()]
+    rig.work.plan = replace(
+        rig.work.plan, guests=tuple(replace(guest, hostname=f"n1-g{index}") for index in (0, 1))
+    )
+    both.append(diagnose.boot_failure(rig.work, rig.work.plan.guests[0], late=True).line())
+    assert "s on n1: it wrote" in both[0]
+    assert "s on n1 (guest n1-g0): it wrote" in both[1]
 
 
 def test_a_guest_that_is_late_names_its_deadline_and_the_option(

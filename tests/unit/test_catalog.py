@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vhpc_slurm.catalog import list_images, resolve, verify_blob
+from vhpc_slurm.catalog import Manifest, list_images, read_manifest, resolve, verify_blob
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
 
@@ -75,6 +75,18 @@ def test_a_name_resolves_to_digest_and_manifest(tmp_path: Path) -> None:
     assert image.manifest.root.sha256 == "6b30d6663cf18a4f3d03cab69f6b295ab43a79ec810f6cfbd683313bcfd91799"
 
 
+def test_both_schemas_are_resolved_by_name(tmp_path: Path) -> None:
+    """Of schema 2, the manifest that another program than ours has encoded (tests/data/manifests)."""
+    data = Path(__file__).parents[1] / "data/manifests"
+    publish(tmp_path, (data / "schema1.json").read_bytes(), "older/latest")
+    digest = publish(tmp_path, (data / "schema2.json").read_bytes(), "newer/9.5")
+    older, newer = (resolve(tmp_path, ImageRef.parse(name)) for name in ("older", "newer:9.5"))
+    assert digest == "sha256:27165d8aa6b1ab5dde9eaaf09a0b44d7f459d20529890d6264df19fe94899495"
+    assert (newer.digest, newer.manifest.schema, older.manifest.schema) == (digest, 2, 1)
+    assert (newer.manifest.name, newer.manifest.tag, older.manifest.name) == ("newer", "9.5", "older")
+    assert isinstance(read_manifest(tmp_path, newer.digest), Manifest)
+
+
 def test_a_name_follows_what_is_published_while_digests_stay(tmp_path: Path) -> None:
     first = publish(tmp_path, manifest())
     second = publish(tmp_path, manifest(description="newer"))
@@ -98,7 +110,19 @@ def test_unknown_tag_names_the_tags_there_are(tmp_path: Path) -> None:
     assert "did you mean debian-minimal:12 or debian-minimal:13?" in refusal(tmp_path, "debian-minimal:14")
 
 
-@pytest.mark.parametrize("ref", ["..:latest", "a/b", "debian-minimal:../../etc", "", "A", "x" * 65])
+def test_a_digest_pins_the_image_whatever_its_name_points_to(tmp_path: Path) -> None:
+    first = publish(tmp_path, manifest(description="first"))
+    publish(tmp_path, manifest(description="second"))
+    pinned = ImageRef.parse(f"debian-minimal@{first}")
+    image = resolve(tmp_path, pinned)
+    assert (image.digest, image.manifest.description) == (first, "first")
+    assert str(image) == f"debian-minimal:latest@{first}"
+    assert f"has no manifest sha256:{'0' * 64}" in refusal(tmp_path, f"debian-minimal@sha256:{'0' * 64}")
+
+
+@pytest.mark.parametrize(
+    "ref", ["..:latest", "a/b", "debian-minimal:../../etc", "", "A", "x" * 65, "a@sha256:../x"]
+)
 def test_a_reference_never_leaves_the_catalogue(ref: str) -> None:
     with pytest.raises(UserError):
         ImageRef.parse(ref)
@@ -135,7 +159,7 @@ def test_a_name_without_digest_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"schema": 2}, "schema 2"),
+        ({"schema": 3}, "schema 3, this vhpc knows 1 and 2"),
         ({"surprise": 1}, "unknown key surprise"),
         ({"min_memory_mib": "192"}, "min_memory_mib"),
         ({"min_memory_mib": 0}, "minimum memory"),
@@ -171,7 +195,7 @@ def test_listing_shows_broken_images_beside_sound_ones(tmp_path: Path) -> None:
         ("broken:latest", False),
         ("debian-minimal:latest", True),
     ]
-    assert "schema None" in entries[0].problem
+    assert "missing required field `schema`" in entries[0].problem
 
 
 def test_a_damaged_blob_is_named_with_expected_and_actual_digest(tmp_path: Path) -> None:

@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 pytest_plugins = ["guest_rig"]
 
 WAIT_S = 30
+UP = ("sh", "-c", "echo up; exec sleep 1000")
 
 
 # --- a guest that is late, silent or gone ------------------------------------
 
 
 def test_a_lost_guest_is_one_line_and_125(guest: Guest) -> None:
-    run = guest.popen("sleep", "1000", SLURM_JOB_ID="42", SLURMD_NODENAME="n1")
-    time.sleep(0.3)
+    run = guest.popen(*UP, SLURM_JOB_ID="42", SLURMD_NODENAME="n1")
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"up\n"
     assert guest.agent is not None
     guest.agent.terminate()  # it closes its end and says nothing more
     errors = run.communicate(timeout=WAIT_S)[1]
@@ -51,8 +53,9 @@ def test_the_reason_for_a_guests_end_reaches_its_user(
     state = tmp_path / "state"
     fields = {"message": "the guests of job 42 were ended on n1: somebody could listen"}
     statefile.write_state(state, fields | {"status": "ready"}, os.getuid())
-    run = guest.popen("sleep", "1000", SLURM_JOB_ID="42", SLURMD_NODENAME="n1", VHPC_RUN_STATE=str(state))
-    time.sleep(0.3)
+    run = guest.popen(*UP, SLURM_JOB_ID="42", SLURMD_NODENAME="n1", VHPC_RUN_STATE=str(state))
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"up\n"
     assert guest.agent is not None
     statefile.write_state(state, fields | {"status": status}, os.getuid())
     guest.agent.terminate()
@@ -125,7 +128,9 @@ def test_a_refusal_says_why_and_the_channel_goes_on(guest: Guest) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may send control operations: run as root")
 def test_poweroff_ends_the_guest_and_its_end_is_heard(guest: Guest) -> None:
-    run = guest.popen("sleep", "1000")
+    run = guest.popen(*UP)
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"up\n"
     with GuestChannel.connect(guest.socket, WAIT_S) as channel:
         channel.poweroff()
         channel.wait_end(WAIT_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from device_rig import GENERATION, Rig, machine
-from fake_pci import Device, fail
+from fake_pci_device import Device, fail
 
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main

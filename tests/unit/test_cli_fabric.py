@@ -49,7 +49,7 @@ def test_keys_are_listed(vhpc: Vhpc) -> None:
     ]
     listed = vhpc.json("fabric", "ls")
     assert listed["epoch"] == 2
-    assert listed["claims"][1]["left_s"] == 61.0
+    assert listed["assignments"][1]["left_s"] == 61.0
 
 
 def test_the_file_is_printed_and_passes_the_check(vhpc: Vhpc, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_root_sees_who_holds_what(vhpc: Vhpc) -> None:
     assert "42.0.0123abcd g0: CPUs 0,2,4,6, 2048 MiB in pages of 2 MiB of cell 0\n" in out
     assert "43.1.ffffffff g0: CPUs 1,5, 512 MiB, 0b:00.0\n" in out
     assert "44.0" not in out
-    held = vhpc.json("inventory")["claims"]
+    held = vhpc.json("inventory")["reservations"]
     assert [(c["generation"], c["cpus"]) for c in held] == [
         ("42.0.0123abcd", [0, 2, 4, 6]),
         ("43.1.ffffffff", [1, 5]),
@@ -135,14 +135,14 @@ def test_root_sees_who_holds_what(vhpc: Vhpc) -> None:
 @pytest.mark.usefixtures("as_root")
 def test_a_damaged_journal_is_a_remark_and_not_an_empty_node(vhpc: Vhpc) -> None:
     reservation(vhpc, Generation(42, 0, "0123abcd"), cpus="what")
-    assert vhpc.json("inventory")["claims"] is None
+    assert vhpc.json("inventory")["reservations"] is None
     assert re.search(r"note: journal .*42\.0\.0123abcd\.jsonl is damaged", vhpc("inventory"))
 
 
 @pytest.mark.usefixtures("as_user")
 def test_others_are_told_that_holders_are_for_root(vhpc: Vhpc) -> None:
     assert "note: only root can see the resources of guests" in vhpc("inventory")
-    assert vhpc.json("inventory")["claims"] is None
+    assert vhpc.json("inventory")["reservations"] is None
 
 
 # --- the picture ---------------------------------------------------------------

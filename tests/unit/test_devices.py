@@ -4,54 +4,33 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attribute_fs import Stuck, fixed
-from device_rig import GENERATION, Rig, machine, passthrough
-from fake_pci import BUS_MASTER, COMMAND, Device, fail
+from device_rig import (
+    GENERATION,
+    Rig,
+    clear,
+    device_rig,
+    opened,
+    passthrough,
+    quarantined,
+    reset_fails,
+    state,
+    take,
+)
+from fake_pci_device import Device, fail
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError
-from vhpc_slurm.node import resources, teardown
-from vhpc_slurm.node.devices import aer, assignment, preflight, quarantine, vfio
+from vhpc_slurm.node.devices import aer, assignment, preflight, quarantine
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.devices.vf import PARKED_GUID
 from vhpc_slurm.node.host import attribute
-from vhpc_slurm.node.store import journal
-from vhpc_slurm.node.store.journal import Journal, read_entries
-from vhpc_slurm.node.store.timeline import Recorder
+from vhpc_slurm.node.store.journal import read_entries
 
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    with machine(tmp_path) as found:
-        yield found
-
-
-def take(rig: Rig, *found: Device, role: str = "gpu") -> Journal:
-    journal = rig.journal()
-    assignment.acquire(rig.layout, journal, passthrough(*found, role=role), rig.host)
-    return journal
-
-
-def clear(rig: Rig, journal: Journal | None = None) -> None:
-    """What the Epilog does."""
-    if journal is not None:
-        journal.close()
-    teardown.clear(rig.layout, GENERATION, "n1")
-
-
-def state(device: Device) -> tuple[str, str, tuple[str, ...]]:
-    return device.driver, device.override, device.methods
-
-
-def quarantined(rig: Rig) -> list[str]:
-    return [record.address for record in quarantine.read_records(rig.layout)]
+rig = device_rig
 
 
 @pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", ""])
@@ -133,13 +112,6 @@ def _silent(rig: Rig, gpu: Device) -> None:
     gpu.config[:] = b"\xff" * 64
 
 
-def _opened(rig: Rig, gpu: Device) -> None:
-    fds = rig.root / "proc/4711/fd"
-    fds.mkdir(parents=True)
-    (rig.root / "proc/4711/comm").write_text("qemu-system-x86\n")
-    (fds / "9").symlink_to(f"{rig.host.dev}/vfio/{gpu.group}")
-
-
 def _pinned(rig: Rig, gpu: Device) -> None:
     gpu.override = "pci-stub"
 
@@ -166,7 +138,7 @@ def _in_quarantine(rig: Rig, gpu: Device) -> None:
         (_reset_not_trusted, preflight.NoResetError, "can only be reset by flr bus"),
         (_asleep, preflight.AsleepError, "is in D3cold"),
         (_silent, preflight.SilentError, "does not answer"),
-        (_opened, preflight.InUseError, r"process 4711 \(qemu-system-x86\) has .*/vfio/\d+ open"),
+        (opened, preflight.InUseError, r"process 4711 \(qemu-system-x86\) has .*/vfio/\d+ open"),
         (_pinned, preflight.PinnedError, "is pinned to driver pci-stub"),
         (_no_vfio, preflight.NoVfioError, "the kernel has no such driver"),
         (_not_allowed, preflight.NotAllowedError, "10de:2330: devices.allow does not list it"),
@@ -264,111 +236,6 @@ def test_a_write_refused_by_the_kernel_has_its_own_number(rig: Rig) -> None:
     assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, path)
 
 
-# --- doubts -----------------------------------------------------------------------------
-
-
-def _reset_fails(rig: Rig, gpu: Device) -> None:
-    def refuse(device: Device) -> None:
-        raise fail(errno.ENOTTY)
-
-    gpu.on_reset = refuse
-
-
-def _drives_the_bus(rig: Rig, gpu: Device) -> None:
-    def master(device: Device) -> None:
-        device.config[COMMAND] |= BUS_MASTER
-
-    gpu.on_reset = master
-
-
-def _falls_off_the_bus(rig: Rig, gpu: Device) -> None:
-    def fall(device: Device) -> None:
-        device.config[:] = b"\xff" * 64
-
-    gpu.on_reset = fall
-
-
-def _comes_back_late(rig: Rig, gpu: Device) -> None:
-    log = rig.root / "kmsg"
-    line = f"4,1,1,-;vfio-pci {gpu.address}: not ready 65535ms after FLR; giving up\n"
-    log.write_text(line)  # of an earlier job
-
-    def late(device: Device) -> None:
-        with log.open("a") as out:
-            out.write(line.replace("4,1,1", "4,2,2"))
-
-    gpu.on_reset = late
-
-
-def _scrub_fails(rig: Rig, gpu: Device) -> None:
-    rig.with_devices(gpu_scrub=("/bin/sh", "-c", "echo cannot clear $0; exit 3", "{address}"))
-
-
-def _scrub_hangs(rig: Rig, gpu: Device) -> None:
-    rig.with_devices(gpu_scrub=("/bin/sleep", "60"), scrub_timeout_s=1)
-
-
-def _driver_refuses(rig: Rig, gpu: Device) -> None:
-    def refuse(device: Device) -> None:
-        raise fail(errno.EIO)
-
-    rig.pci.drivers["nvidia"].probe = refuse
-
-
-@pytest.mark.parametrize(
-    ("break_it", "words"),
-    [
-        (_reset_fails, "cannot be reset: Inappropriate ioctl"),
-        (_drives_the_bus, "is a bus master after its reset"),
-        (_falls_off_the_bus, "does not answer after its reset"),
-        (_comes_back_late, "did not come back from its reset in time: .*giving up"),
-        (_scrub_fails, r"was not cleared: /bin/sh: status 3: cannot clear 0000:"),
-        (_scrub_hangs, "was not cleared within 1 s"),
-        (_driver_refuses, "is bound to no driver: before the job it was bound to nvidia"),
-    ],
-)
-def test_an_unclean_device_is_quarantined_and_nothing_remains(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Rig, Device], None], words: str
-) -> None:
-    gpu, other = rig.gpus
-    monkeypatch.setattr(vfio, "KMSG", rig.root / "kmsg")
-    for device in (gpu, other):
-        rig.give_to_host(device)
-    journal = take(rig, gpu)
-    break_it(rig, gpu)
-    with pytest.raises(QuarantinedError, match=words) as caught:
-        clear(rig, journal)
-    assert [record.address for record in caught.value.records] == [gpu.address]
-    assert read_entries(rig.layout.journals, GENERATION) == []
-    assert not rig.layout.journals.joinpath(f"{GENERATION}.jsonl").exists()
-    assert gpu.driver != "nvidia"  # no driver of the host touches it
-    (record,) = quarantine.read_records(rig.layout)
-    assert (record.address, record.role, record.generation) == (gpu.address, "gpu", str(GENERATION))
-    assert assignment.handed_out(rig.layout).quarantined == (gpu.address,)
-
-
-def test_a_device_gone_after_the_job_is_quarantined(rig: Rig) -> None:
-    gpu = rig.gpus[0]
-    journal = take(rig, gpu)
-    rig.pci.tree.drop(f"bus/pci/devices/{gpu.address}")
-    with pytest.raises(QuarantinedError, match="no longer exists"):
-        clear(rig, journal)
-    assert quarantined(rig) == [gpu.address]
-
-
-def test_a_device_that_a_process_still_has_is_not_reset_under_it(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = rig.gpus[0]
-    journal = take(rig, gpu)
-    _opened(rig, gpu)
-    entry = journal.entry(f"device:{gpu.address}")
-    with pytest.raises(TeardownError, match=r"process 4711 .* has .* open"):
-        assignment.release(rig.layout, str(GENERATION), entry, rig.host)
-    assert gpu.was_reset == 0
-    assert quarantined(rig) == []  # the entry stays: it is tried again
-
-
 # --- errors on PCI Express ---------------------------------------------------------------
 
 
@@ -420,7 +287,7 @@ def test_a_quarantine_ends_only_with_a_passed_check(rig: Rig) -> None:
     gpu = rig.gpus[0]
     rig.give_to_host(gpu)
     journal = take(rig, gpu)
-    _reset_fails(rig, gpu)
+    reset_fails(rig, gpu)
     with pytest.raises(QuarantinedError):
         clear(rig, journal)
     with pytest.raises(preflight.QuarantinedDeviceError):
@@ -444,173 +311,3 @@ def test_the_scrub_command_runs_after_the_reset(rig: Rig) -> None:
     rig.with_devices(gpu_scrub=("/bin/sh", "-c", f'echo "$0" > {seen}', "{address}"))
     clear(rig, take(rig, gpu))
     assert seen.read_text() == f"{gpu.address}\n"
-
-
-# --- side by side -----------------------------------------------------------------------
-
-
-def test_gpus_are_cleared_side_by_side(rig: Rig) -> None:
-    """Each waits until all others have begun: one after another none would end."""
-    begun = rig.root / "begun"
-    begun.mkdir()
-    wait = f'touch {begun}/$0; until [ "$(ls {begun} | wc -l)" = {len(rig.gpus)} ]; do sleep 0.02; done'
-    rig.with_devices(gpu_scrub=("/bin/sh", "-c", wait, "{address}"), scrub_timeout_s=20)
-    journal = take(rig, *rig.gpus)
-    clear(rig, journal)
-    assert sorted(path.name for path in begun.iterdir()) == [gpu.address for gpu in rig.gpus]
-    assert quarantined(rig) == []
-    assert len(rig.gpus) > 1
-
-
-def test_gpus_of_one_bus_are_cleared_one_after_another() -> None:
-    found = ["0000:0b:00.0", "0000:0b:01.0", "0000:0c:00.0", "0001:0b:00.0"]
-    gpus = [journal.Entry(address, "device", {"address": address, "role": "gpu"}) for address in found]
-    vfs = [
-        journal.Entry(address, "device", {"address": address, "role": "vf"})
-        for address in ("0000:0d:00.1", "0000:0d:00.2")
-    ]
-    together = [[entry.key for entry in lane] for lane in assignment.lanes([*gpus, *vfs])]
-    assert together == [
-        ["0000:0b:00.0", "0000:0b:01.0"],
-        ["0000:0c:00.0"],
-        ["0001:0b:00.0"],
-        ["0000:0d:00.1"],
-        ["0000:0d:00.2"],
-    ]
-
-
-def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
-    one, other = rig.gpus
-    rig.with_devices(timeout_s=2)
-    journal = take(rig, one, other)
-    one.locked = True
-    with pytest.raises(QuarantinedError, match="does not answer an access"):
-        clear(rig, journal)
-    assert quarantined(rig) == [one.address]
-    assert other.was_reset == 1
-
-
-def test_questions_to_one_device_share_their_deadline(rig: Rig) -> None:
-    path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/driver_override"
-    with pytest.raises(attribute.StuckError):
-        attribute.read_attribute(path, attribute.Until(0))
-    assert attribute.read_attribute(path, attribute.Until(20)) == "(null)"
-
-
-# --- kill -9 ----------------------------------------------------------------------------
-
-
-class _Killing:
-    """An ``os`` whose N-th write does not come to be: the process is gone instead."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def write(self, fd: int, data: bytes) -> int:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return os.write(fd, data)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(os, name)
-
-
-def _in_child(action: Callable[[], object]) -> int:
-    """Run something in a process of its own; returns its wait status."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            action()
-        finally:
-            os._exit(0)
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
-        time.sleep(0.01)
-    raise AssertionError("the child does not end")
-
-
-@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"])
-def test_killed_at_any_journal_write_all_devices_come_back(rig: Rig, driver: str) -> None:
-    found = [*rig.gpus, rig.vfs[0]]
-    for gpu in rig.gpus:
-        rig.give_to_host(gpu, "nvidia")
-        if driver == "vfio-pci":
-            rig.give_to_host(gpu, "")
-            gpu.override = driver
-            rig.pci._attach(rig.pci.drivers[driver], gpu)
-    before = [state(device) for device in found]
-
-    def whole_job(at: int) -> None:
-        journal.os = _Killing(at)  # type: ignore[assignment, attr-defined]
-        ours = rig.journal()
-        vf = rig.vfs[0]
-        taken = [*passthrough(*rig.gpus), *passthrough(vf, role="vf")]
-        assignment.acquire(rig.layout, ours, taken, rig.host)
-        resources.release_all(rig.layout, ours)
-
-    killed, at = True, 0
-    while killed:
-        at += 1
-        status = _in_child(partial(whole_job, at))
-        killed = os.WIFSIGNALED(status)
-        clear(rig)
-        assert [state(device) for device in found] == before, f"killed at write {at}"
-        assert rig.kernel.interfaces[1].ports[0].port_guid in (0, PARKED_GUID)
-        assert quarantined(rig) == []
-    assert rig.kernel.interfaces[1].ports[0].port_guid == PARKED_GUID
-    assert at == 2 * len(found) + 1
-
-
-def test_killed_at_any_write_to_sysfs_all_devices_come_back(rig: Rig) -> None:
-    rig.give_to_host(gpu := rig.gpus[0])
-    rig.with_devices(reset_methods=("bus",))
-    before = state(gpu)
-    real = attribute.write_attribute
-
-    def whole_job(at: int, *, after: bool) -> None:
-        left = at
-
-        def write(path: str, text: str, timeout_s: float | attribute.Until) -> None:
-            nonlocal left
-            left -= 1
-            if left or after:
-                real(path, text, timeout_s)
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        attribute.write_attribute = write
-        journal = rig.journal()
-        assignment.acquire(rig.layout, journal, passthrough(gpu), rig.host)
-        resources.release_all(rig.layout, journal)
-
-    for after in (False, True):
-        killed, at = True, 0
-        while killed:
-            at += 1
-            status = _in_child(partial(whole_job, at, after=after))
-            killed = os.WIFSIGNALED(status)
-            clear(rig)
-            assert state(gpu) == before, f"killed at write {at}"
-            assert quarantined(rig) == []
-        assert at == 12
-
-
-def test_release_may_be_repeated_at_any_time(rig: Rig) -> None:
-    rig.give_to_host(gpu := rig.gpus[0])
-    before = state(gpu)
-    journal = take(rig, gpu)
-    entry = journal.entry(f"device:{gpu.address}")
-    for _ in range(3):
-        assignment.release(rig.layout, str(GENERATION), entry)
-        assert state(gpu) == before
-    assert gpu.was_reset == 1
-
-
-def test_teardown_takes_the_time_of_a_stage(rig: Rig) -> None:
-    clear(rig, take(rig, rig.gpus[0]))
-    stages = Recorder(rig.layout.timeline(GENERATION), GENERATION, "n1").timeline().stages
-    assert "release" in [stage.name for stage in stages]

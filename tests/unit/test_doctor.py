@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 from pathlib import Path
 
 import pytest
+from doctor_rig import DATA, executable, levels, one, settings
 
 import vhpc_slurm.slurm
-from vhpc_slurm.cli.checks import CheckResult, Level, boottime, node, services, slurm
+from vhpc_slurm.cli.checks import CheckResult, Level, boottime, services, slurm
 from vhpc_slurm.cli.checks.boottime import NodeSize
 from vhpc_slurm.config import Config, Controller, Devices, Guests, Paths, Placement
+from vhpc_slurm.config.fabric import Fabric
+from vhpc_slurm.config.network import Network
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
@@ -20,12 +21,7 @@ from vhpc_slurm.slurm import commands
 from vhpc_slurm.slurm.hosts import parse_node_resources, parse_partitions
 from vhpc_slurm.slurm.settings import SlurmSettings
 
-DATA = Path(__file__).parent.parent / "data" / "slurm-config"
 RELEASES = ("22.05.8", "24.11.5", "26.05.5")
-
-
-def settings(name: str) -> SlurmSettings:
-    return SlurmSettings.parse((DATA / f"{name}.txt").read_text())
 
 
 def changed(key: str, value: str) -> SlurmSettings:
@@ -35,21 +31,6 @@ def changed(key: str, value: str) -> SlurmSettings:
     return SlurmSettings.parse(
         "\n".join(f"{key} = {value}" if line.split()[:1] == [key] else line for line in lines)
     )
-
-
-def levels(found: list[CheckResult]) -> dict[str, str]:
-    return {finding.check.removeprefix("slurm."): finding.level.value for finding in found}
-
-
-def one(found: list[CheckResult], check: str) -> CheckResult:
-    (finding,) = [finding for finding in found if finding.check == check]
-    return finding
-
-
-def executable(path: Path, script: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 # --- Slurm's settings --------------------------------------------------------
@@ -98,9 +79,12 @@ def test_slurms_defaults_are_not(release: str) -> None:
         ("SelectTypeParameters", "CR_MEMORY", "ok", ""),
         ("PreemptMode", "GANG,SUSPEND", "warn", "gang, suspend"),
         ("PreemptMode", "REQUEUE", "ok", ""),
-        ("MpiDefault", "pmix_v5", "warn", "with several tasks fail"),
-        ("MpiDefault", "pmi2", "warn", "with several tasks fail"),
-        ("MpiDefault", "openmpi", "ok", ""),
+        ("MpiDefault", "pmix_v5", "ok", ""),
+        ("PMIxEnv", "UCX_TLS=tcp;PMIX_MCA_psec=munge", "warn", "can only use native"),
+        ("PMIxEnv", "PMIX_MCA_psec=munge,native;UCX_TLS=tcp", "ok", ""),
+        ("TmpFS", "/local/scratch", "warn", "session directories in /local/scratch"),
+        ("PMIxCliTmpDirBase", "/ssd/%n", "warn", "session directories in /ssd/%n"),
+        ("PMIxCliTmpDirBase", "/var/tmp/", "ok", ""),
         ("SlurmUser", "batch(990)", "error", "controller.slurm_user is slurm"),
         ("SlurmUser", "slurm(64030)", "ok", ""),
         ("SLURM_VERSION", "21.08.8", "error", "too old"),
@@ -108,12 +92,34 @@ def test_slurms_defaults_are_not(release: str) -> None:
     ],
 )
 def test_one_wrong_setting_is_one_finding(key: str, value: str, level: str, says: str) -> None:
-    name = {"SLURM_VERSION": "version", "HealthCheckInterval": "HealthCheckProgram"}.get(key, key)
+    name = {
+        "SLURM_VERSION": "version",
+        "HealthCheckInterval": "HealthCheckProgram",
+        "PMIxEnv": "MpiDefault",
+        "PMIxCliTmpDirBase": "MpiDefault",
+        "TmpFS": "MpiDefault",
+    }.get(key, key)
     found = list(slurm.check(changed(key, value), Config()))
     assert one(found, f"slurm.{name}").level.value == level
     assert says in one(found, f"slurm.{name}").what
     others = [finding.check for finding in found if finding.level is not Level.OK]
     assert others == ([] if level == "ok" else [f"slurm.{name}"])
+
+
+def test_sites_with_fixed_ports_must_not_make_jobs_smaller() -> None:
+    config = Config(fabric=Fabric(port_map="/etc/vhpc/ports"))
+    for value, level in (("bf_interval=3", "error"), ("bf_interval=3,disable_job_shrink", "ok")):
+        settings = SlurmSettings.parse(f"SchedulerParameters = {value}\n")
+        found = {one.check: one.level for one in slurm.check(settings, config)}
+        assert found["slurm.SchedulerParameters"] == level
+        assert "slurm.SchedulerParameters" not in {one.check for one in slurm.check(settings, Config())}
+
+
+def test_the_topology_of_a_node_is_not_for_its_guests() -> None:
+    text = (DATA / "26.05.5-recommended.txt").read_text()
+    for value, level in (("yes", Level.WARN), ("no", Level.OK)):
+        settings_of = SlurmSettings.parse(f"{text}PMIxShareServerTopology = {value}\n")
+        assert one(list(slurm.check(settings_of, Config())), "slurm.MpiDefault").level is level
 
 
 def test_separate_timeouts_of_newer_releases_are_checked() -> None:
@@ -138,6 +144,9 @@ def test_the_longest_boot_and_each_gpu_count() -> None:
     recommended = settings("24.11.5-recommended")
     patient = Config(guests=Guests(boot_timeout_max_s=181))
     assert one(list(slurm.check(recommended, patient)), "slurm.PrologEpilogTimeout").level is Level.ERROR
+    networks = Config(network=Network(allowed=("none", "job"), ready_timeout_s=100, reach_timeout_s=10))
+    found = one(list(slurm.check(recommended, networks)), "slurm.PrologEpilogTimeout")
+    assert "a boot may take (420 s)" in found.what, "with the wait for guests of other nodes"
     found = one(list(slurm.check(recommended, Config(), [NodeSize(gpus=8)])), "slurm.PrologEpilogTimeout")
     assert found.level is Level.ERROR
     assert f"({60 + 180 + 8 * 60 + 60} s)" in found.what
@@ -338,114 +347,3 @@ def test_a_missing_plugin_is_an_error_unless_optional(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         assert plugstack(tmp_path / name, text, installed=installed).level is level
-
-
-# --- node --------------------------------------------------------------------
-
-
-def test_the_old_virtiofsd_is_told_from_the_new_one(tmp_path: Path) -> None:
-    # what virtiofsd 1.13 of Debian 13 and that of QEMU 7.2 of Debian 12 print
-    new = executable(tmp_path / "new", "echo virtiofsd 1.13.0")
-    old = executable(
-        tmp_path / "old",
-        "echo 'virtiofsd version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)'\n"
-        "echo 'using FUSE kernel interface version 7.36'",
-    )
-    assert node.virtiofsd(str(new)).level is Level.OK
-    assert node.virtiofsd(str(old)).what == f"{old} is QEMU's old virtiofsd in C"
-    assert node.virtiofsd(str(tmp_path / "absent")).what.endswith("No such file or directory")
-
-
-def test_programs_of_another_version_are_errors(tmp_path: Path) -> None:
-    same = executable(tmp_path / "vhpc-run", "echo vhpc-run 0.1.0")
-    other = executable(tmp_path / "vhpc-shim", "echo vhpc-shim 0.0.9")
-    assert node.guest_program(same) == CheckResult("node.vhpc-run", Level.OK, f"{same} 0.1.0")
-    assert node.guest_program(other).what == f"{other} has version 0.0.9, this package 0.1.0"
-    mute = executable(tmp_path / "mute", "exit 2")
-    assert node.guest_program(mute).level is Level.ERROR
-
-
-def test_uids_of_users_and_of_rootless_containers_are_not_free(tmp_path: Path) -> None:
-    subuid = tmp_path / "subuid"
-    subuid.write_text("alice:100000:65536\nbob:700500:65536\n")
-    (finding,) = node.uid_range(Config(), subuid)
-    assert (finding.level, finding.what) == (
-        Level.ERROR,
-        f"uids 700000-708191 overlap {subuid}: bob:700500:65536",
-    )
-    (finding,) = node.uid_range(Config(guests=Guests(uid_base=708192, uid_count=10)), tmp_path / "absent")
-    assert finding.level is Level.OK
-    highest = max(entry.pw_uid for entry in pwd.getpwall())
-    if highest >= 1000:
-        (finding,) = node.uid_range(Config(guests=Guests(uid_base=highest - 1, uid_count=2)), subuid)
-        assert pwd.getpwuid(highest).pw_name in finding.what
-
-
-MOUNTS = """\
-/dev/vda1 / ext4 rw 0 0
-tmpfs /run tmpfs rw 0 0
-/dev/vdb /var/lib/vhpc\\040x xfs rw 0 0
-/dev/vdc /run/vhpcx ext4 rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/run/vhpc", "tmpfs"),
-        ("/run", "tmpfs"),
-        ("/running", "ext4"),
-        ("/var/lib/vhpc x/journal", "xfs"),
-        ("/", "ext4"),
-    ],
-)
-def test_a_path_lies_on_the_innermost_mount(path: str, kind: str) -> None:
-    assert node.filesystem_of(path, MOUNTS) == kind
-
-
-def test_folders_on_wrong_file_systems_are_reported(tmp_path: Path) -> None:
-    assert node.run_folder("/run/vhpc", MOUNTS).level is Level.OK
-    assert node.run_folder("/var/vhpc", MOUNTS).level is Level.WARN
-    (finding,) = node.state_folder("/run/state", MOUNTS, root=False)
-    assert finding.what == "/run/state is on tmpfs: journals would be lost at a reboot"
-    (finding,) = node.state_folder(str(tmp_path / "absent"), MOUNTS, root=False)
-    assert finding.what == f"{tmp_path}/absent does not exist"
-
-
-def test_apparmor_without_a_rule_for_sockets_is_a_warning(tmp_path: Path) -> None:
-    assert node.apparmor(Config(), tmp_path).what == "AppArmor is not in use"
-    enabled = tmp_path / "sys/module/apparmor/parameters/enabled"
-    enabled.parent.mkdir(parents=True)
-    enabled.write_text("Y\n")
-    finding = node.apparmor(Config(), tmp_path)
-    assert finding.level is Level.WARN
-    rule = tmp_path / "etc/apparmor.d/abstractions/libvirt-qemu.d/vhpc"
-    rule.parent.mkdir(parents=True)
-    rule.write_text(finding.hint.split('"', 2)[1] + "\n")
-    assert node.apparmor(Config(), tmp_path).level is Level.OK
-
-
-def test_a_folder_of_libvirt_that_qemu_cannot_search_is_an_error(tmp_path: Path) -> None:
-    config = Config(guests=Guests(qemu_group="daemon"))
-    for mode, level in ((0o750, Level.ERROR), (0o751, Level.OK), (0o755, Level.OK)):
-        tmp_path.chmod(mode)
-        (finding,) = node.libvirt_folder(config, tmp_path)
-        assert finding.level is level
-    assert list(node.libvirt_folder(config, tmp_path / "absent")) == []
-
-
-def test_software_emulation_is_said_loudly() -> None:
-    found = list(node.topology(Config(guests=Guests(accelerator="tcg")), "n1"))
-    finding = one(found, "node.kvm")
-    assert finding.level is Level.WARN
-    assert finding.what.startswith("NO KVM: ")
-    assert one(found, "node.topology").what.startswith(f"{os.cpu_count()} CPUs, ")
-
-
-def test_a_libvirt_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    config = Config(
-        guests=Guests(libvirt_uri=f"qemu+unix:///system?socket={tmp_path}/none", stage_timeout_s=5),
-        controller=Controller(),
-    )
-    (finding,) = node.hypervisor(config)
-    assert (finding.check, finding.level) == ("node.libvirt", Level.ERROR)

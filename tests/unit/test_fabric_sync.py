@@ -229,7 +229,7 @@ def test_a_standby_with_a_stale_file_is_overruled(tmp_path: Path, monkeypatch: p
         fabric.opensm.kill()
         fabric.opensm.wait()
         carriers = (GUIDS[0], GUIDS[1])
-        wait_for(lambda: 0x9000 in sets(fabric, *carriers)[GUIDS[0]], "no standby takes over", 30.0)
+        wait_for(lambda: 0x9000 in sets(fabric, *carriers)[GUIDS[0]], "no standby takes over")
         with pytest.raises(FabricError, match="OpenSM does not run"):
             site.service.audit.run()
         state = site.service.audit.watch.state()
@@ -237,7 +237,7 @@ def test_a_standby_with_a_stale_file_is_overruled(tmp_path: Path, monkeypatch: p
         # Not both at once: the simulator loses packets of a handover, and opensm waits for them for ever.
         os.kill(int(standby.pidfile.read_text()), signal.SIGKILL)
         fabric.start_opensm()
-        wait_for(lambda: _audited(site), "not overruled", 30.0)
+        wait_for(lambda: _audited(site), "not overruled")
         assert sets(fabric, *GUIDS[:8]) == {guid: holding((0x1001, 2))[guid] for guid in GUIDS[:8]}
         reader.close()
 

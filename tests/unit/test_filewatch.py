@@ -36,8 +36,21 @@ def vhpcd(tmp_path: Path, daemon: Munged, fabric: SimulatedFabric) -> Iterator[V
     with a_vhpcd(tmp_path, daemon, fabric, audit_interval_s=300.0, reconcile_s=300.0) as started:
         opened(started, 1, "n1", "n2")
         wait_for(lambda: started.client.status().fabric.audited is not None, "no audit")
-        time.sleep(1.5)  # the audit after the job's batch
+        quiet(started, 1.5)  # the audit after the job's batch is over
         yield started
+
+
+def quiet(vhpcd: Vhpcd, seconds: float) -> None:
+    """Wait until vhpcd has not audited the fabric for so long."""
+    audited, since = vhpcd.client.status().fabric.audited, time.monotonic()
+
+    def rests() -> bool:
+        nonlocal audited, since
+        if (now := vhpcd.client.status().fabric.audited) != audited:
+            audited, since = now, time.monotonic()
+        return time.monotonic() - since > seconds
+
+    wait_for(rests, "the audits do not end")
 
 
 def in_place(path: Path) -> None:
@@ -109,7 +122,7 @@ def test_only_a_foreign_sweep_is_followed_by_an_audit(vhpcd: Vhpcd, fabric: Simu
     fabric.sweep()
     carries(fabric, holding((0x1000, 2)))
     opened(vhpcd, 2)
-    time.sleep(2.0)
+    quiet(vhpcd, 2.0)
     audited, sweeps = vhpcd.client.status().fabric.audited, fabric.sweeps()
     time.sleep(2.0)
     assert (vhpcd.client.status().fabric.audited, fabric.sweeps()) == (audited, sweeps), "it is quiet again"
@@ -147,7 +160,7 @@ def test_who_changes_the_file_without_end_meets_the_auditor(
             assert vhpcd.client.status()
         assert 1 <= vhpcd.log.count("vhpcd has restored it") <= filewatch.BURST
         carries(fabric, holding((0x1000, 2)))
-        wait_for(lambda: vhpcd.client.status().fabric.what == "", "not well again", 20.0)
+        wait_for(lambda: vhpcd.client.status().fabric.what == "", "not well again")
 
 
 # --- the watch alone ------------------------------------------------------------------------------

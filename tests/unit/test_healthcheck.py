@@ -14,7 +14,7 @@ from vhpc_slurm.hooks import healthcheck
 from vhpc_slurm.reconcile import audit, run
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
 
-NO_FAULT_OF_THE_NODE = {"controller", "outbox", "lost-start"}
+NO_FAULT_OF_THE_NODE = {"controller", "outbox", "lost-start", "left-node"}
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_without_vhpcd_no_generation_is_compared(monkeypatch: pytest.MonkeyPatch
         return []
 
     monkeypatch.setattr(ControllerClient, "leases", refuse)
-    monkeypatch.setattr(audit, "audit", lambda _, node, live, purged: note(live))
+    monkeypatch.setattr(audit, "audit", lambda _, node, live, *others: note(live))
     config = Config(paths=type(Config().paths)(state=str(tmp_path / "state"), run=str(tmp_path / "run")))
     (result,) = run.reconcile(config, "n1", check=False)
     assert (result.kind, result.repaired, result.what) == ("controller", False, "vhpcd does not answer")

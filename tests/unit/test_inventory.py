@@ -17,6 +17,8 @@ from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostInventory
 from vhpc_slurm.node.host import inventory
 
+pytestmark = pytest.mark.long  # unpacks captured machines
+
 
 class Hwloc:
     """lstopo's text output: logical order of objects, with the CPUs of each."""

@@ -239,7 +239,9 @@ def test_an_ethernet_vf_is_in_the_jobs_vlan(rig: Rig) -> None:
 def test_the_number_of_functions_is_checked_by_the_controller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = cast(SlurmJob, SimpleNamespace(uid=1, gid=1, user="a", work_dir="/", name="", partition=""))
+    job = cast(
+        SlurmJob, SimpleNamespace(uid=1, gid=1, user="a", work_dir="/", name="", partition="", het=None)
+    )
     env = HookEnv(7, 0, "")
     monkeypatch.setenv("SPANK_VHPC_IMAGE", "tiny:1")
     assert slurmctld._request(env, job).vfs is None

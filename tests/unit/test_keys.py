@@ -19,7 +19,7 @@ from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.backend import KeyPolicy, NoNetwork
 from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.fabric.numbers import KeyPool
-from vhpc_slurm.model import LeaseState, NetworkIdentity
+from vhpc_slurm.model import Generation, LeaseState, NetworkIdentity
 
 DATA = Path(__file__).parents[1] / "data" / "vhpcd"
 POOL = KeyPool(0x1000, 0x1003)
@@ -246,7 +246,7 @@ def test_a_database_of_version_1_keeps_leases_and_gains_keys(tmp_path: Path) -> 
         store.keys.add(an_assignment())
     store.close()
     new = sqlite3.connect(tmp_path / "db")
-    assert new.execute("PRAGMA user_version").fetchone() == (4,)
+    assert new.execute("PRAGMA user_version").fetchone() == (9,)
     assert new.execute("PRAGMA foreign_key_check").fetchall() == []
     after = {table: new.execute(f"SELECT * FROM {table}").fetchall() for table in before}
     assert after == before
@@ -338,6 +338,22 @@ def test_a_clock_that_is_set_frees_no_key_and_buries_none(tmp_path: Path) -> Non
     steady[0] += 5
     service.settle()
     assert states() == ["tombstone"]
+
+
+def test_a_fabric_with_the_keys_of_ready_jobs_is_not_told_again(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Alone(store, Fabric(KeyPolicy(POOL)), reserve_mib=0)
+    lease = service.open(request(1), allocation("n1"), identity(0)).lease
+    told = service.batches.changes
+    service.batches.run()
+    assert service.batches.changes == told
+    # its key was proven, so the first audit already knows whose key a port lacks
+    owners: list[dict[int, Generation]] = []
+    monkeypatch.setattr(service.audit.watch, "saw", lambda _found, _trouble, holders: owners.append(holders))
+    service.audit.run()
+    assert owners == [{0x02CC_1000_0000_0000: lease.generation}]
+    assert service.batches.changes == told
 
 
 def test_an_assignment_without_a_lease_becomes_a_tombstone(store: SqliteStore) -> None:

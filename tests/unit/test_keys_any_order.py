@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partition keys in any order of events: no two generations share a key, a GUID, a VLAN or a VNI."""
+"""Partition keys in any order of events: no two generations share a key, a GUID or a VLAN."""
 
 from __future__ import annotations
 
@@ -223,20 +223,9 @@ class AnyOrderOfVlans(AnyOrder):
     def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
         if network.vlan is None:
             return None
-        assert (network.kind, network.pkey, network.vni) == ("ethernet", None, None)
+        assert (network.kind, network.pkey) == ("ethernet", None)
         ranks = range(network.first_rank, network.first_rank + len(record.lease.allocation.nodes))
         return network.vlan, frozenset(0x02 << 40 | network.vlan << 28 | rank << 8 for rank in ranks)
-
-
-class AnyOrderOfVnis(AnyOrder):
-    POOL = KeyPool(5000, 5002, space=numbers.VNIS)
-
-    def named(self, network: NetworkIdentity, record: LeaseRecord) -> tuple[int, frozenset[int]] | None:
-        if network.vni is None:
-            return None
-        assert (network.kind, network.pkey, network.vlan) == ("vxlan", None, None)
-        ranks = range(network.first_rank, network.first_rank + len(record.lease.allocation.nodes))
-        return network.vni, frozenset(0x06 << 40 | network.vni << 16 | rank for rank in ranks)
 
 
 AnyOrder.TestCase.settings = settings(
@@ -245,9 +234,7 @@ AnyOrder.TestCase.settings = settings(
 AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfVlans.TestCase.settings = AnyOrder.TestCase.settings
-AnyOrderOfVnis.TestCase.settings = AnyOrder.TestCase.settings
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrderOfPorts = AnyOrderOfPorts.TestCase
 TestAnyOrderOfUsers = AnyOrderOfUsers.TestCase
 TestAnyOrderOfVlans = AnyOrderOfVlans.TestCase
-TestAnyOrderOfVnis = AnyOrderOfVnis.TestCase

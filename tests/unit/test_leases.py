@@ -12,8 +12,8 @@ from controller_lab import Alone, allocation, identity, manifest, request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from lease_records import LEASE
 
-from vhpc_slurm.config import Config, Guests, Placement
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.wire_types import (
@@ -28,13 +28,11 @@ from vhpc_slurm.fabric.numbers import KeyPool
 from vhpc_slurm.model import (
     Allocation,
     Generation,
-    GresAllocation,
     ImageIdentity,
     JobRequest,
     LeaseRecord,
     LeaseState,
     NetworkIdentity,
-    NodeAllocation,
 )
 
 UNKNOWN = UserError("image nix:latest is unknown", "no such name", "see: vhpc image ls")
@@ -91,122 +89,6 @@ def state(service: Alone, record: LeaseRecord) -> LeaseState:
 
 def acknowledge(service: Alone, record: LeaseRecord, node: str, clean: bool = True, note: str = "") -> None:
     service.acknowledge(record.lease.generation, node, clean=clean, note=note, timeline=None)
-
-
-# --- rules -----------------------------------------------------------------------
-
-
-def test_a_lease_goes_only_forward() -> None:
-    allowed = {
-        (a, b)
-        for a in LeaseState
-        for b in LeaseState
-        if _moves(LeaseRecord(replace(LEASE, state=a), 0, 0, ()), b)
-    }
-    assert allowed == {
-        (LeaseState.RESERVED, LeaseState.READY),
-        (LeaseState.RESERVED, LeaseState.REFUSED),
-        (LeaseState.RESERVED, LeaseState.ENDING),
-        (LeaseState.READY, LeaseState.ENDING),
-        (LeaseState.REFUSED, LeaseState.ENDING),
-        (LeaseState.ENDING, LeaseState.RELEASED),
-    }
-
-
-LEASE = rules.reserve(
-    Generation(1, 0, "0" * 8), request(1), allocation(), identity(), NetworkIdentity(), 0.0
-).lease
-
-
-def _moves(record: LeaseRecord, to: LeaseState) -> bool:
-    try:
-        return rules.move(record, to, 1.0).lease.state is to
-    except rules.TransitionError:
-        return False
-
-
-def large(memory_mib: int, *gres: GresAllocation) -> Allocation:
-    return Allocation((NodeAllocation("n1", (0, 1), memory_mib, gres),))
-
-
-@pytest.mark.parametrize(
-    ("memory_mib", "reserve", "line"),
-    [
-        (768, None, ""),
-        (767, None, "leaving 511 (ask for --mem=768M or more)"),
-        (512, 0, ""),
-        (1024, 600, "1024 MiB on n1, of which 600 MiB stay outside the guest, leaving 424"),
-        (100, None, "leaving 0 (ask for --mem=768M or more)"),
-        (0, None, "Slurm accounts no memory"),
-    ],
-)
-def test_too_little_memory_is_refused_with_the_numbers(
-    memory_mib: int, reserve: int | None, line: str
-) -> None:
-    job = request(mem_reserve_mib=reserve)
-    found = rules.misfit(job, large(memory_mib), identity(512), Config())
-    assert line in found
-    assert bool(line) == bool(found)
-
-
-def test_the_reserve_of_a_large_job_matches_its_nodes() -> None:
-    # docs/memory.md: 128 + 2 shares * 8 + 2 vCPUs * 2 + (262144 - 256) * 4 / 512 = 2194
-    config, job = Config(), request()
-    most = 262144 - 2194
-    assert rules.misfit(job, large(262144), identity(most), config) == ""
-    found = rules.misfit(job, large(262144), identity(most + 1), config)
-    assert "of which 2194 MiB stay outside the guest, leaving 259950" in found
-    # the tables of the IOMMU: one viewer more
-    gpu = GresAllocation("gpu", "", 1, (0,))
-    assert "of which 2705 MiB" in rules.misfit(job, large(262144, gpu), identity(most), config)
-    # huge pages need no tables to speak of
-    huge = Config(placement=Placement(hugepages="1G"))
-    assert rules.misfit(job, large(262144), identity(262144 - 256), huge) == ""
-    # and a site that wants nothing outside gets that
-    none = Config(guests=Guests(memory_reserve_mib=0))
-    assert rules.misfit(job, large(262144), identity(262144), none) == ""
-
-
-def test_a_user_reserve_that_is_too_small_is_refused_early() -> None:
-    gpu = GresAllocation("gpu", "", 1, (0,))
-    job = request(mem_reserve_mib=100)
-    # 148 + (4096 - 100) * 5 / 512
-    line = rules.misfit(job, large(4096, gpu), identity(512), Config())
-    assert line.startswith("--vhpc-mem-reserve=100M is too small for a job with devices")
-    assert "187 MiB" in line
-    assert rules.misfit(job, large(4096), identity(512), Config()) == ""
-
-
-def test_nobody_may_wait_longer_for_a_boot_than_the_site_says() -> None:
-    gpus = GresAllocation("gpu", "h200", 4, (0, 1, 2, 3))
-    site = Config(guests=Guests(boot_timeout_s=100, boot_timeout_max_s=200))
-    long = replace(request(), timeout_s=201)
-    line = rules.impatient(long, large(4096), site)
-    assert line.startswith("--vhpc-timeout=201 is longer than a boot may take here: 200 s (ask for less")
-    assert rules.impatient(replace(long, timeout_s=200), large(4096), site) == ""
-    assert rules.impatient(request(), large(4096), site) == ""
-    # the sizing of their BARs: docs/memory.md
-    four = replace(long, timeout_s=440)
-    assert rules.impatient(four, large(4096, gpus), site) == ""
-    assert "320 s" in rules.impatient(replace(four, guests_per_node=2), large(4096, gpus), site)
-    # whom the site gives more by itself may ask for as much
-    slow = Config(guests=Guests(boot_timeout_s=300, boot_timeout_max_s=200))
-    assert rules.impatient(replace(long, timeout_s=300), large(4096), slow) == ""
-
-
-def test_each_of_several_guests_has_its_share() -> None:
-    two = replace(request(), guests_per_node=2)
-    # 2 * (128 + 16) + 2 * 2 + (4096 - 256) * 4 / 512 = 322
-    assert rules.misfit(two, large(4096), identity((4096 - 322) // 2), Config()) == ""
-    found = rules.misfit(two, large(4096), identity((4096 - 322) // 2 + 1), Config())
-    assert "322 MiB stay outside its 2 guests, leaving 1887 for each (ask for --mem=4098M or more)" in found
-
-
-def test_the_smallest_node_decides() -> None:
-    nodes = Allocation(
-        (NodeAllocation("n1", (0,), 4096), NodeAllocation("n2", (0,), 300), NodeAllocation("n3", (0,), 4096))
-    )
-    assert " on n2," in rules.misfit(request(), nodes, identity(256), Config())
 
 
 # --- service ---------------------------------------------------------------------

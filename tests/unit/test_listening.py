@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
-from controller_lab import NOBODY, as_uid, free_port
+from controller_lab import NOBODY, as_uid, free_port, wait_for
 
 from vhpc_slurm.controller.api import listening, rootport
 from vhpc_slurm.controller.api.listening import Lane, Listener
@@ -67,13 +67,17 @@ def test_a_connection_waits_in_the_queue_of_its_lane(
         for number in range(5):
             own = port and port - 20 * number
             stack.enter_context(closing(from_port(source, (target, at), own, options)))
-        time.sleep(0.1)
         waiting: dict[Lane, int] = {}
-        for number, one in sockets.items():
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    stack.enter_context(closing(one.accept()[0]))
-                    waiting[number] = waiting.get(number, 0) + 1
+
+        def all_there() -> bool:
+            for number, one in sockets.items():
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        stack.enter_context(closing(one.accept()[0]))
+                        waiting[number] = waiting.get(number, 0) + 1
+            return sum(waiting.values()) >= 5
+
+        wait_for(all_there, "not all connections arrive")
         assert waiting == {lane: 5}
 
 

@@ -18,12 +18,20 @@ from stepd import needs_root, stepd
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases import rules
-from vhpc_slurm.model import Allocation, Generation, LeaseRecord, NetworkIdentity, NodeAllocation
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    HetPlace,
+    LeaseRecord,
+    NetworkIdentity,
+    NodeAllocation,
+)
 from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, statefile
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import lost_jobs, purged_jobs
+from vhpc_slurm.slurm.port import SlurmJob
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 # Tests that start or count slurmstepds see each other's: one worker runs them all.
@@ -52,6 +60,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.created = time.time()  # of the lease
         paths = {key: str(folder / key) for key in ("state", "run", "log")}
         self.config = msgspec.convert({"paths": paths}, Config)
         for command in ("scontrol", "scancel"):
@@ -78,7 +87,7 @@ class Node:
 
     def record(self, *nodes: str) -> LeaseRecord:
         parts = Allocation(tuple(NodeAllocation(node, (0, 1), 512) for node in nodes or ("n1",)))
-        reserved = rules.reserve(GENERATION, request(JOB), parts, identity(), NetworkIdentity(), 0.0)
+        reserved = rules.reserve(GENERATION, request(JOB), parts, identity(), NetworkIdentity(), self.created)
         return replace(reserved, lease=replace(reserved.lease, allocation=parts))
 
     def lost(self, *nodes: str, node: str = "n1") -> list[str]:
@@ -226,6 +235,39 @@ def test_a_reboot_is_a_journal_without_run_folder_or_step(node: Node) -> None:
     assert node.lost() == []
 
 
+@pytest.mark.parametrize("reason", ["None", "Prolog"])
+def test_a_job_whose_prolog_was_lost_is_requeued(node: Node, reason: str) -> None:
+    """The node was rebooted when slurmd had got the Prolog's start, but the Prolog had no journal yet."""
+    node.path.unlink()
+    node.path.parent.rmdir()
+    node.show("single.txt", **{"Reason=None": f"Reason={reason}"})
+    assert node.lost() == []  # it may be about to start
+    node.created -= 150
+    layout = Layout(node.config)
+    with joblock.held(layout, JOB, timeout_s=1.0):
+        assert node.lost() == []
+    with stepd(JOB, "extern"):
+        assert node.lost() == []
+    assert node.lost() == ["job 1: its Prolog has not run on n1"]
+    assert node.calls == ["scontrol requeue 1"]
+
+
+def test_a_prolog_that_waits_for_another_is_not_lost(node: Node) -> None:
+    """With PrologFlags=Serial slurmd runs one after the other."""
+    node.path.unlink()
+    node.path.parent.rmdir()
+    node.created -= 150
+    layout, first = Layout(node.config), node.record()
+    other = replace(first, lease=replace(first.lease, generation=Generation(JOB + 1, 0, "0123abcd")))
+    with joblock.held(layout, JOB + 1, timeout_s=1.0):
+        found = lost_jobs.findings(layout, "n1", [first, other], slurm=node.slurm, pause=node.pauses)
+        assert list(found) == []
+    assert [
+        finding.what
+        for finding in lost_jobs.findings(layout, "n1", [first], slurm=node.slurm, pause=node.pauses)
+    ] == ["job 1: its Prolog has not run on n1"]
+
+
 @pytest.mark.usefixtures("extern")
 def test_a_job_name_like_slurm_fields_stops_no_reconciliation(node: Node) -> None:
     """Users may rename their jobs while they run."""
@@ -243,6 +285,29 @@ def test_only_the_node_of_the_script_is_looked_at(node: Node) -> None:
     assert node.lost("n2", "n1") == []
     node.show("single.txt", **{"BatchHost=n1": "BatchHost=n2"})
     assert node.lost() == []
+
+
+@pytest.mark.usefixtures("extern")
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_component_waits_for_the_script_of_the_first(
+    node: Node, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """That script starts when the nodes of all components are ready."""
+    place, leader = HetPlace(JOB - offset, offset, 2), node.slurm.load(JOB)
+    states = {JOB: ("RUNNING", "None")}
+
+    def load(job_id: int) -> SlurmJob:
+        state, reason = states[job_id]
+        host = "n1" if job_id == place.leader else ""
+        return replace(leader, job_id=job_id, state=state, reason=reason, batch_host=host, het=place)
+
+    monkeypatch.setattr(node.slurm, "load", load)
+    other = JOB + 1 - 2 * offset
+    for waits in (("CONFIGURING", "None"), ("RUNNING", "Prolog")):
+        states[other] = waits
+        assert node.lost() == []
+    states[other] = ("RUNNING", "None")
+    assert bool(node.lost()) == (offset == 0)
 
 
 @pytest.mark.usefixtures("extern")

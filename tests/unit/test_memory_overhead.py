@@ -11,7 +11,9 @@ import pytest
 from device_rig import GENERATION
 from placement_rig import MANIFEST, REQUEST, host
 
-from vhpc_slurm.config import Config, Guests, Placement, Shares
+from vhpc_slurm.config import Config, Guests, Placement
+from vhpc_slurm.config.network import Network
+from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.hardware import NodeDevices, PassthroughDevice, PciBar, PciFunction
 from vhpc_slurm.model import GresAllocation, GuestPlan, HostInventory, JobRequest, NodeAllocation, NodePlan
@@ -39,6 +41,15 @@ def test_the_example_of_the_manual_is_what_the_code_says() -> None:
     for pages, expected in (("none", total), ("auto", total), ("2M", huge), ("1G", huge)):
         config = Config(placement=Placement(hugepages=pages))  # type: ignore[arg-type]
         assert outside_mib(512 * 1024, 64, wanted, REQUEST, config) == int(expected)
+
+
+def test_passt_of_each_guest_counts_where_the_job_has_nat() -> None:
+    config = Config(network=Network(allowed=("none", "nat"), default="nat"))
+    without = replace(REQUEST, guests_per_node=2, network="none")
+    # 2*16, and 1024 / 512
+    for asked in (None, "nat", "job,nat"):
+        more = outside_mib(1024, 2, Wanted(), replace(without, network=asked), config)
+        assert more - outside_mib(1024, 2, Wanted(), without, config) == 34
 
 
 @pytest.mark.parametrize(

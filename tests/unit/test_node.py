@@ -6,28 +6,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
-from controller_lab import request
-from node_rig import GENERATION, node_layout, publish
+from node_rig import GENERATION, account, node_layout, publish
 from stepd import needs_root, stepd
 
-from vhpc_slurm.config import Config, Shares, load
+from vhpc_slurm.config import load
+from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.hooks import common
-from vhpc_slurm.model import Generation
-from vhpc_slurm.node import resources
-from vhpc_slurm.node.guest import console, shares
+from vhpc_slurm.model import Generation, Share
+from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, statefile, timeline, uids
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -37,135 +32,6 @@ from vhpc_slurm.reconcile import audit
 pytestmark = pytest.mark.xdist_group("slurmstepd")
 
 layout = node_layout
-
-
-def account(home: str = "/home/alice") -> Account:
-    return Account("alice", 2001, 2001, "", home, "/bin/bash", (("alice", 2001),))
-
-
-# --- processes ---------------------------------------------------------------
-
-
-def spawn(
-    *argv: str, who: process.Credentials | None = None, generation: str = GENERATION
-) -> process.ProcessRef:
-    """Start a program of a generation as somebody else."""
-    prefix = process.drop_to(who) if who else []
-    with Path("/dev/null").open("w") as null:
-        return process.spawn([*prefix, *argv], generation=generation, stderr=null.fileno())
-
-
-def test_a_spawned_process_has_a_session_and_a_marker() -> None:
-    ref = spawn("/bin/sleep", "30")
-    try:
-        assert os.getsid(ref.pid) == ref.pid
-        until = time.monotonic() + 5
-        while (found := [r for r, _ in process.marked(GENERATION)]) != [ref] and time.monotonic() < until:
-            time.sleep(0.01)
-        assert found == [ref]
-    finally:
-        process.end(ref)
-    assert not process.alive(ref)
-    assert list(process.marked(GENERATION)) == []
-
-
-def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    ref = spawn("/bin/sh", "-c", f"trap '' TERM; echo up >{tmp_path}/up; while :; do sleep 1; done")
-    deadline = time.monotonic() + 5
-    while not (tmp_path / "up").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.end(ref, grace_s=0.2)
-    assert not process.alive(ref)
-
-
-def test_a_zombie_that_nobody_reaps_is_dead() -> None:
-    """Its tracer may keep a thread from being reaped for ever; that costs nothing but a number."""
-    child = subprocess.Popen(["true"])
-    while f"/proc/{child.pid}/stat" and Path(f"/proc/{child.pid}/stat").read_text().split()[2] != "Z":
-        time.sleep(0.01)
-    assert process.start_time(child.pid) is None
-    process.end(process.ProcessRef(child.pid, 1))
-    child.wait()
-
-
-def test_a_stopped_process_is_told_from_a_running_one() -> None:
-    child = subprocess.Popen(["sleep", "30"])
-    ref = process.ProcessRef(child.pid, process.start_time(child.pid) or 0)
-    try:
-        assert not process.is_stopped(ref)
-        child.send_signal(signal.SIGSTOP)
-        until = time.monotonic() + 5
-        while not process.is_stopped(ref) and time.monotonic() < until:
-            time.sleep(0.01)
-        assert process.is_stopped(ref)
-        process.end(ref)
-        assert not process.alive(ref)
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_a_process_that_cannot_be_read_does_not_hold_up_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_SCAN_S", 0.3)
-    first, second = sorted(pid for pid in process._pids() if pid != os.getpid())[:2]
-    monkeypatch.setattr(process, "_pids", lambda: [first, second])
-
-    def read(pid: int) -> str:
-        if pid == first:
-            time.sleep(60)  # as on a file system that does not answer
-        return "read"
-
-    assert list(process.scan(read)) == [(second, "read")]
-
-
-def test_a_reused_pid_is_not_ended() -> None:
-    child = subprocess.Popen(["sleep", "30"])
-    try:
-        started = process.start_time(child.pid)
-        assert started is not None
-        process.end(process.ProcessRef(child.pid, started - 1))
-        assert child.poll() is None
-    finally:
-        child.kill()
-        child.wait()
-
-
-def test_a_number_that_is_a_threads_now_is_not_ended() -> None:
-    """As after a reboot; pidfd_open(2) says EINVAL, or ENOENT, for it."""
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    try:
-        assert thread.native_id is not None
-        process.end(process.ProcessRef(thread.native_id, 1))
-    finally:
-        stop.set()
-        thread.join()
-
-
-@pytest.mark.parametrize(
-    ("script", "number"), [("kill -9 $$", 9), ("kill -SEGV $$", 11), ("exit 3", 0), ("exit 0", 0)]
-)
-def test_what_a_signal_ended_is_told_from_what_ended_by_itself(script: str, number: int) -> None:
-    with subprocess.Popen(["sh", "-c", f"read -r _; {script}"], stdin=subprocess.PIPE) as child:
-        ref = process.ProcessRef(child.pid, process.start_time(child.pid) or 0)
-        assert process.killed_by(ref) == 0
-        assert child.stdin is not None
-        child.stdin.close()
-        assert process.wait_gone(ref, 5)
-        assert [process.killed_by(ref), process.killed_by(ref)] == [number, number]
-    assert process.killed_by(ref) == 0, "somebody else's child by now"
-
-
-def test_ending_a_process_that_is_gone_is_done_already() -> None:
-    child = subprocess.Popen(["true"])
-    child.wait()
-    process.end(process.ProcessRef(child.pid, 1))
-
-
-def test_a_program_that_is_not_installed_is_named() -> None:
-    with pytest.raises(NodeError, match="/nowhere/vhpc-confine"):
-        spawn("/nowhere/vhpc-confine")
 
 
 # --- locks and tombstones ----------------------------------------------------
@@ -231,83 +97,6 @@ def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:
     assert joblock.has_tombstone(layout, this)
     joblock.sweep(layout, older_than_s=-1)
     assert not joblock.has_tombstone(layout, this)
-
-
-# --- uids --------------------------------------------------------------------
-
-
-def test_uids_are_allocated_once_and_the_range_ends(layout: Layout) -> None:
-    announced: list[int] = []
-    for _ in range(3):
-        uids.allocate(layout, GENERATION, announced.append)
-    assert announced == [4_100_000, 4_100_001, 4_100_002]
-    with pytest.raises(NodeError, match="uid_count"):
-        uids.allocate(layout, GENERATION, announced.append)
-    uids.release(layout, 4_100_001, GENERATION)
-    assert uids.allocate(layout, "43.0.0123abcd", announced.append) == 4_100_001
-
-
-def test_a_uid_is_used_again_when_all_others_have_been(layout: Layout) -> None:
-    """Also after a reboot, which takes the allocations."""
-    used = []
-    for _ in range(5):
-        used.append(uids.allocate(layout, GENERATION, lambda _: None))
-        shutil.rmtree(layout.uids)
-    assert [uid - 4_100_000 for uid in used] == [0, 1, 2, 0, 1]
-    (layout.state / "uid-next").write_text("torn")
-    assert uids.allocate(layout, GENERATION, lambda _: None) == 4_100_000
-
-
-@needs_root
-def test_a_uid_that_owns_a_file_is_not_handed_out(layout: Layout, tmp_path: Path) -> None:
-    """A setuid file of an earlier guest's QEMU would make its starter this guest's."""
-    checked = tmp_path / "world"
-    (checked / "deep" / "er").mkdir(parents=True)
-    (checked / "deep" / "er" / "sh").touch()
-    os.chown(checked / "deep" / "er" / "sh", 4_100_000, 4_100_000)
-    raw = msgspec.to_builtins(layout.config)
-    raw["guests"]["uid_check_paths"] = [str(checked), str(tmp_path / "absent")]
-    changed = Layout(msgspec.convert(raw, Config))
-    assert uids.allocate(changed, GENERATION, lambda _: None) == 4_100_001
-
-
-def test_a_uid_of_another_generation_is_not_released(layout: Layout) -> None:
-    uid = uids.allocate(layout, GENERATION, lambda _: None)
-    uids.release(layout, uid, "43.0.0123abcd")
-    assert list(uids.allocated(layout)) == [(uid, GENERATION)]
-
-
-@needs_root
-def test_a_uid_in_use_is_not_given_out_and_release_ends_it(layout: Layout) -> None:
-    uid = uids.allocate(layout, GENERATION, lambda _: None)
-    ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534))
-    (layout.uids / str(uid)).unlink()  # as after a loss of /run
-    deadline = time.monotonic() + 5
-    while not list(process.of_uid(uid)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert uids.allocate(layout, GENERATION, lambda _: None) == uid + 1
-    (layout.uids / str(uid)).write_text(GENERATION)
-    uids.release(layout, uid, GENERATION)
-    assert not process.alive(ref)
-
-
-@needs_root
-def test_after_a_reboot_a_uid_may_be_another_guests(layout: Layout) -> None:
-    """The journal of the guest that a power cut ended still names it; allocations were on a tmpfs."""
-    other = "43.0.0123abcd"
-    uid = uids.allocate(layout, other, lambda _: None)
-    ref = spawn("/bin/sleep", "60", who=process.Credentials(uid, 65534), generation=other)
-    try:
-        while not list(process.of_uid(uid)):
-            time.sleep(0.01)
-        journal = Journal(layout.journals, Generation.parse(GENERATION))
-        journal.acquire(kinds.UID, f"uid:{uid}", uid=uid)
-        journal.acquire(kinds.DOMAIN, "domain:vhpc-none", name="vhpc-none", uid=uid)
-        assert resources.release_all(layout, journal, ()) == []
-        assert process.alive(ref)
-        assert list(uids.allocated(layout)) == [(uid, other)]
-    finally:
-        process.end(ref)
 
 
 # --- orphans -----------------------------------------------------------------
@@ -441,92 +230,42 @@ def test_the_guests_own_system_is_never_mounted_over(path: str) -> None:
     assert len(notes) == 1
 
 
-# --- console -----------------------------------------------------------------
+def test_each_share_has_the_cache_policy_of_its_folder() -> None:
+    config = Shares(
+        site=("/scratch", "/sw"), read_only=("/sw",), cache_always=("/sw",), cache_never=("/scratch", "/home")
+    )
+    found, _ = shares.wanted(config, account(), "/data/run7")
+    assert {s.path: s.cache for s in found} == {
+        "/scratch": "never",
+        "/sw": "always",
+        "/home/alice": "never",  # below a folder of the list
+        "/data/run7": "auto",
+    }
 
 
-def test_the_line_that_tells_of_the_death_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "console.log"
-    path.write_bytes(b"\r\n[ 1.0] Kernel panic - not syncing: VFS\r\n[ 1.1] Call Trace:\r\n[ 1.2] end\r\n")
-    assert console.last_words(path) == "Kernel panic - not syncing: VFS"
-    path.write_bytes(b"one\r\ntwo \x1b[2J\r\n\r\n")
-    assert console.last_words(path) == "two ?[2J"
-    path.write_bytes(b"")
-    assert console.last_words(path) == ""
+def test_a_share_daemon_gets_its_policy_and_the_sites_threads() -> None:
+    config = Shares(virtiofsd="/opt/virtiofsd", threads=4)
+    argv = shares.command(config, Share("site0", "/sw", True, "site", "always"), 7)
+    assert argv[0] == "/opt/virtiofsd"
+    assert {"--fd=7", "--cache=always", "--thread-pool-size=4", "--readonly", "--sandbox=none"} < set(argv)
+    argv = shares.command(Shares(), Share("home1", "/home/alice", False, "home"), 7)
+    assert {"--cache=auto", "--thread-pool-size=0"} < set(argv)
+    assert "--readonly" not in argv
 
 
-def hand_over(log: Path, *targets: Path) -> list[str]:
-    """Hand a console over to files; why that failed, for each."""
-    requests = [request(console=str(target).replace("%", "%%")) for target in targets]
-    copies = [console.hand_over([(0, log)], one, "n1", account(), 1)[0] for one in requests]
-    assert [copy.target for copy in copies] == list(map(str, targets))
-    return [copy.why_not for copy in copies]
-
-
-@needs_root
-def test_consoles_that_nobody_reads_share_one_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(console, "COPY_TIMEOUT_S", 1.0)
-    for parent in [tmp_path, *tmp_path.parents]:
-        if str(parent).startswith("/tmp/"):
-            parent.chmod(0o755)
-    logs = []
-    for index in range(8):
-        os.mkfifo(tmp_path / (f"out.g{index}" if index else "out"), 0o666)
-        logs.append((index, tmp_path / f"log{index}"))
-        logs[-1][1].write_text("x" * 3000)
-    for path in tmp_path.iterdir():
-        os.chown(path, 2001, 2001)
-    began = time.monotonic()
-    copies = console.hand_over(logs, request(console=str(tmp_path / "out")), "n1", account(), 1)
-    assert time.monotonic() - began < 4, "eight times a second, one after the other"
-    assert all(copy.why_not for copy in copies)
-
-
-@needs_root
-def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
-    for parent in [tmp_path, *tmp_path.parents]:
-        if str(parent).startswith("/tmp/"):
-            parent.chmod(0o755)
-    home = tmp_path / "home"
-    home.mkdir()
-    os.chown(home, 2001, 2001)
-    log = tmp_path / "console.log"
-    log.write_text("x" * 3000)
-    victim = tmp_path / "victim"
-    victim.write_text("root's")
-    (home / "evil").symlink_to(victim)
-    assert console.why_not(str(home / "out"), account()) == ""
-    assert (home / "out").stat().st_mode & 0o7777 == 0o600
-    assert hand_over(log, home / "out") == [""]
-    assert (home / "out").stat().st_uid == 2001
-    assert (home / "out").stat().st_size == 1024
-    assert console.why_not(str(home / "out"), account()) == ""
-    assert (home / "out").stat().st_size == 1024
-    for target in (home / "evil", tmp_path / "no:thing: else" / "x", Path("/root/x")):
-        reason = "No such file or directory" if "thing" in str(target) else "Permission denied"
-        assert console.why_not(str(target), account()) == reason
-        assert hand_over(log, target) == [reason]
-    os.mkfifo(home / "fifo")
-    os.chown(home / "fifo", 2001, 2001)
-    assert console.why_not(str(home / "fifo"), account()) == "No such device or address"
-    assert victim.read_text() == "root's"
-
-
-def test_a_long_console_is_cut_in_the_middle_with_a_note(tmp_path: Path) -> None:
-    path = tmp_path / "console.log"
-    path.write_bytes(b"boot\n" + b"-" * 4091 + b"x" * 65536 + b"the end\n")
-    subprocess.run(["fallocate", "--punch-hole", "--offset=4096", "--length=65536", path], check=True)
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        pieces = [console.read_on(fd, 5), console.read_on(fd, 1 << 20), console.read_on(fd, 1 << 20)]
-        assert pieces == [(0, b"boot\n"), (0, b"-" * 4091), (65536, b"the end\n")]
-        assert console.read_on(fd, 1 << 20) == (0, b"")
-        with path.open("ab") as more:
-            more.write(b"and after\n")
-        assert console.read_on(fd, 1 << 20) == (0, b"and after\n")
-    finally:
-        os.close(fd)
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ('site = ["/s"]\ncache_always = ["/s"]', "cache_always has /s, which is not in read_only"),
+        ('read_only = ["/s/t"]\ncache_always = ["/s/t"]\ncache_never = ["/s"]', "/s/t is in cache_always"),
+        ("threads = 65", "threads"),
+    ],
+)
+def test_settings_that_would_hide_changes_are_refused(tmp_path: Path, lines: str, why: str) -> None:
+    file = tmp_path / "vhpc.toml"
+    file.write_text(f"[shares]\n{lines}\n")
+    with pytest.raises(NodeError, match=why):
+        load(file)
 
 
 # --- outbox ------------------------------------------------------------------

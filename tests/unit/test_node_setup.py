@@ -18,7 +18,7 @@ import pytest
 from attribute_fs import Attribute
 from device_rig import Rig, machine
 from fake_hca import Port
-from fake_pci import Device
+from fake_pci_device import Device
 
 from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main

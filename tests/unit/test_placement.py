@@ -153,6 +153,16 @@ def test_memory_of_exactly_the_images_minimum_is_enough() -> None:
     assert plan(host(), (0, 1), 640).guests[0].memory_mib == 384
 
 
+def test_fewer_cpus_than_the_image_needs_is_a_user_error() -> None:
+    """Hyperthreads count, as Slurm counts them: two cores have four CPUs."""
+    assert len(plan(host(), (0, 1, 2, 3), manifest=replace(MANIFEST, min_cpus=4)).guests[0].pins) == 4
+    with pytest.raises(UserError) as caught:
+        plan(host(), (0, 1, 2, 3), manifest=replace(MANIFEST, min_cpus=5))
+    line = "image debian-minimal:latest needs 5 CPUs, a guest on n1 has 4"
+    assert caught.value.line().startswith(line)
+    assert "--cpus-per-task" in caught.value.line()
+
+
 def test_memory_below_the_image_minimum_is_a_user_error() -> None:
     with pytest.raises(UserError) as caught:
         plan(host(), (0, 1), 639)

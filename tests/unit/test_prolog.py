@@ -15,8 +15,8 @@ from stepd import needs_root
 
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
-from vhpc_slurm.hooks import common, prolog
-from vhpc_slurm.model import Generation, Lease, LeaseState
+from vhpc_slurm.hooks import barrier, common, prolog
+from vhpc_slurm.model import Allocation, Generation, Lease, LeaseState, Segment
 from vhpc_slurm.node import resources, teardown
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import quarantine
@@ -47,6 +47,7 @@ class Node:
     """What vhpcd answers to the next questions; afterwards the lease."""
     outcome: BaseException | None = None
     waits: int = 0
+    told: list[tuple[str, str, tuple[str, str]]] = field(default_factory=list)
     may_requeue: bool = True
 
     def ask(self, *_: object) -> Lease:
@@ -217,6 +218,62 @@ def test_guests_of_purged_jobs_make_room_once(node: Node, monkeypatch: pytest.Mo
     monkeypatch.setattr(purged_jobs, "clear", lambda *_, **__: True)
     assert node.run() == 0
     assert (tried, node.requeued) == ([0, 1], [42])
+
+
+# --- the ready barrier ------------------------------------------------------------------
+
+SEGMENT = Segment(5000, "10.200.0.0/16", "fd76:6870:6300::/64", 7634, 0, ("192.0.2.1", "192.0.2.2"))
+
+
+@pytest.fixture
+def two_nodes(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A job of two nodes with a network; the barrier raises the outcome, and what vhpcd is told is noted."""
+    first = node.lease.allocation.nodes[0]
+    pair = Allocation((first, replace(first, node="n2")))
+    node.lease = replace(node.lease, allocation=pair, segment=SEGMENT)
+    told: list[tuple[str, str, tuple[str, str]]] = []
+
+    def ready(_client: object, _generation: object, name: str, state: str, error: tuple[str, str]) -> None:
+        told.append((name, state, error))
+
+    def wait(*_: object) -> None:
+        if node.outcome is not None:
+            raise node.outcome
+
+    monkeypatch.setattr(prolog, "boot", lambda _work: iter(()))
+    monkeypatch.setattr(barrier, "wait", wait)
+    monkeypatch.setattr(ControllerClient, "ready", ready)
+    node.told = told
+    return node
+
+
+def test_guests_that_do_not_reach_each_other_requeue_the_job(two_nodes: Node) -> None:
+    two_nodes.outcome = FabricError("guest n1 on n1 does not reach guest n2 on n2")
+    assert two_nodes.run() == 0
+    assert (two_nodes.requeued, two_nodes.drained, two_nodes.held) == ([42], [], [])
+    assert two_nodes.told == []
+
+
+def test_other_nodes_are_told_why_the_job_fails(two_nodes: Node) -> None:
+    two_nodes.outcome = UserError("guest n1 does not answer its node any more")
+    assert two_nodes.run() == 0
+    line = "guest n1 does not answer its node any more"
+    assert two_nodes.state["message"] == line
+    assert two_nodes.told == [("n1", "failed", ("user", line))]
+    assert (two_nodes.requeued, two_nodes.drained, two_nodes.held) == ([], [], ["rundir"])
+
+
+def test_an_error_of_another_node_is_shown_and_not_repeated(two_nodes: Node) -> None:
+    two_nodes.outcome = barrier.PeerFailedError("node n2", "image tiny:1 did not boot on n2")
+    assert two_nodes.run() == 0
+    assert two_nodes.state["message"] == "node n2: image tiny:1 did not boot on n2"
+    assert two_nodes.told == []
+
+
+def test_a_job_that_ends_at_the_barrier_leaves_nothing(two_nodes: Node) -> None:
+    two_nodes.outcome = Stopped("generation 42.0.0123abcd was ended")
+    assert two_nodes.run() == 0
+    assert (two_nodes.held, two_nodes.drained, two_nodes.requeued) == ([], [], [])
 
 
 # --- the job has ended ------------------------------------------------------------------

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "python" / "vhpc_slurm"
 # From the top.  Rooms of one floor do not know each other.
 FLOORS = (
     {"cli"},
-    {"hooks"},
+    {"hooks", "bench"},
     {"reconcile"},
     {"controller", "node"},
     {"fabric", "slurm", "placement", "domain"},
@@ -37,7 +37,7 @@ LAYERS = {
     "node": (
         {"boot", "teardown"},
         {"plan", "resources"},
-        {"guest", "devices"},
+        {"guest", "devices", "network"},
         {"store"},
         {"host"},
     ),
@@ -229,14 +229,13 @@ def circles(known: dict[str, set[str]]) -> list[list[str]]:
 
 def members_known(members: dict[str, Path]) -> dict[str, set[str]]:
     """For each of these modules the others that it imports, or imports names of."""
-    return {
-        module: {
-            other
-            for other in members
-            if any(name == other or name.startswith(f"{other}.") for name in imported(path))
+    known = {}
+    for module, path in members.items():
+        names = imported(path)
+        known[module] = {
+            other for other in members if any(name == other or name.startswith(f"{other}.") for name in names)
         }
-        for module, path in members.items()
-    }
+    return known
 
 
 @pytest.mark.parametrize("name", sorted({room(path) for path in modules() if path.parent != PACKAGE}))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import GresAllocation, NodeAllocation
+from vhpc_slurm.model import GresAllocation, HetPlace, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
 from vhpc_slurm.slurm.parse import narrower, parse_gres, parse_job, parse_squeue
 from vhpc_slurm.slurm.port import JobStatus, NoSuchJobError, SlurmError, SlurmJob
@@ -130,6 +130,22 @@ def test_of_several_records_one_is_asked_for_alone(version: str, name: str) -> N
         narrower(both, 9999)
     with pytest.raises(NoSuchJobError):
         parse_job(records[0], 9999)
+
+
+@EVERY
+def test_a_component_knows_its_heterogeneous_job(version: str) -> None:
+    records = text(version, "het").splitlines()
+    found = [parse_job(record, number) for number, record in zip((15, 16), records, strict=True)]
+    assert [one.het for one in found] == [HetPlace(15, 0, 2), HetPlace(15, 1, 2)]
+    assert all("BatchFlag=1" in record for record in records)
+    assert [one.batch_host for one in found] == ["n1", ""], "only the first one's script runs"
+    forged = records[1].replace("JobName=j.sh", "JobName=x HetJobIdSet=1-9 SLUID=s")
+    assert parse_job(forged, 16).het == HetPlace(15, 1, 2)
+    several = records[1].replace("HetJobIdSet=15-16", "HetJobIdSet=15-16,18,4294901000-4294901001")
+    assert parse_job(several, 16).het == HetPlace(15, 1, 5)
+    with pytest.raises(SlurmError, match="HetJobIdSet is missing"):
+        parse_job(records[1].replace(" HetJobIdSet=15-16", ""), 16)
+    assert job(version, "workdir").het is None
 
 
 # A whole record, and after it the head of another job, to which the true fields would then belong.

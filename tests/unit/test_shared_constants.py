@@ -17,13 +17,16 @@ import pytest
 
 from vhpc_slurm import config
 from vhpc_slurm.config.fabric import Fabric
+from vhpc_slurm.config.network import CHOICES, LEAST_MTU, Network
 from vhpc_slurm.domain import boot
 from vhpc_slurm.domain.plain import PORT_NAME
 from vhpc_slurm.domain.spec import SOCKET_PATH_MAX
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, Generation, ImageRef
-from vhpc_slurm.node.guest import channel, wire
+from vhpc_slurm.node.boot import network as boot_network
+from vhpc_slurm.node.guest import channel, peers, wire
+from vhpc_slurm.node.network import nat, segment
 from vhpc_slurm.node.store import statefile
 
 CHECKOUT = Path(__file__).parents[2]
@@ -62,6 +65,9 @@ def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         "fabric.h": ["FABRIC_WAIT_MAX_MS"],
         "ibports.h": ["IB_PORTS_MAX", "IB_KEYS_MAX"],
         "topology.h": ["TOPOLOGY_MAX"],
+        "nat.h": ["NAT_SERVERS_MAX"],
+        "reach.h": ["REACH_TARGETS_MAX", "REACH_SIZE_MIN", "REACH_WAIT_MAX_MS"],
+        "network.h": ["NODELIST_MAX", "NETWORK_MTU_MIN", "NETWORK_MTU_MAX"],
         "sbcast.h": ["SBCAST_GUESTS_MAX"],
         "bounds.h": ["VHPC_TIMEOUT_MAX_S", "VHPC_VFS_MAX", "VHPC_GUESTS_MAX", "VHPC_IMAGE_PART_MAX"],
         "state.h": ["VHPC_STATE_MAX", "VHPC_STATE_LINE_MAX"],
@@ -121,8 +127,25 @@ def test_the_agent_waits_as_long_as_a_site_may_set(constants: dict[str, int]) ->
     assert constants["FABRIC_WAIT_MAX_MS"] == 1000 * highest(Fabric, "guest_timeout_s")
 
 
+def test_the_network_operation_has_the_same_limits(constants: dict[str, int]) -> None:
+    assert constants["NODELIST_MAX"] == boot_network.NODELIST_MAX
+    assert constants["NETWORK_MTU_MIN"] == LEAST_MTU == segment.LEAST_MTU
+    assert constants["NETWORK_MTU_MAX"] >= 65465  # the most of network.mtu
+
+
+def test_the_reach_operation_has_the_same_limits(constants: dict[str, int]) -> None:
+    assert constants["REACH_TARGETS_MAX"] == peers.TARGETS_MAX
+    assert constants["REACH_SIZE_MIN"] == LEAST_MTU
+    assert constants["REACH_WAIT_MAX_MS"] == 1000 * highest(Network, "ready_timeout_s")
+
+
+def test_the_nat_operation_has_the_same_limit(constants: dict[str, int]) -> None:
+    assert constants["NAT_SERVERS_MAX"] == nat.MAX_DNS
+    assert constants["NETWORK_MTU_MAX"] >= nat.MTU
+
+
 def test_the_document_has_the_same_numbers(constants: dict[str, int]) -> None:
-    tags = {(name, int(number)) for name, number in re.findall(r"\b([A-Z_]{2,})\((\d+)[),:]", DOCUMENT)}
+    tags = {(name, int(number)) for name, number in re.findall(r"\b([A-Z_]{2,}[46]?)\((\d+)[),:]", DOCUMENT)}
     for numbers, names in re.findall(r"^\| ([\d, ]+) \| ([A-Z_, ]+) \|", DOCUMENT, re.MULTILINE):
         rows = set(zip(names.split(", "), map(int, numbers.split(", ")), strict=True))
         is_type = min(int(number) for number in numbers.split(", ")) < wire.Tag.FDS
@@ -130,7 +153,7 @@ def test_the_document_has_the_same_numbers(constants: dict[str, int]) -> None:
         assert all(expected[name] == number for name, number in rows), (names, numbers)
         tags |= set() if is_type else rows
     assert dict(tags) == {tag.name: tag.value for tag in wire.Tag}
-    operations = re.findall(r"^\| (\d) \| ([a-z]+) \|", DOCUMENT, re.MULTILINE)
+    operations = re.findall(r"^\| (\d+) \| ([a-z]+) \|", DOCUMENT, re.MULTILINE)
     assert {name.upper(): int(number) for number, name in operations} == {op.name: op.value for op in wire.Op}
     names = re.findall(
         r"^\| (\d+) \| ([A-Z]+) \| (?:both|root|agent|init|exec|client)", DOCUMENT, re.MULTILINE
@@ -148,6 +171,9 @@ def test_the_document_has_the_same_numbers(constants: dict[str, int]) -> None:
         ("sessions of a guest | {} |", ["VHPC_CLIENTS_MAX"], 1),
         ("ports, and keys, of a *fabric* request | {}, {} |", ["IB_PORTS_MAX", "IB_KEYS_MAX"], 1),
         ("wait of a *fabric* request | {} s", ["FABRIC_WAIT_MAX_MS"], 1000),
+        ("targets of a *reach* request | {} |", ["REACH_TARGETS_MAX"], 1),
+        ("wait of a *reach* request | {} s", ["REACH_WAIT_MAX_MS"], 1000),
+        ("NAMESERVER fields of a *nat* request | {} |", ["NAT_SERVERS_MAX"], 1),
         ("text of a *topology* request | {} KiB", ["TOPOLOGY_MAX"], 1 << 10),
         ("host calls alive in a session | {} |", ["VHPC_CALLS_MAX"], 1),
     ],
@@ -225,10 +251,18 @@ def test_batch_places_are_the_same(tmp_path: Path) -> None:
     assert accepted(tmp_path, "VHPC_BATCH", *places, "nowhere") == [*places, "refused"]
 
 
+def test_kinds_of_networks_are_the_same(tmp_path: Path) -> None:
+    assert accepted(tmp_path, "VHPC_NETWORK", *CHOICES, "wan") == [*CHOICES, "refused"]
+
+
 def test_image_names_are_the_same(tmp_path: Path) -> None:
+    digest = "sha256:" + "0123456789abcdef" * 4
     names = [
         "debian", "debian:12", "a" * 64, "a" * 65, "a:" + "b" * 64, "a:" + "b" * 65, "0a", "_a", "a:_b",
         "a:-b", "A", "a:B", "a.b-c_d", "a b", "a:", ":b", "", "a:b:c", "-", "ä",
+        "a@", f"a@{digest}", f"a:b@{digest}", f"a@{digest}0", f"a@{digest[:-1]}", f"a:@{digest}",
+        f"a@{digest}@{digest}", f"@{digest}", f"a@{digest.upper()}", f"a@{digest}:b", f"a@{digest[7:]}",
+        "own/a", "own/a:b", f"own/a@{digest}", "own", "own/", "own/own/a", "own/../a", "Own/a", "x/a",
     ]  # fmt: skip
 
     def parsed(name: str) -> str:
@@ -262,10 +296,10 @@ int main(int argc, char **argv)
     if (argc != 3 || vhpc_state_read(&s, argv[1], (uint32_t)atoi(argv[2]), getuid(), why,
                                      sizeof why) != VHPC_STATE_OK)
         return puts(why) < 0;
-    printf("job=%u\\nrestart=%u\\nstatus=%d\\nbatch=%d\\nguests=%u\\n", s.job, s.restart, s.status,
-           s.batch_on_host, s.guests);
-    printf("generation=%s\\nimage=%s\\nmessage=%s\\nwarning=%s\\nsocket=%s\\ncommands=%s\\ngpus=%s\\n",
-           s.generation, s.image, s.message, s.warning, s.socket ? s.socket : "", s.commands, s.gpus);
+    printf("job=%u\\nrestart=%u\\nstatus=%d\\nbatch=%d\\nguests=%u\\ncomponents=%u\\n", s.job,
+           s.restart, s.status, s.batch_on_host, s.guests, s.components);
+    printf("generation=%s\\nimage=%s\\nmessage=%s\\nwarning=%s\\nsocket=%s\\ncommands=%s\\ngpus=%s\\ncpus=%s\\n",
+           s.generation, s.image, s.message, s.warning, s.socket ? s.socket : "", s.commands, s.gpus, s.cpus);
     vhpc_state_free(&s);
     return 0;
 }
@@ -290,13 +324,15 @@ def test_the_plugin_reads_each_field_that_the_hooks_write(tmp_path: Path) -> Non
         "socket": socket,
         "commands": "srun:squeue",
         "gpus": "0:1,2:3",
+        "cpus": "4:5:6,7:0:1",
     }
-    numbers = {"status": "ready", "batch": "host", "guests": str(MAX_GUESTS_PER_NODE)}
+    counts = {"guests": str(MAX_GUESTS_PER_NODE), "components": "128"}
+    numbers = {"status": "ready", "batch": "host"} | counts
     said = read_by_plugin(tmp_path, texts | numbers)
     own = {"job": "7", "restart": "1", "generation": "7.1.0123abcd", "image": "debian:12"}
     cut = {"message": "m" * statefile.LIMIT}
     ready, host = "1", "1"
-    assert said == own | texts | cut | {"status": ready, "batch": host, "guests": str(MAX_GUESTS_PER_NODE)}
+    assert said == own | texts | cut | {"status": ready, "batch": host} | counts
     assert {"version", *own, *texts, *numbers} == statefile.PLUGIN_KEYS
 
 
@@ -331,6 +367,14 @@ def test_the_plugin_reads_the_keys_that_python_says_it_reads() -> None:
         r'\[[A-Z]+\] = "(\w+)"', (PLUGIN / "state.c").read_text().split("key_names[KEYS] = {")[1]
     )
     assert set(table[: len(statefile.PLUGIN_KEYS)]) == statefile.PLUGIN_KEYS
+
+
+def test_new_jobs_lose_all_variables_that_the_agent_sets() -> None:
+    sources = "".join(path.read_text() for path in AGENT.glob("*.c"))
+    lists = set(re.findall(r'^#define MARK "(\w+)"', sources, re.MULTILINE))
+    assert len(lists) == sources.count("return defaults_apply(")
+    removed = (PLUGIN / "inherited.c").read_text().split("marks[] = {")[1].partition("}")[0]
+    assert set(re.findall(r'"(\w+)"', removed)) == lists
 
 
 # --- the kernel command line -------------------------------------------------

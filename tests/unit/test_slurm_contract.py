@@ -216,7 +216,7 @@ def test_a_slurmctld_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path) 
     began = time.monotonic()
     with pytest.raises(SlurmError, match=r"no answer within 0\.3 s"):
         Scontrol(str(tmp_path), timeout_s=0.3).load(1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_missing_commands_are_said_to_be_missing(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from controller_lab import manifest
 
 from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.controller.client import ControllerClient
@@ -16,6 +18,8 @@ from vhpc_slurm.model import (
     Allocation,
     BatchPlace,
     Generation,
+    HetPlace,
+    ImageIdentity,
     ImageRef,
     JobRequest,
     Lease,
@@ -24,6 +28,8 @@ from vhpc_slurm.model import (
 )
 from vhpc_slurm.slurm.port import SlurmError, SlurmJob
 
+ROOT = Path(__file__).parents[2]
+DIGEST = "sha256:" + "c" * 64
 PARTS = Allocation((NodeAllocation("n1", (0, 1), 1024),))
 JOB = SlurmJob(
     job_id=42,
@@ -74,8 +80,11 @@ class Controller:
         if self.answer is not None:
             raise self.answer
         self.opened.append(request)
-        state = LeaseState.REFUSED if self.refusal else LeaseState.READY
-        return Lease(Generation(42, 1, "0123abcd"), state, request, allocation, None, refusal=self.refusal)
+        generation = Generation(42, 1, "0123abcd")
+        if self.refusal:
+            return Lease(generation, LeaseState.REFUSED, request, allocation, None, refusal=self.refusal)
+        image = ImageIdentity(request.image, DIGEST, manifest())
+        return Lease(generation, LeaseState.READY, request, allocation, image)
 
     def ending(self, job_id: int, restart: int) -> None:
         if self.answer is not None:
@@ -128,7 +137,78 @@ def test_the_lease_is_opened_as_the_user_asked(
         job_name="sim",
         partition="main",
     )
-    assert (controller.comments, controller.cancelled) == ([], [])
+    assert controller.comments == [f"vhpc: image debian-minimal:1@{DIGEST}"]
+    assert controller.cancelled == []
+
+
+def test_a_job_runs_without_its_image_in_admin_comment(config: Config, controller: Controller) -> None:
+    controller.commentable = False
+    assert slurmctld.prolog(config) == 0
+    assert len(controller.opened) == 1
+
+
+def test_a_pinned_image_reaches_the_lease_by_its_digest(
+    config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPANK_VHPC_IMAGE", f"debian-minimal:1@{DIGEST}")
+    assert slurmctld.prolog(config) == 0
+    assert controller.opened[0].image == ImageRef("debian-minimal", "1", DIGEST)
+    assert controller.comments == [f"vhpc: image debian-minimal:1@{DIGEST}"]
+
+
+def test_a_component_says_its_place(config: Config, controller: Controller) -> None:
+    place = HetPlace(41, 1, 2)
+    controller.job = replace(JOB, het=place)
+    assert slurmctld.prolog(config) == 0
+    assert [request.het for request in controller.opened] == [place]
+
+
+@pytest.mark.parametrize("answer", [None, FabricError("vhpcd does not answer")])
+def test_a_component_without_guests_is_announced(
+    config: Config,
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: VhpcError | None,
+) -> None:
+    """Whatever vhpcd answers: the job of this component has nothing to do with vhpc."""
+    told: list[tuple[int, int]] = []
+
+    def without_guests(client: ControllerClient, *asked: int) -> None:
+        assert client._settings.request_timeout_s <= 5
+        told.append(asked)  # type: ignore[arg-type]
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(ControllerClient, "without_guests", without_guests)
+    assert slurmctld.without_guests(config) == 0
+    assert told == [], "it is no component"
+    monkeypatch.setenv("SLURM_HET_JOB_ID", "41")
+    monkeypatch.setenv("SLURM_HET_JOB_OFFSET", "1")
+    assert slurmctld.without_guests(config) == 0
+    assert told == [(41, 1)]
+    assert (controller.opened, controller.comments) == ([], [])
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("het", [True, False])
+def test_the_script_reports_only_components_without_guests(tmp_path: Path, het: bool, code: int) -> None:
+    """With a Python that notes its arguments, and fails."""
+    script = (ROOT / "prolog/prolog-slurmctld").read_text()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    python.chmod(0o755)
+    script = script.replace("/opt/vhpc/bin/python", str(python))
+    job = {"SLURM_HET_JOB_ID": "41"} if het else {}
+
+    def run(environment: dict[str, str]) -> tuple[int, str]:
+        done = subprocess.run(
+            ["sh", "-c", script], env=environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    module = "-I -m vhpc_slurm.hooks.slurmctld"
+    assert run(job) == (0, f"{module} without-guests\n" if het else "")
+    assert run(job | {"SPANK_VHPC_IMAGE": ""}) == (code, f"{module} prolog\n")
 
 
 @pytest.mark.parametrize(

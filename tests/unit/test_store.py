@@ -17,7 +17,8 @@ import pytest
 from lease_records import put, record
 
 from vhpc_slurm.controller.leases import rules
-from vhpc_slurm.controller.store.database import LeaseStore, SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
+from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseState, Stage, Timeline
 

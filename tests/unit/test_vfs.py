@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from device_rig import GENERATION, Rig, identity, machine, passthrough
 from fake_hca import ETHERNET, Interface, Mlx4Port, network, ofed
-from fake_pci import Device
+from fake_pci_device import Device
 
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.hardware import VfIdentity

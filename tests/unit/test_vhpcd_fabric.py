@@ -88,7 +88,7 @@ def test_a_hundred_jobs_cost_three_sweeps_and_three_to_end(
             starts = fabric.sweeps() - before
             before = fabric.sweeps()
             list(hooks.map(lambda job_id: vhpcd.client.ending(job_id, 0), range(1, 101)))
-        wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not all are released", 30.0)
+        wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not all are released")
         assert sets(fabric) == NOBODY
         assert 1 <= starts <= 3
         assert 1 <= fabric.sweeps() - before <= 3
@@ -102,15 +102,16 @@ def doctor_on_isolation(vhpcd: Vhpcd) -> list[CheckResult]:
 def test_a_fabric_that_stays_open_is_unsafe_and_gives_no_key(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
-    with a_vhpcd(tmp_path, daemon, fabric, open_deadline_s=1, apply_timeout_s=1) as vhpcd:
+    with a_vhpcd(tmp_path, daemon, fabric, open_deadline_s=1, apply_timeout_s=3) as vhpcd:
         opened(vhpcd, 1)
         fabric.pidfile.write_text("0\n")  # so that vhpcd cannot have it cured
+        began = time.time()
         try:
             fabric.write_table(GUIDS[15], 0xFFFF)
-            wait_for(lambda: not vhpcd.client.status().fabric.safe, "it is taken for safe", 20.0)
+            wait_for(lambda: not vhpcd.client.status().fabric.safe, "it is taken for safe")
             state = vhpcd.client.status().fabric
             assert state.open_since is not None
-            assert abs(time.time() - state.open_since) < 20
+            assert began - 1 < state.open_since < time.time() + 1
             says = r"the fabric does not keep jobs apart: .* \(vhpcd starts no job with a key"
             with pytest.raises(FabricError, match=says):
                 opened(vhpcd, 2)
@@ -125,7 +126,7 @@ def test_a_fabric_that_stays_open_is_unsafe_and_gives_no_key(
             assert found.what.endswith(vhpcd.client.status().fabric.what)
         finally:
             fabric.pidfile.write_text(f"{fabric.opensm.pid}\n")
-        wait_for(lambda: vhpcd.client.status().fabric.what == "", "it is not cured", 20.0)
+        wait_for(lambda: vhpcd.client.status().fabric.what == "", "it is not cured")
         assert doctor_on_isolation(vhpcd) == []
         assert vhpcd.client.status().fabric.safe
         assert opened(vhpcd, 2).state is LeaseState.READY
@@ -166,7 +167,7 @@ def test_vhpcd_killed_again_and_again_comes_to_the_same_end(vhpcd: Vhpcd, fabric
         vhpcd.client.ending(job_id, 0)
         vhpcd.kill()
         vhpcd.start()
-    wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not released", 30.0)
+    wait_for(lambda: set(states(vhpcd).values()) == {"quarantine"}, "not released")
     assert sets(fabric) == NOBODY
 
 
@@ -209,7 +210,7 @@ def test_the_key_of_a_lost_node_is_out_of_use_until_it_is_fenced(
         vhpcd.client.acknowledge(Ack(lease.generation, "n1"))
         wait_for(lambda: states(vhpcd) == {1: "tombstone"}, "no tombstone")
         carries(fabric, NOBODY)
-        shown = vhpc.json("fabric", "show", "0x1000")["claims"]
+        shown = vhpc.json("fabric", "show", "0x1000")["assignments"]
         assert [(one["node"], one["said"]) for one in shown[0]["nodes"]] == [
             ("n1", "is clean"),
             ("n2", "holds its part"),
@@ -306,7 +307,7 @@ def test_a_database_that_lost_keys_writes_the_file_only_by_force(
 def test_a_start_hears_of_a_fabric_that_hangs_before_it_gives_up(
     tmp_path: Path, daemon: Munged, fabric: SimulatedFabric
 ) -> None:
-    with a_vhpcd(tmp_path, daemon, fabric, apply_timeout_s=60) as vhpcd:
+    with a_vhpcd(tmp_path, daemon, fabric, apply_timeout_s=60, request_timeout_s=8) as vhpcd:
         opened(vhpcd, 1)
         os.kill(fabric.opensm.pid, signal.SIGSTOP)
         try:

@@ -31,7 +31,7 @@ def a_vhpcd(
     **other: Any,
 ) -> Iterator[Vhpcd]:
     """It runs; without a fabric it has no backend."""
-    reconcile_s = other.pop("reconcile_s", 0.5)
+    reconcile_s, timeout_s = other.pop("reconcile_s", 0.5), other.pop("request_timeout_s", 30)
     settings: dict[str, Any] = {"sweep_interval_s": 0.0, "audit_interval_s": 0.3}
     library: dict[str, str] = {}
     if fabric is not None:
@@ -44,7 +44,14 @@ def a_vhpcd(
             "apply_timeout_s": 5,
         }
         library = {name: value for name, value in fabric.environment.items() if name not in os.environ}
-    found = make(folder, daemon, Fabric(**settings | other), reconcile_interval_s=reconcile_s, **library)
+    found = make(
+        folder,
+        daemon,
+        Fabric(**settings | other),
+        reconcile_interval_s=reconcile_s,
+        request_timeout_s=timeout_s,
+        **library,
+    )
     publish(folder / "catalog", manifest(min_memory_mib=1))
     try:
         yield found.start()
@@ -63,7 +70,7 @@ def states(vhpcd: Vhpcd) -> dict[int, str]:
 
 
 def carries(fabric: SimulatedFabric, expected: dict[int, set[int]]) -> None:
-    wait_for(lambda: sets(fabric) == expected, f"the fabric does not become {expected}", 20.0)
+    wait_for(lambda: sets(fabric) == expected, f"the fabric does not become {expected}")
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ def make(
     daemon: Munged,
     fabric: Fabric | None = None,
     reconcile_interval_s: float = 60.0,
+    request_timeout_s: int = 30,
     **environment: str,
 ) -> Vhpcd:
     """A vhpcd that does not run yet; with a fabric where one is named."""
@@ -147,7 +148,7 @@ cat {folder}/squeue.out 2>/dev/null
             slurm_user=SLURM_USER,
             database=str(folder / "state/leases.sqlite"),
             munge_socket=str(daemon.socket),
-            request_timeout_s=8,
+            request_timeout_s=request_timeout_s,
             reconcile_interval_s=reconcile_interval_s,
             slurm_bin=str(folder / "bin"),
         ),

@@ -96,7 +96,7 @@ def _pieces(path: Path, *, follow: bool) -> Iterator[str]:
 
 
 def _elsewhere(config: Config, job_id: int, node: str | None, this_node: str, guest: int) -> UserError:
-    """The error that names the node of the console, or why there is none."""
+    """The error that names the node of the console, or the reason why no console exists."""
     nodes, meant = _nodes_of(config, job_id), node or this_node
     if nodes and meant not in nodes:
         return UserError(

@@ -78,6 +78,8 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
     )
     if is_controller:
         yield from slurm.executable_hooks(config, ("prolog-slurmctld", "epilog-slurmctld"))
+        yield from services.ssh_keygen(config)
+        yield from services.tunnel_keys(config)
     if is_controller or fabric.applies(config):
         yield from fabric.check(config, root=root)
     if is_controller or is_node:
@@ -89,12 +91,15 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
 
 
 def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Iterator[CheckResult]:
-    from vhpc_slurm.cli.checks import devices
+    from vhpc_slurm.cli.checks import devices, nat, network, site
     from vhpc_slurm.cli.checks import node as checks
 
     yield from slurm.executable_hooks(config, ("prolog", "epilog", "healthcheck"))
     yield from checks.check(config, node, root=root)
     yield from devices.check(config, node, own, root=root)
+    yield from network.check(config, node, root=root)
+    yield from nat.check(config, root=root)
+    yield from site.check(config, node, root=root)
 
 
 def _slurmd_runs() -> bool:

@@ -31,7 +31,8 @@ def ls(config: Config, *, as_json: bool) -> int:
     """List the keys that are not free."""
     snapshot = read_snapshot(config.controller.database)
     if as_json:
-        output.write_json({"epoch": snapshot.epoch, "claims": [_fields(one) for one in snapshot.assignments]})
+        assignments = [_fields(one) for one in snapshot.assignments]
+        output.write_json({"epoch": snapshot.epoch, "assignments": assignments})
         return 0
     rows = []
     for one in snapshot.assignments:
@@ -73,7 +74,7 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
     }
     found = [_whole(assignment, records.get(assignment.generation)) for assignment in assignments]
     if as_json:
-        output.write_json({"claims": found})
+        output.write_json({"assignments": found})
         return 0
     for one in found:
         print(f"{one['pkey']} {one['state']} {one['generation']} of {one['owner']}")
@@ -89,17 +90,17 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
 
 
 def _chosen(config: Config, what: str) -> list[keys.KeyAssignment]:
-    """Assignments of a key (0x1000, vlan100, vni5000), a job or a generation; UserError without one."""
+    """Assignments of a key (0x1000, vlan100), a job or a generation; UserError without one."""
     snapshot = read_snapshot(config.controller.database)
-    segment = re.fullmatch(r"(vlan|vni) ?([0-9]{1,8})", what.lower(), re.ASCII)
+    segment = re.fullmatch(r"vlan ?([0-9]{1,8})", what.lower(), re.ASCII)
     if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", what, re.ASCII):
         found = [one for one in snapshot.assignments if one.pkey == int(what, 16) & ~numbers.FULL]
     elif segment is not None:
-        space = numbers.VLANS if segment[1] == "vlan" else numbers.VNIS
+        space = numbers.VLANS
         found = [
             one
             for one in snapshot.assignments
-            if one.pkey == space.base + int(segment[2]) and space.has(one.pkey)
+            if one.pkey == space.base + int(segment[1]) and space.has(one.pkey)
         ]
     elif re.fullmatch(r"[0-9]{1,10}", what, re.ASCII):
         found = [one for one in snapshot.assignments if one.generation.job_id == int(what)]
@@ -110,7 +111,7 @@ def _chosen(config: Config, what: str) -> list[keys.KeyAssignment]:
             raise UserError(
                 f"{what[:60]!r} is not a key, job or generation",
                 "",
-                "write a key as 0x1000, vlan100 or vni5000, a job as 42, a generation as 42.0.1a2b3c4d",
+                "write a key as 0x1000 or vlan100, a job as 42, a generation as 42.0.1a2b3c4d",
             ) from None
         found = [one for one in snapshot.assignments if one.generation == generation]
     if not found:

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of `vhpc` that have subcommands: image, fabric, devices."""
+"""The commands of `vhpc` that have subcommands: image, fabric, devices, bench."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vhpc_slurm.cli import options
+from vhpc_slurm.cli.benchgroup import bench_app
 from vhpc_slurm.cli.options import Json, ThisNode
 
 image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
 fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
 devices_app = typer.Typer(help="GPUs and virtual functions of this node for guests.", rich_markup_mode=None)
-GROUPS = {"image": image_app, "fabric": fabric_app, "devices": devices_app}
+GROUPS = {"image": image_app, "fabric": fabric_app, "devices": devices_app, "bench": bench_app}
 
 
 @fabric_app.callback(invoke_without_command=True)
@@ -48,28 +50,108 @@ def devices_clear(
     return device_list.clear(options.config(), address, as_json=as_json)
 
 
+Catalog = Annotated[
+    Path | None,
+    typer.Option(
+        "--catalog", metavar="DIR", help="Another catalogue; default: images.catalog.", show_default=False
+    ),
+]
+Own = Annotated[bool, typer.Option("--own", help="Your own catalogue (images.user_catalog).")]
+ImageArgument = Annotated[str, typer.Argument(metavar="[own/]NAME[:TAG][@DIGEST]", show_default=False)]
+
+
 @image_app.command("ls")
 def image_ls(
     name: Annotated[
         str | None,
         typer.Argument(metavar="NAME", help="Only the tags of this name."),
     ] = None,
+    own: Own = False,
+    catalog: Catalog = None,
     as_json: Json = False,
 ) -> int:
     """List images."""
     from vhpc_slurm.cli import images
 
-    return images.ls(options.config(), name, as_json=as_json)
+    config = options.config()
+    where = options.catalog(config, catalog, *([name] if name else []), own=own)
+    is_own = own or (name or "").startswith("own/")
+    return images.ls(config, where, name, own=is_own, as_json=as_json)
 
 
 @image_app.command("show")
-def image_show(
-    name: Annotated[str, typer.Argument(metavar="NAME[:TAG]", show_default=False)], as_json: Json = False
-) -> int:
-    """Show one image: its digest, its blobs and its requirements."""
+def image_show(name: ImageArgument, catalog: Catalog = None, as_json: Json = False) -> int:
+    """Show one image: its digest, what its manifest says, and its blobs."""
     from vhpc_slurm.cli import images
 
-    return images.show(options.config(), name, as_json=as_json)
+    config = options.config()
+    return images.show(config, options.catalog(config, catalog, name), name, as_json=as_json)
+
+
+@image_app.command("tag")
+def image_tag(
+    source: ImageArgument,
+    target: Annotated[str, typer.Argument(metavar="[own/]NEW[:TAG]", show_default=False)],
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Let the name NEW point to an image (owner of the catalogue)."""
+    from vhpc_slurm.cli import imageedit
+
+    where = options.catalog(options.config(), catalog, source, target)
+    return imageedit.tag(where, source, target, as_json=as_json)
+
+
+@image_app.command("rm")
+def image_rm(
+    names: Annotated[list[str], typer.Argument(metavar="[own/]NAME[:TAG]...", show_default=False)],
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Remove names (owner of the catalogue); vhpc image gc deletes images that have lost their last one."""
+    from vhpc_slurm.cli import imageedit
+
+    return imageedit.rm(options.catalog(options.config(), catalog, *names), names, as_json=as_json)
+
+
+@image_app.command("verify")
+def image_verify(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[[own/]NAME[:TAG][@DIGEST]...]", help="Default: all.", show_default=False),
+    ] = None,
+    own: Own = False,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Read all bytes of images and compare them with their digests; exit 1 if an image is broken."""
+    from vhpc_slurm.cli import imageedit
+
+    where = options.catalog(options.config(), catalog, *(names or ()), own=own)
+    return imageedit.verify(where, names or (), as_json=as_json)
+
+
+@image_app.command("gc")
+def image_gc(
+    days: Annotated[
+        float,
+        typer.Option("--days", metavar="N", min=0, help="For how long images without a name are kept."),
+    ] = 7.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; show what would be deleted.")
+    ] = False,
+    own: Own = False,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Delete images that have had no name for some days, and their blobs (owner of the catalogue).
+
+    The first run that finds an image without a name starts the count of days; run it daily.
+    """
+    from vhpc_slurm.cli import imageedit
+
+    where = options.catalog(options.config(), catalog, own=own)
+    return imageedit.gc(where, days, dry_run=dry_run, as_json=as_json)
 
 
 @fabric_app.command("ls")
@@ -84,7 +166,7 @@ What = Annotated[
     str,
     typer.Argument(
         metavar="KEY|JOB",
-        help="A key (0x1000, vlan100, vni5000), a job id, or a generation.",
+        help="A key (0x1000, vlan100), a job id, or a generation.",
         show_default=False,
     ),
 ]

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from vhpc_slurm.catalog import CatalogEntry, blobs, list_images, resolve
+from vhpc_slurm.catalog import CatalogEntry, Manifest, blobs, list_images, read_manifest, resolve
 from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
@@ -19,14 +21,18 @@ from vhpc_slurm.node.store.layout import Layout
 PARTS = ("kernel", "initrd", "root")
 
 
-def ls(config: Config, name: str | None, *, as_json: bool) -> int:
-    """Show all images of the catalogue, or the tags of one name.
+def ls(config: Config, catalog: Path, name: str | None, *, own: bool = False, as_json: bool) -> int:
+    """Show all images of a catalogue, or the tags of one name; ``own``: it is the user's.
 
     Raises:
         UserError: the catalogue has no image of that name.
     """
     wanted = None if name is None else ImageRef.parse(name).name
-    found = [entry for entry in list_images(Path(config.images.catalog)) if wanted in (None, entry.ref.name)]
+    found = [
+        replace(entry, ref=replace(entry.ref, own=own))
+        for entry in list_images(catalog)
+        if wanted in (None, entry.ref.name)
+    ]
     if wanted is not None and not found:
         raise UserError(f"the catalogue has no image {wanted!r}", "", "see: vhpc image ls")
     on_node = _stored(config)
@@ -56,41 +62,75 @@ def _row(entry: CatalogEntry, on_node: set[str]) -> tuple[str, ...]:
     )
 
 
-def show(config: Config, text: str, *, as_json: bool) -> int:
+def show(config: Config, catalog: Path, text: str, *, as_json: bool) -> int:
     """Show one image; UserError when the catalogue has no image of that name."""
-    image = resolve(Path(config.images.catalog), ImageRef.parse(text))
+    image = resolve(catalog, ImageRef.parse(text))
+    whole = read_manifest(catalog, image.digest, str(image.ref))
     on_node = _stored(config)
     if as_json:
-        output.write_json(_json(image, on_node))
+        output.write_json(_json(image, on_node) | msgspec.to_builtins(whole))
         return 0
     manifest = image.manifest
     facts = [
         ("image", str(image.ref)),
         ("digest", image.digest),
+        ("schema", str(manifest.schema)),
         ("description", manifest.description),
         ("created", manifest.created),
         ("size", output.size(_size(manifest))),
         ("min memory", f"{manifest.min_memory_mib} MiB"),
+        ("min CPUs", str(manifest.min_cpus)),
         ("arch", manifest.arch),
         ("firmware", manifest.firmware),
         ("root format", manifest.root_format),
         ("init", manifest.init),
         ("command line", manifest.cmdline),
-        ("drivers", ", ".join(manifest.drivers)),
+        ("drivers", ", ".join(_drivers(whole))),
         ("agent", manifest.agent_version),
-        ("signature", manifest.signature or "none"),
+        *(_more(whole) if isinstance(whole, Manifest) else ()),
     ]
     output.write_facts([(name, value or "-") for name, value in facts])
     print()
     output.write_table(
-        ("BLOB", "FILE", "SIZE", "SHA256", "HERE"),
+        ("BLOB", "FORMAT", "SIZE", "SHA256", "HERE"),
         [
-            (part, blob.file, output.size(blob.size), blob.sha256, "yes" if blob.sha256 in on_node else "no")
-            for part, blob in zip(PARTS, blobs(manifest), strict=True)
+            (part, form, output.size(blob.size), blob.sha256, "yes" if blob.sha256 in on_node else "no")
+            for part, form, blob in zip(PARTS, _formats(whole), blobs(manifest), strict=True)
         ],
         right=("SIZE",),
     )
     return 0
+
+
+def _drivers(whole: Manifest | ImageManifest) -> list[str]:
+    if isinstance(whole, ImageManifest):
+        return list(whole.drivers)
+    return [f"{name} {version}".rstrip() for name, version in whole.drivers.items()]
+
+
+def _formats(whole: Manifest | ImageManifest) -> tuple[str, str, str]:
+    """Media types of kernel, initrd and root; schema 1 states only the root's format."""
+    if isinstance(whole, ImageManifest):
+        return "-", "-", whole.root_format
+    return whole.kernel.media_type, whole.initrd.media_type, whole.root.media_type
+
+
+def _more(whole: Manifest) -> list[tuple[str, str]]:
+    """What only schema 2 says."""
+    origin, process = whole.provenance, whole.process
+    return [
+        ("entrypoint", shlex.join([*process.entrypoint, *process.arguments])),
+        (
+            "environment",
+            " ".join(f"{name}={shlex.quote(text)}" for name, text in process.environment.items()),
+        ),
+        ("user", process.user),
+        ("directory", process.working_dir),
+        ("builder", origin.builder),
+        ("source", " ".join(filter(None, (origin.source, origin.source_digest)))),
+        ("parent", origin.parent),
+        ("labels", ", ".join(f"{key}={text}" for key, text in whole.labels.items())),
+    ]
 
 
 def _size(manifest: ImageManifest) -> int:
@@ -109,7 +149,7 @@ def _is_here(manifest: ImageManifest, on_node: set[str]) -> bool:
 def _entry_json(entry: CatalogEntry, on_node: set[str]) -> dict[str, Any]:
     if entry.identity is None:
         return {"image": str(entry.ref), "digest": None, "problem": entry.problem}
-    return _json(entry.identity, on_node)
+    return _json(replace(entry.identity, ref=entry.ref), on_node)
 
 
 def _json(image: ImageIdentity, on_node: set[str]) -> dict[str, Any]:

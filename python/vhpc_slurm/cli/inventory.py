@@ -141,7 +141,7 @@ def as_builtins(found: Picture) -> dict[str, Any]:
             for cell in host.cells
         ],
         "pci": [_function(function) for function in host.pci],
-        "claims": None
+        "reservations": None
         if found.reservations is None
         else [_reservation(reservation) for reservation in found.reservations],
         "remarks": list(found.remarks),

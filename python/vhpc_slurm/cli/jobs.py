@@ -97,6 +97,7 @@ def _record_json(record: LeaseRecord) -> dict[str, Any]:
         "acknowledged": list(record.acknowledged),
         "unclean": dict(record.unclean),
         "network": lease.network.kind,
+        "vni": lease.segment.vni if lease.segment else None,
         "created": record.created,
         "updated": record.updated,
     }

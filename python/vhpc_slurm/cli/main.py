@@ -80,7 +80,7 @@ JobHere = Annotated[
 ImageName = Annotated[
     str | None,
     typer.Option(
-        "--image", metavar="NAME[:TAG]", help="Without JOBID: the image of a job that you describe."
+        "--image", metavar="NAME[:TAG][@DIGEST]", help="Without JOBID: the image of a job that you describe."
     ),
 ]
 CpuIds = Annotated[
@@ -140,7 +140,7 @@ def plan(
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
-    """Show the plan of Prolog on this node, for a job or for one that you describe; or why there is none."""
+    """Show the plan of Prolog on this node, for a job or for one that you describe; or why it is refused."""
     wishes = (image, cpus, memory, mem_reserve, user, chdir, gpus, vfs, guests_per_node)
     if (job_id is None) == (image is None):
         raise typer.BadParameter("either JOBID or --image is needed")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,3 +24,31 @@ def config() -> Config:
     from vhpc_slurm.config import load
 
     return load()
+
+
+def catalog(config: Config, given: Path | None, *names: str, own: bool = False) -> Path:
+    """The catalogue that an image command works on.
+
+    Args:
+        config: the configuration.
+        given: ``--catalog``.
+        names: images as the user wrote them; ``own/NAME`` means the user's own catalogue.
+        own: ``--own``.
+
+    Raises:
+        UserError: names of two catalogues, or the site has no catalogues of users.
+    """
+    from vhpc_slurm.catalog import own_folder
+    from vhpc_slurm.cli import context
+    from vhpc_slurm.errors import UserError
+    from vhpc_slurm.model import ImageRef
+
+    kinds = {ImageRef.parse(name).own for name in names} | ({True} if own else set())
+    if len(kinds) == 2 or (given is not None and True in kinds):
+        raise UserError(
+            "one command works on one catalogue",
+            "own/NAME is in your own catalogue, NAME in that of the site or of --catalog",
+        )
+    if True in kinds:
+        return own_folder(config.images.user_catalog, context.user_name())
+    return Path(config.images.catalog) if given is None else given.absolute()

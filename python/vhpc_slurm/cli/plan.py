@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc plan: the plan of Prolog on this node, or every reason why there is none."""
+"""vhpc plan: the plan of Prolog on this node, or every reason for a refusal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm.catalog import resolve
+from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.cli import context, jobs, output, planview
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
@@ -67,7 +67,7 @@ def of_job(config: Config, job_id: int, node: str) -> PlanInput:
     lease = record.lease
     if lease.image is None:
         raise UserError(f"job {job_id} was refused", lease.refusal)
-    names = [part.node for part in lease.allocation.nodes]
+    names = lease.allocation.node_names
     if node not in names:
         raise UserError(
             f"job {job_id} has no allocation on {node}",
@@ -87,7 +87,6 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
         UserError: unknown image or user, or an invalid CPU list.
     """
     host = inventory.read_inventory(node, config)
-    image = resolve(Path(config.images.catalog), ImageRef.parse(wish.image))
     try:
         cpus = tuple(range(len(host.abstract))) if wish.cpus is None else parse_cpu_list(wish.cpus)
     except ValueError as err:
@@ -95,12 +94,14 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
     gres, given = _gres(config, wish)
     memory = host.memory_mib if wish.memory_mib is None else wish.memory_mib
     uid, notes = _uid(wish.user)
+    user = wish.user or context.user_name(uid)
+    image = resolve_for(config.images, ImageRef.parse(wish.image), Owner(user, uid))
     request = JobRequest(
         job_id=NO_JOB,
         restart=0,
         uid=uid,
         gid=0,
-        user=wish.user or context.user_name(uid),
+        user=user,
         work_dir=wish.work_dir,
         image=image.ref,
         mem_reserve_mib=wish.mem_reserve_mib,

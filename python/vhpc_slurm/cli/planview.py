@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vhpc_slurm.cli import output
 from vhpc_slurm.cpulist import format_cpu_list
-from vhpc_slurm.model import GuestPlan, NodePlan
+from vhpc_slurm.model import GuestPlan, NodePlan, NodeSegment
 from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.terminal import printable
 
@@ -23,6 +23,7 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
     accelerator, why = accelerated
     name = "QEMU with KVM" if accelerator == "kvm" else "QEMU in software (TCG), many times slower"
     generation = str(plan_.generation) if case.generation.job_id != NO_JOB else "none (a hypothetical job)"
+    segment = plan_.segment
     output.write_facts(
         [
             ("node", plan_.node),
@@ -30,6 +31,7 @@ def show(case: PlanInput, plan_: NodePlan, accelerated: tuple[str, str], libvirt
             ("image", f"{case.image.ref} ({case.image.digest[:19]})"),
             ("hypervisor", f"{name}: {why}; {libvirt_uri}"),
             ("memory", _memory(case, plan_)),
+            *([("network", _segment(segment))] if segment else []),
         ]
     )
     for guest in plan_.guests:
@@ -55,6 +57,13 @@ def _memory(case: PlanInput, plan_: NodePlan) -> str:
     return f"{text} = {guests} MiB for {whom}; the image needs {case.image.manifest.min_memory_mib} MiB"
 
 
+def _segment(segment: NodeSegment) -> str:
+    text = f"VNI {segment.vni} from {segment.local} port {segment.port}"
+    if segment.tunnel is not None:
+        text += f", in WireGuard on UDP port {segment.tunnel.port}"
+    return text + (", multicast to all nodes of the job" if segment.flood else "")
+
+
 def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
     topology = guest.topology
     shape = " x ".join(
@@ -74,6 +83,7 @@ def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
             ("topology", shape),
             ("emulator", f"QEMU's own threads on {guest.emulator_choice}"),
             ("memory", f"{guest.memory_mib} MiB in {pages}, NUMA binding {guest.memory_binding.value}"),
+            *_network(guest),
         ]
     )
     print()
@@ -102,6 +112,19 @@ def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
     )
     if guest.devices:
         _show_devices(guest)
+
+
+def _network(guest: GuestPlan) -> list[tuple[str, str]]:
+    """The guest's interfaces on the network of its job, and to other networks."""
+    nat = [] if guest.nat is None else [("nat", f"{guest.nat.ipv4}, gateway {guest.nat.gateway}, by passt")]
+    if guest.site is not None:
+        nat.append(("site", f"{guest.site.ipv4 or 'an address of this node'} on bridge {guest.site.bridge}"))
+    found = guest.interface
+    if found is None:
+        return nat
+    mtu = f"MTU {found.mtu}" if found.mtu else "the underlay's MTU"
+    where = f"{found.tap}, {found.mac}, {found.queues} queues, {mtu}"
+    return [("network", f"{found.ipv4} and {found.ipv6} on {where}"), *nat]
 
 
 def _show_devices(guest: GuestPlan) -> None:

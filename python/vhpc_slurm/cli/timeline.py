@@ -83,8 +83,7 @@ def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
         raise UserError(
             f"vhpcd has no timeline of job {job_id} yet",
             "a node sends it when the job ends",
-            "run vhpc timeline on one of its nodes: "
-            + output.node_list(part.node for part in record.lease.allocation.nodes),
+            "run vhpc timeline on one of its nodes: " + output.node_list(record.lease.allocation.node_names),
         )
     return record.lease.generation, [lines[name] for name in sorted(lines, key=_natural)]
 

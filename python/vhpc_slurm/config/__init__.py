@@ -17,7 +17,9 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
+from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.setting import documented
+from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import UNDECODABLE, NodeError
 
 DEFAULT_PATH = Path("/etc/vhpc/vhpc.toml")
@@ -110,6 +112,15 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     catalog: Annotated[
         str, documented("catalogue folder: names, manifests, blobs; readable by vhpcd and by nodes")
     ] = "/var/lib/vhpc/catalog"
+    user_catalog: Annotated[
+        str,
+        documented(
+            "catalogue folder of each user, with {user} in place of the user's name, like "
+            '"/home/{user}/.vhpc/catalog"; it must belong to the user, and vhpcd must be able to read its '
+            "names and manifests. Empty: jobs get images of the site only",
+            pattern=r"^(/.*\{user\}.*)?$",
+        ),
+    ] = ""
     store: Annotated[str, documented("verified copies on a node, by digest")] = "/var/lib/vhpc/images"
 
 
@@ -194,20 +205,6 @@ class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return max(self.boot_timeout_s, self.boot_timeout_max_s) + gpus * GPU_BOOT_S
 
 
-class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Folders of the host that guests see, through virtiofsd processes of the job user."""
-
-    virtiofsd: Annotated[str, documented("virtiofsd binary (the Rust one)")] = "/usr/libexec/virtiofsd"
-    home: Annotated[bool, documented("share the user's home")] = True
-    work_dir: Annotated[
-        bool, documented("share the job's working directory if no other share contains it")
-    ] = True
-    site: Annotated[
-        tuple[str, ...], documented("additional folders that every guest sees, such as /scratch")
-    ] = ()
-    read_only: Annotated[tuple[str, ...], documented("folders of `site` that guests may only read")] = ()
-
-
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The node itself."""
 
@@ -226,13 +223,20 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         tuple[str, ...], documented("Slurm commands that work inside guests by running on the host")
     ] = (
         "srun",
+        "sbatch",
+        "salloc",
+        "sattach",
         "scontrol",
         "squeue",
         "sinfo",
+        "sprio",
+        "sshare",
         "sacct",
+        "sacctmgr",
         "scancel",
         "sstat",
         "sbcast",
+        "strigger",
     )
 
 
@@ -343,6 +347,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     placement: Placement = Placement()
     devices: Devices = Devices()
     fabric: Fabric = Fabric()
+    network: Network = Network()
 
 
 def load(path: Path | None = None) -> Config:

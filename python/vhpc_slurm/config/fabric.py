@@ -37,15 +37,15 @@ class Subnet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The job's own partition of a fabric: a partition key, a VLAN or a VNI."""
+    """The job's own partition of a fabric: a partition key or a VLAN."""
 
     backend: Annotated[
-        Literal["none", "opensm-file", "static-pool", "ufm-rest", "ethernet", "vxlan"],
+        Literal["none", "opensm-file", "static-pool", "ufm-rest", "ethernet"],
         documented(
             "what applies partition keys: none (guests have no fabric), opensm-file (vhpcd writes OpenSM's "
             "partitions file for each job), static-pool (all keys are declared once, by vhpc fabric render "
             "--pool), ufm-rest (vhpcd sends requests to NVIDIA UFM), ethernet (a VLAN for each job, which "
-            "nodes set on its Ethernet functions), vxlan (a VNI for each job, which nodes do not apply yet)"
+            "nodes set on its Ethernet functions)"
         ),
     ] = "none"
     key_owner: Annotated[Literal["job", "user"], documented("owner of a key: each job, or each user")] = "job"
@@ -58,9 +58,6 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     vlan_first: Annotated[int, documented("ethernet: first VLAN of the pool", ge=2, le=4094)] = 2000
     vlan_last: Annotated[int, documented("ethernet: last VLAN of the pool", ge=2, le=4094)] = 2999
     vlan_reserved: Annotated[tuple[int, ...], documented("VLANs in that range that are never allocated")] = ()
-    vni_first: Annotated[int, documented("vxlan: first VNI of the pool", ge=1, le=0xFFFFFF)] = 100000
-    vni_last: Annotated[int, documented("vxlan: last VNI of the pool", ge=1, le=0xFFFFFF)] = 104095
-    vni_reserved: Annotated[tuple[int, ...], documented("VNIs in that range that are never allocated")] = ()
     exhausted: Annotated[
         Literal["requeue", "refuse"],
         documented(

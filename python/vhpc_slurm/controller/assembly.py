@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api.operating import Operating
 from vhpc_slurm.controller.api.requests import Requests
-from vhpc_slurm.controller.api.starting import Starting
+from vhpc_slurm.controller.api.starting import Locate, Starting
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.periodic import Reconciler
@@ -53,14 +53,23 @@ class Assembly:
         self.executor.close()
 
 
+async def no_addresses(_nodes: Iterable[str]) -> Mapping[str, str]:
+    """The addresses of nodes for a vhpcd that knows none."""
+    return {}
+
+
 def assemble(
     config: Config,
     leases: LeaseLayer,
     network: NetworkBackend,
     slurm: Slurm,
     writer: Writer | None = None,
+    locate: Locate = no_addresses,
 ) -> Assembly:
-    """The layers over a store; without ``writer`` there is a new one, and ``close`` ends either."""
+    """The layers over a store; without ``writer`` there is a new one, and ``close`` ends either.
+
+    ``locate`` returns the addresses of nodes for job networks.
+    """
     writer = writer or Writer(leases.store)
     fabric, settings = config.fabric, config.controller
     watch = IsolationWatch(fabric.open_deadline_s, fabric.unread_deadline_s)
@@ -77,7 +86,7 @@ def assemble(
         changed=trigger.changed,
     )
     executor = LeaseExecutor(writer, leases.lifecycle, scheduler)
-    starting = Starting(leases, executor, scheduler, watch, Path(config.images.catalog))
+    starting = Starting(leases, executor, scheduler, watch, config, locate)
     operating = Operating(leases.operator, executor, batches, thread)
     return Assembly(
         requests=Requests(leases, executor, starting, operating, watch, settings.database),

@@ -8,6 +8,7 @@ few: a hook pays for them in the user's waiting time.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pwd
 import random
@@ -21,6 +22,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import rootport
+from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
 from vhpc_slurm.munge import CredentialError, Munge
@@ -75,7 +77,12 @@ class ControllerClient:
         """Make the job's lease, or return the one it has: READY, or REFUSED with the line for the user."""
         node_groups = wire_types.pack_allocation(allocation)
         body = wire.OpenGeneration(request=request, node_groups=node_groups)
-        return self._ask(body, wire.LeaseAnswer).lease.unpack()
+        wait_s = wire.GATHER_S if request.het is not None else 0.0
+        return self._ask(body, wire.LeaseAnswer, wait_s).lease.unpack()
+
+    def without_guests(self, leader: int, offset: int) -> None:
+        """Report that a component of a heterogeneous job has no guests."""
+        self._ask(wire.WithoutGuests(leader=leader, offset=offset), wire.Done)
 
     def lease(self, job_id: int, restart: int | None, node: str, wait_s: float) -> Lease:
         """The lease of a job.
@@ -90,7 +97,8 @@ class ControllerClient:
                 when the job has no part on this node.
         """
         body = wire.GetLease(job_id=job_id, restart=restart, node=node, wait_s=wait_s)
-        return self._ask(body, wire.LeaseAnswer, wait_s).lease.unpack()
+        answer = self._ask(body, wire.LeaseAnswer, wait_s)
+        return dataclasses.replace(answer.lease.unpack(), ssh=answer.ssh, tunnel=answer.tunnel)
 
     def ending(self, job_id: int, restart: int | None) -> None:
         """Report that the job's generations up to this restart count (None: all) have ended."""
@@ -113,6 +121,38 @@ class ControllerClient:
             generation=str(timeline.generation), node=timeline.node, stages=timeline.stages
         )
         self._ask(wire.ReportTimeline(timeline=line), wire.Done)
+
+    def ready(
+        self,
+        generation: Generation,
+        node: str,
+        state: NodeState,
+        *,
+        error: tuple[str, str] = ("", ""),
+        about: Sequence[str] = (),
+        wait_s: float = 0.0,
+    ) -> ReadyState:
+        """Report this node's part in the ready barrier; the answer is the barrier's state.
+
+        Args:
+            generation: the job's.
+            node: this node.
+            state: what it reports.
+            error: kind and line, if it has failed.
+            about: at most 8 nodes; the answer says which of them have reported.
+            wait_s: wait so long until all nodes have passed, one has failed or the generation is over.
+        """
+        kind, line = error
+        body = wire.ReportReady(
+            generation=str(generation),
+            node=node,
+            state=state,
+            kind=kind,
+            line=line[: wire.MAX_LINE],
+            about=tuple(about),
+            wait_s=wait_s,
+        )
+        return self._ask(body, ReadyState, wait_s)
 
     def leases(
         self, *, job_id: int | None = None, live: bool = False, timelines: bool = True

@@ -73,7 +73,7 @@ class Reconciler:
             await write(self._leases.lifecycle.end, generation, why)
             self._notify(generation.job_id)
         for job_id, why in verdict.requeue:
-            log.warning("job %d does not run, requeued: %s", job_id, why)
+            log.warning("job %d does not run: %s; requeued, or cancelled if it cannot be", job_id, why)
             try:
                 await aside(requeue_or_cancel, self._slurm, job_id, why)
             except VhpcError as err:

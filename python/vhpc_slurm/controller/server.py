@@ -28,7 +28,8 @@ from vhpc_slurm.controller.api.listening import Listener
 from vhpc_slurm.controller.assembly import assemble
 from vhpc_slurm.controller.leases import layer
 from vhpc_slurm.controller.periodic import audit_for_ever
-from vhpc_slurm.controller.store.database import LeaseStore, SqliteStore
+from vhpc_slurm.controller.store.database import SqliteStore
+from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.controller.store.writer import Writer
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
@@ -56,8 +57,8 @@ async def serve(config: Config) -> None:
         _validate(network, store)
         leases = layer.build(store, network, config)
         slurm = connect(config)
-        vhpcd = assemble(config, leases, network, slurm, writer)
-        authority = Authority(HostAddresses(settings, slurm))
+        authority = Authority(HostAddresses(settings, slurm, underlay=config.network.underlay))
+        vhpcd = assemble(config, leases, network, slurm, writer, authority.underlay)
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS
         server = Server(vhpcd.requests, munge, allowed, authority, descriptors=descriptors)
         stop = asyncio.Event()

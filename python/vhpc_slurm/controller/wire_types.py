@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases and timelines as JSON, for the protocol and for the database.
+"""Leases, timelines and the state of the ready barrier as JSON, for the protocol and the database.
 
 Nodes with equal allocations are written as one group: a job of a thousand nodes takes a
 few kilobytes.
@@ -8,6 +8,7 @@ few kilobytes.
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Literal
 
 import msgspec
 
@@ -23,13 +24,51 @@ from vhpc_slurm.model import (
     LeaseState,
     NetworkIdentity,
     NodeAllocation,
+    Segment,
     Stage,
     Timeline,
 )
 
+NodeState = Literal["waiting", "passed", "failed"]
+"""Of a node before its job starts: its guests are set up, but not all guests that they test have answered;
+all have answered; it gave up."""
+
 
 class Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of all messages: an unknown field is an error, within one protocol version."""
+
+
+class NodeFailure(Wire, frozen=True):
+    """Why a node gave up before its job started; ``kind`` as in errors.py."""
+
+    node: str
+    kind: str
+    line: str
+
+
+class ReadyState(Wire, frozen=True, tag="ready"):
+    """The state of a generation's ready barrier, and the answer to ReportReady.
+
+    Attributes:
+        over: the generation is not the job's current one, or is ending: no node has to wait.
+        missing: how many nodes have not passed.
+        first_missing: the first of them, in the order of the allocation, if their names were asked for.
+        reported: those of the nodes asked about that have reported that their guests are set up.
+        failure: of a node that gave up.
+        failed_starts: how many generations of the job have failed because of the network between nodes.
+    """
+
+    over: bool
+    missing: int = 0
+    first_missing: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+    failure: NodeFailure | None = None
+    failed_starts: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether a node that waits for the others has to act."""
+        return self.over or self.missing == 0 or self.failure is not None
 
 
 class NodeGroup(Wire, frozen=True):
@@ -51,6 +90,9 @@ class LeaseWire(Wire, frozen=True):
     image: ImageIdentity | None
     network: NetworkIdentity
     refusal: str = ""
+    segment: Segment | None = None
+    nat: bool = False
+    site: bool = False
 
     @classmethod
     def pack(cls, lease: Lease) -> LeaseWire:
@@ -63,6 +105,9 @@ class LeaseWire(Wire, frozen=True):
             image=lease.image,
             network=lease.network,
             refusal=lease.refusal,
+            segment=lease.segment,
+            nat=lease.nat,
+            site=lease.site,
         )
 
     def unpack(self) -> Lease:
@@ -75,6 +120,9 @@ class LeaseWire(Wire, frozen=True):
             self.image,
             self.network,
             self.refusal,
+            self.segment,
+            nat=self.nat,
+            site=self.site,
         )
 
 

@@ -21,10 +21,13 @@ from vhpc_slurm.domain import (
     identity,
     iommu,
     memory,
+    nat,
+    nic,
     numatune,
     pci,
     plain,
     shares,
+    site,
 )
 from vhpc_slurm.domain.spec import DomainSpec
 
@@ -59,6 +62,9 @@ DEVICES = (
     Concern("pci", pci.context),
     Concern("disk", disk.context),
     Concern("shares", shares.context),
+    Concern("nic", nic.context),
+    Concern("nat", nat.context),
+    Concern("site", site.context),
     Concern("channel", plain.context),
     Concern("console", plain.context),
     Concern("rng", plain.context),

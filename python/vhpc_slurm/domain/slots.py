@@ -10,7 +10,9 @@ from __future__ import annotations
 SERIAL = 0x01
 DISK = 0x02
 RNG = 0x03
-_SHARES = range(0x04, 0x1E)  # q35's own devices are at the end of the bus
+NAT = 0x1C
+NIC = 0x1D
+_SHARES = range(0x04, NAT)  # q35's own devices are at the end of the bus
 
 
 def share_slot(index: int) -> int:

@@ -22,6 +22,8 @@ PATH = re.compile(r"(/[A-Za-z0-9_.@+:-]+)+", re.ASCII)
 CMDLINE = re.compile(r"[\x20-\x7e]{0,1800}", re.ASCII)
 CPU_VENDOR = re.compile(r"[A-Za-z0-9 ]{0,12}", re.ASCII)
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
+INTERFACE = re.compile(r"[a-z0-9]{1,15}", re.ASCII)
+MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
 ROOT_FORMAT = re.compile(r"[a-z0-9]{1,16}", re.ASCII)
 Hypervisor = Literal["kvm", "qemu"]
 SOCKET_PATH_MAX = 107  # sun_path of unix(7) less its final NUL
@@ -121,6 +123,12 @@ class DomainSpec:
             raise NodeError("two shares of a guest have the same tag")
         for device in self.guest.devices:
             _check("PCI address", device.address, PCI_ADDRESS)
+        if self.guest.interface is not None:
+            _check("interface", self.guest.interface.tap, INTERFACE)
+            _check("MAC address", self.guest.interface.mac, MAC)
+        if self.guest.nat is not None:
+            _check("MAC address", self.guest.nat.mac, MAC)
+            check_socket("socket of passt", self.guest.paths.nat_socket)
         if self.uid <= 0 or self.gid <= 0:
             raise NodeError(
                 f"QEMU would run as {self.uid}:{self.gid}",

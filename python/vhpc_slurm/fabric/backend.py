@@ -291,8 +291,6 @@ def identity(
     place = NetworkIdentity(first_rank=assignment.first_rank, rails=assignment.rails, vfs=assignment.vfs)
     if numbers.VLANS.has(assignment.pkey):
         return replace(place, kind="ethernet", vlan=assignment.pkey - numbers.VLANS.base)
-    if numbers.VNIS.has(assignment.pkey):
-        return replace(place, kind="vxlan", vni=assignment.pkey - numbers.VNIS.base)
     words = [f"{guid:#018x}" for guid in assignment.ports]
     each = assignment.rails * assignment.vfs
     return replace(

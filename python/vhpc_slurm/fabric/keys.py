@@ -73,7 +73,7 @@ class ExhaustedError(FabricError):
 
 @dataclass(frozen=True)
 class KeyAssignment:
-    """The part of a key that one generation has; ``pkey`` may also be a VLAN or a VNI, see ``Space``.
+    """The part of a key that one generation has; ``pkey`` may also be a VLAN, see ``Space``.
 
     Its guests have the ranks ``first_rank`` to ``first_rank + ranks - 1``, and
     each guest ``vfs`` ports on each of ``rails`` rails.  ``left_s`` is what a
@@ -151,6 +151,14 @@ class KeySnapshot:
         """The assignments that the fabric is to carry, ordered by key and rank."""
         found = (one for one in self.assignments if one.state in CARRIED and one.generation not in self.off)
         return tuple(sorted(found, key=lambda assignment: (assignment.pkey, assignment.first_rank)))
+
+    def carries_the_same(self, other: KeySnapshot) -> bool:
+        """Whether both give the same keys to the same ports; the fabric is not told states."""
+        mine, theirs = (
+            [replace(one, state=KeyState.RESERVED) for one in snapshot.carried()]
+            for snapshot in (self, other)
+        )
+        return mine == theirs
 
     def missing(self, had: Collection[int], since: int, max_percent: int) -> frozenset[int]:
         """Keys that the fabric has since the epoch ``since`` and that this snapshot does not know.

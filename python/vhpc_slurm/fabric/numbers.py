@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of segments (partition keys, VLANs, VNIs), and the GUIDs and MAC addresses that follow.  Pure."""
+"""Numbers of segments (partition keys, VLANs), and the GUIDs and MAC addresses that follow.  Pure."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ class Space:
 PKEYS = Space("partition key", "pkey", 0, FIRST_PKEY, LAST_PKEY, "#06x")
 VLANS = Space("VLAN", "vlan", 1 << 16, 2, 4094)
 """IEEE 802.1Q: 0 and 4095 are reserved, 1 is the default VLAN of most switches."""
-VNIS = Space("VNI", "vni", 1 << 24, 1, (1 << 24) - 1)
-"""RFC 7348: 24 bits."""
-SPACES = (PKEYS, VLANS, VNIS)
+SPACES = (PKEYS, VLANS)
 MAX_POOL = 1 << 16
 """The most numbers of a pool; choosing one may look at all of them."""
 
@@ -114,18 +112,15 @@ def node_guid(pkey: int, rail: int, rank: int, vf: int) -> int:
 
 
 def mac(number: int, rail: int, rank: int, vf: int) -> str:
-    """The MAC address of a guest's interface on an assignment's VLAN or VNI; locally administered, unicast.
+    """The MAC address of a guest's interface on an assignment's VLAN; locally administered, unicast.
 
-    On a VLAN ``02`` and then its number in 12 bits, the rail in 4, the rank in 16
-    and the VF in 8; on a VNI ``06``, its number in 24 bits and the rank in 16.
+    ``02`` and then the VLAN in 12 bits, the rail in 4, the rank in 16 and the VF in 8.
 
     Raises:
-        ValueError: the number is neither VLAN nor VNI, or a value does not fit into an address.
+        ValueError: the number is not a VLAN, or a value does not fit into an address.
     """
     if VLANS.has(number) and 0 <= rail < MAX_ETHERNET_RAILS and 0 <= rank < MAX_RANKS and 0 <= vf < MAX_VFS:
         value = 0x02 << 40 | (number - VLANS.base) << 28 | rail << 24 | rank << 8 | vf
-    elif VNIS.has(number) and rail == vf == 0 and 0 <= rank < MAX_RANKS:
-        value = 0x06 << 40 | (number - VNIS.base) << 16 | rank
     else:
         raise ValueError(f"no MAC address has {label(number)}, rail {rail}, rank {rank}, VF {vf}")
     return value.to_bytes(6, "big").hex(":")

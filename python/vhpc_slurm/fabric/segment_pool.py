@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backends ``ethernet`` and ``vxlan``: a VLAN, or a VXLAN network identifier, for each job.
+"""The backend ``ethernet``: a VLAN for each job.
 
 There is no subnet manager: the network interface of a node puts the number on every
 frame (``node.devices.vf_drivers.Ethernet``), and the guest cannot change it. So there is
@@ -7,8 +7,6 @@ nothing that the controller could apply or read back. It guarantees that no two
 generations have a number at the same time or shortly after one another: a number is
 free when every node has acknowledged that nothing of its guests is left, and after a
 quarantine.
-
-Nodes do not use VNIs yet.
 """
 
 from __future__ import annotations

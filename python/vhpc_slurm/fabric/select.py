@@ -12,7 +12,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions, plainfile, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
 from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
-from vhpc_slurm.fabric.numbers import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, VNIS, KeyPool
+from vhpc_slurm.fabric.numbers import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, KeyPool
 from vhpc_slurm.fabric.opensm import MAX_FILE, Opensm, SubnetManager
 from vhpc_slurm.fabric.opensm_file import OpensmFile
 from vhpc_slurm.fabric.partitions import IbPartition
@@ -38,7 +38,7 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     """
     if fabric.backend == "none":
         return NoNetwork()
-    if fabric.backend in ("ethernet", "vxlan"):
+    if fabric.backend == "ethernet":
         return _segment_pool(fabric)
     pool, site = key_pool(fabric), site_partitions(fabric)
     static = fabric.backend == "static-pool"
@@ -71,9 +71,6 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
 
 
 def _segment_pool(fabric: Fabric) -> SegmentPool:
-    if fabric.backend == "vxlan":
-        pool = KeyPool(fabric.vni_first, fabric.vni_last, frozenset(fabric.vni_reserved), VNIS)
-        return SegmentPool(KeyPolicy(pool, fabric.key_owner))
     pool = KeyPool(fabric.vlan_first, fabric.vlan_last, frozenset(fabric.vlan_reserved), VLANS)
     if fabric.rails > MAX_ETHERNET_RAILS:
         raise FabricError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.model import Lease
 from vhpc_slurm.slurm.port import SlurmError
 from vhpc_slurm.terminal import one_line
 
@@ -92,6 +93,12 @@ def drain(config: Config, node: str, error: VhpcError) -> None:
         slurm.commands(config, slurm.HOOK_TIMEOUT_S).drain(node, f"vhpc: {error.line()[:200]}")
     except SlurmError as err:
         log.error("node %s is not drained: %s", node, err.line())
+
+
+def comment(lease: Lease, more: str = "") -> str:
+    """The AdminComment of a job: the digest of its image, by which sacct tells what ran, and a message."""
+    image = "" if lease.image is None else f"image {lease.image}"
+    return "vhpc: " + "; ".join(filter(None, (image, more)))
 
 
 def comment_ended(config: Config, job_id: int, line: str) -> None:

@@ -107,7 +107,7 @@ def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env:
     failures = [f"{copy.target} on {env.node}: {copy.why_not}" for copy in copies if copy.why_not]
     if failures:
         # the job's own streams are closed by now
-        line = f"vhpc: a console could not be written: {'; '.join(failures)}"
+        line = common.comment(lease, f"a console could not be written: {'; '.join(failures)}")
         common.log.warning("%s", line)
         common.comment_ended(config, env.job_id, line)
 

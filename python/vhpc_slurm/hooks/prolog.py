@@ -14,7 +14,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hardware import GPU
-from vhpc_slurm.hooks import common
+from vhpc_slurm.hooks import barrier, common
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot.reserve import reserve
@@ -95,6 +95,9 @@ def _bring_up(job: _Job, began: float) -> None:
     try:
         _open_run_dir(job)
         plan = _boot(job)
+        if plan.segment is not None:
+            with job.recorder.stage("barrier"):
+                barrier.wait(job.config, job.client, job.lease, plan)
         _write_ready(job, plan)
         common.log.info("ready in %.2f s", time.time() - began)
     except UserError as err:
@@ -190,14 +193,29 @@ def _write_ready(job: _Job, plan: NodePlan) -> None:
         "commands": ":".join(job.config.host.commands),
         "guests": str(len(plan.guests)),
         "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(job.layout, plan)),
+        "cpus": _pins(plan),
         "warning": _warning(job.lease, job.env),
     }
+    if components := _components(job.lease, plan):
+        fields["components"] = str(components)
     _write_state(job, fields)
 
 
 def _write_state(job: _Job, fields: dict[str, str]) -> None:
     header = statefile.header(job.lease.generation, str(job.lease.request.image))
     statefile.write_state(job.layout.state_file(job.env.job_id), header | fields, job.lease.request.uid)
+
+
+def _components(lease: Lease, plan: NodePlan) -> int:
+    """How many components of a heterogeneous job have one network for MPI; 0 if it is not such a job.
+
+    Components have different keys, so guests with InfiniBand ports cannot use these.  Slurm's process
+    mapping does not say which nodes have how many guests, so all must have the same number.
+    """
+    parts = lease.parts
+    if len(parts) == 1 or any(guest.port_guids for guest in plan.guests):
+        return 0
+    return len(parts) if len({part.guests_per_node for part in parts}) == 1 else 0
 
 
 def _warning(lease: Lease, env: common.HookEnv) -> str:
@@ -209,6 +227,13 @@ def _warning(lease: Lease, env: common.HookEnv) -> str:
     if not why:
         return ""
     return f"--vhpc-console: {target} cannot be written on {env.node}: {why}; the job runs without that file"
+
+
+def _pins(plan: NodePlan) -> str:
+    """The OS CPU of each vCPU, in their order; empty if the plugin could not read such a long line."""
+    guests = (sorted(guest.pins, key=lambda pin: pin.vcpu) for guest in plan.guests)
+    text = ",".join(":".join(str(pin.os_cpu) for pin in pins) for pins in guests)
+    return text if len(text) <= statefile.LIMIT else ""
 
 
 def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
@@ -230,7 +255,9 @@ def _fail_job(job: _Job, error: UserError) -> None:
         common.log.error("%s", error.line())
     else:
         common.log.info("user error: %s", error.line())
-    fields = {"status": "failed", "kind": error.kind, "message": error.line() + _copy_consoles(job)}
+    consoles = "" if isinstance(error, barrier.PeerFailedError) else _copy_consoles(job)
+    fields = {"status": "failed", "kind": error.kind, "message": error.line() + consoles}
+    barrier.report_failure(job.client, job.lease, job.env.node, error, fields["message"])
     if refused:
         fields["alarm"] = refused
     _write_state(job, fields)

@@ -12,14 +12,20 @@ import contextlib
 import os
 import sys
 
+from msgspec.structs import replace
+
 from vhpc_slurm.config import Config
+from vhpc_slurm.config.network import CHOICES as NETWORK_CHOICES
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef, JobRequest
 from vhpc_slurm.slurm import connect
 from vhpc_slurm.slurm.port import SlurmJob
+
+REPORT_S = 5
+"""How long a job without guests waits for vhpcd at most."""
 
 
 def prolog(config: Config) -> int:
@@ -44,7 +50,30 @@ def prolog(config: Config) -> int:
         raise
     common.log.info("lease %s %s", lease.generation, lease.state.value)
     if lease.refusal:
-        slurm.set_admin_comment(env.job_id, f"vhpc: {lease.refusal}")
+        slurm.set_admin_comment(env.job_id, common.comment(lease, lease.refusal))
+        return 0
+    try:
+        slurm.set_admin_comment(env.job_id, common.comment(lease))
+    except FabricError as err:  # the job can run without it
+        common.log.warning("the AdminComment does not have the image's digest: %s", err.line())
+    return 0
+
+
+def without_guests(config: Config) -> int:
+    """Report a component of a heterogeneous job without guests: others may wait for it; never an error.
+
+    The job that Slurm starts here has nothing to do with vhpc, so a vhpcd that does not answer must
+    neither hold it for long nor requeue it.
+    """
+    leader, offset = os.environ.get("SLURM_HET_JOB_ID", ""), os.environ.get("SLURM_HET_JOB_OFFSET", "")
+    if not (leader.isdecimal() and offset.isdecimal()):
+        return 0
+    timeout_s = min(config.controller.request_timeout_s, REPORT_S)
+    brief = replace(config, controller=replace(config.controller, request_timeout_s=timeout_s))
+    try:
+        ControllerClient(brief).without_guests(int(leader), int(offset))
+    except VhpcError as err:
+        common.log.warning("the job's other components are not told: %s", err.line())
     return 0
 
 
@@ -68,6 +97,12 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         raise UserError(
             f"--vhpc-guests-per-node={guests}", f"a whole number from 1 to {MAX_GUESTS_PER_NODE} is expected"
         )
+    network = common.spank("NETWORK")
+    if network is not None and network not in NETWORK_CHOICES:
+        raise UserError(
+            f"--vhpc-network={network[:40]!r}",
+            f"one of these is expected: {' '.join(NETWORK_CHOICES)}",
+        )
     return JobRequest(
         job_id=env.job_id,
         restart=env.restart,
@@ -84,6 +119,8 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         partition=job.partition,
         vfs=vfs,
         guests_per_node=guests or 1,
+        network=network,
+        het=job.het,
     )
 
 
@@ -97,10 +134,13 @@ def _number(name: str) -> int | None:
     return int(text)
 
 
+_HOOKS = {"prolog": prolog, "epilog": epilog, "without-guests": without_guests}
+
+
 def entry(which: str) -> int:
     """Process entry point."""
     os.environ.setdefault("PATH", "/usr/bin:/bin")
-    return common.main(f"{which}-slurmctld", prolog if which == "prolog" else epilog)
+    return common.main(f"{which}-slurmctld", _HOOKS[which])
 
 
 if __name__ == "__main__":

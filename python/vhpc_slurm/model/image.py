@@ -10,28 +10,43 @@ from vhpc_slurm.errors import UserError
 
 IMAGE_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}\Z", re.ASCII)
 IMAGE_TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
+OWN = "own/"
+"""Before the name of an image in the user's own catalogue."""
 DIGEST = re.compile(r"^sha256:[0-9a-f]{64}\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
 class ImageRef:
-    """``NAME[:TAG]`` as a user writes it; an absent tag means ``latest``."""
+    """``[own/]NAME[:TAG][@sha256:DIGEST]`` as a user writes it; an absent tag means ``latest``.
+
+    With a ``digest`` it means the image of that digest, whatever the name points to.
+    ``own``: it is in the user's own catalogue, not in the site's.
+    """
 
     name: str
     tag: str = "latest"
+    digest: str = ""
+    own: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.tag}"
+        return f"{self.label}@{self.digest}" if self.digest else self.label
+
+    @property
+    def label(self) -> str:
+        """``[own/]NAME:TAG``."""
+        return f"{OWN if self.own else ''}{self.name}:{self.tag}"
 
     @classmethod
     def parse(cls, text: str) -> ImageRef:
-        """Parse ``NAME[:TAG]``; UserError when a name or tag has a character it may not have."""
-        name, colon, tag = text.partition(":")
-        ref = cls(name, tag if colon else "latest")
-        if not IMAGE_NAME.match(ref.name) or not IMAGE_TAG.match(ref.tag):
+        """Parse ``[own/]NAME[:TAG][@sha256:DIGEST]``; UserError if it has another form."""
+        label, at, digest = text.removeprefix(OWN).partition("@")
+        name, colon, tag = label.partition(":")
+        ref = cls(name, tag if colon else "latest", digest, own=text.startswith(OWN))
+        is_pinned_well = DIGEST.match(digest) if at else True
+        if not IMAGE_NAME.match(ref.name) or not IMAGE_TAG.match(ref.tag) or not is_pinned_well:
             raise UserError(
-                f"--vhpc-image={text[:80]!r} is not an image name",
-                "NAME[:TAG] of letters, digits, '.', '_' and '-' is expected",
+                f"--vhpc-image={text[:160]!r} is not an image name",
+                "NAME[:TAG] of letters, digits, '.', '_' and '-' is expected, or NAME[:TAG]@sha256:DIGEST",
                 "see: vhpc image ls",
             )
         return ref
@@ -48,7 +63,11 @@ class Blob:
 
 @dataclass(frozen=True)
 class ImageManifest:
-    """What an image is.  The image's digest is the sha256 of the manifest's bytes."""
+    """What a lease carries of an image's manifest.  The image's digest is the sha256 of the manifest.
+
+    Schema 2 has no name: ``name`` and ``tag`` are those by which the image was found.
+    ``min_cpus`` are CPUs as Slurm counts them (hardware threads).
+    """
 
     schema: int
     name: str
@@ -67,6 +86,7 @@ class ImageManifest:
     description: str = ""
     created: str = ""
     signature: str | None = None
+    min_cpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,3 +96,7 @@ class ImageIdentity:
     ref: ImageRef
     digest: str
     manifest: ImageManifest
+
+    def __str__(self) -> str:
+        """``[own/]NAME:TAG@sha256:DIGEST``: what was asked for, and what it was."""
+        return f"{self.ref.label}@{self.digest}"

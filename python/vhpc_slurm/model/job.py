@@ -12,6 +12,8 @@ from vhpc_slurm.model.image import ImageRef
 GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
 NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
 MAX_GUESTS_PER_NODE = 64
+MAX_COMPONENTS = 128
+"""Of a heterogeneous job: MAX_HET_JOB_COMPONENTS of Slurm."""
 
 
 @dataclass(frozen=True, order=True)
@@ -46,8 +48,25 @@ class BatchPlace(StrEnum):
 
 
 @dataclass(frozen=True)
+class HetPlace:
+    """A component's place in its heterogeneous job.
+
+    ``leader`` is the JobId of the first component, ``offset`` counts from 0, ``components`` is the size
+    of the heterogeneous job.
+    """
+
+    leader: int
+    offset: int
+    components: int
+
+
+@dataclass(frozen=True)
 class JobRequest:
-    """What the user asked for, with the identity Slurm vouches for."""
+    """What the user asked for, with the identity Slurm vouches for.
+
+    ``network`` is a word of --vhpc-network; None: the site's default.  ``het`` is None for a job that is
+    no component of a heterogeneous job.
+    """
 
     job_id: int
     restart: int
@@ -64,6 +83,8 @@ class JobRequest:
     partition: str = ""
     vfs: int | None = None
     guests_per_node: int = 1
+    network: str | None = None
+    het: HetPlace | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +115,11 @@ class Allocation:
     """What Slurm gave the job on all its nodes, in Slurm's node order."""
 
     nodes: tuple[NodeAllocation, ...]
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of the nodes, in their order."""
+        return tuple(part.node for part in self.nodes)
 
     def on(self, node: str) -> NodeAllocation:
         """The part of one node; KeyError when the job does not have that node."""

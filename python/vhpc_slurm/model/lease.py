@@ -37,15 +37,13 @@ class NetworkIdentity:
     ``addresses`` are (hostname, IPv4 address) of guests on IP over InfiniBand, in a
     network of ``prefix`` bits.
 
-    With ``ethernet`` the Ethernet functions of the guests are on ``vlan``, with
-    ``vxlan`` each guest has one virtio interface on ``vni``; their addresses
-    follow from these numbers as well (``fabric.numbers.mac``).
+    With ``ethernet`` the Ethernet functions of the guests are on ``vlan``; their
+    addresses follow from these numbers as well (``fabric.numbers.mac``).
     """
 
     kind: str = "none"
     pkey: int | None = None
     vlan: int | None = None
-    vni: int | None = None
     addresses: tuple[tuple[str, str], ...] = ()
     first_rank: int = 0
     rails: int = 0
@@ -57,8 +55,103 @@ class NetworkIdentity:
 
 
 @dataclass(frozen=True)
+class SegmentPart:
+    """The guests of one component of a heterogeneous job on its segment.
+
+    ``cpus`` are the numbers of CPUs that the component has on each of its ``nodes``.
+    """
+
+    generation: Generation
+    nodes: tuple[str, ...]
+    cpus: tuple[int, ...]
+    guests_per_node: int
+
+    @classmethod
+    def of(cls, generation: Generation, allocation: Allocation, guests_per_node: int) -> SegmentPart:
+        """What a segment says of a component."""
+        cpus = tuple(len(part.cpu_ids) for part in allocation.nodes)
+        return cls(generation, allocation.node_names, cpus, guests_per_node)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The network between the guests of a job: a VXLAN segment that no other job is on.
+
+    The job's guest number *r*, counted node by node from 0, has address number *r* + 1 of
+    each network (``node.network.plan``).  In a heterogeneous job the guests of all components
+    are counted, in the order of the components.
+
+    Attributes:
+        vni: VXLAN network identifier (24 bits), of no other generation until its quarantine is over.
+        ipv4: network of the guests, such as ``10.200.0.0/16``.
+        ipv6: network of the guests, with 64 bits.
+        port: UDP port that nodes send the segment's frames to.
+        mtu: of the guests' interfaces; 0: what the node's underlay interface leaves.
+        underlay: addresses of the nodes, in the order of the allocation, or of ``parts``.
+        tunnel_port: UDP port of the WireGuard tunnels between the nodes, through which the segment's
+            frames go; 0: they are not encrypted.
+        flood: broadcast and multicast frames reach all guests of the job, not only those of the node.
+        parts: the components of a heterogeneous job that are on the segment, in their order; empty for
+            other jobs.
+    """
+
+    vni: int
+    ipv4: str
+    ipv6: str
+    port: int
+    mtu: int
+    underlay: tuple[str, ...]
+    tunnel_port: int = 0
+    flood: bool = False
+    parts: tuple[SegmentPart, ...] = ()
+
+
+@dataclass(frozen=True)
+class SshKeys:
+    """Keys of one generation, for ssh between its guests; secret: no log and no list may have them.
+
+    Private keys are in OpenSSH's format, public keys are one line each.  All guests have the same
+    host key.
+    """
+
+    host_key: str = field(repr=False)
+    host_public: str
+    user_key: str = field(repr=False)
+    user_public: str
+
+
+@dataclass(frozen=True)
+class TunnelKeys:
+    """What one node of a generation needs for its WireGuard tunnels; keys are in base64, 44 characters each.
+
+    ``private_key`` is this node's own, and secret: no log and no list may have it.  ``public_keys``
+    are those of all nodes, in the order of ``Segment.underlay``.
+    """
+
+    private_key: str = field(repr=False)
+    public_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TunnelKeyPairs:
+    """The keys of all nodes of a segment, in the order of its ``underlay``; secret, as ``TunnelKeys``."""
+
+    private_keys: tuple[str, ...] = field(repr=False)
+    public_keys: tuple[str, ...]
+
+    def of(self, place: int) -> TunnelKeys:
+        """What the node at a place of ``Segment.underlay`` gets."""
+        return TunnelKeys(self.private_keys[place], self.public_keys)
+
+
+@dataclass(frozen=True)
 class Lease:
-    """What a generation holds: decided once, the same for all its nodes."""
+    """What a generation holds: decided once, the same for all its nodes.
+
+    ``nat``: the guests reach other networks through passt; ``site``: they are on the bridge of the site.
+    ``ssh`` and ``tunnel`` are known only to
+    a node that has taken the lease.
+    """
 
     generation: Generation
     state: LeaseState
@@ -67,6 +160,23 @@ class Lease:
     image: ImageIdentity | None
     network: NetworkIdentity = field(default_factory=NetworkIdentity)
     refusal: str = ""
+    segment: Segment | None = None
+    nat: bool = False
+    site: bool = False
+    ssh: SshKeys | None = field(default=None, repr=False, compare=False)
+    tunnel: TunnelKeys | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def parts(self) -> tuple[SegmentPart, ...]:
+        """The components on the job's segment; a job that is not heterogeneous is the only one."""
+        if self.segment is not None and self.segment.parts:
+            return self.segment.parts
+        return (SegmentPart.of(self.generation, self.allocation, self.request.guests_per_node),)
+
+    @property
+    def segment_nodes(self) -> tuple[str, ...]:
+        """Nodes with guests on the segment, also of other components, in the order of its ``underlay``."""
+        return tuple(node for part in self.parts for node in part.nodes)
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,15 @@ class GuestTopology:
 class Share:
     """A folder of the host, mounted in the guest at the same path.
 
-    ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``.
+    ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``,
+    ``cache`` is virtiofsd's policy: ``auto``, ``always`` or ``never``.
     """
 
     tag: str
     path: str
     read_only: bool
     why: str
+    cache: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,118 @@ class GuestPaths:
     agent_socket: str = ""
     console_log: str = ""
 
+    @property
+    def nat_socket(self) -> str:
+        """Socket of the guest's passt, in a directory of its own."""
+        return f"{self.run_dir}/nat/socket"
+
     def share_socket(self, tag: str) -> str:
         """Socket of the daemon that serves a share."""
         return f"{self.run_dir}/fs-{tag}.sock"
 
 
 @dataclass(frozen=True)
+class GuestInterface:
+    """A guest's interface on the network of its job.
+
+    Attributes:
+        tap: name of the node's end.
+        mac: of the guest's end.
+        queues: pairs of virtio queues.
+        ipv4, ipv6: addresses with prefixes, such as ``10.200.0.1/16``.
+        mtu: 0 until the node's underlay interface was read.
+    """
+
+    tap: str
+    mac: str
+    queues: int
+    ipv4: str
+    ipv6: str
+    mtu: int = 0
+
+
+@dataclass(frozen=True)
+class NatInterface:
+    """A guest's interface that leads to other networks through passt; IPv4 only.
+
+    Attributes:
+        mac: of the guest's end; the same in all guests, each of which is alone with its passt.
+        ipv4: address with prefix, such as ``10.201.0.2/24``.
+        gateway: address of the default route.
+        mtu: of the guest's end.
+        dns: addresses of DNS servers; empty if the node has none that guests can reach.
+    """
+
+    mac: str
+    ipv4: str
+    gateway: str
+    mtu: int
+    dns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tunnel:
+    """A node's WireGuard interface, through which the frames of one segment go to the job's other nodes.
+
+    Attributes:
+        name: of the interface.
+        port: UDP port that it listens on, the same on all nodes of the job.
+        address: IPv6 address of this node inside the tunnels.
+    """
+
+    name: str
+    port: int
+    address: str
+
+
+@dataclass(frozen=True)
+class SiteInterface:
+    """A guest's interface on the bridge of the site; IPv4 only.
+
+    Attributes:
+        bridge: of the site, on the node.
+        queues: pairs of virtio queues.
+        gateway: address of the default route.
+        tap, mac, ipv4, mtu: the node's end, the address of the guest's end, its address with prefix, and
+            its MTU; empty until the guest has a slot, just before it starts.
+    """
+
+    bridge: str
+    queues: int
+    gateway: str
+    tap: str = ""
+    mac: str = ""
+    ipv4: str = ""
+    mtu: int = 0
+
+
+@dataclass(frozen=True)
+class NodeSegment:
+    """What a node has of the network of a job.
+
+    Attributes:
+        vni: VXLAN network identifier.
+        port: UDP port of VXLAN.
+        local: underlay address of this node.
+        bridge, vxlan: names of the interfaces.
+        tunnel: None if the segment is not encrypted, or the job has no other nodes.
+        flood: broadcast and multicast frames go to the other nodes too.
+    """
+
+    vni: int
+    port: int
+    local: str
+    bridge: str
+    vxlan: str
+    tunnel: Tunnel | None = None
+    flood: bool = False
+
+
+@dataclass(frozen=True)
 class GuestPlan:
     """One guest of a job on a node: which CPUs, which memory, which devices.
 
-    Placement (``placement.plan``) decides all but the last two attributes, which
+    Placement (``placement.plan``) decides all but the last five attributes, which
     follow from the lease and the node (``node.plan``).
 
     Attributes:
@@ -106,6 +210,9 @@ class GuestPlan:
         nccl_topology: XML file for NCCL; empty if the guest sees the host's PCI topology by itself.
         port_guids: InfiniBand ports that the guest must show before it is ready, rail by rail.
         paths: its files on the host.
+        interface: on the network of the job; None where the job has none.
+        nat: to other networks; None where the job has no nat.
+        site: on the bridge of the site; None where the job is not on it.
     """
 
     index: int
@@ -127,6 +234,9 @@ class GuestPlan:
     nccl_topology: str = ""
     port_guids: tuple[int, ...] = ()
     paths: GuestPaths = GuestPaths()
+    interface: GuestInterface | None = None
+    nat: NatInterface | None = None
+    site: SiteInterface | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +248,7 @@ class NodePlan:
         reserve_mib: how much of it stays outside of guests.
         notes: lines for people.
         shares: folders of the host that the guests see; one that the user cannot enter is left out at start.
+        segment: of the network of the job; None where the job has none.
         partition: libvirt's name of the control group of the guests; empty for libvirt's default.
     """
 
@@ -149,3 +260,4 @@ class NodePlan:
     notes: tuple[str, ...] = ()
     shares: tuple[Share, ...] = ()
     partition: str = ""
+    segment: NodeSegment | None = None

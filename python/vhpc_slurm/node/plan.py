@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import (
@@ -25,6 +26,8 @@ from vhpc_slurm.model import (
 from vhpc_slurm.node.devices import identities
 from vhpc_slurm.node.guest import ports
 from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.network import nat, site
+from vhpc_slurm.node.network import plan as network
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage
@@ -91,24 +94,29 @@ def make(layout: Layout, what: PlanInput) -> NodePlan | Refusal:
         return found
     if what.lease is not None:
         try:
-            found = _with_network(what.lease, found, what.host)
+            found = _with_network(what.lease, found, what.host, layout.config.network)
         except VhpcError as err:
             return Refusal((err,))
     job_id, root = what.generation.job_id, what.image.manifest.root.sha256
+    owner = what.request.uid if what.image.ref.own else None
     guests = tuple(
-        replace(guest, paths=layout.guest_paths(job_id, guest.index, root)) for guest in found.guests
+        replace(guest, paths=layout.guest_paths(job_id, guest.index, root, owner)) for guest in found.guests
     )
     grouped = layout.config.guests.cgroups != "off"
     partition = Cgroup.of(str(what.generation)).partition if grouped else ""
     return replace(found, guests=guests, shares=what.shares, partition=partition)
 
 
-def _with_network(lease: Lease, plan: NodePlan, host: HostInventory) -> NodePlan:
-    """The plan with the identity of each virtual function, and the ports that each guest must show."""
+def _with_network(lease: Lease, plan: NodePlan, host: HostInventory, config: Network) -> NodePlan:
+    """The plan with identities of virtual functions, ports that guests must show, and the job's networks."""
     known = identities.of_plan(lease, plan, host)
     guests = []
     for guest in plan.guests:
         devices = tuple(replace(device, identity=known.get(device.address)) for device in guest.devices)
         named = replace(guest, devices=devices)
-        guests.append(replace(named, port_guids=ports.expected(lease, plan, named)))
-    return replace(plan, guests=tuple(guests))
+        interface = network.interface(lease, plan.node, guest.index, len(guest.pins))
+        expected = ports.expected(lease, plan, named)
+        found = nat.interface(config) if lease.nat else None
+        shared = site.interface(config, len(guest.pins)) if lease.site else None
+        guests.append(replace(named, port_guids=expected, interface=interface, nat=found, site=shared))
+    return replace(plan, guests=tuple(guests), segment=network.node_segment(lease, plan.node))

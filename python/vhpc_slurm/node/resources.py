@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
+from vhpc_slurm.model import Generation
 from vhpc_slurm.node.devices import assignment, nvswitch
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.guest import libvirtd, memory
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.node.network import nat, segment, site
 from vhpc_slurm.node.store import images, kinds, uids
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
@@ -134,6 +136,21 @@ def _release_nvswitch(layout: Layout, _generation: str, entry: Entry) -> None:
     nvswitch.release(nvswitch.Fmpm(layout.config.devices), entry)
 
 
+def _release_network(_layout: Layout, generation: str, entry: Entry) -> None:
+    """Remove the devices and the firewall of the job's segment; its guests have ended."""
+    segment.release(Generation.parse(generation), int(entry.data["vni"]))
+
+
+def _release_nat(_layout: Layout, generation: str, entry: Entry) -> None:
+    """Remove the packet filter of a guest's passt, which has ended."""
+    nat.release(Generation.parse(generation), int(entry.data["index"]))
+
+
+def _release_site(_layout: Layout, generation: str, entry: Entry) -> None:
+    """Remove a guest's tap from the bridge of the site, and its packet filter; the guest has ended."""
+    site.release(Generation.parse(generation), int(entry.data["index"]), entry.data["tap"])
+
+
 _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     kinds.RUN_DIR: _release_run_dir,
     kinds.RESERVATION: _release_reservation,
@@ -144,4 +161,7 @@ _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     kinds.CGROUP: _release_cgroup,
     kinds.MEMORY: _release_memory,
     kinds.NVSWITCH: _release_nvswitch,
+    kinds.NETWORK: _release_network,
+    kinds.NAT: _release_nat,
+    kinds.SITE: _release_site,
 }

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from vhpc_slurm.errors import TeardownError, VhpcError
 from vhpc_slurm.model import Generation
@@ -15,8 +14,9 @@ from vhpc_slurm.node import resources
 from vhpc_slurm.node.devices.quarantine import QuarantinedError, QuarantineRecord
 from vhpc_slurm.node.guest.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.host import process
 from vhpc_slurm.node.store import kinds
-from vhpc_slurm.node.store.journal import Journal
+from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
 
@@ -34,10 +34,10 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
         QuarantinedError: nothing is left but devices that are in quarantine now.
         TeardownError: something is left; its line names all of it.
     """
-    guests = [layout.guest_of(e.data["name"]) for e in journal.held() if e.kind == kinds.DOMAIN]
-    if guests and layout.config.guests.poweroff_timeout_s > 0:
+    domains = [entry for entry in journal.held() if entry.kind == kinds.DOMAIN]
+    if domains and layout.config.guests.poweroff_timeout_s > 0:
         with recorder.stage("power off"):
-            _power_off(layout, guests)
+            _power_off(layout, domains)
     quarantined = _release(layout, journal, recorder, keep=())
     journal.remove()
     if quarantined:
@@ -76,7 +76,7 @@ def _release(
     return tuple(record for failure in quarantined for record in failure.records)
 
 
-def _power_off(layout: Layout, guests: Sequence[Path]) -> None:
+def _power_off(layout: Layout, domains: Sequence[Entry]) -> None:
     """Ask all guests to power off, so that they write back what they hold, and wait a little for their ends.
 
     A guest that still boots holds nothing. One that cannot be asked, refuses, or
@@ -86,15 +86,21 @@ def _power_off(layout: Layout, guests: Sequence[Path]) -> None:
     until = time.monotonic() + limit_s
     with contextlib.ExitStack() as opened:
         asked = []
-        for folder in guests:
+        for domain in domains:
+            folder = layout.guest_of(domain.data["name"])
             with contextlib.suppress(VhpcError):
                 channel = opened.enter_context(GuestChannel.connect(folder / ROOT_SOCKET, CONNECT_S))
                 left = max(CONNECT_S, until - time.monotonic())
                 channel.hello(left, wait_for_boot=False)
                 channel.poweroff(left)
-                asked.append((folder.name, channel))
-        for guest, channel in asked:
+                asked.append((folder.name, channel, int(domain.data["uid"])))
+        for guest, channel, uid in asked:
             try:
                 channel.wait_end(max(CONNECT_S, until - time.monotonic()))
             except ChannelError as err:
                 log.warning("%s is destroyed, as it did not end within %d s: %s", guest, limit_s, err.line())
+                continue
+            # A QEMU that still ends when libvirt is told to destroy it costs libvirt's pause of 0.2 s
+            # (virProcessKillPainfullyDelay).
+            for qemu in process.of_uid(uid):
+                process.wait_gone(qemu, max(CONNECT_S, until - time.monotonic()))

@@ -13,6 +13,7 @@ from vhpc_slurm.placement.memory import MemorySize, size_memory
 QEMU_MIB = 128
 VCPU_MIB = 2
 SHARE_MIB = 8
+PASST_MIB = 16
 TABLE_SHARE = 512
 """Memory per page table: an entry of eight bytes maps a page of 4 KiB."""
 
@@ -36,16 +37,17 @@ def outside_mib(guests_mib: int, vcpus: int, wanted: Wanted, request: JobRequest
 def _sum_mib(
     guests_mib: int, vcpus: int, request: JobRequest, config: Config, *, devices: bool, bars: int
 ) -> int:
-    """Sum of QEMU and the shares' daemons, threads, and page tables.
+    """Sum of QEMU and the daemons of shares and nat, threads, and page tables.
 
-    Page tables are those of QEMU, KVM, each share's daemon, and with devices
+    Page tables are those of QEMU, KVM, each daemon, and with devices
     the IOMMU.  QEMU and KVM map BARs in ordinary pages, regardless of the
     guest's page size.
     """
     shares = config.shares.home + config.shares.work_dir + len(config.shares.site)
-    fixed = request.guests_per_node * (QEMU_MIB + SHARE_MIB * shares) + VCPU_MIB * vcpus
+    passt = "nat" in config.network.parts(request.network)
+    fixed = request.guests_per_node * (QEMU_MIB + SHARE_MIB * shares + PASST_MIB * passt) + VCPU_MIB * vcpus
     huge = config.placement.hugepages in ("2M", "1G")
-    tables = 0 if huge else guests_mib * (2 + shares + devices) // TABLE_SHARE
+    tables = 0 if huge else guests_mib * (2 + shares + passt + devices) // TABLE_SHARE
     return fixed + tables + 2 * (bars >> 20) // TABLE_SHARE
 
 

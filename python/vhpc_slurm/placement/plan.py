@@ -124,7 +124,7 @@ def fit(
         parts, notes, errors = split_cpus(chosen, request.guests_per_node)
         reasons += errors
         cpus, errors = _place_cpus(parts, host, config)
-        reasons += errors
+        reasons += [*errors, *_cpu_errors(cpus, manifest, host)]
     wanted, errors = Wanted(), list[VhpcError]()
     if devices is not None:
         wanted, errors = resolve(allocation, request, host, devices, config, usage)
@@ -289,6 +289,18 @@ def _loose(memory: Sequence[MemoryPlacement], config: Config, host: HostInventor
             "ask for whole sockets or --exclusive, and for no more memory than they have",
         )
     ]
+
+
+def _cpu_errors(
+    guests: Sequence[_GuestCpus], manifest: ImageManifest, host: HostInventory
+) -> list[VhpcError]:
+    """An error if the smallest guest has too few CPUs for the image."""
+    least = min((len(guest.vcpus) for guest in guests), default=manifest.min_cpus)
+    if least >= manifest.min_cpus:
+        return []
+    hint = "ask for more, such as --cpus-per-task" + (", or for fewer guests" if len(guests) > 1 else "")
+    what = f"image {manifest.name}:{manifest.tag} needs {manifest.min_cpus} CPUs, a guest on {host.node} has"
+    return [UserError(f"{what} {least}", "", hint)]
 
 
 def _image_errors(manifest: ImageManifest, host: HostInventory) -> list[VhpcError]:

@@ -10,6 +10,6 @@ Callers: ``run.reconcile`` is for the health check (``hooks.healthcheck``) and
 ``vhpc reconcile``; Prolog calls ``purged_jobs``, Epilog ``drain_policy``.
 
 Modules, each below the next: ``finding`` (what a finding and its result are);
-``audit`` (orphans and stale generations), ``drain_policy``; ``purged_jobs``,
-``lost_jobs``, ``fabric_isolation`` (jobs and their guests); ``run``.
+``left_nodes`` (nodes that left a running job); ``audit`` (orphans and stale generations),
+``drain_policy``; ``purged_jobs``, ``lost_jobs``, ``fabric_isolation`` (jobs and their guests); ``run``.
 """

@@ -22,11 +22,12 @@ from vhpc_slurm.node.guest import libvirtd
 from vhpc_slurm.node.host import cgroup, process, steps
 from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, reservations, uids
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import segments
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding
 
 
-def _never(job_id: int) -> bool:
-    del job_id
+def _never(job: object) -> bool:
+    del job
     return False
 
 
@@ -35,6 +36,7 @@ def audit(
     node: str,
     live: Mapping[int, Generation] | None,
     purged: Callable[[int], bool] = _never,
+    left: Callable[[Generation], bool] = _never,
 ) -> list[NodeFinding]:
     """Find stale generations and orphans.
 
@@ -45,9 +47,11 @@ def audit(
             vhpcd did not answer, then no generation counts as stale.
         purged: whether slurmctld answers that it has no record of a job; called
             only for jobs without a live lease whose steps still run here.
+        left: whether this node has left the running job of a generation; called only
+            for generations with a live lease of which no step runs here.
     """
     return [
-        *_stale_generations(layout, node, live, purged),
+        *_stale_generations(layout, node, live, purged, left),
         *_orphan_domains(layout),
         *_orphan_processes(layout),
         *_orphan_uids(layout),
@@ -55,6 +59,7 @@ def audit(
         *_orphan_folders(layout),
         *_orphan_pins(layout),
         *_unparked_functions(layout),
+        *segments.audit(layout),
     ]
 
 
@@ -79,13 +84,26 @@ def _unless(owned: Callable[[], bool], repair: Callable[[], object]) -> Callable
 
 
 def _stale_generations(
-    layout: Layout, node: str, live: Mapping[int, Generation] | None, purged: Callable[[int], bool]
+    layout: Layout,
+    node: str,
+    live: Mapping[int, Generation] | None,
+    purged: Callable[[int], bool],
+    left: Callable[[Generation], bool],
 ) -> Iterator[NodeFinding]:
     if live is None:
         return
     running = steps.running()
     for generation in _known(layout):
-        if live.get(generation.job_id) == generation or joblock.busy(layout, generation.job_id):
+        if joblock.busy(layout, generation.job_id):
+            continue
+        if live.get(generation.job_id) == generation:
+            # Slurm takes nodes from running jobs, and does not repeat an Epilog that was killed.
+            if generation.job_id not in running and left(generation):
+                yield NodeFinding(
+                    Kind.STALE_GENERATION,
+                    f"generation {generation} has a journal on this node, which has left the job",
+                    partial(tombstone_and_clear, layout, generation, node),
+                )
             continue
         # The lease ends with the job, when Slurm has only begun to end its processes: they have KillWait
         # seconds, and then the Epilog runs.  No Epilog runs for a job that a killed slurmctld has no record

@@ -26,6 +26,12 @@ class Kind(StrEnum):
     ORPHAN_FOLDER = "orphan-folder"
     ORPHAN_PIN = "orphan-pin"
     """A domain, process, uid, control group, run folder or image pin of a generation without a journal."""
+    ORPHAN_NETWORK = "orphan-network"
+    """Interfaces or nftables tables of a segment of a generation without a journal."""
+    LEFT_NODE = "left-node"
+    """A segment in use that still contains a node which Slurm has taken from the job."""
+    FIREWALL = "firewall"
+    """A segment in use whose nftables tables are not there."""
     UNPARKED_FUNCTION = "unparked-function"
     """A virtual function that is on a network, and no generation holds it."""
     OPEN_FABRIC = "open-fabric"
@@ -40,7 +46,7 @@ class Kind(StrEnum):
     """Acknowledgements that have not reached vhpcd."""
 
 
-NEVER_DRAIN = frozenset({Kind.CONTROLLER, Kind.OUTBOX, Kind.LOST_START})
+NEVER_DRAIN = frozenset({Kind.CONTROLLER, Kind.OUTBOX, Kind.LOST_START, Kind.LEFT_NODE})
 """Kinds that say nothing against the node itself: it stays in service when their repair fails."""
 
 

@@ -3,10 +3,11 @@
 
 A slurmctld that is killed between the end of the last Prolog and the start of
 the batch script never starts the script; a killed slurmstepd ends the script; a
-reboot ends the script and the guests.  Slurm notices by itself, but only after
+reboot ends the script and the guests, or the Prolog before it has written
+anything.  Slurm notices by itself, but only after
 BatchStartTimeout, which must be long because guests have to boot.  This module
 requeues or cancels such a job earlier: when its guests have been ready for a
-while without a script, or are gone after a reboot.
+while without a script, are gone after a reboot, or never began to boot.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, journal, statefile
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding
-from vhpc_slurm.slurm.port import REASON_PROLOG, RUNNING, Slurm, requeue_or_cancel
+from vhpc_slurm.slurm.port import CONFIGURING, REASON_PROLOG, RUNNING, Slurm, SlurmJob, requeue_or_cancel
 
 log = logging.getLogger("vhpc")
 QUIET_S = 45.0
 """slurmctld starts a script within seconds after the last Prolog; this node's may have been the first."""
+NO_PROLOG_S = 120.0
+"""slurmctld has the Prolog started within a second after the lease, or when the node answers again."""
 CONFIRM_S = 10.0
 """Pause between two checks: at the first one slurmctld may be about to start the script."""
 
@@ -75,9 +78,15 @@ class _LostJob:
 
 
 def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterator[_LostJob]:
-    """Generations that have been ready (or refused) for a while without a step, or were ended by a reboot."""
+    """Generations of which no script runs here.
+
+    They have been ready (or refused) for a while without a step, were ended by
+    a reboot, or their Prolog has not run.
+    """
     now, running = time.time(), steps.running()
     known = set(journal.generations(layout.journals))
+    # PrologFlags=Serial: a Prolog waits in slurmd for those of other jobs
+    booting = any(joblock.busy(layout, record.lease.generation.job_id) for record in records)
     for record in records:
         generation = record.lease.generation
         if joblock.busy(layout, generation.job_id):
@@ -87,6 +96,8 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         if not path.parent.exists():  # on a tmpfs, while the journal is on disk
             if generation in known and not here:
                 yield _LostJob(generation, f"{node} was rebooted while it ran", guests=False)
+            elif not here and not booting and now - record.created > NO_PROLOG_S:
+                yield _LostJob(generation, f"its Prolog has not run on {node}", guests=False)
             continue
         if state.get("generation") != str(generation) or state.get("status") not in ("ready", "failed"):
             continue
@@ -115,4 +126,17 @@ def _should_run(slurm: Slurm, lost: _LostJob, node: str) -> bool:
     if job.reason == REASON_PROLOG:
         return not lost.guests  # guests are ready here, but other nodes still boot theirs
     # when another node than the script's is rebooted, Slurm tells the steps of the script itself
-    return job.batch_host == node
+    return job.batch_host == node and not (lost.guests and _boots_elsewhere(slurm, job))
+
+
+def _boots_elsewhere(slurm: Slurm, job: SlurmJob) -> bool:
+    """Whether the script of a heterogeneous job waits for the nodes of another component.
+
+    Components have consecutive JobIds.
+    """
+    for offset in range(1, job.het.components if job.het is not None else 1):
+        with contextlib.suppress(FabricError, UserError):
+            other = slurm.load(job.job_id + offset)
+            if other.reason == REASON_PROLOG or other.state == CONFIGURING:
+                return True
+    return False

@@ -14,7 +14,7 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import audit, fabric_isolation, lost_jobs, purged_jobs
+from vhpc_slurm.reconcile import audit, fabric_isolation, left_nodes, lost_jobs, purged_jobs
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
@@ -29,9 +29,11 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
     layout, client = Layout(config), ControllerClient(config)
     results: list[RepairResult] = []
     of_node: list[LeaseRecord] = []
+    known: list[LeaseRecord] = []
     fabric, answered = FabricState(), False
     try:
-        of_node = _of_node(client, node)
+        known = client.leases(live=True, timelines=False)
+        of_node = _of_node(known, node)
         if any(record.lease.network.kind != "none" for record in _live(of_node)):
             fabric = client.status().fabric
         answered = True
@@ -40,7 +42,7 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
         results.append(RepairResult(Kind.CONTROLLER, err.line(), repaired=False, error=error))
     # One after the other: the next comparison must not find what a repair has just removed.
     live = {record.lease.generation.job_id: record.lease.generation for record in _live(of_node)}
-    found = _findings(config, layout, node, of_node, live if answered else None, fabric)
+    found = _findings(config, layout, node, of_node, known, live if answered else None, fabric)
     results.extend(repair(finding, check=check) for finding in found)
     results.extend(_acknowledgements(layout, client, check=check))
     return results
@@ -51,6 +53,7 @@ def _findings(
     layout: Layout,
     node: str,
     of_node: list[LeaseRecord],
+    known: list[LeaseRecord],
     live: dict[int, Generation] | None,
     fabric: FabricState,
 ) -> Iterator[NodeFinding]:
@@ -58,18 +61,16 @@ def _findings(
     port = slurm.commands(config)
     records = _live(of_node)
     yield from fabric_isolation.findings(layout, node, records, fabric)
-    yield from audit.audit(layout, node, live, partial(purged_jobs.is_purged, port))
+    purged, left = partial(purged_jobs.is_purged, port), partial(left_nodes.has_left, layout, port, node)
+    yield from audit.audit(layout, node, live, purged, left)
+    yield from left_nodes.findings(layout, node, records, known)
     yield from audit.unacknowledged(layout, node, _owed(of_node, node))
     yield from lost_jobs.findings(layout, node, records, slurm=port)
 
 
-def _of_node(client: ControllerClient, node: str) -> list[LeaseRecord]:
-    """Leases of vhpcd with a part on this node that are not released."""
-    return [
-        record
-        for record in client.leases(live=True, timelines=False)
-        if any(part.node == node for part in record.lease.allocation.nodes)
-    ]
+def _of_node(known: list[LeaseRecord], node: str) -> list[LeaseRecord]:
+    """The leases with a part on this node."""
+    return [record for record in known if any(part.node == node for part in record.lease.allocation.nodes)]
 
 
 def _live(records: list[LeaseRecord]) -> list[LeaseRecord]:

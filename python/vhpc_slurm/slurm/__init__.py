@@ -7,6 +7,7 @@ May not decide what to do with the answer.  vhpcd and PrologSlurmctld use
 ``connect``, which honours ``controller.slurm_adapter``; hooks on nodes,
 reconciliation and ``vhpc doctor`` use ``commands``.  No other package runs a
 command of Slurm or reads ``controller.slurm_bin`` and ``controller.slurm_conf``.
+``user_jobs`` is not part of the port: it submits jobs for the user who runs vhpc.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vhpc_slurm.config import Config
     from vhpc_slurm.slurm.port import Slurm
+    from vhpc_slurm.slurm.userjobs import UserJobs
 
 HOOK_TIMEOUT_S = 10.0
 """Deadline of a command in a hook on a node: longer than vhpcd's, because a hook asks only once."""
@@ -46,6 +48,13 @@ def commands(config: Config, timeout_s: float = 5.0) -> Slurm:
 
     controller = config.controller
     return Scontrol(controller.slurm_bin, slurm_conf=controller.slurm_conf, timeout_s=timeout_s)
+
+
+def user_jobs(config: Config) -> UserJobs:
+    """Jobs of the user who runs this program."""
+    from vhpc_slurm.slurm.userjobs import UserJobs
+
+    return UserJobs(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf)
 
 
 def sbcast_of_users(config: Config) -> str | None:

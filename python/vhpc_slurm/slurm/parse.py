@@ -26,7 +26,7 @@ import re
 
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
+from vhpc_slurm.model import Allocation, GresAllocation, HetPlace, NodeAllocation
 from vhpc_slurm.slurm.hostlist import expand
 from vhpc_slurm.slurm.port import JobRef, JobStatus, NoSuchJobError, SlurmError, SlurmJob
 
@@ -47,6 +47,8 @@ _HEAD = re.compile(
     r"|HetJobId=(?P<het>\d+) |HetJobOffset=(?P<offset>\d+) )*JobName="
 )
 _NAME_TAIL = re.compile(r"(?: (?:SLUID|HetJobIdSet)=\S+)*$")
+_COMPONENTS = re.compile(r" HetJobIdSet=([\d,-]+)(?: SLUID=\S+)*$", re.ASCII)
+"""JobIds of all components; slurmctld's, since it comes after the user's name of the job."""
 _IDENTITY = re.compile(r"(.+?)\((\d+)\) GroupId=(.+?)\((\d+)\) MCS_label=")
 _LAYOUT = re.compile(r" +Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)")
 _LAYOUTS = re.compile(r"(?: +Nodes=\S+ CPU_IDs=\S* Mem=\d+ GRES=\S*)+ *$")
@@ -195,7 +197,7 @@ def _parse_record(head: re.Match[str], record: str, job_id: int) -> SlurmJob:
         raise ValueError("UserId and GroupId are missing")
     work_dirs = _WORK_DIR.findall(tail)
     features = re.search(r" Features=(.*?) DelayBoot=", tail, re.DOTALL)
-    state = _field(own, "JobState")
+    state, het = _field(own, "JobState"), _het_place(head, name)
     return SlurmJob(
         job_id=job_id,
         restarts=int(_field(own, "Restarts")),
@@ -209,8 +211,22 @@ def _parse_record(head: re.Match[str], record: str, job_id: int) -> SlurmJob:
         work_dir=work_dirs[-1] if work_dirs else "",
         features="" if features is None or features[1] == "(null)" else features[1],
         allocation=_allocation(own),
-        batch_host=_batch_host(own),
+        # Slurm shows one for every component of a heterogeneous job, but runs the first one's script only
+        batch_host=_batch_host(own) if het is None or het.offset == 0 else "",
+        het=het,
     )
+
+
+def _het_place(head: re.Match[str], name: str) -> HetPlace | None:
+    """The place of a component in its heterogeneous job; ``name`` is the text between JobName and UserId."""
+    if head["het"] is None or head["offset"] is None:
+        return None
+    ids = _COMPONENTS.search(name)
+    if ids is None:
+        raise ValueError("HetJobIdSet is missing")
+    runs = (run.partition("-") for run in ids[1].split(","))
+    components = sum(int(last or first) - int(first) + 1 for first, _, last in runs)
+    return HetPlace(int(head["het"]), int(head["offset"]), components)
 
 
 def _batch_host(own: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.model import Allocation
+from vhpc_slurm.model import Allocation, HetPlace
 from vhpc_slurm.slurm.settings import SlurmSettings
 
 PENDING, RUNNING, CONFIGURING, COMPLETING = "PENDING", "RUNNING", "CONFIGURING", "COMPLETING"
@@ -40,6 +40,7 @@ class SlurmJob:
     ``allocation`` is empty while the job has no nodes.  ``batch_host`` is the
     node of its batch script, empty for a job without one.  ``name``,
     ``work_dir`` and ``features`` are text of the user: never trust them.
+    ``het`` is the place of a component in its heterogeneous job.
     """
 
     job_id: int
@@ -55,6 +56,7 @@ class SlurmJob:
     features: str
     allocation: Allocation
     batch_host: str = ""
+    het: HetPlace | None = None
 
 
 @dataclass(frozen=True)

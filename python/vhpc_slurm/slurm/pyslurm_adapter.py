@@ -53,7 +53,8 @@ class PySlurm(Scontrol):
     def load(self, job_id: int) -> SlurmJob:
         """One job, by slurm_load_job."""
         job = self._call(job_id, lambda: self._api.Job.load(job_id))
-        if int(job.id) != job_id:  # pyslurm returns the first of several array tasks or components
+        # pyslurm returns the first of several array tasks or components
+        if int(job.id) != job_id or getattr(job, "heterogeneous_id", None):
             return super().load(job_id)
         return SlurmJob(
             job_id=int(job.id),

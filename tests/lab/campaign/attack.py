@@ -102,6 +102,7 @@ head -c 50000000 /dev/zero | tr '\\0' x
 cd && rm -rf ~/attack-$SLURM_JOB_ID
 sleep 20
 """
+# Slurm 26.05 logs only the starts of its main scheduler: others are not counted there.
 _STARTS = r"""
 import re, sys
 began, ended = {}, {}

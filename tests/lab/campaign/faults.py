@@ -16,6 +16,7 @@ NODE_FAIL = "node-fail"  # Slurm's state
 FORGOTTEN = "forgotten"  # slurmctld was killed before it saved the job
 UNSAVED = "unsaved"  # slurmctld was killed before it saved that the job had started, or ended
 HELD = "held"  # our line: what it was given is still held by the job that was hit
+FINAL = "final"  # it had not begun, Slurm or vhpcd would have requeued it, and it may not be requeued
 UNHEARD = "unheard"  # its srun was not told that the task had ended, and waits for good
 ID_REUSED = "id-reused"  # the id of a forgotten job, whose Prolog slurmd believes to have run
 
@@ -27,10 +28,11 @@ class Fault:
     """One kind of fault.
 
     ``reach`` says whom it can touch: the job that it hit, all jobs of a node,
-    or all jobs.  ``role`` names the processes that are hit (find.py), ``unit``
-    the daemon.  ``ends`` are the explanations that are right for jobs it
-    touched (that a job ended as its kind says always is one), ``drains`` is
-    what the reason of a node drained by it may say.
+    or all jobs.  ``role`` names the processes that are hit (find.py), or the
+    one whose node loses its network; ``unit`` names the daemon.  ``ends`` are
+    the explanations that are right for jobs it touched (that a job ended as its
+    kind says always is one), ``drains`` is what the reason of a node drained by
+    it may say.
     """
 
     name: str
@@ -49,12 +51,14 @@ class Fault:
     @property
     def stops_boots(self) -> bool:
         """Whether it can keep a guest from coming up, so that our line speaks of it and its console."""
-        parts = ("qemu", "virtiofsd", "shim", "prolog")
+        parts = ("qemu", "virtiofsd", "shim", "passt", "prolog")
         return self.role in parts or self.unit in ("libvirtd", "slurmd") or self.act == "reboot"
 
 
 ANY = (LINE, COMMENT, SLURM, NODE_FAIL)
 """A daemon that was away: the job says it, Slurm says it, or Slurm gives it up."""
+LOST = (LOST_START, FINAL)
+"""The start of a job did not reach its node, or its Prolog's end did not reach slurmctld."""
 BROKEN_BOOT = r"vhpc: .*"
 """A Prolog that fails for the node's fault drains the node in words of its own."""
 HOOK = r"Prolog error|Epilog error|vhpc: .*"
@@ -67,10 +71,12 @@ _ALL = (
     Fault("qemu-destroy", JOB, "destroy", "qemu", ends=(LINE,), delay_s=4, drains=BROKEN_BOOT),
     Fault("virtiofsd-kill", JOB, "KILL", "virtiofsd", ends=(LINE,), delay_s=4, weight=2, drains=BROKEN_BOOT),
     Fault("shim-kill", JOB, "KILL", "shim", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT),
+    Fault("passt-kill", JOB, "KILL", "passt", ends=(LINE,), delay_s=3, weight=2, drains=BROKEN_BOOT),
     Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM), delay_s=1, weight=2),
     Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT), delay_s=1, weight=2,
           long=True),
-    Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM), delay_s=4, weight=3,
+    Fault("step-kill", JOB, "KILL", "step-stepd", ends=(SLURM, LINE), delay_s=2, weight=2),
+    Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM, FINAL), delay_s=4, weight=3,
           drains="Prolog error"),
     Fault("epilog-kill", JOB, "KILL", "epilog", ends=(HELD,), delay_s=0.5, weight=3, drains="Epilog error"),
     Fault("ctld-hook-kill", JOB, "KILL", "slurmctld-hook", ctl=True, ends=(LINE,), weight=2),
@@ -78,23 +84,26 @@ _ALL = (
     Fault("scancel", JOB, "scancel", ends=(CANCELLED,), weight=4),
     Fault("requeue", JOB, "requeue", ends=(), weight=3),
     # daemons of a node
-    Fault("libvirtd-kill", NODE, "kill", unit="libvirtd", ends=(LINE,), hold_s=5, weight=2,
+    Fault("libvirtd-kill", NODE, "kill", unit="libvirtd", ends=(LINE, SLURM), hold_s=5, weight=2,
           drains=BROKEN_BOOT),
-    Fault("libvirtd-restart", NODE, "restart", unit="libvirtd", ends=(LINE,), drains=BROKEN_BOOT),
-    Fault("slurmd-kill", NODE, "kill", unit="slurmd", ends=(*ANY, LOST_START), hold_s=5, weight=2, long=True,
+    Fault("libvirtd-restart", NODE, "restart", unit="libvirtd", ends=(LINE, SLURM), drains=BROKEN_BOOT),
+    Fault("slurmd-kill", NODE, "kill", unit="slurmd", ends=(*ANY, *LOST), hold_s=5, weight=2, long=True,
           drains=HOOK),
-    Fault("slurmd-restart", NODE, "restart", unit="slurmd", ends=(*ANY, LOST_START), long=True, drains=HOOK),
+    Fault("slurmd-restart", NODE, "restart", unit="slurmd", ends=(*ANY, *LOST), long=True, drains=HOOK),
     Fault("munged-kill", NODE, "kill", unit="munged", ends=ANY, hold_s=5, drains=HOOK),
     Fault("network-cut", NODE, "cut", ends=(*ANY, UNHEARD), hold_s=8, weight=2, drains=HOOK),
-    Fault("reboot", NODE, "reboot", ends=ANY, weight=2, long=True,
+    # of a node with a guest on a job's network, while it boots, waits for the others, or runs
+    Fault("job-network-cut", NODE, "cut", "networked-qemu", ends=(*ANY, UNHEARD), delay_s=10, hold_s=12,
+          weight=3, drains=HOOK),
+    Fault("reboot", NODE, "reboot", ends=(*ANY, *LOST), weight=2, long=True,
           drains=r"Node unexpectedly rebooted"),
     # daemons of the cluster
     Fault("vhpcd-kill", CLUSTER, "kill", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5, weight=2),
     Fault("vhpcd-stop", CLUSTER, "stop", unit="vhpcd", ctl=True, ends=(SLURM, LINE), hold_s=5),
     Fault("slurmctld-kill", CLUSTER, "kill", unit="slurmctld", ctl=True, hold_s=5, weight=2, long=True,
-          ends=(FORGOTTEN, UNSAVED, ID_REUSED, *ANY, LOST_START), drains=r"Duplicate jobid|Prolog error"),
+          ends=(FORGOTTEN, UNSAVED, ID_REUSED, *ANY, *LOST), drains=r"Duplicate jobid|Prolog error"),
     Fault("slurmctld-restart", CLUSTER, "restart", unit="slurmctld", ctl=True, weight=2, long=True,
-          ends=(*ANY, LOST_START), drains=r"Duplicate jobid|Prolog error"),
+          ends=(*ANY, *LOST), drains=r"Duplicate jobid|Prolog error"),
     Fault("slurmdbd-kill", CLUSTER, "kill", unit="slurmdbd", ctl=True, hold_s=5),
     Fault("ctl-munged-kill", CLUSTER, "kill", unit="munged", ctl=True, ends=ANY, hold_s=4, drains=HOOK),
 )  # fmt: skip

@@ -3,8 +3,8 @@
 
     find.py ROLE ACT PICK DELAY_S WAIT_S
 
-ACT is a signal's name, or "reset" and "destroy" for QEMU through libvirt.  Says
-as JSON what was hit: {"pid": …, "job": …, "what": …}; {} when nothing was there.
+ACT is a signal's name, "reset" and "destroy" for QEMU through libvirt, or "look"
+to do nothing.  Says as JSON what was hit: {"pid": …, "job": …, "what": …}; {} when nothing was there.
 Uses nothing of the product: what a process is, its command line and
 environment tell.
 """
@@ -32,12 +32,15 @@ def job_of(role: str, pid: int, words: list[str]) -> int:
     """The job of a process when it plays that role, else 0."""
     line = " ".join(words)
     found = None
-    if role == "qemu" and "qemu-system" in words[0]:
-        found = re.search(r" guest=vhpc-(\d+)-", line)
+    if role in ("qemu", "networked-qemu") and "qemu-system" in words[0]:
+        if role == "qemu" or '"type":"tap"' in line or " tap," in line:
+            found = re.search(r" guest=vhpc-(\d+)-", line)
     elif role == "stepd":
         found = re.match(r"slurmstepd: \[(\d+)\.(?!extern)", line)
-    elif role in ("virtiofsd", "shim") and Path(words[0]).name in ("virtiofsd", "vhpc-shim"):
-        if (role == "shim") == words[0].endswith("vhpc-shim"):
+    elif role == "step-stepd":
+        found = re.match(r"slurmstepd: \[(\d+)\.\d", line)
+    elif role in ("virtiofsd", "shim", "passt"):
+        if Path(words[0]).name.removeprefix("vhpc-").removesuffix(".avx2") == role:
             found = re.match(r"(\d+)\.", environment(pid, "VHPC_GENERATION"))
     elif role == "run" and Path(f"/proc/{pid}/exe").readlink().name == "vhpc-run":
         found = re.match(r"(\d+)$", environment(pid, "SLURM_JOB_ID"))
@@ -65,6 +68,8 @@ def candidates(role: str) -> list[tuple[int, int, str]]:
 
 
 def hit(act: str, pid: int, line: str) -> None:
+    if act == "look":
+        return
     if act in ("reset", "destroy"):
         name = re.search(r" guest=([^, ]+)", line)
         assert name is not None

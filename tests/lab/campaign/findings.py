@@ -14,7 +14,8 @@ from campaign.attack import starts
 from campaign.judge import HOLDER, End, Verdict, differs, drained_by, judge, touches
 from campaign.kinds import FOLDER
 from campaign.plan import USERS, Plan
-from campaign.run import Campaign, Injected, Record, Submitted
+from campaign.record import Injected, Record, Submitted
+from campaign.run import Campaign
 from campaign.watch import Trouble
 
 CLEAN_S = 330.0

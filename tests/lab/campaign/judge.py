@@ -12,6 +12,7 @@ from campaign.faults import (
     CANCELLED,
     CLUSTER,
     COMMENT,
+    FINAL,
     FORGOTTEN,
     HELD,
     ID_REUSED,
@@ -26,24 +27,30 @@ from campaign.faults import (
     UNSAVED,
     Fault,
 )
-from campaign.kinds import Kind
-from campaign.run import Injected, Submitted
+from campaign.kinds import KINDS, Kind
+from campaign.record import Injected, Submitted
 from campaign.watch import ENDED, Track, Trouble
 
 GRACE_S = 8.0
 """A fault still touches what is there so long after it was undone: daemons register, clients try again."""
 DRAIN_S = 90.0
 """A Prolog that a fault broke may run into its own timeouts before it drains the node."""
+MIN_JOB_AGE_S = 300.0
+"""MinJobAge of slurm.conf(5), its default: slurmctld forgets a job that has ended for so long."""
 OVER = ENDED | {"COMPLETING"}
 OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
+# AdminComment of a job of which there is nothing to say: only what ran.
+IMAGE = re.compile(r"vhpc: image \S+@sha256:[0-9a-f]{64}")
 HOLDER = re.compile(r"^vhpc: .* held by (?:a guest|guests) of (\d+)\.", re.MULTILINE)
-QEMU_BUG = re.compile(r"^vhpc: QEMU crashed on \S+ while .*: .*Assertion .* failed.*", re.MULTILINE)
+PEER = r"(?:node \S+: )?"
+"""In the message of a job with a network, if its guests of another node are the reason."""
+QEMU_BUG = re.compile(rf"^vhpc: {PEER}QEMU crashed on \S+ while .*: .*Assertion .* failed.*", re.MULTILINE)
 """QEMU's own complaint: nobody killed it."""
-NO_BOOT = re.compile(r"^vhpc: (image \S+ did not (get ready|boot)|the guest ended on) ")
+NO_BOOT = re.compile(rf"^vhpc: {PEER}(image \S+ did not (get ready|boot)|the guest ended on) ")
 """A guest that did not come up, as its console says: daemons of the cluster have no part in that."""
 NO_START = re.compile(r"^vhpc: cannot start the guest: ")
 STALLED = re.compile(
-    r"^vhpc: image \S+ did not get ready .*console ended with: .*"
+    rf"^vhpc: {PEER}image \S+ did not get ready .*console ended with: .*"
     r"(rcu\w*: .*(stall|starved)|soft lockup|blocked for more than|clocksource: .* unstable)",
     re.MULTILINE,
 )
@@ -181,14 +188,16 @@ def evidence(way: str, end: End, reused: frozenset[int], fault: Fault) -> str:
         and ((a.state in OVER and b.state not in OVER) or (a.state, b.state) == ("RUNNING", "PENDING"))
         for a, b in pairwise(seen)
     )
+    final = failed and "--no-requeue" in end.kind.options and not end.output
     waited = end.kind.act == "interactive" and end.state == "TIMEOUT" and not _missing(end)
     held = HOLDER.search(end.output)
     ours, slurms = _our_line(end, fault) if failed else "", SLURMS.search(end.output)
     shown = {
         LINE: ours,
         ID_REUSED: ours if ids & reused else "",
-        COMMENT: end.comment if end.comment.startswith("vhpc: ") else "",
+        COMMENT: end.comment if end.comment.startswith("vhpc: ") and not IMAGE.fullmatch(end.comment) else "",
         SLURM: slurms[0] if failed and slurms else "",
+        FINAL: "its start was lost, and it may not be requeued" if final else "",
         LOST_START: "its start was lost, and its time limit was over" if timed_out else "",
         KILLED: "killed by signal 9" if code in ("0:9", "9:0", "137:0") else "",
         CANCELLED: "cancelled" if end.state == "CANCELLED" else "",
@@ -207,8 +216,19 @@ def drained_by(trouble: Trouble, faults: Sequence[Injected]) -> Injected | None:
     for fault in reversed(faults):
         if of_guest and not fault.fault.stops_boots:
             continue
-        near = fault.begin - 2 <= trouble.at <= fault.end + DRAIN_S
+        until = fault.end + DRAIN_S + (MIN_JOB_AGE_S if _repeats(fault) else 0)
+        near = fault.begin - 2 <= trouble.at <= until
         here = fault.node in ("", trouble.node)
         if near and here and fault.fault.drains and re.match(fault.fault.drains, trouble.reason):
             return fault
     return None
+
+
+def _repeats(fault: Injected) -> bool:
+    """Whether slurmd reports it again and again: a failed Prolog of a job that it may not requeue.
+
+    The node is drained every 15 s (RETRY_DELAY in Slurm's req.c) until slurmctld has forgotten the job.
+    """
+    if fault.fault.role != "prolog" or fault.target is None:
+        return False
+    return "--no-requeue" in KINDS[fault.target[0].partition("-")[2]].options

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pmi_client import CLIENT
+
 IMAGE = "debian-minimal"
 FOLDER = "campaign"
 """Folder of each user's home for outputs; the scripts run in the home."""
@@ -50,6 +52,38 @@ GONE = r"^vhpc: the guest of job \d+ on n[12] is gone"
 STEP = "srun {} sh -c 'echo task $SLURM_PROCID on $SLURMD_NODENAME'"
 
 
+# Task 0 waits for the others at its guest's address on the job's network, and talks to each for seconds.
+EXCHANGE = """
+import os, socket, time
+if os.environ["SLURM_PROCID"] == "0":
+    with socket.create_server(("", 7000)) as server:
+        peers = [server.accept()[0] for _ in range(int(os.environ["SLURM_NTASKS"]) - 1)]
+    for _ in range(15):
+        for peer in peers:
+            peer.sendall(b"?")
+            assert peer.recv(1) == b"!"
+        time.sleep(0.3)
+    for peer in peers:
+        peer.sendall(b".")
+else:
+    for _ in range(600):
+        try:
+            link = socket.create_connection((os.environ["VHPC_NODELIST"].split(",")[0], 7000), 60)
+            break
+        except OSError:
+            time.sleep(0.1)
+    link.settimeout(None)
+    while (said := link.recv(1)) == b"?":
+        link.sendall(b"!")
+    print("the first task said", said.decode() or "nothing", "to", socket.gethostname())
+"""
+
+
+def _python(step: str, program: str, *arguments: str) -> str:
+    """A step that runs a Python program, which is not in a file."""
+    return f"program=$(cat <<'END'\n{program}\nEND\n)\n{step} python3 -c \"$program\" {' '.join(arguments)}"
+
+
 _ALL = (
     Kind("script", "sleep 1; echo done", ONE, says=(UP, DONE), weight=3),
     Kind("no-requeue", "sleep 2; echo done", (*ONE, "--no-requeue"), says=(UP, DONE)),
@@ -73,6 +107,44 @@ _ALL = (
         ("-N1", "-n2", "--mem=1400", "--vhpc-guests-per-node=2"),
         says=(UP, r"^task 0 in guest 0$", r"^task 1 in guest 1$", DONE),
         weight=2,
+    ),
+    Kind(
+        "network",
+        f"{_python('srun -N2 -n2', EXCHANGE)} || exit 9; echo done",
+        ("-N2", "-n2", "--vhpc-network=job"),
+        says=(UP, r"^the first task said \. to n2$", DONE),
+        weight=3,
+    ),
+    Kind(
+        "pmi2",
+        f"{_python('srun --mpi=pmi2 -N2 -n2', CLIENT, '2')} || exit 9; echo done",
+        ("-N2", "-n2", "--vhpc-network=job"),
+        says=(UP, r"^mapping \(vector,\(0,2,1\)\)$", r"^hosts n1 n2$", DONE),
+        weight=3,
+    ),
+    Kind(
+        "nat",
+        """awk '$2 == "00000000" {print "default route of", $1}' /proc/net/route; sleep 2; echo done""",
+        (*ONE, "--vhpc-network=nat"),
+        says=(UP, r"^default route of nat0$", DONE),
+        weight=2,
+    ),
+    Kind(
+        "both-networks",
+        f"{STEP.format('-N2 -n2')} || exit 9; cut -f1 /proc/net/route | sort -u; echo done",
+        ("-N2", "-n2", "--vhpc-network=job,nat"),
+        says=(UP, r"^nat0$", r"^vhpc0$", r"^task 1 on n2$", DONE),
+    ),
+    Kind(
+        "four-guests",
+        f"{_python('srun --mpi=pmi2 -n4', CLIENT, '2')} || exit 9; "
+        f"{_python('srun -n4', EXCHANGE)} || exit 9; echo done",
+        ("-N2", "-n4", "--ntasks-per-node=2", "--mem=1400", "--vhpc-guests-per-node=2", "--vhpc-network=job"),
+        says=(
+            UP, r"^mapping \(vector,\(0,4,1\)\)$", r"^hosts n1-g0 n1-g1 n2-g0 n2-g1$",
+            r"^the first task said \. to n1-g1$", r"^the first task said \. to n2-g1$", DONE,
+        ),
+        weight=3,
     ),
     Kind("array", "sleep 1; echo done", (*ONE, "--array=0-2"), says=(UP, DONE), weight=2, tasks=3),
     Kind(

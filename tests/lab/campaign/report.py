@@ -13,7 +13,7 @@ from campaign.attack import Attacks
 from campaign.findings import Findings
 from campaign.judge import Verdict
 from campaign.plan import Plan
-from campaign.run import Record
+from campaign.record import Record
 
 
 def markdown(plan: Plan, record: Record, findings: Findings) -> str:

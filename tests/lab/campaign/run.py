@@ -8,15 +8,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cluster import NODES, VLAB, Done, Lab
 
-from campaign.attack import Attacker, Attacks
-from campaign.faults import FAULTS, JOB, Fault
+from campaign.attack import Attacker
+from campaign.faults import FAULTS, JOB
 from campaign.kinds import FOLDER, KINDS, Kind
-from campaign.plan import USERS, Plan, PlannedFault, PlannedJob
+from campaign.plan import USERS, Plan, PlannedFault
+from campaign.record import Injected, Record, Submitted
 from campaign.watch import ENDED, Watch, is_trouble
 
 FIND = Path(__file__).with_name("find.py").read_text(encoding="utf-8")
@@ -27,55 +28,6 @@ RESUME_AFTER_S = 5.0
 TIME_LIMIT = "--time=5"
 SRUN_S = 900
 """Longest wait for an srun: in the queue, and for its time limit."""
-
-
-@dataclass
-class Submitted:
-    """What became of a submission; ``answer`` is of sbatch, or of srun where that is the whole job."""
-
-    plan: PlannedJob
-    at: float
-    id: int = 0
-    answer: Done | None = None
-
-    @property
-    def kind(self) -> Kind:
-        """Its kind."""
-        return KINDS[self.plan.kind]
-
-    @property
-    def keys(self) -> tuple[tuple[str, int], ...]:
-        """What Slurm knows it by: its name, and the index of each array element."""
-        return tuple((self.plan.name, index) for index in range(self.kind.tasks))
-
-
-@dataclass
-class Injected:
-    """A fault that was carried out: when, until when, and what it hit."""
-
-    plan: PlannedFault
-    begin: float
-    end: float = 0.0
-    node: str = ""
-    target: tuple[str, int] | None = None
-    note: str = ""
-
-    @property
-    def fault(self) -> Fault:
-        """Its kind."""
-        return FAULTS[self.plan.kind]
-
-
-@dataclass
-class Record:
-    """Everything that was done; times in seconds since the beginning."""
-
-    submitted: list[Submitted] = field(default_factory=list)
-    injected: list[Injected] = field(default_factory=list)
-    missed: list[PlannedFault] = field(default_factory=list)
-    helped: list[str] = field(default_factory=list)
-    """What the operator did."""
-    attacks: Attacks | None = None
 
 
 class Campaign:
@@ -274,22 +226,8 @@ class Campaign:
     def _hit(self, planned: PlannedFault) -> Injected | None:
         """A signal, or what libvirt does, to one process of a job."""
         fault = FAULTS[planned.kind]
-        first = "ctl" if fault.ctl else self._node(planned)
-        hosts = ["ctl"] if fault.ctl else [first, *(node for node in NODES if node != first)]
-        for host in hosts:
-            inner = (planned.pick * len(NODES)) % 1.0
-            words = (
-                fault.role,
-                fault.act,
-                f"{inner:.3f}",
-                str(planned.delay_s),
-                str(TARGET_WAIT_S / len(hosts)),
-            )
-            done = self.lab.run(host, "python3", "-", *words, stdin=FIND)
-            found = json.loads(done.out)
-            if found:
-                break
-        else:
+        host, found = self._find(planned, fault.act)
+        if not found:
             return None
         begin = time.monotonic()
         target = self._key_of(found["job"])
@@ -300,6 +238,20 @@ class Campaign:
             wake = ("kill", "-CONT", str(found["pid"]))
             self._hold(planned, lambda: self.lab.run(host, *wake, check=False))
         return self._note(injected)
+
+    def _find(self, planned: PlannedFault, act: str) -> tuple[str, dict[str, Any]]:
+        """Wait for a process of the fault's role and act on it; the host, and what find.py says."""
+        fault = FAULTS[planned.kind]
+        first = "ctl" if fault.ctl else self._node(planned)
+        hosts = ["ctl"] if fault.ctl else [first, *(node for node in NODES if node != first)]
+        inner = f"{(planned.pick * len(NODES)) % 1.0:.3f}"
+        found: dict[str, Any] = {}
+        for host in hosts:
+            words = (fault.role, act, inner, str(planned.delay_s), str(TARGET_WAIT_S / len(hosts)))
+            found = json.loads(self.lab.run(host, "python3", "-", *words, stdin=FIND).out)
+            if found:
+                break
+        return host, found
 
     def _key_of(self, job_id: int) -> tuple[str, int] | None:
         """Whose job it is; a job that slurmctld has just taken is seen a little later."""
@@ -337,8 +289,15 @@ class Campaign:
         return f"{of_array[0]}_{key[1]}" if of_array else str(job_id)
 
     def _hit_daemon(self, planned: PlannedFault) -> Injected | None:
+        """A daemon, or the network of a node, which is undone later."""
         fault = FAULTS[planned.kind]
         host = "ctl" if fault.ctl else self._node(planned)
+        note = f"for {planned.hold_s} s"
+        if fault.role:
+            host, found = self._find(planned, "look")
+            if not found:
+                return None
+            note += f", job {found['job']}"
         what = (host, fault.unit or fault.act)
         for _ in range(60):
             if what not in self._held:
@@ -362,7 +321,7 @@ class Campaign:
 
         self._hold(planned, undo)
         self._note(injected)
-        injected.note = f"for {planned.hold_s} s"
+        injected.note = note
         return injected
 
     def _hold(self, planned: PlannedFault, undo: Callable[[], object]) -> None:

@@ -21,11 +21,10 @@ def resize(fd: int, rows: int) -> None:
 
 pid, master = pty.fork()
 if pid == 0:
-    time.sleep(0.2)
+    resize(0, ROWS[0])
     script = "trap 'stty size' WINCH; stty size; echo up; while :; do sleep 0.1; done"
     os.execvp("srun", ["srun", *sys.argv[1:], "--pty", "bash", "-c", script])
-resize(master, ROWS[0])
-screen, until, act = b"", time.monotonic() + 100, 0.0
+screen, until, act = b"", time.monotonic() + 400, 0.0
 while time.monotonic() < until:
     if select.select([master], [], [], 0.5)[0]:
         try:

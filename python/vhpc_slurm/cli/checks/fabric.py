@@ -35,7 +35,7 @@ def applies(config: Config) -> bool:
 def check(config: Config, *, root: bool) -> Iterator[CheckResult]:
     """All results for the fabric; none when guests have no fabric."""
     fabric = config.fabric
-    if fabric.backend in ("none", "ethernet", "vxlan"):
+    if fabric.backend in ("none", "ethernet"):
         return
     if not root:
         yield warn("fabric", "the fabric was not checked", "run vhpc doctor as root")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,9 @@ from vhpc_slurm import __version__
 from vhpc_slurm.catalog import list_images
 from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
+from vhpc_slurm.controller.leases.ssh_keys import PROGRAM as SSH_KEYGEN
+from vhpc_slurm.controller.leases.ssh_keys import SEARCH
+from vhpc_slurm.controller.leases.tunnel_keys import make as make_tunnel_keys
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import Munge
 from vhpc_slurm.slurm import sbcast_of_users
@@ -35,6 +39,33 @@ def munge(config: Config) -> CheckResult:
     if read.payload != sent or read.uid != os.geteuid():
         return error("munge", "munge decoded another credential than it had encoded", "restart munged")
     return ok("munge", "a credential was encoded and decoded")
+
+
+def ssh_keygen(config: Config) -> Iterator[CheckResult]:
+    """Whether vhpcd's host can make keys for ssh between the guests of a job with a network."""
+    if "job" not in config.network.allowed:
+        return
+    program = shutil.which(SSH_KEYGEN, path=SEARCH)
+    if program is None:
+        yield warn(
+            "network.ssh",
+            f"this host has no {SSH_KEYGEN}: guests of a job cannot log in to each other by ssh",
+            "apt install openssh-client",
+        )
+    else:
+        yield ok("network.ssh", f"{program} makes the keys for ssh between guests")
+
+
+def tunnel_keys(config: Config) -> Iterator[CheckResult]:
+    """Whether vhpcd's host can make keys for encrypted job networks."""
+    if "job" not in config.network.allowed or config.network.encryption == "none":
+        return
+    try:
+        make_tunnel_keys(1)
+    except VhpcError as err:
+        yield error("network.keys", f"jobs with --vhpc-network=job do not start: {err.line()}", err.hint)
+    else:
+        yield ok("network.keys", "this host can make keys for encrypted job networks")
 
 
 def sbcast(config: Config) -> Iterator[CheckResult]:

@@ -23,6 +23,7 @@ from vhpc_slurm.slurm.settings import SlurmSettings
 OLDEST = (22, 5)
 BATCH_START_S = 900
 _USER = re.compile(r"^(.*)\((\d+)\)$")
+_USERS_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - folders of guests
 _PLUGIN = re.compile(r"^\s*(required|optional|include)\s+(\S+)")
 
 
@@ -39,6 +40,7 @@ def check(
     yield _memory(settings)
     yield _preemption(settings)
     yield _mpi(settings)
+    yield from _shrinking(settings, config)
     yield _slurm_user(settings, config)
     yield from hooks(settings, config)
     yield from _health_check(settings, config)
@@ -145,15 +147,46 @@ def _preemption(settings: SlurmSettings) -> CheckResult:
 
 def _mpi(settings: SlurmSettings) -> CheckResult:
     name, value = "slurm.MpiDefault", settings.first("MpiDefault") or "none"
-    if value not in ("none", "openmpi"):
+    security = re.search(r"PMIX_MCA_psec=([^;]*)", settings.first("PMIxEnv"))
+    if security is not None and "native" not in security[1].split(","):
         return warn(
             name,
-            f"MpiDefault={value}: PMI is not available in guests, so MPI programs with several tasks fail "
-            "there; other programs are not affected",
-            "tell users to start MPI programs with mpirun in a job with one guest, and about VHPC_PMI "
-            "(vhpc-spank(8))",
+            f"PMIxEnv of mpi.conf has {security[0]}: PMIx in guests can only use native, so MPI programs of "
+            "srun --mpi=pmix fail there",
+            "add native to the list",
+        )
+    if settings.first("PMIxShareServerTopology").lower() in ("yes", "true"):
+        return warn(
+            name,
+            "PMIxShareServerTopology of mpi.conf is on: MPI programs in guests bind themselves to the node's "
+            "processors instead of the guest's",
+            "PMIxShareServerTopology=false",
+        )
+    folder = settings.first("PMIxCliTmpDirBase").replace("(null)", "") or settings.first("TmpFS")
+    if folder and folder.rstrip("/") not in _USERS_FOLDERS:
+        return warn(
+            name,
+            f"MPI programs of srun --mpi=pmix create their session directories in {folder}, in guests too",
+            "make sure that images have this folder and that users may write there, or set "
+            "PMIxCliTmpDirBase=/tmp in mpi.conf",
         )
     return ok(name, f"MpiDefault={value}")
+
+
+def _shrinking(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
+    """Ports with fixed GUIDs keep the job's key until the job ends, also on nodes that left it."""
+    if not config.fabric.port_map:
+        return
+    name = "slurm.SchedulerParameters"
+    if "disable_job_shrink" in settings.words("SchedulerParameters"):
+        yield ok(name, "SchedulerParameters has disable_job_shrink")
+        return
+    yield error(
+        name,
+        "users can make running jobs smaller, and with fabric.port_map the adapter of a released node "
+        "keeps the key of the job until the job ends",
+        "SchedulerParameters=disable_job_shrink",
+    )
 
 
 def _slurm_user(settings: SlurmSettings, config: Config) -> CheckResult:

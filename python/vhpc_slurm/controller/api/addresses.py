@@ -46,6 +46,8 @@ class Known:
 
     nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     controllers: frozenset[str] = frozenset()
+    underlay: Mapping[str, str] = field(default_factory=dict)
+    """The one address of each node that job networks use."""
 
     @cached_property
     def every(self) -> frozenset[str]:
@@ -72,6 +74,22 @@ def resolve(name: str) -> frozenset[str]:
     return frozenset(plain(str(place[0])) for _, _, _, _, place in found)
 
 
+def underlay_address(addresses: Iterable[str]) -> str:
+    """The address that other nodes can send to: IPv4 first, then the lowest; empty without such an address.
+
+    The choice does not depend on the resolver's order, so vhpcd chooses the same one every time.
+    """
+    usable = []
+    for address in addresses:
+        try:
+            found = ip_address(address)
+        except ValueError:
+            continue
+        if not (found.is_loopback or found.is_link_local or found.is_multicast or found.is_unspecified):
+            usable.append((found.version, int(found), str(found)))
+    return min(usable)[2] if usable else ""
+
+
 class HostAddresses:
     """The known addresses; ``learn`` updates them, in one thread at a time."""
 
@@ -80,10 +98,15 @@ class HostAddresses:
         settings: Controller,
         slurm: Slurm,
         *,
+        underlay: str = "",
         resolve: Resolve = resolve,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with the addresses of vhpcd's last run; NodeError when the configuration is invalid."""
+        """Begin with the addresses of vhpcd's last run; NodeError when the configuration is invalid.
+
+        ``underlay`` is the pattern of network.underlay.
+        """
+        self._underlay = underlay
         self.known = Known()
         self._slurm = slurm
         self._resolve = resolve
@@ -125,10 +148,12 @@ class HostAddresses:
 
         listed = {one.name: addresses(self._names_of(one)) for one in nodes}
         hosts = addresses((*controllers, *self._controllers))
+        sought = {one.name: self._underlay.replace("{node}", one.name) or one.address for one in nodes}
+        underlay = {node: underlay_address(addresses((name,))) for node, name in sought.items()}
         self._listed |= dict.fromkeys(listed, now)
         self._listed = {name: seen for name, seen in self._listed.items() if now - seen < KEEP_S}
         gone = {name: known for name, known in self.known.nodes.items() if name in self._listed}
-        known = Known(gone | listed, hosts)
+        known = Known(gone | listed, hosts, {node: address for node, address in underlay.items() if address})
         self._names = resolved
         if known != self.known:
             log.info("vhpcd knows %d nodes and %d addresses of hosts", len(known.nodes), len(known.every))
@@ -147,7 +172,7 @@ class HostAddresses:
         except (OSError, *UNDECODABLE) as err:
             log.warning("%s cannot be read; vhpcd asks Slurm instead: %s", self._file, err)
             return
-        self.known = Known(kept.nodes, kept.controllers)
+        self.known = Known(kept.nodes, kept.controllers, kept.underlay)
 
     def _remember(self) -> None:
         new = self._file.with_name(f".{self._file.name}.new")
@@ -155,7 +180,9 @@ class HostAddresses:
             new.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(new, flags, 0o600), "wb") as opened:
-                opened.write(msgspec.json.encode(_Kept(dict(self.known.nodes), self.known.controllers)))
+                known = self.known
+                kept = _Kept(dict(known.nodes), known.controllers, dict(known.underlay))
+                opened.write(msgspec.json.encode(kept))
             new.replace(self._file)
         except OSError as err:
             log.warning("%s cannot be written: %s", self._file, err)
@@ -166,6 +193,7 @@ class HostAddresses:
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: dict[str, frozenset[str]]
     controllers: frozenset[str]
+    underlay: dict[str, str] = {}
 
 
 def _pairs(words: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -89,14 +89,15 @@ class Admission:
             self._oust(next(iter(most)), f"{group.value} have too many connections")
 
     def grew(self, peer: Peer, count: int) -> None:
-        """A connection holds more bytes; the largest of its address, or of the group, may be closed."""
+        """A connection holds more bytes; the largest of its address, or some of the group, may be closed."""
         share, group = self._shares[peer.group], peer.group
         if peer not in self._peers[group].get(peer.address, ()):
             return  # it has just been dropped
         self._hold(peer, count)
         if self._bytes[group][peer.address] > share.bytes_each:
             self._oust(self._largest(group, peer.address), "its address holds too many bytes")
-        elif self._held[group] > share.bytes:
+        # The address that holds most may do so in many small connections.
+        while self._held[group] > share.bytes:
             most = max(self._bytes[group], key=self._bytes[group].__getitem__)
             self._oust(self._largest(group, most), f"{group.value} hold too many bytes")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -43,11 +43,13 @@ def speaker(request: wire.Request) -> str | None:
     match request:
         case wire.GetLease():
             return request.node if request.wait_s > 0 else None
-        case wire.Acknowledge():
+        case wire.Acknowledge() | wire.ReportReady():
             return request.node
         case wire.ReportTimeline():
             return request.timeline.node
-        case wire.OpenGeneration() | wire.Ending() | wire.Fence() | wire.ClearKey() | wire.TellFabric():
+        case wire.OpenGeneration() | wire.WithoutGuests() | wire.Ending():
+            return ""
+        case wire.Fence() | wire.ClearKey() | wire.TellFabric():
             return ""
     return None
 
@@ -74,6 +76,14 @@ class Authority:
         known = self._addresses.known
         nodes = tuple(node for node, addresses in known.nodes.items() if origin.address in addresses)
         return (*nodes, *([wire.CONTROLLER] if origin.address in known.controllers else []))
+
+    async def underlay(self, nodes: Iterable[str]) -> Mapping[str, str]:
+        """The underlay addresses of nodes, as far as they are known; asks Slurm where one is not."""
+        wanted = tuple(nodes)
+        if any(node not in self._addresses.known.underlay for node in wanted):
+            await self._learn_soon()
+        known = self._addresses.known.underlay
+        return {node: known[node] for node in wanted if node in known}
 
     async def check(self, request: wire.Request, origin: Origin) -> None:
         """FabricError when this request may not come from there."""

@@ -10,7 +10,7 @@ import msgspec
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
-from vhpc_slurm.controller.store.database import LeaseStore
+from vhpc_slurm.controller.store.port import LeaseStore
 
 PAGE = 100
 """Rows of a page at most."""

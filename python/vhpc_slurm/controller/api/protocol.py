@@ -23,13 +23,23 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from vhpc_slurm.controller.wire_types import LeaseWire, NodeGroup, RecordWire, TimelineWire, Wire
+from vhpc_slurm.controller.wire_types import (
+    LeaseWire,
+    NodeGroup,
+    NodeState,
+    ReadyState,
+    RecordWire,
+    TimelineWire,
+    Wire,
+)
 from vhpc_slurm.model import (
     JobRequest,
+    SshKeys,
     Stage,
+    TunnelKeys,
 )
 
-VERSION = 2
+VERSION = 6
 MAX_MESSAGE = 1 << 20
 """Longest frame in bytes; also what munged itself takes."""
 PAGE_BYTES = 256 << 10
@@ -37,6 +47,10 @@ PAGE_BYTES = 256 << 10
 TTL_S = 60
 """Time to live of credentials; how far the clocks of two hosts may differ."""
 MAX_WAIT_S = 600.0
+GATHER_S = 60.0
+"""How long a component of a heterogeneous job with a network waits for the requests of the others."""
+MAX_LINE = 4000
+"""Characters of a node's error."""
 HEADER = struct.Struct(">I")
 CONTROLLER, ANY = "@controller", "@any"
 """In ``Status.speaks_for``; no node has such a name."""
@@ -55,6 +69,13 @@ class OpenGeneration(Wire, frozen=True, tag="open"):
 
     request: JobRequest
     node_groups: tuple[NodeGroup, ...] = msgspec.field(name="layouts")
+
+
+class WithoutGuests(Wire, frozen=True, tag="without"):
+    """PrologSlurmctld: this component of a heterogeneous job has no guests; others need not wait for it."""
+
+    leader: JobId
+    offset: Serial
 
 
 class GetLease(Wire, frozen=True, tag="get"):
@@ -92,6 +113,23 @@ class ReportTimeline(Wire, frozen=True, tag="timeline"):
     """A node: its timeline of a generation."""
 
     timeline: TimelineWire
+
+
+class ReportReady(Wire, frozen=True, tag="ready"):
+    """A node: its part in the ready barrier of a job with a network.
+
+    ``kind`` and ``line`` are the error of ``failed``.  With ``wait_s`` > 0 the answer comes when all
+    nodes have passed, one has failed or the generation is over, or after that time.  ``about`` are
+    nodes of which the answer says whether they have reported.
+    """
+
+    generation: str
+    node: str
+    state: NodeState
+    kind: str = ""
+    line: Annotated[str, msgspec.Meta(max_length=MAX_LINE)] = ""
+    about: Annotated[tuple[str, ...], msgspec.Meta(max_length=8)] = ()
+    wait_s: float = 0.0
 
 
 class ListLeases(Wire, frozen=True, tag="leases"):
@@ -133,10 +171,12 @@ class TellFabric(Wire, frozen=True, tag="tell"):
 
 Request = (
     OpenGeneration
+    | WithoutGuests
     | GetLease
     | Ending
     | Acknowledge
     | ReportTimeline
+    | ReportReady
     | ListLeases
     | ListTimelines
     | AskStatus
@@ -148,10 +188,16 @@ Request = (
 # --- answers ------------------------------------------------------------------
 
 
-class LeaseAnswer(Wire, frozen=True, tag="lease"):
-    """To OpenGeneration and GetLease."""
+class LeaseAnswer(Wire, frozen=True, tag="lease", omit_defaults=True):
+    """To OpenGeneration and GetLease; ``ssh`` and ``tunnel`` are secret, for a node that takes the lease.
+
+    A node of an earlier version refuses an answer with ``tunnel``, and so never makes the
+    segment without encryption; one without it the node reads as before.
+    """
 
     lease: LeaseWire
+    ssh: SshKeys | None = None
+    tunnel: TunnelKeys | None = None
 
 
 class Done(Wire, frozen=True, tag="done"):
@@ -238,7 +284,7 @@ class Failure(Wire, frozen=True, tag="failure"):
     hint: str = ""
 
 
-Answer = LeaseAnswer | Done | LeasePage | TimelinePage | Status | Fenced | Failure
+Answer = LeaseAnswer | Done | ReadyState | LeasePage | TimelinePage | Status | Fenced | Failure
 
 
 # --- envelopes ----------------------------------------------------------------

@@ -61,6 +61,8 @@ class Requests:
         match request:
             case wire.OpenGeneration():
                 answer = await starting.open(request)
+            case wire.WithoutGuests():
+                starting.without_guests(request)
             case wire.GetLease():
                 answer = await starting.get(request)
             case wire.Ending():
@@ -70,10 +72,10 @@ class Requests:
                 await self._acknowledge(request)
             case wire.ReportTimeline():
                 await executor.write(leases.nodes.report, request.timeline.unpack())
-            case wire.ListLeases():
-                answer = await listing.leases(executor, leases.store, request)
-            case wire.ListTimelines():
-                answer = await listing.timelines(executor, leases.store, request)
+            case wire.ReportReady():
+                answer = await starting.ready(request)
+            case wire.ListLeases() | wire.ListTimelines():
+                answer = await self._list(request)
             case wire.AskStatus():
                 answer = await self._status()
             case wire.Fence():
@@ -83,6 +85,11 @@ class Requests:
             case wire.TellFabric():
                 await self._operating.tell(request, uid)
         return answer
+
+    async def _list(self, request: wire.ListLeases | wire.ListTimelines) -> wire.Answer:
+        if isinstance(request, wire.ListLeases):
+            return await listing.leases(self._executor, self._leases.store, request)
+        return await listing.timelines(self._executor, self._leases.store, request)
 
     async def _acknowledge(self, request: wire.Acknowledge) -> None:
         generation = Generation.parse(request.generation)

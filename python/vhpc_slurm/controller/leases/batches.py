@@ -17,7 +17,7 @@ from vhpc_slurm.fabric.keys import KeySnapshot, KeyState
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.store.database import LeaseStore
+    from vhpc_slurm.controller.store.port import LeaseStore
     from vhpc_slurm.fabric.backend import ProofResults
 
 log = logging.getLogger("vhpcd")

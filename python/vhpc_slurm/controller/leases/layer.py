@@ -15,10 +15,11 @@ from vhpc_slurm.controller.leases.nodes import NodeReports
 from vhpc_slurm.controller.leases.opening import LeaseOpening
 from vhpc_slurm.controller.leases.operator import OperatorActions
 from vhpc_slurm.controller.leases.queries import LeaseQueries
+from vhpc_slurm.controller.leases.readiness import Readiness
 from vhpc_slurm.controller.leases.settling import Settling
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.store.database import LeaseStore
+    from vhpc_slurm.controller.store.port import LeaseStore
     from vhpc_slurm.fabric.backend import NetworkBackend
 
 
@@ -31,6 +32,7 @@ class LeaseLayer:
         lifecycle: state changes of leases and keys.
         opening: for PrologSlurmctld.
         nodes: for Prolog and Epilog.
+        readiness: for Prologs of jobs with a network.
         operator: for ``vhpc fabric``.
         batches: the ledger of ``controller.sync``.
         settling: for the periodic task.
@@ -41,6 +43,7 @@ class LeaseLayer:
     lifecycle: Lifecycle
     opening: LeaseOpening
     nodes: NodeReports
+    readiness: Readiness
     operator: OperatorActions
     batches: LeaseBatches
     settling: Settling
@@ -57,12 +60,19 @@ def build(
 ) -> LeaseLayer:
     """The layer over a store; ``clock`` is the wall clock, ``steady`` a clock that never jumps."""
     fabric = config.fabric
-    lifecycle = Lifecycle(store, quarantine_s=fabric.quarantine_s, clock=clock, steady=steady)
+    lifecycle = Lifecycle(
+        store,
+        quarantine_s=fabric.quarantine_s,
+        segment_quarantine_s=config.network.quarantine_s,
+        clock=clock,
+        steady=steady,
+    )
     return LeaseLayer(
         store=store,
         lifecycle=lifecycle,
         opening=LeaseOpening(store, lifecycle, network, config, clock),
         nodes=NodeReports(store, lifecycle, clock),
+        readiness=Readiness(store),
         operator=OperatorActions(store, lifecycle, clock),
         batches=LeaseBatches(store, lifecycle),
         settling=Settling(store, lifecycle, lost_after_s=fabric.lost_after_s, steady=steady),

@@ -22,7 +22,7 @@ from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.store.database import LeaseStore
+    from vhpc_slurm.controller.store.port import LeaseStore
 
 log = logging.getLogger("vhpcd")
 
@@ -35,12 +35,14 @@ class Lifecycle:
         store: LeaseStore,
         *,
         quarantine_s: float,
+        segment_quarantine_s: float = 0.0,
         clock: Callable[[], float],
         steady: Callable[[], float],
     ) -> None:
         """``clock`` is the wall clock; ``steady`` never jumps, and counts only while vhpcd runs."""
         self._store = store
         self._quarantine_s = quarantine_s
+        self._segment_quarantine_s = segment_quarantine_s
         self._clock = clock
         self._steady = steady
         self._aged = steady()
@@ -78,8 +80,19 @@ class Lifecycle:
         self._store.keys.update(changed)
         self._store.keys.free(freed)
         for generation, held in after.items():
+            self._settle_segment(generation, held)
+        for generation, held in after.items():
             _log(generation, before[generation], held)
         return after
+
+    def _settle_segment(self, generation: Generation, held: Holding) -> None:
+        """A VNI is held until its lease is released, and again when a node reports that it is not clean."""
+        if held.record is None or held.state is not LeaseState.RELEASED or held.record.lease.segment is None:
+            return
+        if held.record.unclean:
+            self._store.segments.hold_again(generation)
+        else:
+            self._store.segments.rest(generation, self._segment_quarantine_s)
 
     def end(self, generation: Generation, why: str) -> None:
         """End one generation, and release it where no node and no port holds it."""
@@ -114,7 +127,7 @@ class Lifecycle:
         self.stay([generation for generation, held in after.items() if held.key_state not in STRIPPABLE])
 
     def age(self) -> None:
-        """Count the seconds since the last call for quarantines; a key whose quarantine is over is free."""
+        """Count the seconds since the last call for quarantines: after its own, a key or VNI is free."""
         now = self._steady()
         elapsed_s, self._aged = now - self._aged, now
         resting = [one for one in self._store.keys.snapshot().assignments if one.state is KeyState.QUARANTINE]
@@ -122,6 +135,9 @@ class Lifecycle:
             with self._store.transaction():
                 # Their leases are over and do not change: reading them would cost as much again.
                 self._write({one.generation: Holding(None, one) for one in resting}, Aged(elapsed_s))
+        if any(one.left_s is not None for one in self._store.segments.held()):
+            with self._store.transaction():
+                self._store.segments.age(elapsed_s)
 
     # --- what leaves with the next batch ---------------------------------------
 

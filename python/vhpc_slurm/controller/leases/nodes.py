@@ -13,10 +13,19 @@ from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Unclean
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.model import ALARM, Alarm, Generation, LeaseRecord, LeaseState, Timeline
+from vhpc_slurm.model import (
+    ALARM,
+    Alarm,
+    Generation,
+    LeaseRecord,
+    LeaseState,
+    SshKeys,
+    Timeline,
+    TunnelKeyPairs,
+)
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.store.database import LeaseStore
+    from vhpc_slurm.controller.store.port import LeaseStore
 
 log = logging.getLogger("vhpcd")
 
@@ -58,6 +67,18 @@ class NodeReports:
         with self._store.transaction():
             self._store.take(generation, node, self._clock())
         return record
+
+    def keep_ssh_keys(self, generation: Generation, keys: SshKeys) -> SshKeys | None:
+        """Store keys unless the generation has some; returns the stored ones, None if it is over."""
+        with self._store.transaction():
+            self._store.ssh_keys.add(generation, keys)
+        return self._store.ssh_keys.get(generation)
+
+    def keep_tunnel_keys(self, generation: Generation, keys: TunnelKeyPairs) -> TunnelKeyPairs | None:
+        """As ``keep_ssh_keys``."""
+        with self._store.transaction():
+            self._store.tunnel_keys.add(generation, keys)
+        return self._store.tunnel_keys.get(generation)
 
     def acknowledge(
         self, generation: Generation, node: str, *, clean: bool, note: str, timeline: Timeline | None

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from vhpc_slurm.catalog import resolve
-from vhpc_slurm.config import Config
-from vhpc_slurm.controller.leases import rules
+from vhpc_slurm.catalog import Owner, resolve_for
+from vhpc_slurm.config import Config, Images
+from vhpc_slurm.controller.leases import rules, segments
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Ended
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric.keys import ExhaustedError, KeyAssignment
 from vhpc_slurm.model import (
+    MAX_COMPONENTS,
     MAX_GUESTS_PER_NODE,
     NODE_NAME,
     Allocation,
@@ -26,21 +28,41 @@ from vhpc_slurm.model import (
     JobRequest,
     LeaseRecord,
     LeaseState,
+    Segment,
+    SegmentPart,
 )
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.store.database import LeaseStore
+    from vhpc_slurm.controller.store.port import LeaseStore
     from vhpc_slurm.fabric.backend import NetworkBackend
 
 log = logging.getLogger("vhpcd")
 
 
-def look_up(catalog: Path, ref: ImageRef) -> ImageIdentity | UserError:
-    """The image that a name means now, or the user's error; FabricError when the catalogue is unreadable."""
+def look_up(images: Images, request: JobRequest) -> ImageIdentity | UserError:
+    """The image that a job's request means now, or the user's error.
+
+    Raises:
+        FabricError: the catalogue of the site is unreadable.
+    """
     try:
-        return resolve(catalog, ImageRef.parse(str(ref)))
+        ref = ImageRef.parse(str(request.image))
+        return resolve_for(images, ref, Owner(request.user, request.uid))
     except UserError as err:
         return err
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A job, or a component of a heterogeneous job, that needs a lease; ``image`` is from ``look_up``."""
+
+    request: JobRequest
+    allocation: Allocation
+    image: ImageIdentity | UserError
+
+
+class _RefusedError(Exception):
+    """Why no usable lease can be made, as one line for the user."""
 
 
 class LeaseOpening:
@@ -81,82 +103,167 @@ class LeaseOpening:
         return None
 
     def reserve(
-        self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
+        self,
+        request: JobRequest,
+        allocation: Allocation,
+        image: ImageIdentity | UserError,
+        underlay: Mapping[str, str] = MappingProxyType({}),
     ) -> LeaseRecord:
         """The lease of this request; where there was none, a new one that ends all others of the job.
 
         A new lease is RESERVED, READY where it has no key, or REFUSED.  ``image``
-        is the result of ``look_up``; it counts only where a lease is made.
+        is the result of ``look_up``, ``underlay`` has the address of each node where the
+        job has a job network; both count only where a lease is made.
 
         Raises:
-            FabricError: the request is invalid, or no key is free.
+            FabricError: the request is invalid, or no key or VNI is free.
         """
-        return self.find(request, allocation) or self._make(request, allocation, image)
+        return self.reserve_all((Wanted(request, allocation, image),), underlay)[0]
 
-    def _make(
-        self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError
-    ) -> LeaseRecord:
-        generation = Generation(request.job_id, request.restart, os.urandom(4).hex())
-        reason = self._refusal(request, allocation, image)
+    def reserve_all(self, wanted: Sequence[Wanted], underlay: Mapping[str, str]) -> tuple[LeaseRecord, ...]:
+        """As ``reserve``, for all components of a heterogeneous job that have one segment, in their order.
+
+        Their leases are made in one transaction: all of them, or none.  If one is refused, all are.
+        """
+        found = [self.find(one.request, one.allocation) for one in wanted]
+        known = tuple(record for record in found if record is not None)
+        return known if len(known) == len(wanted) else self._make(wanted, underlay)
+
+    def _make(self, wanted: Sequence[Wanted], underlay: Mapping[str, str]) -> tuple[LeaseRecord, ...]:
+        reason = self._refusal(wanted)
         self._lifecycle.age()
         stale = [
             old.lease.generation
-            for old in self._store.of_job(request.job_id)
+            for one in wanted
+            for old in self._store.of_job(one.request.job_id)
             if old.lease.state in rules.USABLE
         ]
         with self._store.transaction():
             self._lifecycle.apply(stale, Ended())
-            if reason or isinstance(image, UserError):
-                record = rules.refuse(generation, request, allocation, reason, self._clock())
-                self._lifecycle.create(record, None)
-            else:
-                record, key = self._plan(generation, request, allocation, image)
-                self._lifecycle.create(record, key)
+            records = self._create(wanted, underlay, reason)
         for old in stale:
-            log.info("%s ending: replaced by %s", old, generation)
+            log.info("%s ending: replaced by a new generation", old)
             self._lifecycle.release(old)
-        log.info(
-            "%s %s for %s on %d nodes %s",
-            generation,
-            record.lease.state,
-            request.user,
-            len(allocation.nodes),
-            record.lease.refusal,
-        )
-        return record
+        for record in records:
+            lease = record.lease
+            nodes, user = len(lease.allocation.nodes), lease.request.user
+            log.info("%s %s for %s on %d nodes %s", lease.generation, lease.state, user, nodes, lease.refusal)
+        return records
 
-    def _refusal(self, request: JobRequest, allocation: Allocation, image: ImageIdentity | UserError) -> str:
-        """Why the user's request cannot be served, as one line; empty when it can."""
-        if isinstance(image, UserError):
-            return image.line()
-        return rules.impatient(request, allocation, self._config) or rules.misfit(
-            request, allocation, image, self._config
-        )
-
-    def _plan(
-        self, generation: Generation, request: JobRequest, allocation: Allocation, image: ImageIdentity
-    ) -> tuple[LeaseRecord, KeyAssignment | None]:
-        """A lease with its network identity, and the key of that."""
+    def _create(
+        self, wanted: Sequence[Wanted], underlay: Mapping[str, str], reason: str
+    ) -> tuple[LeaseRecord, ...]:
+        """Write new leases; REFUSED with this reason if it is not empty, or if nothing is left for them."""
+        if not reason:
+            try:
+                with self._store.transaction():
+                    return self._create_usable(wanted, underlay)
+            except _RefusedError as err:
+                reason = str(err)
         now = self._clock()
+        records = tuple(
+            rules.refuse(_generation(one.request), one.request, one.allocation, reason, now) for one in wanted
+        )
+        for record in records:
+            self._lifecycle.create(record, None)
+        return records
+
+    def _create_usable(
+        self, wanted: Sequence[Wanted], underlay: Mapping[str, str]
+    ) -> tuple[LeaseRecord, ...]:
+        network = self._config.network
+        generations = [_generation(one.request) for one in wanted]
+        segment = self._segment(wanted, generations, underlay)
+        records = []
+        for generation, one in zip(generations, wanted, strict=True):
+            record, key = self._plan(generation, one)
+            nat, site = segments.nat_wanted(one.request, network), segments.site_wanted(one.request, network)
+            record = replace(record, lease=replace(record.lease, nat=nat, site=site, segment=segment))
+            self._lifecycle.create(record, key)
+            records.append(record)
+        return tuple(records)
+
+    def _refusal(self, wanted: Sequence[Wanted]) -> str:
+        """Why the user's request cannot be served, as one line; empty when it can."""
+        names = [node for one in wanted for node in one.allocation.node_names]
+        if len(wanted) > 1 and len(set(names)) < len(names):
+            twice = next(node for node in names if names.count(node) > 1)
+            return (
+                f"two components of the heterogeneous job are on node {twice}, so they cannot have one "
+                "network (choose other nodes, or --vhpc-network=none)"
+            )
+        counts = [len(one.allocation.nodes) * one.request.guests_per_node for one in wanted]
+        for one, guests in zip(wanted, counts, strict=True):
+            reason = self._refusal_of(one, sum(counts) - guests)
+            if reason and len(wanted) > 1 and one.request.het is not None:
+                return f"component {one.request.het.offset} of the heterogeneous job: {reason}"
+            if reason:
+                return reason
+        return ""
+
+    def _refusal_of(self, one: Wanted, others: int) -> str:
+        """The same for one component; ``others`` is the number of the other components' guests."""
+        if isinstance(one.image, UserError):
+            return one.image.line()
+        return (
+            segments.refusal(one.request, one.allocation, self._config.network, others)
+            or rules.impatient(one.request, one.allocation, self._config)
+            or rules.misfit(one.request, one.allocation, one.image, self._config)
+        )
+
+    def _plan(self, generation: Generation, one: Wanted) -> tuple[LeaseRecord, KeyAssignment | None]:
+        """A lease with its network identity, and the key of that."""
+        assert not isinstance(one.image, UserError)
+        request, allocation, now = one.request, one.allocation, self._clock()
         try:
             network, key = self._network.plan(generation, request, allocation, self._store.keys.snapshot())
         except ExhaustedError as err:
             if self._config.fabric.exhausted != "refuse":
                 raise
-            return rules.refuse(generation, request, allocation, err.line(), now), None
-        record = rules.reserve(generation, request, allocation, image, network, now)
+            raise _RefusedError(err.line()) from err
+        record = rules.reserve(generation, request, allocation, one.image, network, now)
         if network.kind == "none":  # the fabric is not involved
             record = rules.move(record, LeaseState.READY, now)
         return record, key
 
+    def _segment(
+        self, wanted: Sequence[Wanted], generations: Sequence[Generation], underlay: Mapping[str, str]
+    ) -> Segment | None:
+        """The segment of new leases, whose VNI is taken; None if the job has no network."""
+        network, store = self._config.network, self._store.segments
+        if not segments.wanted(wanted[0].request, network):
+            return None
+        try:
+            vni = segments.choose(network, store.held(), store.freed())
+        except ExhaustedError as err:
+            if network.exhausted != "refuse":
+                raise
+            raise _RefusedError(err.line()) from err
+        parts = tuple(
+            SegmentPart.of(generation, one.allocation, one.request.guests_per_node)
+            for generation, one in zip(generations, wanted, strict=True)
+        )
+        nodes = [node for part in parts for node in part.nodes]
+        flood = any(segments.flood_wanted(one.request, network) for one in wanted)
+        store.add(vni, *generations)
+        shared = parts if len(parts) > 1 else ()
+        return segments.make(network, vni, nodes, underlay, flood=flood, parts=shared)
+
+
+def _generation(request: JobRequest) -> Generation:
+    return Generation(request.job_id, request.restart, os.urandom(4).hex())
+
 
 def _check(request: JobRequest, allocation: Allocation) -> None:
-    names = [part.node for part in allocation.nodes]
+    names = allocation.node_names
     what = f"cannot make a lease for job {request.job_id}"
     if not (0 < request.job_id < 1 << 32 and 0 <= request.restart < 10**9):
         raise FabricError(what, "its job id or restart count is out of range")
     if not 1 <= request.guests_per_node <= MAX_GUESTS_PER_NODE:
         raise FabricError(what, f"a node has 1 to {MAX_GUESTS_PER_NODE} guests")
+    place = request.het
+    if place is not None and not 0 <= place.offset < place.components <= MAX_COMPONENTS:
+        raise FabricError(what, "its place in a heterogeneous job is out of range")
     if not names:
         raise FabricError(what, "it has no nodes (yet)")
     if len(set(names)) != len(names) or not all(NODE_NAME.match(name) for name in names):

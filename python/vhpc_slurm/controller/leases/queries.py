@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vhpc_slurm.model import LeaseRecord
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.store.database import LeaseStore
+    from vhpc_slurm.controller.store.port import LeaseStore
 
 log = logging.getLogger("vhpcd")
 

@@ -110,7 +110,7 @@ def _unnoticed(record: LeaseRecord | None, asked: float) -> str:
     if record is None:
         return ""
     ended = {line.node: max(stage.ended for stage in line.stages) for line in record.timelines if line.stages}
-    nodes = {part.node for part in record.lease.allocation.nodes}
+    nodes = set(record.lease.allocation.node_names)
     if nodes <= ended.keys() and max(ended.values()) < asked - NOTICE_S:
         return "its Prologs have ended, and Slurm did not notice"
     return ""

@@ -131,6 +131,14 @@ def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, co
     """
     need_mib, guests = image.manifest.min_memory_mib, request.guests_per_node
     for part in allocation.nodes:
+        need = image.manifest.min_cpus * guests
+        # a guest without any CPU is the fault of --vhpc-guests-per-node, which the node's planner says
+        if image.manifest.min_cpus > 1 and len(part.cpu_ids) < need:
+            whose = "" if guests == 1 else f" for each of {guests} guests"
+            return (
+                f"image {image.ref} needs {image.manifest.min_cpus} CPUs{whose}: the job has "
+                f"{len(part.cpu_ids)} on {part.node} (ask for {need} or more, such as --cpus-per-task={need})"
+            )
         if part.memory_mib == 0:
             return (
                 f"Slurm accounts no memory for this job on {part.node}: guests cannot be sized "

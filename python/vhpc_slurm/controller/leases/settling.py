@@ -13,7 +13,7 @@ from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.model import Generation, LeaseRecord
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.store.database import LeaseStore
+    from vhpc_slurm.controller.store.port import LeaseStore
 
 
 class Settling:

@@ -13,88 +13,31 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from vhpc_slurm.controller.store import schema
+from vhpc_slurm.controller.store import schema, secrets
 from vhpc_slurm.controller.store.errors import DamagedError, explain
 from vhpc_slurm.controller.store.keys import KeyStore, SqliteKeys
+from vhpc_slurm.controller.store.readiness import ReadinessStore, SqliteReadiness
+from vhpc_slurm.controller.store.secrets import SecretStore, SqliteSecrets
+from vhpc_slurm.controller.store.segments import SegmentStore, SqliteSegments
 from vhpc_slurm.controller.wire_types import LeaseWire, TimelineWire
 from vhpc_slurm.errors import UNDECODABLE, FabricError
-from vhpc_slurm.model import ALARM, Alarm, Generation, Lease, LeaseRecord, LeaseState, Timeline
+from vhpc_slurm.model import (
+    ALARM,
+    Alarm,
+    Generation,
+    Lease,
+    LeaseRecord,
+    LeaseState,
+    SshKeys,
+    Timeline,
+    TunnelKeyPairs,
+)
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-
-class LeaseStore(Protocol):
-    """The port.  Changes happen inside ``transaction`` only; unknown generations change nothing."""
-
-    @property
-    def keys(self) -> KeyStore:
-        """Assignments of partition keys, in the same transactions."""
-
-    def transaction(self) -> AbstractContextManager[None]:
-        """All changes within are durable at its end, or none is; one within another goes with it."""
-
-    def put(self, record: LeaseRecord) -> None:
-        """Insert a lease, or replace its lease part; nodes and timelines stay."""
-
-    def take(self, generation: Generation, node: str, now: float) -> None:
-        """Record that a node took the lease; this cancels an earlier acknowledgement of the node."""
-
-    def acknowledge(self, generation: Generation, node: str, *, clean: bool, note: str, now: float) -> None:
-        """Record the last acknowledgement of a node."""
-
-    def report(self, timeline: Timeline) -> None:
-        """Store a timeline, which replaces an earlier one of that node."""
-
-    def get(self, generation: Generation) -> LeaseRecord | None:
-        """One lease, without timelines."""
-
-    def of_job(self, job_id: int) -> tuple[LeaseRecord, ...]:
-        """All leases of a job, newest first, without timelines."""
-
-    def newest(self, job_id: int) -> LeaseRecord | None:
-        """The newest lease of a job, without acknowledgements: there may be thousands."""
-
-    def live(self) -> tuple[LeaseRecord, ...]:
-        """All leases that are not released, oldest first."""
-
-    def ending(self) -> tuple[LeaseRecord, ...]:
-        """All leases that are ending, oldest first."""
-
-    def states(self) -> dict[Generation, LeaseState]:
-        """The state of each lease that is not released."""
-
-    def released(self, jobs: Iterable[int]) -> tuple[LeaseRecord, ...]:
-        """All released leases of some jobs, oldest first."""
-
-    def page(
-        self, after: int, *, job_id: int | None = None, live: bool = False, limit: int = 100
-    ) -> tuple[tuple[int, LeaseRecord], ...]:
-        """Leases with their serial numbers, in order, those above ``after``."""
-
-    def timelines(
-        self, after: int, *, job_id: int | None = None, limit: int = 100
-    ) -> tuple[tuple[int, Timeline], ...]:
-        """Timelines with their serial numbers, in order, those above ``after``."""
-
-    def counts(self) -> dict[str, int]:
-        """How many leases there are in each state."""
-
-    def alarms(self, limit: int) -> tuple[Alarm, ...]:
-        """The newest alarms of nodes, newest last."""
-
-    def prune(self, before: float) -> int:
-        """Delete leases released before that time; returns how many."""
-
-    def close(self) -> None:
-        """Close the file; nothing is lost without this call."""
-
-    def explain(self, err: sqlite3.Error) -> FabricError:
-        """An error of the database as one line: what it is, and what to do."""
+_VNI_BASE = 1 << 24
+"""Assignments of an earlier version's backend vxlan have numbers from here on."""
 
 
 class SqliteStore:
@@ -116,6 +59,10 @@ class SqliteStore:
             self._db.execute("PRAGMA foreign_keys = ON")
             schema.prepare(self._db, path)
             self._keys = SqliteKeys(self._db)
+            self._segments = SqliteSegments(self._db)
+            self._readiness = SqliteReadiness(self._db)
+            self._ssh_keys = SqliteSecrets(self._db, "ssh_key", SshKeys)
+            self._tunnel_keys = SqliteSecrets(self._db, "tunnel_key", TunnelKeyPairs)
             self._check()
         except sqlite3.Error as err:
             self._db.close()
@@ -135,11 +82,24 @@ class SqliteStore:
         (orphans,) = self._db.execute("SELECT count(*) FROM pragma_foreign_key_check").fetchone()
         if orphans:
             raise DamagedError(self._path, f"{orphans} rows belong to a missing lease or key")
+        (foreign,) = self._db.execute(
+            "SELECT count(*) FROM key_claim WHERE pkey >= ? AND state <> 'quarantine'", (_VNI_BASE,)
+        ).fetchone()
+        if foreign:
+            raise FabricError(
+                f"cannot use the database {self._path}",
+                f"{foreign} jobs have a VNI of fabric.backend vxlan, which this version does not have",
+                "let these jobs end under the earlier version; see [network] in vhpc.toml(5)",
+            )
         self.live()
         try:
             self._keys.snapshot()
         except ValueError as err:
             raise DamagedError(self._path, f"an assignment of a key cannot be read: {err}") from err
+        try:
+            self._segments.held()
+        except ValueError as err:
+            raise DamagedError(self._path, f"the holder of a VNI cannot be read: {err}") from err
 
     def explain(self, err: sqlite3.Error) -> FabricError:
         """An error of the database as one line: what it is, and what to do."""
@@ -149,6 +109,26 @@ class SqliteStore:
     def keys(self) -> KeyStore:
         """Assignments of partition keys."""
         return self._keys
+
+    @property
+    def segments(self) -> SegmentStore:
+        """VNIs of job networks."""
+        return self._segments
+
+    @property
+    def readiness(self) -> ReadinessStore:
+        """What nodes report to the ready barrier."""
+        return self._readiness
+
+    @property
+    def ssh_keys(self) -> SecretStore[SshKeys]:
+        """Keys for ssh between guests."""
+        return self._ssh_keys
+
+    @property
+    def tunnel_keys(self) -> SecretStore[TunnelKeyPairs]:
+        """Keys of the WireGuard tunnels between the nodes of a generation."""
+        return self._tunnel_keys
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -202,6 +182,8 @@ class SqliteStore:
             record.updated,
             msgspec.json.encode(LeaseWire.pack(lease)),
         )
+        if lease.state in (LeaseState.ENDING, LeaseState.RELEASED):
+            secrets.delete(self._db, lease.generation)
 
     def take(self, generation: Generation, node: str, now: float) -> None:
         """Remember that a node took the lease."""
@@ -320,8 +302,13 @@ class SqliteStore:
         return tuple(Alarm(*row) for row in reversed(rows))
 
     def prune(self, before: float) -> int:
-        """Delete old leases."""
-        return self._change("DELETE FROM lease WHERE state = 'released' AND updated < ?", before)
+        """Delete old leases, but those whose VNI a node may still use: it is freed through its lease."""
+        return self._change(
+            "DELETE FROM lease WHERE state = 'released' AND updated < ? AND generation NOT IN"
+            " (SELECT generation FROM segment WHERE generation IS NOT NULL AND left_s IS NULL"
+            " UNION SELECT generation FROM segment_share WHERE held)",
+            before,
+        )
 
     def close(self) -> None:
         """End."""

@@ -10,7 +10,7 @@ from vhpc_slurm.errors import FabricError
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_ERROR)
 _FORBIDDEN = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_CANTOPEN)
-_CLAIMED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class DamagedError(FabricError):
@@ -39,6 +39,6 @@ def explain(err: sqlite3.Error, path: str | Path) -> FabricError:
         return FabricError(
             what, str(err), "the file and its folder must belong to vhpcd's user, on a writable disk"
         )
-    if code in _CLAIMED:
+    if code in _IN_USE:
         return FabricError(what, str(err), "another process holds it; see: fuser FILE")
     return FabricError(what, f"{type(err).__name__}: {err}", "see docs/install.md")

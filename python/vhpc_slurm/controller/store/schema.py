@@ -107,7 +107,59 @@ ALTER TABLE claim RENAME TO key_claim;
 CREATE INDEX key_claim_pkey ON key_claim (pkey);
 """
 
-STEPS = (_LEASES, _KEYS, _PORTS, _SEGMENTS)
+# VNIs of job networks. One that a generation holds has no left_s, one in quarantine has what is left of it;
+# a free one has neither generation nor left_s, and `freed` counts in which order they became free.
+_VNIS = """
+CREATE TABLE segment (
+    vni INTEGER PRIMARY KEY CHECK (vni BETWEEN 1 AND 16777215),
+    generation TEXT UNIQUE,
+    left_s REAL,
+    freed INTEGER NOT NULL DEFAULT 0,
+    CHECK (generation IS NOT NULL OR left_s IS NULL)
+) STRICT;
+"""
+
+# Components of heterogeneous jobs that hold a VNI together, its first owner among them; `held` is 0 for one
+# that no longer holds it.
+_SEGMENT_SHARES = """
+CREATE TABLE segment_share (
+    generation TEXT PRIMARY KEY,
+    vni INTEGER NOT NULL REFERENCES segment (vni),
+    held INTEGER NOT NULL DEFAULT 1
+) STRICT, WITHOUT ROWID;
+CREATE INDEX segment_share_vni ON segment_share (vni);
+"""
+
+# What nodes of jobs with a network report before the job starts; `kind` and `line` are an error of `failed`.
+_READINESS = """
+CREATE TABLE readiness (
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('waiting', 'passed', 'failed')),
+    kind TEXT NOT NULL,
+    line TEXT NOT NULL,
+    PRIMARY KEY (lease, node)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX readiness_state ON readiness (lease, state);
+"""
+
+# Keys for ssh between the guests of a generation; secret.
+_SSH_KEYS = """
+CREATE TABLE ssh_key (
+    lease INTEGER PRIMARY KEY REFERENCES lease (id) ON DELETE CASCADE,
+    body BLOB NOT NULL
+) STRICT;
+"""
+
+# Keys of the WireGuard tunnels between the nodes of a generation; secret.
+_TUNNEL_KEYS = """
+CREATE TABLE tunnel_key (
+    lease INTEGER PRIMARY KEY REFERENCES lease (id) ON DELETE CASCADE,
+    body BLOB NOT NULL
+) STRICT;
+"""
+
+STEPS = (_LEASES, _KEYS, _PORTS, _SEGMENTS, _VNIS, _READINESS, _SSH_KEYS, _TUNNEL_KEYS, _SEGMENT_SHARES)
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from vhpc_slurm.controller.store.database import LeaseStore
+from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import FabricError
 
 log = logging.getLogger("vhpcd")

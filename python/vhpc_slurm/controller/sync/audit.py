@@ -49,7 +49,8 @@ class FabricAudit:
         trouble = _failure(self._batches.run) if self._batches.told is None else None
         wrong = False
         for attempt in ("found", "still there after a repair"):
-            snapshot, found = self._look()
+            snapshot = self._submit(self._ledger.snapshot).result()
+            found = self._look(snapshot)
             wrong = wrong or bool(found)
             self.watch.saw(found, trouble, _holders(snapshot))
             if not found:
@@ -64,18 +65,16 @@ class FabricAudit:
             raise trouble
         return wrong
 
-    def _look(self) -> tuple[KeySnapshot, tuple[FabricFinding, ...]]:
-        """What the fabric should carry, and what is wrong with it."""
+    def _look(self, snapshot: KeySnapshot) -> tuple[FabricFinding, ...]:
+        """What is wrong with the fabric; ``snapshot`` is the newest."""
         told = self._batches.told
         if told is not None:
-            return told, self._network.audit(told)
+            return self._network.audit(told)
         # A change was interrupted. Keys that ports lack may not have been set yet; ACTIVE jobs had theirs.
-        snapshot = self._submit(self._ledger.snapshot).result()
         found, holders = self._network.audit(snapshot, unsure=True), _holders(snapshot)
-        certain = tuple(
+        return tuple(
             one for one in found if one.open or one.unread or (one.lost and one.port_guid in holders)
         )
-        return snapshot, certain
 
 
 def _failure(call: Callable[[], object]) -> FabricError | None:

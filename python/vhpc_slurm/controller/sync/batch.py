@@ -121,7 +121,7 @@ class FabricBatches:
         batch = self._write(self._ledger.begin_batch, coming)
         results: Results = dict(batch.decided)
         snapshot = batch.snapshot
-        told = self._told is not None and self._told.carried() == snapshot.carried() and not anew
+        told = self._told is not None and self._told.carries_the_same(snapshot) and not anew
         if told and not batch.coming and not batch.leaving:
             return results
         self._told = None

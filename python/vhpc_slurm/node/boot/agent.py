@@ -11,11 +11,12 @@ from pathlib import Path
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan
-from vhpc_slurm.node.boot import diagnose
+from vhpc_slurm.node.boot import diagnose, network
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import console, ports
 from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, ChannelSilentError, GuestChannel
 from vhpc_slurm.node.guest.helpers import ROOT_SOCKET, Helpers
+from vhpc_slurm.node.network.plan import names as segment_names
 
 ASK_S = 10.0
 """Longest wait for a guest before the caller is asked whether to go on."""
@@ -72,7 +73,7 @@ def wait_for_hello(helpers: Helpers, channel: GuestChannel, until: float) -> Gen
 
 
 def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
-    """Give the guest its identity, its shares, its network and NCCL's topology, and declare it ready.
+    """Give the guest its identity, its shares, its networks and NCCL's topology, and declare it ready.
 
     Raises:
         UserError: the image's agent does not do it, or the guest's InfiniBand is not isolated.
@@ -82,7 +83,10 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
     try:
         channel.identity(
             hostname=guest.hostname,
-            hosts=hosts(guest.hostname, work.lease.network.addresses if guest.port_guids else ()),
+            hosts=hosts(
+                guest.hostname,
+                (*(work.lease.network.addresses if guest.port_guids else ()), *segment_names(work.lease)),
+            ),
             name=account.name,
             uid=account.uid,
             gid=account.gid,
@@ -95,6 +99,12 @@ def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:
         )
         for share in work.helpers[guest.index].shares:
             channel.mount(share.tag, share.path, read_only=share.read_only, timeout_s=timeout_s)
+        if guest.interface is not None:
+            network.configure(work.lease, guest.interface, channel, timeout_s)
+        if guest.nat is not None:
+            network.configure_outside(guest.nat, channel, timeout_s)
+        if guest.site is not None:
+            network.configure_site(config.network, guest.site, channel, timeout_s)
         if guest.port_guids:
             wait_s = config.fabric.guest_timeout_s
             ports.find(
@@ -122,7 +132,10 @@ def _send_topology(guest: GuestPlan, channel: GuestChannel, timeout_s: float) ->
 
 
 def hosts(hostname: str, addresses: tuple[tuple[str, str], ...]) -> list[str]:
-    """Lines of the guest's /etc/hosts; a guest without an address resolves its own name to 127.0.1.1."""
+    """Lines of the guest's /etc/hosts; a guest without an address resolves its own name to 127.0.1.1.
+
+    A name has several addresses where the job has a segment; programs try them in this order.
+    """
     lines = [f"{address} {name}" for name, address in addresses]
     return lines if hostname in dict(addresses) else [f"127.0.1.1 {hostname}", *lines]
 

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import GuestPlan
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import console, qemulog
+from vhpc_slurm.node.host.confine import DisturbedError
 from vhpc_slurm.node.store.layout import domain_name
 
 END_S = 2.0
@@ -27,6 +30,16 @@ def has_ended(work: Boot, guest: GuestPlan) -> bool:
     return True
 
 
+@contextmanager
+def placed(work: Boot, guest: GuestPlan) -> Iterator[None]:
+    """Errors about disturbed helpers name the node and the image of the guest."""
+    try:
+        yield
+    except DisturbedError as err:
+        what = f"{err.what} on {_place(work, guest)} while image {work.image.ref} booted"
+        raise UserError(what, err.why, err.hint) from err
+
+
 def boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     """Why a guest did not come up: silent until the deadline (``late``), or ended before it.
 
@@ -35,9 +48,9 @@ def boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
     """
     last = console.last_words(Path(guest.paths.console_log))
     said = f"its console ended with: {last}" if last else "it wrote nothing to its console"
-    image, node = work.image.ref, work.plan.node
+    image, node = work.image.ref, _place(work, guest)
     if error := work.helpers[guest.index].disturbed():
-        return UserError(f"{error.what} on {node} while image {image} booted", error.why, error.hint)
+        return error
     if late:
         return UserError(
             f"image {image} did not get ready within {guest.boot_timeout_s} s on {node}",
@@ -59,3 +72,9 @@ def boot_failure(work: Boot, guest: GuestPlan, *, late: bool) -> UserError:
             "submit the job again; if it ends like this again, check the image",
         )
     return UserError(f"image {image} did not boot on {node}", said)
+
+
+def _place(work: Boot, guest: GuestPlan) -> str:
+    """The node, and which of its guests where it has several."""
+    node = work.plan.node
+    return node if len(work.plan.guests) == 1 else f"{node} (guest {guest.hostname})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 
-from vhpc_slurm.node.boot import agent, reserve, start
+from vhpc_slurm.node.boot import agent, diagnose, network, reserve, start
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import refusal
 
@@ -37,14 +37,19 @@ def boot(work: Boot) -> Generator[None, None, None]:
     if devices := [device.address for guest in work.plan.guests for device in guest.devices]:
         with work.recorder.stage("devices", " ".join(devices)):
             reserve.take_devices(work)
+    if work.plan.segment is not None:
+        with work.recorder.stage("network", f"VNI {work.plan.segment.vni}"):
+            network.connect(work)
     try:
         started = []
         for guest in work.plan.guests:
-            with work.recorder.stage(f"start g{guest.index}", guest.emulator_choice):
+            stage = work.recorder.stage(f"start g{guest.index}", guest.emulator_choice)
+            with stage, diagnose.placed(work, guest):
                 start.start_guest(work, guest)
                 started.append((guest, time.monotonic()))
-        for guest, since in started:
-            with work.recorder.stage(f"agent g{guest.index}"):
+        for planned, since in started:
+            guest = next(one for one in work.plan.guests if one.index == planned.index)  # start completes it
+            with work.recorder.stage(f"agent g{guest.index}"), diagnose.placed(work, guest):
                 channel = yield from agent.reach(work, guest, since)
             with channel, work.recorder.stage(f"setup g{guest.index}"):
                 agent.set_up(work, guest, channel)

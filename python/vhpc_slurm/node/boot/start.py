@@ -10,6 +10,7 @@ from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan
+from vhpc_slurm.node.boot import network
 from vhpc_slurm.node.boot.spec import domain_spec
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import console, memory, refusal
@@ -29,7 +30,7 @@ def stage_image(work: Boot) -> Iterator[None]:
     digest = work.image.digest
     work.journal.acquire(kinds.IMAGE, f"image:{digest}", digest=digest)
     images.pin(work.layout, work.image, str(work.lease.generation))
-    work.staged = yield from images.stage(work.layout, work.image)
+    work.staged = yield from images.stage(work.layout, work.image, work.account)
 
 
 def make_cgroup(work: Boot) -> None:
@@ -54,7 +55,7 @@ def announce_memory(work: Boot) -> None:
 
 
 def start_guest(work: Boot, guest: GuestPlan) -> None:
-    """Start one guest with its share daemons."""
+    """Start one guest with its share daemons and its passt."""
     assert work.staged is not None
     layout, paths = work.layout, guest.paths
     run_dir = Path(paths.run_dir)
@@ -68,6 +69,8 @@ def start_guest(work: Boot, guest: GuestPlan) -> None:
     helpers = Helpers(layout, work.journal, guest, work.account, uid, work.cgroup, limits)
     work.helpers[guest.index] = helpers
     helpers.start_daemons(work.plan.shares)
+    network.connect_outside(work, guest, uid)
+    guest = network.connect_site(work, guest)
     console.prepare(Path(paths.console_log), uid)
     boot_files = images.private_copies(work.staged, run_dir)
     libvirt_version, _ = work.hypervisor.version()

@@ -26,7 +26,7 @@ def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, VfId
         NodeError: a function is neither InfiniBand nor Ethernet.
     """
     functions = {function.address: function for function in host.pci}
-    nodes = [part.node for part in lease.allocation.nodes]
+    nodes = lease.allocation.node_names
     found: dict[str, VfIdentity] = {}
     for guest in plan.guests:
         own = [functions[device.address] for device in guest.devices if device.role == VF]

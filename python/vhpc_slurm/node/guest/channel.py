@@ -14,12 +14,13 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from vhpc_slurm.errors import NodeError
+from vhpc_slurm.model import GuestInterface
+from vhpc_slurm.node.guest.answers import GuestHello, GuestInfo, GuestPorts
 from vhpc_slurm.node.guest.wire import (
     ChannelError,
     ChannelRefusedError,
@@ -51,41 +52,6 @@ VERSION_MAX = 1
 
 _CONNECT_RETRY_S = 0.02
 PORT_INDEX_BYTES = 4
-
-
-@dataclass(frozen=True)
-class GuestHello:
-    """What the agent says of itself when its port opens."""
-
-    agent_version: str
-    boot_id: str
-    kernel: str
-
-
-@dataclass(frozen=True)
-class GuestInfo:
-    """State of a guest; ``uptime_s`` counts from its kernel's start."""
-
-    agent_version: str
-    boot_id: str
-    kernel: str
-    hostname: str
-    cpus: int
-    memory_kib: int
-    sessions: int
-    uptime_s: float
-
-
-class GuestPorts(NamedTuple):
-    """What a guest has of the job's fabric.
-
-    Attributes:
-        ports: name and port number of each (``mlx5_0:1``), and the place of the job's key in its table.
-        interface: that has the address; empty where none was asked for.
-    """
-
-    ports: tuple[tuple[str, int], ...]
-    interface: str = ""
 
 
 class GuestChannel:
@@ -251,6 +217,36 @@ class GuestChannel:
         """Have programs find this file by NCCL_TOPO_FILE; errors as identity()."""
         self._call(Op.TOPOLOGY, put(Tag.TOPOLOGY, xml), timeout_s)
 
+    def network(
+        self,
+        interface: GuestInterface,
+        name: str,
+        nodelist: Sequence[str] = (),
+        timeout_s: float | None = None,
+        *,
+        slots: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """Configure the guest's interface on the network of its job.
+
+        Args:
+            interface: its MAC address, MTU and addresses.
+            name: that it gets in the guest.
+            nodelist: hostnames of all guests of the job; empty: VHPC_NODELIST is not set.
+            timeout_s: deadline; default is connect()'s.
+            slots: hostname and number of CPUs of all guests of the job, for files that mpirun reads.
+
+        Raises:
+            ChannelRefusedError: as identity(); ENODEV: there is no interface with this address (yet).
+            ChannelError: silence, or the channel was closed.
+        """
+        body = put(Tag.MAC, bytes.fromhex(interface.mac.replace(":", "")))
+        body += put(Tag.INTERFACE, name) + put(Tag.MTU, interface.mtu)
+        body += put(Tag.IPV4, interface.ipv4) + put(Tag.IPV6, interface.ipv6)
+        if nodelist:
+            body += put(Tag.NODELIST, ",".join(nodelist))
+        hosts = (put(Tag.HOST, struct.pack("<I", count) + host.encode()) for host, count in slots)
+        self._call(Op.NETWORK, body + b"".join(hosts), timeout_s)
+
     def fabric(
         self,
         keys: Sequence[int],
@@ -278,7 +274,7 @@ class GuestChannel:
         if address:
             body.append(put(Tag.ADDRESS, address))
         limit_s = wait_s + (self._timeout_s if timeout_s is None else timeout_s)
-        payload = self._ask(Op.FABRIC, b"".join(body), limit_s)
+        payload = self.ask(Op.FABRIC, b"".join(body), limit_s)
         ports = [value for tag, value in fields_of(payload) if tag == Tag.PORT]
         if any(len(value) < PORT_INDEX_BYTES for value in ports):
             raise ChannelError("the guest sent a malformed message", "PORT is too short")
@@ -329,6 +325,16 @@ class GuestChannel:
         except ChannelError:
             return  # the channel is closed
 
+    def ask(self, op: Op, body: bytes, timeout_s: float | None = None) -> bytes:
+        """Send one request with these fields and return the fields of its reply; errors as identity()."""
+        deadline = self._greet(timeout_s)
+        self._request(op, body, deadline)
+        silence = f"guest operation {op.name.lower()} got no answer"
+        while True:
+            payload = self._stream.receive(FrameType.REPLY, deadline, silence)
+            if self._check_reply(op, payload):
+                return payload
+
     # --- wire -----------------------------------------------------------------
 
     def _deadline(self, timeout_s: float | None) -> float:
@@ -341,21 +347,12 @@ class GuestChannel:
         return deadline
 
     def _call(self, op: Op, body: bytes, timeout_s: float | None) -> dict[int, bytes]:
-        return dict(fields_of(self._ask(op, body, timeout_s)))
+        return dict(fields_of(self.ask(op, body, timeout_s)))
 
     def _request(self, op: Op, body: bytes, deadline: float) -> None:
         self._request_id += 1
         head = put(Tag.OP, op) + put(Tag.REQUEST_ID, self._request_id)
         self._stream.send(FrameType.REQUEST, head + body, deadline)
-
-    def _ask(self, op: Op, body: bytes, timeout_s: float | None) -> bytes:
-        deadline = self._greet(timeout_s)
-        self._request(op, body, deadline)
-        silence = f"guest operation {op.name.lower()} got no answer"
-        while True:
-            payload = self._stream.receive(FrameType.REPLY, deadline, silence)
-            if self._check_reply(op, payload):
-                return payload
 
     def _check_reply(self, op: Op, payload: bytes) -> bool:
         """Whether it answers the last request; False: an older one, whose deadline had passed."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The helper processes of one guest: a daemon for each shared folder, and the shim of its channel."""
+"""The helper processes of one guest: a daemon for each shared folder, passt, and the shim of its channel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vhpc_slurm.errors import NodeError, UserError
+from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import GuestPlan, Share
-from vhpc_slurm.node.guest import shares
+from vhpc_slurm.node.guest import passt, shares
 from vhpc_slurm.node.host import confine, process
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.cgroup import Cgroup
@@ -106,6 +106,40 @@ class Helpers:
             else:
                 self.shares.append(share)
 
+    def start_passt(self, command: Sequence[str]) -> None:
+        """Start the guest's passt, with the number of QEMU's uid as gid: a packet filter is there for it.
+
+        ``command`` is its command line, with the path of the guest's plan as socket.
+
+        Raises:
+            UserError: the user has disturbed it.
+            NodeError: it does not start.
+        """
+        path = Path(self.guest.paths.nat_socket)
+        passt.make_directory(path.parent, self.qemu_uid)
+        key = self._key(passt.NAME)
+        self.journal.acquire(kinds.PROCESS, key, role=passt.NAME)
+        log, stderr = os.pipe2(os.O_CLOEXEC)
+        self._logs[passt.NAME] = log
+        own = self._confinement(process.Credentials(self.account.uid, self.qemu_uid))
+        try:
+            started = confine.start(
+                command,
+                replace(own, limits=(("nofile", passt.OPEN_FILES),)),
+                generation=str(self.journal.generation),
+                stderr=stderr,
+            )
+        finally:
+            os.close(stderr)
+        self.journal.update(key, pid=started.ref.pid, started=started.ref.started)
+        timeout_s = self.layout.config.guests.stage_timeout_s
+        self._daemons[passt.NAME] = started.finish(timeout_s)
+        try:
+            passt.hand_over(path, started.ref, self.account.uid, self.qemu_uid, timeout_s)
+        except NodeError as err:
+            why = " | ".join(filter(None, (err.why, self._said(passt.NAME))))
+            raise self.disturbed() or NodeError(err.what, why, err.hint) from err
+
     def start_shim(self, agent: socket.socket) -> None:
         """Start the host's end of the guest's channel, connected to QEMU's socket for the agent.
 
@@ -147,14 +181,14 @@ class Helpers:
                 self.journal.update(key, pid=shim.ref.pid, started=shim.ref.started)
                 self.shim = shim.finish(config.guests.stage_timeout_s)
         except process.EndedError as err:
-            raise self.disturbed() or NodeError("a daemon of a shared folder has ended", str(err)) from err
+            raise self.disturbed() or NodeError("a daemon of the guest has ended", str(err)) from err
         finally:
             os.close(log)
 
-    def disturbed(self) -> UserError | None:
+    def disturbed(self) -> confine.DisturbedError | None:
         """An error that says so, when the user has ended or stopped one of them."""
         for tag, ref in self._daemons.items():
-            if error := confine.disturbed(f"the daemon of shared folder {tag}", [ref]):
+            if error := confine.disturbed(_called(tag), [ref]):
                 return error
         if self.shim is None:
             return None
@@ -165,11 +199,8 @@ class Helpers:
         """An error that says so, when a daemon has ended by itself."""
         for tag, ref in self._daemons.items():
             if not process.alive(ref):
-                return NodeError(
-                    f"the daemon of shared folder {tag} ended",
-                    self._said(tag),
-                    "see vhpc.toml's shares.virtiofsd",
-                )
+                key = "network.passt" if tag == passt.NAME else "shares.virtiofsd"
+                return NodeError(f"{_called(tag)} ended", self._said(tag), f"see {key} in vhpc.toml(5)")
         return None
 
     def socket_of(self, share: Share) -> Path:
@@ -197,3 +228,8 @@ class Helpers:
             return process.last_lines(os.read(fd, 65536))
         except BlockingIOError:
             return ""
+
+
+def _called(tag: str) -> str:
+    """What messages call a daemon."""
+    return "passt" if tag == passt.NAME else f"the daemon of shared folder {tag}"

@@ -142,5 +142,7 @@ def smallest(spec: DomainSpec) -> DomainSpec:
             controllers=(),
             pcihole64_gib=0,
             address_bits=0,
+            interface=None,
+            nat=None,
         ),
     )

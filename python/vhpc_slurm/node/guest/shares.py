@@ -16,7 +16,8 @@ import socket
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from vhpc_slurm.config import Config, Shares
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Share
 from vhpc_slurm.node.host import confine
@@ -69,7 +70,8 @@ def wanted(config: Shares, account: Account, work_dir: str) -> tuple[list[Share]
         if not clean.is_absolute() or _is_system(clean):
             notes.append(f"{why} {path!r} is a place of the guest's own system: not shared")
         elif not any(clean.is_relative_to(s.path) for s in shares):
-            shares.append(Share(f"{why}{len(shares)}", str(clean), read_only, why))
+            cache = config.cache_of(path if why == "site" else str(clean))
+            shares.append(Share(f"{why}{len(shares)}", str(clean), read_only, why, cache))
     return sorted(shares, key=lambda s: len(PurePosixPath(s.path).parts)), notes
 
 
@@ -159,18 +161,7 @@ def serve(
     """
     listener = listen(socket_path, qemu_uid)
     try:
-        argv = [
-            config.virtiofsd,
-            f"--fd={listener.fileno()}",
-            "--shared-dir=/share",
-            "--sandbox=none",
-            "--announce-submounts",
-            "--cache=auto",
-            "--log-level=error",
-            "--rlimit-nofile=0",  # leaves it as vhpc-confine has set it
-        ]
-        if share.read_only:
-            argv.append("--readonly")
+        argv = command(config, share, listener.fileno())
         open_files = min(OPEN_FILES, int(NR_OPEN.read_text()))
         own = replace(
             confinement,
@@ -180,6 +171,22 @@ def serve(
         return confine.start(argv, own, generation=generation, stderr=stderr, pass_fds=(listener.fileno(),))
     finally:
         listener.close()
+
+
+def command(config: Shares, share: Share, listener: int) -> list[str]:
+    """Command line of a share's daemon, which sees the folder as ``/share``; ``listener``: its socket."""
+    argv = [
+        config.virtiofsd,
+        f"--fd={listener}",
+        "--shared-dir=/share",
+        "--sandbox=none",
+        "--announce-submounts",
+        f"--cache={share.cache}",
+        f"--thread-pool-size={config.threads}",
+        "--log-level=error",
+        "--rlimit-nofile=0",  # leaves it as vhpc-confine has set it
+    ]
+    return [*argv, "--readonly"] if share.read_only else argv
 
 
 def listen(path: Path, owner: int) -> socket.socket:

@@ -81,6 +81,10 @@ class Op(IntEnum):
     INFO = 5
     FABRIC = 6
     TOPOLOGY = 7
+    NETWORK = 8
+    REACH = 9
+    SSH = 10
+    NAT = 16
 
 
 class GuestState(IntEnum):
@@ -151,6 +155,23 @@ class Tag(IntEnum):
     TOPOLOGY = 74
     PMI_REFUSAL = 75
     SIGNAL_GROUP = 76
+    MAC = 77
+    MTU = 78
+    IPV4 = 79
+    IPV6 = 80
+    NODELIST = 81
+    TARGET = 82
+    HOST = 83
+    HOST_KEY = 84
+    HOST_PUBLIC = 85
+    USER_KEY = 86
+    USER_PUBLIC = 87
+    PMI_NETWORK = 96
+    PMIX = 97
+    OPERAND = 90
+    AFFINITY = 91
+    GATEWAY = 112
+    NAMESERVER = 113
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:

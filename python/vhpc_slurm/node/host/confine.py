@@ -197,7 +197,11 @@ def start(
     return Started(ref, argv[0], confinement, report)
 
 
-def disturbed(name: str, refs: Sequence[process.ProcessRef]) -> UserError | None:
+class DisturbedError(UserError):
+    """A signal has ended or stopped a helper of a guest."""
+
+
+def disturbed(name: str, refs: Sequence[process.ProcessRef]) -> DisturbedError | None:
     """The error if a signal has ended or stopped one of a job's helpers, otherwise None.
 
     Only root and the job's user can send a signal.
@@ -205,7 +209,7 @@ def disturbed(name: str, refs: Sequence[process.ProcessRef]) -> UserError | None
     for ref in refs:
         number, stopped = process.killed_by(ref), process.is_stopped(ref)
         if number or stopped:
-            return UserError(
+            return DisturbedError(
                 f"{name}, which the guest needs, was {'stopped' if stopped else 'ended'} by a signal",
                 "" if stopped else process.signal_name(number),
                 "one of your processes has sent it, or the node's memory ran out; submit the job again",

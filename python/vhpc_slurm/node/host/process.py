@@ -15,9 +15,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.terminal import printable
@@ -25,6 +26,7 @@ from vhpc_slurm.terminal import printable
 MARKER = "VHPC_GENERATION"
 _DEAD = "ZX"
 _SCAN_S = 5.0
+_SCAN_MOST_S = 20.0
 SETPRIV = "/usr/bin/setpriv"
 
 
@@ -70,6 +72,8 @@ def spawn(
     generation: str,
     stderr: int,
     pass_fds: Sequence[int] = (),
+    stdin: int = subprocess.DEVNULL,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> ProcessRef:
     """Start a process that continues when the hook ends.
 
@@ -81,6 +85,8 @@ def spawn(
         generation: the marker by which a scan finds it.
         stderr: descriptor of its stdout and stderr.
         pass_fds: descriptors that it inherits with their numbers.
+        stdin: descriptor of its standard input.
+        variables: further variables of its environment.
 
     Raises:
         NodeError: it cannot be started.
@@ -88,11 +94,11 @@ def spawn(
     try:
         child = subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stderr,
             stderr=stderr,
             cwd="/",
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", MARKER: generation},
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", MARKER: generation, **variables},
             pass_fds=pass_fds,
             start_new_session=True,
         )
@@ -247,7 +253,7 @@ def _scan_in_child(pids: Sequence[int], read: Callable[[int], str]) -> tuple[lis
     os.close(writer)
     raw = b""
     try:
-        while select.select([reader], [], [], _SCAN_S)[0]:
+        while _says_more(child, reader):
             more = os.read(reader, 65536)
             if not more:
                 break
@@ -258,6 +264,18 @@ def _scan_in_child(pids: Sequence[int], read: Callable[[int], str]) -> tuple[lis
         os.waitpid(child, 0)
     lines = [line.split(" ", 1) for line in raw.decode(errors="replace").splitlines()]
     return [(int(pid), said) for pid, said in lines if said], len(lines)
+
+
+def _says_more(child: int, reader: int) -> bool:
+    """Wait for output of a scanning child; False if it is blocked.
+
+    A child that only lacks CPU time, on a busy machine or on one that was suspended, is not blocked.
+    """
+    until = time.monotonic() + _SCAN_MOST_S
+    while not select.select([reader], [], [], _SCAN_S)[0]:
+        if _stat(child)[0] != "R" or time.monotonic() > until:
+            return False
+    return True
 
 
 def _marker(pid: int) -> str:

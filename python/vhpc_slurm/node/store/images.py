@@ -18,15 +18,18 @@ import contextlib
 import hashlib
 import os
 import shutil
-import stat
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm import files
+from vhpc_slurm.catalog import own_folder
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
+from vhpc_slurm.node.host.accounts import Account
+from vhpc_slurm.node.store import blobsource
+from vhpc_slurm.node.store.blobsource import Source
 from vhpc_slurm.node.store.layout import Layout
 
 CHUNK = 1 << 20
@@ -46,7 +49,9 @@ class StagedImage:
     root: Path
 
 
-def stage(layout: Layout, image: ImageIdentity) -> Generator[None, None, StagedImage]:
+def stage(
+    layout: Layout, image: ImageIdentity, account: Account | None = None
+) -> Generator[None, None, StagedImage]:
     """Copy every blob of an image to the node, verified; a generator.
 
     Yields every ``CHECK_S`` seconds of a copy or of the wait for one; an exception
@@ -55,6 +60,7 @@ def stage(layout: Layout, image: ImageIdentity) -> Generator[None, None, StagedI
     Args:
         layout: has the paths of the catalogue and the store.
         image: the image; it must be pinned.
+        account: of the job's user, with whose rights an image of the user's own catalogue is read.
 
     Raises:
         UserError: a blob is missing, differs from the manifest, or is larger than the store:
@@ -63,7 +69,7 @@ def stage(layout: Layout, image: ImageIdentity) -> Generator[None, None, StagedI
         NodeError: the node cannot store it.
     """
     manifest = image.manifest
-    copies = _Copies(layout, str(image.ref))
+    copies = _Copies(layout, image, account)
     kernel = yield from copies.blob(manifest.kernel)
     initrd = yield from copies.blob(manifest.initrd)
     root = yield from copies.blob(manifest.root)
@@ -116,7 +122,7 @@ def pins(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def stored(layout: Layout) -> list[tuple[str, int]]:
-    """Blobs on this node: (sha256, size in bytes)."""
+    """Blobs of the site's images on this node: (sha256, size in bytes)."""
     try:
         return sorted((p.name, p.stat().st_size) for p in layout.blobs.iterdir() if len(p.name) == 64)
     except FileNotFoundError:
@@ -137,20 +143,25 @@ def _complete(path: Path, size: int) -> bool:
 class _Copies:
     """Copies blobs of one image into the store."""
 
-    def __init__(self, layout: Layout, image: str) -> None:
-        self._catalog = Path(layout.config.images.catalog) / "blobs" / "sha256"
-        self._folder = layout.blobs
+    def __init__(self, layout: Layout, image: ImageIdentity, account: Account | None) -> None:
+        self._layout, self._image, self._account = layout, str(image.ref), None
+        catalog, owner = Path(layout.config.images.catalog), None
+        if image.ref.own:
+            assert account is not None, "an image of a user's own is read with that user's rights"
+            self._account, owner = account, account.uid
+            catalog = own_folder(layout.config.images.user_catalog, account.name)
+        self._catalog = catalog / "blobs" / "sha256"
+        self._folder = layout.blobs_of(owner)
         self._timeout_s = layout.config.guests.stage_timeout_s
         self._paused = time.monotonic()
         self._until = self._paused + self._timeout_s
-        self._layout, self._image = layout, image
 
     def blob(self, blob: Blob) -> Generator[None, None, Path]:
         """Copy a blob into the store if it is not there; returns its path."""
         final = self._folder / blob.sha256
         try:
             if not _complete(final, blob.size):
-                self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+                self._make_folder()
                 yield from self._fetch_alone(blob, final)
             os.utime(final)  # marks the blob as recently used, so that others are removed first
         except OSError as err:
@@ -159,6 +170,14 @@ class _Copies:
                 f"cannot store image {self._image}", str(err), f"check the disk under {store}"
             ) from err
         return final
+
+    def _make_folder(self) -> None:
+        if self._account is None:
+            self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            return
+        # QEMU opens the root by its path; other users must not find the digests of a private image here
+        for folder in (self._folder.parent.parent, self._folder.parent, self._folder):
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
 
     def _fetch_alone(self, blob: Blob, final: Path) -> Iterator[None]:
         """Copy a blob unless another job has copied it; of several jobs one copies, the others wait."""
@@ -175,14 +194,18 @@ class _Copies:
             os.close(fd)
 
     def _pause_is_due(self, why: str) -> bool:
-        """Whether to yield to the caller again; FabricError when the time is over."""
+        """Whether to yield to the caller again.
+
+        Raises:
+            FabricError: the time is over; a UserError if the catalogue is the user's.
+        """
         now = time.monotonic()
         if now > self._until:
-            raise FabricError(
-                f"image {self._image} could not be copied within {self._timeout_s} s",
-                why,
-                "check the speed of the catalogue's file system, or raise guests.stage_timeout_s",
-            )
+            what = f"image {self._image} could not be copied within {self._timeout_s} s"
+            if self._account is not None:
+                raise UserError(what, why, "is the file system of your catalogue slow?")
+            hint = "check the speed of the catalogue's file system, or raise guests.stage_timeout_s"
+            raise FabricError(what, why, hint)
         if now - self._paused <= CHECK_S:
             return False
         self._paused = now
@@ -199,28 +222,11 @@ class _Copies:
             finally:
                 part.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _source(self, blob: Blob) -> Iterator[int]:
-        """Open a blob of the catalogue; a pipe there must not block the hook."""
-        try:
-            fd = os.open(
-                self._catalog / blob.sha256, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-            )
-        except OSError as err:
-            raise UserError(
-                f"image {self._image} is incomplete",
-                f"its {blob.file} is not in the catalogue: {err.strerror}",
-                "publish it again",
-            ) from err
-        try:
-            about = os.fstat(fd)
-            if not stat.S_ISREG(about.st_mode):
-                raise self._damaged(blob, "it is not a regular file")
-            if about.st_size != blob.size:
-                raise self._damaged(blob, f"it has {about.st_size} bytes, the manifest says {blob.size}")
-            yield fd
-        finally:
-            os.close(fd)
+    def _source(self, blob: Blob) -> contextlib.AbstractContextManager[Source]:
+        path = self._catalog / blob.sha256
+        if self._account is not None:
+            return blobsource.of_user(path, self._account)
+        return blobsource.of_site(path, blob, self._image)
 
     def _make_room(self, blob: Blob) -> None:
         """Make room for a blob: remove blobs that no job uses, the least recently used first."""
@@ -247,28 +253,34 @@ class _Copies:
                 f"free space under {self._folder}",
             )
 
-    def _copy(self, source: int, part: Path, blob: Blob) -> Iterator[None]:
+    def _copy(self, source: Source, part: Path, blob: Blob) -> Iterator[None]:
         digest = hashlib.sha256()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(part, flags, 0o644), "wb") as write:
             os.fchmod(write.fileno(), 0o644)
             left = blob.size
-            while left > 0 and (chunk := os.read(source, min(CHUNK, left))):
-                digest.update(chunk)
-                write.write(chunk)
-                left -= len(chunk)
+            while left > 0:
+                if source.wait(CHECK_S / 2):
+                    chunk = source.read(min(CHUNK, left))
+                    if not chunk:
+                        break
+                    digest.update(chunk)
+                    write.write(chunk)
+                    left -= len(chunk)
                 if self._pause_is_due(f"{left >> 20} MiB of its {blob.file} are left"):
                     yield
             write.flush()
             os.fsync(write.fileno())
+        if left and (why := source.why_ended()):
+            raise UserError(
+                f"image {self._image} is incomplete",
+                f"its {blob.file} cannot be read: {why}",
+                "publish it again",
+            )
         if left or digest.hexdigest() != blob.sha256:
             found = f"sha256 {digest.hexdigest()[:16]}… and {blob.size - left} bytes"
-            raise self._damaged(
-                blob, f"it has {found}, the manifest says {blob.sha256[:16]}… and {blob.size}"
-            )
-
-    def _damaged(self, blob: Blob, why: str) -> UserError:
-        return UserError(f"image {self._image} is damaged", f"{blob.file}: {why}", "publish it again")
+            says = f"it has {found}, the manifest says {blob.sha256[:16]}… and {blob.size}"
+            raise blobsource.damaged(self._image, blob, says)
 
 
 def unused(layout: Layout) -> list[Path]:
@@ -285,10 +297,14 @@ def unused(layout: Layout) -> list[Path]:
             return []
         used.update(named)
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for path in (top / "blobs" / "sha256").iterdir():
-            if len(path.name) == 64 and path.name not in used:
-                found.append((path.stat().st_mtime, path))
-            elif path.name.endswith(".part") and not files.is_locked(path.with_suffix(".lock")):
-                found.append((0.0, path))  # left by a killed copy
+    for path in (path for folder in _folders(top) for path in folder.iterdir()):
+        if len(path.name) == 64 and path.name not in used:
+            found.append((path.stat().st_mtime, path))
+        elif path.name.endswith(".part") and not files.is_locked(path.with_suffix(".lock")):
+            found.append((0.0, path))  # left by a killed copy
     return [path for _, path in sorted(found)]
+
+
+def _folders(store: Path) -> list[Path]:
+    """Folders with blobs: of the site's images, and of users' own."""
+    return [path for path in (store / "blobs/sha256", *sorted(store.glob("own/*/sha256"))) if path.is_dir()]

@@ -53,8 +53,17 @@ class Layout:
 
     @property
     def blobs(self) -> Path:
-        """Image files of this node, each named by its sha256."""
+        """Files of the site's images on this node, each named by its sha256."""
         return Path(self.config.images.store) / "blobs" / "sha256"
+
+    def blobs_of(self, owner: int | None) -> Path:
+        """Files of images in the own catalogue of a uid; None: of the site's images.
+
+        Users do not share files: none gets a file of another by naming its digest.
+        """
+        if owner is None:
+            return self.blobs
+        return Path(self.config.images.store) / "own" / str(owner) / "sha256"
 
     @property
     def uids(self) -> Path:
@@ -74,14 +83,20 @@ class Layout:
         """Run folder of one guest of a job."""
         return self.job(job_id) / f"g{index}"
 
-    def guest_paths(self, job_id: int, index: int, root_sha256: str) -> GuestPaths:
-        """Files of one guest; ``root_sha256`` is the digest of its image's root file system."""
+    def guest_paths(self, job_id: int, index: int, root_sha256: str, owner: int | None = None) -> GuestPaths:
+        """Files of one guest.
+
+        Args:
+            job_id, index: the job, and the guest's number.
+            root_sha256: digest of its image's root file system.
+            owner: uid, if the image is in that user's own catalogue.
+        """
         run_dir = self.guest(job_id, index)
         return GuestPaths(
             run_dir=str(run_dir),
             kernel=str(run_dir / "kernel"),
             initrd=str(run_dir / "initrd"),
-            root=str(self.blobs / root_sha256),
+            root=str(self.blobs_of(owner) / root_sha256),
             # libvirt makes the socket writable for a group: only root may enter its folder
             agent_socket=str(run_dir / "channel" / "agent.sock"),
             console_log=str(run_dir / "console.log"),

@@ -23,7 +23,7 @@ VERSION = "1"
 PLUGIN_KEYS = frozenset(
     {
         "version", "job", "restart", "generation", "status", "message", "image", "batch", "socket",
-        "commands", "gpus", "guests", "warning",
+        "commands", "cpus", "gpus", "guests", "components", "warning",
     }
 )  # fmt: skip
 """Keys that the SPANK plugin reads: key_names of spank_plugin/state.c."""

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files that the agent writes for the guest's programs. */
+/* Writing files. */
 #ifndef VHPC_FILE_H
 #define VHPC_FILE_H
 
+#include <stddef.h>
 #include <sys/types.h>
 
 /* Write a new file. What was at path before is removed, and a link there is not followed. 0 or
  * -errno. */
 int write_file(const char *path, mode_t mode, const char *content);
+/* Write all bytes to a file that is open; interrupted and short writes continue. 0 or -errno. */
+int write_all(int fd, const void *data, size_t len);
 
 #endif

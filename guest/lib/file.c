@@ -7,14 +7,28 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+int write_all(int fd, const void *data, size_t len)
+{
+    const char *next = data;
+    while (len > 0) {
+        ssize_t n = write(fd, next, len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        next += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
 int write_file(const char *path, mode_t mode, const char *content)
 {
     (void)unlink(path); /* it may be a link to a read-only place */
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
     if (fd < 0)
         return -errno;
-    ssize_t n = write(fd, content, strlen(content));
-    int rc = n == (ssize_t)strlen(content) ? 0 : -EIO;
+    int rc = write_all(fd, content, strlen(content));
     if (fchmod(fd, mode) < 0 && rc == 0)
         rc = -errno;
     (void)close(fd);

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latency and bandwidth between two guests of a job on two nodes, against two plain guests on a bridge.
+
+A TCP ping-pong of one byte (half the round trip), and a stream of 64 MiB: what
+MPI has over TCP, without the time of an MPI library, which the image has not.
+The job's guests are on its network (VXLAN between the nodes). The plain guests
+have the same kernel, machine type, memory and CPUs and the same model of
+network interface, on one bridge without VXLAN. Targets: at most 1.1 times the
+latency, at least 0.95 of the bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from vhpcbench.common import NODE, BenchError, Lab, Report, main
+from vhpcbench.plain import GuestFacts, Plain, facts
+
+WORK = Path(__file__).with_name("pingpong.py")
+ON_NODE = Path(__file__).with_name("mpi_plain.py")
+MARKER = "bench-pingpong:"
+NODES = (NODE, "n2")
+ADDRESSES = ("192.0.2.1", "192.0.2.2")
+MACS = ("52:54:00:00:00:01", "52:54:00:00:00:02")
+LATENCY, BANDWIDTH = 1.1, 0.95
+JOB = f"""
+first=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -1)
+srun -n2 --ntasks-per-node=1 sh -c "python3 ~/{WORK.name} \\$SLURM_PROCID $first"
+"""
+SCRIPT = f"""#!/bin/sh
+PATH=/usr/bin:/usr/sbin:/bin:/sbin
+mount -t proc proc /proc; mount -t sysfs sysfs /sys
+rank=1; grep -q {MACS[0]} /sys/class/net/eth0/address && rank=0
+ip link set lo up; ip link set eth0 up
+if [ $rank = 0 ]; then ip address add {ADDRESSES[0]}/24 dev eth0
+else ip address add {ADDRESSES[1]}/24 dev eth0; fi
+python3 - $rank {ADDRESSES[0]} <<'END'
+{{work}}
+END
+sleep 1000
+"""
+
+
+def run() -> int:
+    """Entry point."""
+    return main("mpi", __doc__ or "", 5, bench)
+
+
+def bench(args: argparse.Namespace) -> Report:
+    """Run the pairs of guests by turns."""
+    lab = Lab()
+    report = Report("mpi")
+    lab.home(WORK.name).write_bytes(WORK.read_bytes())
+    guests = [facts(lab, args.image, node) for node in NODES]
+    ours: list[dict[str, float]] = []
+    theirs: list[dict[str, float]] = []
+    plain = PlainPair(lab, args.image, guests[0], SCRIPT.replace("{work}", WORK.read_text()))
+    try:
+        for _ in range(args.rounds):
+            ours.append(_job(lab, args.image))
+            theirs.append(plain.pair(guests))
+    finally:
+        plain.close()
+        lab.home(WORK.name).unlink()
+    for key, unit, name in (("us", "us", "half round trip"), ("mib_s", "MiB/s", "stream")):
+        report.add(f"{name}, job", unit, [one[key] for one in ours])
+        report.add(f"{name}, plain", unit, [one[key] for one in theirs])
+        report.ratios[name] = statistics.median(a[key] / b[key] for a, b in zip(ours, theirs, strict=True))
+    slow, wide = report.ratios["half round trip"], report.ratios["stream"]
+    text = f"latency {slow:.2f}, target at most {LATENCY}; bandwidth {wide:.2f}, target at least {BANDWIDTH}"
+    report.judge(text, slow <= LATENCY and wide >= BANDWIDTH)
+    return report
+
+
+def _job(lab: Lab, image: str) -> dict[str, float]:
+    out = "bench-mpi.out"
+    options = ["-N2", f"--vhpc-image={image}", "--vhpc-network=job", "-o", out]
+    lab.submit(JOB, *options, wait=True, node=",".join(NODES))
+    said = lab.home(out).read_text()
+    lab.home(out).unlink()
+    lab.quiet()
+    return _result(said.partition(MARKER)[2], said)
+
+
+def _result(line: str, said: str) -> dict[str, float]:
+    try:
+        found: dict[str, float] = json.loads(line)
+    except ValueError as err:
+        raise BenchError(f"no result; printed was: {said[-300:]}") from err
+    return found
+
+
+class PlainPair(Plain):
+    """Two plain guests at the same time, on the CPUs of the job's guests."""
+
+    def pair(self, guests: list[GuestFacts]) -> dict[str, float]:
+        """Result of one pair.
+
+        Raises:
+            BenchError: it has none.
+        """
+        order: dict[str, Any] = {"guests": [], "marker": MARKER}
+        order["guests"] = [
+            {
+                "cpus": guest.cpus,
+                "argv": [
+                    *self._argv(port=False),
+                    *("-netdev", f"tap,id=net,ifname=vhpcbench{rank},script=no,downscript=no"),
+                    *("-device", f"virtio-net-pci,netdev=net,mac={MACS[rank]},romfile="),
+                ],
+            }
+            for rank, guest in enumerate(guests)
+        ]
+        # in a network namespace of its own, which ends with the last of its processes
+        run = ("unshare", "--net", "python3", "-I", "-c", ON_NODE.read_text(), json.dumps(order))
+        said = self._lab.run(NODE, *run)
+        result = json.loads(said)
+        return _result(result["line"], result["console"])

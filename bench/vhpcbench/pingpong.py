@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs by itself in two guests: a TCP ping-pong; rank 1 prints half round trips and bandwidth as JSON."""
+
+import json
+import socket
+import statistics
+import sys
+import time
+
+PORT = 7700
+PINGS, WARM = 600, 50
+CHUNK, CHUNKS = 1 << 20, 64
+CONNECT_S = 120
+
+
+def serve() -> None:
+    """Return each byte, then swallow the stream and confirm it."""
+    with socket.create_server(("0.0.0.0", PORT)) as listener:  # noqa: S104 - in a guest of this benchmark
+        peer, _ = listener.accept()
+    with peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(WARM + PINGS):
+            peer.sendall(peer.recv(1))
+        left, buffer = CHUNK * CHUNKS, bytearray(CHUNK)
+        while left > 0:
+            got = peer.recv_into(buffer)
+            if got == 0:
+                return
+            left -= got
+        peer.sendall(b"x")
+        peer.recv(1)
+
+
+def ask(host: str) -> None:
+    """Measure."""
+    until = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            peer = socket.create_connection((host, PORT), timeout=2)
+            break
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+    with peer:
+        peer.settimeout(CONNECT_S)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        halves = []
+        for _ in range(WARM + PINGS):
+            began = time.perf_counter()
+            peer.sendall(b"x")
+            peer.recv(1)
+            halves.append((time.perf_counter() - began) / 2 * 1e6)
+        chunk = memoryview(bytearray(CHUNK))
+        began = time.perf_counter()
+        for _ in range(CHUNKS):
+            peer.sendall(chunk)
+        peer.recv(1)
+        took = time.perf_counter() - began
+    result = {"us": statistics.median(halves[WARM:]), "mib_s": CHUNK * CHUNKS / (1 << 20) / took}
+    print("bench-pingpong:", json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "0":
+        serve()
+    else:
+        ask(sys.argv[2])

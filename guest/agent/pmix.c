@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pmix.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define URI "PMIX_SERVER_URI"
+
+struct pmix_link {
+    struct pmix_link *next;
+    struct session *session; /* NULL: it is over */
+    struct exchange exchange;
+    bool ended; /* on the host: what is left is written */
+};
+
+/* --- connections ---------------------------------------------------------------- */
+
+static void end_link(struct pmix_link *l)
+{
+    exchange_close(&l->exchange);
+    l->session->pmi.links--;
+    l->session = NULL;
+}
+
+static void changed(struct exchange *x)
+{
+    struct pmix_link *l = x->owner;
+    if (l->ended && !x->outlet[0].open)
+        end_link(l);
+}
+
+/* Ask the host for a connection to the server. */
+static int ask(struct pmix_link *l, const struct session *s)
+{
+    char *argv[] = {(char[]){VHPC_CALL_PMIX}, NULL};
+    struct execspec spec = {
+        .fd_dir = {VHPC_FD_BOTH}, .uid = s->spec.uid, .gid = s->spec.gid, .argv = argv, .argc = 1};
+    struct buf message = {0};
+    int rc = execspec_encode(&spec, &message);
+    if (rc == 0)
+        rc = exchange_send_exec(&l->exchange, &message);
+    buf_free(&message);
+    return rc;
+}
+
+static void open_link(struct session *s, int fd)
+{
+    struct agent *a = s->agent;
+    struct pmix_link *l = calloc(1, sizeof *l);
+    int on = 1;
+    if (l == NULL) {
+        (void)close(fd);
+        return;
+    }
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    *l = (struct pmix_link){.next = a->links, .session = s};
+    a->links = l;
+    s->pmi.links++;
+    exchange_init(&l->exchange, FLOW_INITIATOR, &a->loop, &a->host, s->id, ++s->last_call);
+    if (exchange_connect(&l->exchange, 0, fd) < 0 || ask(l, s) < 0) {
+        end_link(l);
+        return;
+    }
+    l->exchange.owner = l;
+    l->exchange.changed = changed;
+}
+
+static struct pmix_link *find(const struct session *s, uint32_t call)
+{
+    for (struct pmix_link *l = s->agent->links; l != NULL; l = l->next)
+        if (l->session == s && l->exchange.call == call)
+            return l;
+    return NULL;
+}
+
+/* Without the server an MPI library would run the task as a separate program. */
+static void end_program(struct session *s, const struct frame *f)
+{
+    struct error_info e;
+    bool clear = error_parse(f, &e) == 0 && e.text[0] != '\0';
+    free(s->pmi.failure);
+    s->pmi.failure = strdup(clear ? e.text : "the connection to the PMIx server has failed");
+    if (s->pmi.failure != NULL)
+        task_refuse(&s->task, s->pmi.failure);
+}
+
+int pmix_frame(struct session *s, const struct frame *f)
+{
+    struct pmix_link *l = find(s, f->call);
+    if (l == NULL)
+        return 1;
+    int rc = exchange_receive(&l->exchange, f);
+    if (rc == -EPROTO)
+        return chan_broken(&s->agent->host, l->exchange.flow.why);
+    if (rc != 1)
+        return rc;
+    if (f->type == VHPC_STARTED) {
+        l->exchange.live = true;
+        return 0;
+    }
+    l->ended = true;
+    if (f->type == VHPC_ERROR) {
+        end_program(s, f);
+        end_link(l);
+    } else {
+        changed(&l->exchange);
+    }
+    return 0;
+}
+
+void pmix_sweep(struct agent *a)
+{
+    for (struct pmix_link **p = &a->links; *p != NULL;) {
+        struct pmix_link *l = *p;
+        if (l->session != NULL) {
+            p = &l->next;
+            continue;
+        }
+        *p = l->next;
+        free(l);
+    }
+}
+
+/* --- the listening socket ------------------------------------------------------- */
+
+/* Connections wait while the program has not started, or has too many calls. */
+static short listener_want(struct source *source)
+{
+    const struct session *s = source->owner;
+    bool running = s->started && s->task.exchange.flow.phase == FLOW_RUNNING;
+    return running && calls_alive(s) < VHPC_CALLS_MAX ? POLLIN : 0;
+}
+
+static void listener_ready(struct source *source, short revents)
+{
+    struct session *s = source->owner;
+    (void)revents;
+    int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0)
+        return;
+    if (s->spec.pmi_refusal == NULL && s->last_call < UINT32_MAX) {
+        open_link(s, fd);
+        return;
+    }
+    pmi_used(s);
+    /*
+     * After the processes have ended, so that none takes the end of the connection for an answer.
+     */
+    (void)close(fd);
+}
+
+/* A socket on a free port of 127.0.0.1; 0 or -errno. */
+static int open_listener(struct session *s, in_port_t *port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET};
+    socklen_t len = sizeof at;
+    int rc = 0, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) < 0 || listen(fd, SOMAXCONN) < 0 ||
+        getsockname(fd, (struct sockaddr *)&at, &len) < 0)
+        rc = -errno;
+    s->pmi.listener =
+        (struct source){.fd = fd, .want = listener_want, .ready = listener_ready, .owner = s};
+    if (rc == 0)
+        rc = loop_add(&s->agent->loop, &s->pmi.listener);
+    if (rc < 0) {
+        (void)close(fd);
+        s->pmi.listener.fd = -1;
+    }
+    *port = ntohs(at.sin_port);
+    return rc;
+}
+
+/* "NAME;tcp4://ADDRESS:PORT" gets our address. */
+static int change_uri(char **entry, in_port_t port)
+{
+    char *changed;
+    size_t len = strcspn(*entry, "=");
+    len += strcspn(*entry + len, ";");
+    if (asprintf(&changed, "%.*s;tcp4://127.0.0.1:%u", (int)len, *entry, port) < 0)
+        return -ENOMEM;
+    free(*entry);
+    *entry = changed;
+    return 0;
+}
+
+/*
+ * The server's stores in shared memory are on the host, so data comes in messages. Of the
+ * authentication methods only "native" works: the guest has no munge.
+ */
+static int choose_modules(struct execspec *spec)
+{
+    static const char *const variables[] = {"PMIX_GDS_MODULE=hash", "PMIX_MCA_gds=hash",
+                                            "PMIX_MCA_psec=native", "PMIX_SECURITY_MODE=native"};
+    int rc = 0;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables && rc == 0; i++) {
+        char name[32];
+        (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(variables[i], "=") + 1,
+                       variables[i]);
+        execspec_drop_env(spec, name);
+        rc = execspec_add_env(spec, variables[i]);
+    }
+    return rc;
+}
+
+int pmix_listen(struct session *s)
+{
+    struct execspec *spec = &s->spec;
+    in_port_t port = 0;
+    int rc = 0;
+    for (size_t i = 0; i < spec->envc && rc == 0; i++) {
+        if (strncmp(spec->envp[i], URI, sizeof URI - 1) != 0)
+            continue;
+        if (s->pmi.listener.fd < 0)
+            rc = open_listener(s, &port);
+        if (rc == 0)
+            rc = change_uri(&spec->envp[i], port);
+    }
+    if (rc == 0 && s->pmi.listener.fd >= 0 && spec->pmi_refusal == NULL)
+        rc = choose_modules(spec);
+    return rc;
+}
+
+void pmix_close(struct session *s)
+{
+    if (s->pmi.listener.fd >= 0) {
+        loop_remove(&s->agent->loop, &s->pmi.listener);
+        (void)close(s->pmi.listener.fd);
+        s->pmi.listener.fd = -1;
+    }
+    for (struct pmix_link *l = s->agent->links; l != NULL; l = l->next)
+        if (l->session == s)
+            end_link(l);
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Command lines of sbatch, salloc and srun: where the script or the command begins, and which
+ * values options have. Which options take a value is the same in Slurm 22.05 to 26.05.
+ */
+#ifndef VHPC_SLURM_ARGS_H
+#define VHPC_SLURM_ARGS_H
+
+#include <stdbool.h>
+
+enum slurm_program { SLURM_SBATCH, SLURM_SALLOC, SLURM_SRUN };
+
+/* An option with its long name; value is "" if it has no value. Not called for unknown options. */
+typedef void slurm_option_seen(void *arg, const char *name, const char *value);
+/*
+ * Whether a word after an option that Slurm does not have (another SPANK plugin's) is the script or
+ * the command. If not, it is taken for the value of the option.
+ */
+typedef bool slurm_word_is_operand(void *arg, const char *word);
+
+struct slurm_reader {
+    slurm_option_seen *option;
+    slurm_word_is_operand *operand;
+    void *arg;
+};
+
+/* Returns the index of the script or the command; argc without a script or command. */
+int slurm_args_read(enum slurm_program program, int argc, char *const argv[],
+                    const struct slurm_reader *reader);
+
+#endif

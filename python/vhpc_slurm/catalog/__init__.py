@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images: what a manifest may say, and the folders in which images are published.
+
+Decides what a name means now and whether a manifest is acceptable. Starts nothing,
+knows neither nodes nor jobs. ``manifest`` has the format and touches no file;
+``folder`` reads catalogues, ``own`` those of users, ``edit`` changes them. Used by vhpcd
+(names to digests), by nodes (through the lease) and by the ``vhpc`` command.
+"""
+
+from __future__ import annotations
+
+from vhpc_slurm.catalog.folder import (
+    CatalogEntry,
+    blob_path,
+    blobs,
+    list_images,
+    load_manifest,
+    read_manifest,
+    resolve,
+    verify_blob,
+)
+from vhpc_slurm.catalog.manifest import Manifest, decode_manifest
+from vhpc_slurm.catalog.own import Owner, own_folder, resolve_for
+
+__all__ = [
+    "CatalogEntry",
+    "Manifest",
+    "Owner",
+    "blob_path",
+    "blobs",
+    "decode_manifest",
+    "list_images",
+    "load_manifest",
+    "own_folder",
+    "read_manifest",
+    "resolve",
+    "resolve_for",
+    "verify_blob",
+]

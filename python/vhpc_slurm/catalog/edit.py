@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes to a catalogue that is a folder: names are moved and removed, unused images deleted.
+
+The process needs the rights of the catalogue's owner; root does not work in a folder of
+another user, whose links it would follow. Each change is made under the catalogue's lock,
+which publishers also hold, and each step leaves a catalogue that readers can use: a
+process may be killed between any two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm import files
+from vhpc_slurm.catalog.folder import blobs, load_manifest, refs, resolve
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import DIGEST, ImageIdentity, ImageRef
+
+LOCK_TIMEOUT_S = 60.0
+MANIFEST_FILE = re.compile(r"[0-9a-f]{64}\.json\Z", re.ASCII)
+BLOB_FILE = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
+UNFINISHED_FILE = re.compile(r"\.new-")
+"""A file that a publisher writes; while its lock is held by another process, that publisher is dead."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What ``collect`` deletes, or would delete; size in bytes.
+
+    ``kind`` is manifest, blob, or file (an unfinished one of a killed publisher).
+    """
+
+    kind: str
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Result of ``collect``.
+
+    Attributes:
+        removed: what was deleted.
+        waiting: digests of images without a name that are kept for now, and for how many seconds.
+        broken: manifests that cannot be read, one line each. While there are any, no blob is deleted,
+            because they may need it.
+    """
+
+    removed: tuple[Removal, ...]
+    waiting: tuple[tuple[str, float], ...]
+    broken: tuple[str, ...]
+
+
+def tag(catalog: Path, source: ImageRef, target: ImageRef) -> ImageIdentity:
+    """Let a name point to the image of another name or digest; the image under the new name.
+
+    Raises:
+        UserError: no such image, the new name has a digest, or the catalogue cannot be changed.
+        FabricError: the catalogue cannot be read.
+    """
+    if target.digest:
+        raise UserError(f"{target} cannot be a new name", "it has a digest", "write NAME[:TAG]")
+    with _locked(catalog):
+        image = resolve(catalog, source)
+        path = _pointer(catalog, target)
+        with _changing(catalog):
+            path.parent.mkdir(mode=0o755, exist_ok=True)
+            # .new-: what readers and collect know as a file that is being written
+            new = path.with_name(f".new-{target.tag}")
+            files.write_beside(path, new, f"{image.digest}\n".encode(), 0o644)
+            new.replace(path)
+            files.sync_folder(path.parent)
+    return ImageIdentity(target, image.digest, image.manifest)
+
+
+def remove(catalog: Path, ref: ImageRef) -> str:
+    """Remove a name; returns the digest to which it pointed, empty if it had none.
+
+    Manifest and blobs stay until ``collect``.
+
+    Raises:
+        UserError: there is no such name, or the catalogue cannot be changed.
+    """
+    if ref.digest:
+        raise UserError(f"{ref} is not a name", "it has a digest", "write NAME[:TAG]")
+    path = _pointer(catalog, ref)
+    with _locked(catalog), _changing(catalog):
+        try:
+            digest = path.read_bytes()[:80].decode("ascii", "replace").strip()
+            path.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"the catalogue has no image {ref}", "", "see: vhpc image ls") from None
+        files.sync_folder(path.parent)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()  # unless it has other tags
+    return digest if DIGEST.match(digest) else ""
+
+
+def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collection:
+    """Delete images that no name has pointed to for ``keep_s`` seconds, and files of killed publishers.
+
+    A job that starts, or waits with NAME@DIGEST, may still need an image that has lost its name.
+    So the first call that finds an image without a name marks it (``unnamed/sha256/HEX``), and a
+    later one deletes it; ``keep_s`` = 0 deletes at once. Blobs are deleted with the last manifest
+    that needs them.
+
+    Raises:
+        UserError: the catalogue cannot be changed.
+        FabricError: it cannot be read.
+    """
+    with _locked(catalog), _changing(catalog):
+        named = _named(catalog)
+        removed, waiting, broken = [], [], []
+        needed: set[str] = set()
+        for path in _files(catalog / "manifests/sha256", MANIFEST_FILE):
+            digest = "sha256:" + path.name.removesuffix(".json")
+            left_s = _time_left(catalog, digest, named, keep_s, dry_run=dry_run)
+            if left_s == 0:
+                removed.append(_delete("manifest", path, dry_run=dry_run))
+                continue
+            if left_s is not None:
+                waiting.append((digest, left_s))
+            try:
+                needed.update(blob.sha256 for blob in blobs(load_manifest(catalog, digest)))
+            except UserError as err:
+                broken.append(err.line())
+        if not broken:
+            unused = (path for path in _files(catalog / "blobs/sha256", BLOB_FILE) if path.name not in needed)
+            removed += [_delete("blob", path, dry_run=dry_run) for path in unused]
+        for folder in (catalog / "manifests/sha256", catalog / "blobs/sha256", *_name_folders(catalog)):
+            removed += [_delete("file", path, dry_run=dry_run) for path in _files(folder, UNFINISHED_FILE)]
+    return Collection(tuple(removed), tuple(waiting), tuple(broken))
+
+
+def _time_left(catalog: Path, digest: str, named: set[str], keep_s: float, *, dry_run: bool) -> float | None:
+    """Seconds for which an image without a name is kept, 0: it is to be deleted; None: it has a name."""
+    mark = catalog / "unnamed" / "sha256" / digest.removeprefix("sha256:")
+    since = time.time()
+    if digest in named:
+        if not dry_run:
+            mark.unlink(missing_ok=True)
+        return None
+    try:
+        since = mark.stat().st_mtime
+    except FileNotFoundError:
+        if not dry_run and keep_s > 0:
+            mark.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            mark.touch(mode=0o644)
+    left_s = max(0.0, since + keep_s - time.time())
+    if left_s == 0 and not dry_run:
+        mark.unlink(missing_ok=True)
+    return left_s
+
+
+def _named(catalog: Path) -> set[str]:
+    """Digests to which names point."""
+    found = set()
+    for ref in refs(catalog):
+        if stat.S_ISREG(_pointer(catalog, ref).lstat().st_mode):
+            found.add(_pointer(catalog, ref).read_bytes()[:80].decode("ascii", "replace").strip())
+    return found
+
+
+def _pointer(catalog: Path, ref: ImageRef) -> Path:
+    return catalog / "names" / ref.name / ref.tag
+
+
+def _name_folders(catalog: Path) -> list[Path]:
+    return sorted(path for path in (catalog / "names").iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """Regular files with such a name; others are not the catalogue's."""
+    try:
+        found = [path for path in folder.iterdir() if pattern.match(path.name)]
+    except FileNotFoundError:
+        return []
+    return sorted(path for path in found if stat.S_ISREG(path.lstat().st_mode))
+
+
+def _delete(kind: str, path: Path, *, dry_run: bool) -> Removal:
+    size = path.lstat().st_size
+    if not dry_run:
+        path.unlink()
+    return Removal(kind, path.name.removesuffix(".json"), size)
+
+
+@contextlib.contextmanager
+def _changing(catalog: Path) -> Iterator[None]:
+    """An OSError of a change is the caller's: no rights, no space, a file system that is read-only."""
+    try:
+        yield
+    except OSError as err:
+        raise UserError(f"cannot change the image catalogue {catalog}", err.strerror or str(err)) from err
+
+
+@contextlib.contextmanager
+def _locked(catalog: Path) -> Iterator[None]:
+    """Hold the lock that publishers hold."""
+    with _changing(catalog):
+        owner = catalog.stat().st_uid
+        if os.geteuid() == 0 and owner != 0:
+            raise UserError(
+                f"root does not change the image catalogue {catalog}",
+                f"it belongs to uid {owner}, whose links root would follow",
+                "run the command as that user",
+            )
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(catalog / ".lock", flags, 0o644)
+    try:
+        if not files.lock(lock, LOCK_TIMEOUT_S):
+            raise UserError(
+                f"the image catalogue {catalog} is in use",
+                f"another process has changed it for more than {LOCK_TIMEOUT_S:.0f} s",
+                "try again later",
+            )
+        yield
+    finally:
+        os.close(lock)

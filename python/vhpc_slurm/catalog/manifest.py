@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifest of an image: schema 2, and schema 1 of older images.
+
+A manifest of schema 2 has exactly one encoding, the canonical form of RFC 8785: keys
+sorted, no blanks, every key present. Other bytes are refused, so an image has one
+digest, and no two readers can understand its bytes differently (of two equal keys, for
+example, some readers take the first and some the last). docs/image-format.md explains
+the keys; docs/image-manifest.schema.json is generated from the types here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from vhpc_slurm.model import DIGEST, IMAGE_NAME, IMAGE_TAG, Blob, ImageManifest
+
+SCHEMA_1, SCHEMA_2 = 1, 2
+LIMIT_1, LIMIT_2 = 1 << 20, 1 << 18
+"""Maximum bytes of a manifest of schema 1 and of schema 2."""
+BOOT_FILE_LIMIT = 512 << 20
+"""Maximum bytes of a kernel or initrd: each guest has copies in the node's memory."""
+ROOT_LIMIT = 1 << 44
+FIRMWARES = frozenset({"bios", "uefi"})
+ROOT_FORMATS = {"application/vnd.vhpc.root.erofs": "erofs"}
+"""Media type of a root -> its file system, as mount(2) calls it."""
+RESERVED_PARAMETERS = frozenset(
+    {
+        "init",
+        "rdinit",
+        "initrd",
+        "root",
+        "rootfstype",
+        "rootflags",
+        "vhpc.init",
+        "vhpc.root",
+        "vhpc.rootfstype",
+    }
+)
+"""Kernel parameters that decide what boots: other keys of the manifest have them, or the node."""
+LEASE_KEYS = frozenset({"min_cpus"})
+"""Fields of ImageManifest that schema 1 lacks."""
+
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+Digest = Annotated[str, Meta(pattern="^(sha256:[0-9a-f]{64})?$", max_length=71)]
+Time = Annotated[
+    str, Meta(pattern="^([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)?$", max_length=20)
+]
+Line = Annotated[str, Meta(max_length=1024)]
+ShortLine = Annotated[str, Meta(max_length=128)]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=64)]
+LabelKey = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._/-]*$", max_length=128)]
+VariableName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+AnyText = Annotated[str, Meta(max_length=32768)]
+Path = Annotated[str, Meta(pattern="^(/.*)?$", max_length=255)]
+Arguments = Annotated[tuple[AnyText, ...], Meta(max_length=256)]
+BootSize = Annotated[int, Meta(ge=1, le=BOOT_FILE_LIMIT)]
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the parts of a manifest: an unknown key means a feature that this vhpc lacks."""
+
+
+class KernelBlob(Strict, frozen=True):
+    """The kernel: an ELF file with a PVH entry point, or a bzImage."""
+
+    media_type: Literal["application/vnd.vhpc.kernel.bzimage", "application/vnd.vhpc.kernel.elf"]
+    sha256: Sha256
+    size: BootSize
+
+
+class InitrdBlob(Strict, frozen=True):
+    """The initial RAM file system: a cpio archive (newc), which the kernel may have to decompress."""
+
+    media_type: Literal["application/vnd.vhpc.initrd.cpio"]
+    sha256: Sha256
+    size: BootSize
+
+
+class RootBlob(Strict, frozen=True):
+    """The root file system, as the bytes of a read-only disk."""
+
+    media_type: Literal["application/vnd.vhpc.root.erofs"]
+    sha256: Sha256
+    size: Annotated[int, Meta(ge=1, le=ROOT_LIMIT)]
+
+
+class Process(Strict, frozen=True):
+    """What the image would start, as the configuration of an OCI image says it; empty: nothing said."""
+
+    entrypoint: Arguments
+    arguments: Arguments
+    environment: Annotated[dict[VariableName, AnyText], Meta(max_length=512)]
+    user: ShortLine
+    working_dir: Path
+
+
+class Provenance(Strict, frozen=True):
+    """Where the image comes from; empty texts: not known.
+
+    ``source`` is what was built or imported, ``source_digest`` its digest, ``parent`` the
+    digest of the image that this one was derived from. ``created`` is UTC.
+    """
+
+    builder: ShortLine
+    created: Time
+    parent: Digest
+    source: Line
+    source_digest: Digest
+
+
+class Manifest(Strict, frozen=True):
+    """Schema 2.
+
+    ``min_cpus`` are CPUs as Slurm counts them (hardware threads), ``min_memory_mib`` is the
+    memory of a guest in MiB. ``drivers`` maps a kernel module to its version, which is empty
+    for modules of the kernel's own source tree.
+    """
+
+    schema: Literal[2]
+    agent_version: ShortLine
+    arch: Annotated[str, Meta(pattern="^[a-z0-9_]+$", max_length=32)]
+    cmdline: Annotated[str, Meta(pattern="^[ -~]*$", max_length=1024)]
+    description: Line
+    drivers: Annotated[dict[Name, ShortLine], Meta(max_length=256)]
+    firmware: Literal["bios", "uefi"]
+    init: Annotated[str, Meta(pattern="^(agent|/[!#-~]+)$", max_length=255)]
+    initrd: InitrdBlob
+    kernel: KernelBlob
+    labels: Annotated[dict[LabelKey, Line], Meta(max_length=64)]
+    min_cpus: Annotated[int, Meta(ge=1, le=4096)]
+    min_memory_mib: Annotated[int, Meta(ge=1, le=1 << 24)]
+    process: Process
+    provenance: Provenance
+    root: RootBlob
+
+
+class _AnySchema(msgspec.Struct):
+    schema: int
+
+
+def decode_manifest(raw: bytes) -> ImageManifest:
+    """What a lease carries of a manifest; ValueError if vhpc could not boot the image as described."""
+    full = decode_whole(raw)
+    return full if isinstance(full, ImageManifest) else _for_lease(full)
+
+
+def decode_whole(raw: bytes) -> Manifest | ImageManifest:
+    """All that a manifest says, decoded strictly: a ``Manifest`` of schema 2, else of schema 1.
+
+    Raises:
+        ValueError: it is not a manifest, or vhpc could not boot the image as described; one line.
+    """
+    if len(raw) > LIMIT_1:
+        raise ValueError(f"it has more than {LIMIT_1 >> 10} KiB")
+    try:
+        schema = msgspec.json.decode(raw, type=_AnySchema).schema
+        if schema == SCHEMA_1:
+            return _decode_1(raw)
+        if schema == SCHEMA_2:
+            return _decode_2(raw)
+    except RecursionError as err:
+        raise ValueError("it is nested too deeply") from err
+    raise ValueError(f"schema {schema}, this vhpc knows {SCHEMA_1} and {SCHEMA_2}")
+
+
+def canonical(manifest: Manifest | dict[str, Any]) -> bytes:
+    """The canonical form (RFC 8785): its sha256 is the image's digest.
+
+    All keys are ASCII and all numbers are integers below 2**53; for such values it is JSON
+    with sorted keys, without blanks, in UTF-8.
+    """
+    built = msgspec.to_builtins(manifest)
+    return json.dumps(built, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def schema_text() -> str:
+    """The JSON schema (draft 2020-12) of schema 2, as text; rules about several keys are not in it."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Manifest of a vhpc image, schema 2",
+    }
+    schema = msgspec.json.schema(Manifest)
+    for part in schema["$defs"].values():
+        if "description" in part:  # Python before 3.13 keeps the indentation of docstrings
+            part["description"] = inspect.cleandoc(part["description"])
+    return json.dumps(head | schema, indent=2) + "\n"
+
+
+def _decode_2(raw: bytes) -> Manifest:
+    if len(raw) > LIMIT_2:
+        raise ValueError(f"it has more than {LIMIT_2 >> 10} KiB")
+    manifest = msgspec.json.decode(raw, type=Manifest)
+    if canonical(manifest) != raw:
+        raise ValueError("its bytes are not in the canonical form of RFC 8785")
+    _check_2(manifest)
+    return manifest
+
+
+def _check_2(manifest: Manifest) -> None:
+    """Rules that types cannot express."""
+    for where, text in _lines(manifest):
+        if not text.isprintable():
+            raise ValueError(f"{where} has control characters")
+    process = manifest.process
+    for text in (*process.entrypoint, *process.arguments, *process.environment.values()):
+        if "\0" in text:
+            raise ValueError("process has a NUL character")
+    if manifest.firmware == "uefi" and manifest.kernel.media_type.endswith(".elf"):
+        raise ValueError("firmware uefi needs a bzImage: UEFI does not start an ELF kernel")
+    for word in manifest.cmdline.split(" "):
+        # The kernel removes quotation marks, and everything after "--" goes to init.
+        if word == "--" or '"' in word:
+            raise ValueError(f"cmdline has {word!r}: quotation marks and -- are not allowed")
+        if word.partition("=")[0] in RESERVED_PARAMETERS:
+            raise ValueError(f"cmdline has {word!r}: the node sets this parameter, or key init does")
+
+
+def _lines(manifest: Manifest) -> list[tuple[str, str]]:
+    """Texts of one line, with their keys."""
+    origin, process = manifest.provenance, manifest.process
+    return [
+        ("agent_version", manifest.agent_version),
+        ("arch", manifest.arch),
+        ("cmdline", manifest.cmdline),
+        ("description", manifest.description),
+        ("init", manifest.init),
+        *(("drivers", text) for pair in manifest.drivers.items() for text in pair),
+        *(("labels", text) for pair in manifest.labels.items() for text in pair),
+        *(("process.environment", name) for name in process.environment),
+        ("process.user", process.user),
+        ("process.working_dir", process.working_dir),
+        ("provenance.builder", origin.builder),
+        ("provenance.created", origin.created),
+        ("provenance.source", origin.source),
+    ]
+
+
+def _for_lease(manifest: Manifest) -> ImageManifest:
+    words = [manifest.cmdline] if manifest.cmdline else []
+    if manifest.init != "agent":
+        words.append(f"vhpc.init={manifest.init}")
+    return ImageManifest(
+        schema=SCHEMA_2,
+        name="",
+        tag="",
+        arch=manifest.arch,
+        kernel=Blob("kernel", manifest.kernel.sha256, manifest.kernel.size),
+        initrd=Blob("initrd", manifest.initrd.sha256, manifest.initrd.size),
+        root=Blob("root", manifest.root.sha256, manifest.root.size),
+        root_format=ROOT_FORMATS[manifest.root.media_type],
+        init=manifest.init,
+        cmdline=" ".join(words),
+        min_memory_mib=manifest.min_memory_mib,
+        min_cpus=manifest.min_cpus,
+        firmware=manifest.firmware,
+        drivers=tuple(manifest.drivers),
+        agent_version=manifest.agent_version,
+        description=manifest.description,
+        created=manifest.provenance.created,
+    )
+
+
+def _decode_1(raw: bytes) -> ImageManifest:
+    fields = msgspec.json.decode(raw)
+    # msgspec ignores unknown keys of dataclasses.
+    unknown = sorted(set(fields) - (set(ImageManifest.__dataclass_fields__) - LEASE_KEYS))
+    if unknown:
+        raise ValueError(f"unknown key {unknown[0]}")
+    manifest = msgspec.convert(fields, ImageManifest)
+    _check_1(manifest)
+    return manifest
+
+
+def _check_1(manifest: ImageManifest) -> None:
+    if not IMAGE_NAME.match(manifest.name) or not IMAGE_TAG.match(manifest.tag):
+        raise ValueError(f"{manifest.name!r} with tag {manifest.tag!r} is not an image name")
+    for blob in (manifest.kernel, manifest.initrd, manifest.root):
+        if not DIGEST.match(f"sha256:{blob.sha256}"):
+            raise ValueError(f"{blob.file}: {blob.sha256!r} is not a sha256")
+        if blob.size <= 0:
+            raise ValueError(f"{blob.file}: its size is {blob.size} bytes")
+        if blob is not manifest.root and blob.size > BOOT_FILE_LIMIT:
+            raise ValueError(f"{blob.file}: more than {BOOT_FILE_LIMIT >> 20} MiB")
+        if PurePosixPath(blob.file).name != blob.file:
+            raise ValueError(f"{blob.file!r} is not a file name")
+    # The planner checks whether a guest can mount it; here it only must be safe in a kernel command line.
+    if not re.fullmatch(r"[a-z0-9]{1,32}", manifest.root_format, re.ASCII):
+        raise ValueError(f"root format {manifest.root_format!r} is not a file system type")
+    if manifest.firmware not in FIRMWARES:
+        raise ValueError(f"firmware {manifest.firmware!r} is unknown")
+    if manifest.init != "agent" and not manifest.init.startswith("/"):
+        raise ValueError(f"init {manifest.init!r} is neither agent nor an absolute path")
+    if manifest.min_memory_mib <= 0:
+        raise ValueError(f"its minimum memory is {manifest.min_memory_mib} MiB")
+    if not manifest.cmdline.isprintable():
+        raise ValueError("the kernel command line has control characters")

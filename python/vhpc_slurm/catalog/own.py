@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own catalogue (``images.user_catalog``), as vhpcd and other processes read it.
+
+Whoever reads it may have more rights than its owner, so no link is followed, and every folder
+and file on the way must belong to the owner: nothing that the owner cannot read can be
+reached. Nodes read blobs in a process with the owner's rights (``node.store.images``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vhpc_slurm.catalog.folder import resolve
+from vhpc_slurm.catalog.manifest import LIMIT_1, decode_manifest
+from vhpc_slurm.config import Images
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import DIGEST, ImageIdentity, ImageRef
+
+USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}\Z", re.ASCII)
+NAME_SIZE = 80
+"""Maximum bytes of a name's file, which has a digest and a line feed."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The user to whom a catalogue belongs."""
+
+    name: str
+    uid: int
+
+
+def resolve_for(images: Images, ref: ImageRef, owner: Owner) -> ImageIdentity:
+    """The image that a user's ``--vhpc-image`` means now: of the site, or of the user's own catalogue.
+
+    Raises:
+        UserError: no such image, or it is broken, or the site has no catalogues of users.
+        FabricError: the catalogue of the site cannot be read.
+    """
+    if ref.own:
+        return resolve_own(own_folder(images.user_catalog, owner.name), ref, owner)
+    return resolve(Path(images.catalog), ref)
+
+
+def own_folder(pattern: str, user: str) -> Path:
+    """The catalogue of a user.
+
+    Args:
+        pattern: ``images.user_catalog``.
+        user: the user's name.
+
+    Raises:
+        UserError: users have no catalogues on this site, or this user cannot have one.
+    """
+    if not pattern:
+        raise UserError(
+            "images of users' own are not used on this site",
+            "images.user_catalog is not set",
+            "use an image of the site (vhpc image ls), or ask your administrator",
+        )
+    if not USER_NAME.match(user):
+        raise UserError(f"user {user!r} cannot have an image catalogue", "the name is not a file name")
+    return Path(pattern.replace("{user}", user))
+
+
+def resolve_own(folder: Path, ref: ImageRef, owner: Owner) -> ImageIdentity:
+    """The image of a user's own catalogue that a name refers to now, or the one of its digest.
+
+    Raises:
+        UserError: no such image, its manifest is broken, or the folder cannot be read by this process.
+    """
+    with _opened(folder, owner) as top:
+        digest = ref.digest
+        if not digest:
+            raw = _read(top, folder, f"names/{ref.name}/{ref.tag}", NAME_SIZE, owner, ref)
+            digest = raw.decode("ascii", "replace").strip()
+        if not DIGEST.match(digest):
+            raise UserError(f"image {ref} is broken", "its name file has no digest", "publish it again")
+        path = f"manifests/sha256/{digest.removeprefix('sha256:')}.json"
+        raw = _read(top, folder, path, LIMIT_1 + 1, owner, ref)
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
+        raise UserError(f"image {ref} is broken", f"its manifest does not match {digest}", "publish it again")
+    try:
+        manifest = decode_manifest(raw)
+    except ValueError as err:
+        raise UserError(f"image {ref} has an unusable manifest", str(err), "publish it again") from err
+    return ImageIdentity(ref, digest, replace(manifest, name=ref.name, tag=ref.tag))
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, owner: Owner) -> Iterator[int]:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        top = os.open(folder, flags)
+    except FileNotFoundError:
+        raise UserError(
+            f"{owner.name} has no image catalogue of their own",
+            f"{folder} does not exist",
+            "publish an image there",
+        ) from None
+    except OSError as err:
+        raise _unreadable(folder, err) from err
+    try:
+        _check_owner(top, folder, owner)
+        yield top
+    finally:
+        os.close(top)
+
+
+def _read(top: int, folder: Path, path: str, limit: int, owner: Owner, ref: ImageRef) -> bytes:
+    """At most ``limit`` bytes of a regular file below ``top``; no component may be a link."""
+    *above, last = path.split("/")
+    fds = [top]
+    try:
+        for part in above:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            fds.append(os.open(part, flags, dir_fd=fds[-1]))
+            _check_owner(fds[-1], folder / path, owner)
+        # a pipe must not be waited for
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fds.append(os.open(last, flags, dir_fd=fds[-1]))
+        _check_owner(fds[-1], folder / path, owner)
+        if not stat.S_ISREG(os.fstat(fds[-1]).st_mode):
+            raise UserError(f"image {ref} is broken", f"{folder / path} is not a regular file")
+        with os.fdopen(fds.pop(), "rb") as file:
+            return file.read(limit)
+    except FileNotFoundError:
+        raise UserError(
+            f"image {ref} is unknown", f"{folder / path} does not exist", "see: vhpc image ls --own"
+        ) from None
+    except OSError as err:
+        raise _unreadable(folder / path, err) from err
+    finally:
+        for fd in fds[1:]:
+            os.close(fd)
+
+
+def _check_owner(fd: int, path: Path, owner: Owner) -> None:
+    if os.fstat(fd).st_uid != owner.uid:
+        raise UserError(
+            f"the image catalogue of {owner.name} is not used", f"{path} does not belong to {owner.name}"
+        )
+
+
+def _unreadable(path: Path, err: OSError) -> UserError:
+    if err.errno in {errno.ELOOP, errno.ENOTDIR}:
+        return UserError(
+            f"cannot read {path}", "a part of it is a link or not a folder", "links are not followed"
+        )
+    hint = ""
+    if err.errno in {errno.EACCES, errno.EPERM}:
+        hint = "vhpcd reads names and manifests: make these folders readable for all (chmod a+rX)"
+    return UserError(f"cannot read {path}", err.strerror or str(err), hint)

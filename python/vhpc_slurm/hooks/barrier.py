@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ready barrier: a job with a network starts when all its guests are ready and reach each other.
+
+Each guest tests the next rank and rank 0, and its node reports the result to vhpcd.  The Prolog
+of the first node, where the batch script runs, ends when all nodes have reported.  Slurm
+starts the batch script (PrologFlags=DeferBatch), and the first step of salloc and srun, when all
+Prologs have ended; so nothing starts earlier, and the first node's state file has the error of
+a job that cannot start.
+
+In a heterogeneous job the barrier is over all components on the segment, and the first node is that
+of the first of them: Slurm starts the batch script when the nodes of all components are ready
+(_het_job_ready in slurmctld/job_scheduler.c).
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.wire_types import NodeState, ReadyState
+from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
+from vhpc_slurm.hooks import common
+from vhpc_slurm.model import GuestPlan, Lease, NodePlan
+from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, GuestChannel
+from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
+from vhpc_slurm.node.guest.peers import reach
+from vhpc_slurm.node.network.plan import Peer, reach_targets
+from vhpc_slurm.node.store.journal import Stopped
+
+REPORT_S = 2.0
+"""A node reports that it waits if its guests have received no answer after this time, in seconds."""
+ASK_S = 5.0
+"""After that it asks vhpcd at this interval whether others are ready or have failed, or the job has ended."""
+CONNECT_S = 10.0
+PAUSE_S = 1.0
+REQUEUES = 2
+"""How many times a job is requeued because of the network between its nodes; after that it fails."""
+
+
+class PeerFailedError(UserError):
+    """Another node of the job reported an error; that node has written the consoles of its guests."""
+
+
+def report_failure(client: ControllerClient, lease: Lease, node: str, error: VhpcError, line: str) -> None:
+    """Tell the other nodes of a job with a network why it fails; if vhpcd does not answer, only log this."""
+    if lease.segment is None or len(lease.segment_nodes) == 1 or isinstance(error, PeerFailedError):
+        return
+    try:
+        client.ready(lease.generation, node, "failed", error=(error.kind, line))
+    except FabricError as err:
+        common.log.warning("the job's other nodes are not told of the failure: %s", err.line())
+
+
+def wait(config: Config, client: ControllerClient, lease: Lease, plan: NodePlan) -> None:
+    """Wait until the guests of this node reach those that they test; on the first node, for all nodes.
+
+    Raises:
+        UserError: a guest does not answer its node, or another node reported an error of the user.
+        FabricError: a guest is not ready in time, or does not answer another one.
+        Stopped: the job has ended.
+    """
+    if lease.segment is not None:
+        _Barrier(config, client, lease, plan).wait()
+
+
+class _Barrier:
+    """One Prolog's wait."""
+
+    def __init__(self, config: Config, client: ControllerClient, lease: Lease, plan: NodePlan) -> None:
+        self._config = config
+        self._client = client
+        self._lease = lease
+        self._plan = plan
+        self._nodes = lease.segment_nodes
+        self._until = time.monotonic() + config.network.ready_timeout_s
+
+    def wait(self) -> None:
+        for guest in self._plan.guests:
+            if peers := reach_targets(self._lease, self._plan.node, guest.index):
+                self._test(guest, peers)
+        if len(self._nodes) > 1:
+            self._await_others()
+
+    # --- guests ---------------------------------------------------------------
+
+    def _test(self, guest: GuestPlan, peers: Sequence[Peer]) -> None:
+        """Repeat a guest's tests until all peers have answered."""
+        try:
+            with GuestChannel.connect(Path(guest.paths.run_dir) / ROOT_SOCKET, CONNECT_S) as channel:
+                self._repeat(guest, peers, channel)
+        except ChannelRefusedError as err:
+            hint = "rebuild the image with this version's agent" if err.errno == errno.ENOSYS else ""
+            raise UserError(f"guest {guest.hostname} cannot test its network", err.why, hint) from err
+        except (ChannelError, NodeError) as err:  # it was set up a moment ago: the node is well
+            raise UserError(f"guest {guest.hostname} does not answer its node any more", err.line()) from err
+
+    def _repeat(self, guest: GuestPlan, peers: Sequence[Peer], channel: GuestChannel) -> None:
+        assert guest.interface is not None
+        limit_s = float(self._config.guests.stage_timeout_s)
+        ready_since: dict[str, float] = {}
+        pending, wait_s = tuple(peers), REPORT_S
+        while True:
+            addresses = [address for peer in pending for address in peer.addresses]
+            found = reach(channel, addresses, guest.interface.mtu, wait_s, limit_s)
+            pending = tuple(peer for peer in pending if set(peer.addresses) & set(found.unanswered))
+            if not pending:
+                return
+            state = self._tell("waiting", about=[peer.node for peer in pending])
+            now = time.monotonic()
+            for peer in pending:
+                if peer.node == self._plan.node or (state and peer.node in state.reported):
+                    ready_since.setdefault(peer.hostname, now)
+            for peer in pending:
+                if now - ready_since.get(peer.hostname, now) >= self._config.network.reach_timeout_s:
+                    raise self._failed(self._unreachable(guest, peer, found.why))
+            absent = [peer for peer in pending if peer.hostname not in ready_since]
+            if absent and now >= self._until:
+                raise self._failed(self._slow([absent[0].node], state is None))
+            wait_s = ASK_S
+
+    def _unreachable(self, guest: GuestPlan, peer: Peer, why: str) -> FabricError:
+        segment, here, there = self._lease.segment, self._plan.node, peer.node
+        assert segment is not None
+        assert guest.interface is not None
+        hint = f"both guests are on {here}: does the image drop ICMP echo requests?"
+        if here != there:
+            ends = " and ".join(segment.underlay[self._nodes.index(node)] for node in (here, there))
+            hint = f"check UDP port {segment.port} between {ends}, and see docs/network.md"
+        return FabricError(
+            f"guest {guest.hostname} on {here} does not reach guest {peer.hostname} on {there} "
+            f"with packets of {guest.interface.mtu} bytes",
+            why,
+            hint,
+        )
+
+    def _slow(self, nodes: Sequence[str], unknown: bool) -> FabricError:
+        waited = f"waited for {self._config.network.ready_timeout_s} s or more on {self._plan.node}"
+        if unknown:
+            waited += "; vhpcd did not answer"
+        return FabricError(
+            f"the guests of node{'s' * (len(nodes) > 1)} {', '.join(nodes)} are not ready",
+            waited,
+            "see hooks.log of that node, and network.ready_timeout_s in vhpc.toml(5)",
+        )
+
+    # --- nodes ----------------------------------------------------------------
+
+    def _await_others(self) -> None:
+        """Report that this node has passed; the first node waits until all have."""
+        first = self._plan.node == self._nodes[0]
+        spare_s = 2 * self._config.network.reach_timeout_s
+        until = max(self._until, time.monotonic()) + spare_s
+        while True:
+            state = self._tell("passed", wait_s=ASK_S if first else 0.0)
+            if state is not None and (not first or state.missing == 0):
+                return
+            if time.monotonic() >= until:
+                missing = state.first_missing if state is not None else ("of the job",)
+                raise self._failed(self._slow(missing, state is None))
+            if state is None or state.failure is not None:
+                time.sleep(PAUSE_S)
+
+    def _tell(self, what: NodeState, *, about: Sequence[str] = (), wait_s: float = 0.0) -> ReadyState | None:
+        """Report to vhpcd, and act on what other nodes have reported.
+
+        Returns None if vhpcd does not answer.  After a failure of the network that another node
+        reported, this node only waits: that node ends the job.
+
+        Raises:
+            Stopped: the job has ended.
+            PeerFailedError: another node reported an error that fails the job.
+        """
+        if len(self._nodes) == 1:
+            return None
+        others = [node for node in dict.fromkeys(about) if node != self._plan.node]
+        try:
+            state = self._client.ready(
+                self._lease.generation, self._plan.node, what, about=others, wait_s=wait_s
+            )
+        except FabricError as err:
+            common.log.warning("ready barrier: %s", err.line())
+            return None
+        if state.over:
+            raise Stopped(f"generation {self._lease.generation} was ended")
+        failure = state.failure
+        if failure is not None and failure.kind == UserError.kind and failure.node != self._plan.node:
+            raise PeerFailedError(f"node {failure.node}", failure.line)
+        return state
+
+    def _failed(self, error: FabricError) -> VhpcError:
+        """Report an error of the network; a UserError if the job has been requeued often enough."""
+        if len(self._nodes) == 1:
+            return UserError(error.what, error.why, error.hint)
+        try:
+            state = self._client.ready(
+                self._lease.generation, self._plan.node, "failed", error=(error.kind, error.line())
+            )
+        except FabricError as err:
+            common.log.warning("ready barrier: %s", err.line())
+            return error
+        if state.failed_starts <= REQUEUES:
+            return error
+        hint = "; ".join(filter(None, (error.hint, f"the job was requeued {REQUEUES} times before")))
+        return UserError(error.what, error.why, hint)

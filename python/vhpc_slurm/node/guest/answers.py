@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a guest's agent answers, as ``channel`` returns it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class GuestHello:
+    """What the agent says of itself when its port opens."""
+
+    agent_version: str
+    boot_id: str
+    kernel: str
+
+
+@dataclass(frozen=True)
+class GuestInfo:
+    """State of a guest; ``uptime_s`` counts from its kernel's start."""
+
+    agent_version: str
+    boot_id: str
+    kernel: str
+    hostname: str
+    cpus: int
+    memory_kib: int
+    sessions: int
+    uptime_s: float
+
+
+class GuestPorts(NamedTuple):
+    """What a guest has of the job's fabric.
+
+    Attributes:
+        ports: name and port number of each (``mlx5_0:1``), and the place of the job's key in its table.
+        interface: that has the address; empty where none was asked for.
+    """
+
+    ports: tuple[tuple[str, int], ...]
+    interface: str = ""

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that vhpc submits for the user who runs it, with this user's rights and environment.
+
+Hooks and vhpcd use ``port.Slurm`` instead, whose commands have a fixed environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
+from vhpc_slurm.terminal import one_line
+
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+_NO_JOB = "Invalid job id specified"
+_UNREACHABLE = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection refused", re.IGNORECASE
+)
+# Options of the caller's own job or shell must not reach the jobs.
+_DROPPED = re.compile(r"(?:SLURM|SBATCH|VHPC)_")
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job as squeue shows it; ``nodes`` is a hostlist, empty before the start."""
+
+    state: str
+    reason: str
+    nodes: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended and its nodes are free."""
+        return self.state in ENDED
+
+
+class UserJobs:
+    """sbatch, squeue and scancel."""
+
+    def __init__(
+        self,
+        bin_dir: str = "/usr/bin",
+        *,
+        slurm_conf: str = "",
+        timeout_s: float = 60.0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Use the commands in ``bin_dir``; the environment defaults to that of this process."""
+        self._bin, self._timeout_s = Path(bin_dir), timeout_s
+        given = os.environ if environment is None else environment
+        self._environment = {
+            name: value for name, value in given.items() if name in _KEPT or not _DROPPED.match(name)
+        }
+        if slurm_conf:
+            self._environment["SLURM_CONF"] = slurm_conf
+
+    def submit(self, options: Sequence[str], script: Path, *arguments: str) -> int:
+        """Submit a batch script; returns the job's id.
+
+        Raises:
+            UserError: sbatch refused it; the message is sbatch's.
+            SlurmError: sbatch does not run, or slurmctld does not answer.
+        """
+        done = self._run("sbatch", "--parsable", *options, str(script), *arguments)
+        if done.returncode:
+            raise _refusal(done)
+        job = done.stdout.strip().partition(";")[0]
+        if not re.fullmatch(r"[1-9][0-9]{0,18}", job):
+            raise SlurmError(
+                "cannot read the id of the submitted job", f"sbatch printed {done.stdout[:80]!r}"
+            )
+        return int(job)
+
+    def state(self, job_id: int) -> JobState:
+        """State of a job.
+
+        Raises:
+            NoSuchJobError: slurmctld no longer has the job.
+            SlurmError: squeue failed.
+        """
+        options = ("--noheader", "--all", "--states=all", "--local", "--jobs", str(job_id))
+        done = self._run("squeue", *options, "--format=%i|%T|%r|%N")
+        if done.returncode and _NO_JOB in done.stderr:
+            raise NoSuchJobError(f"job {job_id} is unknown", _NO_JOB)
+        if done.returncode:
+            raise SlurmError("squeue failed", _complaint(done))
+        rows = [line.split("|", 3) for line in done.stdout.splitlines()]
+        row = next((row for row in rows if len(row) == 4 and row[0].strip() == str(job_id)), None)
+        if row is None:
+            raise NoSuchJobError(f"job {job_id} is unknown", "squeue does not show it")
+        return JobState(row[1].strip(), one_line(row[2].strip()), row[3].strip())
+
+    def cancel(self, job_id: int) -> None:
+        """End a job; a job that has ended is no error.
+
+        Raises:
+            SlurmError: scancel failed.
+        """
+        done = self._run("scancel", str(job_id))
+        if done.returncode and _NO_JOB not in done.stderr:
+            raise SlurmError(f"cannot cancel job {job_id}", _complaint(done), f"run: scancel {job_id}")
+
+    def _run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                [str(self._bin / command), *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=self._timeout_s,
+                check=False,
+                start_new_session=True,  # a Ctrl-C on the terminal must not end scancel
+            )
+        except subprocess.TimeoutExpired as err:
+            raise SlurmError(
+                f"{command} failed", f"no answer within {self._timeout_s:g} s", "see: scontrol ping"
+            ) from err
+        except OSError as err:
+            raise SlurmError(f"{command} failed", str(err), "set controller.slurm_bin in vhpc.toml") from err
+
+
+def _refusal(done: subprocess.CompletedProcess[str]) -> UserError | SlurmError:
+    complaint = _complaint(done)
+    if _UNREACHABLE.search(complaint):
+        return SlurmError("sbatch failed", complaint, "see: scontrol ping")
+    return UserError("Slurm refused the job", complaint)
+
+
+def _complaint(done: subprocess.CompletedProcess[str]) -> str:
+    text = " ".join((done.stderr or done.stdout).replace("sbatch: error: ", "").split())
+    return text[-300:] or f"exit status {done.returncode}"

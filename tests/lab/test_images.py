@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images as users have them: both schemas, pinned by a digest, and in sacct afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from cluster import IMAGE, Lab
+from variants import PRELUDE
+
+pytestmark = pytest.mark.lab
+
+OLD, MOVED = "test-schema1", "test-moved"
+
+
+@pytest.fixture(scope="module")
+def digests(lab: Lab) -> Iterator[dict[str, str]]:
+    """The image in schema 1, and a name that points to an image that cannot boot."""
+    script = f"""
+base = load("{IMAGE}")
+assert base["schema"] == 2
+broken = publish("{MOVED}", base | {{"min_cpus": 4096}})
+print(json.dumps({{"old": publish("{OLD}", schema_1(base, "{OLD}")), "broken": broken}}))
+"""
+    found = json.loads(lab.run("ctl", "python3", "-", stdin=PRELUDE + script).out)
+    name = lab.run("ctl", "cat", f"/shared/vhpc/catalog/names/{IMAGE}/latest").out.strip()
+    yield {"sound": name, **{key: f"sha256:{value}" for key, value in found.items()}}
+    lab.run("ctl", "vhpc", "image", "rm", OLD, MOVED)
+    lab.run("ctl", "vhpc", "image", "gc", "--days", "0")
+
+
+def test_an_image_of_schema_1_still_runs_jobs(lab: Lab, digests: dict[str, str]) -> None:
+    job = lab.finish("grep -c . /proc/cpuinfo > old; hostname >> old", "-w", "n1", image=OLD)
+    assert job.accounted("State,AdminComment") == ["COMPLETED", f"vhpc: image {OLD}:latest@{digests['old']}"]
+    assert lab.read("alice", "old").splitlines()[-1] == "n1"
+
+
+def test_a_digest_gives_its_image_whatever_the_name_means(lab: Lab, digests: dict[str, str]) -> None:
+    refused = lab.finish("true", "-w", "n1", image=MOVED)
+    assert "needs 4096 CPUs" in refused.output()
+    pin = f"{MOVED}@{digests['sound']}"
+    job = lab.finish("echo $VHPC_JOB_IMAGE; srun hostname", "-w", "n1", image=pin)
+    comment = f"vhpc: image {MOVED}:latest@{digests['sound']}"
+    assert job.accounted("State,AdminComment") == ["COMPLETED", comment]
+    assert job.output().splitlines() == [f"{MOVED}:latest@{digests['sound']}", "n1"]
+    absent = lab.finish("true", "-w", "n1", image=f"{IMAGE}@sha256:{'0' * 64}")
+    assert f"the catalogue has no manifest sha256:{'0' * 64}" in absent.output()
+
+
+def test_users_read_the_catalogue_and_only_its_owner_changes_it(lab: Lab, digests: dict[str, str]) -> None:
+    for command in (("verify", OLD), ("show", f"any@{digests['sound']}"), ("ls",)):
+        lab.run("login", "vhpc", "image", *command, "--json", user="alice")
+    done = lab.run("login", "vhpc", "image", "rm", OLD, user="alice", check=False)
+    assert done.code == 1
+    assert done.err.startswith("vhpc: cannot change the image catalogue")
+
+
+OWN = "/scratch/alice/images"
+# Alice's copy of the site's image: only names and manifests are readable for others.
+MINE = f"""
+set -eu
+umask 022
+mkdir -p {OWN}/names/mine {OWN}/manifests/sha256 {OWN}/blobs/sha256
+cd /shared/vhpc/catalog
+digest=$(sed s/sha256:// names/{IMAGE}/latest)
+cp names/{IMAGE}/latest {OWN}/names/mine/latest
+cp manifests/sha256/$digest.json {OWN}/manifests/sha256/
+for blob in $(python3 -c 'import json, sys
+m = json.load(open(sys.argv[1]))
+print(*[m[p]["sha256"] for p in ("kernel", "initrd", "root")])' manifests/sha256/$digest.json); do
+    cp blobs/sha256/$blob {OWN}/blobs/sha256/
+done
+chmod -R go-rwx {OWN}/blobs
+"""
+
+
+@pytest.fixture
+def _mine(lab: Lab) -> Iterator[None]:
+    lab.run("login", "sh", "-c", MINE, user="alice")
+    yield
+    lab.run("login", "rm", "-rf", "/scratch/alice", user="alice")
+
+
+@pytest.mark.usefixtures("_mine")
+def test_a_user_runs_an_image_of_a_catalogue_of_their_own(lab: Lab, digests: dict[str, str]) -> None:
+    job = lab.finish("echo $VHPC_JOB_IMAGE; hostname", "-w", "n1", image="own/mine")
+    comment = f"vhpc: image own/mine:latest@{digests['sound']}"
+    assert job.accounted("State,AdminComment") == ["COMPLETED", comment]
+    assert job.output().splitlines() == ["own/mine:latest", "n1"]
+    stored = lab.run("n1", "find", "/var/lib/vhpc/images/own/2001", "-type", "f", "!", "-name", ".*").out
+    assert len(stored.splitlines()) == 3
+    assert lab.run("n1", "ls", "/var/lib/vhpc/images/own/2001/sha256", user="alice", check=False).code != 0
+    (row,) = lab.vhpc("login", "image", "ls", "--catalog", OWN)
+    assert (row["image"], row["digest"]) == ("mine:latest", digests["sound"])
+
+
+@pytest.mark.usefixtures("_mine")
+def test_a_bad_own_image_fails_its_users_job_and_no_node(lab: Lab) -> None:
+    """Whose catalogue it is, what vhpcd may not read, and what the user may not read on the node."""
+    cases = (
+        ("bob", "own/mine", "true", "bob has no image catalogue of their own"),
+        ("alice", "own/none", "true", "image own/none:latest is unknown: "),
+        ("alice", "own/mine", f"chmod 700 {OWN}/names", "cannot read .*Permission denied .*chmod a.rX"),
+        ("alice", "own/mine", f"chmod 755 {OWN}/names && rm -r {OWN}/blobs", "kernel cannot be read"),
+        (
+            "alice", "own/mine", f"rm {OWN}/names/mine/latest && ln -s /etc/shadow {OWN}/names/mine/latest",
+            "a part of it is a link",
+        ),
+    )  # fmt: skip
+    lab.run("n1", "rm", "-rf", "/var/lib/vhpc/images/own/2001")
+    for user, image, change, says in cases:
+        lab.run("login", "sh", "-c", change, user="alice")
+        job = lab.finish("echo ran", "-w", "n1", user=user, image=image)
+        lines = [line for line in job.output().splitlines() if line.startswith("vhpc")]
+        assert len(lines) == 1, job.output()
+        assert re.search(says, lines[0]), lines[0]
+        assert "ran" not in job.output().splitlines()
+    lab.quiet()
+    assert lab.node_state("n1")[0] == "IDLE"

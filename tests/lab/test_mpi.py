@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MPI programs started by srun: MPICH by PMI, Open MPI by PMIx, in guests of image debian-hpc."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from cluster import ROOT, Job, Lab, without_retries
+from injection import kill_qemu, said, settled, until
+from mpi_program import RING, ring_lines
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
+
+IMAGE = "debian-hpc"
+NETWORK = "--vhpc-network=job"
+PAIR = ("-N2", "--ntasks-per-node=2", "--mem=900")
+KINDS = [("pmi2", "mpich"), ("pmix", "openmpi")]
+
+
+@pytest.fixture(scope="module")
+def programs(lab: Lab) -> Iterator[None]:
+    """``~/ring.mpich`` and ``~/ring.openmpi``, compiled in a guest."""
+    subprocess.run([ROOT / "scripts/publish-image", IMAGE], check=True, timeout=3600)
+    build = "".join(f"mpicc.{name} -O1 -o ~/ring.{name} ~/ring.c\n" for _, name in KINDS)
+    job = lab.finish(f"cat > ~/ring.c <<'END'\n{RING}\nEND\n{build}", "-N1", "-n2", "--mem=900", image=IMAGE)
+    assert job.accounted() == ["COMPLETED", "0:0"], job.output()
+    yield
+    lab.run("login", "sh", "-c", "rm -f ~/ring.*", user="alice")
+
+
+def _run(lab: Lab, script: str, *options: str) -> Job:
+    job = lab.submit(f"{{\n{script}\n}} 2>&1", *options, image=IMAGE)
+    job.wait(timeout=600)
+    return job
+
+
+def _lines(job: Job) -> Counter[str]:
+    return Counter(without_retries(job.output()).splitlines())
+
+
+def _sections(job: Job) -> list[str]:
+    """What comes after each ``== NAME`` at the begin of a line; a backtrace has such marks elsewhere."""
+    return re.split(r"^== ", without_retries(job.output()), flags=re.M)[1:]
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("pmi", "mpi"), KINDS)
+def test_ranks_of_two_nodes_find_each_other(lab: Lab, pmi: str, mpi: str) -> None:
+    job = _run(lab, f"srun --mpi={pmi} -n4 ~/ring.{mpi}; echo exit $?", *PAIR, NETWORK)
+    assert _lines(job) == ring_lines("n1", "n1", "n2", "n2") + Counter(["exit 0"])
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("pmi", "mpi"), KINDS)
+def test_several_guests_of_a_node_share_no_memory(lab: Lab, pmi: str, mpi: str) -> None:
+    """Eight ranks in four guests: those of a guest may share memory, those of a node may not."""
+    options = ("-N2", "--ntasks-per-node=2", "--vhpc-guests-per-node=2", "--mem=1800", NETWORK)
+    share = "share" if mpi == "mpich" else ""
+    job = _run(
+        lab, f"srun -O --ntasks-per-node=4 --mpi={pmi} -n8 ~/ring.{mpi} {share}; echo exit $?", *options
+    )
+    right = ring_lines("n1-g0", "n1-g0", "n1-g1", "n1-g1", "n2-g0", "n2-g0", "n2-g1", "n2-g1")
+    if share:
+        right += Counter({f"shares 2 with {first}": 2 for first in (0, 2, 4, 6)})
+        right += Counter([f"token {1 + sum(range(8))}"])
+    assert _lines(job) == right + Counter(["exit 0"])
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("pmi", "mpi"), KINDS)
+def test_ranks_of_a_guest_share_memory(lab: Lab, pmi: str, mpi: str) -> None:
+    job = _run(lab, f"srun --mpi={pmi} -n4 ~/ring.{mpi} share; echo exit $?", *PAIR, NETWORK)
+    right = ring_lines("n1", "n1", "n2", "n2") + Counter({"shares 2 with 0": 2, "shares 2 with 2": 2})
+    assert _lines(job) == right + Counter(["token 7", "exit 0"])
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("pmi", "mpi"), KINDS)
+def test_exit_codes_and_dead_ranks_end_the_step(lab: Lab, pmi: str, mpi: str) -> None:
+    """As on hosts: the step ends with a line that names the task."""
+    run = f"timeout 120 srun --mpi={pmi} -n4"
+    job = _run(
+        lab,
+        f"echo == code; {run} ~/ring.{mpi} code 5; echo exit $?\n"
+        f"echo == die; {run} -K1 ~/ring.{mpi} die; echo exit $?\n"
+        f"echo == abort; {run} ~/ring.{mpi} abort; echo exit $?\n"
+        f"echo == after; {run} ~/ring.{mpi}; echo exit $?\n",
+        *PAIR,
+        NETWORK,
+    )
+    parts = {part.split("\n", 1)[0]: part for part in _sections(job)}
+    assert parts["code"].endswith("\nexit 5\n"), parts
+    assert re.search(r"srun: error: n1: task 1: Exited with exit code 5", parts["code"]), parts
+    # the PMIx server of a node ends all its tasks
+    assert re.search(r"srun: error: n1: (task |tasks 0-)1: Killed", parts["die"]), parts
+    for name in ("die", "abort"):
+        end = re.search(r"\nexit (\d+)\n$", parts[name])
+        assert end is not None, parts
+        assert int(end[1]) not in (0, 124), parts  # 124: timeout has ended it
+    right = ring_lines("n1", "n1", "n2", "n2") + Counter(["after", "exit 0"])
+    assert Counter(parts["after"].splitlines()) == right
+
+
+GONE = "vhpc: the guest of job {job} on n2 is gone"
+NO_ANSWER = "Timeout, server n2 not responding."
+DAEMON = "PRTE has lost communication with a remote daemon."
+PROXY = "unable to read (PMI )?command from proxy"
+# mpirun starts its daemons by srun or ssh, and these the ranks. Slurm 24.11 sets the variable for srun.
+# Open MPI 5.0.7 discards what srun writes, has a message about Slurm's version instead, and returns 0.
+ENDLESS = {
+    "pmi2": ("srun --mpi=pmi2 -n4 ~/ring.mpich endless", GONE),
+    "pmix": ("srun --mpi=pmix -n4 ~/ring.openmpi endless", GONE),
+    "mpirun-mpich": ("mpirun.mpich -launcher slurm -n 4 ~/ring.mpich endless", GONE),
+    "mpirun-openmpi": ("mpirun.openmpi -n 4 ~/ring.openmpi endless", None),
+    "ssh-mpich": (
+        "HYDRA_LAUNCHER_EXTRA_ARGS= mpirun.mpich -launcher ssh -f $VHPC_MACHINEFILE"
+        " -n 4 ~/ring.mpich endless",
+        f"{PROXY}|{NO_ANSWER}",
+    ),
+    "ssh-openmpi": (
+        "mpirun.openmpi --prtemca plm ssh --hostfile $VHPC_HOSTFILE -n 4 ~/ring.openmpi endless",
+        f"{DAEMON}|{NO_ANSWER}",
+    ),
+    "ssh": ("ssh -n n2 'yes sum | head -n 8; sleep 1000'", NO_ANSWER),
+}
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("how", ENDLESS)
+def test_a_guest_that_dies_ends_the_program(lab: Lab, how: str) -> None:
+    """Its ranks never finish: those of the other guest wait for the dead ones."""
+    command, says = ENDLESS[how]
+    job = lab.submit(f"{{\n{command}; echo exit $?\n}} 2>&1", *PAIR, NETWORK, image=IMAGE)
+    until(lambda: said(lab, job).count("sum") >= 8, f"job {job.id} to compute", 240)
+    began = time.monotonic()
+    kill_qemu(lab, job, "n2")
+    job.wait("COMPLETING", "COMPLETED", "FAILED", timeout=50)
+    print(f"from the death of the guest to the end of the job: {time.monotonic() - began:.1f} s")
+    job.wait()
+    text = said(lab, job)
+    ended = re.search(r"^\W?exit (\d+)$", text, re.M)
+    assert ended is not None, text
+    if says is not None:
+        assert re.search(says.format(job=job.id), text), text
+        assert ended[1] != "0", text
+    settled(lab)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("pmi", "mpi"), KINDS)
+def test_other_interfaces_are_not_used(lab: Lab, pmi: str, mpi: str) -> None:
+    """With an interface whose address is the same in both guests, as that of a NAT is."""
+    decoy = (
+        "sudo ip link add decoy type veth peer name ycoed && sudo ip link set ycoed up && "
+        "sudo ip address add 10.1.0.2/24 dev decoy && sudo ip link set decoy up && "
+        "ip -o -4 address show decoy"
+    )
+    job = _run(
+        lab,
+        f"srun -N2 --ntasks-per-node=1 sh -c '{decoy}' | grep -c 10.1.0.2\n"
+        f"srun --mpi={pmi} -n4 ~/ring.{mpi}; echo exit $?",
+        *PAIR,
+        NETWORK,
+    )
+    assert _lines(job) == ring_lines("n1", "n1", "n2", "n2") + Counter(["2", "exit 0"])
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_mpirun_starts_ranks_in_its_guest(lab: Lab, mpi: str) -> None:
+    job = _run(lab, f"mpirun.{mpi} -np 2 ~/ring.{mpi}; echo exit $?", "-N1", "-n2", "-w", "n1", "--mem=900")
+    assert _lines(job) == ring_lines("n1", "n1") + Counter(["exit 0"])
+
+
+@pytest.mark.usefixtures("programs")
+def test_what_slurms_pmi_does_not_offer_ends_the_step(lab: Lab) -> None:
+    """As on hosts: a second MPI_Init by PMI-1 or PMI-2, and MPI_Comm_spawn by PMIx."""
+    job = _run(
+        lab,
+        "echo == twice; timeout 120 srun --mpi=pmi2 -n4 sh -c '~/ring.mpich && ~/ring.mpich'; echo exit $?\n"
+        "echo == spawn; timeout 120 srun --mpi=pmix -n4 ~/ring.openmpi spawn; echo exit $?\n",
+        *PAIR,
+        NETWORK,
+    )
+    for name, part in (part.split("\n", 1) for part in _sections(job)):
+        end = re.search(r"^exit (\d+)$", part, re.M)
+        assert end is not None, part
+        assert int(end[1]) not in (0, 124), (name, part)  # 124: timeout has ended it
+        assert len(re.findall(r"^rank \d of 4", part, re.M)) == 4, part

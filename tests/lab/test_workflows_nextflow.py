@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nextflow with its executor for Slurm: processes in guests."""
+
+from __future__ import annotations
+
+import pytest
+import workflow_clients as flows
+from cluster import Lab
+from injection import until
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+# what its own launcher gives Java
+OPENED = (
+    *(f"java.base/java.{name}" for name in ("lang", "io", "nio", "net", "util", "util.concurrent.locks")),
+    *(f"java.base/sun.nio.{name}" for name in ("ch", "fs")),
+)
+
+
+def _start(lab: Lab, folder: str, *options: str) -> flows.Client:
+    flows.nextflow(lab)
+    flows.workflow(lab, folder, "count.nf")
+    opened = " ".join(f"--add-opens={name}=ALL-UNNAMED" for name in OPENED)
+    run = f"~/nextflow/java/bin/java -Xmx400m {opened} -cp ~/nextflow/jars/'*' nextflow.cli.Launcher"
+    script = (
+        f"cd ~/{folder}; export NXF_OFFLINE=true NXF_EXECUTOR=slurm;"
+        f" exec {run} run count.nf {' '.join(options)}"
+    )
+    return flows.Client(lab, script)
+
+
+def test_nextflow_runs_its_processes_in_guests(lab: Lab) -> None:
+    client = _start(lab, "nextflow-flow")
+    assert client.end() == 0, client.said()
+    total = lab.read("alice", "nextflow-flow/total.txt")
+    flows.lines_of(lab, total)
+    assert flows.accounted(lab, total) == {"COMPLETED"}
+
+
+def test_an_interrupted_nextflow_leaves_no_guest(lab: Lab) -> None:
+    client = _start(lab, "nextflow-wait", "--seconds", "3000")
+    jobs = until(lambda: flows.jobs_of_alice(lab, "RUNNING"), "jobs of Nextflow", 300)
+    client.interrupt()
+    assert client.end(600) != 0, client.said()
+    lab.quiet(300)
+    assert all(job.accounted()[0].startswith("CANCELLED") for job in jobs)

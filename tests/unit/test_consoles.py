@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console of a guest, given to the user at the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from controller_lab import request
+from node_rig import account, node_layout
+from stepd import needs_root
+
+from vhpc_slurm.node.guest import console
+
+pytestmark = pytest.mark.xdist_group("slurmstepd")
+layout = node_layout
+
+
+def test_the_line_that_tells_of_the_death_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_bytes(b"\r\n[ 1.0] Kernel panic - not syncing: VFS\r\n[ 1.1] Call Trace:\r\n[ 1.2] end\r\n")
+    assert console.last_words(path) == "Kernel panic - not syncing: VFS"
+    path.write_bytes(b"one\r\ntwo \x1b[2J\r\n\r\n")
+    assert console.last_words(path) == "two ?[2J"
+    path.write_bytes(b"")
+    assert console.last_words(path) == ""
+
+
+def hand_over(log: Path, *targets: Path) -> list[str]:
+    """Hand a console over to files; why that failed, for each."""
+    requests = [request(console=str(target).replace("%", "%%")) for target in targets]
+    copies = [console.hand_over([(0, log)], one, "n1", account(), 1)[0] for one in requests]
+    assert [copy.target for copy in copies] == list(map(str, targets))
+    return [copy.why_not for copy in copies]
+
+
+@needs_root
+def test_consoles_that_nobody_reads_share_one_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "COPY_TIMEOUT_S", 3.0)
+    for parent in [tmp_path, *tmp_path.parents]:
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    logs = []
+    for index in range(8):
+        os.mkfifo(tmp_path / (f"out.g{index}" if index else "out"), 0o666)
+        logs.append((index, tmp_path / f"log{index}"))
+        logs[-1][1].write_text("x" * 3000)
+    for path in tmp_path.iterdir():
+        os.chown(path, 2001, 2001)
+    began = time.monotonic()
+    copies = console.hand_over(logs, request(console=str(tmp_path / "out")), "n1", account(), 1)
+    assert time.monotonic() - began < 20, "eight times 3 s, one after the other"
+    assert all(copy.why_not for copy in copies)
+
+
+@needs_root
+def test_the_console_is_written_with_the_users_rights(tmp_path: Path) -> None:
+    for parent in [tmp_path, *tmp_path.parents]:
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 2001, 2001)
+    log = tmp_path / "console.log"
+    log.write_text("x" * 3000)
+    victim = tmp_path / "victim"
+    victim.write_text("root's")
+    (home / "evil").symlink_to(victim)
+    assert console.why_not(str(home / "out"), account()) == ""
+    assert (home / "out").stat().st_mode & 0o7777 == 0o600
+    assert hand_over(log, home / "out") == [""]
+    assert (home / "out").stat().st_uid == 2001
+    assert (home / "out").stat().st_size == 1024
+    assert console.why_not(str(home / "out"), account()) == ""
+    assert (home / "out").stat().st_size == 1024
+    for target in (home / "evil", tmp_path / "no:thing: else" / "x", Path("/root/x")):
+        reason = "No such file or directory" if "thing" in str(target) else "Permission denied"
+        assert console.why_not(str(target), account()) == reason
+        assert hand_over(log, target) == [reason]
+    os.mkfifo(home / "fifo")
+    os.chown(home / "fifo", 2001, 2001)
+    assert console.why_not(str(home / "fifo"), account()) == "No such device or address"
+    assert victim.read_text() == "root's"
+
+
+def test_a_long_console_is_cut_in_the_middle_with_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    path.write_bytes(b"boot\n" + b"-" * 4091 + b"x" * 65536 + b"the end\n")
+    subprocess.run(["fallocate", "--punch-hole", "--offset=4096", "--length=65536", path], check=True)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        pieces = [console.read_on(fd, 5), console.read_on(fd, 1 << 20), console.read_on(fd, 1 << 20)]
+        assert pieces == [(0, b"boot\n"), (0, b"-" * 4091), (65536, b"the end\n")]
+        assert console.read_on(fd, 1 << 20) == (0, b"")
+        with path.open("ab") as more:
+            more.write(b"and after\n")
+        assert console.read_on(fd, 1 << 20) == (0, b"and after\n")
+    finally:
+        os.close(fd)

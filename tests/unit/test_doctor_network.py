@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `vhpc doctor` says of a node's job networks."""
+
+from __future__ import annotations
+
+import grp
+import socket
+from pathlib import Path
+
+import pytest
+from network_lab import usable
+
+from vhpc_slurm.cli.checks import Level, nat, network, services
+from vhpc_slurm.config import Config, Guests
+from vhpc_slurm.config.network import Network
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.node.network import probe, segment, tools
+
+JOB = Config(network=Network(allowed=("none", "job")))
+
+
+def test_a_site_without_job_networks_is_not_bothered() -> None:
+    assert list(network.check(Config(), "n1", root=True)) == []
+
+
+@pytest.mark.skipif(bool(usable()), reason=usable())
+def test_a_kernel_that_can_do_it_is_tried_and_left_as_it_was() -> None:
+    before = tools.run("ip", "-o", "link")
+    found = network.kernel()
+    assert found.level is Level.OK, found
+    assert tools.run("ip", "-o", "link").count("vhpc") == before.count("vhpc")
+
+
+def test_a_kernel_that_cannot_do_it_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks() -> None:
+        raise NodeError("ip failed: link add name vhpcx1 type vxlan", "Unknown device type")
+
+    monkeypatch.setattr(probe, "run", lacks)
+    found = network.kernel()
+    assert found.level is Level.ERROR
+    assert "type vxlan: Unknown device type" in found.what
+
+
+@pytest.mark.parametrize(("trusted", "level"), [(False, Level.ERROR), (True, Level.WARN)])
+def test_a_node_without_nftables(monkeypatch: pytest.MonkeyPatch, trusted: bool, level: Level) -> None:
+    monkeypatch.setattr(tools, "find", lambda _program: None)
+    config = Config(network=Network(allowed=("job",), default="job", trusted_underlay=trusted))
+    found = {one.check: one for one in network.check(config, "n1", root=False)}
+    assert found["network.firewall"].level is level
+    assert found["network.kernel"].level is Level.WARN
+
+
+def test_br_netfilter_is_told_of_with_both_cures(tmp_path: Path) -> None:
+    assert network.bridge_netfilter(tmp_path).level is Level.OK
+    for name in ("bridge-nf-call-iptables", "bridge-nf-call-ip6tables"):
+        (tmp_path / name).write_text("0\n")
+    assert network.bridge_netfilter(tmp_path).level is Level.OK
+    (tmp_path / "bridge-nf-call-ip6tables").write_text("1\n")
+    found = network.bridge_netfilter(tmp_path)
+    assert found.level is Level.WARN
+    assert "sysctl -w net.bridge.bridge-nf-call-ip6tables=0; or accept" in found.hint
+
+
+def test_the_underlay_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "resolve", lambda name: frozenset({"127.0.1.1"}))
+    assert network.underlay(JOB, socket.gethostname()).level is Level.WARN
+    monkeypatch.setattr(network, "resolve", lambda name: frozenset({"192.0.2.77"}))
+    found = network.underlay(JOB, "n1")
+    assert found.level is Level.ERROR
+    assert "does not have the underlay address 192.0.2.77" in found.what
+    monkeypatch.setattr(segment, "underlay_mtu", lambda _segment: 1450)
+    assert network.underlay(JOB, "n1").what == "192.0.2.77 leaves guests an MTU of 1450"
+    large = Config(network=Network(allowed=("job",), default="job", mtu=8950))
+    assert "network.mtu is 8950, and 192.0.2.77 leaves 1450" in network.underlay(large, "n1").what
+
+
+def test_a_controller_without_ssh_keygen_gets_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert list(services.ssh_keygen(Config())) == []
+    monkeypatch.setattr(services, "SEARCH", str(tmp_path))
+    (found,) = services.ssh_keygen(JOB)
+    assert (found.level, found.hint) == (Level.WARN, "apt install openssh-client")
+    program = tmp_path / "ssh-keygen"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (found,) = services.ssh_keygen(JOB)
+    assert found.level is Level.OK
+
+
+# --- nat ----------------------------------------------------------------------------------------------
+
+NAT = Config(network=Network(allowed=("none", "nat"), nat_dns=("192.0.2.1",)))
+
+
+def test_a_site_without_nat_is_not_bothered() -> None:
+    assert list(nat.check(JOB, root=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "says"),
+    [
+        ("--vhost-user  Enable vhost-user mode", Level.OK, "can be used"),
+        ("Usage: passt", Level.ERROR, "does not know --vhost-user"),
+    ],
+)
+def test_passt_has_to_know_vhost_user(tmp_path: Path, text: str, level: Level, says: str) -> None:
+    program = tmp_path / "passt"
+    program.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    found = nat.passt(str(program))
+    assert (found.level, says in found.what) == (level, True)
+    assert nat.passt(str(tmp_path / "absent")).level is Level.ERROR
+
+
+@pytest.mark.skipif(bool(usable()), reason=usable())
+def test_the_packet_filter_of_nat_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tools.run("nft", "list", "tables")
+    assert nat.packet_filter(root=True).level is Level.OK
+    assert tools.run("nft", "list", "tables") == before
+    assert nat.packet_filter(root=False).level is Level.WARN
+    monkeypatch.setattr(tools, "find", lambda _program: None)
+    assert nat.packet_filter(root=True).level is Level.ERROR
+
+
+def test_groups_with_gids_of_guests_are_reported(tmp_path: Path) -> None:
+    subgid = tmp_path / "subgid"
+    guests = Guests(uid_base=5000, uid_count=10)
+    groups = [grp.struct_group((name, "x", gid, [])) for name, gid in (("a", 4999), ("b", 5010))]
+    assert nat.gids(guests, groups, subgid).level is Level.OK
+    found = nat.gids(guests, [*groups, grp.struct_group(("c", "x", 5009, []))], subgid)
+    assert found.level is Level.ERROR
+    assert "c (5009) exist" in found.what
+    subgid.write_text("alice:4000:1000\nbob:5010:9\n#\n")
+    assert nat.gids(guests, groups, subgid).level is Level.OK
+    subgid.write_text("alice:4000:1001\n")
+    assert "alice:4000:1001 of" in nat.gids(guests, groups, subgid).what
+
+
+def test_a_profile_of_apparmor_is_reported_with_its_cure(tmp_path: Path) -> None:
+    assert list(nat.apparmor(NAT, tmp_path / "none")) == []
+    profiles = tmp_path / "profiles"
+    profiles.write_text("passt (complain)\n")
+    assert list(nat.apparmor(NAT, profiles)) == []
+    profiles.write_text("man_groff (enforce)\npasst (enforce)\n")
+    (found,) = nat.apparmor(NAT, profiles)
+    assert "owner /run/vhpc/** rw," in found.hint

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PMI of tasks in a guest that cannot work: what is refused, and what is not touched."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from pmi_rig import CLIENT, INIT, USE_PMI, WAIT_S, Server, free_port, in_step, join_network, pmi_step
+
+from vhpc_slurm.node.guest import wire
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from guest_rig import Guest
+
+pytest_plugins = ["guest_rig", "pmi_rig"]
+
+
+SEVERAL = [
+    {"SLURM_STEP_NUM_NODES": "2"},
+    {"VHPC_JOB_GUESTS": "2"},
+]
+
+
+@pytest.mark.parametrize("several", SEVERAL)
+def test_pmi_between_guests_without_a_network_is_refused(guest: Guest, several: dict[str, str]) -> None:
+    step = pmi_step() | several
+    with closing(Server()) as server:
+        first = in_step(guest, step, "python3", "-c", USE_PMI, server=server)
+    assert (first.returncode, first.stdout) == (126, b"before\n")
+    assert first.stderr.startswith(b"vhpc: step 42.1 runs an MPI program in several tasks")
+    assert b"srun --mpi=pmi2" in first.stderr
+    assert b"--vhpc-network=job" in first.stderr
+    assert first.stderr.count(b"\n") == 1
+    assert server.asked == []
+    with closing(Server()) as server:
+        second = in_step(guest, step, "python3", "-c", USE_PMI, server=server)
+    assert (second.returncode, second.stdout, second.stderr) == (126, b"before\n", b"")
+    with closing(Server()) as server:
+        another = in_step(guest, step | {"SLURM_STEP_ID": "2"}, "python3", "-c", USE_PMI, server=server)
+    assert another.stderr.startswith(b"vhpc: step 42.2 ")
+
+
+@pytest.mark.parametrize("several", SEVERAL)
+def test_pmi_between_guests_with_a_network_is_relayed(
+    guest: Guest, server: Server, several: dict[str, str]
+) -> None:
+    join_network(guest)
+    argv = ("python3", "-c", CLIENT, INIT, "cmd=finalize")
+    done = in_step(guest, pmi_step() | several, *argv, server=server)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert server.asked == [INIT, "cmd=finalize"]
+
+
+@pytest.mark.parametrize("joined", [None, "2", "x", ""])
+def test_components_without_a_common_network_are_refused(
+    guest: Guest, server: Server, joined: str | None
+) -> None:
+    join_network(guest)
+    step = pmi_step(SLURM_STEP_NUM_TASKS="2", SLURM_HET_SIZE="3")
+    if joined is not None:
+        step["VHPC_RUN_COMPONENTS"] = joined
+    done = in_step(guest, step, "python3", "-c", USE_PMI, server=server)
+    assert done.returncode == 126
+    assert b"the components of this heterogeneous job have no network in common" in done.stderr
+    assert server.asked == []
+
+
+def test_components_with_a_common_network_have_pmi(guest: Guest, server: Server) -> None:
+    join_network(guest)
+    step = pmi_step(SLURM_STEP_NUM_NODES="2", SLURM_HET_SIZE="2", VHPC_RUN_COMPONENTS="2")
+    argv = ("python3", "-c", CLIENT, INIT, "cmd=finalize")
+    done = in_step(guest, step, *argv, server=server)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert server.asked == [INIT, "cmd=finalize"]
+
+
+@pytest.mark.parametrize("number", ["0", "1", "99", "-1", "x", "", "9999999999999999999"])
+def test_a_descriptor_that_slurm_has_not_opened_is_not_used(guest: Guest, number: str) -> None:
+    done = in_step(guest, pmi_step(PMI_FD=number), "python3", "-c", USE_PMI)
+    assert (done.returncode, done.stdout) == (126, b"before\n")
+    assert b"PMI_FD is not a descriptor that Slurm has opened" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["pmi2", "pmix"])
+def test_a_program_that_does_not_use_pmi_notices_nothing(guest: Guest, kind: str) -> None:
+    step = pmi_step(free_port() if kind == "pmix" else 0, SLURM_STEP_NUM_NODES="2")
+    with closing(Server()) as server:
+        own = server if kind == "pmi2" else None
+        done = in_step(guest, step, "sh", "-c", "env; exit 3", server=own)
+    assert (done.returncode, done.stderr, server.ended) == (3, b"", False)
+    for name in ("PMIX_RANK", "PMIX_NAMESPACE") if kind == "pmix" else ("PMI_RANK", "PMI_SIZE"):
+        assert f"{name}={step[name]}\n".encode() in done.stdout
+    assert (b"\nPMIX_SERVER_URI2=pmix-server.6169;tcp4://127.0.0.1:" in done.stdout) == (kind == "pmix")
+
+
+@pytest.mark.parametrize("kind", ["pmi2", "pmix"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_HET_SIZE": "2"},
+        {"VHPC_PMI": "singleton"},
+    ],
+)
+def test_a_single_task_and_singletons_on_purpose_have_no_pmi(
+    guest: Guest, kind: str, why: dict[str, str]
+) -> None:
+    step = pmi_step(free_port() if kind == "pmix" else 0)
+    with closing(Server()) as server:
+        done = in_step(guest, step | why, "env", server=server if kind == "pmi2" else None)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"PMI_" not in done.stdout.replace(b"VHPC_PMI", b"")
+    assert b"PMIX_" not in done.stdout
+
+
+def test_a_wrong_value_of_vhpc_pmi_is_an_error(guest: Guest) -> None:
+    done = guest.run("env", VHPC_PMI="singletons", SLURM_LOCALID="0")
+    assert (done.returncode, done.stdout) == (64, b"")
+    assert done.stderr == b"vhpc: VHPC_PMI=singletons: must be relay or singleton\n"
+
+
+def test_an_agent_that_cannot_refuse_starts_no_such_task(late_guest: Guest, server: Server) -> None:
+    command: list[str | Path] = [late_guest.bin / "vhpc-run", "--", "true"]
+    fd = server.task.fileno()
+    env = late_guest.env() | pmi_step(SLURM_STEP_NUM_NODES="2", PMI_FD=str(fd))
+    run = subprocess.Popen(command, env=env, pass_fds=(fd,), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    end = wire.FrameStream(late_guest.agent_end)
+    until = time.monotonic() + WAIT_S
+    hello = wire.put(wire.Tag.VERSION_MIN, 1) + wire.put(wire.Tag.VERSION_MAX, 1)
+    end.send(wire.FrameType.HELLO, hello, until)
+    late_guest.agent_end.settimeout(WAIT_S)
+    header = b""
+    while not header or header[4] != 4:  # EXEC
+        header = late_guest.agent_end.recv(16, socket.MSG_WAITALL)
+        late_guest.agent_end.recv(int.from_bytes(header[:4], "little"), socket.MSG_WAITALL)
+    late_guest.agent_end.sendall(struct.pack("<IBBHII", 0, 5, 0, 0, 1, 0))  # STARTED
+    _, err = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 126
+    assert b"the agent of the image is too old" in err
+    header = late_guest.agent_end.recv(16, socket.MSG_WAITALL)
+    assert header[4] == 13  # CLOSE
