@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,22 @@ def test_a_damaged_blob_is_named_with_expected_and_actual_digest(tmp_path: Path)
     line = caught.value.line()
     assert "initrd: expected sha256:" + sha256(INITRD) in line
     assert "found sha256:" + sha256(b"initrd BYTES") in line
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ("names/debian-minimal/latest", "its name file has no digest"),
+        ("manifests/sha256/{hex}.json", "the manifest sha256:{hex} is not a regular file"),
+    ],
+)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, part: str, says: str) -> None:
+    digest = publish(tmp_path, manifest()).removeprefix("sha256:")
+    path = tmp_path / part.format(hex=digest)
+    path.unlink()
+    os.mkfifo(path)
+    assert says.format(hex=digest) in refusal(tmp_path)
+    assert [entry.identity for entry in list_images(tmp_path)] == [None]
 
 
 def test_a_missing_blob_is_named(tmp_path: Path) -> None:

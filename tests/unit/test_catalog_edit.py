@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,16 @@ def test_a_name_in_time_saves_an_image(tmp_path: Path) -> None:
     assert edit.collect(tmp_path, DAY_S).removed == (), "the time counts from the loss of the last name"
 
 
+def test_a_name_that_is_a_link_keeps_its_image(tmp_path: Path) -> None:
+    digest = publish(tmp_path, "base", b"root")
+    path = tmp_path / "names/base/latest"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to("../../elsewhere")
+    path.with_name("broken").symlink_to("nothing")
+    assert edit.collect(tmp_path, 0).removed == ()
+    assert resolve(tmp_path, ref("base")).digest == digest
+
+
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     old = publish(tmp_path, "base", b"old")
     publish(tmp_path, "base", b"new")
@@ -216,10 +227,10 @@ def test_a_kill_at_any_point_leaves_whole_images(
         publish(catalog, "base", b"two")
         publish(catalog, "other", b"three")
         changes: dict[str, Callable[[], object]] = {
-            "tag": lambda top=catalog: edit.tag(top, ref("base"), ref("new")),  # type: ignore[misc]
-            "move": lambda top=catalog: edit.tag(top, ref("base"), ref("other")),  # type: ignore[misc]
-            "remove": lambda top=catalog: edit.remove(top, ref("other")),  # type: ignore[misc]
-            "collect": lambda top=catalog: edit.collect(top, 0),  # type: ignore[misc]
+            "tag": partial(edit.tag, catalog, ref("base"), ref("new")),
+            "move": partial(edit.tag, catalog, ref("base"), ref("other")),
+            "remove": partial(edit.remove, catalog, ref("other")),
+            "collect": partial(edit.collect, catalog, 0),
         }
         killed_at(number)
         try:

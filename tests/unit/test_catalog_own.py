@@ -113,7 +113,7 @@ def test_a_pipe_is_not_waited_for(folder: Path) -> None:
         (lambda top: (top / "names/cuda/latest").write_text("sha256:../../../etc/shadow"), "no digest"),
         (
             lambda top: (top / f"manifests/sha256/{DIGEST[7:]}.json").write_bytes(RAW + b"\n"),
-            "does not match",
+            f"manifest: expected {DIGEST}, found sha256:",
         ),
         (lambda top: (top / "names/cuda/latest").write_text("sha256:" + "0" * 64), "is unknown"),
     ],

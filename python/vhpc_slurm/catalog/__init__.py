@@ -16,6 +16,7 @@ from vhpc_slurm.catalog.folder import (
     list_images,
     load_manifest,
     read_manifest,
+    refs,
     resolve,
     verify_blob,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "load_manifest",
     "own_folder",
     "read_manifest",
+    "refs",
     "resolve",
     "resolve_for",
     "verify_blob",

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm import files
-from vhpc_slurm.catalog.folder import blobs, load_manifest, refs, resolve
+from vhpc_slurm.catalog.folder import blobs, load_manifest, name_file, pointed_digest, refs, resolve
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import DIGEST, ImageIdentity, ImageRef
+from vhpc_slurm.model import ImageIdentity, ImageRef
 
 LOCK_TIMEOUT_S = 60.0
 MANIFEST_FILE = re.compile(r"[0-9a-f]{64}\.json\Z", re.ASCII)
@@ -69,7 +69,7 @@ def tag(catalog: Path, source: ImageRef, target: ImageRef) -> ImageIdentity:
         raise UserError(f"{target} cannot be a new name", "it has a digest", "write NAME[:TAG]")
     with _locked(catalog):
         image = resolve(catalog, source)
-        path = _pointer(catalog, target)
+        path = name_file(catalog, target)
         with _changing(catalog):
             path.parent.mkdir(mode=0o755, exist_ok=True)
             # .new-: what readers and collect know as a file that is being written
@@ -90,17 +90,17 @@ def remove(catalog: Path, ref: ImageRef) -> str:
     """
     if ref.digest:
         raise UserError(f"{ref} is not a name", "it has a digest", "write NAME[:TAG]")
-    path = _pointer(catalog, ref)
+    path = name_file(catalog, ref)
     with _locked(catalog), _changing(catalog):
         try:
-            digest = path.read_bytes()[:80].decode("ascii", "replace").strip()
+            digest = pointed_digest(path)
             path.unlink()
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"the catalogue has no image {ref}", "", "see: vhpc image ls") from None
         files.sync_folder(path.parent)
         with contextlib.suppress(OSError):
             path.parent.rmdir()  # unless it has other tags
-    return digest if DIGEST.match(digest) else ""
+    return digest
 
 
 def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collection:
@@ -163,13 +163,10 @@ def _named(catalog: Path) -> set[str]:
     """Digests to which names point."""
     found = set()
     for ref in refs(catalog):
-        if stat.S_ISREG(_pointer(catalog, ref).lstat().st_mode):
-            found.add(_pointer(catalog, ref).read_bytes()[:80].decode("ascii", "replace").strip())
+        # a name that is a link to nothing, or a folder, points to no image
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            found.add(pointed_digest(name_file(catalog, ref)))
     return found
-
-
-def _pointer(catalog: Path, ref: ImageRef) -> Path:
-    return catalog / "names" / ref.name / ref.tag
 
 
 def _name_folders(catalog: Path) -> list[Path]:

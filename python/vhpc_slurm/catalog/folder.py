@@ -18,6 +18,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from vhpc_slurm.catalog.manifest import LIMIT_1, Manifest, decode_manifest, decode_whole
 from vhpc_slurm.errors import FabricError, UserError
@@ -25,6 +26,8 @@ from vhpc_slurm.model import DIGEST, Blob, ImageIdentity, ImageManifest, ImageRe
 
 CHUNK = 1 << 20
 NEAR_NAMES = 3
+NAME_SIZE = 80
+"""Maximum bytes of a name's file, which has a digest and a line feed."""
 
 
 @dataclass(frozen=True)
@@ -47,31 +50,59 @@ def resolve(catalog: Path, ref: ImageRef) -> ImageIdentity:
         FabricError: the catalogue cannot be read.
     """
     digest = ref.digest or _digest_of(catalog, ref)
-    manifest = load_manifest(catalog, digest, str(ref))
-    return ImageIdentity(ref, digest, replace(manifest, name=ref.name, tag=ref.tag))
+    return identity(ref, digest, _read(catalog, digest, str(ref)))
+
+
+def identity(ref: ImageRef, digest: str, raw: bytes) -> ImageIdentity:
+    """The image of a digest under a name, from its manifest's bytes.
+
+    Raises:
+        UserError: the bytes do not match the digest, or are not a manifest that vhpc accepts.
+    """
+    _check_digest(digest, raw, str(ref))
+    return ImageIdentity(ref, digest, replace(_decoded(raw, str(ref)), name=ref.name, tag=ref.tag))
 
 
 def _digest_of(catalog: Path, ref: ImageRef) -> str:
     try:
-        digest = (catalog / "names" / ref.name / ref.tag).read_text(encoding="ascii").strip()
+        digest = pointed_digest(name_file(catalog, ref))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise _unknown(catalog, ref) from None
-    except UnicodeDecodeError:
-        digest = ""
     except OSError as err:
         raise FabricError(f"cannot read the image catalogue {catalog}", str(err)) from err
-    if not DIGEST.match(digest):
+    if not digest:
         raise UserError(f"image {ref} is broken", "its name file has no digest", "publish it again")
     return digest
+
+
+def name_file(catalog: Path, ref: ImageRef) -> Path:
+    """Path of the file that has a name's digest."""
+    return catalog / "names" / ref.name / ref.tag
+
+
+def pointed_digest(path: Path) -> str:
+    """The digest in a name's file; empty if there is none in it. Raises OSError."""
+    with _open(path) as file:
+        if not _is_regular(file):
+            return ""
+        text = file.read(NAME_SIZE).decode("ascii", "replace").strip()
+    return text if DIGEST.match(text) else ""
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a file to read; a pipe is not waited for."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+
+
+def _is_regular(file: BinaryIO) -> bool:
+    return stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
 
 def load_manifest(catalog: Path, digest: str, image: str = "") -> ImageManifest:
     """What a lease carries of the manifest with a digest; arguments and errors as ``read_manifest``."""
     raw = _read(catalog, digest, image or digest)
-    try:
-        return decode_manifest(raw)
-    except ValueError as err:
-        raise _unusable(image or digest, err) from err
+    _check_digest(digest, raw, image or digest)
+    return _decoded(raw, image or digest)
 
 
 def read_manifest(catalog: Path, digest: str, image: str = "") -> Manifest | ImageManifest:
@@ -87,10 +118,18 @@ def read_manifest(catalog: Path, digest: str, image: str = "") -> Manifest | Ima
         FabricError: the catalogue cannot be read.
     """
     raw = _read(catalog, digest, image or digest)
+    _check_digest(digest, raw, image or digest)
     try:
         return decode_whole(raw)
     except ValueError as err:
         raise _unusable(image or digest, err) from err
+
+
+def _decoded(raw: bytes, image: str) -> ImageManifest:
+    try:
+        return decode_manifest(raw)
+    except ValueError as err:
+        raise _unusable(image, err) from err
 
 
 def _unusable(image: str, err: ValueError) -> UserError:
@@ -98,21 +137,26 @@ def _unusable(image: str, err: ValueError) -> UserError:
 
 
 def _read(catalog: Path, digest: str, image: str) -> bytes:
-    """A manifest's bytes, which match its digest."""
+    """The bytes that the catalogue has for a digest."""
     path = catalog / "manifests" / "sha256" / (digest.removeprefix("sha256:") + ".json")
     try:
-        with path.open("rb") as file:
-            raw = file.read(LIMIT_1 + 1)
+        with _open(path) as file:
+            if not _is_regular(file):
+                why = f"the manifest {digest} is not a regular file"
+                raise UserError(f"image {image} is broken", why, "publish it again")
+            return file.read(LIMIT_1 + 1)
     except FileNotFoundError:
         why = f"the catalogue has no manifest {digest}"
         raise UserError(f"image {image} is broken", why, "publish it again") from None
     except OSError as err:
         raise FabricError(f"cannot read the image catalogue {catalog}", str(err)) from err
+
+
+def _check_digest(digest: str, raw: bytes, image: str) -> None:
     actual = "sha256:" + hashlib.sha256(raw).hexdigest()
     if actual != digest:
         why = f"manifest: expected {digest}, found {actual}"
         raise UserError(f"image {image} is broken", why, "publish it again")
-    return raw
 
 
 def list_images(catalog: Path) -> list[CatalogEntry]:
@@ -143,10 +187,8 @@ def verify_blob(catalog: Path, blob: Blob, image: str) -> None:
     """
     digest, size = hashlib.sha256(), 0
     try:
-        # a pipe in the catalogue must not be waited for
-        fd = os.open(blob_path(catalog, blob), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+        with _open(blob_path(catalog, blob)) as file:
+            if not _is_regular(file):
                 why = f"{blob.file}: blob sha256:{blob.sha256} is not a regular file"
                 raise UserError(f"image {image} is broken", why, "publish it again")
             while size <= blob.size and (chunk := file.read(CHUNK)):

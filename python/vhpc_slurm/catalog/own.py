@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from vhpc_slurm.catalog.folder import resolve
-from vhpc_slurm.catalog.manifest import LIMIT_1, decode_manifest
+from vhpc_slurm.catalog.folder import NAME_SIZE, identity, resolve
+from vhpc_slurm.catalog.manifest import LIMIT_1
 from vhpc_slurm.config import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import DIGEST, ImageIdentity, ImageRef
 
 USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}\Z", re.ASCII)
-NAME_SIZE = 80
-"""Maximum bytes of a name's file, which has a digest and a line feed."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +82,7 @@ def resolve_own(folder: Path, ref: ImageRef, owner: Owner) -> ImageIdentity:
             raise UserError(f"image {ref} is broken", "its name file has no digest", "publish it again")
         path = f"manifests/sha256/{digest.removeprefix('sha256:')}.json"
         raw = _read(top, folder, path, LIMIT_1 + 1, owner, ref)
-    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
-        raise UserError(f"image {ref} is broken", f"its manifest does not match {digest}", "publish it again")
-    try:
-        manifest = decode_manifest(raw)
-    except ValueError as err:
-        raise UserError(f"image {ref} has an unusable manifest", str(err), "publish it again") from err
-    return ImageIdentity(ref, digest, replace(manifest, name=ref.name, tag=ref.tag))
+    return identity(ref, digest, raw)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.catalog import blobs, edit, list_images, resolve, verify_blob
+from vhpc_slurm.catalog import blobs, edit, refs, resolve, verify_blob
 from vhpc_slurm.cli import output
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
@@ -26,7 +26,7 @@ def tag(catalog: Path, source: str, target: str, *, as_json: bool) -> int:
 def rm(catalog: Path, names: Sequence[str], *, as_json: bool) -> int:
     """Remove names; errors as ``edit.remove``. All names are checked before the first is removed."""
     wanted = [ImageRef.parse(name) for name in names]
-    known = {(entry.ref.name, entry.ref.tag) for entry in list_images(catalog)}
+    known = {(ref.name, ref.tag) for ref in refs(catalog)}
     for ref in wanted:
         if not ref.digest and (ref.name, ref.tag) not in known:
             raise UserError(f"the catalogue has no image {ref}", "", "see: vhpc image ls")
@@ -41,10 +41,10 @@ def rm(catalog: Path, names: Sequence[str], *, as_json: bool) -> int:
 
 def verify(catalog: Path, names: Sequence[str], *, as_json: bool) -> int:
     """Check manifest and blobs of images, by default of all; exit status 1 if one is broken."""
-    refs = [ImageRef.parse(name) for name in names] or [entry.ref for entry in list_images(catalog)]
+    wanted = [ImageRef.parse(name) for name in names] or list(refs(catalog))
     sound: set[tuple[str, int]] = set()
     results: list[dict[str, Any]] = []
-    for ref in refs:
+    for ref in wanted:
         try:
             image = resolve(catalog, ref)
             _verify(catalog, image, sound)
