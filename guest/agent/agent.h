@@ -76,9 +76,10 @@ struct agent {
     char *host_names;          /* the same with spaces, of any length; NULL = no host files */
     struct in_addr job_ipv4;   /* of this guest on the network of the job */
     struct in6_addr job_ipv6;
-    bool keepalive;      /* connections on this network have it: keepalive.h */
-    struct ssh *ssh;     /* sshd's connections; NULL = none */
-    struct reach *reach; /* a reach request that is waiting; NULL = none */
+    bool keepalive;              /* connections on this network have it: keepalive.h */
+    struct ssh *ssh;             /* sshd's connections; NULL = none */
+    struct image_env *image_env; /* imageenv.h; NULL = none */
+    struct reach *reach;         /* a reach request that is waiting; NULL = none */
     struct pmix_link *links;
     char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
     char *cgroup;   /* parent directory of the sessions' cgroups; NULL = no cgroup v2 */

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "imageenv.h"
 #include "reach.h"
 #include "pmix.h"
 #include "version.h"
@@ -244,6 +245,17 @@ static void raise_file_limit(void)
     (void)setrlimit(RLIMIT_NOFILE, &files);
 }
 
+static void load_image_env(struct agent *a)
+{
+    static struct image_env e;
+    int rc = image_env_load(&e, IMAGE_ENV_FILE);
+    if (rc < 0)
+        (void)fprintf(stderr, "vhpc-agent: %s is not used: %s\n", IMAGE_ENV_FILE,
+                      rc == -EINVAL ? "each line must be NAME=VALUE" : strerror(-rc));
+    else if (e.count > 0)
+        a->image_env = &e;
+}
+
 int main(int argc, char **argv)
 {
     static struct agent agent = {.system = true,
@@ -268,6 +280,8 @@ int main(int argc, char **argv)
         system_mount_all();
         agent.sysfs = system_sysfs();
     }
+    if (agent.system)
+        load_image_env(&agent);
     fill_hello(&agent);
     cgroup_init(&agent);
     return run(&agent, host.port, host.fd);

@@ -211,11 +211,23 @@ PMI = {
     "no-length": bytes([0, 0, 9]) + INIT_2 + b"-12   cmd=x;",
 }
 
+IMAGE_ENVIRONMENTS = {
+    "good": b"PATH=/opt/bin:/bin\n# a comment\n\nGREETING=hello world\n",
+    "of-the-job": b"HOME=/root\nSLURM_JOB_ID=1\nVHPC_RANK=2\nPMI_FD=3",
+    "twice": b"A=1\nA=2\n",
+    "no-name": b"=x\n",
+}
+
 
 def main() -> None:
     """Write every seed to its folder."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "corpus"
-    for side, seeds in (("guest", FROM_GUEST), ("host", FROM_HOST), ("pmi", PMI)):
+    for side, seeds in (
+        ("guest", FROM_GUEST),
+        ("host", FROM_HOST),
+        ("imageenv", IMAGE_ENVIRONMENTS),
+        ("pmi", PMI),
+    ):
         folder = root / side
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in seeds.items():

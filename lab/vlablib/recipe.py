@@ -30,6 +30,8 @@ _PACKAGES = (
     "infiniband-diags",
     "opensm",
     # for vhpc
+    "bubblewrap",
+    "erofs-utils",
     "hwloc-nox",
     "iproute2",
     "nftables",
@@ -39,7 +41,9 @@ _PACKAGES = (
     "python3-jinja2",
     "python3-libvirt",
     "python3-venv",
+    "skopeo",
     "util-linux",
+    "zstd",
 )
 # third-party Python packages of /opt/vhpc that Debian lacks or has in old versions
 PYTHON_PACKAGES = ("msgspec>=0.18", "rich>=13", "typer>=0.9")

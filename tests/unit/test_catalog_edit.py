@@ -5,37 +5,19 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from site_catalog import publish, whole
 
-from vhpc_slurm.catalog import blobs, edit, list_images, resolve, verify_blob
+from vhpc_slurm.catalog import changes, edit, resolve
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
 
-BASE = json.loads((Path(__file__).parents[1] / "data/manifests/schema2.json").read_text())
 DAY_S = 86400.0
-
-
-def publish(catalog: Path, name: str, root: bytes, *, tag: str = "latest") -> str:
-    """Write an image by the words of docs/image-format.md; kernel and initrd are those of all images."""
-    fields = dict(BASE)
-    for part, data in (("kernel", b"kernel"), ("initrd", b"initrd"), ("root", root)):
-        sha256 = hashlib.sha256(data).hexdigest()
-        fields[part] = BASE[part] | {"sha256": sha256, "size": len(data)}
-        (catalog / "blobs/sha256").mkdir(parents=True, exist_ok=True)
-        (catalog / "blobs/sha256" / sha256).write_bytes(data)
-    raw = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    digest = hashlib.sha256(raw).hexdigest()
-    (catalog / "manifests/sha256").mkdir(parents=True, exist_ok=True)
-    (catalog / f"manifests/sha256/{digest}.json").write_bytes(raw)
-    (catalog / "names" / name).mkdir(parents=True, exist_ok=True)
-    (catalog / "names" / name / tag).write_text(f"sha256:{digest}\n")
-    return f"sha256:{digest}"
 
 
 def ref(text: str) -> ImageRef:
@@ -44,17 +26,6 @@ def ref(text: str) -> ImageRef:
 
 def files_in(catalog: Path) -> set[str]:
     return {str(path.relative_to(catalog)) for path in catalog.rglob("*") if path.is_file()}
-
-
-def whole(catalog: Path) -> list[str]:
-    """Names whose images are whole; fails if a name has an image that is not."""
-    names = []
-    for entry in list_images(catalog):
-        assert entry.identity is not None, entry.problem
-        for blob in blobs(entry.identity.manifest):
-            verify_blob(catalog, blob, str(entry.ref))
-        names.append(str(entry.ref))
-    return names
 
 
 def test_another_name_has_the_same_digest(tmp_path: Path) -> None:
@@ -253,7 +224,7 @@ def test_a_kill_at_any_point_leaves_whole_images(
 
 def test_a_publisher_at_work_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path, "base", b"root")
-    monkeypatch.setattr(edit, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(changes, "LOCK_TIMEOUT_S", 0.1)
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="is in use"):

@@ -10,20 +10,19 @@ process may be killed between any two.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
+import shutil
 import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm import files
+from vhpc_slurm.catalog.changes import changing, left_folders, locked
 from vhpc_slurm.catalog.folder import blobs, load_manifest, name_file, pointed_digest, refs, resolve
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
-LOCK_TIMEOUT_S = 60.0
 MANIFEST_FILE = re.compile(r"[0-9a-f]{64}\.json\Z", re.ASCII)
 BLOB_FILE = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 UNFINISHED_FILE = re.compile(r"\.new-")
@@ -67,10 +66,10 @@ def tag(catalog: Path, source: ImageRef, target: ImageRef) -> ImageIdentity:
     """
     if target.digest:
         raise UserError(f"{target} cannot be a new name", "it has a digest", "write NAME[:TAG]")
-    with _locked(catalog):
+    with locked(catalog):
         image = resolve(catalog, source)
         path = name_file(catalog, target)
-        with _changing(catalog):
+        with changing(catalog):
             path.parent.mkdir(mode=0o755, exist_ok=True)
             # .new-: what readers and collect know as a file that is being written
             new = path.with_name(f".new-{target.tag}")
@@ -91,7 +90,7 @@ def remove(catalog: Path, ref: ImageRef) -> str:
     if ref.digest:
         raise UserError(f"{ref} is not a name", "it has a digest", "write NAME[:TAG]")
     path = name_file(catalog, ref)
-    with _locked(catalog), _changing(catalog):
+    with locked(catalog), changing(catalog):
         try:
             digest = pointed_digest(path)
             path.unlink()
@@ -115,7 +114,7 @@ def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collectio
         UserError: the catalogue cannot be changed.
         FabricError: it cannot be read.
     """
-    with _locked(catalog), _changing(catalog):
+    with locked(catalog), changing(catalog):
         named = _named(catalog)
         removed, waiting, broken = [], [], []
         needed: set[str] = set()
@@ -136,6 +135,7 @@ def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collectio
             removed += [_delete("blob", path, dry_run=dry_run) for path in unused]
         for folder in (catalog / "manifests/sha256", catalog / "blobs/sha256", *_name_folders(catalog)):
             removed += [_delete("file", path, dry_run=dry_run) for path in _files(folder, UNFINISHED_FILE)]
+        removed += [_delete_folder(path, dry_run=dry_run) for path in left_folders(catalog)]
     return Collection(tuple(removed), tuple(waiting), tuple(broken))
 
 
@@ -182,42 +182,16 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     return sorted(path for path in found if stat.S_ISREG(path.lstat().st_mode))
 
 
+def _delete_folder(path: Path, *, dry_run: bool) -> Removal:
+    """Delete the folder of a killed import."""
+    size = sum(found.lstat().st_size for found in path.rglob("*") if found.is_file())
+    if not dry_run:
+        shutil.rmtree(path, ignore_errors=True)
+    return Removal("file", path.name, size)
+
+
 def _delete(kind: str, path: Path, *, dry_run: bool) -> Removal:
     size = path.lstat().st_size
     if not dry_run:
         path.unlink()
     return Removal(kind, path.name.removesuffix(".json"), size)
-
-
-@contextlib.contextmanager
-def _changing(catalog: Path) -> Iterator[None]:
-    """An OSError of a change is the caller's: no rights, no space, a file system that is read-only."""
-    try:
-        yield
-    except OSError as err:
-        raise UserError(f"cannot change the image catalogue {catalog}", err.strerror or str(err)) from err
-
-
-@contextlib.contextmanager
-def _locked(catalog: Path) -> Iterator[None]:
-    """Hold the lock that publishers hold."""
-    with _changing(catalog):
-        owner = catalog.stat().st_uid
-        if os.geteuid() == 0 and owner != 0:
-            raise UserError(
-                f"root does not change the image catalogue {catalog}",
-                f"it belongs to uid {owner}, whose links root would follow",
-                "run the command as that user",
-            )
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(catalog / ".lock", flags, 0o644)
-    try:
-        if not files.lock(lock, LOCK_TIMEOUT_S):
-            raise UserError(
-                f"the image catalogue {catalog} is in use",
-                f"another process has changed it for more than {LOCK_TIMEOUT_S:.0f} s",
-                "try again later",
-            )
-        yield
-    finally:
-        os.close(lock)

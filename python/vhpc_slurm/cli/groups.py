@@ -88,6 +88,38 @@ def image_show(name: ImageArgument, catalog: Catalog = None, as_json: Json = Fal
     return images.show(config, options.catalog(config, catalog, name), name, as_json=as_json)
 
 
+@image_app.command("import")
+def image_import(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="docker://NAME, oci:DIR[:NAME], oci-archive:FILE[:NAME], docker-archive:FILE[:NAME], "
+            "a tar file (.tar, .tar.gz, .tgz, .tar.zst), or a folder.",
+            show_default=False,
+        ),
+    ],
+    target: Annotated[str, typer.Argument(metavar="[own/]NAME[:TAG]", show_default=False)],
+    kernel: Annotated[
+        str,
+        typer.Option(
+            "--kernel",
+            metavar="IMAGE",
+            help="Image of the site whose kernel is used; default: images.import_kernel.",
+            show_default=False,
+        ),
+    ] = "",
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Make an image of a container or of a file tree (owner of the catalogue)."""
+    from vhpc_slurm.cli import imageimport
+
+    config = options.config()
+    where = options.catalog(config, catalog, target)
+    return imageimport.run(config.images, where, source, target, kernel, as_json=as_json)
+
+
 @image_app.command("tag")
 def image_tag(
     source: ImageArgument,

@@ -122,6 +122,20 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = ""
     store: Annotated[str, documented("verified copies on a node, by digest")] = "/var/lib/vhpc/images"
+    import_kernel: Annotated[
+        str,
+        documented(
+            "image of the site whose kernel boots what `vhpc image import` imports, like debian-minimal. "
+            "Empty: users name one with --kernel"
+        ),
+    ] = ""
+    import_max_mib: Annotated[
+        int, documented("largest size of an import, in MiB, when it is unpacked", ge=1, le=1 << 24)
+    ] = 65536
+    import_max_files: Annotated[int, documented("largest number of files in an import", ge=1, le=1 << 26)] = (
+        2_000_000
+    )
+    import_timeout_s: Annotated[int, documented("deadline of an import", ge=1, le=86400)] = 3600
 
 
 class Guests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts images into a catalogue: blobs first, then the manifest, the name last, each by a rename."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vhpc_slurm import files
+from vhpc_slurm.catalog.changes import changing, locked
+from vhpc_slurm.catalog.folder import CHUNK, blob_path, name_file, pointed_digest, read_manifest, verify_blob
+from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_whole
+from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.model import Blob, ImageRef
+
+FOLDERS = ("blobs/sha256", "manifests/sha256", "names")
+
+
+@dataclass(frozen=True)
+class Published:
+    """The digest to which a name points; ``changed``: whether this call changed it."""
+
+    digest: str
+    changed: bool
+
+
+def prepare(catalog: Path) -> None:
+    """Make the folders of a catalogue that are missing, readable for all.
+
+    Raises:
+        UserError: they cannot be made.
+    """
+    with changing(catalog):
+        catalog.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with locked(catalog), changing(catalog):
+        for name in FOLDERS:
+            (catalog / name).mkdir(mode=0o755, parents=True, exist_ok=True)
+
+
+def digest_of(path: Path) -> Blob:
+    """Digest and size of a regular file; no link is followed.
+
+    Raises:
+        UserError: it is not a regular file, is empty, or cannot be read.
+    """
+    digest, size = hashlib.sha256(), 0
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except OSError as err:
+        raise UserError(f"cannot read {path}", err.strerror or str(err)) from err
+    if size == 0:
+        raise UserError(f"cannot publish {path}", "it is empty")
+    return Blob(path.name, digest.hexdigest(), size)
+
+
+def publish(catalog: Path, ref: ImageRef, manifest: dict[str, Any], new: dict[str, Path]) -> Published:
+    """Put an image into a catalogue.
+
+    Args:
+        catalog: prepared by ``prepare``.
+        ref: the name that points to the image from then on.
+        manifest: the whole manifest; its blobs are in the catalogue, or in ``new``.
+        new: sha256 -> a file with these bytes on the catalogue's file system, which is moved.
+
+    If the image under that name differs only in the time at which it was created, it stays.
+
+    Raises:
+        UserError: the catalogue cannot be changed, or the manifest is not one that vhpc accepts.
+    """
+    raw = canonical(manifest)
+    try:
+        decoded = decode_whole(raw)
+    except (ValueError, msgspec.ValidationError) as err:
+        raise UserError(f"cannot publish the image {ref}", str(err)) from err
+    assert isinstance(decoded, Manifest)
+    digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    with locked(catalog), changing(catalog):
+        for sha256, path in new.items():
+            path.chmod(0o644)
+            _sync(path)
+            path.replace(catalog / "blobs/sha256" / sha256)
+        files.sync_folder(catalog / "blobs/sha256")
+        before = _current(catalog, ref)
+        if before is not None and _undated(before[1]) == _undated(decoded):
+            return Published(before[0], changed=False)
+        _place(catalog / "manifests/sha256" / f"{digest.removeprefix('sha256:')}.json", raw)
+        pointer = name_file(catalog, ref)
+        pointer.parent.mkdir(mode=0o755, exist_ok=True)
+        _place(pointer, f"{digest}\n".encode())
+    return Published(digest, changed=True)
+
+
+def copy_blob(source: Path, catalog: Path, blob: Blob, target: Path) -> bool:
+    """Copy a blob of another catalogue to a file; False if this catalogue has it.
+
+    Raises:
+        UserError: the source is missing, or its bytes are not the blob's.
+    """
+    try:
+        verify_blob(catalog, blob, blob.file)
+    except VhpcError:
+        with changing(catalog):
+            shutil.copyfile(blob_path(source, blob), target)
+        found = digest_of(target)
+        if (found.sha256, found.size) != (blob.sha256, blob.size):
+            why = f"its {blob.file} is sha256:{found.sha256} instead of sha256:{blob.sha256}"
+            raise UserError("the image with the kernel is broken", why, "publish it again") from None
+        return True
+    return False
+
+
+def _place(path: Path, data: bytes) -> None:
+    new = path.with_name(f".new-{path.name}")
+    files.write_beside(path, new, data, 0o644)
+    new.replace(path)
+    files.sync_folder(path.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:
+    """Digest and manifest of the image under a name; None if there is none, or it is broken."""
+    try:
+        digest = pointed_digest(name_file(catalog, ref))
+        found = read_manifest(catalog, digest) if digest else None
+    except (OSError, VhpcError):
+        return None
+    return (digest, found) if isinstance(found, Manifest) else None
+
+
+def _undated(manifest: Manifest) -> Manifest:
+    origin = msgspec.structs.replace(manifest.provenance, created="")
+    return msgspec.structs.replace(manifest, provenance=origin)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The root file system of an image, from a tree: a tar that mkfs.erofs reads from a pipe.
+
+mkfs.erofs takes owners, modes and extended attributes from the tar, so that no privilege and
+no user namespace is needed to write files that belong to root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from vhpc_slurm.importing.layers import CHUNK, XATTR
+from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree
+
+FIXED_UUID = "00000000-0000-0000-0000-000000000000"
+"""Equal sources give equal bytes."""
+OLD_TOOL = "mkfs.erofs is older than version 1.7, which reads tars"
+
+
+def write(tree: Tree, layers: list[Path], target: Path) -> None:
+    """Write a tree as an EROFS file system.
+
+    Args:
+        tree: the files.
+        layers: unpacked tars, by the numbers that the contents of files have.
+        target: file to write.
+
+    Raises:
+        RefusedError: mkfs.erofs failed, or a file of a folder changed meanwhile.
+    """
+    argv = [
+        "mkfs.erofs",
+        "--quiet",
+        "--tar=f",
+        "-zlz4",
+        "-C65536",
+        "-T0",
+        "--mkfs-time",
+        f"-U{FIXED_UUID}",
+        str(target),
+    ]
+    with tempfile.TemporaryFile() as said:
+        # mkfs.erofs first tries to work beyond the limit of a file's size. SIGXFSZ, which Python ignores,
+        # would end it there; with EFBIG it uses a file in TMPDIR.
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=said, stderr=said, restore_signals=False
+        ) as run:
+            assert run.stdin is not None
+            with contextlib.suppress(BrokenPipeError), run.stdin:
+                write_tar(tree, layers, run.stdin)
+        if run.returncode != 0:
+            said.seek(0)
+            raise RefusedError(_failure(run.returncode, said.read(4000).decode("utf-8", "replace")))
+
+
+def _failure(status: int, text: str) -> str:
+    if "unrecognized option" in text:
+        return OLD_TOOL
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ended = f"by signal {-status}" if status < 0 else f"with status {status}"
+    return f"mkfs.erofs ended {ended}: {lines[-1][:300] if lines else 'it said nothing'}"
+
+
+def write_tar(tree: Tree, layers: list[Path], out: IO[bytes]) -> None:
+    """Write a tree as a tar; arguments and errors as ``write``."""
+    names: dict[int, str] = {}
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(path.open("rb")) for path in layers]
+        for path, node in [("", tree.root), *tree.walk()] if tree.root.mtime else tree.walk():
+            entry = _entry(path, node)
+            first = names.setdefault(id(node), path) if node.content else path
+            if first != path:
+                entry.type, entry.linkname, entry.size = tarfile.LNKTYPE, first, 0
+            out.write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+            if entry.isreg() and node.content is not None:
+                _write_content(node.content, opened, out)
+        out.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def _entry(path: str, node: Node) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(path or "./")
+    entry.mode, entry.uid, entry.gid, entry.mtime = node.mode, node.uid, node.gid, node.mtime
+    entry.pax_headers = {XATTR + name: text for name, text in node.xattrs.items()}
+    if node.children is not None:
+        entry.type = tarfile.DIRTYPE
+    elif node.target is not None:
+        entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, node.target, 0o777
+    elif node.content is not None:
+        entry.size = node.content.size
+    return entry
+
+
+def _write_content(content: Content, layers: Sequence[IO[bytes]], out: IO[bytes]) -> None:
+    with _opened(content, layers) as file:
+        at = 0
+        for offset, position, length in content.pieces:
+            _zeros(offset - at, out)
+            file.seek(position)
+            left = length
+            while left:
+                chunk = file.read(min(left, CHUNK))
+                if not chunk:
+                    raise RefusedError(f"{content.source} became shorter while it was read")
+                out.write(chunk)
+                left -= len(chunk)
+            at = offset + length
+        _zeros(content.size - at, out)
+    _zeros(-content.size % tarfile.BLOCKSIZE, out)
+
+
+def _zeros(count: int, out: IO[bytes]) -> None:
+    while count > 0:
+        out.write(bytes(min(count, CHUNK)))
+        count -= CHUNK
+
+
+@contextlib.contextmanager
+def _opened(content: Content, layers: Sequence[IO[bytes]]) -> Iterator[IO[bytes]]:
+    if isinstance(content.source, int):
+        yield layers[content.source]
+        return
+    try:
+        fd = os.open(content.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as err:
+        raise RefusedError(f"cannot read {content.source}: {err.strerror}") from err
+    with os.fdopen(fd, "rb") as file:
+        yield file

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user imports, as written on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.errors import UserError
+
+REGISTRY = "docker://"
+KINDS = ("oci", "oci-archive", "docker-archive", "tar", "dir")
+TAR_SUFFIXES = {".tar": "", ".tar.gz": "gzip", ".tgz": "gzip", ".tar.zst": "zstd"}
+"""Suffix of a tar file -> its compression. The name states the format; bytes are never probed."""
+FORMS = (
+    "docker://NAME, oci:DIR[:NAME], oci-archive:FILE[:NAME], docker-archive:FILE[:NAME], tar:FILE or dir:DIR"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """``KIND:PATH[:NAME]``; ``name`` selects one of several images in an archive.
+
+    ``compression`` is that of a tar file: empty, ``gzip`` or ``zstd``. An image of a registry is
+    of kind ``docker`` and has no path; when it is fetched, its kind is ``fetched`` and its path a
+    folder. ``name`` is its reference.
+    """
+
+    kind: str
+    path: Path
+    name: str = ""
+    compression: str = ""
+
+    def __str__(self) -> str:
+        if self.kind in {"docker", "fetched"}:
+            return f"{REGISTRY}{self.name}"
+        return f"{self.kind}:{self.path}{':' if self.name else ''}{self.name}"
+
+    @property
+    def label(self) -> str:
+        """For the manifest: without the folders of a path."""
+        if self.kind == "docker":
+            return str(self)
+        return f"{self.kind}:{self.path.name}{':' if self.name else ''}{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Parse ``docker://NAME``, ``KIND:PATH[:NAME]`` or the path of a folder or tar, else UserError."""
+        if text.startswith(REGISTRY):
+            return cls("docker", Path(), text.removeprefix(REGISTRY))
+        kind, colon, rest = text.partition(":")
+        if not colon or kind not in KINDS:
+            if "://" in text or (colon and "/" not in kind and not Path(text).exists()):
+                raise UserError(f"cannot import {text!r}", f"{kind} is not one of its sources", FORMS)
+            kind, rest = ("dir" if Path(text).is_dir() else "tar"), text
+        name = ""
+        if kind not in {"tar", "dir"}:
+            rest, _, name = rest.partition(":")
+        if not rest:
+            raise UserError(f"cannot import {text!r}", "it has no path", FORMS)
+        return cls(kind, Path(rest).absolute(), name, _compression(rest) if kind == "tar" else "")
+
+
+def _compression(path: str) -> str:
+    for suffix, compression in TAR_SUFFIXES.items():
+        if path.endswith(suffix):
+            return compression
+    raise UserError(
+        f"cannot import {path!r}",
+        "its name does not end in .tar, .tar.gz, .tgz or .tar.zst",
+        f"the name states the format; other sources: {FORMS}",
+    )

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that reads what a user imports; it runs in the sandbox, and nobody trusts it.
+
+It reads one JSON object from stdin, finds the source below /in and writes
+``/out/root.erofs``. It writes JSON lines to stdout: ``{"step": TEXT}`` while it works, and at
+the end ``{"refused": TEXT}`` or ``{"done": {...}}``. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from vhpc_slurm.importing import rootfs
+from vhpc_slurm.importing.archives import (
+    Archive,
+    Container,
+    Folder,
+    checked,
+    read_docker,
+    read_fetched,
+    read_layout,
+)
+from vhpc_slurm.importing.layers import Budget, apply, unpack
+from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree, folder
+
+SOURCE, OUT = Path("/in/source"), Path("/out")
+EXPECTED_DIRS = {
+    "dev": 0o755,
+    "etc": 0o755,
+    "proc": 0o755,
+    "run": 0o755,
+    "sys": 0o755,
+    "tmp": 0o1777,
+    "usr/bin": 0o755,
+}
+"""Folders that vhpc-init and the agent need; the agent links Slurm's commands into /usr/bin."""
+
+ENVIRONMENT_FILE = "etc/vhpc/environment"
+ENVIRONMENT_MAX, VARIABLES_MAX = 131072, 512
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
+
+
+def main() -> int:
+    """Read the request, do it; exit status 0 also if the source is refused."""
+    request = json.load(sys.stdin)
+    _limit(request)
+    try:
+        done = _import(request, SOURCE, OUT)
+    except RefusedError as err:
+        _say({"refused": str(err)})
+        return 0
+    except MemoryError:
+        _say({"refused": "it needs more memory than an import may have"})
+        return 0
+    except OSError as err:
+        _say({"refused": f"{err.filename or 'a file'}: {err.strerror}"})
+        return 0
+    _say({"done": done})
+    return 0
+
+
+def _limit(request: dict[str, Any]) -> None:
+    size = request["max_bytes"]
+    for what, limit in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, size),
+        (resource.RLIMIT_AS, request["max_memory"]),
+        (resource.RLIMIT_CPU, request["timeout_s"]),
+    ):
+        resource.setrlimit(what, (limit, limit))
+
+
+def _say(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
+    kind, budget = request["kind"], Budget(request["max_bytes"])
+    tree = Tree(request["max_files"])
+    tars: list[Path] = []
+    process: dict[str, Any] = {}
+    digest, special = "", 0
+    if kind == "dir":
+        special = _take_folder(tree, source, budget)
+    elif kind == "tar":
+        tars.append(out / "layer-0")
+        _say({"step": "unpacking"})
+        with source.open("rb") as file:
+            digest = unpack(file, request["compression"], tars[0], budget)
+        special = apply(tree, 0, tars[0])
+    else:
+        container = _container(kind, source, request["name"])
+        tars, special = take_layers(tree, container, out, budget)
+        digest = container.digest
+        process = process_of(container.config)
+    if process.get("environment"):
+        _put_environment(tree, process["environment"], out / "environment", len(tars))
+    for name, mode in EXPECTED_DIRS.items():
+        if not tree.has(name):
+            tree.put(name, folder(len(tars), mode))
+    _say({"step": "writing the root file system"})
+    rootfs.write(tree, tars, out / "root.erofs")
+    return {"digest": digest, "special": special, "process": process}
+
+
+def _container(kind: str, source: Path, name: str) -> Container:
+    if kind == "fetched":
+        return read_fetched(Folder(source))
+    if kind == "oci":
+        return read_layout(Folder(source), name)
+    return (read_docker if kind == "docker-archive" else read_layout)(Archive(source), name)
+
+
+def take_layers(tree: Tree, container: Container, out: Path, budget: Budget) -> tuple[list[Path], int]:
+    """Unpack a container's layers into ``out`` and apply them to a tree.
+
+    Returns:
+        the unpacked tars, and the number of devices and pipes that were left out.
+
+    Raises:
+        RefusedError: a layer is damaged, hostile or not the one of its digest.
+    """
+    tars, special = [], 0
+    for number, layer in enumerate(container.layers):
+        _say({"step": f"layer {number + 1} of {len(container.layers)}"})
+        tars.append(out / f"layer-{number}")
+        with checked(container, layer) as file:
+            diff_id = unpack(file, layer.compression, tars[-1], budget)
+        if diff_id != layer.diff_id:
+            raise RefusedError(f"layer {number + 1}, unpacked, is {diff_id} instead of {layer.diff_id}")
+        special += apply(tree, number, tars[-1])
+    return tars, special
+
+
+def _take_folder(tree: Tree, top: Path, budget: Budget) -> int:
+    """Add a folder's files, as root's; their mode, time and links are kept. Returns what was left out."""
+    special = 0
+    seen: dict[tuple[int, int], str] = {}
+    stack = [""]
+    while stack:
+        above = stack.pop()
+        try:
+            entries = sorted(os.scandir(top / above), key=lambda entry: entry.name)
+        except OSError as err:
+            raise RefusedError(f"cannot read the folder {above or '.'}: {err.strerror}") from err
+        for entry in entries:
+            path = f"{above}/{entry.name}" if above else entry.name
+            about = entry.stat(follow_symlinks=False)
+            mode, mtime = stat.S_IMODE(about.st_mode), max(0, int(about.st_mtime))
+            if stat.S_ISDIR(about.st_mode):
+                tree.put(path, Node(0, mode, mtime=mtime, children={}))
+                stack.append(path)
+            elif stat.S_ISLNK(about.st_mode):
+                tree.put(path, Node(0, mode, mtime=mtime, target=str(Path(entry.path).readlink())))
+            elif stat.S_ISREG(about.st_mode):
+                first = seen.setdefault((about.st_dev, about.st_ino), path) if about.st_nlink > 1 else path
+                if first != path:
+                    tree.link(path, first, 0)
+                    continue
+                budget.take(about.st_size)
+                pieces = ((0, 0, about.st_size),) if about.st_size else ()
+                tree.put(path, Node(0, mode, mtime=mtime, content=Content(entry.path, about.st_size, pieces)))
+            else:
+                special += 1
+    return special
+
+
+def _put_environment(tree: Tree, environment: dict[str, str], file: Path, layer: int) -> None:
+    """Put the file that the guest's agent reads (guest/agent/imageenv.h) into the tree."""
+    for name, value in environment.items():
+        if not VARIABLE.match(name) or "\n" in value or "\0" in value:
+            raise RefusedError(
+                f"its variable {name[:80]!r} cannot be set: a bad name, or a value of several lines"
+            )
+    text = "".join(f"{name}={value}\n" for name, value in environment.items())
+    data = text.encode("utf-8", "surrogateescape")
+    if len(data) > ENVIRONMENT_MAX or len(environment) > VARIABLES_MAX:
+        raise RefusedError(
+            f"its environment has more than {VARIABLES_MAX} variables or {ENVIRONMENT_MAX >> 10} KiB"
+        )
+    file.write_bytes(data)
+    content = Content(str(file), len(data), ((0, 0, len(data)),))
+    tree.put(ENVIRONMENT_FILE, Node(layer, 0o644, content=content))
+
+
+def process_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What a container's configuration would start, with the manifest's keys.
+
+    Types of single values are checked outside of the sandbox.
+
+    Raises:
+        RefusedError: it is not a configuration.
+    """
+    wanted = config.get("config")
+    if wanted is None:
+        return {}
+    if not isinstance(wanted, dict):
+        raise RefusedError("its configuration has no valid 'config'")
+    environment = {}
+    for text in wanted.get("Env") or ():
+        name, equals, value = str(text).partition("=")
+        if not equals:
+            raise RefusedError(f"its environment has {str(text)[:80]!r}, which is not NAME=VALUE")
+        environment[name] = value
+    return {
+        "entrypoint": wanted.get("Entrypoint") or (),
+        "arguments": wanted.get("Cmd") or (),
+        "environment": environment,
+        "user": wanted.get("User") or "",
+        "working_dir": wanted.get("WorkingDir") or "",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

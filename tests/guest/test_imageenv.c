@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The environment of an image: which lines are taken, and whose value a program gets. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "imageenv.h"
+
+static int parsed(struct image_env *e, const char *text)
+{
+    return image_env_parse(e, text, strlen(text));
+}
+
+static void lines_become_variables(void **state)
+{
+    struct image_env e;
+    (void)state;
+    assert_int_equal(parsed(&e, "PATH=/opt/bin:/bin\n\n# NAME=no\nA_1=b = \"c\" \nEMPTY=\nLAST=x"),
+                     0);
+    assert_int_equal(e.count, 4);
+    assert_string_equal(e.entries[0], "PATH=/opt/bin:/bin");
+    assert_string_equal(e.entries[1], "A_1=b = \"c\" ");
+    assert_string_equal(e.entries[2], "EMPTY=");
+    assert_string_equal(e.entries[3], "LAST=x");
+    image_env_free(&e);
+}
+
+static void variables_of_the_job_stay(void **state)
+{
+    struct image_env e;
+    (void)state;
+    assert_int_equal(parsed(&e,
+                            "HOME=/root\nUSER=root\nLOGNAME=root\nPWD=/\nOLDPWD=/\nSLURM_JOB_ID=1\n"
+                            "SLURMD_NODENAME=x\nVHPC_RANK=1\nPMI_FD=3\nPMIX_RANK=1\nHOMES=1\n"),
+                     0);
+    assert_int_equal(e.count, 1);
+    assert_string_equal(e.entries[0], "HOMES=1");
+    image_env_free(&e);
+}
+
+static void other_lines_are_refused(void **state)
+{
+    static const char *const bad[] = {"NAME",       "=x",        "1A=x", "A B=x",
+                                      "export A=x", "A=b\n-x=1", " A=b"};
+    struct image_env e;
+    char many[IMAGE_ENV_ENTRIES_MAX * 4 + 4];
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(parsed(&e, bad[i]), -EINVAL);
+        assert_null(e.entries);
+    }
+    assert_int_equal(image_env_parse(&e, "A=\0b", 4), -EINVAL);
+    for (size_t i = 0; i < sizeof many; i++)
+        many[i] = "A=b\n"[i % 4];
+    assert_int_equal(image_env_parse(&e, many, sizeof many - 4), 0);
+    image_env_free(&e);
+    assert_int_equal(image_env_parse(&e, many, sizeof many), -EINVAL);
+}
+
+static void the_image_wins_once(void **state)
+{
+    struct execspec spec = {0}, other = {0};
+    struct image_env e, next;
+    (void)state;
+    assert_int_equal(parsed(&e, "PATH=/opt/bin\nTERM=vt100"), 0);
+    assert_int_equal(parsed(&next, "PATH=/next"), 0);
+    assert_int_equal(execspec_add_env(&spec, "PATH=/host"), 0);
+    assert_int_equal(execspec_add_env(&spec, "PATHS=1"), 0);
+    assert_int_equal(image_env_apply(&e, &spec), 0);
+    assert_string_equal(execspec_getenv(&spec, "PATH"), "/opt/bin");
+    assert_string_equal(execspec_getenv(&spec, "PATHS"), "1");
+    assert_string_equal(execspec_getenv(&spec, "TERM"), "vt100");
+
+    /* a step of a script that has changed one variable and removed the other */
+    for (size_t i = 0; i < spec.envc; i++)
+        if (strncmp(spec.envp[i], "PATH=", 5) != 0 && strncmp(spec.envp[i], "TERM=", 5) != 0)
+            assert_int_equal(execspec_add_env(&other, spec.envp[i]), 0);
+    assert_int_equal(execspec_add_env(&other, "PATH=/script"), 0);
+    assert_int_equal(image_env_apply(&e, &other), 0);
+    assert_string_equal(execspec_getenv(&other, "PATH"), "/script");
+    assert_null(execspec_getenv(&other, "TERM"));
+
+    /* a job of another image that the script has submitted */
+    assert_int_equal(image_env_apply(&next, &other), 0);
+    assert_string_equal(execspec_getenv(&other, "PATH"), "/next");
+    execspec_free(&spec);
+    execspec_free(&other);
+    image_env_free(&e);
+    image_env_free(&next);
+}
+
+static void a_file_is_read(void **state)
+{
+    char folder[] = "/tmp/imageenvXXXXXX", path[64];
+    struct image_env e;
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(path, sizeof path, "%s/environment", folder);
+    assert_int_equal(image_env_load(&e, path), 0);
+    assert_int_equal(e.count, 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(image_env_load(&e, path), -EINVAL);
+    assert_int_equal(unlink(path), 0);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(write(fd, "A=1\nB=2\n", 8), 8);
+    assert_int_equal(image_env_load(&e, path), 0);
+    assert_int_equal(e.count, 2);
+    image_env_free(&e);
+    assert_int_equal(ftruncate(fd, IMAGE_ENV_SIZE_MAX + 1), 0);
+    assert_int_equal(image_env_load(&e, path), -EFBIG);
+    assert_int_equal(close(fd), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lines_become_variables),  cmocka_unit_test(variables_of_the_job_stay),
+        cmocka_unit_test(other_lines_are_refused), cmocka_unit_test(the_image_wins_once),
+        cmocka_unit_test(a_file_is_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own containers and file trees as guests, from files that umoci and skopeo wrote."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Lab
+
+pytestmark = pytest.mark.lab
+
+BUSYBOX = Path("/bin/busybox")  # static; package busybox-static
+SOURCE = "docker-archive:box.tar:box:1"
+OWN = "/scratch/alice/images"
+
+
+def umoci(*arguments: str | Path) -> None:
+    subprocess.run(["umoci", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A container of two layers, as ``docker save`` writes it."""
+    top = tmp_path_factory.mktemp("container")
+    image = f"{top}/layout:box"
+    umoci("init", "--layout", top / "layout")
+    umoci("new", "--image", image)
+    umoci("unpack", "--image", image, top / "one")
+    root = top / "one/rootfs"
+    for name in ("bin", "etc", "opt/tool/bin", "removed", "usr/bin"):
+        (root / name).mkdir(parents=True)
+    (root / "bin/busybox").write_bytes(BUSYBOX.read_bytes())
+    (root / "bin/busybox").chmod(0o755)
+    listed = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout
+    for name in listed.split():
+        if name != "busybox":
+            (root / "bin" / name).symlink_to("busybox")
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nservice:x:990:990::/:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\n")
+    (root / "opt/tool/bin/tool").write_text("#!/bin/sh\necho the tool of the container\n")
+    (root / "opt/tool/bin/tool").chmod(0o755)
+    (root / "removed/file").write_text("x")
+    (root / "owned").write_text("x")
+    umoci("repack", "--image", image, top / "one")
+    umoci("unpack", "--image", image, top / "two")
+    root = top / "two/rootfs"
+    (root / "removed/file").unlink()
+    (root / "removed").rmdir()
+    subprocess.run(["chown", "990:990", root / "owned"], check=True)
+    umoci("repack", "--image", image, top / "two")
+    umoci(
+        "config", "--image", image, "--config.env", "PATH=/opt/tool/bin:/usr/bin:/bin",
+        "--config.env", "GREETING=hello from the image", "--config.entrypoint", "tool",
+    )  # fmt: skip
+    subprocess.run(
+        ["skopeo", "copy", "--quiet", f"oci:{image}", f"docker-archive:{top}/box.tar:box:1"], check=True
+    )
+    return top / "box.tar"
+
+
+@pytest.fixture(scope="module")
+def home(lab: Lab, archive: Path) -> Iterator[str]:
+    """Alice's home has the archive, and a folder that is no system."""
+    encoded = base64.b64encode(archive.read_bytes()).decode()
+    lab.run("login", "sh", "-c", "base64 -d > box.tar", user="alice", stdin=encoded)
+    yield "/home/alice"
+    lab.run("login", "rm", "-rf", "/scratch/alice", "box.tar", "tree", user="alice")
+
+
+SCRIPT = """
+echo $GREETING; echo $PATH; tool; ls /removed 2>&1; stat -c %u:%g /owned; id -un; pwd; echo $HOME
+grep -c . /etc/passwd > counted; cat counted
+srun -n2 sh -c 'echo $GREETING on $(hostname)'
+export GREETING=changed; srun -n1 sh -c 'echo $GREETING'
+"""
+
+
+def test_a_container_runs_jobs_as_a_guest(lab: Lab, home: str) -> None:
+    done = lab.run(
+        "login",
+        "vhpc",
+        "image",
+        "import",
+        SOURCE,
+        "own/box",
+        user="alice",
+        timeout=300,
+    )
+    name, digest = done.out.split()
+    assert name == "own/box:latest"
+    assert "vhpc: layer 2 of 2" in done.err.splitlines()
+    job = lab.finish(SCRIPT, "-w", "n1", "-n2", image="own/box")
+    assert job.accounted("State,AdminComment") == ["COMPLETED", f"vhpc: image own/box:latest@{digest}"]
+    lines = job.output().splitlines()
+    assert lines[:4] == [
+        "hello from the image",
+        "/opt/tool/bin:/usr/bin:/bin",
+        "the tool of the container",
+        "ls: /removed: No such file or directory",
+    ]
+    assert lines[4:8] == ["990:990", "alice", home, home]
+    assert lines[9:] == ["hello from the image on n1"] * 2 + ["changed"]
+    assert lab.read("alice", "counted").strip() == lines[8]
+    (row,) = [
+        row for row in lab.vhpc("login", "image", "ls", "--catalog", OWN) if row["image"] == "box:latest"
+    ]
+    assert row["digest"] == digest
+    again = lab.run("login", "vhpc", "image", "import", SOURCE, "own/box", user="alice", timeout=300)
+    assert again.out.split() == [name, digest]
+    assert "the name pointed to the same image before" in again.err
+
+
+def test_a_folder_and_a_tar_of_it_run_jobs(lab: Lab, home: str) -> None:
+    encoded = base64.b64encode(BUSYBOX.read_bytes()).decode()
+    script = (
+        "mkdir -p tree/bin && cd tree/bin && base64 -d > busybox && chmod 755 busybox && "
+        "for name in sh stat uname; do ln -sf busybox $name; done; tar -C .. -czf ../../tree.tar.gz ."
+    )
+    lab.run("login", "sh", "-c", script, user="alice", stdin=encoded)
+    for source, name, owner in (("tree", "folder", "0:0"), ("tree.tar.gz", "tar", "2001:2001")):
+        lab.run("login", "vhpc", "image", "import", source, f"own/{name}", user="alice", timeout=300)
+        job = lab.finish("stat -c %u:%g /bin/busybox; uname -r", "-w", "n1", image=f"own/{name}")
+        assert job.accounted("State") == ["COMPLETED"], job.output()
+        kernel = lab.run("n1", "uname", "-r").out.strip()
+        lines = job.output().splitlines()
+        assert lines[0] == owner
+        assert lines[1] != kernel
+
+
+def test_a_bad_import_says_why_and_leaves_nothing(lab: Lab, home: str) -> None:
+    cases = (
+        ("docker-archive:box.tar:none", "it has no such image"),
+        ("oci-archive:box.tar", "it has no file index.json"),
+        ("docker-archive:cut.tar", "not a sound"),
+        ("none.tar", "/home/alice/none.tar does not exist"),
+        ("/etc/shadow.tar", "does not exist"),
+        ("docker://", "it is not [REGISTRY/]NAME[:TAG|@DIGEST]"),
+        ("dir:/root", "cannot import dir:/root"),
+    )
+    lab.run("login", "sh", "-c", "head -c 100000 box.tar > cut.tar", user="alice")
+    for source, says in cases:
+        done = lab.run(
+            "login", "vhpc", "image", "import", source, "own/bad", user="alice", check=False, timeout=300
+        )
+        assert done.code == 1
+        last = done.err.splitlines()[-1]
+        assert last.startswith("vhpc: cannot ")
+        assert says in last
+    left = lab.run(
+        "login", "find", OWN, "-name", ".import-*", "-o", "-name", "bad", user="alice", check=False
+    )
+    assert not left.out
+    refused = lab.run("login", "vhpc", "image", "import", "tree", "box", user="alice", check=False)
+    assert "cannot change the image catalogue /shared/vhpc/catalog" in refused.err

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports as a whole, but for the process that reads the source: manifests, catalogues, and kills."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from site_catalog import publish, whole
+
+from vhpc_slurm.catalog import edit, read_manifest, resolve
+from vhpc_slurm.catalog.changes import STAGING
+from vhpc_slurm.catalog.manifest import Manifest
+from vhpc_slurm.config import Images
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.importing import imports
+from vhpc_slurm.importing.imports import Imported, import_image
+from vhpc_slurm.importing.source import Source
+from vhpc_slurm.model import ImageRef
+
+DIGEST = f"sha256:{'12' * 32}"
+GOOD = {
+    "digest": DIGEST,
+    "special": 2,
+    "process": {
+        "entrypoint": ["/bin/sh", "-c"],
+        "environment": {"A": "b"},
+        "arguments": [],
+        "user": "",
+        "working_dir": "",
+    },
+}
+
+
+class Site:
+    """A site with an image whose kernel imports get, and a source."""
+
+    def __init__(self, top: Path) -> None:
+        self.catalog, self.own, self.source = top / "site", top / "own/catalog", top / "c.tar"
+        self.kernel = publish(self.catalog, "base", b"root of the base")
+        self.source.write_bytes(b"a tar")
+        self.images = Images(catalog=str(self.catalog), import_kernel="base")
+        self.result: dict[str, Any] = GOOD
+        self.root: Callable[[Path], object] = lambda path: path.write_bytes(b"new root")
+
+    def worker(self, source: Source, out: Path, *_: object) -> dict[str, Any]:
+        self.root(out / "root.erofs")
+        return self.result
+
+    def run(self, name: str = "mine", **changes: Any) -> Imported:
+        images = changes.pop("images", self.images)
+        source = Source.parse(str(changes.pop("source", self.source)))
+        ref = ImageRef.parse(name)
+        return import_image(images, source, ref, self.own, changes.pop("kernel", ""), lambda _: None)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    found = Site(tmp_path)
+    monkeypatch.setattr(imports, "run_worker", found.worker)
+    return found
+
+
+def test_an_import_has_the_sites_kernel_and_the_sources_root(site: Site) -> None:
+    done = site.run("mine:v1")
+    image = resolve(site.own, ImageRef.parse("mine:v1"))
+    assert (done.image, done.digest, done.source_digest) == ("mine:v1", image.digest, DIGEST)
+    assert (done.changed, done.special, done.size) == (True, 2, 8)
+    assert image.manifest.kernel.sha256 == hashlib.sha256(b"kernel").hexdigest()
+    assert image.manifest.root.sha256 == hashlib.sha256(b"new root").hexdigest()
+    assert whole(site.own) == ["mine:v1"]
+    manifest = read_manifest(site.own, image.digest)
+    assert isinstance(manifest, Manifest)
+    assert manifest.process.entrypoint == ("/bin/sh", "-c")
+    assert manifest.process.environment == {"A": "b"}
+    assert manifest.labels == {"vhpc/kernel-image": f"base:latest@{site.kernel}"}
+    assert (manifest.provenance.source, manifest.provenance.source_digest) == ("tar:c.tar", DIGEST)
+    modes = {oct(path.stat().st_mode)[-3:] for path in site.own.rglob("*") if path.name != ".lock"}
+    assert modes <= {"755", "644"}
+
+
+def test_an_image_of_a_registry_is_fetched_and_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def fetch(reference: str, folder: Path, *limits: object) -> None:
+        seen.append(reference)
+        (folder / "manifest.json").write_text("{}")
+
+    def worker(source: Source, out: Path, *_: object) -> dict[str, Any]:
+        seen.extend((str(source), source.kind, (source.path / "manifest.json").exists()))
+        return site.worker(source, out)
+
+    monkeypatch.setattr(imports, "fetch", fetch)
+    monkeypatch.setattr(imports, "run_worker", worker)
+    site.run(source="docker://host/a:1")
+    assert seen == ["host/a:1", "docker://host/a:1", "fetched", True]
+    manifest = read_manifest(site.own, resolve(site.own, ImageRef.parse("mine")).digest)
+    assert isinstance(manifest, Manifest)
+    assert manifest.provenance.source == "docker://host/a:1"
+
+
+def test_equal_sources_give_one_digest(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = site.run()
+    monkeypatch.setattr("time.gmtime", lambda: (2030, 1, 1, 0, 0, 0, 0, 1, 0))
+    again = site.run()
+    assert (again.digest, again.changed) == (first.digest, False)
+    site.root = lambda path: path.write_bytes(b"other root")
+    assert site.run().changed
+    assert len(list((site.own / "blobs/sha256").iterdir())) == 4
+    edit.collect(site.own, 0)
+    assert len(list((site.own / "blobs/sha256").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": f"mine@{DIGEST}"}, "cannot be a new name"),
+        ({"images": Images(catalog="/nonexistent")}, "the site has not chosen a kernel"),
+        ({"kernel": "none"}, "image none:latest is unknown"),
+        ({"source": "/nonexistent/c.tar"}, "/nonexistent/c.tar does not exist"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_first(site: Site, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        site.run(**changes)
+    assert not site.own.exists()
+
+
+def test_a_kernel_of_schema_1_is_refused(site: Site) -> None:
+    raw = json.dumps({"schema": 1, "kernel": {}}).encode()
+    with pytest.raises(UserError, match="unusable manifest"):
+        _with_manifest(site, raw)
+
+
+def _with_manifest(site: Site, raw: bytes) -> None:
+    digest = hashlib.sha256(raw).hexdigest()
+    (site.catalog / f"manifests/sha256/{digest}.json").write_bytes(raw)
+    (site.catalog / "names/base/latest").write_text(f"sha256:{digest}\n")
+    site.run()
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ({"process": []}, ""),
+        ({"process": ["x"]}, "its configuration"),
+        ({"process": {"entrypoint": "sh"}}, "its configuration"),
+        ({"process": {"entrypoint": [1]}}, "its configuration"),
+        ({"process": {"unknown": 1}}, "its configuration"),
+        ({"process": {"user": "x" * 200}}, "its configuration"),
+        ({"process": {"working_dir": "relative"}}, "its configuration"),
+        ({"process": {"environment": {"A B": "x"}}}, "its configuration"),
+        ({"process": {"environment": {"A": "\0"}}}, "has a NUL character"),
+        ({"process": {"user": "a\nb"}}, "has control characters"),
+        ({"digest": 7}, "cannot publish the image"),
+        ({"digest": "sha256:x"}, "cannot publish the image"),
+    ],
+)
+def test_a_result_that_makes_no_manifest_is_refused(site: Site, result: dict[str, Any], says: str) -> None:
+    site.result = result
+    if not says:
+        site.run()
+        return
+    with pytest.raises(UserError, match=says):
+        site.run()
+    assert whole(site.own) == []
+
+
+@pytest.mark.parametrize(
+    ("root", "says"),
+    [
+        (lambda path: None, "No such file"),
+        (lambda path: path.write_bytes(b""), "it is empty"),
+        (lambda path: path.symlink_to("/etc/passwd"), "cannot read"),
+        (lambda path: path.mkdir(), "Is a directory"),
+    ],
+)
+def test_a_root_that_is_no_file_is_not_published(
+    site: Site, root: Callable[[Path], object], says: str
+) -> None:
+    site.root = root
+    with pytest.raises(UserError, match=says):
+        site.run()
+    assert not list(site.own.glob(f"{STAGING}*"))
+    assert not list((site.own / "blobs/sha256").iterdir())
+
+
+def test_a_broken_kernel_is_not_copied(site: Site) -> None:
+    path = site.catalog / "blobs/sha256" / hashlib.sha256(b"kernel").hexdigest()
+    path.write_bytes(b"other!")
+    with pytest.raises(UserError, match="its kernel is sha256:"):
+        site.run()
+    assert whole(site.own) == []
+
+
+def test_what_a_killed_import_left_is_removed_by_the_next(site: Site) -> None:
+    site.run()
+    left = site.own / f"{STAGING}left"
+    (left / "out").mkdir(parents=True)
+    (left / "out/layer-0").write_bytes(b"x")
+    site.run("other")
+    assert not left.exists()
+    left.mkdir()
+    (left / "x").write_bytes(b"abc")
+    assert [(item.name, item.size) for item in edit.collect(site.own, 0).removed] == [(left.name, 3)]
+    assert not left.exists()
+
+
+def test_an_import_at_work_is_left_alone(site: Site) -> None:
+    def other(path: Path) -> None:
+        site.root = lambda inner: inner.write_bytes(b"inner")
+        site.run("inner")
+        path.write_bytes(b"outer")
+
+    site.root = other
+    site.run("outer")
+    assert sorted(whole(site.own)) == ["inner:latest", "outer:latest"]
+
+
+class KilledError(BaseException):
+    """Stands for kill -9; ``except Exception`` does not stop it."""
+
+
+@pytest.fixture
+def renames_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    left = [-1]
+    real = Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if left[0] == 0:
+            raise KilledError
+        left[0] -= 1
+        return real(path, target)
+
+    def allow(count: int) -> None:
+        left[0] = count
+
+    monkeypatch.setattr(Path, "replace", replace)
+    yield allow
+    allow(-1)
+
+
+def test_a_kill_at_any_rename_leaves_whole_images(site: Site, renames_left: Callable[[int], None]) -> None:
+    site.run("old")
+    kills = 0
+    for count in range(20):
+        site.root = partial(Path.write_bytes, data=b"new %d" % count)
+        renames_left(count)
+        try:
+            site.run("mine")
+        except KilledError:
+            kills += 1
+            renames_left(-1)
+            assert "old:latest" in whole(site.own)
+            edit.collect(site.own, 0)
+            assert not list(site.own.rglob(".new-*"))
+            site.run("mine")
+            assert "mine:latest" in whole(site.own)
+        else:
+            break
+    assert kills >= 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("docker://host/a:1", ("docker", ".", "host/a:1", "")),
+        ("oci:/a/b", ("oci", "/a/b", "", "")),
+        ("oci:/a/b:name:tag", ("oci", "/a/b", "name:tag", "")),
+        ("oci-archive:/a.tar", ("oci-archive", "/a.tar", "", "")),
+        ("docker-archive:/a.tar:x/y:1", ("docker-archive", "/a.tar", "x/y:1", "")),
+        ("tar:/a.tar", ("tar", "/a.tar", "", "")),
+        ("/a.tar.gz", ("tar", "/a.tar.gz", "", "gzip")),
+        ("/a.tgz", ("tar", "/a.tgz", "", "gzip")),
+        ("/a:b.tar.zst", ("tar", "/a:b.tar.zst", "", "zstd")),
+        ("/usr", ("dir", "/usr", "", "")),
+        ("dir:/usr", ("dir", "/usr", "", "")),
+    ],
+)
+def test_sources_say_their_format(text: str, expected: tuple[str, ...]) -> None:
+    source = Source.parse(text)
+    assert (source.kind, str(source.path), source.name, source.compression) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("http://host/a.tar", "http is not one of its sources"),
+        ("qcow2:/a.qcow2", "qcow2 is not one of its sources"),
+        ("/a.qcow2", "does not end in .tar"),
+        ("oci:", "it has no path"),
+        ("", "it has no path"),
+        ("tar:/a.tar.xz", "does not end in .tar"),
+    ],
+)
+def test_other_sources_are_refused(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Source.parse(text)
