@@ -8,6 +8,7 @@ from types import ModuleType
 
 import fuzz_control
 import fuzz_files
+import fuzz_import
 import fuzz_slurm
 import fuzz_vhpcd
 import pytest
@@ -18,6 +19,7 @@ CORPUS = Path(fuzz_files.__file__).parent / "corpus"
 TARGETS: dict[str, ModuleType] = {
     "control": fuzz_control,
     "files": fuzz_files,
+    "import": fuzz_import,
     "slurm": fuzz_slurm,
     "vhpcd": fuzz_vhpcd,
 }

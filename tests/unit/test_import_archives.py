@@ -277,7 +277,8 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, data: bytes) -> None:
     [
         ([], "no valid 'config'"),
         ({"Env": ["NAME"]}, "'NAME', which is not NAME=VALUE"),
-        ({"Env": "A=b"}, "which is not NAME=VALUE|no valid list"),
+        ({"Env": "A=b"}, "no valid 'Env'"),
+        ({"Env": 1}, "no valid 'Env'"),
     ],
 )
 def test_a_bad_configuration_is_refused(configuration: Any, says: str) -> None:

@@ -223,7 +223,7 @@ def read_fetched(files: Files) -> Container:
     with files.open("manifest.json") as file:
         raw = file.read(JSON_MAX + 1)
     manifest = _parsed(raw, "manifest.json", dict)
-    if manifest.get("mediaType", MANIFEST_TYPE) not in MANIFEST_TYPES:
+    if str(manifest.get("mediaType", MANIFEST_TYPE)) not in MANIFEST_TYPES:
         raise RefusedError(f"its manifest is of the unknown type {str(manifest['mediaType'])[:100]!r}")
     return _container(files, manifest, f"sha256:{hashlib.sha256(raw).hexdigest()}", _hex)
 
@@ -283,9 +283,9 @@ def _manifests(files: Files, index: dict[str, Any], depth: int) -> Iterator[dict
         platform = entry.get("platform")
         if isinstance(platform, dict) and (platform.get("architecture"), platform.get("os")) != PLATFORM:
             continue
-        if entry.get("mediaType") in MANIFEST_TYPES:
+        if str(entry.get("mediaType")) in MANIFEST_TYPES:
             yield entry
-        elif entry.get("mediaType") in INDEX_TYPES:
+        elif str(entry.get("mediaType")) in INDEX_TYPES:
             if depth == 0:
                 raise RefusedError("it has indexes in indexes in indexes")
             for inner in _manifests(files, _described(files, entry, "an index", _blob), depth - 1):
@@ -300,9 +300,9 @@ def _annotations(entry: dict[str, Any]) -> dict[str, Any]:
 def _layer(entry: Any, diff_id: str, place: Callable[[str], str]) -> Layer:
     if not isinstance(entry, dict) or not DIGEST.match(str(entry.get("digest"))):
         raise RefusedError("a layer has no sha256 digest")
-    kind, size = entry.get("mediaType"), entry.get("size")
+    kind, size = str(entry.get("mediaType")), entry.get("size")
     if kind not in LAYER_TYPES:
-        raise RefusedError(f"a layer is of the unknown type {str(kind)[:100]!r}")
+        raise RefusedError(f"a layer is of the unknown type {kind[:100]!r}")
     if not isinstance(size, int):
         raise RefusedError("a layer has no size")
     return Layer(place(entry["digest"]), LAYER_TYPES[kind], diff_id, entry["digest"], size)

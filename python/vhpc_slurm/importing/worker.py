@@ -205,7 +205,10 @@ def process_of(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(wanted, dict):
         raise RefusedError("its configuration has no valid 'config'")
     environment = {}
-    for text in wanted.get("Env") or ():
+    listed = wanted.get("Env") or []
+    if not isinstance(listed, list):
+        raise RefusedError("its configuration has no valid 'Env'")
+    for text in listed:
         name, equals, value = str(text).partition("=")
         if not equals:
             raise RefusedError(f"its environment has {str(text)[:80]!r}, which is not NAME=VALUE")

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuzz what reads containers: tars of layers, and the JSON of archives.
+
+The first line of an input names the reader, the rest is its data. A reader may refuse its
+data by RefusedError; what it accepts must become a tar in which each path stands once and
+inside of the root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from rig import InternalError, fuzz
+
+from vhpc_slurm.importing import archives, rootfs, worker
+from vhpc_slurm.importing.layers import Budget, apply, unpack
+from vhpc_slurm.importing.tree import RefusedError, Tree
+
+_folder = tempfile.TemporaryDirectory(prefix="vhpc-fuzz-")
+_HERE = Path(_folder.name)
+LIMIT = 1 << 20
+MAGIC, CHECKSUM = slice(257, 262), slice(148, 156)
+
+
+def with_checksums(data: bytes) -> bytes:
+    """The data with correct checksums in what looks like a header, so that more of it is read."""
+    blocks = [bytearray(data[at : at + 512]) for at in range(0, len(data), 512)]
+    for block in blocks:
+        if len(block) == 512 and block[MAGIC] == b"ustar":
+            block[CHECKSUM] = b" " * 8
+            block[CHECKSUM] = b"%06o\0 " % sum(block)
+    return b"".join(blocks)
+
+
+def _layers(raw: bytes) -> None:
+    """Two layers, halves of the data."""
+    half = len(raw) // 1024 * 512
+    tree, paths = Tree(1000), []
+    for number, part in enumerate((raw[:half], raw[half:])):
+        path = _HERE / f"layer-{number}"
+        path.write_bytes(with_checksums(part))
+        apply(tree, number, path)
+        paths.append(path)
+    out = io.BytesIO()
+    if sum(node.content.size for _, node in tree.walk() if node.content) > LIMIT:
+        return
+    rootfs.write_tar(tree, paths, out)
+    out.seek(0)
+    with tarfile.open(fileobj=out, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+        names = [info.name.removeprefix("./") for info in archive]
+    if len(names) != len(set(names)):
+        raise InternalError("a path stands twice in the tar")
+    if any(name.startswith("/") or ".." in name.split("/") for name in names):
+        raise InternalError("a path leads out of the root")
+    if len([name for name in names if name]) != len(list(tree.walk())):
+        raise InternalError("the tar has other paths than the tree")
+
+
+def _compressed(compression: str) -> Callable[[bytes], None]:
+    def read(raw: bytes) -> None:
+        path = _HERE / "unpacked"
+        path.unlink(missing_ok=True)
+        unpack(io.BytesIO(raw), compression, path, Budget(LIMIT))
+        if path.stat().st_size > LIMIT:
+            raise InternalError("more than the limit was unpacked")
+
+    return read
+
+
+class Lines:
+    """Files that are lines: the first one has any name, blobs are found by their digests."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._lines = raw.split(b"\n")
+
+    def open(self, path: str) -> IO[bytes]:
+        wanted = path.rpartition("/")[2]
+        for line in self._lines:
+            if hashlib.sha256(line).hexdigest() == wanted:
+                return io.BytesIO(line)
+        if path not in {"index.json", "manifest.json"}:
+            raise RefusedError(f"it has no file {path}")
+        return io.BytesIO(self._lines[0])
+
+
+def _document(read: Callable[[archives.Files, str], archives.Container]) -> Callable[[bytes], None]:
+    def check(raw: bytes) -> None:
+        container = read(Lines(raw), "")
+        worker.process_of(container.config)
+        if any(".." in layer.path for layer in container.layers if layer.digest):
+            raise InternalError("a layer leads out of the layout")
+
+    return check
+
+
+def _configuration(raw: bytes) -> None:
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(config, dict):
+        worker.process_of(config)
+
+
+READERS: dict[bytes, Callable[[bytes], None]] = {
+    b"layers": _layers,
+    b"gzip": _compressed("gzip"),
+    b"layout": _document(archives.read_layout),
+    b"docker": _document(archives.read_docker),
+    b"fetched": _document(lambda files, _: archives.read_fetched(files)),
+    b"configuration": _configuration,
+}
+
+
+def one_input(data: bytes) -> None:
+    """Give the data to its reader."""
+    name, _, raw = data.partition(b"\n")
+    reader = READERS.get(name)
+    if reader is not None:
+        with contextlib.suppress(RefusedError):
+            reader(raw)
+
+
+if __name__ == "__main__":
+    fuzz(one_input)
