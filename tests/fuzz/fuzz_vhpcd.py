@@ -26,8 +26,9 @@ import msgspec
 from controller_lab import manifest, publish
 from rig import InternalError, fuzz
 
-from vhpc_slurm.config import Config, Images
+from vhpc_slurm.config import Config
 from vhpc_slurm.config.fabric import Fabric
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.admission import Peer, PeerGroup
 from vhpc_slurm.controller.api.authority import Origin

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.catalog import Owner, own_folder, resolve_for
-from vhpc_slurm.config import Images
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageRef
 

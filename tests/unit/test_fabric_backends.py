@@ -31,7 +31,8 @@ from fabric_lab import (
 )
 from key_fabric import an_assignment
 
-from vhpc_slurm.config import Config, Images
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.assembly import assemble

@@ -16,7 +16,7 @@ from site_catalog import publish, whole
 from vhpc_slurm.catalog import edit, read_manifest, resolve
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.catalog.manifest import Manifest
-from vhpc_slurm.config import Images
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import imports
 from vhpc_slurm.importing.imports import Imported, import_image

@@ -25,8 +25,9 @@ from controller_lab import (
 )
 
 from vhpc_slurm.cli.settings import toml
-from vhpc_slurm.config import Config, Controller, Images, load
+from vhpc_slurm.config import Config, Controller, load
 from vhpc_slurm.config.fabric import Fabric
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.munge import Munge

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vhpc_slurm.catalog.folder import NAME_SIZE, identity, resolve
 from vhpc_slurm.catalog.manifest import LIMIT_1
-from vhpc_slurm.config import Images
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import DIGEST, ImageIdentity, ImageRef
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm.cli import context, output
-from vhpc_slurm.cli.checks import CheckResult, Level, boottime, error, fabric, ok, services, slurm
+from vhpc_slurm.cli.checks import CheckResult, Level, boottime, error, fabric, images, ok, services, slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.node.store.layout import Layout
@@ -83,7 +83,11 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
     if is_controller or fabric.applies(config):
         yield from fabric.check(config, root=root)
     if is_controller or is_node:
-        yield services.catalogue(config)
+        yield images.catalogue(config)
+    if is_controller:
+        yield from images.import_kernel(config)
+    if not (is_controller or is_node):
+        yield from images.import_tools(config)
     if is_node:
         yield from _node(config, node, own, root=root)
     roles = [name for name, it_is in (("controller", is_controller), ("compute node", is_node)) if it_is]

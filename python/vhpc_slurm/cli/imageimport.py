@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from vhpc_slurm.cli import output
-from vhpc_slurm.config import Images
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.importing.imports import import_image
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageRef

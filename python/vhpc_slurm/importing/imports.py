@@ -16,7 +16,7 @@ from vhpc_slurm.catalog.changes import staging
 from vhpc_slurm.catalog.folder import read_manifest
 from vhpc_slurm.catalog.manifest import Manifest, Process
 from vhpc_slurm.catalog.publish import copy_blob, digest_of, prepare, publish
-from vhpc_slurm.config import Images
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import fetch
 from vhpc_slurm.importing.sandbox import run_worker

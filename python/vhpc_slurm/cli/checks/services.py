@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services that every host uses: munge, vhpcd, the image catalogue."""
+"""Services that every host uses: munge and vhpcd."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vhpc_slurm import __version__
-from vhpc_slurm.catalog import list_images
 from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.leases.ssh_keys import PROGRAM as SSH_KEYGEN
@@ -186,25 +185,3 @@ def _alarms(alarms: Sequence[AlarmWire], now: float) -> Iterator[CheckResult]:
             f"{same[-1].job_id} {(now - same[-1].time) / 3600:.1f} h ago: {what}",
             "see hooks.log and vhpc plan on the node; this result disappears a week after the last refusal",
         )
-
-
-def catalogue(config: Config) -> CheckResult:
-    """Whether the catalogue is readable here and has images."""
-    path = Path(config.images.catalog)
-    if not path.is_dir():
-        return error(
-            "catalogue",
-            f"{path} does not exist",
-            "mount the catalogue, or correct images.catalog in vhpc.toml",
-        )
-    try:
-        images = list_images(path)
-    except (VhpcError, OSError) as err:
-        return error("catalogue", f"{path} cannot be read: {err}", "make it readable on every node")
-    if not images:
-        return warn("catalogue", f"{path} has no images", "publish one: docs/image-format.md")
-    broken = [entry for entry in images if entry.identity is None]
-    if broken:
-        more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
-        return warn("catalogue", f"{broken[0].problem}{more}", "publish it again, or remove its name")
-    return ok("catalogue", f"{path} has {len(images)} images")

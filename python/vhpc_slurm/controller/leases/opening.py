@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vhpc_slurm.catalog import Owner, resolve_for
-from vhpc_slurm.config import Config, Images
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.leases import rules, segments
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Ended

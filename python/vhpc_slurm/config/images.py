@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table [images] of vhpc.toml: every key of it, its meaning and its default."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from vhpc_slurm.config.setting import documented
+
+
+class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Image catalogue and node store."""
+
+    catalog: Annotated[
+        str, documented("catalogue folder: names, manifests, blobs; readable by vhpcd and by nodes")
+    ] = "/var/lib/vhpc/catalog"
+    user_catalog: Annotated[
+        str,
+        documented(
+            "catalogue folder of each user, with {user} in place of the user's name, like "
+            '"/home/{user}/.vhpc/catalog"; it must belong to the user, and vhpcd must be able to read its '
+            "names and manifests. Empty: jobs get images of the site only",
+            pattern=r"^(/.*\{user\}.*)?$",
+        ),
+    ] = ""
+    store: Annotated[str, documented("verified copies on a node, by digest")] = "/var/lib/vhpc/images"
+    import_kernel: Annotated[
+        str,
+        documented(
+            "image of the site whose kernel boots what `vhpc image import` imports, like debian-minimal. "
+            "Empty: users name one with --kernel"
+        ),
+    ] = ""
+    import_max_mib: Annotated[
+        int, documented("largest size of an import, in MiB, when it is unpacked", ge=1, le=1 << 24)
+    ] = 65536
+    import_max_files: Annotated[int, documented("largest number of files in an import", ge=1, le=1 << 26)] = (
+        2_000_000
+    )
+    import_timeout_s: Annotated[int, documented("deadline of an import", ge=1, le=86400)] = 3600

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc doctor: what it says about images, and about hosts where users import them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from doctor_rig import executable
+from site_catalog import publish
+
+from vhpc_slurm.cli.checks import Level, images
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.images import Images
+
+
+def config(catalog: Path, kernel: str = "base") -> Config:
+    return Config(images=Images(catalog=str(catalog), import_kernel=kernel))
+
+
+def test_the_kernel_of_imports_must_be_there(tmp_path: Path) -> None:
+    assert list(images.import_kernel(config(tmp_path, ""))) == []
+    publish(tmp_path, "base", b"root")
+    (found,) = images.import_kernel(config(tmp_path))
+    assert (found.level, found.what) == (Level.OK, "imports get the kernel of base:latest")
+    (found,) = images.import_kernel(config(tmp_path, "bose"))
+    assert found.level is Level.ERROR
+    assert found.what.startswith("image bose:latest is unknown (did you mean base:latest?")
+    (found,) = images.import_kernel(config(tmp_path, "../x"))
+    assert found.level is Level.ERROR
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("zstd", "skopeo"):
+        executable(folder / name, "true")
+    executable(folder / "mkfs.erofs", "echo ' --tar=X  generate a full image from a tarball'")
+    executable(folder / "bwrap", "echo works")
+    monkeypatch.setattr(images, "SEARCH", f"{folder}:/bin")
+    monkeypatch.setattr("shutil.which", lambda name, path: (folder / name).exists() or None)
+    return folder
+
+
+def test_a_host_can_import_or_says_what_is_missing(tmp_path: Path, tools: Path) -> None:
+    def found() -> tuple[Level, str]:
+        (one,) = images.import_tools(config(tmp_path))
+        return one.level, one.what + " " + one.hint
+
+    assert list(images.import_tools(config(tmp_path, ""))) == []
+    assert found() == (Level.OK, "users can import images here ")
+    # what mkfs.erofs 1.5 prints
+    executable(tools / "mkfs.erofs", "echo 'usage: [options] FILE DIRECTORY' >&2; exit 1")
+    assert found()[0] is Level.WARN
+    assert "mkfs.erofs does not read tars" in found()[1]
+    executable(tools / "mkfs.erofs", "echo --tar=X")
+    executable(tools / "bwrap", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
+    assert "bwrap does not work" in found()[1]
+    (tools / "skopeo").unlink()
+    (tools / "bwrap").unlink()
+    assert "bubblewrap skopeo is missing apt install bubblewrap skopeo" in found()[1]
+
+
+def test_a_catalogue_says_what_is_broken(tmp_path: Path) -> None:
+    assert images.catalogue(config(tmp_path / "none")).level is Level.ERROR
+    assert "has no images" in images.catalogue(config(tmp_path)).what
+    publish(tmp_path, "base", b"root")
+    assert images.catalogue(config(tmp_path)).what == f"{tmp_path} has 1 images"
+    (tmp_path / "names/base/latest").write_text(json.dumps("x"))
+    assert "its name file has no digest" in images.catalogue(config(tmp_path)).what
