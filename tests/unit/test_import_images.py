@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,18 @@ def test_an_image_of_a_registry_is_fetched_and_named(site: Site, monkeypatch: py
     assert manifest.provenance.source == "docker://host/a:1"
 
 
+def test_a_new_catalogue_is_readable_for_vhpcd(site: Site) -> None:
+    before = os.umask(0o077)
+    try:
+        site.own = site.own / "deep/catalog"
+        site.run()
+    finally:
+        os.umask(before)
+    for path in (*site.own.rglob("*"), site.own, site.own.parent):
+        if path.name != ".lock":
+            assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
+
+
 def test_equal_sources_give_one_digest(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     first = site.run()
     monkeypatch.setattr("time.gmtime", lambda: (2030, 1, 1, 0, 0, 0, 0, 1, 0))
@@ -122,6 +135,7 @@ def test_equal_sources_give_one_digest(site: Site, monkeypatch: pytest.MonkeyPat
         ({"name": f"mine@{DIGEST}"}, "cannot be a new name"),
         ({"images": Images(catalog="/nonexistent")}, "the site has not chosen a kernel"),
         ({"kernel": "none"}, "image none:latest is unknown"),
+        ({"kernel": "own/base"}, "kernels are those of the site's images"),
         ({"source": "/nonexistent/c.tar"}, "/nonexistent/c.tar does not exist"),
     ],
 )

@@ -37,10 +37,10 @@ def prepare(catalog: Path) -> None:
         UserError: they cannot be made.
     """
     with changing(catalog):
-        catalog.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _make(catalog)
     with locked(catalog), changing(catalog):
         for name in FOLDERS:
-            (catalog / name).mkdir(mode=0o755, parents=True, exist_ok=True)
+            _make(catalog / name)
 
 
 def digest_of(path: Path) -> Blob:
@@ -95,7 +95,7 @@ def publish(catalog: Path, ref: ImageRef, manifest: dict[str, Any], new: dict[st
             return Published(before[0], changed=False)
         _place(catalog / "manifests/sha256" / f"{digest.removeprefix('sha256:')}.json", raw)
         pointer = name_file(catalog, ref)
-        pointer.parent.mkdir(mode=0o755, exist_ok=True)
+        _make(pointer.parent)
         _place(pointer, f"{digest}\n".encode())
     return Published(digest, changed=True)
 
@@ -117,6 +117,14 @@ def copy_blob(source: Path, catalog: Path, blob: Blob, target: Path) -> bool:
             raise UserError("the image with the kernel is broken", why, "publish it again") from None
         return True
     return False
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it that are missing, readable for all, whatever the umask is."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(exist_ok=True)
+            path.chmod(0o755)
 
 
 def _place(path: Path, data: bytes) -> None:

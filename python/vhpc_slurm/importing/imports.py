@@ -132,7 +132,14 @@ def _base(images: Images, kernel: str) -> tuple[ImageIdentity, Manifest]:
             "choose an image of the site whose kernel you want: --kernel NAME",
         )
     site = Path(images.catalog)
-    image = resolve(site, ImageRef.parse(name))
+    ref = ImageRef.parse(name)
+    if ref.own:
+        raise UserError(
+            f"the image {ref} cannot give a kernel",
+            "kernels are those of the site's images",
+            "see: vhpc image ls",
+        )
+    image = resolve(site, ref)
     manifest = read_manifest(site, image.digest, str(image.ref))
     if not isinstance(manifest, Manifest):
         raise UserError(
