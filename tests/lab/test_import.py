@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,24 @@ def test_a_folder_and_a_tar_of_it_run_jobs(lab: Lab, home: str) -> None:
         lines = job.output().splitlines()
         assert lines[0] == owner
         assert lines[1] != kernel
+
+
+def test_a_shell_in_a_container_is_one_command(lab: Lab, home: str) -> None:
+    typed = "echo $GREETING; hostname; exit 7\n"
+    for word in ("now", "already"):
+        command = ["vhpc", "shell", "docker-archive:./box.tar", "-w", "n1", "-n1"]
+        done = lab.run("login", *command, user="alice", stdin=typed, check=False, timeout=300)
+        assert done.code == 7, done
+        for said in ("hello from the image", "n1"):
+            assert re.search(rf"(^|[$#] ){said}$", done.out, re.M), done.out
+        assert re.search(
+            rf"^vhpc: docker-archive:/home/alice/box.tar is own/box.tar-[0-9a-f]{{8}}:latest {word}$",
+            done.err,
+            re.M,
+        )
+    unknown = lab.run("login", "vhpc", "shell", "debian-minimum", user="alice", check=False)
+    assert unknown.code != 0
+    assert "image debian-minimum:latest is unknown" in unknown.err
 
 
 def test_a_bad_import_says_why_and_leaves_nothing(lab: Lab, home: str) -> None:

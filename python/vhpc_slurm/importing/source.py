@@ -61,6 +61,12 @@ class Source:
         return cls(kind, Path(rest).absolute(), name, _compression(rest) if kind == "tar" else "")
 
 
+def is_source(text: str) -> bool:
+    """Whether a text is ``docker://NAME`` or ``KIND:PATH``; names of images have no slash after a colon."""
+    kind, _, rest = text.partition(":")
+    return text.startswith(REGISTRY) or (kind in KINDS and "/" in rest)
+
+
 def _compression(path: str) -> str:
     for suffix, compression in TAR_SUFFIXES.items():
         if path.endswith(suffix):

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc shell: what it asks srun for, and when it imports first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vhpc_slurm.cli import shell
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.images import Images
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.importing.imports import Imported
+from vhpc_slurm.importing.source import Source, is_source
+from vhpc_slurm.model import IMAGE_NAME
+
+
+class ReplacedError(Exception):
+    """Stands for the program that replaces this process; has its arguments."""
+
+
+@pytest.fixture(autouse=True)
+def _srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(_file: str, argv: list[str]) -> None:
+        raise ReplacedError(argv)
+
+    monkeypatch.setattr("os.execvp", replace)
+
+
+def asked(what: str, *options: str, config: Config | None = None) -> list[str]:
+    with pytest.raises(ReplacedError) as caught:
+        shell.run(config or Config(), what, options)
+    argv: list[str] = caught.value.args[0]
+    return argv
+
+
+def test_an_image_is_given_to_srun() -> None:
+    argv = asked("own/mine:v2", "-c", "4", "--vhpc-network=nat")
+    assert argv[:6] == ["srun", "--pty", "--vhpc-image=own/mine:v2", "-c", "4", "--vhpc-network=nat"]
+    assert argv[6:8] == ["/bin/sh", "-c"]
+
+
+def test_a_container_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    digest = f"sha256:{'12' * 32}"
+
+    def imported(_images: Images, source: Source, target: object, catalog: Path, *_: object) -> Imported:
+        seen.extend((str(source), str(target), str(catalog)))
+        return Imported(str(target), digest, "", changed=True, special=0, size=1)
+
+    monkeypatch.setattr(shell, "import_image", imported)
+    config = Config(images=Images(user_catalog="/scratch/{user}/images"))
+    argv = asked("docker://debian:13", config=config)
+    name = f"own/{shell.name_for(Source.parse('docker://debian:13'))}:latest"
+    assert seen == ["docker://debian:13", name, "/scratch/root/images"]
+    assert argv[2] == f"--vhpc-image={name}@{digest}"
+    with pytest.raises(UserError, match="images of users' own are not used"):
+        shell.run(Config(), "docker://debian:13", ())
+
+
+def test_names_are_readable_and_differ() -> None:
+    sources = [
+        "docker://debian:13",
+        "docker://Debian-13",
+        "oci:/a/b:x",
+        "oci:/c/b:x",
+        "docker-archive:/" + "x" * 300,
+    ]
+    names = [shell.name_for(Source.parse(text)) for text in sources]
+    assert len(set(names)) == len(names)
+    assert all(IMAGE_NAME.match(name) for name in names)
+    assert names[0].startswith("debian-13-")
+    assert names[2].startswith("b-x-")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("docker://x", True), ("oci:/a", True), ("docker-archive:./a.tar:x", True), ("dir:/a", True),
+        ("debian-minimal", False), ("oci:latest", False), ("own/oci:v1", False), ("tar:v1", False),
+    ],
+)  # fmt: skip
+def test_images_and_sources_are_told_apart(text: str, *, expected: bool) -> None:
+    assert is_source(text) is expected
+
+
+def test_without_srun_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("os.execvp", missing)
+    with pytest.raises(UserError, match="cannot start srun: No such file"):
+        shell.run(Config(), "x", ())
