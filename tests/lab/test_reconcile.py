@@ -42,7 +42,7 @@ journal.acquire(kinds.RUN_DIR, "rundir", path=str(folder))
 folder.mkdir(mode=0o711, parents=True)
 host = inventory.read_inventory("n1", config)
 account = accounts.account(2001)
-folders, devices = shares.of_job(config, account, request.work_dir), assignment.handed_out(layout)
+folders, devices = shares.of_job(config, account, request), assignment.handed_out(layout)
 plan = plans.make(layout, plans.of_lease(lease, host, folders, NOTHING, devices))  # whatever others hold
 recorder = timeline.Recorder(layout.timeline(generation), generation, "n1")
 with libvirtd.connect(config.guests.libvirt_uri, 60) as hypervisor:

@@ -16,7 +16,7 @@ FLOORS = (
     {"hooks", "bench"},
     {"reconcile"},
     {"controller", "node"},
-    {"fabric", "slurm", "placement", "domain", "importing"},
+    {"fabric", "slurm", "placement", "domain", "importing", "policy"},
     {"config", "catalog", "model", "hardware", "cpulist", "munge"},
     {"errors"},
     {"terminal", "files"},

@@ -11,22 +11,25 @@ from __future__ import annotations
 
 from vhpc_slurm.catalog.folder import (
     CatalogEntry,
+    Signed,
     blob_path,
     blobs,
     list_images,
     load_manifest,
     read_manifest,
+    read_signed,
     refs,
     resolve,
     verify_blob,
 )
 from vhpc_slurm.catalog.manifest import Manifest, decode_manifest
-from vhpc_slurm.catalog.own import Owner, own_folder, resolve_for
+from vhpc_slurm.catalog.own import Owner, own_folder, read_signed_for, resolve_for
 
 __all__ = [
     "CatalogEntry",
     "Manifest",
     "Owner",
+    "Signed",
     "blob_path",
     "blobs",
     "decode_manifest",
@@ -34,6 +37,8 @@ __all__ = [
     "load_manifest",
     "own_folder",
     "read_manifest",
+    "read_signed",
+    "read_signed_for",
     "refs",
     "resolve",
     "resolve_for",

@@ -73,6 +73,23 @@ def staging(catalog: Path) -> Iterator[Path]:
         os.close(fd)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, readable for all, whatever the umask is."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(exist_ok=True)
+            path.chmod(0o755)
+
+
+def place(path: Path, data: bytes) -> None:
+    """Write a file of the catalogue so that readers see the old or the new one; raises OSError."""
+    # .new-: what readers and collect know as a file that is being written
+    new = path.with_name(f".new-{path.name}")
+    files.write_beside(path, new, data, 0o644)
+    new.replace(path)
+    files.sync_folder(path.parent)
+
+
 def left_folders(catalog: Path) -> list[Path]:
     """Folders of ``staging`` whose process was killed."""
     return [path for path in sorted(catalog.glob(f"{STAGING}*")) if _is_left(path)]

@@ -18,8 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm import files
-from vhpc_slurm.catalog.changes import changing, left_folders, locked
-from vhpc_slurm.catalog.folder import blobs, load_manifest, name_file, pointed_digest, refs, resolve
+from vhpc_slurm.catalog.changes import changing, left_folders, locked, make_folder, place
+from vhpc_slurm.catalog.folder import (
+    SIGNATURES_SIZE,
+    blobs,
+    load_manifest,
+    name_file,
+    pointed_digest,
+    read_signed,
+    refs,
+    resolve,
+    signatures_file,
+)
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
@@ -33,7 +43,7 @@ UNFINISHED_FILE = re.compile(r"\.new-")
 class Removal:
     """What ``collect`` deletes, or would delete; size in bytes.
 
-    ``kind`` is manifest, blob, or file (an unfinished one of a killed publisher).
+    ``kind`` is manifest, blob, signature, or file (an unfinished one of a killed publisher).
     """
 
     kind: str
@@ -70,12 +80,8 @@ def tag(catalog: Path, source: ImageRef, target: ImageRef) -> ImageIdentity:
         image = resolve(catalog, source)
         path = name_file(catalog, target)
         with changing(catalog):
-            path.parent.mkdir(mode=0o755, exist_ok=True)
-            # .new-: what readers and collect know as a file that is being written
-            new = path.with_name(f".new-{target.tag}")
-            files.write_beside(path, new, f"{image.digest}\n".encode(), 0o644)
-            new.replace(path)
-            files.sync_folder(path.parent)
+            make_folder(path.parent)
+            place(path, f"{image.digest}\n".encode())
     return ImageIdentity(target, image.digest, image.manifest)
 
 
@@ -100,6 +106,30 @@ def remove(catalog: Path, ref: ImageRef) -> str:
         with contextlib.suppress(OSError):
             path.parent.rmdir()  # unless it has other tags
     return digest
+
+
+def add_signature(catalog: Path, image: ImageIdentity, signature: bytes) -> bool:
+    """Add a signature of an image's manifest; False if the catalogue has it.
+
+    Raises:
+        UserError: the catalogue cannot be changed, or the image has as many signatures as are read.
+        FabricError: the catalogue cannot be read.
+    """
+    with locked(catalog):
+        before = read_signed(catalog, image).signatures
+        if signature in before:
+            return False
+        if len(before) + len(signature) > SIGNATURES_SIZE:
+            raise UserError(
+                f"image {image.ref} has too many signatures",
+                f"they may have {SIGNATURES_SIZE} bytes together",
+                "ask the catalogue's owner to remove some",
+            )
+        path = signatures_file(catalog, image.digest)
+        with changing(catalog):
+            make_folder(path.parent)
+            place(path, before + signature)
+    return True
 
 
 def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collection:
@@ -133,7 +163,10 @@ def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collectio
         if not broken:
             unused = (path for path in _files(catalog / "blobs/sha256", BLOB_FILE) if path.name not in needed)
             removed += [_delete("blob", path, dry_run=dry_run) for path in unused]
-        for folder in (catalog / "manifests/sha256", catalog / "blobs/sha256", *_name_folders(catalog)):
+        gone = {item.name for item in removed if item.kind == "manifest"}
+        removed += _delete_signatures(catalog, gone, dry_run=dry_run)
+        fixed = [catalog / name for name in ("manifests/sha256", "blobs/sha256", "signatures/sha256")]
+        for folder in (*fixed, *_name_folders(catalog)):
             removed += [_delete("file", path, dry_run=dry_run) for path in _files(folder, UNFINISHED_FILE)]
         removed += [_delete_folder(path, dry_run=dry_run) for path in left_folders(catalog)]
     return Collection(tuple(removed), tuple(waiting), tuple(broken))
@@ -180,6 +213,13 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     except FileNotFoundError:
         return []
     return sorted(path for path in found if stat.S_ISREG(path.lstat().st_mode))
+
+
+def _delete_signatures(catalog: Path, gone: set[str], *, dry_run: bool) -> list[Removal]:
+    """Delete the signatures of manifests that do not exist, or are in ``gone``."""
+    manifests = {path.stem for path in _files(catalog / "manifests/sha256", MANIFEST_FILE)} - gone
+    found = _files(catalog / "signatures/sha256", BLOB_FILE)
+    return [_delete("signature", path, dry_run=dry_run) for path in found if path.name not in manifests]
 
 
 def _delete_folder(path: Path, *, dry_run: bool) -> Removal:

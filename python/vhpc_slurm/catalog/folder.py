@@ -28,6 +28,8 @@ CHUNK = 1 << 20
 NEAR_NAMES = 3
 NAME_SIZE = 80
 """Maximum bytes of a name's file, which has a digest and a line feed."""
+SIGNATURES_SIZE = 64 << 10
+"""Maximum bytes of the signatures of a manifest; what is beyond is not read."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,14 @@ class CatalogEntry:
     ref: ImageRef
     identity: ImageIdentity | None
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class Signed:
+    """The bytes of a manifest, and its signatures in the text form of OpenSSH, one after the other."""
+
+    manifest: bytes
+    signatures: bytes
 
 
 def resolve(catalog: Path, ref: ImageRef) -> ImageIdentity:
@@ -123,6 +133,30 @@ def read_manifest(catalog: Path, digest: str, image: str = "") -> Manifest | Ima
         return decode_whole(raw)
     except ValueError as err:
         raise _unusable(image or digest, err) from err
+
+
+def read_signed(catalog: Path, image: ImageIdentity) -> Signed:
+    """The manifest of an image and its signatures.
+
+    Raises:
+        UserError: the manifest does not exist, or does not match the image's digest.
+        FabricError: the catalogue cannot be read.
+    """
+    raw = _read(catalog, image.digest, str(image.ref))
+    _check_digest(image.digest, raw, str(image.ref))
+    try:
+        with _open(signatures_file(catalog, image.digest)) as file:
+            signatures = file.read(SIGNATURES_SIZE) if _is_regular(file) else b""
+    except FileNotFoundError:
+        signatures = b""
+    except OSError as err:
+        raise FabricError(f"cannot read the image catalogue {catalog}", str(err)) from err
+    return Signed(raw, signatures)
+
+
+def signatures_file(catalog: Path, digest: str) -> Path:
+    """Path of the file with the signatures of the manifest with a digest."""
+    return catalog / "signatures" / "sha256" / digest.removeprefix("sha256:")
 
 
 def _decoded(raw: bytes, image: str) -> ImageManifest:

@@ -17,7 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vhpc_slurm.catalog.folder import NAME_SIZE, identity, resolve
+from vhpc_slurm.catalog.folder import (
+    NAME_SIZE,
+    SIGNATURES_SIZE,
+    Signed,
+    identity,
+    read_signed,
+    resolve,
+    signatures_file,
+)
 from vhpc_slurm.catalog.manifest import LIMIT_1
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
@@ -32,6 +40,10 @@ class Owner:
 
     name: str
     uid: int
+
+
+class NotThereError(UserError):
+    """A file of the catalogue does not exist."""
 
 
 def resolve_for(images: Images, ref: ImageRef, owner: Owner) -> ImageIdentity:
@@ -80,9 +92,28 @@ def resolve_own(folder: Path, ref: ImageRef, owner: Owner) -> ImageIdentity:
             digest = raw.decode("ascii", "replace").strip()
         if not DIGEST.match(digest):
             raise UserError(f"image {ref} is broken", "its name file has no digest", "publish it again")
-        path = f"manifests/sha256/{digest.removeprefix('sha256:')}.json"
-        raw = _read(top, folder, path, LIMIT_1 + 1, owner, ref)
+        raw = _read(top, folder, _manifest(digest), LIMIT_1 + 1, owner, ref)
     return identity(ref, digest, raw)
+
+
+def read_signed_for(images: Images, image: ImageIdentity, owner: Owner) -> Signed:
+    """Manifest and signatures of an image that ``resolve_for`` has returned; errors as there."""
+    if not image.ref.own:
+        return read_signed(Path(images.catalog), image)
+    folder = own_folder(images.user_catalog, owner.name)
+    signatures = str(signatures_file(Path(), image.digest))
+    with _opened(folder, owner) as top:
+        raw = _read(top, folder, _manifest(image.digest), LIMIT_1 + 1, owner, image.ref)
+        identity(image.ref, image.digest, raw)  # the bytes match the digest, or UserError
+        try:
+            found = _read(top, folder, signatures, SIGNATURES_SIZE, owner, image.ref)
+        except NotThereError:
+            found = b""
+    return Signed(raw, found)
+
+
+def _manifest(digest: str) -> str:
+    return f"manifests/sha256/{digest.removeprefix('sha256:')}.json"
 
 
 @contextlib.contextmanager
@@ -123,7 +154,7 @@ def _read(top: int, folder: Path, path: str, limit: int, owner: Owner, ref: Imag
         with os.fdopen(fds.pop(), "rb") as file:
             return file.read(limit)
     except FileNotFoundError:
-        raise UserError(
+        raise NotThereError(
             f"image {ref} is unknown", f"{folder / path} does not exist", "see: vhpc image ls --own"
         ) from None
     except OSError as err:

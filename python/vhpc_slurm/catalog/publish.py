@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm import files
-from vhpc_slurm.catalog.changes import changing, locked
+from vhpc_slurm.catalog.changes import changing, locked, make_folder, place
 from vhpc_slurm.catalog.folder import CHUNK, blob_path, name_file, pointed_digest, read_manifest, verify_blob
 from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_whole
 from vhpc_slurm.errors import UserError, VhpcError
@@ -37,10 +37,10 @@ def prepare(catalog: Path) -> None:
         UserError: they cannot be made.
     """
     with changing(catalog):
-        _make(catalog)
+        make_folder(catalog)
     with locked(catalog), changing(catalog):
         for name in FOLDERS:
-            _make(catalog / name)
+            make_folder(catalog / name)
 
 
 def digest_of(path: Path) -> Blob:
@@ -93,10 +93,10 @@ def publish(catalog: Path, ref: ImageRef, manifest: dict[str, Any], new: dict[st
         before = _current(catalog, ref)
         if before is not None and _undated(before[1]) == _undated(decoded):
             return Published(before[0], changed=False)
-        _place(catalog / "manifests/sha256" / f"{digest.removeprefix('sha256:')}.json", raw)
+        place(catalog / "manifests/sha256" / f"{digest.removeprefix('sha256:')}.json", raw)
         pointer = name_file(catalog, ref)
-        _make(pointer.parent)
-        _place(pointer, f"{digest}\n".encode())
+        make_folder(pointer.parent)
+        place(pointer, f"{digest}\n".encode())
     return Published(digest, changed=True)
 
 
@@ -117,21 +117,6 @@ def copy_blob(source: Path, catalog: Path, blob: Blob, target: Path) -> bool:
             raise UserError("the image with the kernel is broken", why, "publish it again") from None
         return True
     return False
-
-
-def _make(folder: Path) -> None:
-    """Make a folder and those above it that are missing, readable for all, whatever the umask is."""
-    for path in (*reversed(folder.parents), folder):
-        if not path.exists():
-            path.mkdir(exist_ok=True)
-            path.chmod(0o755)
-
-
-def _place(path: Path, data: bytes) -> None:
-    new = path.with_name(f".new-{path.name}")
-    files.write_beside(path, new, data, 0o644)
-    new.replace(path)
-    files.sync_folder(path.parent)
 
 
 def _sync(path: Path) -> None:

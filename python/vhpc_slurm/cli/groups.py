@@ -152,15 +152,67 @@ def image_verify(
         list[str] | None,
         typer.Argument(metavar="[[own/]NAME[:TAG][@DIGEST]...]", help="Default: all.", show_default=False),
     ] = None,
+    user: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="USER", help="Also check the policy, for jobs of USER.", show_default=False
+        ),
+    ] = "",
+    partition: Annotated[
+        str, typer.Option("--partition", help="The same for jobs of a partition.", show_default=False)
+    ] = "",
+    account: Annotated[
+        str, typer.Option("--account", help="The same for jobs of an account.", show_default=False)
+    ] = "",
+    qos: Annotated[str, typer.Option("--qos", help="The same for jobs of a QOS.", show_default=False)] = "",
     own: Own = False,
     catalog: Catalog = None,
     as_json: Json = False,
 ) -> int:
-    """Read all bytes of images and compare them with their digests; exit 1 if an image is broken."""
+    """Compare all bytes of images with their digests, and show who has signed them.
+
+    With --for, --partition, --account or --qos, images are also compared with the policy. The exit
+    status is 1 if an image is broken or not permitted.
+    """
+    from vhpc_slurm.cli import context, imageedit
+    from vhpc_slurm.policy import Subject
+
+    config = options.config()
+    where = options.catalog(config, catalog, *(names or ()), own=own)
+    subject = None
+    if user or partition or account or qos:
+        subject = Subject(user or context.user_name(), partition, account, qos)
+    return imageedit.verify(config, where, names or (), subject, own=own, as_json=as_json)
+
+
+@image_app.command("sign")
+def image_sign(
+    name: ImageArgument,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="Private key, or the public key of one in the ssh-agent; ssh-keygen(1) makes the signature.",
+            show_default=False,
+        ),
+    ] = None,
+    signature: Annotated[
+        Path | None,
+        typer.Option(
+            "--signature", metavar="FILE", help="A signature that was made elsewhere.", show_default=False
+        ),
+    ] = None,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Add a signature to an image (owner of the catalogue)."""
+    if (key is None) == (signature is None):
+        raise typer.BadParameter("one of --key and --signature is needed")
     from vhpc_slurm.cli import imageedit
 
-    where = options.catalog(options.config(), catalog, *(names or ()), own=own)
-    return imageedit.verify(where, names or (), as_json=as_json)
+    where = options.catalog(options.config(), catalog, name)
+    return imageedit.sign(where, name, key, signature, as_json=as_json)
 
 
 @image_app.command("gc")

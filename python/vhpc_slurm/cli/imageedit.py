@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vhpc image tag, rm, verify, gc: changes to a catalogue, and checks of all its bytes."""
+"""vhpc image tag, rm, sign, verify, gc: changes to a catalogue, and checks of all its bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.catalog import blobs, edit, refs, resolve, verify_blob
+from vhpc_slurm.catalog import blobs, edit, read_signed, refs, resolve, verify_blob
+from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.cli import output
+from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
+from vhpc_slurm.policy import Subject, applying, check_image, signatures
 
 
 def tag(catalog: Path, source: str, target: str, *, as_json: bool) -> int:
@@ -39,24 +44,92 @@ def rm(catalog: Path, names: Sequence[str], *, as_json: bool) -> int:
     return 0
 
 
-def verify(catalog: Path, names: Sequence[str], *, as_json: bool) -> int:
-    """Check manifest and blobs of images, by default of all; exit status 1 if one is broken."""
-    wanted = [ImageRef.parse(name) for name in names] or list(refs(catalog))
+def verify(
+    config: Config,
+    catalog: Path,
+    names: Sequence[str],
+    subject: Subject | None = None,
+    *,
+    own: bool = False,
+    as_json: bool,
+) -> int:
+    """Check manifest and blobs of images, by default of all, and who has signed them.
+
+    Args:
+        config: has the policy and the signers.
+        catalog: the catalogue; ``own``: it is the user's own.
+        names: images, as the user wrote them.
+        subject: whether the policy permits the images to this one's jobs is checked, too.
+        own: images without a name of ``names`` are the user's own.
+        as_json: print JSON.
+
+    Returns:
+        Exit status: 1 if one is broken or not permitted.
+    """
+    wanted = [ImageRef.parse(name) for name in names]
+    wanted = wanted or [replace(ref, own=own) for ref in refs(catalog)]
+    rule = None if subject is None else applying(config.policy, subject)
     sound: set[tuple[str, int]] = set()
     results: list[dict[str, Any]] = []
     for ref in wanted:
+        row: dict[str, Any] = {"image": str(ref), "digest": None, "signers": None, "problem": None}
+        results.append(row)
         try:
             image = resolve(catalog, ref)
             _verify(catalog, image, sound)
-            results.append({"image": str(ref), "digest": image.digest, "problem": None})
+            row["digest"] = image.digest
+            if config.images.allowed_signers:
+                row["signers"] = signatures.check(config.images, read_signed(catalog, image)).principals
+            if rule is not None:
+                check_image(config, rule, image, partial(read_signed, catalog, image))
         except UserError as err:
-            results.append({"image": str(ref), "digest": None, "problem": err.line()})
+            row["problem"] = err.line()
     if as_json:
         output.write_json(results)
     else:
-        rows = [(row["image"], row["digest"] or "-", row["problem"] or "ok") for row in results]
-        output.write_table(("IMAGE", "DIGEST", "RESULT"), rows)
+        output.write_table(("IMAGE", "DIGEST", "SIGNED BY", "RESULT"), [_result(row) for row in results])
     return int(any(row["problem"] for row in results))
+
+
+def _result(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    return row["image"], row["digest"] or "-", ", ".join(row["signers"] or ()) or "-", row["problem"] or "ok"
+
+
+def sign(catalog: Path, name: str, key: Path | None, signature: Path | None, *, as_json: bool) -> int:
+    """Add a signature to an image: made with a key, or read from a file.
+
+    Raises:
+        UserError: no such image, a key that cannot sign, or a catalogue that cannot be changed.
+    """
+    image = resolve(catalog, ImageRef.parse(name))
+    if key is not None:
+        made = signatures.sign(read_signed(catalog, image).manifest, key)
+    else:
+        assert signature is not None
+        made = _signature(signature)
+    added = edit.add_signature(catalog, image, made)
+    if as_json:
+        output.write_json({"image": str(image.ref), "digest": image.digest, "added": added})
+    else:
+        print(f"{image.ref} {image.digest}{'' if added else ' (it had this signature before)'}")
+    return 0
+
+
+def _signature(path: Path) -> bytes:
+    """The one signature in a file; UserError if there is none."""
+    try:
+        with path.open("rb") as file:
+            found = file.read(SIGNATURES_SIZE)
+    except OSError as err:
+        raise UserError(f"cannot read {path}", err.strerror or str(err)) from err
+    parts = signatures.split(found)
+    if len(parts) != 1:
+        raise UserError(
+            f"{path} is not one signature",
+            "BEGIN SSH SIGNATURE is expected once",
+            f"make it with: ssh-keygen -Y sign -n {signatures.NAMESPACE} -f KEY MANIFEST",
+        )
+    return parts[0]
 
 
 def _verify(catalog: Path, image: ImageIdentity, sound: set[tuple[str, int]]) -> None:

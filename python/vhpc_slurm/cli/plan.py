@@ -35,6 +35,7 @@ from vhpc_slurm.node.store import reservations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import Refusal
 from vhpc_slurm.placement.usage import NOTHING, Usage, fold
+from vhpc_slurm.policy import visible_shares
 
 NO_JOB = planview.NO_JOB
 
@@ -75,7 +76,7 @@ def of_job(config: Config, job_id: int, node: str) -> PlanInput:
             "vhpc plan needs the topology of the node: run it there",
         )
     host = inventory.read_inventory(node, config)
-    found, notes = _shares(config, lease.request.uid, lease.request.work_dir)
+    found, notes = _shares(config, lease.request)
     usage = _usage(config, lease.generation)
     return node_plan.of_lease(lease, host, found, usage, _devices(config), notes)
 
@@ -108,7 +109,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
         vfs=wish.vfs,
         guests_per_node=wish.guests_per_node,
     )
-    found, more = _shares(config, uid, wish.work_dir) if uid else ((), ())
+    found, more = _shares(config, request) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")
     allocation = NodeAllocation(node, cpus, memory, gres)
     return PlanInput(
@@ -198,19 +199,20 @@ def _uid(user: str | None) -> tuple[int, tuple[str, ...]]:
         raise UserError(f"user {user!r} is unknown on this node") from None
 
 
-def _shares(config: Config, uid: int, work_dir: str) -> tuple[tuple[Share, ...], tuple[str, ...]]:
+def _shares(config: Config, request: JobRequest) -> tuple[tuple[Share, ...], tuple[str, ...]]:
     """The shares of this user's guests here, and notes about omitted ones.
 
     The access to a folder is tried with the user's own rights, which only root can assume.
     """
-    account = accounts.account(uid)
+    account, work_dir = accounts.account(request.uid), request.work_dir
+    settings = visible_shares(config, request)
     program, timeout = f"{config.paths.libexec}/vhpc-confine", config.guests.stage_timeout_s
     if not context.is_root() or not os.access(program, os.X_OK):
-        found, notes = shares.wanted(config.shares, account, work_dir)
+        found, notes = shares.wanted(settings, account, work_dir)
         notes.append(f"whether {account.name} may enter them was not checked: that needs root and {program}")
         return tuple(found), tuple(notes)
     real = shares.real_work_dir(work_dir, program, account, timeout)
-    found, notes = shares.wanted(config.shares, account, real)
+    found, notes = shares.wanted(settings, account, real)
     why = {share: shares.attempt(share.path, program, account, timeout).why_not for share in found}
     notes += [f"{share.why} {share.path!r} is not shared: {text}" for share, text in why.items() if text]
     found = [share for share, text in why.items() if not text]

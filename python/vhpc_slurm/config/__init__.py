@@ -19,11 +19,14 @@ import msgspec
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.config.network import Network
+from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.config.setting import documented
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import UNDECODABLE, NodeError
 
 DEFAULT_PATH = Path("/etc/vhpc/vhpc.toml")
+TABLES = (("fabric.subnets", Subnet), ("fabric.subnets.managers", Manager), ("policy", Rule))
+"""Arrays of tables, and the class of each."""
 GPU_BOOT_S = 60
 """Additional boot time for each GPU, in seconds: docs/memory.md."""
 
@@ -331,6 +334,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     devices: Devices = Devices()
     fabric: Fabric = Fabric()
     network: Network = Network()
+    policy: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        """ValueError, which names the rule, when a rule cannot be applied."""
+        names = [rule.name for rule in self.policy]
+        for rule in self.policy:
+            if names.count(rule.name) > 1:
+                raise ValueError(f"several rules of policy have the name {rule.name!r}")
+            if rule.signers and not self.images.allowed_signers:
+                raise ValueError(f"policy rule {rule.name!r} has signers: set images.allowed_signers")
 
 
 def load(path: Path | None = None) -> Config:
@@ -364,6 +377,8 @@ def describe() -> Iterator[tuple[str, str, Any, str]]:
     default = Config()
     for section in Config.__struct_fields__:
         part = getattr(default, section)
+        if isinstance(part, tuple):  # an array of tables
+            continue
         hints = get_type_hints(type(part), include_extras=True)
         for key in part.__struct_fields__:
             meta = next(m for m in get_args(hints[key]) if isinstance(m, msgspec.Meta))
@@ -372,7 +387,7 @@ def describe() -> Iterator[tuple[str, str, Any, str]]:
 
 def describe_tables() -> Iterator[tuple[str, type[msgspec.Struct], str, Any, str]]:
     """Yield (table, its class, key, default, meaning) for arrays of tables; ``NODEFAULT``: no default."""
-    for table, kind in (("fabric.subnets", Subnet), ("fabric.subnets.managers", Manager)):
+    for table, kind in TABLES:
         hints = get_type_hints(kind, include_extras=True)
         for one in msgspec.structs.fields(kind):
             meta = next(m for m in get_args(hints[one.name]) if isinstance(m, msgspec.Meta) and m.description)

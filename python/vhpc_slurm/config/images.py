@@ -25,6 +25,16 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             pattern=r"^(/.*\{user\}.*)?$",
         ),
     ] = ""
+    allowed_signers: Annotated[
+        str,
+        documented(
+            "file of ssh-keygen(1), ALLOWED SIGNERS, with the keys whose signatures of images count, on "
+            "vhpcd's host. Empty: signatures are not checked"
+        ),
+    ] = ""
+    revoked_signers: Annotated[
+        str, documented("file with revoked keys: public keys or a KRL, as for ssh-keygen -r; empty: none")
+    ] = ""
     store: Annotated[str, documented("verified copies on a node, by digest")] = "/var/lib/vhpc/images"
     import_kernel: Annotated[
         str,

@@ -125,7 +125,7 @@ def _boot(job: _Job) -> NodePlan:
     common.check_user(job.env, lease.request.uid)
     account = accounts.account(lease.request.uid)
     with job.recorder.stage("shares"):
-        found = shares.of_job(config, account, lease.request.work_dir)
+        found = shares.of_job(config, account, lease.request)
     with job.recorder.stage("plan"):
         host: HostInventory = inventory.read_inventory(job.env.node, config)
         plan = _reserve(job, host, found)

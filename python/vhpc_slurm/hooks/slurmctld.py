@@ -121,6 +121,8 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         guests_per_node=guests or 1,
         network=network,
         het=job.het,
+        account=job.account,
+        qos=job.qos,
     )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vhpc_slurm.model.image import ImageRef
@@ -65,7 +65,7 @@ class JobRequest:
     """What the user asked for, with the identity Slurm vouches for.
 
     ``network`` is a word of --vhpc-network; None: the site's default.  ``het`` is None for a job that is
-    no component of a heterogeneous job.
+    no component of a heterogeneous job.  ``account`` and ``qos`` are empty where Slurm has none.
     """
 
     job_id: int
@@ -85,6 +85,12 @@ class JobRequest:
     guests_per_node: int = 1
     network: str | None = None
     het: HetPlace | None = None
+    account: str = ""
+    qos: str = ""
+
+    def fixed(self) -> JobRequest:
+        """The request without what operators and users may change while the job runs."""
+        return replace(self, job_name="", partition="", account="", qos="")
 
 
 @dataclass(frozen=True)

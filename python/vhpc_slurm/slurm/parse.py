@@ -214,6 +214,8 @@ def _parse_record(head: re.Match[str], record: str, job_id: int) -> SlurmJob:
         # Slurm shows one for every component of a heterogeneous job, but runs the first one's script only
         batch_host=_batch_host(own) if het is None or het.offset == 0 else "",
         het=het,
+        account=_named(own, "Account"),
+        qos=_named(own, "QOS"),
     )
 
 
@@ -240,6 +242,12 @@ def _field(own: str, key: str) -> str:
     if len(values) != 1:
         raise ValueError(f"{len(values)} fields are named {key}")
     return str(values[0])
+
+
+def _named(own: str, key: str) -> str:
+    """A field whose value is empty where Slurm prints ``(null)``."""
+    value = _field(own, key)
+    return "" if value == "(null)" else value
 
 
 def _allocation(own: str) -> Allocation:

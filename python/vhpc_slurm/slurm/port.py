@@ -40,7 +40,8 @@ class SlurmJob:
     ``allocation`` is empty while the job has no nodes.  ``batch_host`` is the
     node of its batch script, empty for a job without one.  ``name``,
     ``work_dir`` and ``features`` are text of the user: never trust them.
-    ``het`` is the place of a component in its heterogeneous job.
+    ``het`` is the place of a component in its heterogeneous job.  ``account``
+    is checked by Slurm only if it enforces associations.
     """
 
     job_id: int
@@ -57,6 +58,8 @@ class SlurmJob:
     allocation: Allocation
     batch_host: str = ""
     het: HetPlace | None = None
+    account: str = ""
+    qos: str = ""
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ class PySlurm(Scontrol):
             work_dir=str(job.working_directory or ""),
             features=",".join(job.constraints or ()),
             allocation=self._allocation(job),
+            account=str(job.account or ""),
+            qos=str(job.qos or ""),
         )
 
     def jobs(self) -> tuple[JobStatus, ...]:

@@ -59,7 +59,7 @@ class Starting:
         self._executor = executor
         self._scheduler = scheduler
         self._watch = watch
-        self._images = config.images
+        self._config = config
         self._network = config.network
         self._locate = locate
         self._components = Components()
@@ -115,7 +115,7 @@ class Starting:
         wanted = []
         for job, allocation in group:
             # The file system of the catalogue may hang; that must not stop the database thread.
-            image = await self._executor.aside(look_up, self._images, job)
+            image = await self._executor.aside(look_up, self._config, job)
             wanted.append(Wanted(job, allocation, image))
         underlay: Mapping[str, str] = {}
         if segments.wanted(group[0][0], self._network):

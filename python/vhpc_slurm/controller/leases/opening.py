@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from vhpc_slurm import policy
 from vhpc_slurm.catalog import Owner, resolve_for
 from vhpc_slurm.config import Config
-from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.leases import rules, segments
 from vhpc_slurm.controller.leases.lifecycle import Lifecycle
 from vhpc_slurm.controller.leases.transitions import Ended
@@ -40,15 +40,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("vhpcd")
 
 
-def look_up(images: Images, request: JobRequest) -> ImageIdentity | UserError:
-    """The image that a job's request means now, or the user's error.
+def look_up(config: Config, request: JobRequest) -> ImageIdentity | UserError:
+    """The image that a job's request means now, or the user's error: also that the policy refuses the job.
 
     Raises:
-        FabricError: the catalogue of the site is unreadable.
+        FabricError: the catalogue of the site is unreadable, or signatures cannot be checked.
     """
     try:
         ref = ImageRef.parse(str(request.image))
-        return resolve_for(images, ref, Owner(request.user, request.uid))
+        image = resolve_for(config.images, ref, Owner(request.user, request.uid))
+        policy.check(config, request, image)
+        return image
     except UserError as err:
         return err
 

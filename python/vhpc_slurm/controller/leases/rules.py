@@ -79,7 +79,7 @@ def move(record: LeaseRecord, state: LeaseState, now: float) -> LeaseRecord:
 def serves(record: LeaseRecord, request: JobRequest, allocation: Allocation) -> bool:
     """Whether this lease is the answer to that request, or a new generation is due.
 
-    What a user may change on a running job (its name) does not count; anything
+    What may change on a running job (its name, its partition) does not count; anything
     else that differs means that it is not the same incarnation.  Nor is it when
     a node has cleared its part away: a slurmctld that was killed starts a job
     that it had not saved a second time, under the same restart count, after
@@ -91,7 +91,7 @@ def serves(record: LeaseRecord, request: JobRequest, allocation: Allocation) -> 
         and not record.acknowledged
         and not record.unclean
         and lease.allocation == allocation
-        and replace(lease.request, job_name="", partition="") == replace(request, job_name="", partition="")
+        and lease.request.fixed() == request.fixed()
     )
 
 

@@ -19,10 +19,11 @@ from pathlib import Path, PurePosixPath
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.model import Share
+from vhpc_slurm.model import JobRequest, Share
 from vhpc_slurm.node.host import confine
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.confine import Confinement, SharedDirectory, Started
+from vhpc_slurm.policy import visible_shares
 
 # Folders that belong to the guest's own system; mounting the host's over them
 # would replace the very operating system that the user asked for.
@@ -75,15 +76,15 @@ def wanted(config: Shares, account: Account, work_dir: str) -> tuple[list[Share]
     return sorted(shares, key=lambda s: len(PurePosixPath(s.path).parts)), notes
 
 
-def of_job(config: Config, account: Account, work_dir: str) -> tuple[Share, ...]:
+def of_job(config: Config, account: Account, request: JobRequest) -> tuple[Share, ...]:
     """Which folders the guests of a job see; the working directory is looked up with the user's rights.
 
     Raises:
         UserError, NodeError: as ``attempt``.
     """
     program = f"{config.paths.libexec}/vhpc-confine"
-    real = real_work_dir(work_dir, program, account, config.guests.stage_timeout_s)
-    found, _ = wanted(config.shares, account, real)
+    real = real_work_dir(request.work_dir, program, account, config.guests.stage_timeout_s)
+    found, _ = wanted(visible_shares(config, request), account, real)
     return tuple(found)
 
 

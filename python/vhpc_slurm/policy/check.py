@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a job may run with an image and a network: the first refusal, as an error for its user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vhpc_slurm.catalog import Owner, Signed, read_signed_for
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import ImageIdentity, JobRequest
+from vhpc_slurm.policy import signatures
+from vhpc_slurm.policy.rules import (
+    Subject,
+    applying,
+    image_refusal,
+    network_refusal,
+    signer_refusal,
+)
+
+
+def check(config: Config, request: JobRequest, image: ImageIdentity) -> None:
+    """Raise unless the policy permits a job that asks for an image.
+
+    Raises:
+        UserError: a rule refuses it; the message names the rule.
+        FabricError: signatures cannot be checked.
+    """
+    subject = Subject.of(request)
+    rule = applying(config.policy, subject)
+    if rule is None:
+        return
+    refusal = network_refusal(rule, config.network.parts(request.network))
+    if refusal:
+        raise UserError(f"policy rule {rule.name!r} refuses the job", refusal)
+    owner = Owner(request.user, request.uid)
+    check_image(config, rule, image, lambda: read_signed_for(config.images, image, owner))
+
+
+def check_image(config: Config, rule: Rule, image: ImageIdentity, read: Callable[[], Signed]) -> None:
+    """Raise unless a rule permits an image; ``read`` is called if signatures count. Errors as ``check``."""
+    refusal = image_refusal(rule, image.ref)
+    why = ""
+    if not refusal and rule.signers:
+        found = signatures.check(config.images, read())
+        refusal, why = signer_refusal(rule, found.principals), found.refused
+    if refusal:
+        refusal += f"; {why}" if why else ""
+        raise UserError(f"policy rule {rule.name!r} does not permit image {image.ref}", refusal)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rule of [[policy]] applies to a job, and what it permits.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.config.shares import Shares
+from vhpc_slurm.model import ImageRef, JobRequest
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Of a job, what conditions of rules are about; empty where Slurm has none."""
+
+    user: str
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+
+    @classmethod
+    def of(cls, request: JobRequest) -> Subject:
+        """That of a job."""
+        return cls(request.user, request.partition, request.account, request.qos)
+
+
+def applying(rules: Sequence[Rule], subject: Subject) -> Rule | None:
+    """The first rule whose conditions all hold; None if there is no such rule."""
+    for rule in rules:
+        conditions = (
+            (rule.partitions, subject.partition),
+            (rule.accounts, subject.account),
+            (rule.qos, subject.qos),
+            (rule.users, subject.user),
+        )
+        if all(not patterns or matches(patterns, text) for patterns, text in conditions):
+            return rule
+    return None
+
+
+def image_refusal(rule: Rule, ref: ImageRef) -> str:
+    """Why a rule does not permit an image; empty if it permits it, perhaps only with a signature."""
+    if matches(rule.images, ref.label):
+        return ""
+    return f"it permits {_listed(rule.images)}" if rule.images else "it permits no image"
+
+
+def signer_refusal(rule: Rule, signers: Iterable[str]) -> str:
+    """Why the principals who have signed an image are not enough for a rule; empty if they are."""
+    found = sorted(signers)
+    if not rule.signers or any(matches(rule.signers, one) for one in found):
+        return ""
+    wanted = f"the image needs a signature of {_listed(rule.signers)}"
+    return f"{wanted}, and is signed by {_listed(found)}" if found else wanted
+
+
+def network_refusal(rule: Rule, parts: Iterable[str]) -> str:
+    """Why a rule does not permit a job's network, as words of --vhpc-network; empty if it does."""
+    missing = [part for part in parts if part not in rule.networks]
+    if not missing:
+        return ""
+    return f"it does not permit network {missing[0]} (choose by --vhpc-network: {_listed(rule.networks)})"
+
+
+def visible_shares(config: Config, request: JobRequest) -> Shares:
+    """The settings of shares for a job, without what its rule takes away."""
+    rule = applying(config.policy, Subject.of(request))
+    if rule is None:
+        return config.shares
+    own = config.shares
+    return msgspec.structs.replace(
+        own,
+        home=own.home and "home" in rule.shares,
+        work_dir=own.work_dir and "work_dir" in rule.shares,
+        site=own.site if "site" in rule.shares else (),
+    )
+
+
+def matches(patterns: Iterable[str], text: str) -> bool:
+    """Whether a text matches one of some patterns."""
+    return any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(texts) or "nothing"
