@@ -11,6 +11,7 @@ mistake: the job fails with one message, and no node is drained.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import os
@@ -200,6 +201,25 @@ def list_images(catalog: Path) -> list[CatalogEntry]:
         FabricError: the catalogue cannot be read.
     """
     return [_entry(catalog, ref) for ref in refs(catalog)]
+
+
+def labels(catalog: Path, image: ImageIdentity) -> list[str]:
+    """Names under which an image is known, as NAME:TAG.
+
+    An image that was found by its name has this one; one that was found by its digest, all that
+    point to the digest now, since the name that was written beside it may be any.
+
+    Raises:
+        FabricError: the catalogue cannot be read.
+    """
+    if not image.ref.digest:
+        return [image.ref.label]
+    found = []
+    for ref in refs(catalog):
+        with contextlib.suppress(OSError):  # a name that was removed, or that is no file
+            if pointed_digest(name_file(catalog, ref)) == image.digest:
+                found.append(ref.label)
+    return found
 
 
 def blobs(manifest: ImageManifest) -> tuple[Blob, Blob, Blob]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.catalog import blobs, edit, read_signed, refs, resolve, verify_blob
+from vhpc_slurm.catalog import blobs, edit, labels, read_signed, refs, resolve, verify_blob
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
@@ -81,7 +81,8 @@ def verify(
             if config.images.allowed_signers:
                 row["signers"] = signatures.check(config.images, read_signed(catalog, image)).principals
             if rule is not None:
-                check_image(config, rule, image, partial(read_signed, catalog, image))
+                names = [ref.label] if ref.own else labels(catalog, image)
+                check_image(config, rule, image, names, partial(read_signed, catalog, image))
         except UserError as err:
             row["problem"] = err.line()
     if as_json:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from vhpc_slurm.catalog import Owner, Signed, read_signed_for
+from vhpc_slurm.catalog import Owner, Signed, labels, read_signed_for
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.errors import UserError
@@ -35,12 +36,26 @@ def check(config: Config, request: JobRequest, image: ImageIdentity) -> None:
     if refusal:
         raise UserError(f"policy rule {rule.name!r} refuses the job", refusal)
     owner = Owner(request.user, request.uid)
-    check_image(config, rule, image, lambda: read_signed_for(config.images, image, owner))
+    names = [image.ref.label] if image.ref.own else labels(Path(config.images.catalog), image)
+    check_image(config, rule, image, names, lambda: read_signed_for(config.images, image, owner))
 
 
-def check_image(config: Config, rule: Rule, image: ImageIdentity, read: Callable[[], Signed]) -> None:
-    """Raise unless a rule permits an image; ``read`` is called if signatures count. Errors as ``check``."""
-    refusal = image_refusal(rule, image.ref)
+def check_image(
+    config: Config, rule: Rule, image: ImageIdentity, names: Sequence[str], read: Callable[[], Signed]
+) -> None:
+    """Raise unless a rule permits an image.
+
+    Args:
+        config: has the files with the signers.
+        rule: the rule that applies.
+        image: the image.
+        names: its names, ``[own/]NAME:TAG``; an own image has the name that its owner gives it.
+        read: called where signatures count.
+
+    Raises:
+        UserError, FabricError: as ``check``.
+    """
+    refusal = image_refusal(rule, names)
     why = ""
     if not refusal and rule.signers:
         found = signatures.check(config.images, read())

@@ -12,7 +12,7 @@ import msgspec
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.config.shares import Shares
-from vhpc_slurm.model import ImageRef, JobRequest
+from vhpc_slurm.model import JobRequest
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,15 @@ def applying(rules: Sequence[Rule], subject: Subject) -> Rule | None:
     return None
 
 
-def image_refusal(rule: Rule, ref: ImageRef) -> str:
-    """Why a rule does not permit an image; empty if it permits it, perhaps only with a signature."""
-    if matches(rule.images, ref.label):
+def image_refusal(rule: Rule, labels: Sequence[str]) -> str:
+    """Why a rule does not permit an image with these names; empty if it does, perhaps only if it is signed.
+
+    An image without a name is permitted where all images are.
+    """
+    if any(matches(rule.images, label) for label in labels or ("",)):
         return ""
-    return f"it permits {_listed(rule.images)}" if rule.images else "it permits no image"
+    refusal = f"it permits {_listed(rule.images)}" if rule.images else "it permits no image"
+    return refusal if labels else f"{refusal}, and no name has this digest now"
 
 
 def signer_refusal(rule: Rule, signers: Iterable[str]) -> str:
