@@ -55,7 +55,7 @@ def test_an_unsigned_image_is_refused_in_its_partition_only(lab: Lab) -> None:
     assert refused.wait("FAILED") == "FAILED"
     one_line(
         refused,
-        f"^vhpc: .*policy rule 'signed in spare' does not permit image {TAG}: the image needs a signature of ops",
+        f"^vhpc: .*policy rule 'signed in spare' does not permit image {TAG}: the image needs a signature",
     )
     assert "policy rule" in lab.run("ctl", "sacct", "-nXP", "-o", "admincomment", "-j", str(refused.id)).out
     explained = lab.run(

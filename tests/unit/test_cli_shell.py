@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.cli import shell
-from vhpc_slurm.config import Config
+from vhpc_slurm.config import Config, Controller
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.imports import Imported
 from vhpc_slurm.importing.source import Source, is_source
 from vhpc_slurm.model import IMAGE_NAME
+from vhpc_slurm.slurm.port import SlurmError
 
 
 class ReplacedError(Exception):
@@ -22,10 +23,13 @@ class ReplacedError(Exception):
 
 @pytest.fixture(autouse=True)
 def _srun(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replace(_file: str, argv: list[str]) -> None:
+    def replace(file: Path, argv: list[str], environment: dict[str, str]) -> None:
+        assert file == Path("/usr/bin/srun")
+        assert "SLURM_JOB_ID" not in environment
         raise ReplacedError(argv)
 
-    monkeypatch.setattr("os.execvp", replace)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr("os.execve", replace)
 
 
 def asked(what: str, *options: str, config: Config | None = None) -> list[str]:
@@ -86,9 +90,7 @@ def test_images_and_sources_are_told_apart(text: str, *, expected: bool) -> None
 
 
 def test_without_srun_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr("os.execvp", missing)
-    with pytest.raises(UserError, match="cannot start srun: No such file"):
-        shell.run(Config(), "x", ())
+    monkeypatch.undo()
+    config = Config(controller=Controller(slurm_bin=str(tmp_path)))
+    with pytest.raises(SlurmError, match=r"cannot start .*/srun: No such file"):
+        shell.run(config, "x", ())

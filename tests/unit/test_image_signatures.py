@@ -15,7 +15,9 @@ from site_catalog import publish
 
 from vhpc_slurm.catalog import edit, read_signed, resolve
 from vhpc_slurm.cli.main import main
-from vhpc_slurm.config import Config, Images, Network
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.images import Images
+from vhpc_slurm.config.network import Network
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.leases.opening import look_up
 from vhpc_slurm.errors import FabricError, UserError

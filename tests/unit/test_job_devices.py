@@ -240,7 +240,10 @@ def test_the_number_of_functions_is_checked_by_the_controller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = cast(
-        SlurmJob, SimpleNamespace(uid=1, gid=1, user="a", work_dir="/", name="", partition="", het=None)
+        SlurmJob,
+        SimpleNamespace(
+            uid=1, gid=1, user="a", work_dir="/", name="", partition="", het=None, account="", qos=""
+        ),
     )
     env = HookEnv(7, 0, "")
     monkeypatch.setenv("SPANK_VHPC_IMAGE", "tiny:1")

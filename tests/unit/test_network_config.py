@@ -81,7 +81,10 @@ def test_records_without_a_segment_are_read(tmp_path: Path) -> None:
 
 def test_the_word_is_checked_again_by_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     job = cast(
-        SlurmJob, SimpleNamespace(uid=1, gid=1, user="a", work_dir="/", name="", partition="", het=None)
+        SlurmJob,
+        SimpleNamespace(
+            uid=1, gid=1, user="a", work_dir="/", name="", partition="", het=None, account="", qos=""
+        ),
     )
     env = HookEnv(7, 0, "")
     monkeypatch.setenv("SPANK_VHPC_IMAGE", "tiny:1")

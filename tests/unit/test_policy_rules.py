@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vhpc_slurm.config import Config, load
-from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.config.policy import Rule, ShareKind
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import ImageRef, JobRequest
@@ -120,11 +120,12 @@ def test_each_word_of_a_network_must_be_permitted() -> None:
 def test_shares_are_those_of_the_site_and_of_the_rule() -> None:
     request = JobRequest(1, 0, 7, 7, "alice", "/w", ImageRef("x"), partition="main")
     site = Shares(site=("/scratch",), read_only=("/scratch",), home=False)
-    for kinds, expected in (
+    cases: tuple[tuple[tuple[ShareKind, ...], tuple[bool, bool, tuple[str, ...]]], ...] = (
         (("home", "work_dir", "site"), (False, True, ("/scratch",))),
         (("site",), (False, False, ("/scratch",))),
         ((), (False, False, ())),
-    ):
+    )
+    for kinds, expected in cases:
         config = Config(shares=site, policy=(Rule(name="a", partitions=("main",), shares=kinds),))
         found = visible_shares(config, request)
         assert (found.home, found.work_dir, found.site) == expected

@@ -122,7 +122,10 @@ def test_vhpcd_takes_no_number_that_no_node_could_have() -> None:
 
 def test_the_number_of_guests_is_checked_again_by_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     job = cast(
-        SlurmJob, SimpleNamespace(uid=1, gid=1, user="a", work_dir="/", name="", partition="", het=None)
+        SlurmJob,
+        SimpleNamespace(
+            uid=1, gid=1, user="a", work_dir="/", name="", partition="", het=None, account="", qos=""
+        ),
     )
     env = HookEnv(7, 0, "")
     monkeypatch.setenv("SPANK_VHPC_IMAGE", "tiny:1")

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vhpc_slurm.cli import context, output
-from vhpc_slurm.cli.checks import CheckResult, Level, boottime, error, fabric, images, ok, services, slurm
+from vhpc_slurm.cli.checks import (
+    CheckResult,
+    Level,
+    boottime,
+    error,
+    fabric,
+    images,
+    ok,
+    policy,
+    services,
+    slurm,
+)
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.node.store.layout import Layout
@@ -72,6 +83,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
         yield from services.sbcast(config)
         if is_controller:
             yield slurm.operator(port, settings, config)
+            yield from policy.check(config, settings, partitions)
     listener = root or context.user_name() == config.controller.slurm_user
     yield from services.vhpcd(
         config, listener=listener, node=node if is_node else "", controller=is_controller

@@ -100,7 +100,7 @@ def _sections() -> Iterator[str]:
     for table, kind, key, default, meaning in describe_tables():
         if table != last:
             yield f".SH [[{table}]]"
-            yield _roff(kind.__doc__ or "")
+            yield _roff(" ".join((kind.__doc__ or "").split()))
             last = table
         yield ".TP"
         shown = "" if default is msgspec.NODEFAULT else f" = {_roff(toml(default))}"

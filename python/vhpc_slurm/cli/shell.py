@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from vhpc_slurm import slurm
 from vhpc_slurm.catalog import own_folder
 from vhpc_slurm.cli import context
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.imports import import_image
 from vhpc_slurm.importing.source import Source, is_source
 from vhpc_slurm.model import ImageRef
@@ -26,14 +25,12 @@ def run(config: Config, what: str, srun_options: Sequence[str]) -> NoReturn:
     """Replace this process by srun with a shell in a guest; what is no image yet is imported first.
 
     Raises:
-        UserError: the import is refused, or there is no srun; and errors as ``import_image``.
+        UserError: the import is refused.
+        SlurmError: there is no srun.
     """
     image = _imported(config, what) if is_source(what) else str(ImageRef.parse(what))
-    argv = ["srun", "--pty", f"--vhpc-image={image}", *srun_options, "/bin/sh", "-c", SHELL]
-    try:
-        os.execvp(argv[0], argv)  # noqa: S606 - as the user, who could type it
-    except OSError as err:
-        raise UserError("cannot start srun", err.strerror or str(err), "see your PATH") from err
+    arguments = ["--pty", f"--vhpc-image={image}", *srun_options, "/bin/sh", "-c", SHELL]
+    slurm.user_jobs(config).become_srun(arguments)
 
 
 def _imported(config: Config, what: str) -> str:

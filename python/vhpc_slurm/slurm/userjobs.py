@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
@@ -55,7 +56,7 @@ class JobState:
 
 
 class UserJobs:
-    """sbatch, squeue and scancel."""
+    """sbatch, srun, squeue and scancel."""
 
     def __init__(
         self,
@@ -90,6 +91,18 @@ class UserJobs:
                 "cannot read the id of the submitted job", f"sbatch printed {done.stdout[:80]!r}"
             )
         return int(job)
+
+    def become_srun(self, arguments: Sequence[str]) -> NoReturn:
+        """Replace this process by an srun with a job of its own, also inside another job.
+
+        Raises:
+            SlurmError: there is no srun.
+        """
+        path = self._bin / "srun"
+        try:
+            os.execve(path, [path.name, *arguments], self._environment)  # noqa: S606 - as the user, who could type it
+        except OSError as err:
+            raise SlurmError(f"cannot start {path}", err.strerror or str(err)) from err
 
     def state(self, job_id: int) -> JobState:
         """State of a job.

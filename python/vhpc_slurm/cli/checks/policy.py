@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of [[policy]]: whether Slurm checks what they rely on, and whether signatures can be checked."""
+
+from __future__ import annotations
+
+import pwd
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
+from vhpc_slurm.config import Config
+from vhpc_slurm.policy.rules import matches
+from vhpc_slurm.slurm.port import SlurmPartition
+from vhpc_slurm.slurm.settings import SlurmSettings
+
+ENFORCEMENT = {"accounts": "associations", "qos": "qos"}
+"""What Slurm must enforce so that users cannot choose what a condition is about."""
+
+
+def check(
+    config: Config, settings: SlurmSettings, partitions: Sequence[SlurmPartition]
+) -> Iterator[CheckResult]:
+    """On the controller's host: conditions, and the files of signers."""
+    if not config.policy:
+        return
+    found = [*_conditions(config, settings), *_partitions(config, partitions), *_files(config)]
+    yield from found or [ok("policy", f"rules of the policy: {len(config.policy)}")]
+
+
+def _conditions(config: Config, settings: SlurmSettings) -> Iterator[CheckResult]:
+    enforced = settings.words("AccountingStorageEnforce")
+    for key, word in ENFORCEMENT.items():
+        rules = [rule.name for rule in config.policy if getattr(rule, key)]
+        if rules and word not in enforced:
+            yield warn(
+                "policy.accounting",
+                f"policy rule {rules[0]!r} has {key}, which users choose freely: Slurm does not check them",
+                f"AccountingStorageEnforce={word} in slurm.conf",
+            )
+
+
+def _partitions(config: Config, partitions: Sequence[SlurmPartition]) -> Iterator[CheckResult]:
+    for rule in config.policy:
+        if rule.partitions and not any(matches(rule.partitions, one.name) for one in partitions):
+            text = ", ".join(rule.partitions)
+            yield warn(
+                "policy.partitions",
+                f"policy rule {rule.name!r} never applies: Slurm has no partition {text}",
+                "correct its partitions in vhpc.toml",
+            )
+
+
+def _files(config: Config) -> Iterator[CheckResult]:
+    """Whether vhpcd can read the files of signers."""
+    for key in ("allowed_signers", "revoked_signers"):
+        text = getattr(config.images, key)
+        if not text:
+            continue
+        try:
+            info = Path(text).stat()
+            owner = pwd.getpwnam(config.controller.user).pw_uid
+        except (OSError, KeyError) as err:
+            why = f"images.{key} = {text} cannot be read: {err}"
+            yield error("policy.signers", why, "jobs whose rule has signers are requeued without end")
+            continue
+        if not (info.st_mode & stat.S_IROTH or (info.st_uid == owner and info.st_mode & stat.S_IRUSR)):
+            what = f"{config.controller.user} cannot read {text} (images.{key})"
+            yield error("policy.signers", what, f"chmod a+r {text}")
