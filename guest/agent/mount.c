@@ -96,20 +96,26 @@ static bool is_there(const char *tag, const char *path)
 /*
  * The kernel reads 128 KiB ahead, a request of virtiofs can carry 1 MiB (FUSE_MAX_MAX_PAGES), and
  * each costs a round trip to the host. A guest that does not let it be set only reads slower.
+ *
+ * mount(2) does not wait for the host's answer to FUSE_INIT, and this answer sets the value back.
+ * So a child asks the host for something first, which the kernel sends after that answer; a host
+ * that is slow, or never answers, does not hold up the agent.
  */
 static void set_read_ahead(const char *mounted)
 {
+    if (fork() != 0)
+        return;
+    (void)close_range(STDERR_FILENO + 1, ~0U, 0);
     char path[64];
     struct statx st;
-    if (statx(AT_FDCWD, mounted, AT_STATX_DONT_SYNC, 0, &st) < 0) /* does not ask the host */
-        return;
+    if (statx(AT_FDCWD, mounted, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &st) < 0)
+        _exit(EXIT_FAILURE);
     (void)snprintf(path, sizeof path, "/sys/class/bdi/%u:%u/read_ahead_kb", st.stx_dev_major,
                    st.stx_dev_minor);
     int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    (void)!write(fd, READ_AHEAD_KIB, sizeof READ_AHEAD_KIB - 1);
-    (void)close(fd);
+    if (fd < 0 || write(fd, READ_AHEAD_KIB, sizeof READ_AHEAD_KIB - 1) < 0)
+        _exit(EXIT_FAILURE);
+    _exit(EXIT_SUCCESS);
 }
 
 int mount_share(const struct agent *a, const char *tag, const char *path, bool read_only,

@@ -86,6 +86,7 @@ def _mine(lab: Lab) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_mine")
 def test_a_user_runs_an_image_of_a_catalogue_of_their_own(lab: Lab, digests: dict[str, str]) -> None:
+    lab.run("n1", "rm", "-rf", "/var/lib/vhpc/images/own/2001")  # images of other tests
     job = lab.finish("echo $VHPC_JOB_IMAGE; hostname", "-w", "n1", image="own/mine")
     comment = f"vhpc: image own/mine:latest@{digests['sound']}"
     assert job.accounted("State,AdminComment") == ["COMPLETED", comment]
