@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from machine import HWLAB, Machine, MachineDiedError
+from machine import HWLAB, Machine, MachineDiedError, SilentGuestError
 
 _TABLE = pytest.StashKey[Machine]()
 
@@ -40,10 +40,11 @@ def quiet(machine: Machine) -> Iterator[Machine]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test whose machine died is run again in a new one: the emulator is not what is tested."""
+    """A test that the emulator spoiled is run again: the emulator is not what is tested."""
+    spoiled = [MachineDiedError.__name__, SilentGuestError.__name__]
     for item in items:
         if "hw" in item.keywords:
-            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=[MachineDiedError.__name__]))
+            item.add_marker(pytest.mark.flaky(reruns=2, only_rerun=spoiled))
 
 
 def differences(before: dict[str, object], after: dict[str, object]) -> str:

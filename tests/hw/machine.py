@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import time
@@ -38,6 +39,10 @@ echo down
 """
 
 
+# what the hooks' log says of a guest that ended and left an empty console
+SILENT = "did not boot on hw: it wrote nothing to its console"
+# seconds between questions to Slurm while a guest boots
+ASK_S = 10.0
 # exit status of `hwlab exec` when the machine did not answer
 NO_ANSWER = 125
 
@@ -47,6 +52,14 @@ class MachineDiedError(Exception):
 
     A panic in a thread ``CPU n/KVM`` is the emulator's: its SVM is not without faults
     (docs/hardware-lab.md), so such a test is run again.
+    """
+
+
+class SilentGuestError(Exception):
+    """A guest has ended before its kernel wrote a line; carries what a person would look at first.
+
+    The emulator's SVM does this now and then (docs/hardware-lab.md), so such a test is
+    run again.  A guest that never boots fails all of these runs.
     """
 
 
@@ -189,8 +202,25 @@ class Job:
         return self.machine.run("cat", f"slurm-{self.id}.out", user="alice", check=False).out
 
     def runs(self, timeout: float = 480) -> None:
-        """Wait until its script says that it runs in the guest."""
-        self.machine.until(lambda: "up\n" in self.output(), f"job {self.id} to run", timeout)
+        """Wait until its script says that it runs in the guest; fails as soon as the job has ended."""
+        asked = time.monotonic()
+
+        def runs_or_ended() -> bool:
+            nonlocal asked
+            if "up\n" in self.output():
+                return True
+            # a question to Slurm takes a CPU that the guest needs
+            if time.monotonic() - asked < ASK_S:
+                return False
+            asked = time.monotonic()
+            return self.show()["JobState"] in ENDED
+
+        self.machine.until(runs_or_ended, f"job {self.id} to run", timeout)
+        if "up\n" not in self.output():
+            story = self.machine.story()
+            if re.search(rf" job {self.id}: .*{SILENT}", story):
+                raise SilentGuestError(story)
+            raise AssertionError(f"job {self.id} ended before its script ran\n{story}")
 
     def let_go(self) -> None:
         """Let the script end."""
