@@ -9,8 +9,8 @@
 #include "bounds.h"
 #include "text.h"
 
-/* Largest --vhpc-mem-reserve: 16 TiB in MiB, more than any node has. */
-#define RESERVE_MAX_MIB UINT64_C(16777216)
+/* Largest --vhpc-mem-reserve and --vhpc-disk: 16 TiB in MiB, more than any node has. */
+#define SIZE_MAX_MIB UINT64_C(16777216)
 
 static bool is_lower_or_digit(char c)
 {
@@ -89,17 +89,15 @@ static bool parse_image(const char *given, char value[VHPC_VALUE_SIZE], const ch
 }
 
 /*
- * SIZE[K,M,G,T] -> whole MiB.  A plain number is MiB, as in Slurm's --mem; a size in K is rounded
- * up, so that never less is reserved than was asked for.
+ * SIZE[K,M,G,T] -> whole MiB, at least least_mib.  A plain number is MiB, as in Slurm's --mem; a
+ * size in K is rounded up, so that never less is reserved than was asked for.
  */
-static bool parse_mem_reserve(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+static bool parse_size(const char *text, uint64_t least_mib, char value[VHPC_VALUE_SIZE])
 {
     size_t length = strlen(text);
     uint64_t number;
     unsigned shift = 20;
 
-    *why = "a size from 1M to 16T is expected: a whole number with the suffix K, M, G or T "
-           "(M when there is none), as in --vhpc-mem-reserve=2G";
     if (length > 0 && !isdigit((unsigned char)text[length - 1])) {
         static const char suffixes[] = "KMGT";
         const char *suffix = strchr(suffixes, toupper((unsigned char)text[length - 1]));
@@ -108,13 +106,27 @@ static bool parse_mem_reserve(const char *text, char value[VHPC_VALUE_SIZE], con
         shift = 10 * (unsigned)(suffix - suffixes + 1);
         length--;
     }
-    if (!vhpc_text_number(text, length, (RESERVE_MAX_MIB << 20) >> shift, &number))
+    if (!vhpc_text_number(text, length, (SIZE_MAX_MIB << 20) >> shift, &number))
         return false;
     number = shift < 20 ? (number + 1023) >> 10 : number << (shift - 20);
-    if (number == 0)
+    if (number < least_mib)
         return false;
     snprintf(value, VHPC_VALUE_SIZE, "%" PRIu64, number);
     return true;
+}
+
+static bool parse_mem_reserve(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    *why = "a size from 1M to 16T is expected: a whole number with the suffix K, M, G or T "
+           "(M when there is none), as in --vhpc-mem-reserve=2G";
+    return parse_size(text, 1, value);
+}
+
+static bool parse_disk(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    *why = "a size from 64M to 16T is expected: a whole number with the suffix K, M, G or T "
+           "(M when there is none), as in --vhpc-disk=20G";
+    return parse_size(text, VHPC_DISK_MIN_MIB, value);
 }
 
 static bool parse_batch(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
@@ -349,6 +361,23 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "and which of them are allowed; a job that asks for another fails with one line "
                 "on its stderr.",
             .parse = parse_network,
+        },
+    [VHPC_DISK] =
+        {
+            .name = "vhpc-disk",
+            .arginfo = "SIZE",
+            .variable = "VHPC_DISK",
+            .usage = "disk of each guest for what the job writes outside of shared folders [KMGT] "
+                     "(default unit: M)",
+            .detail =
+                "Size of a disk that each guest gets on the storage of its node. What the job "
+                "writes outside of shared folders (/tmp, /var, installed packages) goes to this "
+                "disk; without the option it goes to memory of the guest, half of it at most. The "
+                "space is reserved when the job starts and free again when it ends; then the disk "
+                "and all files on it are gone. A whole number with the suffix K, M, G or T; "
+                "without suffix it is MiB, as for --mem. At least 64 MiB. The site sets the "
+                "largest size, and may give no disks.",
+            .parse = parse_disk,
         },
 };
 

@@ -24,6 +24,7 @@ enum vhpc_option_id {
     VHPC_VFS,
     VHPC_GUESTS_PER_NODE,
     VHPC_NETWORK,
+    VHPC_DISK,
     VHPC_OPTION_COUNT,
 };
 

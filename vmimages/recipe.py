@@ -34,6 +34,7 @@ RESERVED_PARAMETERS = frozenset(
         "root",
         "rootfstype",
         "rootflags",
+        "vhpc.disk",
         "vhpc.init",
         "vhpc.root",
         "vhpc.rootfstype",
@@ -43,7 +44,7 @@ PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 MAX_CPUS = 4096
 # Increase it if bases from the cache of an older builder must not be used.
-BASE_FORMAT = 3
+BASE_FORMAT = 4
 T = TypeVar("T")
 
 

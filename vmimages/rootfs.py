@@ -28,6 +28,8 @@ from vmimages.recipe import FINISH_SCRIPT, Recipe
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURE = "amd64"
+DISK_MODULES = ("ext4",)
+"""What a guest's own disk needs, as node.store.disks makes it; loaded only where there is one."""
 # Lines of mmdebstrap that are shown as progress.
 PROGRESS = re.compile(r"I: ((?:downloading|extracting|installing) .*)\.\.\.")
 
@@ -59,7 +61,7 @@ class Base:
 
     @property
     def modules(self) -> Path:
-        """Folder with the content of the initrd's ``/modules``: uncompressed modules and ``load``."""
+        """Folder for the initrd's ``/modules``: uncompressed modules, and the lists ``load`` and ``disk``."""
         return self.folder / "modules"
 
 
@@ -118,15 +120,22 @@ def _build(recipe: Recipe, work: Path) -> None:
             raise BuildError(
                 f"kernel {release} has no driver {driver}", hint="correct image.drivers of the recipe"
             )
-    steps = modules.load_order(recipe.kernel.modules)
-    for step in steps:
-        (out / "modules" / file_name(step.path)).write_bytes(read_module(step.path))
-    (out / "modules" / "load").write_text(load_list(steps))
+    _write_modules(out / "modules", modules, recipe.kernel.modules)
     image = (own / "vmlinuz").read_bytes()
     (out / "kernel").write_bytes(kernel.vmlinux(image) if recipe.kernel.format == "vmlinux" else image)
     shutil.copyfile(own / "packages", out / "packages")
     versions = {name: version for name in recipe.image.drivers if (version := modules.version(name))}
     (out / "base.json").write_text(json.dumps({"kernel_release": release, "driver_versions": versions}))
+
+
+def _write_modules(folder: Path, tree: ModuleTree, names: tuple[str, ...]) -> None:
+    """Write the initrd's modules and the lists of vhpc-init: for all guests, for those with a disk."""
+    always = tree.load_order(names)
+    disk = tree.load_order(DISK_MODULES)
+    for step in (*always, *disk):
+        (folder / file_name(step.path)).write_bytes(read_module(step.path))
+    (folder / "load").write_text(load_list(always))
+    (folder / "disk").write_text(load_list([step for step in disk if step not in always]))
 
 
 def _install(recipe: Recipe, tree: Path, log: Path) -> None:

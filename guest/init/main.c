@@ -60,7 +60,9 @@ int main(int argc, char **argv)
     umask(0022);
     mount_kernel_filesystems();
     read_options(&options);
-    load_modules();
+    load_modules(MODULES_ALWAYS);
+    if (options.disk[0] != '\0')
+        load_modules(MODULES_FOR_DISK);
     mount_root(&options);
     install_agent();
     switch_root();

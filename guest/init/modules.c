@@ -29,17 +29,19 @@ static void load_module(const char *name, bool optional)
     close(fd);
 }
 
-void load_modules(void)
+void load_modules(const char *list)
 {
     char line[256];
-    FILE *list = fopen(MODULES_DIR "load", "re");
+    FILE *file;
 
-    if (list == NULL) {
+    snprintf(line, sizeof line, MODULES_DIR "%s", list);
+    file = fopen(line, "re");
+    if (file == NULL) {
         if (errno == ENOENT)
             return; /* a kernel with everything built in */
-        die(errno, "cannot open " MODULES_DIR "load");
+        die(errno, "cannot open " MODULES_DIR "%s", list);
     }
-    while (fgets(line, sizeof line, list) != NULL) {
+    while (fgets(line, sizeof line, file) != NULL) {
         line[strcspn(line, "\n")] = '\0';
         /* "-": may fail, for example a driver for some processors only. */
         if (line[0] == '-')
@@ -47,7 +49,7 @@ void load_modules(void)
         else if (line[0] != '\0')
             load_module(line, false);
     }
-    if (ferror(list))
-        die(errno, "cannot read " MODULES_DIR "load");
-    fclose(list);
+    if (ferror(file))
+        die(errno, "cannot read " MODULES_DIR "%s", list);
+    fclose(file);
 }

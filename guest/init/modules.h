@@ -3,7 +3,12 @@
 #ifndef VHPC_INIT_MODULES_H
 #define VHPC_INIT_MODULES_H
 
-/* Loads the modules named in /modules/load, in that order, or dies. */
-void load_modules(void);
+/* Lists of modules in /modules. */
+#define MODULES_ALWAYS "load"   /* for every guest */
+#define MODULES_FOR_DISK "disk" /* for a guest with a disk of its own */
+
+/* Loads the modules named in a list, in that order, or dies. Without the list there is nothing to
+ * load. */
+void load_modules(const char *list);
 
 #endif

@@ -45,15 +45,15 @@ static void wait_for_device(const char *path, unsigned wait_s)
 
     while (stat(path, &st) != 0) {
         if (errno != ENOENT)
-            die(errno, "cannot use root device %s", path);
+            die(errno, "cannot use block device %s", path);
         if (now_s() >= deadline)
             die(0,
-                "root device %s did not appear within %u s (no disk, or no driver in the initrd)",
+                "block device %s did not appear within %u s (no disk, or no driver in the initrd)",
                 path, wait_s);
         nanosleep(&pause, NULL);
     }
     if (!S_ISBLK(st.st_mode))
-        die(ENOTBLK, "cannot use root device %s", path);
+        die(ENOTBLK, "cannot use block device %s", path);
 }
 
 void mount_root(const struct init_options *options)
@@ -65,8 +65,14 @@ void mount_root(const struct init_options *options)
     mkdir_or_die(RW_DIR);
     mkdir_or_die(NEW_ROOT);
     mount_or_die(options->root, LOWER_DIR, options->rootfstype, MS_RDONLY, NULL);
-    snprintf(data, sizeof data, "mode=0755,size=%s", options->overlay_size);
-    mount_or_die("tmpfs", RW_DIR, "tmpfs", 0, data);
+    if (options->disk[0] != '\0') {
+        wait_for_device(options->disk, options->rootwait_s);
+        /* noinit_itable: the kernel must not fill the disk with tables that nobody needs */
+        mount_or_die(options->disk, RW_DIR, "ext4", 0, "noinit_itable");
+    } else {
+        snprintf(data, sizeof data, "mode=0755,size=%s", options->overlay_size);
+        mount_or_die("tmpfs", RW_DIR, "tmpfs", 0, data);
+    }
     mkdir_or_die(RW_DIR "/upper");
     mkdir_or_die(RW_DIR "/work");
     mount_or_die("overlay", NEW_ROOT, "overlay", 0,

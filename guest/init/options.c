@@ -55,6 +55,8 @@ static int parse_word(struct init_options *options, char *word, char *error, siz
         return copy_value(options->root, word, value, error, error_size);
     if (strcmp(word, "vhpc.rootfstype") == 0)
         return copy_value(options->rootfstype, word, value, error, error_size);
+    if (strcmp(word, "vhpc.disk") == 0)
+        return copy_value(options->disk, word, value, error, error_size);
     if (strcmp(word, "vhpc.overlay_size") == 0)
         return copy_value(options->overlay_size, word, value, error, error_size);
     if (strcmp(word, "vhpc.rootwait") == 0)

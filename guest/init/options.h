@@ -13,7 +13,9 @@ struct init_options {
     char init[OPTION_SIZE];       /* vhpc.init=, "agent" (default) or a path in the image */
     char overlay_size[OPTION_SIZE]; /* vhpc.overlay_size=, tmpfs size= of the writable layer,
                                        default 50% */
-    unsigned rootwait_s; /* vhpc.rootwait=, seconds to wait for the root device, default 30 */
+    char disk[OPTION_SIZE]; /* vhpc.disk=, block device with an ext4 for the writable layer in place
+                               of the tmpfs; default none */
+    unsigned rootwait_s;    /* vhpc.rootwait=, seconds to wait for a block device, default 30 */
 };
 
 /*

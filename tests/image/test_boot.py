@@ -138,7 +138,7 @@ def test_it_boots_with_its_minimum_memory(image: Image) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("vhpc.root=/dev/vdb vhpc.rootwait=1", r"root device /dev/vdb did not appear within 1 s"),
+        ("vhpc.root=/dev/vdb vhpc.rootwait=1", r"block device /dev/vdb did not appear within 1 s"),
         ("vhpc.rootfstype=nofs", r"cannot mount /dev/vda: the kernel does not know file system type nofs"),
         ("vhpc.init=/sbin/absent", r"cannot execute /sbin/absent of the image: No such file or directory"),
         ("vhpc.rootwait=soon", r"vhpc.rootwait=soon is not a number of seconds up to 600"),

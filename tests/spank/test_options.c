@@ -152,6 +152,19 @@ static void other_sizes_are_refused(void **unused)
         is_refused(VHPC_MEM_RESERVE, bad[i]);
 }
 
+static void a_disk_has_at_least_64_mib(void **unused)
+{
+    static const char *const bad[] = {"", "0", "63", "64512K", "1K", "G", "1.5G", "-1", "17T"};
+
+    (void)unused;
+    becomes(VHPC_DISK, "64", "64");
+    becomes(VHPC_DISK, "64513K", "64");
+    becomes(VHPC_DISK, "20G", "20480");
+    becomes(VHPC_DISK, "16T", "16777216");
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        is_refused(VHPC_DISK, bad[i]);
+}
+
 static void batch_is_guest_or_host(void **unused)
 {
     (void)unused;
@@ -303,6 +316,7 @@ int main(void)
         cmocka_unit_test_setup(a_size_without_suffix_is_mib_as_for_slurms_mem, forget),
         cmocka_unit_test_setup(parts_of_a_mib_are_rounded_up, forget),
         cmocka_unit_test_setup(other_sizes_are_refused, forget),
+        cmocka_unit_test_setup(a_disk_has_at_least_64_mib, forget),
         cmocka_unit_test_setup(batch_is_guest_or_host, forget),
         cmocka_unit_test_setup(a_timeout_is_1_to_3600_seconds, forget),
         cmocka_unit_test_setup(virtual_functions_are_0_to_256, forget),

@@ -68,6 +68,7 @@ def boot_layout() -> Iterator[Layout]:
     raw = {
         "paths": {name: str(folder / name) for name in ("state", "run", "log")},
         "images": {"catalog": str(folder / "catalog"), "store": str(folder / "store")},
+        "disks": {"folder": str(folder / "disks"), "max_mib": 1024, "keep_free_mib": 0},
         "placement": {"gpu_map": str(folder / "gpu.map")},
         "guests": {
             "uid_base": 4_100_000,
@@ -165,10 +166,11 @@ def prepared(
     segment: Segment | None = None,
     nat: bool = False,
     site: bool = False,
+    disk_mib: int | None = None,
 ) -> BootRig:
     """A boot whose plan is reserved."""
     image = publish(layout)
-    job = lease(image, guests=guests, segment=segment, nat=nat, site=site)
+    job = lease(image, guests=guests, segment=segment, nat=nat, site=site, disk_mib=disk_mib)
     monkeypatch.setattr(start, "Helpers", lambda *_: StillHelpers())
     monkeypatch.setattr(Cgroup, "create", lambda *_: None)
     journal = Journal(layout.journals, job.generation)

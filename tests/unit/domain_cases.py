@@ -140,6 +140,7 @@ CASES = {
     "network": spec(replace(FLAT, interface=NIC)),
     "nat": spec(replace(FLAT, interface=NIC, nat=NAT, paths=GuestPaths(run_dir=RUN))),
     "network-one-queue": spec(replace(FLAT, interface=replace(NIC, queues=1, mtu=0)), shares=SHARES),
+    "disk": spec(FLAT, disk="/var/lib/vhpc/disks/vhpc-42-0-9f3ac1d2-g0.disk"),
     "no-shares": spec(FLAT, hypervisor="qemu", shares=()),
     "255-vcpus": spec(large(GuestTopology(1, 1, 255, 1))),
     "256-vcpus": spec(large(GuestTopology(2, 1, 64, 2)), cpu_vendor="AuthenticAMD"),

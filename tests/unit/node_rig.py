@@ -25,6 +25,7 @@ def node_layout(tmp_path: Path) -> Layout:
     raw = {
         "paths": paths,
         "images": {"catalog": str(tmp_path / "catalog"), "store": str(tmp_path / "store")},
+        "disks": {"folder": str(tmp_path / "disks"), "max_mib": 1024, "keep_free_mib": 0},
         "guests": {"uid_base": 4_100_000, "uid_count": 3, "uid_check_paths": []},
     }
     return Layout(msgspec.convert(raw, Config))

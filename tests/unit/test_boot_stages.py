@@ -18,6 +18,7 @@ from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import NodeDevices
 from vhpc_slurm.model import GuestPlan
 from vhpc_slurm.node import plan as node_plan
+from vhpc_slurm.node import resources
 from vhpc_slurm.node.boot import agent, diagnose, sequence, start
 from vhpc_slurm.node.guest import channel as guest_channel
 from vhpc_slurm.node.guest import qemulog, refusal
@@ -89,6 +90,38 @@ def test_memory_is_taken_before_all_guests_and_released_after(
     uids = sorted(entry.data["uid"] for entry in rig.work.journal.held() if entry.kind == "uid")
     assert sorted(rig.work.journal.entry("memory").data["owners"]) == [2001, *uids]
     assert all(cast(StillHelpers, helpers).closed for helpers in rig.work.helpers.values())
+
+
+def test_a_disk_is_made_before_all_guests_and_given_to_qemu(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = prepared(layout, monkeypatch, guests=2, disk_mib=64)
+    connect(monkeypatch, Agent())
+    run(rig)
+    held = rig.work.journal.held()
+    kinds = ["disk", "disk", "memory", "cgroup", "image", "claim", "claim"]
+    assert [entry.kind for entry in held][4:] == kinds
+    stages = [stage.name for stage in rig.work.recorder.timeline().stages]
+    assert stages.index("disks") < stages.index("start g0")
+    uids = sorted(entry.data["uid"] for entry in held if entry.kind == "uid")
+    files = [Path(guest.paths.disk) for guest in rig.work.plan.guests]
+    assert sorted(file.stat().st_uid for file in files) == uids
+    assert [file.stat().st_size for file in files] == [64 << 20] * 2
+    for xml, file in zip(rig.hypervisor.domains, files, strict=True):
+        assert f'<source file="{file}">' in xml
+        assert " vhpc.disk=/dev/vdb" in xml
+    assert resources.release_all(layout, rig.work.journal, keep=("domain", "memory", "cgroup", "image")) == []
+    assert list(layout.disks.iterdir()) == []
+
+
+def test_disks_that_the_node_has_no_space_for_fail_the_job(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = prepared(layout, monkeypatch, guests=2, disk_mib=1 << 24)  # 16 TiB: more than any test machine has
+    with pytest.raises(UserError, match=r"^n1 has no space for the disks .*: \d+ MiB .* needs 33554432"):
+        run(rig)
+    assert rig.hypervisor.domains == []
+    assert list(layout.disks.iterdir()) == []
 
 
 def test_a_boot_whose_job_has_ended_takes_nothing_more(rig: BootRig) -> None:

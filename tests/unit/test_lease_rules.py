@@ -10,6 +10,7 @@ from controller_lab import identity, request
 from lease_records import LEASE
 
 from vhpc_slurm.config import Config, Guests, Placement
+from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.model import (
     Allocation,
@@ -126,3 +127,14 @@ def test_the_smallest_node_decides() -> None:
         (NodeAllocation("n1", (0,), 4096), NodeAllocation("n2", (0,), 300), NodeAllocation("n3", (0,), 4096))
     )
     assert " on n2," in rules.misfit(request(), nodes, identity(256), Config())
+
+
+def test_a_disk_has_at_most_the_size_that_the_site_permits() -> None:
+    site = Config(disks=Disks(max_mib=20480))
+    job = replace(request(), disk_mib=20481)
+    line = rules.oversized(job, site)
+    assert line.startswith("--vhpc-disk=20481M is larger than a guest's disk may be here: 20480 MiB (ask for")
+    assert rules.oversized(replace(job, disk_mib=20480), site) == ""
+    assert rules.oversized(request(), Config()) == ""
+    none = rules.oversized(replace(job, disk_mib=64), Config())
+    assert none.startswith("--vhpc-disk is not allowed here")

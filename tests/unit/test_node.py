@@ -23,7 +23,7 @@ from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, Share
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, statefile, timeline, uids
+from vhpc_slurm.node.store import disks, images, joblock, journal, kinds, outbox, statefile, timeline, uids
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import audit
@@ -106,7 +106,12 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
     images.pin(layout, publish(layout), GENERATION)
+    layout.disks.mkdir()
+    disk = disks.path(layout, Generation.parse(GENERATION), 0)
+    disk.touch()
+    (layout.disks / "lost+found").mkdir()
     expected = [
+        "orphan-disk",
         "orphan-folder",
         "orphan-pin",
         "orphan-uid",
@@ -120,6 +125,7 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     assert layout.job(42).is_dir()
     assert list(uids.allocated(layout)) == [(uid, GENERATION)]
     assert len(list(images.pins(layout))) == 1
+    assert disk.exists()
     journal.released(f"uid:{uid}")
     journal.remove()
     for finding in found:
@@ -127,6 +133,7 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     assert not layout.job(42).exists()
     assert list(uids.allocated(layout)) == []
     assert list(images.pins(layout)) == []
+    assert [path.name for path in layout.disks.iterdir()] == ["lost+found"]
 
 
 @needs_root

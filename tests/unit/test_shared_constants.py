@@ -16,6 +16,7 @@ from typing import get_type_hints
 import pytest
 
 from vhpc_slurm import config
+from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import CHOICES, LEAST_MTU, Network
 from vhpc_slurm.domain import boot
@@ -60,6 +61,7 @@ def run_c(folder: Path, program: str, *arguments: str, sources: tuple[Path, ...]
 @pytest.fixture(scope="module")
 def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Values of all enumerators of protocol.h, and of single ones of other headers."""
+    bounds = "TIMEOUT_MAX_S VFS_MAX GUESTS_MAX DISK_MIN_MIB IMAGE_PART_MAX"
     headers = {
         "protocol.h": ["VHPC_PROTOCOL_MIN", "VHPC_PROTOCOL_MAX", *ENUMERATOR.findall(PROTOCOL)],
         "fabric.h": ["FABRIC_WAIT_MAX_MS"],
@@ -69,7 +71,7 @@ def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         "reach.h": ["REACH_TARGETS_MAX", "REACH_SIZE_MIN", "REACH_WAIT_MAX_MS"],
         "network.h": ["NODELIST_MAX", "NETWORK_MTU_MIN", "NETWORK_MTU_MAX"],
         "sbcast.h": ["SBCAST_GUESTS_MAX"],
-        "bounds.h": ["VHPC_TIMEOUT_MAX_S", "VHPC_VFS_MAX", "VHPC_GUESTS_MAX", "VHPC_IMAGE_PART_MAX"],
+        "bounds.h": [f"VHPC_{name}" for name in bounds.split()],
         "state.h": ["VHPC_STATE_MAX", "VHPC_STATE_LINE_MAX"],
     }
     names = [name for group in headers.values() for name in group]
@@ -235,6 +237,7 @@ def test_variables_of_options_are_those_that_the_hooks_read(tmp_path: Path) -> N
         ("VHPC_TIMEOUT", highest(config.Guests, "boot_timeout_max_s")),
         ("VHPC_TIMEOUT", highest(config.Guests, "boot_timeout_s")),
         ("VHPC_VFS", MAX_VFS),
+        ("VHPC_DISK", MAX_DISK_MIB),
         ("VHPC_GUESTS_PER_NODE", MAX_GUESTS_PER_NODE),
     ],
 )
@@ -244,6 +247,10 @@ def test_numbers_have_the_same_limit(tmp_path: Path, variable: str, limit: int) 
 
 def test_all_programs_agree_on_the_guests_of_a_node(constants: dict[str, int]) -> None:
     assert constants["VHPC_GUESTS_MAX"] == constants["SBCAST_GUESTS_MAX"] == MAX_GUESTS_PER_NODE
+
+
+def test_disks_have_the_same_least_size(constants: dict[str, int]) -> None:
+    assert constants["VHPC_DISK_MIN_MIB"] == MIN_DISK_MIB
 
 
 def test_batch_places_are_the_same(tmp_path: Path) -> None:

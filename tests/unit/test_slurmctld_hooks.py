@@ -220,6 +220,9 @@ def test_the_script_reports_only_components_without_guests(tmp_path: Path, het: 
         ("TIMEOUT", "1" * 10, "--vhpc-timeout='1111111111'"),
         ("TIMEOUT", "٣", "--vhpc-timeout="),
         ("VFS", "257", "--vhpc-vfs=257"),
+        ("DISK", "63", "--vhpc-disk=63"),
+        ("DISK", "16777217", "--vhpc-disk=16777217"),
+        ("DISK", "20G", "--vhpc-disk='20G'"),
         ("GUESTS_PER_NODE", "0", "--vhpc-guests-per-node=0"),
     ],
 )

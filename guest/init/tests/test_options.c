@@ -20,13 +20,15 @@ static void parses_the_command_line_of_a_domain(void **state)
         options_parse(
             &o,
             "no_timer_check console=ttyS0 panic=-1 quiet vhpc.root=/dev/vda "
-            "vhpc.rootfstype=ext4 vhpc.init=/sbin/init vhpc.overlay_size=1g vhpc.rootwait=7\n",
+            "vhpc.rootfstype=ext4 vhpc.init=/sbin/init vhpc.overlay_size=1g vhpc.rootwait=7 "
+            "vhpc.disk=/dev/vdb\n",
             error, sizeof error),
         0);
     assert_string_equal(o.root, "/dev/vda");
     assert_string_equal(o.rootfstype, "ext4");
     assert_string_equal(o.init, "/sbin/init");
     assert_string_equal(o.overlay_size, "1g");
+    assert_string_equal(o.disk, "/dev/vdb");
     assert_int_equal(o.rootwait_s, 7);
 }
 
@@ -41,6 +43,7 @@ static void has_defaults_for_all_but_the_root_device(void **state)
     assert_string_equal(o.rootfstype, "erofs");
     assert_string_equal(o.init, "agent");
     assert_string_equal(o.overlay_size, "50%");
+    assert_string_equal(o.disk, "");
     assert_int_equal(o.rootwait_s, 30);
 }
 

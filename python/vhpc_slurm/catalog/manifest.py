@@ -38,6 +38,7 @@ RESERVED_PARAMETERS = frozenset(
         "root",
         "rootfstype",
         "rootflags",
+        "vhpc.disk",
         "vhpc.init",
         "vhpc.root",
         "vhpc.rootfstype",

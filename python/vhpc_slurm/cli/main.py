@@ -145,6 +145,10 @@ GuestCount = Annotated[
     int | None,
     typer.Option("--guests-per-node", metavar="K", min=1, help="With --image: number of guests."),
 ]
+DiskMib = Annotated[
+    int | None,
+    typer.Option("--disk", metavar="MIB", min=64, help="With --image: as sbatch --vhpc-disk."),
+]
 AsXml = Annotated[bool, typer.Option("--xml", help="Print the libvirt domain XML of each guest.")]
 
 
@@ -160,12 +164,13 @@ def plan(
     gpus: GpuIndexes = None,
     vfs: VfCount = None,
     guests_per_node: GuestCount = None,
+    disk: DiskMib = None,
     xml: AsXml = False,
     node: ThisNode = None,
     as_json: Json = False,
 ) -> int:
     """Show the plan of Prolog on this node, for a job or for one that you describe; or why it is refused."""
-    wishes = (image, cpus, memory, mem_reserve, user, chdir, gpus, vfs, guests_per_node)
+    wishes = (image, cpus, memory, mem_reserve, user, chdir, gpus, vfs, guests_per_node, disk)
     if (job_id is None) == (image is None):
         raise typer.BadParameter("either JOBID or --image is needed")
     if job_id is not None and any(wish is not None for wish in wishes):
@@ -187,6 +192,7 @@ def plan(
             gpus,
             vfs,
             guests_per_node or 1,
+            disk,
         )
         case = planning.of_wish(config, wish, name)
     return planning.plan(config, case, xml=xml, as_json=as_json)

@@ -53,6 +53,7 @@ class Wish:
     gpus: str | None = None
     vfs: int | None = None
     guests_per_node: int = 1
+    disk_mib: int | None = None
 
 
 def of_job(config: Config, job_id: int, node: str) -> PlanInput:
@@ -108,6 +109,7 @@ def of_wish(config: Config, wish: Wish, node: str) -> PlanInput:
         mem_reserve_mib=wish.mem_reserve_mib,
         vfs=wish.vfs,
         guests_per_node=wish.guests_per_node,
+        disk_mib=wish.disk_mib,
     )
     found, more = _shares(config, request) if uid else ((), ())
     generation = Generation(NO_JOB, 0, "00000000")

@@ -84,6 +84,7 @@ def _show_guest(case: PlanInput, guest: GuestPlan) -> None:
             ("emulator", f"QEMU's own threads on {guest.emulator_choice}"),
             ("memory", f"{guest.memory_mib} MiB in {pages}, NUMA binding {guest.memory_binding.value}"),
             *_network(guest),
+            *([("disk", f"{guest.disk_mib} MiB, {guest.paths.disk}")] if guest.disk_mib else []),
         ]
     )
     print()

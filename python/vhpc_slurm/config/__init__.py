@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.config.network import Network
@@ -329,6 +330,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     images: Images = Images()
     guests: Guests = Guests()
     shares: Shares = Shares()
+    disks: Disks = Disks()
     host: Host = Host()
     placement: Placement = Placement()
     devices: Devices = Devices()

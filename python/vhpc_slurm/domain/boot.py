@@ -10,6 +10,7 @@ from vhpc_slurm.domain.spec import DomainSpec
 
 MACHINE = "q35"
 ROOT_DEVICE = "/dev/vda"
+DISK_DEVICE = "/dev/vdb"
 TRANSLATION = "intel_iommu="
 
 
@@ -23,13 +24,15 @@ class BootContext:
     cmdline: str
 
 
-def kernel_cmdline(image_cmdline: str, root_format: str, *, remapping: bool = False) -> str:
+def kernel_cmdline(
+    image_cmdline: str, root_format: str, *, remapping: bool = False, disk: bool = False
+) -> str:
     """The image's kernel parameters, then those that every guest needs and the image lacks.
 
     ``panic=-1`` reboots at once, which ends a guest; ``quiet`` because each
     byte on an emulated serial port costs an exit.  With an IOMMU for interrupt
     remapping, ``intel_iommu=off`` prevents DMA translation by the kernel,
-    unless the image sets this parameter.
+    unless the image sets this parameter.  With a disk, changes to the root go to it.
     """
     words = image_cmdline.split()
     needed = [
@@ -39,6 +42,8 @@ def kernel_cmdline(image_cmdline: str, root_format: str, *, remapping: bool = Fa
         f"vhpc.root={ROOT_DEVICE}",
         f"vhpc.rootfstype={root_format}",
     ]
+    if disk:
+        needed.append(f"vhpc.disk={DISK_DEVICE}")
     if remapping and not any(word.startswith(TRANSLATION) for word in words):
         needed.append(f"{TRANSLATION}off")
     return " ".join([*words, *(word for word in needed if word not in words)])
@@ -47,5 +52,5 @@ def kernel_cmdline(image_cmdline: str, root_format: str, *, remapping: bool = Fa
 def context(spec: DomainSpec) -> BootContext:
     """Kernel, initrd, command line."""
     remapping = iommu.needed(spec.guest.topology)
-    cmdline = kernel_cmdline(spec.cmdline, spec.root_format, remapping=remapping)
+    cmdline = kernel_cmdline(spec.cmdline, spec.root_format, remapping=remapping, disk=bool(spec.disk))
     return BootContext(MACHINE, spec.kernel, spec.initrd, cmdline)

@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root disk: one raw, read-only file for all guests of an image.
+"""The disks of a guest: the root, and its own disk, if it has one.
 
-Cached in the host (writeback): the next job's guest boots from memory.  Never
-relabelled: libvirt would make a shared file the property of one guest's uid.
+The root is one raw, read-only file for all guests of an image.  Cached in the
+host (writeback): the next job's guest boots from memory.
+
+The guest's own disk ends with the job, so nothing on it must survive a crash of the
+node: QEMU does not flush (unsafe).  Its file keeps the space that it has
+(discard="ignore"), so that only the guest's own file system can be full; an error of
+the host's is one in the guest, and does not stop it.
+
+Neither is relabelled: libvirt would make a shared file the property of one guest's
+uid, and vhpc owns the disk until QEMU gets it.
 """
 
 from __future__ import annotations
@@ -24,8 +32,11 @@ class DiskContext:
     queues: int
     iothread: int
     slot: int
+    own: str
+    own_slot: int
 
 
 def context(spec: DomainSpec) -> DiskContext:
-    """The first virtio disk, ``vda``."""
-    return DiskContext(spec.root, min(QUEUES_MAX, len(spec.guest.pins)), IOTHREADS, slots.DISK)
+    """The virtio disks ``vda`` and ``vdb``; the kernel numbers them in the order of their slots."""
+    queues = min(QUEUES_MAX, len(spec.guest.pins))
+    return DiskContext(spec.root, queues, IOTHREADS, slots.DISK, spec.disk, slots.OWN_DISK)

@@ -56,6 +56,7 @@ class DomainSpec:
         root: raw image of the root file system; shared by guests, never written, never relabelled,
             so all users must be able to read it.
         root_format: file system in ``root``.
+        disk: raw file of the guest's own disk, for its changes to the root; empty: they stay in memory.
         uid: host uid of QEMU.
         gid: host gid of QEMU, the group that may open /dev/kvm.
         agent_socket: socket on which QEMU listens for the agent's port.
@@ -86,6 +87,7 @@ class DomainSpec:
     console_log: str
     shares: tuple[ShareSpec, ...] = ()
     root_format: str = "erofs"
+    disk: str = ""
     invariant_tsc: bool = True
     partition: str = ""
 
@@ -110,6 +112,7 @@ class DomainSpec:
         for what, path in (
             *([("kernel", self.kernel), ("initrd", self.initrd)] if self.kernel or self.initrd else []),
             ("root", self.root),
+            *([("disk", self.disk)] if self.disk else []),
             ("console log", self.console_log),
             *([("emulator", self.emulator)] if self.emulator else []),
             *([("control group", self.partition)] if self.partition else []),

@@ -15,6 +15,7 @@ import sys
 from msgspec.structs import replace
 
 from vhpc_slurm.config import Config
+from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB
 from vhpc_slurm.config.network import CHOICES as NETWORK_CHOICES
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, UserError, VhpcError
@@ -123,7 +124,17 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         het=job.het,
         account=job.account,
         qos=job.qos,
+        disk_mib=_disk(),
     )
+
+
+def _disk() -> int | None:
+    disk = _number("DISK")
+    if disk is not None and not MIN_DISK_MIB <= disk <= MAX_DISK_MIB:
+        raise UserError(
+            f"--vhpc-disk={disk}", f"a size from {MIN_DISK_MIB} to {MAX_DISK_MIB} MiB is expected"
+        )
+    return disk
 
 
 def _number(name: str) -> int | None:

@@ -65,7 +65,8 @@ class JobRequest:
     """What the user asked for, with the identity Slurm vouches for.
 
     ``network`` is a word of --vhpc-network; None: the site's default.  ``het`` is None for a job that is
-    no component of a heterogeneous job.  ``account`` and ``qos`` are empty where Slurm has none.
+    no component of a heterogeneous job.  ``disk_mib`` is the size of each guest's disk; None: no disk.
+    ``account`` and ``qos`` are empty where Slurm has none.
     """
 
     job_id: int
@@ -87,6 +88,7 @@ class JobRequest:
     het: HetPlace | None = None
     account: str = ""
     qos: str = ""
+    disk_mib: int | None = None
 
     def fixed(self) -> JobRequest:
         """The request without what operators and users may change while the job runs."""

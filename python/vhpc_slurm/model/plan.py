@@ -79,6 +79,7 @@ class GuestPaths:
         root: raw image of the root file system; shared by all guests of the image.
         agent_socket: socket that QEMU listens on for the agent's port.
         console_log: the guest's serial console.
+        disk: its own disk, a raw file; empty if the job has asked for none.
     """
 
     run_dir: str = ""
@@ -87,6 +88,7 @@ class GuestPaths:
     root: str = ""
     agent_socket: str = ""
     console_log: str = ""
+    disk: str = ""
 
     @property
     def nat_socket(self) -> str:
@@ -199,7 +201,7 @@ class NodeSegment:
 class GuestPlan:
     """One guest of a job on a node: which CPUs, which memory, which devices.
 
-    Placement (``placement.plan``) decides all but the last five attributes, which
+    Placement (``placement.plan``) decides all but the last six attributes, which
     follow from the lease and the node (``node.plan``).
 
     Attributes:
@@ -213,6 +215,7 @@ class GuestPlan:
         interface: on the network of the job; None where the job has none.
         nat: to other networks; None where the job has no nat.
         site: on the bridge of the site; None where the job is not on it.
+        disk_mib: size of its own disk; 0 if the job has asked for none.
     """
 
     index: int
@@ -237,6 +240,7 @@ class GuestPlan:
     interface: GuestInterface | None = None
     nat: NatInterface | None = None
     site: SiteInterface | None = None
+    disk_mib: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from vhpc_slurm.node.guest import ports
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.network import nat, site
 from vhpc_slurm.node.network import plan as network
+from vhpc_slurm.node.store import disks
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage
@@ -99,12 +100,16 @@ def make(layout: Layout, what: PlanInput) -> NodePlan | Refusal:
             return Refusal((err,))
     job_id, root = what.generation.job_id, what.image.manifest.root.sha256
     owner = what.request.uid if what.image.ref.own else None
-    guests = tuple(
-        replace(guest, paths=layout.guest_paths(job_id, guest.index, root, owner)) for guest in found.guests
-    )
+    disk_mib = what.request.disk_mib or 0
+    guests = []
+    for guest in found.guests:
+        paths = layout.guest_paths(job_id, guest.index, root, owner)
+        if disk_mib:
+            paths = replace(paths, disk=str(disks.path(layout, what.generation, guest.index)))
+        guests.append(replace(guest, paths=paths, disk_mib=disk_mib))
     grouped = layout.config.guests.cgroups != "off"
     partition = Cgroup.of(str(what.generation)).partition if grouped else ""
-    return replace(found, guests=guests, shares=what.shares, partition=partition)
+    return replace(found, guests=tuple(guests), shares=what.shares, partition=partition)
 
 
 def _with_network(lease: Lease, plan: NodePlan, host: HostInventory, config: Network) -> NodePlan:

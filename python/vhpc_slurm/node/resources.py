@@ -22,7 +22,7 @@ from vhpc_slurm.node.guest import libvirtd, memory
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.network import nat, segment, site
-from vhpc_slurm.node.store import images, kinds, uids
+from vhpc_slurm.node.store import disks, images, kinds, uids
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -132,6 +132,11 @@ def _release_memory(layout: Layout, generation: str, entry: Entry) -> None:
         log.warning("ended %s: it held memory of a guest of generation %s", holder, generation)
 
 
+def _release_disk(layout: Layout, generation: str, entry: Entry) -> None:
+    """Delete a guest's disk; QEMU has ended."""
+    disks.delete(layout, Generation.parse(generation), int(entry.data["index"]))
+
+
 def _release_nvswitch(layout: Layout, _generation: str, entry: Entry) -> None:
     nvswitch.release(nvswitch.Fmpm(layout.config.devices), entry)
 
@@ -160,6 +165,7 @@ _RELEASES: dict[str, Callable[[Layout, str, Entry], None]] = {
     kinds.DOMAIN: _release_domain,
     kinds.CGROUP: _release_cgroup,
     kinds.MEMORY: _release_memory,
+    kinds.DISK: _release_disk,
     kinds.NVSWITCH: _release_nvswitch,
     kinds.NETWORK: _release_network,
     kinds.NAT: _release_nat,

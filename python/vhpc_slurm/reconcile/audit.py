@@ -20,7 +20,7 @@ from vhpc_slurm.node.devices import assignment, quarantine, setup
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.guest import libvirtd
 from vhpc_slurm.node.host import cgroup, process, steps
-from vhpc_slurm.node.store import images, joblock, journal, kinds, outbox, reservations, uids
+from vhpc_slurm.node.store import disks, images, joblock, journal, kinds, outbox, reservations, uids
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import segments
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding
@@ -58,6 +58,7 @@ def audit(
         *_orphan_cgroups(layout),
         *_orphan_folders(layout),
         *_orphan_pins(layout),
+        *_orphan_disks(layout),
         *_unparked_functions(layout),
         *segments.audit(layout),
     ]
@@ -259,6 +260,17 @@ def _orphan_pins(layout: Layout) -> Iterator[NodeFinding]:
             repair = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
             what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}, which has no journal"
             yield NodeFinding(Kind.ORPHAN_PIN, what, repair)
+
+
+def _orphan_disks(layout: Layout) -> Iterator[NodeFinding]:
+    for generation, index in list(disks.existing(layout)):
+        name = str(generation)
+        if not _is_known(layout, name):
+            repair = _unless(
+                partial(_is_known, layout, name), partial(disks.delete, layout, generation, index)
+            )
+            path = disks.path(layout, generation, index)
+            yield NodeFinding(Kind.ORPHAN_DISK, f"disk {path} belongs to no journal", repair)
 
 
 def _unparked_functions(layout: Layout) -> Iterator[NodeFinding]:

@@ -25,7 +25,9 @@ class Kind(StrEnum):
     ORPHAN_CGROUP = "orphan-cgroup"
     ORPHAN_FOLDER = "orphan-folder"
     ORPHAN_PIN = "orphan-pin"
-    """A domain, process, uid, control group, run folder or image pin of a generation without a journal."""
+    ORPHAN_DISK = "orphan-disk"
+    """What belongs to a generation without a journal: a domain, process, uid, control group, run folder,
+    image pin or disk."""
     ORPHAN_NETWORK = "orphan-network"
     """Interfaces or nftables tables of a segment of a generation without a journal."""
     LEFT_NODE = "left-node"

@@ -39,7 +39,7 @@ from vhpc_slurm.model import (
     TunnelKeys,
 )
 
-VERSION = 7
+VERSION = 8
 MAX_MESSAGE = 1 << 20
 """Longest frame in bytes; also what munged itself takes."""
 PAGE_BYTES = 256 << 10

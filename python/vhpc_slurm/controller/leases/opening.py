@@ -211,6 +211,7 @@ class LeaseOpening:
         return (
             segments.refusal(one.request, one.allocation, self._config.network, others)
             or rules.impatient(one.request, one.allocation, self._config)
+            or rules.oversized(one.request, self._config)
             or rules.misfit(one.request, one.allocation, one.image, self._config)
         )
 

@@ -123,6 +123,19 @@ def impatient(request: JobRequest, allocation: Allocation, config: Config) -> st
     )
 
 
+def oversized(request: JobRequest, config: Config) -> str:
+    """Why the guests cannot have the disks that the user asks for, as one line; empty when they can."""
+    most = config.disks.max_mib
+    if request.disk_mib is None or request.disk_mib <= most:
+        return ""
+    if most == 0:
+        return "--vhpc-disk is not allowed here (this site gives guests no disks: disks.max_mib is 0)"
+    return (
+        f"--vhpc-disk={request.disk_mib}M is larger than a guest's disk may be here: {most} MiB "
+        "(ask for less; for more, ask your administrator to raise disks.max_mib)"
+    )
+
+
 def misfit(request: JobRequest, allocation: Allocation, image: ImageIdentity, config: Config) -> str:
     """Why the image cannot run in this allocation, as one line for the user; empty when it can.
 

@@ -40,6 +40,9 @@ def boot(work: Boot) -> Generator[None, None, None]:
     if work.plan.segment is not None:
         with work.recorder.stage("network", f"VNI {work.plan.segment.vni}"):
             network.connect(work)
+    if any(guest.disk_mib for guest in work.plan.guests):
+        with work.recorder.stage("disks", f"{len(work.plan.guests)} of {work.plan.guests[0].disk_mib} MiB"):
+            start.make_disks(work)
     try:
         started = []
         for guest in work.plan.guests:

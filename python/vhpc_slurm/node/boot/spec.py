@@ -52,6 +52,7 @@ def domain_spec(
         kernel=paths.kernel,
         initrd=paths.initrd,
         root=paths.root,
+        disk=paths.disk,
         root_format=image.manifest.root_format,
         cmdline=image.manifest.cmdline,
         uid=uid,

@@ -19,7 +19,7 @@ from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.limits import limits_of
-from vhpc_slurm.node.store import images, kinds, uids
+from vhpc_slurm.node.store import disks, images, kinds, uids
 
 MEMORY = "memory"
 """Its key in the journal."""
@@ -54,6 +54,21 @@ def announce_memory(work: Boot) -> None:
     work.journal.acquire(kinds.MEMORY, MEMORY, owners=work.memory.owners)
 
 
+def make_disks(work: Boot) -> None:
+    """Make the disks of all guests, before the first of them starts.
+
+    Raises:
+        UserError: they are larger than the site allows, or than what is free here.
+        NodeError: this node cannot make them.
+    """
+    generation, guests = work.lease.generation, work.plan.guests
+    disks.check_space(work.layout, sum(guest.disk_mib for guest in guests), work.plan.node)
+    for guest in guests:
+        name = disks.path(work.layout, generation, guest.index).name
+        work.journal.acquire(kinds.DISK, f"disk:{name}", index=guest.index)
+        disks.make(work.layout, generation, guest.index, guest.disk_mib, work.plan.node)
+
+
 def start_guest(work: Boot, guest: GuestPlan) -> None:
     """Start one guest with its share daemons and its passt."""
     assert work.staged is not None
@@ -72,6 +87,8 @@ def start_guest(work: Boot, guest: GuestPlan) -> None:
     network.connect_outside(work, guest, uid)
     guest = network.connect_site(work, guest)
     console.prepare(Path(paths.console_log), uid)
+    if guest.disk_mib:
+        disks.give(layout, work.lease.generation, guest.index, uid)
     boot_files = images.private_copies(work.staged, run_dir)
     libvirt_version, _ = work.hypervisor.version()
     spec = domain_spec(

@@ -66,6 +66,11 @@ class Layout:
         return Path(self.config.images.store) / "own" / str(owner) / "sha256"
 
     @property
+    def disks(self) -> Path:
+        """Folder of the guests' own disks."""
+        return Path(self.config.disks.folder)
+
+    @property
     def uids(self) -> Path:
         """Allocated uids of the range for QEMU."""
         return self.run / "uids"
