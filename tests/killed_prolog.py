@@ -2,6 +2,7 @@
 """Runs as root in place of Slurm: a lease by hand, and the real Prolog with a kill at some write.
 
     killed_prolog.py open [--guests N] [--cpus N] [--memory MIB] [--gpu INDEX] [--vfs N] [--network job]
+                        [--disk MIB]
                                    make the lease of the job in SLURM_JOB_ID
     killed_prolog.py end           say that the job is over; both on a host of slurmctld
     killed_prolog.py N [torn]      the Prolog; before its N-th journal write (from 1) it ends as by kill -9,
@@ -32,8 +33,10 @@ JOB = int(os.environ["SLURM_JOB_ID"])
 
 def open_lease(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    for name, default in (("guests", 1), ("cpus", None), ("memory", None), ("gpu", None), ("vfs", None)):
+    for name, default in (("guests", 1), ("cpus", None), ("memory", None), ("gpu", None)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    for name in ("vfs", "disk"):
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--network")
     said = parser.parse_args(words)
     guests = said.guests
@@ -49,6 +52,7 @@ def open_lease(words: list[str]) -> None:
         vfs=said.vfs,
         guests_per_node=guests,
         network=said.network,
+        disk_mib=said.disk,
     )
     gres = () if said.gpu is None else (GresAllocation("gpu", "", 1, (said.gpu,)),)
     cpu_ids = tuple(range(said.cpus or guests))

@@ -205,7 +205,7 @@ class Lab:
                 "grep -E 'vhpc|virtiofs' /proc/mounts | grep -v -E '/shared|/opt/vhpc|libexec|lowerdir' |"
                 " sed 's/^/mount /';"
                 "find /run/vhpc/jobs /run/vhpc/uids /var/lib/vhpc/journal /var/lib/vhpc/outbox"
-                " /var/lib/vhpc/images/pins -mindepth 1 2>/dev/null | sed 's/^/file /';"
+                " /var/lib/vhpc/disks /var/lib/vhpc/images/pins -mindepth 1 2>/dev/null | sed 's/^/file /';"
                 "find /sys/fs/cgroup/*/vhpc.partition -mindepth 1 -maxdepth 1 -type d 2>/dev/null |"
                 " sed 's/^/cgroup /';"
                 "ip -o link | grep -E 'tap|vnet|macvtap|vhpc' | sed 's/^/link /';"

@@ -32,7 +32,7 @@ def by_hand(lab: Lab) -> Iterator[list[LabJob]]:
 def killed_at_every_write(lab: Lab, made: list[LabJob], torn: bool) -> Iterator[LabJob]:
     """A Prolog killed at its first write, one at its second, and so on until one lives."""
     for number in itertools.count(1):
-        job = LabJob(lab)
+        job = LabJob(lab, disk_mib=64)
         made.append(job)
         code = job.drive(str(number), *(["torn"] if torn else []), check=False).code
         if code == 0:
@@ -57,7 +57,7 @@ def test_an_epilog_clears_after_a_prolog_killed_at_any_write(
 def test_both_guests_are_cleared_after_a_killed_prolog(lab: Lab, by_hand: list[LabJob]) -> None:
     """By the Epilog and by the health check in turn."""
     for number in itertools.count(2, 3):
-        job = LabJob(lab, guests=2)
+        job = LabJob(lab, guests=2, disk_mib=64)
         by_hand.append(job)
         code = job.drive(str(number), check=False).code
         domains = lab.run("n1", "virsh", "-q", "list", "--name").out.split()

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--vhpc-disk: what a job writes outside of shared folders is on a disk of its guest, and is gone with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster import Lab
+from injection import configured, let_go, one_line, runs, settled, until
+
+pytestmark = pytest.mark.lab
+
+DISKS = "/var/lib/vhpc/disks"
+SIZE_MIB = 700
+MIRROR = "203.0.113.7"
+"""Address of the login host, of a documentation network (RFC 5737), as a mirror outside of the site."""
+PACKAGE = "vhpc-lab-hello"
+
+
+def test_a_job_writes_more_to_its_disk_than_its_guest_has_memory(lab: Lab) -> None:
+    script = """
+    df -B1M --output=size,target / /tmp | tail -n +2
+    free -m | awk '/Mem:/ { print "memory " $2 }'
+    dd if=/dev/zero of=/tmp/half bs=1M count=450 2>&1 | grep -c copied
+    sudo sh -c 'echo mine > /usr/bin/own; cat /usr/bin/own'
+    dd if=/dev/zero of=/var/tmp/rest bs=1M 2>&1 | grep -o 'No space left on device'
+    rm /var/tmp/rest && echo again > /var/tmp/new && cat /var/tmp/new
+    echo up; until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done
+    """
+    job = lab.submit(script, "-w", "n1", "--mem=768", f"--vhpc-disk={SIZE_MIB}M")
+    runs(lab, job)
+    (file,) = lab.run("n1", "ls", DISKS).out.split()
+    owner, mode, size, blocks = lab.run("n1", "stat", "-c", "%u %a %s %b", f"{DISKS}/{file}").out.split()
+    pid = lab.run("n1", "pgrep", "-f", f"qemu-system.* guest=vhpc-{job.id}-").out.strip()
+    assert owner == lab.run("n1", "stat", "-c", "%u", f"/proc/{pid}").out.strip() != "0"
+    assert (mode, int(size)) == ("600", SIZE_MIB << 20)
+    assert int(blocks) * 512 >= SIZE_MIB << 20
+    assert lab.run("n1", "cat", f"{DISKS}/{file}", user="alice", check=False).code != 0
+    let_go(lab, job)
+    assert job.wait() == "COMPLETED"
+    (root, tmp, memory, *rest) = job.output().splitlines()
+    (available, on), (_, also) = root.split(), tmp.split()
+    assert (on, also) == ("/", "/")
+    assert SIZE_MIB * 0.9 < int(available) <= SIZE_MIB
+    assert int(memory.split()[1]) < 512, "the guest could not have kept it in memory"
+    assert rest == ["1", "mine", "No space left on device", "again", "up"]
+    settled(lab)
+    assert lab.run("n1", "ls", DISKS).out == ""
+
+
+def test_a_disk_that_cannot_be_had_fails_the_job_in_one_line(lab: Lab) -> None:
+    done = lab.run(
+        "login", "sbatch", "--vhpc-image=x", "--vhpc-disk=63M", "--wrap=:", user="alice", check=False
+    )
+    assert done.code != 0
+    assert "--vhpc-disk=63M: a size from 64M to 16T is expected" in done.err
+    job = lab.finish("echo up", "-w", "n1", "--vhpc-disk=1025")
+    assert job.show()["JobState"] == "FAILED"
+    one_line(
+        job, r"^vhpc: --vhpc-disk=1025M is larger than a guest's disk may be here: 1024 MiB \(ask for less"
+    )
+    with configured(lab, "n1", "disks", "keep_free_mib = 16777216"):
+        job = lab.finish("echo up", "-w", "n1", "--vhpc-disk=64")
+    assert job.show()["JobState"] == "FAILED"
+    one_line(
+        job, r"^vhpc: n1 has no space for the disks of the guests: 0 MiB .* the job needs 64 \(ask for less"
+    )
+    settled(lab)
+
+
+@pytest.fixture
+def mirror(lab: Lab) -> Iterator[str]:
+    """A package mirror on the login host: one package, which says hello."""
+    if "--vhost-user" not in (said := lab.run("n1", "passt", "--help", check=False)).out + said.err:
+        pytest.skip(
+            "nat needs passt 2024_11_27 or newer: use the lab of Debian 13 (lab/vlab up --suite trixie)"
+        )
+    make = f"""
+    set -e
+    mkdir -p tree/DEBIAN tree/usr/bin
+    printf '#!/bin/sh\\necho hello from a package\\n' > tree/usr/bin/{PACKAGE}
+    chmod 755 tree/usr/bin/{PACKAGE}
+    printf 'Package: {PACKAGE}\\nVersion: 1\\nArchitecture: all\\nMaintainer: lab\\nDescription: hello\\n' \\
+        > tree/DEBIAN/control
+    dpkg-deb --root-owner-group --build tree {PACKAGE}.deb >/dev/null
+    {{ cat tree/DEBIAN/control; echo "Filename: ./{PACKAGE}.deb"; stat -c 'Size: %s' {PACKAGE}.deb
+       sha256sum {PACKAGE}.deb | sed 's/^/SHA256: /; s/ .*deb$//'; }} > Packages
+    """
+    lab.run(
+        "login", "sh", "-c", f"rm -rf /tmp/mirror; mkdir /tmp/mirror; cd /tmp/mirror; {make}", user="alice"
+    )
+    lab.run("login", "ip", "address", "replace", f"{MIRROR}/32", "dev", "lo")
+    lab.run("n1", "ip", "route", "replace", f"{MIRROR}/32", "via", "10.77.0.3")
+    serve = f"setsid python3 -m http.server -b {MIRROR} -d /tmp/mirror 8098"
+    start = f"{serve} </dev/null >/tmp/mirror.log 2>&1 & echo $!"
+    pid = lab.run("login", "sh", "-c", start, user="alice").out.strip()
+    asked = f"import urllib.request as r; r.urlopen('http://{MIRROR}:8098/Packages')"
+    until(lambda: lab.run("login", "python3", "-c", asked, check=False).code == 0, "the mirror", 20)
+    yield f"http://{MIRROR}:8098"
+    lab.run("login", "kill", pid, check=False)
+    lab.run("login", "rm", "-rf", "/tmp/mirror", "/tmp/mirror.log", check=False)
+    lab.run("n1", "ip", "route", "del", f"{MIRROR}/32", check=False)
+    lab.run("login", "ip", "address", "del", f"{MIRROR}/32", "dev", "lo", check=False)
+
+
+def test_a_job_installs_a_package(lab: Lab, mirror: str) -> None:
+    script = f"""
+    sudo rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
+    echo 'deb [trusted=yes] {mirror} ./' | sudo tee /etc/apt/sources.list >/dev/null
+    sudo apt-get -qq update && sudo apt-get -qq install {PACKAGE} >/dev/null && {PACKAGE}
+    """
+    job = lab.submit(script, "-w", "n1", "--vhpc-network=nat", "--vhpc-disk=256M")
+    assert job.wait(timeout=300) == "COMPLETED"
+    assert job.output().splitlines()[-1] == "hello from a package", job.output()
+    settled(lab)
