@@ -45,7 +45,7 @@ RESERVED_PARAMETERS = frozenset(
     }
 )
 """Kernel parameters that decide what boots: other keys of the manifest have them, or the node."""
-LEASE_KEYS = frozenset({"min_cpus"})
+LEASE_KEYS = frozenset({"driver_versions", "min_cpus"})
 """Fields of ImageManifest that schema 1 lacks."""
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
@@ -262,6 +262,7 @@ def _for_lease(manifest: Manifest) -> ImageManifest:
         min_cpus=manifest.min_cpus,
         firmware=manifest.firmware,
         drivers=tuple(manifest.drivers),
+        driver_versions=tuple((name, version) for name, version in manifest.drivers.items() if version),
         agent_version=manifest.agent_version,
         description=manifest.description,
         created=manifest.provenance.created,

@@ -9,6 +9,9 @@ import msgspec
 
 from vhpc_slurm.config.setting import documented
 
+REQUIREMENT = r"^(?:([A-Za-z0-9_.-]+):)?([A-Za-z0-9_-]+)(?:>=([0-9]+(?:\.[0-9]+)*))?$"
+"""``[TYPE:]MODULE[>=VERSION]``: the form of items of ``gpu_drivers``."""
+
 
 class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Image catalogue and node store."""
@@ -35,6 +38,14 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     revoked_signers: Annotated[
         str, documented("file with revoked keys: public keys or a KRL, as for ssh-keygen -r; empty: none")
     ] = ""
+    gpu_drivers: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=REQUIREMENT)], ...],
+        documented(
+            "drivers that images need for jobs with GPUs: MODULE, MODULE>=VERSION, and TYPE: before it for "
+            'GPUs of a type of Slurm\'s generic resource, like "nvidia>=535" or "mi300:amdgpu". One of '
+            "those for a GPU suffices; a GPU without any is given to every image"
+        ),
+    ] = ()
     store: Annotated[str, documented("verified copies on a node, by digest")] = "/var/lib/vhpc/images"
     import_kernel: Annotated[
         str,

@@ -66,7 +66,8 @@ class ImageManifest:
     """What a lease carries of an image's manifest.  The image's digest is the sha256 of the manifest.
 
     Schema 2 has no name: ``name`` and ``tag`` are those by which the image was found.
-    ``min_cpus`` are CPUs as Slurm counts them (hardware threads).
+    ``min_cpus`` are CPUs as Slurm counts them (hardware threads).  ``driver_versions`` has the
+    drivers whose module states a version.
     """
 
     schema: int
@@ -87,6 +88,7 @@ class ImageManifest:
     created: str = ""
     signature: str | None = None
     min_cpus: int = 1
+    driver_versions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from vhpc_slurm.model import (
     Segment,
     SegmentPart,
 )
+from vhpc_slurm.placement import drivers
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
@@ -212,6 +213,12 @@ class LeaseOpening:
             segments.refusal(one.request, one.allocation, self._config.network, others)
             or rules.impatient(one.request, one.allocation, self._config)
             or rules.oversized(one.request, self._config)
+            or drivers.missing(
+                one.allocation,
+                one.image,
+                self._config.placement.gpu_gres,
+                self._config.images.gpu_drivers,
+            )
             or rules.misfit(one.request, one.allocation, one.image, self._config)
         )
 
