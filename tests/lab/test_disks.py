@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--vhpc-disk: what a job writes outside of shared folders is on a disk of its guest, and is gone with it."""
+"""What a job writes outside of shared folders: on a disk of its guest, gone with it, or saved as an image."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -104,13 +105,34 @@ def mirror(lab: Lab) -> Iterator[str]:
     lab.run("login", "ip", "address", "del", f"{MIRROR}/32", "dev", "lo", check=False)
 
 
-def test_a_job_installs_a_package(lab: Lab, mirror: str) -> None:
-    script = f"""
+def installing(mirror: str) -> str:
+    """A script that installs the mirror's package and runs it."""
+    return f"""
     sudo rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*
     echo 'deb [trusted=yes] {mirror} ./' | sudo tee /etc/apt/sources.list >/dev/null
     sudo apt-get -qq update && sudo apt-get -qq install {PACKAGE} >/dev/null && {PACKAGE}
     """
+
+
+def test_what_a_job_has_installed_becomes_an_image(lab: Lab, mirror: str) -> None:
+    script = f"{installing(mirror)}\necho up; until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done"
     job = lab.submit(script, "-w", "n1", "--vhpc-network=nat", "--vhpc-disk=256M")
-    assert job.wait(timeout=300) == "COMPLETED"
-    assert job.output().splitlines()[-1] == "hello from a package", job.output()
+    runs(lab, job)
+    assert job.output().splitlines()[-2:] == ["hello from a package", "up"], job.output()
+    denied = lab.run("login", "vhpc", "save", str(job.id), "own/stolen", user="bob", check=False)
+    assert denied.code != 0
+    words = ("vhpc", "save", str(job.id), "own/saved", "--json")
+    saved = json.loads(lab.run("login", *words, user="alice", timeout=300).out)
+    let_go(lab, job)
+    assert job.wait() == "COMPLETED"
+    shown = json.loads(lab.run("login", "vhpc", "image", "show", "own/saved", "--json", user="alice").out)
+    assert shown["provenance"]["parent"] == saved["parent"] == job.show()["AdminComment"].partition("@")[2]
+    script = f"{PACKAGE}; dpkg -s {PACKAGE} | grep Status; id -un; hostname; ls /tmp /etc/resolv.conf; true"
+    again = lab.finish(script, "-w", "n1", image="own/saved")
+    assert again.show()["JobState"] == "COMPLETED"
+    lines = again.output().splitlines()
+    assert lines[:4] == ["hello from a package", "Status: install ok installed", "alice", "n1"]
+    assert "/etc/resolv.conf" not in lines
     settled(lab)
+    lab.run("login", "rm", "-rf", "/scratch/alice/images", user="alice")
+    lab.run("n1", "rm", "-rf", "/var/lib/vhpc/images/own/2001")

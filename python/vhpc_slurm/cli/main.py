@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import options
+from vhpc_slurm.cli import guestcommands, options
 from vhpc_slurm.cli.groups import GROUPS
 from vhpc_slurm.cli.options import JobId, Json, ThisNode
 from vhpc_slurm.errors import VhpcError
@@ -72,28 +72,11 @@ def ps(
     return jobs.ps(options.config(), everything=everything, as_json=as_json)
 
 
-@app.command(
+app.command(
     short_help="Start a shell in a guest.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def shell(
-    ctx: typer.Context,
-    image: Annotated[
-        str,
-        typer.Argument(
-            metavar="IMAGE|SOURCE",
-            help="An image, or docker://NAME or KIND:PATH as for vhpc image import.",
-            show_default=False,
-        ),
-    ],
-) -> None:
-    """Start an interactive shell in a guest of an image; other options are those of srun.
-
-    A container that is not an image yet is imported into your own catalogue first.
-    """
-    from vhpc_slurm.cli import shell as interactive
-
-    interactive.run(options.config(), image, ctx.args)
+)(guestcommands.shell)
+app.command(short_help="Make an image of a running job's guest.")(guestcommands.save)
 
 
 # Options of `vhpc plan`

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes an image of a source: its files become the root, a kernel of the site boots it."""
+"""Makes an image of a source: its files become the root, and the kernel of another image boots it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,26 @@ from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
-BUILDER = "vhpc image import"
 ROOT_TYPE = "application/vnd.vhpc.root.erofs"
 MEMORY_MAX = 16 << 30
 """Bytes of address space of the process that reads a source."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """An image whose kernel another one gets.
+
+    Attributes:
+        image: as a lease names it.
+        manifest: all of its manifest.
+        catalog: the catalogue that has it.
+        source: of the files, if these are from a guest of this image; empty if only the kernel is.
+    """
+
+    image: ImageIdentity
+    manifest: Manifest
+    catalog: Path
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,34 +88,82 @@ def import_image(
         UserError: the source is refused, the site has no such kernel, or the catalogue cannot be changed.
         FabricError: the site's catalogue cannot be read.
     """
-    if target.digest:
-        raise UserError(f"{target} cannot be a new name", "it has a digest", "write [own/]NAME[:TAG]")
-    base_ref, base = _base(images, kernel)
+    base = _base(images, kernel)
     if source.kind != "docker" and not source.path.exists():
         raise UserError(f"cannot import {source}", f"{source.path} does not exist")
+    check_target(target)
     prepare(catalog)
     with staging(catalog) as folder:
-        out = folder / "out"
-        out.mkdir()
-        request = {
-            "max_bytes": images.import_max_mib << 20,
-            "max_files": images.import_max_files,
-            "max_memory": MEMORY_MAX,
-            "timeout_s": images.import_timeout_s,
-        }
-        found = run_worker(
-            _local(source, folder, images, progress), out, request, images.import_timeout_s, progress
-        )
-        progress("publishing")
-        root = digest_of(out / "root.erofs")
-        new = {root.sha256: out / "root.erofs"}
-        site = Path(images.catalog)
-        for blob in (base_ref.manifest.kernel, base_ref.manifest.initrd):
-            if copy_blob(site, catalog, blob, folder / blob.file):
-                new[blob.sha256] = folder / blob.file
-        made = {"media_type": ROOT_TYPE, "sha256": root.sha256, "size": root.size}
-        manifest = _manifest(base, str(base_ref), source, found, made)
-        done = publish(catalog, target, manifest, new)
+        return _make(images, source, base, target, catalog, folder, progress)
+
+
+def save_files(
+    images: Images,
+    files: Callable[[Path], None],
+    parent: Parent,
+    source: str,
+    target: ImageRef,
+    catalog: Path,
+    progress: Callable[[str], None],
+) -> Imported:
+    """Make an image of all files of a guest; what else it has is that of the guest's image.
+
+    Args:
+        images: the site's configuration.
+        files: writes the files as a tar to a path.
+        parent: the image of the guest.
+        source: what the manifest says of where the files come from.
+        target: name of the new image.
+        catalog: where to put it; made if it does not exist.
+        progress: gets a line for each step.
+
+    Raises:
+        UserError: the tar is refused, or the catalogue cannot be changed; and the errors of ``files``.
+    """
+    check_target(target)
+    prepare(catalog)
+    with staging(catalog) as folder:
+        tar = folder / "files.tar"
+        files(tar)
+        derived = replace(parent, source=source)
+        return _make(images, Source("tar", tar), derived, target, catalog, folder, progress)
+
+
+def check_target(target: ImageRef) -> None:
+    """UserError if the name of a new image has a digest."""
+    if target.digest:
+        raise UserError(f"{target} cannot be a new name", "it has a digest", "write [own/]NAME[:TAG]")
+
+
+def _make(
+    images: Images,
+    source: Source,
+    base: Parent,
+    target: ImageRef,
+    catalog: Path,
+    folder: Path,
+    progress: Callable[[str], None],
+) -> Imported:
+    """Let the worker read a source, and publish the result; ``folder`` is in the catalogue."""
+    out = folder / "out"
+    out.mkdir()
+    request = {
+        "max_bytes": images.import_max_mib << 20,
+        "max_files": images.import_max_files,
+        "max_memory": MEMORY_MAX,
+        "timeout_s": images.import_timeout_s,
+    }
+    found = run_worker(
+        _local(source, folder, images, progress), out, request, images.import_timeout_s, progress
+    )
+    progress("publishing")
+    root = digest_of(out / "root.erofs")
+    new = {root.sha256: out / "root.erofs"}
+    for blob in (base.image.manifest.kernel, base.image.manifest.initrd):
+        if copy_blob(base.catalog, catalog, blob, folder / blob.file):
+            new[blob.sha256] = folder / blob.file
+    made = {"media_type": ROOT_TYPE, "sha256": root.sha256, "size": root.size}
+    done = publish(catalog, target, _manifest(base, source, found, made), new)
     source_digest, special = found.get("digest"), found.get("special")
     return Imported(
         image=target.label,
@@ -122,8 +186,23 @@ def _local(source: Source, folder: Path, images: Images, progress: Callable[[str
     return Source("fetched", fetched, source.name)
 
 
-def _base(images: Images, kernel: str) -> tuple[ImageIdentity, Manifest]:
-    """The image of the site that gives the kernel, and all of its manifest."""
+def parent_of(catalog: Path, image: ImageIdentity) -> Parent:
+    """An image from which another is derived.
+
+    Raises:
+        UserError: its manifest is of schema 1.
+        FabricError: its catalogue cannot be read.
+    """
+    manifest = read_manifest(catalog, image.digest, str(image.ref))
+    if not isinstance(manifest, Manifest):
+        raise UserError(
+            f"the image {image.ref} cannot give a kernel", "its manifest is of schema 1", "publish it again"
+        )
+    return Parent(image, manifest, catalog)
+
+
+def _base(images: Images, kernel: str) -> Parent:
+    """The image of the site that gives the kernel."""
     name = kernel or images.import_kernel
     if not name:
         raise UserError(
@@ -139,29 +218,28 @@ def _base(images: Images, kernel: str) -> tuple[ImageIdentity, Manifest]:
             "kernels are those of the site's images",
             "see: vhpc image ls",
         )
-    image = resolve(site, ref)
-    manifest = read_manifest(site, image.digest, str(image.ref))
-    if not isinstance(manifest, Manifest):
-        raise UserError(
-            f"the image {image.ref} cannot give a kernel", "its manifest is of schema 1", "publish it again"
-        )
-    return image, manifest
+    return parent_of(site, resolve(site, ref))
 
 
-def _manifest(
-    base: Manifest, base_name: str, source: Source, found: dict[str, Any], root: dict[str, Any]
-) -> dict[str, Any]:
+def _manifest(base: Parent, source: Source, found: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
     """The manifest; UserError if the worker's result does not fit into one."""
-    built: dict[str, Any] = msgspec.to_builtins(base)
+    built: dict[str, Any] = msgspec.to_builtins(base.manifest)
     empty = msgspec.to_builtins(Process(entrypoint=(), arguments=(), environment={}, user="", working_dir=""))
     digest = found.get("digest") or ""
     origin = {
-        "builder": BUILDER,
+        "builder": "vhpc save" if base.source else "vhpc image import",
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "parent": "",
-        "source": source.label,
+        "parent": base.image.digest if base.source else "",
+        "source": base.source or source.label,
         "source_digest": digest,
     }
+    if base.source:
+        label = base.image.ref.label
+        return built | {
+            "description": f"{base.source}, which ran {label}"[:1024],
+            "provenance": origin,
+            "root": root,
+        }
     try:
         process = msgspec.convert(empty | (found.get("process") or {}), Process)
     except (msgspec.ValidationError, TypeError) as err:
@@ -170,7 +248,7 @@ def _manifest(
         "init": "agent",
         "description": f"imported from {origin['source']}"[:1024],
         "drivers": {},
-        "labels": {"vhpc/kernel-image": base_name},
+        "labels": {"vhpc/kernel-image": str(base.image)},
         "process": msgspec.to_builtins(process),
         "provenance": origin,
         "root": root,

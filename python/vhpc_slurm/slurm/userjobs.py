@@ -6,13 +6,15 @@ Hooks and vhpcd use ``port.Slurm`` instead, whose commands have a fixed environm
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
@@ -103,6 +105,47 @@ class UserJobs:
             os.execve(path, [path.name, *arguments], self._environment)  # noqa: S606 - as the user, who could type it
         except OSError as err:
             raise SlurmError(f"cannot start {path}", err.strerror or str(err)) from err
+
+    @contextlib.contextmanager
+    def step(self, job_id: int, command: Sequence[str]) -> Iterator[IO[bytes]]:
+        """Run one task on the first node of a running job of the user; yields its standard output.
+
+        It shares the CPUs of the job's other steps.  It is ended if the block is left before its output ends.
+
+        Raises:
+            UserError: Slurm refused the step, or the command failed; the message is the last line of stderr.
+            SlurmError: srun does not run.
+        """
+        options = ["--jobid", str(job_id), "--overlap", "-N1", "-n1", "--relative=0", "--input=none"]
+        argv = [str(self._bin / "srun"), *options, *command]
+        with tempfile.TemporaryFile() as said:
+            try:
+                run = subprocess.Popen(
+                    argv,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                )
+            except OSError as err:
+                raise SlurmError(f"cannot start {argv[0]}", err.strerror or str(err)) from err
+            assert run.stdout is not None
+            try:
+                with run.stdout:
+                    yield run.stdout
+                code = run.wait(self._timeout_s)
+            finally:
+                if run.poll() is None:
+                    run.terminate()
+                    run.wait()
+            said.seek(0)
+            lines = said.read(65536).decode("utf-8", "replace").split("\n")
+        if code:
+            complaints = [one_line(line) for line in lines if line.strip()]
+            errors = [line for line in complaints if not line.startswith("srun: error: ")] or complaints
+            raise UserError(
+                f"the step in job {job_id} failed", errors[-1][-300:] if errors else f"exit status {code}"
+            )
 
     def state(self, job_id: int) -> JobState:
         """State of a job.

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc save: what a running job's guest has in its root becomes an image."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from vhpc_slurm import slurm
+from vhpc_slurm.catalog import Owner, own_folder, resolve_for
+from vhpc_slurm.cli import context, output
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.importing.imports import Parent, check_target, parent_of, save_files
+from vhpc_slurm.model import ImageRef
+
+CHUNK = 1 << 20
+REPORT_S = 5.0
+"""Seconds between two lines that say how much was read."""
+IMAGE_VARIABLE = "VHPC_JOB_IMAGE"
+OF_THE_JOB = (
+    "./etc/hostname",
+    "./etc/hosts",
+    "./etc/resolv.conf",
+    "./etc/ssh/ssh_config.d/vhpc.conf",
+    "./etc/sudoers.d/vhpc",
+    "./tmp/*",
+    "./var/tmp/*",
+)
+"""What the agent writes for one job, and temporary files."""
+SCRIPT = f"""
+set -u
+if [ "$(id -u)" = 0 ]; then root=
+elif command -v sudo >/dev/null; then root="sudo -n"
+else echo "the image has no sudo, so the files of root cannot be read" >&2; exit 1
+fi
+command -v tar >/dev/null || {{ echo "the image has no tar" >&2; exit 1; }}
+$root tar --create --file=- --format=posix --directory=/ --one-file-system --numeric-owner --sort=name \\
+    --xattrs --xattrs-include=security.capability --xattrs-include='user.*' --warning=no-file-changed \\
+    --anchored {" ".join(f"--exclude='{path}'" for path in OF_THE_JOB)} . || [ $? = 1 ]
+"""
+"""Writes all files of the root to standard output; status 1 of tar: a file changed meanwhile."""
+
+
+def run(config: Config, catalog: Path, job_id: int, target: str, *, as_json: bool) -> int:
+    """Save the guest of a job's first node under a name.
+
+    Raises:
+        UserError: no such job of the user, it has no guests, or its files cannot be read or are refused.
+    """
+
+    def progress(line: str) -> None:
+        print(f"vhpc: {line}", file=sys.stderr, flush=True)
+
+    ref = ImageRef.parse(target)
+    check_target(ref)
+    jobs = slurm.user_jobs(config)
+    with jobs.step(job_id, ["printenv", IMAGE_VARIABLE]) as out:
+        name = out.read(4096).decode("utf-8", "replace").strip()
+    parent = _parent(config, job_id, name)
+
+    def files(path: Path) -> None:
+        progress(f"reading the files of job {job_id}")
+        with jobs.step(job_id, ["/bin/sh", "-c", SCRIPT]) as out, path.open("xb") as tar:
+            _copy(out, tar, config.images.import_max_mib << 20, progress)
+
+    source = f"saved from job {job_id}"
+    found = save_files(config.images, files, parent, source, ref, catalog, progress)
+    if as_json:
+        output.write_json(msgspec.to_builtins(found) | {"parent": parent.image.digest})
+    else:
+        print(f"{found.image} {found.digest}")
+    return 0
+
+
+def _parent(config: Config, job_id: int, name: str) -> Parent:
+    """The image of the job's guests."""
+    if not re.search(r"@sha256:[0-9a-f]{64}\Z", name):
+        raise UserError(f"job {job_id} has no guests", f"{IMAGE_VARIABLE} is not set in it")
+    user = context.user_name()
+    image = resolve_for(config.images, ImageRef.parse(name), Owner(user, os.geteuid()))
+    folder = own_folder(config.images.user_catalog, user) if image.ref.own else Path(config.images.catalog)
+    return parent_of(folder, image)
+
+
+def _copy(source: IO[bytes], target: IO[bytes], limit: int, progress: Callable[[str], None]) -> None:
+    """Copy to the end, and say how much at times; UserError beyond the limit."""
+    size, said = 0, time.monotonic()
+    while chunk := source.read(CHUNK):
+        size += len(chunk)
+        if size > limit:
+            raise UserError(
+                "cannot save the job",
+                f"its files have more than {limit >> 20} MiB",
+                "delete some; the site's limit is images.import_max_mib",
+            )
+        target.write(chunk)
+        if time.monotonic() - said >= REPORT_S:
+            said = time.monotonic()
+            progress(f"{size >> 20} MiB read")

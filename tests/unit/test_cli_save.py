@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc save: what it asks srun for, what becomes of the files, and what it refuses.
+
+srun is a script, and the reader of the tar a function; tests/lab/test_disks.py saves a real guest.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from site_catalog import publish, whole
+
+from vhpc_slurm.catalog import read_manifest
+from vhpc_slurm.catalog.manifest import Manifest
+from vhpc_slurm.cli import save
+from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config.images import Images
+from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.importing import imports
+from vhpc_slurm.importing.source import Source
+
+SRUN = """#!/bin/sh
+echo "$*" >> {folder}/asked
+[ -z "$VHPC_IMAGE$SLURM_JOB_ID" ] || exit 99
+for last; do :; done
+case "$last" in
+VHPC_JOB_IMAGE) {name};;
+*) {files};;
+esac
+"""
+
+
+class Site:
+    """A site with an image, a user with a catalogue, and an srun."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.catalog, self.own = folder, folder / "site", folder / "root/images"
+        digest = publish(self.catalog, "base", b"root of the base")
+        self.name, self.files = f"base:latest@{digest}", "echo a tar"
+        self.digest = digest
+        images = Images(catalog=str(self.catalog), user_catalog=f"{folder}/{{user}}/images", import_max_mib=1)
+        self.config = Config(images=images, controller=Controller(slurm_bin=str(folder)))
+
+    def worker(self, source: Source, out: Path, *_: object) -> dict[str, Any]:
+        self.read = source.path.read_bytes()
+        assert (source.kind, source.compression) == ("tar", "")
+        (out / "root.erofs").write_bytes(b"new root")
+        return {"digest": f"sha256:{'12' * 32}", "special": 0, "process": {}}
+
+    def run(self, target: str = "own/mine", name: str = "") -> None:
+        srun = self.folder / "srun"
+        answer = name or f"echo {self.name}"
+        srun.write_text(SRUN.format(folder=self.folder, name=answer, files=self.files))
+        srun.chmod(0o755)
+        assert save.run(self.config, self.own, 7, target, as_json=True) == 0
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    found = Site(tmp_path)
+    monkeypatch.setattr(imports, "run_worker", found.worker)
+    monkeypatch.setenv("VHPC_IMAGE", "of-the-caller")
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    return found
+
+
+def test_a_saved_image_is_its_parent_with_other_files(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.run()
+    assert site.read == b"a tar\n"
+    said = json.loads(capsys.readouterr().out)
+    assert (said["image"], said["parent"], said["changed"]) == ("own/mine:latest", site.digest, True)
+    found, parent = read_manifest(site.own, said["digest"]), read_manifest(site.catalog, site.digest)
+    assert isinstance(found, Manifest)
+    assert isinstance(parent, Manifest)
+    assert (found.kernel, found.initrd, found.drivers) == (parent.kernel, parent.initrd, parent.drivers)
+    assert (found.process, found.cmdline, found.labels) == (parent.process, parent.cmdline, parent.labels)
+    origin = found.provenance
+    assert (origin.builder, origin.parent, origin.source) == ("vhpc save", site.digest, "saved from job 7")
+    assert found.description == "saved from job 7, which ran base:latest"
+    assert found.root.size == 8
+    assert whole(site.own) == ["mine:latest"]
+
+
+def test_its_steps_run_beside_those_of_the_job(site: Site) -> None:
+    site.run()
+    asked = (site.folder / "asked").read_text()
+    options = "--jobid 7 --overlap -N1 -n1 --relative=0 --input=none"
+    assert asked.startswith(f"{options} printenv VHPC_JOB_IMAGE\n{options} /bin/sh -c ")
+    assert "--one-file-system" in asked
+    for path in ("./etc/hostname", "./tmp/*", "./etc/sudoers.d/vhpc"):
+        assert f"--exclude='{path}'" in asked
+
+
+def test_an_image_of_the_users_own_can_be_the_parent(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site.run()
+    first = json.loads(capsys.readouterr().out)["digest"]
+    site.name = f"own/mine:latest@{first}"
+    site.run("own/again")
+    found = read_manifest(site.own, json.loads(capsys.readouterr().out)["digest"])
+    assert isinstance(found, Manifest)
+    assert found.provenance.parent == first
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "target", "says"),
+    [
+        ("echo", "", "own/mine", "job 7 has no guests: VHPC_JOB_IMAGE is not set in it"),
+        ("exit 1", "", "own/mine", "the step in job 7 failed: exit status 1"),
+        (
+            "echo 'srun: error: Unable to create step: Invalid job id specified' >&2; exit 1",
+            "",
+            "own/mine",
+            "the step in job 7 failed: srun: error: Unable to create step: Invalid job id",
+        ),
+        (
+            "",
+            "echo the image has no tar >&2; echo 'srun: error: n1: exit 1' >&2; exit 1",
+            "own/mine",
+            "has no tar",
+        ),
+        ("", "head -c 1048577 /dev/zero", "own/mine", "its files have more than 1 MiB (delete some;"),
+        ("", "", f"own/mine@sha256:{'0' * 64}", "it has a digest"),
+    ],
+)
+def test_what_cannot_be_saved_leaves_no_image(
+    site: Site, name: str, files: str, target: str, says: str
+) -> None:
+    site.files = files or site.files
+    with pytest.raises(UserError) as caught:
+        site.run(target, name)
+    assert says in caught.value.line()
+    assert [path for path in site.own.rglob("*") if path.is_file() and path.name != ".lock"] == []
+
+
+def test_a_host_without_srun_says_so(site: Site) -> None:
+    with pytest.raises(VhpcError, match=r"cannot start .*/srun"):
+        save.run(site.config, site.own, 7, "own/mine", as_json=False)
