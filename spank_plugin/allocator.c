@@ -9,6 +9,7 @@
 
 #include "inherited.h"
 #include "plugin.h"
+#include "source.h"
 #include "text.h"
 
 /*
@@ -44,6 +45,14 @@ static bool settle(struct vhpc_values *values, char *why, size_t size)
 {
     if (!add_default(values, VHPC_IMAGE, why, size))
         return false;
+    if (values->set[VHPC_IMAGE] && vhpc_is_source(values->text[VHPC_IMAGE])) {
+        char source[VHPC_VALUE_SIZE];
+
+        memcpy(source, values->text[VHPC_IMAGE], sizeof source);
+        if (!vhpc_source_resolve(vhpc_plugin.args.command, source, values->text[VHPC_IMAGE], why,
+                                 size))
+            return false;
+    }
     if (!values->set[VHPC_IMAGE]) {
         for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
             if (values->set[id]) {

@@ -17,9 +17,15 @@ const struct vhpc_arg vhpc_arg_table[VHPC_ARG_COUNT] = {
         .detail = "Directory of vhpc-run on a node.",
         .offset = offsetof(struct vhpc_args, libexec),
     },
+    {
+        .name = "command",
+        .initial = VHPC_COMMAND,
+        .detail = "The command vhpc, which imports the source of an image when a job is created.",
+        .offset = offsetof(struct vhpc_args, command),
+    },
 };
 
-static bool is_directory_name(const char *text)
+static bool is_path(const char *text)
 {
     size_t length = strlen(text);
 
@@ -50,7 +56,7 @@ bool vhpc_args_read(struct vhpc_args *args, int count, char *const *words)
         const struct vhpc_arg *arg =
             equals == NULL ? NULL : find(words[i], (size_t)(equals - words[i]));
 
-        if (arg != NULL && is_directory_name(equals + 1)) {
+        if (arg != NULL && is_path(equals + 1)) {
             snprintf((char *)args + arg->offset, VHPC_DIR_SIZE, "%s", equals + 1);
             continue;
         }
@@ -61,10 +67,9 @@ bool vhpc_args_read(struct vhpc_args *args, int count, char *const *words)
             snprintf(first, sizeof first,
                      "plugstack.conf: unknown argument '%s' of vhpc.so; see vhpc-spank(8)", shown);
         else
-            snprintf(
-                first, sizeof first,
-                "plugstack.conf: '%s': an absolute directory of less than %d bytes is expected",
-                shown, VHPC_DIR_SIZE);
+            snprintf(first, sizeof first,
+                     "plugstack.conf: '%s': an absolute path of less than %d bytes is expected",
+                     shown, VHPC_DIR_SIZE);
     }
     memcpy(args->wrong, first, sizeof args->wrong);
     return first[0] == '\0';

@@ -8,7 +8,7 @@
 
 #include "text.h"
 
-/* Longest directory, with its NUL. */
+/* Longest path, with its NUL. */
 #define VHPC_DIR_SIZE 256
 
 struct vhpc_arg {
@@ -18,12 +18,13 @@ struct vhpc_arg {
     size_t offset;       /* of its text in struct vhpc_args */
 };
 
-#define VHPC_ARG_COUNT 2
+#define VHPC_ARG_COUNT 3
 extern const struct vhpc_arg vhpc_arg_table[VHPC_ARG_COUNT];
 
 struct vhpc_args {
     char run_dir[VHPC_DIR_SIZE];
     char libexec[VHPC_DIR_SIZE];
+    char command[VHPC_DIR_SIZE];
     char wrong[VHPC_WHY_SIZE]; /* first mistake, "" when there is none */
 };
 

@@ -7,86 +7,11 @@
 #include <string.h>
 
 #include "bounds.h"
+#include "image.h"
 #include "text.h"
 
 /* Largest --vhpc-mem-reserve and --vhpc-disk: 16 TiB in MiB, more than any node has. */
 #define SIZE_MAX_MIB UINT64_C(16777216)
-
-static bool is_lower_or_digit(char c)
-{
-    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
-}
-
-static bool is_upper(char c)
-{
-    return c >= 'A' && c <= 'Z';
-}
-
-/* [a-z0-9][a-z0-9._-]{0,63} */
-static bool is_image_name(const char *text, size_t length)
-{
-    if (length == 0 || length > VHPC_IMAGE_PART_MAX || !is_lower_or_digit(text[0]))
-        return false;
-    for (size_t i = 1; i < length; i++)
-        if (!is_lower_or_digit(text[i]) && text[i] != '.' && text[i] != '_' && text[i] != '-')
-            return false;
-    return true;
-}
-
-/* [A-Za-z0-9_][A-Za-z0-9._-]{0,63} */
-static bool is_image_tag(const char *text, size_t length)
-{
-    if (length == 0 || length > VHPC_IMAGE_PART_MAX || text[0] == '.' || text[0] == '-')
-        return false;
-    for (size_t i = 0; i < length; i++)
-        if (!is_lower_or_digit(text[i]) && !is_upper(text[i]) && text[i] != '.' && text[i] != '_' &&
-            text[i] != '-')
-            return false;
-    return true;
-}
-
-/* sha256: and 64 hexadecimal digits in lower case */
-static bool is_digest(const char *text)
-{
-    static const char prefix[] = "sha256:";
-    size_t digits;
-
-    if (strncmp(text, prefix, sizeof prefix - 1) != 0)
-        return false;
-    text += sizeof prefix - 1;
-    digits = strspn(text, "0123456789abcdef");
-    return digits == VHPC_DIGEST_DIGITS && text[digits] == '\0';
-}
-
-/*
- * [own/]NAME[:TAG][@DIGEST] -> [own/]NAME:TAG[@DIGEST]; an absent tag means latest. With a digest
- * the job gets the image of that digest, whatever the name points to; with own/ the image is in the
- * user's own catalogue.
- */
-static bool parse_image(const char *given, char value[VHPC_VALUE_SIZE], const char **why)
-{
-    static const char own[] = "own/";
-    bool is_own = strncmp(given, own, sizeof own - 1) == 0;
-    const char *text = is_own ? given + sizeof own - 1 : given;
-    const char *at = strchr(text, '@');
-    size_t length = at == NULL ? strlen(text) : (size_t)(at - text);
-    const char *colon = memchr(text, ':', length);
-    size_t name = colon == NULL ? length : (size_t)(colon - text);
-    const char *tag = colon == NULL ? "latest" : colon + 1;
-    size_t tag_length = colon == NULL ? strlen(tag) : length - name - 1;
-
-    if (!is_image_name(text, name) || !is_image_tag(tag, tag_length) ||
-        (at != NULL && !is_digest(at + 1))) {
-        *why =
-            "[own/]NAME[:TAG][@sha256:DIGEST] is expected: a name of lower case letters, digits, "
-            "'.', '_' and '-' that starts with a letter or digit, at most 64 characters, and "
-            "64 hexadecimal digits (see: vhpc image ls)";
-        return false;
-    }
-    snprintf(value, VHPC_VALUE_SIZE, "%s%.*s:%.*s%s", is_own ? own : "", (int)name, text,
-             (int)tag_length, tag, at == NULL ? "" : at);
-    return true;
-}
 
 /*
  * SIZE[K,M,G,T] -> whole MiB, at least least_mib.  A plain number is MiB, as in Slurm's --mem; a
@@ -237,7 +162,7 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
     [VHPC_IMAGE] =
         {
             .name = "vhpc-image",
-            .arginfo = "[own/]NAME[:TAG][@DIGEST]",
+            .arginfo = "[own/]NAME[:TAG][@DIGEST]|SOURCE",
             .variable = "VHPC_IMAGE",
             .usage = "run the job inside KVM guests of this image on its nodes",
             .detail =
@@ -249,10 +174,14 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "AdminComment. NAME@sha256:DIGEST is the image of that digest, whatever the name "
                 "points to when the job starts. own/NAME is an image of the user's own catalogue, "
                 "if the "
-                "site has such catalogues. `vhpc image ls` lists the images. Within a job the "
+                "site has such catalogues. SOURCE is docker://NAME or KIND:PATH with a slash in "
+                "the path, as for `vhpc image import`: it is imported into the user's own "
+                "catalogue "
+                "before the job is created, unless it is there already, and the job gets the "
+                "digest of the result. `vhpc image ls` lists the images. Within a job the "
                 "option may be repeated for a step, but only with "
                 "the job's own image; a step without it runs in the guests too.",
-            .parse = parse_image,
+            .parse = vhpc_image_parse,
         },
     [VHPC_MEM_RESERVE] =
         {

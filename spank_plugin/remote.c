@@ -18,6 +18,7 @@
 #include "argv.h"
 #include "gpus.h"
 #include "plugin.h"
+#include "source.h"
 #include "state.h"
 #include "text.h"
 
@@ -144,7 +145,11 @@ static int deny_absent(spank_t spank, const struct task *task)
         task->job, task->node);
 }
 
-/* 0 if the guests run the step's own --vhpc-image, or the step has none. */
+/*
+ * 0 if the guests run the step's own --vhpc-image, or the step has none.  The srun that creates a
+ * job passes on what the user typed: the image of a source was made before the job was created, and
+ * it is the job's.
+ */
 static int check_image(spank_t spank, const struct task *task, const struct vhpc_state *state)
 {
     struct vhpc_values asked = {0};
@@ -155,7 +160,7 @@ static int check_image(spank_t spank, const struct task *task, const struct vhpc
         return 0;
     if (!vhpc_values_set(&asked, VHPC_IMAGE, "--vhpc-image", task->image, why, sizeof why))
         return deny(spank, "%s", why);
-    if (strcmp(asked.text[VHPC_IMAGE], state->image) == 0)
+    if (vhpc_is_source(asked.text[VHPC_IMAGE]) || strcmp(asked.text[VHPC_IMAGE], state->image) == 0)
         return 0;
     return deny(spank,
                 "this step asks for the image %s, but the guests of job %u run %s; drop "

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Lab
+from cluster import Job, Lab
 
 pytestmark = pytest.mark.lab
 
@@ -175,3 +175,34 @@ def test_a_bad_import_says_why_and_leaves_nothing(lab: Lab, home: str) -> None:
     assert not left.out
     refused = lab.run("login", "vhpc", "image", "import", "tree", "box", user="alice", check=False)
     assert "cannot change the image catalogue /shared/vhpc/catalog" in refused.err
+
+
+def test_a_job_names_a_container_by_its_source(lab: Lab, home: str) -> None:
+    source = "docker-archive:./box.tar:box:1"
+    words = ("sbatch", "--parsable", f"--vhpc-image={source}", "-w", "n1", "-n1")
+    script = "#!/bin/sh\necho $GREETING; echo $VHPC_JOB_IMAGE; srun -n1 sh -c 'echo a step; tool'\n"
+    for word in ("now", "already"):
+        done = lab.run("login", *words, user="alice", stdin=script, timeout=300)
+        assert done.err.splitlines()[-1].endswith(f" {word}"), done.err
+        job = Job(lab, int(done.out), "alice")
+        assert job.wait() == "COMPLETED", job.output()
+        greeting, image, *rest = job.output().splitlines()
+        assert (greeting, rest) == ("hello from the image", ["a step", "the tool of the container"])
+        assert re.fullmatch(r"own/box.tar-box-1-[0-9a-f]{8}:latest@sha256:[0-9a-f]{64}", image)
+        assert job.accounted("AdminComment") == [f"vhpc: image {image}"]
+    shell = ("srun", f"--vhpc-image={source}", "-w", "n1", "-n1", "sh", "-c", "echo $GREETING; tool")
+    done = lab.run("login", *shell, user="alice", timeout=300)
+    assert done.out.splitlines() == ["hello from the image", "the tool of the container"]
+
+
+def test_a_source_that_is_refused_creates_no_job(lab: Lab, home: str) -> None:
+    before = lab.run("ctl", "sacct", "-nXa", "-S", "now-1hour", "-o", "JobID").out
+    for command in (("sbatch", "--wrap=true"), ("salloc", "true"), ("srun", "true")):
+        asked = (command[0], "--vhpc-image=docker-archive:./absent.tar", *command[1:])
+        done = lab.run("login", *asked, user="alice", check=False)
+        assert done.code != 0
+        lines = [line for line in done.err.splitlines() if "vhpc: " in line]
+        assert lines[0].startswith("vhpc: cannot import docker-archive:/home/alice/absent.tar: ")
+        assert lines[0].endswith("/absent.tar does not exist")
+        assert "there is no image of docker-archive:./absent.tar, so no job was created" in lines[1]
+    assert lab.run("ctl", "sacct", "-nXa", "-S", "now-1hour", "-o", "JobID").out == before

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vhpc save: what it asks srun for, what becomes of the files, and what it refuses.
 
-srun is a script, and the reader of the tar a function; tests/lab/test_disks.py saves a real guest.
+srun is a script, and the reader of the tar a function; tests/lab/test_writable_space.py saves a real guest.
 """
 
 from __future__ import annotations

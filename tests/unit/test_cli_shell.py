@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.cli import shell
+from vhpc_slurm.cli import imageimport, shell
 from vhpc_slurm.config import Config, Controller
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.importing.imports import Imported
 from vhpc_slurm.importing.source import Source, is_source
-from vhpc_slurm.model import IMAGE_NAME
 from vhpc_slurm.slurm.port import SlurmError
 
 
@@ -47,35 +45,19 @@ def test_an_image_is_given_to_srun() -> None:
 
 def test_a_container_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    digest = f"sha256:{'12' * 32}"
+    image = f"own/debian:latest@sha256:{'12' * 32}"
 
-    def imported(_images: Images, source: Source, target: object, catalog: Path, *_: object) -> Imported:
-        seen.extend((str(source), str(target), str(catalog)))
-        return Imported(str(target), digest, "", changed=True, special=0, size=1)
+    def image_of(_images: Images, source: Source, catalog: Path, _progress: object) -> str:
+        seen.extend((str(source), str(catalog)))
+        return image
 
-    monkeypatch.setattr(shell, "import_image", imported)
+    monkeypatch.setattr(imageimport, "image_of", image_of)
     config = Config(images=Images(user_catalog="/scratch/{user}/images"))
     argv = asked("docker://debian:13", config=config)
-    name = f"own/{shell.name_for(Source.parse('docker://debian:13'))}:latest"
-    assert seen == ["docker://debian:13", name, "/scratch/root/images"]
-    assert argv[2] == f"--vhpc-image={name}@{digest}"
+    assert seen == ["docker://debian:13", "/scratch/root/images"]
+    assert argv[2] == f"--vhpc-image={image}"
     with pytest.raises(UserError, match="images of users' own are not used"):
         shell.run(Config(), "docker://debian:13", ())
-
-
-def test_names_are_readable_and_differ() -> None:
-    sources = [
-        "docker://debian:13",
-        "docker://Debian-13",
-        "oci:/a/b:x",
-        "oci:/c/b:x",
-        "docker-archive:/" + "x" * 300,
-    ]
-    names = [shell.name_for(Source.parse(text)) for text in sources]
-    assert len(set(names)) == len(names)
-    assert all(IMAGE_NAME.match(name) for name in names)
-    assert names[0].startswith("debian-13-")
-    assert names[2].startswith("b-x-")
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,20 @@ def image_import(
     return imageimport.run(config.images, where, source, target, kernel, as_json=as_json)
 
 
+@image_app.command("resolve")
+def image_resolve(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="docker://NAME or KIND:PATH.", show_default=False),
+    ],
+    as_json: Json = False,
+) -> int:
+    """Print the image of a source in your own catalogue, with its digest; import it if it is not there."""
+    from vhpc_slurm.cli import imageimport
+
+    return imageimport.print_resolved(options.config(), source, as_json=as_json)
+
+
 @image_app.command("tag")
 def image_tag(
     source: ImageArgument,

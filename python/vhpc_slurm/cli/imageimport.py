@@ -8,18 +8,39 @@ from pathlib import Path
 
 import msgspec
 
-from vhpc_slurm.cli import output
+from vhpc_slurm.catalog import own_folder
+from vhpc_slurm.cli import context, output
+from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
+from vhpc_slurm.importing.cached import image_of
 from vhpc_slurm.importing.imports import import_image
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageRef
 
 
+def progress(line: str) -> None:
+    """Tell the user what is done."""
+    print(f"vhpc: {line}", file=sys.stderr, flush=True)
+
+
+def resolve(config: Config, source: str) -> str:
+    """The image of a source in the caller's own catalogue, imported if need be; errors as ``image_of``."""
+    catalog = own_folder(config.images.user_catalog, context.user_name())
+    return image_of(config.images, Source.parse(source), catalog, progress)
+
+
+def print_resolved(config: Config, source: str, *, as_json: bool) -> int:
+    """Print the name of that image, with its digest; errors as ``image_of``."""
+    name = resolve(config, source)
+    if as_json:
+        output.write_json({"image": name})
+    else:
+        print(name)
+    return 0
+
+
 def run(images: Images, catalog: Path, source: str, target: str, kernel: str, *, as_json: bool) -> int:
     """Import a container or a file tree; errors as ``import_image``."""
-
-    def progress(line: str) -> None:
-        print(f"vhpc: {line}", file=sys.stderr, flush=True)
 
     found = import_image(images, Source.parse(source), ImageRef.parse(target), catalog, kernel, progress)
     if found.special:

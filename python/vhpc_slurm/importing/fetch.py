@@ -19,9 +19,12 @@ from pathlib import Path
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.sandbox import confined
+from vhpc_slurm.model import DIGEST
 from vhpc_slurm.terminal import one_line
 
 REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}\Z", re.ASCII)
+JSON_MAX = 64 << 20
+"""Bytes of a file that skopeo may write while it only inspects."""
 TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - folders of the sandbox
 SETTINGS = ("/etc/containers", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/ssl")
 PASSED = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy")
@@ -46,15 +49,13 @@ def fetch(
         UserError: the registry has no such image, refuses, or sends too much or too slowly; or a
             tool is missing.
     """
-    what = f"docker://{reference}"
-    if not REFERENCE.match(reference):
-        raise UserError(f"cannot fetch {what[:200]!r}", "it is not [REGISTRY/]NAME[:TAG|@DIGEST]")
-    for tool, package in (("bwrap", "bubblewrap"), ("skopeo", "skopeo")):
-        if shutil.which(tool) is None:
-            raise UserError(f"cannot fetch {what}", f"{tool} is missing", f"install the package {package}")
+    what = _checked(reference)
     with tempfile.TemporaryFile() as said:
         with subprocess.Popen(
-            _command(reference, folder, max_bytes), stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            _skopeo(folder, max_bytes, "copy", "--quiet", what, "dir:/out"),
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
         ) as run:
             try:
                 _watch(run, what, folder, max_bytes, time.monotonic() + timeout_s, progress)
@@ -64,6 +65,41 @@ def fetch(
             said.seek(0)
             lines = said.read(20000).decode("utf-8", "replace").strip().splitlines()
             raise UserError(f"cannot fetch {what}", _reason(lines[-1] if lines else "skopeo failed"))
+
+
+def registry_digest(reference: str, timeout_s: float) -> str:
+    """The digest of an image's manifest, or of its index; arguments and errors as ``fetch``."""
+    what = _checked(reference)
+    with tempfile.TemporaryDirectory(prefix="vhpc-") as folder, tempfile.TemporaryFile() as said:
+        argv = _skopeo(Path(folder), JSON_MAX, "inspect", "--no-tags", "--format", "{{.Digest}}", what)
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"cannot find {what}", "its registry does not answer in time") from None
+        digest = done.stdout[:200].decode("ascii", "replace").strip()
+        if done.returncode != 0 or not DIGEST.match(digest):
+            said.seek(0)
+            lines = said.read(20000).decode("utf-8", "replace").strip().splitlines()
+            raise UserError(f"cannot find {what}", _reason(lines[-1] if lines else "skopeo gave no digest"))
+    return digest
+
+
+def _checked(reference: str) -> str:
+    """``docker://REFERENCE``; UserError if it has another form, or a tool is missing."""
+    what = f"docker://{reference}"
+    if not REFERENCE.match(reference):
+        raise UserError(f"cannot fetch {what[:200]!r}", "it is not [REGISTRY/]NAME[:TAG|@DIGEST]")
+    for tool, package in (("bwrap", "bubblewrap"), ("skopeo", "skopeo")):
+        if shutil.which(tool) is None:
+            raise UserError(f"cannot fetch {what}", f"{tool} is missing", f"install the package {package}")
+    return what
 
 
 def _reason(line: str) -> str:
@@ -103,7 +139,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _command(reference: str, folder: Path, max_bytes: int) -> list[str]:
+def _skopeo(folder: Path, max_bytes: int, command: str, *arguments: str) -> list[str]:
+    """A command of skopeo in its sandbox, in which ``folder`` is ``/out``."""
     argv = [*confined(network=True), "--setenv", "HOME", "/out"]
     for path in TEMPORARY:
         argv += ["--tmpfs", path]
@@ -119,9 +156,9 @@ def _command(reference: str, folder: Path, max_bytes: int) -> list[str]:
         argv += ["--ro-bind", str(authorization), "/auth.json"]
     argv += ["--bind", str(folder), "/out", "--"]
     argv += ["prlimit", "--core=0", f"--fsize={max_bytes}", "skopeo", "--tmpdir", "/out"]
-    argv += ["--override-os", "linux", "--override-arch", "amd64", "copy", "--quiet"]
+    argv += ["--override-os", "linux", "--override-arch", "amd64", command]
     argv += ["--authfile", "/auth.json"] if authorization is not None else []
-    return [*argv, f"docker://{reference}", "dir:/out"]
+    return [*argv, *arguments]
 
 
 def _authorization() -> Path | None:

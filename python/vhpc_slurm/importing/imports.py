@@ -24,6 +24,8 @@ from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
 ROOT_TYPE = "application/vnd.vhpc.root.erofs"
+KERNEL_LABEL, REGISTRY_LABEL = "vhpc/kernel-image", "vhpc/registry-digest"
+"""Labels of imported images: the image that gave the kernel; by which digest a registry was asked."""
 MEMORY_MAX = 16 << 30
 """Bytes of address space of the process that reads a source."""
 
@@ -88,7 +90,7 @@ def import_image(
         UserError: the source is refused, the site has no such kernel, or the catalogue cannot be changed.
         FabricError: the site's catalogue cannot be read.
     """
-    base = _base(images, kernel)
+    base = kernel_of_site(images, kernel)
     if source.kind != "docker" and not source.path.exists():
         raise UserError(f"cannot import {source}", f"{source.path} does not exist")
     check_target(target)
@@ -182,8 +184,8 @@ def _local(source: Source, folder: Path, images: Images, progress: Callable[[str
     fetched = folder / "fetched"
     fetched.mkdir()
     progress(f"fetching {source}")
-    fetch(source.name, fetched, images.import_max_mib << 20, images.import_timeout_s, progress)
-    return Source("fetched", fetched, source.name)
+    fetch(source.pinned, fetched, images.import_max_mib << 20, images.import_timeout_s, progress)
+    return replace(source, kind="fetched", path=fetched)
 
 
 def parent_of(catalog: Path, image: ImageIdentity) -> Parent:
@@ -201,8 +203,13 @@ def parent_of(catalog: Path, image: ImageIdentity) -> Parent:
     return Parent(image, manifest, catalog)
 
 
-def _base(images: Images, kernel: str) -> Parent:
-    """The image of the site that gives the kernel."""
+def kernel_of_site(images: Images, kernel: str) -> Parent:
+    """The image of the site that gives the kernel: the named one, or the site's choice.
+
+    Raises:
+        UserError: there is no such image, or none is named or chosen.
+        FabricError: the site's catalogue cannot be read.
+    """
     name = kernel or images.import_kernel
     if not name:
         raise UserError(
@@ -244,11 +251,14 @@ def _manifest(base: Parent, source: Source, found: dict[str, Any], root: dict[st
         process = msgspec.convert(empty | (found.get("process") or {}), Process)
     except (msgspec.ValidationError, TypeError) as err:
         raise UserError(f"cannot import {source}", f"its configuration: {err}") from err
+    labels = {KERNEL_LABEL: str(base.image)}
+    if source.digest:
+        labels[REGISTRY_LABEL] = source.digest
     return built | {
         "init": "agent",
         "description": f"imported from {origin['source']}"[:1024],
         "drivers": {},
-        "labels": {"vhpc/kernel-image": str(base.image)},
+        "labels": labels,
         "process": msgspec.to_builtins(process),
         "provenance": origin,
         "root": root,

@@ -23,18 +23,28 @@ class Source:
 
     ``compression`` is that of a tar file: empty, ``gzip`` or ``zstd``. An image of a registry is
     of kind ``docker`` and has no path; when it is fetched, its kind is ``fetched`` and its path a
-    folder. ``name`` is its reference.
+    folder. ``name`` is its reference; ``digest`` pins it to a manifest or an index.
     """
 
     kind: str
     path: Path
     name: str = ""
     compression: str = ""
+    digest: str = ""
 
     def __str__(self) -> str:
         if self.kind in {"docker", "fetched"}:
             return f"{REGISTRY}{self.name}"
         return f"{self.kind}:{self.path}{':' if self.name else ''}{self.name}"
+
+    @property
+    def pinned(self) -> str:
+        """The reference for a registry, by digest instead of tag where there is one."""
+        if not self.digest:
+            return self.name
+        name = self.name.partition("@")[0]
+        above, slash, last = name.rpartition("/")
+        return f"{above}{slash}{last.partition(':')[0]}@{self.digest}"
 
     @property
     def label(self) -> str:

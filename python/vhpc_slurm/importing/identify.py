@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The digest of a container's content, without reading its layers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from vhpc_slurm.importing.fetch import registry_digest
+from vhpc_slurm.importing.sandbox import run_worker
+from vhpc_slurm.importing.source import Source
+
+MEMORY_MAX = 1 << 30
+JSON_MAX = 64 << 20
+"""Bytes that the reader may write."""
+
+
+def identify(source: Source, timeout_s: float) -> str:
+    """``sha256:HEX``; empty for a tar and for a folder, which state no digest.
+
+    For an image of a registry it is the digest of its manifest, or of its index where it is for
+    several platforms; for an archive the digest that an import notes in the manifest.
+
+    Raises:
+        UserError: there is no such image, or the source is refused.
+    """
+    if source.kind == "docker":
+        return registry_digest(source.name, timeout_s)
+    if source.kind in {"tar", "dir"}:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="vhpc-") as folder:
+        request = {
+            "only_digest": True,
+            "max_bytes": JSON_MAX,
+            "max_files": 1,
+            "max_memory": MEMORY_MAX,
+            "timeout_s": int(timeout_s),
+        }
+        found = run_worker(source, Path(folder), request, timeout_s, lambda _line: None)
+    digest = found.get("digest")
+    return digest if isinstance(digest, str) else ""

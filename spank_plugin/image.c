@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "image.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "bounds.h"
+#include "source.h"
+#include "text.h"
+
+static bool is_lower_or_digit(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+}
+
+static bool is_upper(char c)
+{
+    return c >= 'A' && c <= 'Z';
+}
+
+/* [a-z0-9][a-z0-9._-]{0,63} */
+static bool is_image_name(const char *text, size_t length)
+{
+    if (length == 0 || length > VHPC_IMAGE_PART_MAX || !is_lower_or_digit(text[0]))
+        return false;
+    for (size_t i = 1; i < length; i++)
+        if (!is_lower_or_digit(text[i]) && text[i] != '.' && text[i] != '_' && text[i] != '-')
+            return false;
+    return true;
+}
+
+/* [A-Za-z0-9_][A-Za-z0-9._-]{0,63} */
+static bool is_image_tag(const char *text, size_t length)
+{
+    if (length == 0 || length > VHPC_IMAGE_PART_MAX || text[0] == '.' || text[0] == '-')
+        return false;
+    for (size_t i = 0; i < length; i++)
+        if (!is_lower_or_digit(text[i]) && !is_upper(text[i]) && text[i] != '.' && text[i] != '_' &&
+            text[i] != '-')
+            return false;
+    return true;
+}
+
+/* sha256: and 64 hexadecimal digits in lower case */
+static bool is_digest(const char *text)
+{
+    static const char prefix[] = "sha256:";
+    size_t digits;
+
+    if (strncmp(text, prefix, sizeof prefix - 1) != 0)
+        return false;
+    text += sizeof prefix - 1;
+    digits = strspn(text, "0123456789abcdef");
+    return digits == VHPC_DIGEST_DIGITS && text[digits] == '\0';
+}
+
+bool vhpc_image_parse(const char *given, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    static const char own[] = "own/";
+    bool is_own = strncmp(given, own, sizeof own - 1) == 0;
+    const char *text = is_own ? given + sizeof own - 1 : given;
+    const char *at = strchr(text, '@');
+    size_t length = at == NULL ? strlen(text) : (size_t)(at - text);
+    const char *colon = memchr(text, ':', length);
+    size_t name = colon == NULL ? length : (size_t)(colon - text);
+    const char *tag = colon == NULL ? "latest" : colon + 1;
+    size_t tag_length = colon == NULL ? strlen(tag) : length - name - 1;
+
+    if (vhpc_is_source(given)) {
+        if (strlen(given) >= VHPC_VALUE_SIZE || !vhpc_text_is_plain(given, strlen(given))) {
+            *why = "a source of at most 1024 bytes without control characters is expected";
+            return false;
+        }
+        memcpy(value, given, strlen(given) + 1);
+        return true;
+    }
+    if (!is_image_name(text, name) || !is_image_tag(tag, tag_length) ||
+        (at != NULL && !is_digest(at + 1))) {
+        *why =
+            "[own/]NAME[:TAG][@sha256:DIGEST] is expected: a name of lower case letters, digits, "
+            "'.', '_' and '-' that starts with a letter or digit, at most 64 characters, and "
+            "64 hexadecimal digits (see: vhpc image ls); or a source such as docker://NAME or "
+            "oci-archive:/PATH";
+        return false;
+    }
+    snprintf(value, VHPC_VALUE_SIZE, "%s%.*s:%.*s%s", is_own ? own : "", (int)name, text,
+             (int)tag_length, tag, at == NULL ? "" : at);
+    return true;
+}

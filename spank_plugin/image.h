@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The name of an image, as users write it. */
+#ifndef VHPC_SPANK_IMAGE_H
+#define VHPC_SPANK_IMAGE_H
+
+#include "options.h"
+
+/*
+ * [own/]NAME[:TAG][@DIGEST] -> [own/]NAME:TAG[@DIGEST]; an absent tag means latest. With a digest
+ * the job gets the image of that digest, whatever the name points to; with own/ the image is in the
+ * user's own catalogue.  A source stays as it is until the job is created (allocator.c).
+ */
+bool vhpc_image_parse(const char *given, char value[VHPC_VALUE_SIZE], const char **why);
+
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Images that a user names by where they come from: docker://NAME or KIND:PATH.  The command `vhpc`
+ * imports them, with the user's rights, when the job is created.
+ */
+#ifndef VHPC_SPANK_SOURCE_H
+#define VHPC_SPANK_SOURCE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "options.h"
+
+/* docker://NAME, or one of the kinds of `vhpc image import` with a slash in its path. */
+bool vhpc_is_source(const char *text);
+
+/*
+ * Run `command image resolve SOURCE`, which says what it does on stderr, and read the image's name
+ * with its digest.  False with one line in why.
+ */
+bool vhpc_source_resolve(const char *command, const char *source, char image[VHPC_VALUE_SIZE],
+                         char *why, size_t size);
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sources in place of an image's name: what is one, and what the plugin makes of vhpc's answers. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "source.h"
+#include "text.h"
+
+#define DIGEST "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+static char folder[] = "/tmp/vhpc-source-XXXXXX";
+static char command[64];
+static char image[VHPC_VALUE_SIZE];
+static char why[VHPC_WHY_SIZE];
+
+static int make_folder(void **unused)
+{
+    (void)unused;
+    assert_non_null(mkdtemp(folder));
+    snprintf(command, sizeof command, "%s/vhpc", folder);
+    return 0;
+}
+
+static int remove_folder(void **unused)
+{
+    (void)unused;
+    (void)unlink(command);
+    return rmdir(folder);
+}
+
+/* vhpc is this script. */
+static bool resolves(const char *script, const char *source)
+{
+    FILE *file = fopen(command, "w");
+
+    assert_non_null(file);
+    fprintf(file, "#!/bin/sh\n%s\n", script);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(chmod(command, 0755), 0);
+    why[0] = image[0] = '\0';
+    return vhpc_source_resolve(command, source, image, why, sizeof why);
+}
+
+static void a_source_has_a_kind_and_a_path(void **unused)
+{
+    static const char *const sources[] = {
+        "docker://debian:13",
+        "docker://r.example:5000/a/b@" DIGEST,
+        "oci:/a/b:c",
+        "oci-archive:./tools.tar",
+        "docker-archive:/a.tar:x/y:1",
+        "tar:/a.tar.gz",
+        "dir:../root",
+    };
+    static const char *const names[] = {
+        "",        "debian-minimal", "oci:latest",    "oci",   "docker:27",   "docker://",
+        "tar:1",   "a:/b",           "own/docker:27", "dir:x", "dockers://x", ":/x",
+        "oci-:/x", "docker:/x",
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++)
+        assert_true(vhpc_is_source(sources[i]));
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        assert_false(vhpc_is_source(names[i]));
+}
+
+static void a_source_is_an_option_value_as_it_is(void **unused)
+{
+    static struct vhpc_values values;
+
+    (void)unused;
+    assert_true(vhpc_values_set(&values, VHPC_IMAGE, "x", "docker://Debian:13", why, sizeof why));
+    assert_string_equal(values.text[VHPC_IMAGE], "docker://Debian:13");
+    assert_false(vhpc_values_set(&values, VHPC_IMAGE, "x", "docker://a\nb", why, sizeof why));
+}
+
+static void the_image_is_what_vhpc_prints(void **unused)
+{
+    (void)unused;
+    assert_true(resolves("[ \"$*\" = 'image resolve -- docker://a b' ] && echo own/a@" DIGEST,
+                         "docker://a b"));
+    assert_string_equal(image, "own/a:latest@" DIGEST);
+    /* the command does not read what is for the script of sbatch */
+    assert_true(resolves("[ -z \"$(cat)\" ] && echo own/a", "docker://a"));
+}
+
+static void a_command_that_fails_creates_no_job(void **unused)
+{
+    (void)unused;
+    assert_false(resolves("echo own/a; exit 1", "docker://\x1b[1mx"));
+    assert_string_equal(why, "there is no image of docker://?[1mx, so no job was created (the "
+                             "reason is above)");
+    assert_false(resolves("echo own/a; kill -9 $$", "docker://a"));
+    assert_string_equal(image, "");
+    assert_false(vhpc_source_resolve("/nonexistent/vhpc", "docker://a", image, why, sizeof why));
+    assert_string_equal(
+        why, "couldn't make an image of docker://a: /nonexistent/vhpc: No such file or directory");
+}
+
+static void an_answer_that_is_no_name_creates_no_job(void **unused)
+{
+    static const char *const scripts[] = {
+        "true",
+        "echo",
+        "echo docker://b",
+        "echo a b",
+        "printf 'own/a\\0b'",
+        "head -c 1024 /dev/zero | tr '\\0' a",
+    };
+
+    (void)unused;
+    for (size_t i = 0; i < sizeof scripts / sizeof scripts[0]; i++) {
+        assert_false(resolves(scripts[i], "docker://a"));
+        assert_non_null(strstr(why, "couldn't read the name of the image of docker://a that /tmp"));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_source_has_a_kind_and_a_path),
+        cmocka_unit_test(a_source_is_an_option_value_as_it_is),
+        cmocka_unit_test(the_image_is_what_vhpc_prints),
+        cmocka_unit_test(a_command_that_fails_creates_no_job),
+        cmocka_unit_test(an_answer_that_is_no_name_creates_no_job),
+    };
+
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
