@@ -31,6 +31,7 @@ _PACKAGES = (
     "opensm",
     # for vhpc
     "bubblewrap",
+    "e2fsprogs",
     "erofs-utils",
     "hwloc-nox",
     "iproute2",

@@ -86,7 +86,7 @@ def mirror(lab: Lab) -> Iterator[str]:
         > tree/DEBIAN/control
     dpkg-deb --root-owner-group --build tree {PACKAGE}.deb >/dev/null
     {{ cat tree/DEBIAN/control; echo "Filename: ./{PACKAGE}.deb"; stat -c 'Size: %s' {PACKAGE}.deb
-       sha256sum {PACKAGE}.deb | sed 's/^/SHA256: /; s/ .*deb$//'; }} > Packages
+       sha256sum < {PACKAGE}.deb | sed 's/^/SHA256: /; s/ *-$//'; }} > Packages
     """
     lab.run(
         "login", "sh", "-c", f"rm -rf /tmp/mirror; mkdir /tmp/mirror; cd /tmp/mirror; {make}", user="alice"
@@ -126,7 +126,9 @@ def test_what_a_job_has_installed_becomes_an_image(lab: Lab, mirror: str) -> Non
     let_go(lab, job)
     assert job.wait() == "COMPLETED"
     shown = json.loads(lab.run("login", "vhpc", "image", "show", "own/saved", "--json", user="alice").out)
-    assert shown["provenance"]["parent"] == saved["parent"] == job.show()["AdminComment"].partition("@")[2]
+    assert (
+        shown["provenance"]["parent"] == saved["parent"] == job.accounted("AdminComment")[0].partition("@")[2]
+    )
     script = f"{PACKAGE}; dpkg -s {PACKAGE} | grep Status; id -un; hostname; ls /tmp /etc/resolv.conf; true"
     again = lab.finish(script, "-w", "n1", image="own/saved")
     assert again.show()["JobState"] == "COMPLETED"

@@ -18,18 +18,14 @@ from vhpc_slurm.catalog.manifest import Manifest
 from vhpc_slurm.cli import save
 from vhpc_slurm.config import Config, Controller
 from vhpc_slurm.config.images import Images
-from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.importing import imports
 from vhpc_slurm.importing.source import Source
 
 SRUN = """#!/bin/sh
 echo "$*" >> {folder}/asked
 [ -z "$VHPC_IMAGE$SLURM_JOB_ID" ] || exit 99
-for last; do :; done
-case "$last" in
-VHPC_JOB_IMAGE) {name};;
-*) {files};;
-esac
+{files}
 """
 
 
@@ -51,10 +47,14 @@ class Site:
         return {"digest": f"sha256:{'12' * 32}", "special": 0, "process": {}}
 
     def run(self, target: str = "own/mine", name: str = "") -> None:
-        srun = self.folder / "srun"
-        answer = name or f"echo {self.name}"
-        srun.write_text(SRUN.format(folder=self.folder, name=answer, files=self.files))
-        srun.chmod(0o755)
+        shown = f"echo 'JobId=7 JobName=x AdminComment=vhpc: image {self.name} StdErr=/x'"
+        scripts = {
+            "scontrol": f"#!/bin/sh\n[ \"$*\" = '-o show job 7' ] || exit 99\n{name or shown}\n",
+            "srun": SRUN.format(folder=self.folder, files=self.files),
+        }
+        for program, text in scripts.items():
+            (self.folder / program).write_text(text)
+            (self.folder / program).chmod(0o755)
         assert save.run(self.config, self.own, 7, target, as_json=True) == 0
 
 
@@ -88,7 +88,7 @@ def test_its_steps_run_beside_those_of_the_job(site: Site) -> None:
     site.run()
     asked = (site.folder / "asked").read_text()
     options = "--jobid 7 --overlap -N1 -n1 --relative=0 --input=none"
-    assert asked.startswith(f"{options} printenv VHPC_JOB_IMAGE\n{options} /bin/sh -c ")
+    assert asked.startswith(f"{options} /bin/sh -c ")
     assert "--one-file-system" in asked
     for path in ("./etc/hostname", "./tmp/*", "./etc/sudoers.d/vhpc"):
         assert f"--exclude='{path}'" in asked
@@ -107,13 +107,19 @@ def test_an_image_of_the_users_own_can_be_the_parent(site: Site, capsys: pytest.
 @pytest.mark.parametrize(
     ("name", "files", "target", "says"),
     [
-        ("echo", "", "own/mine", "job 7 has no guests: VHPC_JOB_IMAGE is not set in it"),
-        ("exit 1", "", "own/mine", "the step in job 7 failed: exit status 1"),
+        ("echo JobId=7", "", "own/mine", "job 7 has no guests: its AdminComment names no image"),
         (
-            "echo 'srun: error: Unable to create step: Invalid job id specified' >&2; exit 1",
+            "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
             "",
             "own/mine",
-            "the step in job 7 failed: srun: error: Unable to create step: Invalid job id",
+            "7 is unknown",
+        ),
+        ("", "exit 1", "own/mine", "the step in job 7 failed: exit status 1"),
+        (
+            "",
+            "echo 'srun: error: Unable to create step: Access/permission denied' >&2; exit 1",
+            "own/mine",
+            "the step in job 7 failed: srun: error: Unable to create step: Access/permission denied",
         ),
         (
             "",
@@ -129,12 +135,12 @@ def test_what_cannot_be_saved_leaves_no_image(
     site: Site, name: str, files: str, target: str, says: str
 ) -> None:
     site.files = files or site.files
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(VhpcError) as caught:
         site.run(target, name)
     assert says in caught.value.line()
     assert [path for path in site.own.rglob("*") if path.is_file() and path.name != ".lock"] == []
 
 
-def test_a_host_without_srun_says_so(site: Site) -> None:
-    with pytest.raises(VhpcError, match=r"cannot start .*/srun"):
+def test_a_host_without_slurm_says_so(site: Site) -> None:
+    with pytest.raises(VhpcError, match=r"scontrol failed: .*No such file"):
         save.run(site.config, site.own, 7, "own/mine", as_json=False)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from vhpc_slurm.model import ImageRef
 CHUNK = 1 << 20
 REPORT_S = 5.0
 """Seconds between two lines that say how much was read."""
-IMAGE_VARIABLE = "VHPC_JOB_IMAGE"
 OF_THE_JOB = (
     "./etc/hostname",
     "./etc/hosts",
@@ -62,9 +60,7 @@ def run(config: Config, catalog: Path, job_id: int, target: str, *, as_json: boo
     ref = ImageRef.parse(target)
     check_target(ref)
     jobs = slurm.user_jobs(config)
-    with jobs.step(job_id, ["printenv", IMAGE_VARIABLE]) as out:
-        name = out.read(4096).decode("utf-8", "replace").strip()
-    parent = _parent(config, job_id, name)
+    parent = _parent(config, job_id, jobs.image(job_id))
 
     def files(path: Path) -> None:
         progress(f"reading the files of job {job_id}")
@@ -82,8 +78,8 @@ def run(config: Config, catalog: Path, job_id: int, target: str, *, as_json: boo
 
 def _parent(config: Config, job_id: int, name: str) -> Parent:
     """The image of the job's guests."""
-    if not re.search(r"@sha256:[0-9a-f]{64}\Z", name):
-        raise UserError(f"job {job_id} has no guests", f"{IMAGE_VARIABLE} is not set in it")
+    if not name:
+        raise UserError(f"job {job_id} has no guests", "its AdminComment names no image", "see: vhpc shell")
     user = context.user_name()
     image = resolve_for(config.images, ImageRef.parse(name), Owner(user, os.geteuid()))
     folder = own_folder(config.images.user_catalog, user) if image.ref.own else Path(config.images.catalog)

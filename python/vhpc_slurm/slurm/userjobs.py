@@ -34,6 +34,7 @@ ENDED = frozenset(
         "TIMEOUT",
     }
 )
+_IMAGE = re.compile(r" AdminComment=vhpc: image (\S+@sha256:[0-9a-f]{64})")
 _NO_JOB = "Invalid job id specified"
 _UNREACHABLE = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused", re.IGNORECASE
@@ -165,6 +166,21 @@ class UserJobs:
         if row is None:
             raise NoSuchJobError(f"job {job_id} is unknown", "squeue does not show it")
         return JobState(row[1].strip(), one_line(row[2].strip()), row[3].strip())
+
+    def image(self, job_id: int) -> str:
+        """``NAME:TAG@sha256:…`` of a job's guests, as AdminComment has it; empty if the job has none.
+
+        Raises:
+            NoSuchJobError: slurmctld no longer has the job.
+            SlurmError: scontrol failed.
+        """
+        done = self._run("scontrol", "-o", "show", "job", str(job_id))
+        if done.returncode and _NO_JOB in done.stderr:
+            raise NoSuchJobError(f"job {job_id} is unknown", _NO_JOB)
+        if done.returncode:
+            raise SlurmError("scontrol failed", _complaint(done))
+        found = _IMAGE.search(done.stdout)
+        return found[1] if found else ""
 
     def cancel(self, job_id: int) -> None:
         """End a job; a job that has ended is no error.
