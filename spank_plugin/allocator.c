@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "image.h"
 #include "inherited.h"
 #include "plugin.h"
 #include "source.h"

@@ -6,6 +6,9 @@
 #ifndef VHPC_SPANK_BOUNDS_H
 #define VHPC_SPANK_BOUNDS_H
 
+/* Longest canonical value, with its NUL: the console path. */
+#define VHPC_VALUE_SIZE 1025
+
 enum {
     VHPC_TIMEOUT_MAX_S = 3600, /* --vhpc-timeout; also the limit of the site's boot_timeout_s */
     VHPC_VFS_MAX = 256,        /* virtual functions on a node: what GUIDs tell apart on a rail */

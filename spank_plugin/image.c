@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "bounds.h"
-#include "source.h"
 #include "text.h"
 
 static bool is_lower_or_digit(char c)
@@ -52,6 +51,23 @@ static bool is_digest(const char *text)
     text += sizeof prefix - 1;
     digits = strspn(text, "0123456789abcdef");
     return digits == VHPC_DIGEST_DIGITS && text[digits] == '\0';
+}
+
+bool vhpc_is_source(const char *text)
+{
+    /* KINDS of vhpc_slurm.importing.source; tests/unit/test_shared_constants.py compares them */
+    static const char *const kinds[] = {"oci", "oci-archive", "docker-archive", "tar", "dir"};
+    const char *colon = strchr(text, ':');
+
+    if (strncmp(text, "docker://", strlen("docker://")) == 0)
+        return text[strlen("docker://")] != '\0';
+    if (colon == NULL || strchr(colon, '/') == NULL)
+        return false;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strlen(kinds[i]) == (size_t)(colon - text) &&
+            strncmp(kinds[i], text, strlen(kinds[i])) == 0)
+            return true;
+    return false;
 }
 
 bool vhpc_image_parse(const char *given, char value[VHPC_VALUE_SIZE], const char **why)

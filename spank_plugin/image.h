@@ -3,7 +3,12 @@
 #ifndef VHPC_SPANK_IMAGE_H
 #define VHPC_SPANK_IMAGE_H
 
-#include "options.h"
+#include <stdbool.h>
+
+#include "bounds.h"
+
+/* docker://NAME, or one of the kinds of `vhpc image import` with a slash in its path. */
+bool vhpc_is_source(const char *text);
 
 /*
  * [own/]NAME[:TAG][@DIGEST] -> [own/]NAME:TAG[@DIGEST]; an absent tag means latest. With a digest

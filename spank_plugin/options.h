@@ -12,8 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Longest canonical value, with its NUL: the console path. */
-#define VHPC_VALUE_SIZE 1025
+#include "bounds.h"
 
 enum vhpc_option_id {
     VHPC_IMAGE,

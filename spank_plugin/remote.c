@@ -18,7 +18,7 @@
 #include "argv.h"
 #include "gpus.h"
 #include "plugin.h"
-#include "source.h"
+#include "image.h"
 #include "state.h"
 #include "text.h"
 

@@ -9,26 +9,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "image.h"
 #include "text.h"
 
 extern char **environ;
-
-bool vhpc_is_source(const char *text)
-{
-    /* KINDS of vhpc_slurm.importing.source; tests/unit/test_shared_constants.py compares them */
-    static const char *const kinds[] = {"oci", "oci-archive", "docker-archive", "tar", "dir"};
-    const char *colon = strchr(text, ':');
-
-    if (strncmp(text, "docker://", strlen("docker://")) == 0)
-        return text[strlen("docker://")] != '\0';
-    if (colon == NULL || strchr(colon, '/') == NULL)
-        return false;
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-        if (strlen(kinds[i]) == (size_t)(colon - text) &&
-            strncmp(kinds[i], text, strlen(kinds[i])) == 0)
-            return true;
-    return false;
-}
 
 /* The whole output if it fits, with a NUL; false if it does not, or cannot be read. */
 static bool read_all(int fd, char *text, size_t size)
@@ -84,7 +68,7 @@ bool vhpc_source_resolve(const char *command, const char *source, char image[VHP
 {
     char shown[VHPC_SHOWN_SIZE];
     char answer[VHPC_VALUE_SIZE];
-    struct vhpc_values values = {0};
+    const char *expected = NULL;
     int status = 0;
     pid_t pid;
     bool complete;
@@ -107,12 +91,11 @@ bool vhpc_source_resolve(const char *command, const char *source, char image[VHP
         return false;
     }
     answer[strcspn(answer, "\n")] = '\0';
-    if (!complete || vhpc_is_source(answer) ||
-        !vhpc_values_set(&values, VHPC_IMAGE, command, answer, why, size)) {
+    if (!complete || vhpc_is_source(answer) || !vhpc_image_parse(answer, image, &expected)) {
+        image[0] = '\0';
         snprintf(why, size, "couldn't read the name of the image of %s that %s printed", shown,
                  command);
         return false;
     }
-    memcpy(image, values.text[VHPC_IMAGE], VHPC_VALUE_SIZE);
     return true;
 }

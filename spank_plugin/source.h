@@ -9,10 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "options.h"
-
-/* docker://NAME, or one of the kinds of `vhpc image import` with a slash in its path. */
-bool vhpc_is_source(const char *text);
+#include "bounds.h"
 
 /*
  * Run `command image resolve SOURCE`, which says what it does on stderr, and read the image's name

@@ -136,5 +136,5 @@ def test_what_a_job_has_installed_becomes_an_image(lab: Lab, mirror: str) -> Non
     assert lines[:4] == ["hello from a package", "Status: install ok installed", "alice", "n1"]
     assert "/etc/resolv.conf" not in lines
     settled(lab)
-    lab.run("login", "rm", "-rf", "/scratch/alice/images", user="alice")
+    lab.run("login", "rm", "-rf", "/scratch/alice", "/scratch/bob")
     lab.run("n1", "rm", "-rf", "/var/lib/vhpc/images/own/2001")

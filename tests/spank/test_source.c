@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "image.h"
+#include "options.h"
 #include "source.h"
 #include "text.h"
 
@@ -54,7 +56,7 @@ static void a_source_has_a_kind_and_a_path(void **unused)
 {
     static const char *const sources[] = {
         "docker://debian:13",
-        "docker://r.example:5000/a/b@" DIGEST,
+        ("docker://r.example:5000/a/b@" DIGEST),
         "oci:/a/b:c",
         "oci-archive:./tools.tar",
         "docker-archive:/a.tar:x/y:1",
