@@ -182,7 +182,7 @@ def manifest(name: str = "debian-minimal", tag: str = "latest", min_memory_mib: 
 def publish(catalog: Path, image: ImageManifest) -> str:
     """Put a manifest into a catalogue and let its name mean it; returns the digest."""
     fields = msgspec.to_builtins(image)
-    del fields["min_cpus"]  # which schema 1 does not have
+    del fields["min_cpus"], fields["driver_versions"]  # which schema 1 does not have
     raw = msgspec.json.encode(fields)
     digest = hashlib.sha256(raw).hexdigest()
     for folder in (catalog / "manifests/sha256", catalog / "names" / image.name):
