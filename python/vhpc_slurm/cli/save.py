@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,10 @@ import msgspec
 from vhpc_slurm import slurm
 from vhpc_slurm.catalog import Owner, own_folder, resolve_for
 from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli.imageimport import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.importing.imports import Parent, check_target, parent_of, save_files
+from vhpc_slurm.importing.imports import Parent, parent_of, save_files
 from vhpc_slurm.model import ImageRef
 
 CHUNK = 1 << 20
@@ -53,12 +53,7 @@ def run(config: Config, catalog: Path, job_id: int, target: str, *, as_json: boo
     Raises:
         UserError: no such job of the user, it has no guests, or its files cannot be read or are refused.
     """
-
-    def progress(line: str) -> None:
-        print(f"vhpc: {line}", file=sys.stderr, flush=True)
-
     ref = ImageRef.parse(target)
-    check_target(ref)
     jobs = slurm.user_jobs(config)
     parent = _parent(config, job_id, jobs.image(job_id))
 

@@ -12,15 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from vhpc_slurm import files
-from vhpc_slurm.catalog import resolve
+from vhpc_slurm.catalog import blob_path, blobs, read_manifest, resolve
 from vhpc_slurm.catalog.changes import changing
-from vhpc_slurm.catalog.folder import blob_path, read_manifest
 from vhpc_slurm.catalog.manifest import Manifest
 from vhpc_slurm.catalog.publish import prepare
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.importing.identify import identify
-from vhpc_slurm.importing.imports import KERNEL_LABEL, REGISTRY_LABEL, import_image, kernel_of_site
+from vhpc_slurm.importing.imports import (
+    KERNEL_LABEL,
+    REGISTRY_LABEL,
+    check_source,
+    import_image,
+    kernel_of_site,
+)
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import Blob, ImageRef
 
@@ -45,8 +50,7 @@ def image_of(images: Images, source: Source, catalog: Path, progress: Callable[[
         UserError: the source is refused, or the catalogue cannot be changed.
         FabricError: the site's catalogue cannot be read.
     """
-    if source.kind != "docker" and not source.path.exists():
-        raise UserError(f"cannot import {source}", f"{source.path} does not exist")
+    check_source(source)
     target = ImageRef(name_for(source), own=True)
     prepare(catalog)
     with _alone(catalog, images.import_timeout_s, progress):
@@ -98,8 +102,7 @@ def _known(images: Images, catalog: Path, target: ImageRef, digest: str) -> str:
         return ""
     if digest not in (manifest.labels.get(REGISTRY_LABEL), manifest.provenance.source_digest):
         return ""
-    blobs = (image.manifest.kernel, image.manifest.initrd, image.manifest.root)
-    return image.digest if all(_is_there(catalog, blob) for blob in blobs) else ""
+    return image.digest if all(_is_there(catalog, blob) for blob in blobs(image.manifest)) else ""
 
 
 def _is_there(catalog: Path, blob: Blob) -> bool:

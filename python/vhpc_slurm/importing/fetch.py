@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.sandbox import confined
@@ -23,8 +24,8 @@ from vhpc_slurm.model import DIGEST
 from vhpc_slurm.terminal import one_line
 
 REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}\Z", re.ASCII)
-JSON_MAX = 64 << 20
-"""Bytes of a file that skopeo may write while it only inspects."""
+INSPECTED_MAX = 64 << 20
+"""Bytes of a file that a program may write while it only inspects a container."""
 TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - folders of the sandbox
 SETTINGS = ("/etc/containers", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/ssl")
 PASSED = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy")
@@ -62,16 +63,14 @@ def fetch(
             finally:
                 run.kill()
         if run.returncode != 0:
-            said.seek(0)
-            lines = said.read(20000).decode("utf-8", "replace").strip().splitlines()
-            raise UserError(f"cannot fetch {what}", _reason(lines[-1] if lines else "skopeo failed"))
+            raise UserError(f"cannot fetch {what}", _reason(said, "skopeo failed"))
 
 
 def registry_digest(reference: str, timeout_s: float) -> str:
     """The digest of an image's manifest, or of its index; arguments and errors as ``fetch``."""
     what = _checked(reference)
     with tempfile.TemporaryDirectory(prefix="vhpc-") as folder, tempfile.TemporaryFile() as said:
-        argv = _skopeo(Path(folder), JSON_MAX, "inspect", "--no-tags", "--format", "{{.Digest}}", what)
+        argv = _skopeo(Path(folder), INSPECTED_MAX, "inspect", "--no-tags", "--format", "{{.Digest}}", what)
         try:
             done = subprocess.run(
                 argv,
@@ -85,9 +84,7 @@ def registry_digest(reference: str, timeout_s: float) -> str:
             raise UserError(f"cannot find {what}", "its registry does not answer in time") from None
         digest = done.stdout[:200].decode("ascii", "replace").strip()
         if done.returncode != 0 or not DIGEST.match(digest):
-            said.seek(0)
-            lines = said.read(20000).decode("utf-8", "replace").strip().splitlines()
-            raise UserError(f"cannot find {what}", _reason(lines[-1] if lines else "skopeo gave no digest"))
+            raise UserError(f"cannot find {what}", _reason(said, "skopeo gave no digest"))
     return digest
 
 
@@ -102,8 +99,11 @@ def _checked(reference: str) -> str:
     return what
 
 
-def _reason(line: str) -> str:
-    """The message in a line of skopeo's log."""
+def _reason(said: IO[bytes], otherwise: str) -> str:
+    """The message in the last line of skopeo's log, or ``otherwise`` if it is empty."""
+    said.seek(0)
+    lines = said.read(20000).decode("utf-8", "replace").strip().splitlines()
+    line = lines[-1] if lines else otherwise
     found = re.search(r'msg="((?:[^"\\]|\\.)*)"', line)
     return one_line((found[1].replace('\\"', '"') if found else line)[:400])
 

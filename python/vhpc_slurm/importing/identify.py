@@ -6,13 +6,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from vhpc_slurm.importing.fetch import registry_digest
+from vhpc_slurm.importing.fetch import INSPECTED_MAX, registry_digest
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 
 MEMORY_MAX = 1 << 30
-JSON_MAX = 64 << 20
-"""Bytes that the reader may write."""
+"""Bytes of address space of the process that reads the source."""
 
 
 def identify(source: Source, timeout_s: float) -> str:
@@ -31,7 +30,7 @@ def identify(source: Source, timeout_s: float) -> str:
     with tempfile.TemporaryDirectory(prefix="vhpc-") as folder:
         request = {
             "only_digest": True,
-            "max_bytes": JSON_MAX,
+            "max_bytes": INSPECTED_MAX,
             "max_files": 1,
             "max_memory": MEMORY_MAX,
             "timeout_s": int(timeout_s),

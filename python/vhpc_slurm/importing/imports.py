@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +40,11 @@ class Parent:
         image: as a lease names it.
         manifest: all of its manifest.
         catalog: the catalogue that has it.
-        source: of the files, if these are from a guest of this image; empty if only the kernel is.
     """
 
     image: ImageIdentity
     manifest: Manifest
     catalog: Path
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,10 @@ def import_image(
         FabricError: the site's catalogue cannot be read.
     """
     base = kernel_of_site(images, kernel)
-    if source.kind != "docker" and not source.path.exists():
-        raise UserError(f"cannot import {source}", f"{source.path} does not exist")
-    check_target(target)
-    prepare(catalog)
-    with staging(catalog) as folder:
-        return _make(images, source, base, target, catalog, folder, progress)
+    check_source(source)
+    with _made_in(catalog, target) as folder:
+        fields = partial(_imported, base, source)
+        return _make(images, source, base, target, catalog, folder, fields, progress)
 
 
 def save_files(
@@ -122,19 +120,27 @@ def save_files(
     Raises:
         UserError: the tar is refused, or the catalogue cannot be changed; and the errors of ``files``.
     """
-    check_target(target)
-    prepare(catalog)
-    with staging(catalog) as folder:
+    with _made_in(catalog, target) as folder:
         tar = folder / "files.tar"
         files(tar)
-        derived = replace(parent, source=source)
-        return _make(images, Source("tar", tar), derived, target, catalog, folder, progress)
+        fields = partial(_saved, parent, source)
+        return _make(images, Source("tar", tar), parent, target, catalog, folder, fields, progress)
 
 
-def check_target(target: ImageRef) -> None:
-    """UserError if the name of a new image has a digest."""
+def check_source(source: Source) -> None:
+    """UserError if the file or folder of a source does not exist."""
+    if source.kind != "docker" and not source.path.exists():
+        raise UserError(f"cannot import {source}", f"{source.path} does not exist")
+
+
+@contextlib.contextmanager
+def _made_in(catalog: Path, target: ImageRef) -> Iterator[Path]:
+    """A folder in the catalogue in which an image of this name is made."""
     if target.digest:
         raise UserError(f"{target} cannot be a new name", "it has a digest", "write [own/]NAME[:TAG]")
+    prepare(catalog)
+    with staging(catalog) as folder:
+        yield folder
 
 
 def _make(
@@ -144,9 +150,13 @@ def _make(
     target: ImageRef,
     catalog: Path,
     folder: Path,
+    fields: Callable[[dict[str, Any]], dict[str, Any]],
     progress: Callable[[str], None],
 ) -> Imported:
-    """Let the worker read a source, and publish the result; ``folder`` is in the catalogue."""
+    """Let the worker read a source, and publish the result; ``folder`` is that of ``_made_in``.
+
+    ``fields`` gives what the manifest has other than that of ``base``, from the worker's result.
+    """
     out = folder / "out"
     out.mkdir()
     request = {
@@ -164,8 +174,8 @@ def _make(
     for blob in (base.image.manifest.kernel, base.image.manifest.initrd):
         if copy_blob(base.catalog, catalog, blob, folder / blob.file):
             new[blob.sha256] = folder / blob.file
-    made = {"media_type": ROOT_TYPE, "sha256": root.sha256, "size": root.size}
-    done = publish(catalog, target, _manifest(base, source, found, made), new)
+    made = {"root": {"media_type": ROOT_TYPE, "sha256": root.sha256, "size": root.size}}
+    done = publish(catalog, target, msgspec.to_builtins(base.manifest) | fields(found) | made, new)
     source_digest, special = found.get("digest"), found.get("special")
     return Imported(
         image=target.label,
@@ -228,25 +238,9 @@ def kernel_of_site(images: Images, kernel: str) -> Parent:
     return parent_of(site, resolve(site, ref))
 
 
-def _manifest(base: Parent, source: Source, found: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    """The manifest; UserError if the worker's result does not fit into one."""
-    built: dict[str, Any] = msgspec.to_builtins(base.manifest)
+def _imported(base: Parent, source: Source, found: dict[str, Any]) -> dict[str, Any]:
+    """What an import says of itself; UserError if the worker's result does not fit into a manifest."""
     empty = msgspec.to_builtins(Process(entrypoint=(), arguments=(), environment={}, user="", working_dir=""))
-    digest = found.get("digest") or ""
-    origin = {
-        "builder": "vhpc save" if base.source else "vhpc image import",
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "parent": base.image.digest if base.source else "",
-        "source": base.source or source.label,
-        "source_digest": digest,
-    }
-    if base.source:
-        label = base.image.ref.label
-        return built | {
-            "description": f"{base.source}, which ran {label}"[:1024],
-            "provenance": origin,
-            "root": root,
-        }
     try:
         process = msgspec.convert(empty | (found.get("process") or {}), Process)
     except (msgspec.ValidationError, TypeError) as err:
@@ -254,12 +248,29 @@ def _manifest(base: Parent, source: Source, found: dict[str, Any], root: dict[st
     labels = {KERNEL_LABEL: str(base.image)}
     if source.digest:
         labels[REGISTRY_LABEL] = source.digest
-    return built | {
+    return {
         "init": "agent",
-        "description": f"imported from {origin['source']}"[:1024],
+        "description": f"imported from {source.label}"[:1024],
         "drivers": {},
         "labels": labels,
         "process": msgspec.to_builtins(process),
-        "provenance": origin,
-        "root": root,
+        "provenance": _origin("vhpc image import", "", source.label, found),
+    }
+
+
+def _saved(parent: Parent, source: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What the saved files of a guest of an image say of themselves."""
+    return {
+        "description": f"{source}, which ran {parent.image.ref.label}"[:1024],
+        "provenance": _origin("vhpc save", parent.image.digest, source, found),
+    }
+
+
+def _origin(builder: str, parent: str, source: str, found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "builder": builder,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "parent": parent,
+        "source": source,
+        "source_digest": found.get("digest") or "",
     }

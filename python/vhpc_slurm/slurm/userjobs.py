@@ -59,7 +59,7 @@ class JobState:
 
 
 class UserJobs:
-    """sbatch, srun, squeue and scancel."""
+    """sbatch, srun, squeue, scontrol and scancel."""
 
     def __init__(
         self,
@@ -156,11 +156,7 @@ class UserJobs:
             SlurmError: squeue failed.
         """
         options = ("--noheader", "--all", "--states=all", "--local", "--jobs", str(job_id))
-        done = self._run("squeue", *options, "--format=%i|%T|%r|%N")
-        if done.returncode and _NO_JOB in done.stderr:
-            raise NoSuchJobError(f"job {job_id} is unknown", _NO_JOB)
-        if done.returncode:
-            raise SlurmError("squeue failed", _complaint(done))
+        done = self._asked(job_id, "squeue", *options, "--format=%i|%T|%r|%N")
         rows = [line.split("|", 3) for line in done.stdout.splitlines()]
         row = next((row for row in rows if len(row) == 4 and row[0].strip() == str(job_id)), None)
         if row is None:
@@ -174,11 +170,7 @@ class UserJobs:
             NoSuchJobError: slurmctld no longer has the job.
             SlurmError: scontrol failed.
         """
-        done = self._run("scontrol", "-o", "show", "job", str(job_id))
-        if done.returncode and _NO_JOB in done.stderr:
-            raise NoSuchJobError(f"job {job_id} is unknown", _NO_JOB)
-        if done.returncode:
-            raise SlurmError("scontrol failed", _complaint(done))
+        done = self._asked(job_id, "scontrol", "-o", "show", "job", str(job_id))
         found = _IMAGE.search(done.stdout)
         return found[1] if found else ""
 
@@ -191,6 +183,15 @@ class UserJobs:
         done = self._run("scancel", str(job_id))
         if done.returncode and _NO_JOB not in done.stderr:
             raise SlurmError(f"cannot cancel job {job_id}", _complaint(done), f"run: scancel {job_id}")
+
+    def _asked(self, job_id: int, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that is about a job; errors as ``state``."""
+        done = self._run(command, *arguments)
+        if done.returncode and _NO_JOB in done.stderr:
+            raise NoSuchJobError(f"job {job_id} is unknown", _NO_JOB)
+        if done.returncode:
+            raise SlurmError(f"{command} failed", _complaint(done))
+        return done
 
     def _run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         try:
