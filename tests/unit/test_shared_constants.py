@@ -213,7 +213,7 @@ int main(int argc, char **argv)
 
 def accepted(folder: Path, *arguments: str) -> list[str]:
     """What the plugin makes of values of the option with this variable; without arguments, all variables."""
-    sources = (PLUGIN / "options.c", PLUGIN / "text.c")
+    sources = tuple(PLUGIN / name for name in ("image.c", "options.c", "text.c"))
     return run_c(folder, OPTIONS_PROBE, *arguments, sources=sources).splitlines()
 
 
