@@ -55,7 +55,7 @@ static bool is_digest(const char *text)
 
 bool vhpc_is_source(const char *text)
 {
-    /* KINDS of vhpc_slurm.importing.source; tests/unit/test_shared_constants.py compares them */
+    /* KINDS of vhpc_slurm.importing.source; tests/unit/test_import_cached.py compares them */
     static const char *const kinds[] = {"oci", "oci-archive", "docker-archive", "tar", "dir"};
     const char *colon = strchr(text, ':');
 

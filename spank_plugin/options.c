@@ -12,6 +12,9 @@
 
 /* Largest --vhpc-mem-reserve and --vhpc-disk: 16 TiB in MiB, more than any node has. */
 #define SIZE_MAX_MIB UINT64_C(16777216)
+#define SIZE_EXPECTED(least, example)                                                              \
+    "a size from " least " to 16T is expected: a whole number with the suffix K, M, G or T "       \
+    "(without suffix: M), as in " example
 
 /*
  * SIZE[K,M,G,T] -> whole MiB, at least least_mib.  A plain number is MiB, as in Slurm's --mem; a
@@ -42,15 +45,13 @@ static bool parse_size(const char *text, uint64_t least_mib, char value[VHPC_VAL
 
 static bool parse_mem_reserve(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
-    *why = "a size from 1M to 16T is expected: a whole number with the suffix K, M, G or T "
-           "(M when there is none), as in --vhpc-mem-reserve=2G";
+    *why = SIZE_EXPECTED("1M", "--vhpc-mem-reserve=2G");
     return parse_size(text, 1, value);
 }
 
 static bool parse_disk(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
 {
-    *why = "a size from 64M to 16T is expected: a whole number with the suffix K, M, G or T "
-           "(M when there is none), as in --vhpc-disk=20G";
+    *why = SIZE_EXPECTED("64M", "--vhpc-disk=20G");
     return parse_size(text, VHPC_DISK_MIN_MIB, value);
 }
 

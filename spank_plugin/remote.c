@@ -17,8 +17,8 @@
 
 #include "argv.h"
 #include "gpus.h"
-#include "plugin.h"
 #include "image.h"
+#include "plugin.h"
 #include "state.h"
 #include "text.h"
 

@@ -131,11 +131,11 @@ def _build(recipe: Recipe, work: Path) -> None:
 def _write_modules(folder: Path, tree: ModuleTree, names: tuple[str, ...]) -> None:
     """Write the initrd's modules and the lists of vhpc-init: for all guests, for those with a disk."""
     always = tree.load_order(names)
-    disk = tree.load_order(DISK_MODULES)
+    disk = [step for step in tree.load_order(DISK_MODULES) if step not in always]
     for step in (*always, *disk):
         (folder / file_name(step.path)).write_bytes(read_module(step.path))
     (folder / "load").write_text(load_list(always))
-    (folder / "disk").write_text(load_list([step for step in disk if step not in always]))
+    (folder / "disk").write_text(load_list(disk))
 
 
 def _install(recipe: Recipe, tree: Path, log: Path) -> None:

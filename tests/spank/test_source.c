@@ -19,7 +19,7 @@
 
 #define DIGEST "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-static char folder[] = "/tmp/vhpc-source-XXXXXX";
+static char folder[] = "/tmp/vhpc-source-XXXXXX"; /* mkdtemp makes a name of its own */
 static char command[64];
 static char image[VHPC_VALUE_SIZE];
 static char why[VHPC_WHY_SIZE];

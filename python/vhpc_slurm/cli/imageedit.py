@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.catalog import blobs, edit, labels, read_signed, refs, resolve, verify_blob
+from vhpc_slurm.catalog import blobs, edit, read_signed, refs, resolve, verify_blob
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
@@ -57,10 +57,10 @@ def verify(
 
     Args:
         config: has the policy and the signers.
-        catalog: the catalogue; ``own``: it is the user's own.
+        catalog: the catalogue.
         names: images, as the user wrote them.
         subject: whether the policy permits the images to this one's jobs is checked, too.
-        own: images without a name of ``names`` are the user's own.
+        own: the catalogue is the user's own, so all its images are.
         as_json: print JSON.
 
     Returns:
@@ -81,8 +81,7 @@ def verify(
             if config.images.allowed_signers:
                 row["signers"] = signatures.check(config.images, read_signed(catalog, image)).principals
             if rule is not None:
-                names = [ref.label] if ref.own else labels(catalog, image)
-                check_image(config, rule, image, names, partial(read_signed, catalog, image))
+                check_image(config, rule, image, catalog, partial(read_signed, catalog, image))
         except UserError as err:
             row["problem"] = err.line()
     if as_json:
@@ -117,7 +116,7 @@ def sign(catalog: Path, name: str, key: Path | None, signature: Path | None, *, 
 
 
 def _signature(path: Path) -> bytes:
-    """The one signature in a file; UserError if there is none."""
+    """The signature in a file; UserError unless the file has exactly one."""
     try:
         with path.open("rb") as file:
             found = file.read(SIGNATURES_SIZE)

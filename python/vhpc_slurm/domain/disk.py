@@ -25,18 +25,27 @@ QUEUES_MAX = 4  # enough to boot from; QEMU's default is a queue, and an interru
 
 
 @dataclass(frozen=True)
+class Disk:
+    """One disk; ``shared``: with other guests, so never written."""
+
+    file: str
+    target: str
+    slot: int
+    shared: bool
+
+
+@dataclass(frozen=True)
 class DiskContext:
     """Values of the disk template."""
 
-    file: str
+    disks: tuple[Disk, ...]
     queues: int
     iothread: int
-    slot: int
-    own: str
-    own_slot: int
 
 
 def context(spec: DomainSpec) -> DiskContext:
     """The virtio disks ``vda`` and ``vdb``; the kernel numbers them in the order of their slots."""
-    queues = min(QUEUES_MAX, len(spec.guest.pins))
-    return DiskContext(spec.root, queues, IOTHREADS, slots.DISK, spec.disk, slots.OWN_DISK)
+    disks = [Disk(spec.root, "vda", slots.DISK, shared=True)]
+    if spec.disk:
+        disks.append(Disk(spec.disk, "vdb", slots.OWN_DISK, shared=False))
+    return DiskContext(tuple(disks), min(QUEUES_MAX, len(spec.guest.pins)), IOTHREADS)

@@ -90,14 +90,7 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
     batch = common.spank("BATCH") or BatchPlace.GUEST.value
     if batch not in set(BatchPlace):
         raise UserError(f"--vhpc-batch={batch[:40]!r}", "guest or host is expected")
-    vfs = _number("VFS")
-    if vfs is not None and vfs > MAX_VFS:
-        raise UserError(f"--vhpc-vfs={vfs}", f"a whole number from 0 to {MAX_VFS} is expected")
-    guests = _number("GUESTS_PER_NODE")
-    if guests is not None and not 1 <= guests <= MAX_GUESTS_PER_NODE:
-        raise UserError(
-            f"--vhpc-guests-per-node={guests}", f"a whole number from 1 to {MAX_GUESTS_PER_NODE} is expected"
-        )
+    guests = _within(_number("GUESTS_PER_NODE"), "guests-per-node", 1, MAX_GUESTS_PER_NODE)
     network = common.spank("NETWORK")
     if network is not None and network not in NETWORK_CHOICES:
         raise UserError(
@@ -118,23 +111,14 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         console=common.spank("CONSOLE"),
         job_name=job.name,
         partition=job.partition,
-        vfs=vfs,
+        vfs=_within(_number("VFS"), "vfs", 0, MAX_VFS),
         guests_per_node=guests or 1,
         network=network,
         het=job.het,
         account=job.account,
         qos=job.qos,
-        disk_mib=_disk(),
+        disk_mib=_within(_number("DISK"), "disk", MIN_DISK_MIB, MAX_DISK_MIB),
     )
-
-
-def _disk() -> int | None:
-    disk = _number("DISK")
-    if disk is not None and not MIN_DISK_MIB <= disk <= MAX_DISK_MIB:
-        raise UserError(
-            f"--vhpc-disk={disk}", f"a size from {MIN_DISK_MIB} to {MAX_DISK_MIB} MiB is expected"
-        )
-    return disk
 
 
 def _number(name: str) -> int | None:
@@ -145,6 +129,13 @@ def _number(name: str) -> int | None:
         option = name.lower().replace("_", "-")
         raise UserError(f"--vhpc-{option}={text[:40]!r}", "a whole number is expected")
     return int(text)
+
+
+def _within(number: int | None, option: str, least: int, most: int) -> int | None:
+    """The number of an option, if it was given; UserError if it is outside of its bounds."""
+    if number is not None and not least <= number <= most:
+        raise UserError(f"--vhpc-{option}={number}", f"a whole number from {least} to {most} is expected")
+    return number
 
 
 _HOOKS = {"prolog": prolog, "epilog": epilog, "without-guests": without_guests}

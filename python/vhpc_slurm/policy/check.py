@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from vhpc_slurm.catalog import Owner, Signed, labels, read_signed_for
@@ -36,12 +36,12 @@ def check(config: Config, request: JobRequest, image: ImageIdentity) -> None:
     if refusal:
         raise UserError(f"policy rule {rule.name!r} refuses the job", refusal)
     owner = Owner(request.user, request.uid)
-    names = [image.ref.label] if image.ref.own else labels(Path(config.images.catalog), image)
-    check_image(config, rule, image, names, lambda: read_signed_for(config.images, image, owner))
+    catalog = Path(config.images.catalog)
+    check_image(config, rule, image, catalog, lambda: read_signed_for(config.images, image, owner))
 
 
 def check_image(
-    config: Config, rule: Rule, image: ImageIdentity, names: Sequence[str], read: Callable[[], Signed]
+    config: Config, rule: Rule, image: ImageIdentity, catalog: Path, read: Callable[[], Signed]
 ) -> None:
     """Raise unless a rule permits an image.
 
@@ -49,13 +49,13 @@ def check_image(
         config: has the files with the signers.
         rule: the rule that applies.
         image: the image.
-        names: its names, ``[own/]NAME:TAG``; an own image has the name that its owner gives it.
+        catalog: has its names; not read for a user's own image, whose name is what its owner says.
         read: called where signatures count.
 
     Raises:
         UserError, FabricError: as ``check``.
     """
-    refusal = image_refusal(rule, names)
+    refusal = image_refusal(rule, [image.ref.label] if image.ref.own else labels(catalog, image))
     why = ""
     if not refusal and rule.signers:
         found = signatures.check(config.images, read())

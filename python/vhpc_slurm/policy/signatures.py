@@ -90,7 +90,7 @@ def sign(manifest: bytes, key: Path) -> bytes:
 
 
 def _signers(images: Images, manifest: bytes, signature: bytes) -> tuple[list[str], str]:
-    """Principals for whom one signature is valid; if there are none, the reason."""
+    """The principals for whom a signature is valid, and, only if it is valid for no principal, the reason."""
     with _file(signature) as path:
         code, out, why = _run("find-principals", "-s", path, "-f", images.allowed_signers)
         if code != 0:
