@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.errors import UserError
+from vhpc_slurm.slurm import userjobs
 from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
 from vhpc_slurm.slurm.userjobs import JobState, UserJobs
 
@@ -21,7 +22,7 @@ SCRIPT = Path("/tmp/job.sh")
 
 
 def commands(folder: Path, body: str, **environment: str) -> UserJobs:
-    for name in ("sbatch", "squeue", "scancel"):
+    for name in ("sbatch", "srun", "squeue", "scancel"):
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
     return UserJobs(str(folder), slurm_conf="/etc/x.conf", timeout_s=5, environment=environment)
@@ -93,3 +94,24 @@ def test_cancelling_an_ended_job_is_no_error(tmp_path: Path) -> None:
 def test_commands_that_are_not_there_are_said(tmp_path: Path) -> None:
     with pytest.raises(SlurmError, match=r"controller\.slurm_bin"):
         UserJobs(str(tmp_path)).state(1)
+
+
+STUBBORN = """
+trap '' TERM
+echo $$ > $(dirname $0)/pid
+echo output
+exec >&-
+while :; do sleep 0.1; done
+"""
+
+
+def test_an_srun_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(userjobs, "END_S", 0.2)
+    jobs = commands(tmp_path, STUBBORN)
+    jobs._timeout_s = 0.5
+    with (
+        pytest.raises(SlurmError, match=r"srun failed: no end within 0.5 s"),
+        jobs.step(7, ["true"]) as out,
+    ):
+        assert out.read() == b"output\n"
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()

@@ -35,6 +35,8 @@ ENDED = frozenset(
     }
 )
 _IMAGE = re.compile(r" AdminComment=vhpc: image (\S+@sha256:[0-9a-f]{64})")
+END_S = 10.0
+"""How long an srun may take to end its step."""
 _NO_JOB = "Invalid job id specified"
 _UNREACHABLE = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused", re.IGNORECASE
@@ -135,10 +137,12 @@ class UserJobs:
                 with run.stdout:
                     yield run.stdout
                 code = run.wait(self._timeout_s)
+            except subprocess.TimeoutExpired as err:
+                raise SlurmError(
+                    "srun failed", f"no end within {self._timeout_s:g} s after its output"
+                ) from err
             finally:
-                if run.poll() is None:
-                    run.terminate()
-                    run.wait()
+                _end(run)
             said.seek(0)
             lines = said.read(65536).decode("utf-8", "replace").split("\n")
         if code:
@@ -212,6 +216,18 @@ class UserJobs:
             ) from err
         except OSError as err:
             raise SlurmError(f"{command} failed", str(err), "set controller.slurm_bin in vhpc.toml") from err
+
+
+def _end(run: subprocess.Popen[bytes]) -> None:
+    """End an srun that still runs; it ends its step when it is told to, but not while slurmctld is away."""
+    if run.poll() is not None:
+        return
+    run.terminate()
+    try:
+        run.wait(END_S)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        run.wait()
 
 
 def _refusal(done: subprocess.CompletedProcess[str]) -> UserError | SlurmError:
