@@ -11,10 +11,10 @@ import os
 import re
 from pathlib import Path
 
-from vmimages import elf
+from vhpc_slurm.bootfiles import elf
+from vhpc_slurm.bootfiles.newc import Archive
 from vmimages.errors import BuildError
 from vmimages.host import output
-from vmimages.newc import Archive
 from vmimages.rootfs import Base
 
 VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?(?:[-+~][\w.]+)?\b", re.ASCII)

@@ -15,7 +15,7 @@ import lzma
 import struct
 import zlib
 
-from vmimages import elf
+from vhpc_slurm.bootfiles import elf
 from vmimages.errors import BuildError
 from vmimages.host import need, output
 

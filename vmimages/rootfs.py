@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vhpc_slurm.bootfiles.errors import BootFileError
+from vhpc_slurm.bootfiles.modules import ModuleTree, file_name, load_list, read_module
 from vmimages import kernel
 from vmimages.errors import BuildError
 from vmimages.host import SEARCH, BuildStep, environment, need, run
-from vmimages.modules import ModuleTree, file_name, load_list, read_module
 from vmimages.recipe import FINISH_SCRIPT, Recipe
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -114,18 +115,30 @@ def _build(recipe: Recipe, work: Path) -> None:
         _write_root(recipe, tree, out / "root.erofs", work / "log")
     own = tree / ".vhpc"
     release = (own / "release").read_text().strip()
-    modules = ModuleTree.read(tree / "usr/lib/modules" / release)
-    for driver in recipe.image.drivers:
-        if not modules.has(driver):
-            raise BuildError(
-                f"kernel {release} has no driver {driver}", hint="correct image.drivers of the recipe"
-            )
-    _write_modules(out / "modules", modules, recipe.kernel.modules)
+    try:
+        modules = ModuleTree.read(tree / "usr/lib/modules" / release)
+        _check_names(recipe, modules, release)
+        _write_modules(out / "modules", modules, recipe.kernel.modules)
+        versions = {name: version for name in recipe.image.drivers if (version := modules.version(name))}
+    except BootFileError as err:
+        raise BuildError(err.what, err.why) from err
     image = (own / "vmlinuz").read_bytes()
     (out / "kernel").write_bytes(kernel.vmlinux(image) if recipe.kernel.format == "vmlinux" else image)
     shutil.copyfile(own / "packages", out / "packages")
-    versions = {name: version for name in recipe.image.drivers if (version := modules.version(name))}
     (out / "base.json").write_text(json.dumps({"kernel_release": release, "driver_versions": versions}))
+
+
+def _check_names(recipe: Recipe, modules: ModuleTree, release: str) -> None:
+    """BuildError if the kernel lacks a driver or module that the recipe names."""
+    for key, what, names in (
+        ("image.drivers", "driver", recipe.image.drivers),
+        ("kernel.modules", "module", recipe.kernel.modules),
+    ):
+        for name in names:
+            if not modules.has(name):
+                raise BuildError(
+                    f"kernel {release} has no {what} {name}", hint=f"correct {key} of the recipe"
+                )
 
 
 def _write_modules(folder: Path, tree: ModuleTree, names: tuple[str, ...]) -> None:

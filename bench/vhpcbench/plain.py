@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 from vhpcbench.common import CHECKOUT, NODE, BenchError, Lab
 
 sys.path.insert(0, str(CHECKOUT))
-from vmimages.newc import Archive
+from vhpc_slurm.bootfiles.newc import Archive
 
 ON_NODE = Path(__file__).with_name("on_node.py")
 

@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from vmimages.newc import Archive
-
+from vhpc_slurm.bootfiles.newc import Archive
 from vlablib.deploy import collect, package
 from vlablib.report import LabError
 from vlablib.settings import CHECKOUT

@@ -12,11 +12,13 @@ import zlib
 from pathlib import Path
 
 import pytest
-from vmimages import elf, kernel
+from vmimages import kernel
 from vmimages.errors import BuildError
 from vmimages.initrd import initrd, program, version
-from vmimages.newc import Archive
 from vmimages.rootfs import Base
+
+from vhpc_slurm.bootfiles import elf
+from vhpc_slurm.bootfiles.newc import Archive
 
 EPOCH = 1700000000
 

@@ -10,8 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from vmimages.errors import BuildError
-from vmimages.modules import LoadStep, ModuleTree, load_list, read_module
+
+from vhpc_slurm.bootfiles.errors import BootFileError
+from vhpc_slurm.bootfiles.modules import LoadStep, ModuleTree, load_list, read_module
 
 RELEASE = "6.12.0-test"
 SBIN = "/usr/sbin:/sbin:/usr/bin:/bin"
@@ -109,12 +110,12 @@ def test_what_is_built_in_is_not_loaded(tree: Path) -> None:
 
 
 def test_an_unknown_module_is_refused(tree: Path) -> None:
-    with pytest.raises(BuildError, match=f"kernel {RELEASE} has no module virtio_blk"):
+    with pytest.raises(BootFileError, match=f"kernel {RELEASE} has no module virtio_blk"):
         ours(tree, "virtio_blk")
 
 
 def test_a_folder_without_depmods_tables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="depmod did not run"):
+    with pytest.raises(BootFileError, match="depmod did not run"):
         ModuleTree.read(tmp_path)
 
 

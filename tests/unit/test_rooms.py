@@ -17,7 +17,7 @@ FLOORS = (
     {"reconcile"},
     {"controller", "node"},
     {"fabric", "slurm", "placement", "domain", "importing", "policy"},
-    {"config", "catalog", "model", "hardware", "cpulist", "munge"},
+    {"bootfiles", "config", "catalog", "model", "hardware", "cpulist", "munge"},
     {"errors"},
     {"terminal", "files"},
 )

@@ -11,14 +11,17 @@ import fnmatch
 import gzip
 import lzma
 import re
+import shutil
+import subprocess
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from vmimages import elf
-from vmimages.errors import BuildError
-from vmimages.host import need, output
+from vhpc_slurm.bootfiles import elf
+from vhpc_slurm.bootfiles.errors import BootFileError
 
 VERSION_LENGTH = 128
+UNPACK_TIMEOUT_S = 60
 SUFFIX = re.compile(r"\.ko(\.(xz|zst|gz))?$")
 
 
@@ -53,7 +56,7 @@ class ModuleTree:
 
     @classmethod
     def read(cls, folder: Path) -> ModuleTree:
-        """Read depmod's tables; BuildError if they are missing."""
+        """Read depmod's tables; BootFileError if they are missing."""
         tree = cls(folder)
         for line in tree._lines("modules.dep", required=True):
             path, _, needs = line.partition(":")
@@ -84,7 +87,7 @@ class ModuleTree:
         try:
             found = elf.section(read_module(self.folder / path), ".modinfo")
         except ValueError as err:
-            raise BuildError(f"cannot read kernel module {path}", str(err)) from err
+            raise BootFileError(f"cannot read kernel module {path}", str(err)) from err
         for item in found.split(b"\0"):
             if item.startswith(b"version="):
                 return item.removeprefix(b"version=").decode("ascii", "replace")[:VERSION_LENGTH]
@@ -94,15 +97,12 @@ class ModuleTree:
         """The named modules and all their dependencies, each module after its dependencies.
 
         Raises:
-            BuildError: the kernel has no such module.
+            BootFileError: the kernel has no such module.
         """
         order: dict[str, bool] = {}
         for name in names:
             if not self.has(name):
-                raise BuildError(
-                    f"kernel {self.folder.name} has no module {name}",
-                    hint="correct kernel.modules of the recipe",
-                )
+                raise BootFileError(f"kernel {self.folder.name} has no module {name}")
             self._add(canonical(name), order, ())
         return [LoadStep(self.folder / self._files[name], optional) for name, optional in order.items()]
 
@@ -148,7 +148,7 @@ class ModuleTree:
             lines = (self.folder / name).read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             if required:
-                raise BuildError(f"{self.folder} has no {name}", "depmod did not run") from None
+                raise BootFileError(f"{self.folder} has no {name}", "depmod did not run") from None
             return []
         return [line for line in lines if line and not line.startswith("#")]
 
@@ -164,13 +164,31 @@ def load_list(steps: list[LoadStep]) -> str:
 
 
 def read_module(path: Path) -> bytes:
-    """A module's bytes, uncompressed: the kernel of Debian 12 cannot decompress modules itself."""
+    """A module's bytes, uncompressed: the kernel of Debian 12 cannot decompress modules itself.
+
+    Raises:
+        BootFileError: the file is damaged, or zstd is needed and not installed.
+    """
     raw = path.read_bytes()
-    if path.suffix == ".xz":
-        return lzma.decompress(raw)
-    if path.suffix == ".gz":
-        return gzip.decompress(raw)
-    if path.suffix == ".zst":
-        need("zstd")
-        return output(["zstd", "-dc"], stdin=raw)
-    return raw
+    try:
+        if path.suffix == ".xz":
+            return lzma.decompress(raw)
+        if path.suffix == ".gz":
+            return gzip.decompress(raw)
+    except (lzma.LZMAError, EOFError, zlib.error, gzip.BadGzipFile) as err:
+        raise BootFileError(f"cannot unpack kernel module {path.name}", str(err)) from err
+    return _unzstd(raw, path.name) if path.suffix == ".zst" else raw
+
+
+def _unzstd(raw: bytes, name: str) -> bytes:
+    zstd = shutil.which("zstd")
+    if zstd is None:
+        raise BootFileError(f"cannot unpack kernel module {name}", "zstd is not installed")
+    try:
+        done = subprocess.run(
+            [zstd, "-dc"], input=raw, capture_output=True, check=True, timeout=UNPACK_TIMEOUT_S
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as err:
+        why = (err.stderr or b"").decode(errors="replace").strip()
+        raise BootFileError(f"cannot unpack kernel module {name}", why or "zstd failed") from err
+    return done.stdout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the parts of ELF files (64-bit, little endian) that an image build needs."""
+"""Reads the parts of ELF files (64-bit, little endian) that matter for an image."""
 
 from __future__ import annotations
 
