@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vhpc_slurm.bootfiles.errors import BootFileError
-from vhpc_slurm.bootfiles.modules import ModuleTree, file_name, load_list, read_module
+from vhpc_slurm.bootfiles.modules import ModuleTree, initrd_files
 from vmimages import kernel
 from vmimages.errors import BuildError
 from vmimages.host import SEARCH, BuildStep, environment, need, run
@@ -118,7 +118,10 @@ def _build(recipe: Recipe, work: Path) -> None:
     try:
         modules = ModuleTree.read(tree / "usr/lib/modules" / release)
         _check_names(recipe, modules, release)
-        _write_modules(out / "modules", modules, recipe.kernel.modules)
+        for name, data in initrd_files(
+            modules, {"load": recipe.kernel.modules, "disk": DISK_MODULES}
+        ).items():
+            (out / "modules" / name).write_bytes(data)
         versions = {name: version for name in recipe.image.drivers if (version := modules.version(name))}
     except BootFileError as err:
         raise BuildError(err.what, err.why) from err
@@ -139,16 +142,6 @@ def _check_names(recipe: Recipe, modules: ModuleTree, release: str) -> None:
                 raise BuildError(
                     f"kernel {release} has no {what} {name}", hint=f"correct {key} of the recipe"
                 )
-
-
-def _write_modules(folder: Path, tree: ModuleTree, names: tuple[str, ...]) -> None:
-    """Write the initrd's modules and the lists of vhpc-init: for all guests, for those with a disk."""
-    always = tree.load_order(names)
-    disk = [step for step in tree.load_order(DISK_MODULES) if step not in always]
-    for step in (*always, *disk):
-        (folder / file_name(step.path)).write_bytes(read_module(step.path))
-    (folder / "load").write_text(load_list(always))
-    (folder / "disk").write_text(load_list(disk))
 
 
 def _install(recipe: Recipe, tree: Path, log: Path) -> None:

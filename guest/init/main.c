@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -16,6 +17,7 @@
 #include "fatal.h"
 #include "modules.h"
 #include "newroot.h"
+#include "unit.h"
 
 static void mount_kernel_filesystems(void)
 {
@@ -50,6 +52,7 @@ int main(int argc, char **argv)
     static char agent[] = AGENT_TARGET;
     struct init_options options;
     char *arguments[2] = {NULL, NULL};
+    bool agent_is_init;
 
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         puts("vhpc-init " VHPC_VERSION);
@@ -63,11 +66,14 @@ int main(int argc, char **argv)
     load_modules(MODULES_ALWAYS);
     if (options.disk[0] != '\0')
         load_modules(MODULES_FOR_DISK);
+    agent_is_init = strcmp(options.init, "agent") == 0;
     mount_root(&options);
     install_agent();
+    if (!agent_is_init)
+        install_unit(NEW_ROOT);
     switch_root();
 
-    arguments[0] = strcmp(options.init, "agent") == 0 ? agent : options.init;
+    arguments[0] = agent_is_init ? agent : options.init;
     execve(arguments[0], arguments, environment);
     die(errno, "cannot execute %s of the image", arguments[0]);
 }

@@ -16,10 +16,9 @@
 
 #include "fatal.h"
 
-/* Where the three layers of the root are mounted while the initramfs is still "/". */
+/* Where the layers of the root are mounted while the initramfs is still "/". */
 #define LOWER_DIR "/lower"
 #define RW_DIR "/rw"
-#define NEW_ROOT "/newroot"
 
 #define AGENT_SOURCE "/vhpc-agent"
 

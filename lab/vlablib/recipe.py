@@ -24,6 +24,7 @@ _PACKAGES = (
     "libvirt-daemon-system",
     "libvirt-clients",
     "qemu-system-x86",
+    "qemu-utils",
     "seabios",
     # a simulated InfiniBand fabric with a real subnet manager, for `vlab up --fabric`
     "ibsim-utils",
@@ -47,7 +48,7 @@ _PACKAGES = (
     "zstd",
 )
 # third-party Python packages of /opt/vhpc that Debian lacks or has in old versions
-PYTHON_PACKAGES = ("msgspec>=0.18", "rich>=13", "typer>=0.9")
+PYTHON_PACKAGES = ("cryptography>=38", "msgspec>=0.18", "oslo.utils>=8", "rich>=13", "typer>=0.9")
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,16 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_host_can_import_or_says_what_is_missing(tmp_path: Path, tools: Path) -> None:
     def found() -> tuple[Level, str]:
-        (one,) = images.import_tools(config(tmp_path))
+        one = next(iter(images.import_tools(config(tmp_path))))
         return one.level, one.what + " " + one.hint
 
     assert list(images.import_tools(config(tmp_path, ""))) == []
-    assert found() == (Level.OK, "users can import images here ")
+    assert found() == (Level.OK, "users can import containers here ")
+    disks = [one.what for one in images.import_tools(config(tmp_path)) if one.check == "images.import_disks"]
+    assert disks == ["users cannot import disk images here: qemu-utils qemu-system-x86 is missing"]
+    for name in ("qemu-img", "qemu-system-x86_64"):
+        executable(tools / name, "true")
+    assert [one.level for one in images.import_tools(config(tmp_path))] == [Level.OK, Level.OK]
     # what mkfs.erofs 1.5 prints
     executable(tools / "mkfs.erofs", "echo 'usage: [options] FILE DIRECTORY' >&2; exit 1")
     assert found()[0] is Level.WARN

@@ -305,8 +305,9 @@ def test_sources_say_their_format(text: str, expected: tuple[str, ...]) -> None:
     ("text", "says"),
     [
         ("http://host/a.tar", "http is not one of its sources"),
-        ("qcow2:/a.qcow2", "qcow2 is not one of its sources"),
-        ("/a.qcow2", "does not end in .tar"),
+        ("vdi:/a.vdi", "vdi is not one of its sources"),
+        ("/a.img", "does not end in .tar"),
+        ("qcow2:", "it has no path"),
         ("oci:", "it has no path"),
         ("", "it has no path"),
         ("tar:/a.tar.xz", "does not end in .tar"),

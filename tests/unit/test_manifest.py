@@ -70,7 +70,18 @@ def test_a_lease_carries_what_nodes_need() -> None:
 
 def test_the_init_of_an_image_reaches_the_kernel_command_line() -> None:
     image = decode_manifest(encoded(changed("init", "/usr/lib/systemd/systemd")))
-    assert image.cmdline == "no_timer_check vhpc.init=/usr/lib/systemd/systemd"
+    words = image.cmdline.split()
+    assert words[:2] == ["no_timer_check", "vhpc.init=/usr/lib/systemd/systemd"]
+    # bootup parameters of systemd-fstab-generator(8), systemd(1), cloud-init's "disable" documentation
+    assert {"fstab=no", "systemd.mask=ssh.service", "cloud-init=disabled"} <= set(words)
+
+
+def test_an_image_keeps_the_parameters_that_it_sets() -> None:
+    own = changed("init", "/sbin/init") | {"cmdline": "fstab=yes systemd.mask=ssh.service"}
+    words = decode_manifest(encoded(own)).cmdline.split()
+    assert [word for word in words if word.startswith("fstab=")] == ["fstab=yes"]
+    assert words.count("systemd.mask=ssh.service") == 1
+    assert "systemd.mask=sshd.service" in words
 
 
 def test_the_canonical_form_is_that_of_jq() -> None:

@@ -158,6 +158,26 @@ def file_name(path: Path) -> str:
     return SUFFIX.sub(".ko", path.name)
 
 
+def initrd_files(tree: ModuleTree, lists: dict[str, tuple[str, ...]]) -> dict[str, bytes]:
+    """Files of an initrd's ``/modules``: the modules, uncompressed, and the lists that vhpc-init reads.
+
+    Args:
+        tree: the kernel's modules.
+        lists: name of a list -> modules to load; the first list is loaded before any other one.
+
+    Raises:
+        BootFileError: a module is missing or damaged.
+    """
+    found: dict[str, bytes] = {}
+    first: list[LoadStep] = []
+    for name, modules in lists.items():
+        steps = [step for step in tree.load_order(modules) if step not in first]
+        first = first or steps
+        found |= {file_name(step.path): read_module(step.path) for step in steps}
+        found[name] = load_list(steps).encode()
+    return found
+
+
 def load_list(steps: list[LoadStep]) -> str:
     """Text of the initrd's ``/modules/load``: one file name per line, with a prefix '-' if optional."""
     return "".join(f"{'-' if step.optional else ''}{file_name(step.path)}\n" for step in steps)

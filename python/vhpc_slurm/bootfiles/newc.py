@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A writer of initramfs archives: cpio in the "newc" format.
+"""Initramfs archives: cpio in the "newc" format; a writer, and a reader of regular files.
 
 Format: Linux Documentation/driver-api/early-userspace/buffer-format.rst.
 The same entries in any order give the same bytes: they are sorted, inode
@@ -13,7 +13,10 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from vhpc_slurm.bootfiles.errors import BootFileError
+
 ALIGN = 4
+HEAD, MAGIC, TRAILER = 110, b"070701", "TRAILER!!!"
 # The kernel unpacks from a page boundary; QEMU and boot loaders also pad to one.
 PAD_ARCHIVE = 512
 SIZE_MAX = 0xFFFFFFFF
@@ -56,7 +59,7 @@ class Archive:
         out = bytearray()
         for number, name in enumerate(sorted(self._entries), start=1):
             out += _record(name, self._entries[name], number, self.mtime)
-        out += _record("TRAILER!!!", _Entry(0), 0, 0)
+        out += _record(TRAILER, _Entry(0), 0, 0)
         return bytes(_padded(out, PAD_ARCHIVE))
 
     def _add(self, path: str, entry: _Entry) -> None:
@@ -67,6 +70,36 @@ class Archive:
         if parent != ".":
             self.directory(parent)
         self._entries[name] = entry
+
+
+def files(data: bytes) -> dict[str, bytes]:
+    """Contents of the regular files of an uncompressed archive, by their paths.
+
+    Raises:
+        BootFileError: it is not such an archive, or its end is missing.
+    """
+    found: dict[str, bytes] = {}
+    at = 0
+    while True:
+        head = data[at : at + HEAD]
+        try:
+            numbers = [int(head[start : start + 8], 16) for start in range(len(MAGIC), HEAD, 8)]
+        except ValueError:
+            numbers = []
+        if not head.startswith(MAGIC) or len(numbers) != 13:
+            raise BootFileError("the initrd is not a newc archive", f"no sound header at byte {at}")
+        mode, size, name_size = numbers[1], numbers[6], numbers[11]
+        start = _aligned(at + HEAD + name_size)
+        name = data[at + HEAD : at + HEAD + name_size].rstrip(b"\0").decode(errors="replace")
+        if name == TRAILER:
+            return found
+        if stat.S_ISREG(mode):
+            found[name] = data[start : start + size]
+        at = _aligned(start + size)
+
+
+def _aligned(offset: int) -> int:
+    return offset + -offset % ALIGN
 
 
 def _name(path: str) -> str:
@@ -94,7 +127,7 @@ def _record(name: str, entry: _Entry, inode: int, mtime: int) -> bytes:
         len(raw_name),
         0,  # checksum, unused in newc
     )
-    head = b"070701" + "".join(f"{number:08X}" for number in numbers).encode()
+    head = MAGIC + "".join(f"{number:08X}" for number in numbers).encode()
     return bytes(_padded(bytearray(head + raw_name), ALIGN)) + bytes(_padded(bytearray(entry.data), ALIGN))
 
 

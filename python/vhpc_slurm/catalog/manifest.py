@@ -45,6 +45,29 @@ RESERVED_PARAMETERS = frozenset(
     }
 )
 """Kernel parameters that decide what boots: other keys of the manifest have them, or the node."""
+FULL_SYSTEM = (
+    "fstab=no",
+    "systemd.gpt_auto=no",
+    "systemd.mask=systemd-remount-fs.service",
+    "systemd.firstboot=no",
+    "cloud-init=disabled",
+    "net.ifnames=0",
+    "selinux=0",
+    *(
+        f"systemd.mask={unit}"
+        for unit in (
+            "ssh.service",
+            "ssh.socket",
+            "sshd.service",
+            "sshd.socket",
+            "NetworkManager-wait-online.service",
+            "systemd-networkd-wait-online.service",
+        )
+    ),
+)
+"""Kernel parameters for an image with an init of its own, unless it sets them. Its disks, its first boot and
+its networks are those of another machine; the agent names the job's interfaces and has its sshd; imports lose
+SELinux labels."""
 LEASE_KEYS = frozenset({"driver_versions", "min_cpus"})
 """Fields of ImageManifest that schema 1 lacks."""
 
@@ -246,7 +269,7 @@ def _lines(manifest: Manifest) -> list[tuple[str, str]]:
 def _for_lease(manifest: Manifest) -> ImageManifest:
     words = [manifest.cmdline] if manifest.cmdline else []
     if manifest.init != "agent":
-        words.append(f"vhpc.init={manifest.init}")
+        words += [f"vhpc.init={manifest.init}", *(word for word in FULL_SYSTEM if not _sets(manifest, word))]
     return ImageManifest(
         schema=SCHEMA_2,
         name="",
@@ -267,6 +290,12 @@ def _for_lease(manifest: Manifest) -> ImageManifest:
         description=manifest.description,
         created=manifest.provenance.created,
     )
+
+
+def _sets(manifest: Manifest, parameter: str) -> bool:
+    """Whether an image's kernel parameters have this one; with any value, if it can have only one."""
+    name = parameter if parameter.startswith("systemd.mask=") else parameter.partition("=")[0] + "="
+    return any(word == parameter or word.startswith(name) for word in manifest.cmdline.split())
 
 
 def _decode_1(raw: bytes) -> ImageManifest:

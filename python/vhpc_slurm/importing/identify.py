@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The digest of a container's content, without reading its layers."""
+"""The digest of a source's content: of a container without reading its layers."""
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from pathlib import Path
 
 from vhpc_slurm.importing.fetch import INSPECTED_MAX, registry_digest
 from vhpc_slurm.importing.sandbox import run_worker
-from vhpc_slurm.importing.source import Source
+from vhpc_slurm.importing.source import DISKS, Source
 
 MEMORY_MAX = 1 << 30
 """Bytes of address space of the process that reads the source."""
@@ -18,7 +19,8 @@ def identify(source: Source, timeout_s: float) -> str:
     """``sha256:HEX``; empty for a tar and for a folder, which state no digest.
 
     For an image of a registry it is the digest of its manifest, or of its index where it is for
-    several platforms; for an archive the digest that an import notes in the manifest.
+    several platforms; for an archive the digest that an import notes in the manifest; for a disk image
+    that of its file.
 
     Raises:
         UserError: there is no such image, or the source is refused.
@@ -27,6 +29,9 @@ def identify(source: Source, timeout_s: float) -> str:
         return registry_digest(source.name, timeout_s)
     if source.kind in {"tar", "dir"}:
         return ""
+    if source.kind in DISKS:
+        with source.path.open("rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
     with tempfile.TemporaryDirectory(prefix="vhpc-") as folder:
         request = {
             "only_digest": True,

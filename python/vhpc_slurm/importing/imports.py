@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm.catalog import resolve
+from vhpc_slurm.catalog import blob_path, resolve
 from vhpc_slurm.catalog.changes import staging
 from vhpc_slurm.catalog.folder import read_manifest
 from vhpc_slurm.catalog.manifest import Manifest, Process
@@ -25,7 +25,19 @@ from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
-ROOT_TYPE = "application/vnd.vhpc.root.erofs"
+_ROOT = {"root": "application/vnd.vhpc.root.erofs"}
+_MADE = {
+    False: _ROOT,
+    True: _ROOT
+    | {
+        "kernel": "application/vnd.vhpc.kernel.bzimage",
+        "initrd": "application/vnd.vhpc.initrd.cpio",
+    },
+}
+"""Whether the source has a kernel of its own -> what the worker makes, with media types."""
+FILE_NAMES = {"root": "root.erofs", "kernel": "kernel", "initrd": "initrd"}
+OWN_INIT_MEMORY_MIB = 512
+"""Memory that a whole system with systemd needs at least."""
 KERNEL_LABEL, REGISTRY_LABEL = "vhpc/kernel-image", "vhpc/registry-digest"
 """Labels of imported images: the image that gave the kernel; by which digest a registry was asked."""
 MEMORY_MAX = 16 << 30
@@ -164,18 +176,23 @@ def _make(
         "max_files": images.import_max_files,
         "max_memory": MEMORY_MAX,
         "timeout_s": images.import_timeout_s,
+        "cmdline": base.manifest.cmdline,
     }
     found = run_worker(
-        _local(source, folder, images, progress), out, request, images.import_timeout_s, progress
+        _local(source, folder, images, progress), out, request, images.import_timeout_s, progress, _boot(base)
     )
     progress("publishing")
-    root = digest_of(out / "root.erofs")
-    new = {root.sha256: out / "root.erofs"}
+    types = _MADE[bool(found.get("own"))]
+    made = {key: digest_of(out / FILE_NAMES[key]) for key in types}
+    new = {blob.sha256: out / FILE_NAMES[key] for key, blob in made.items()}
     for blob in (base.image.manifest.kernel, base.image.manifest.initrd):
-        if copy_blob(base.catalog, catalog, blob, folder / blob.file):
+        if blob.file not in made and copy_blob(base.catalog, catalog, blob, folder / blob.file):
             new[blob.sha256] = folder / blob.file
-    made = {"root": {"media_type": ROOT_TYPE, "sha256": root.sha256, "size": root.size}}
-    done = publish(catalog, target, msgspec.to_builtins(base.manifest) | fields(found) | made, new)
+    blobs = {
+        key: {"media_type": types[key], "sha256": blob.sha256, "size": blob.size}
+        for key, blob in made.items()
+    }
+    done = publish(catalog, target, msgspec.to_builtins(base.manifest) | fields(found) | blobs, new)
     source_digest, special = found.get("digest"), found.get("special")
     return Imported(
         image=target.label,
@@ -183,8 +200,14 @@ def _make(
         source_digest=source_digest if isinstance(source_digest, str) else "",
         changed=done.changed,
         special=special if isinstance(special, int) else 0,
-        size=root.size,
+        size=made["root"].size,
     )
+
+
+def _boot(base: Parent) -> dict[str, Path]:
+    """Files of the image of the site that the worker may need: to read a disk, and for its agent."""
+    blobs = (base.image.manifest.kernel, base.image.manifest.initrd, base.image.manifest.root)
+    return {blob.file: blob_path(base.catalog, blob) for blob in blobs}
 
 
 def _local(source: Source, folder: Path, images: Images, progress: Callable[[str], None]) -> Source:
@@ -248,13 +271,22 @@ def _imported(base: Parent, source: Source, found: dict[str, Any]) -> dict[str, 
     labels = {KERNEL_LABEL: str(base.image)}
     if source.digest:
         labels[REGISTRY_LABEL] = source.digest
-    return {
-        "init": "agent",
+    return _own_system(base, found.get("own")) | {
         "description": f"imported from {source.label}"[:1024],
-        "drivers": {},
         "labels": labels,
         "process": msgspec.to_builtins(process),
         "provenance": _origin("vhpc image import", "", source.label, found),
+    }
+
+
+def _own_system(base: Parent, own: object) -> dict[str, Any]:
+    """What starts in the image: the agent alone, or the system that the source brings with its kernel."""
+    if not isinstance(own, dict):
+        return {"init": "agent", "drivers": {}}
+    return {
+        "init": own.get("init"),
+        "drivers": own.get("drivers"),
+        "min_memory_mib": max(base.manifest.min_memory_mib, OWN_INIT_MEMORY_MIB),
     }
 
 

@@ -18,18 +18,20 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import vhpc_slurm
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.importing.source import Source
+from vhpc_slurm.importing.source import DISKS, Source
 from vhpc_slurm.terminal import one_line
 
 OUTPUT_MAX = 4 << 20
 """Maximum bytes that the worker may write to its output."""
 TIME_TO_END_S = 10.0
+KVM = "/dev/kvm"
 ISOLATION = """
     --unshare-all --unshare-user --disable-userns --die-with-parent --new-session --cap-drop ALL
     --clearenv --setenv PATH /usr/bin:/bin --setenv LC_ALL C.UTF-8
@@ -57,7 +59,12 @@ _EPERM, _ENOSYS = 1, 38
 
 
 def run_worker(
-    source: Source, out: Path, request: dict[str, Any], timeout_s: float, progress: Callable[[str], None]
+    source: Source,
+    out: Path,
+    request: dict[str, Any],
+    timeout_s: float,
+    progress: Callable[[str], None],
+    boot: Mapping[str, Path] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Let the worker read a source and write ``root.erofs`` into ``out``.
 
@@ -67,6 +74,7 @@ def run_worker(
         request: what the worker is told, without the source.
         timeout_s: seconds after which it is killed.
         progress: gets a line for each step.
+        boot: names in ``/in/boot`` of the sandbox -> files of the site.
 
     Returns:
         what the worker found; not to be trusted.
@@ -80,7 +88,7 @@ def run_worker(
     with (
         _filter() as seccomp,
         subprocess.Popen(
-            _command(source, out, seccomp),
+            _command(source, out, seccomp, boot),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -105,13 +113,17 @@ def confined(*, network: bool) -> list[str]:
     return argv
 
 
-def _command(source: Source, out: Path, seccomp: int) -> list[str]:
+def _command(source: Source, out: Path, seccomp: int, boot: Mapping[str, Path]) -> list[str]:
     package = Path(vhpc_slurm.__file__).parent
     argv = [*confined(network=False), "--setenv", "TMPDIR", "/out"]
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix, str(package))):
         if not Path(prefix).is_relative_to("/usr"):
             argv += ["--ro-bind", prefix, prefix]
     argv += ["--ro-bind", str(source.path), "/in/source", "--bind", str(out), "/out"]
+    for name, path in boot.items():
+        argv += ["--ro-bind", str(path), f"/in/boot/{name}"]
+    if source.kind in DISKS:
+        argv += ["--dev-bind-try", KVM, KVM]
     argv += ["--seccomp", str(seccomp), "--"]
     return [*argv, sys.executable, "-I", "-B", "-c", START.format(str(package.parent))]
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from vhpc_slurm.errors import UserError
 
 REGISTRY = "docker://"
-KINDS = ("oci", "oci-archive", "docker-archive", "tar", "dir")
+DISKS = ("qcow2", "raw", "vmdk")
+KINDS = ("oci", "oci-archive", "docker-archive", "tar", "dir", *DISKS)
 TAR_SUFFIXES = {".tar": "", ".tar.gz": "gzip", ".tgz": "gzip", ".tar.zst": "zstd"}
 """Suffix of a tar file -> its compression. The name states the format; bytes are never probed."""
 FORMS = (
-    "docker://NAME, oci:DIR[:NAME], oci-archive:FILE[:NAME], docker-archive:FILE[:NAME], tar:FILE or dir:DIR"
+    "docker://NAME, oci:DIR[:NAME], oci-archive:FILE[:NAME], docker-archive:FILE[:NAME], tar:FILE, dir:DIR, "
+    "qcow2:FILE, raw:FILE or vmdk:FILE"
 )
 
 
@@ -55,16 +57,16 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Parse ``docker://NAME``, ``KIND:PATH[:NAME]`` or the path of a folder or tar, else UserError."""
+        """Parse ``docker://NAME``, ``KIND:PATH[:NAME]`` or a path of a folder, tar or disk."""
         if text.startswith(REGISTRY):
             return cls("docker", Path(), text.removeprefix(REGISTRY))
         kind, colon, rest = text.partition(":")
         if not colon or kind not in KINDS:
             if "://" in text or (colon and "/" not in kind and not Path(text).exists()):
                 raise UserError(f"cannot import {text!r}", f"{kind} is not one of its sources", FORMS)
-            kind, rest = ("dir" if Path(text).is_dir() else "tar"), text
+            kind, rest = _kind_of(text), text
         name = ""
-        if kind not in {"tar", "dir"}:
+        if kind not in {"tar", "dir", *DISKS}:
             rest, _, name = rest.partition(":")
         if not rest:
             raise UserError(f"cannot import {text!r}", "it has no path", FORMS)
@@ -77,12 +79,18 @@ def is_source(text: str) -> bool:
     return text.startswith(REGISTRY) or (kind in KINDS and "/" in rest)
 
 
+def _kind_of(path: str) -> str:
+    """The kind of a path alone: a folder, a disk image by its suffix, or a tar."""
+    suffix = Path(path).suffix.removeprefix(".")
+    return "dir" if Path(path).is_dir() else suffix if suffix in DISKS else "tar"
+
+
 def _compression(path: str) -> str:
     for suffix, compression in TAR_SUFFIXES.items():
         if path.endswith(suffix):
             return compression
     raise UserError(
         f"cannot import {path!r}",
-        "its name does not end in .tar, .tar.gz, .tgz or .tar.zst",
-        f"the name states the format; other sources: {FORMS}",
+        "its name does not end in .tar, .tar.gz, .tgz, .tar.zst, .qcow2, .raw or .vmdk",
+        f"the name states the format; or write it before the path: {FORMS}",
     )

@@ -107,7 +107,11 @@ class Tree:
 
     def has(self, path: str) -> bool:
         """Whether there is something at a path; a link at its end is not followed."""
-        return self._lookup(path, parts(path)) is not None
+        return self.find(path) is not None
+
+    def find(self, path: str) -> Node | None:
+        """What is at a path; links on the way are followed, one at its end is not."""
+        return self._lookup(path, parts(path))
 
     def link(self, path: str, target: str, layer: int) -> None:
         """Add another name of a file.

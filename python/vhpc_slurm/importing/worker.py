@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.importing import rootfs
+from vhpc_slurm.importing import diskformat, diskguest, ownkernel, rootfs
 from vhpc_slurm.importing.archives import (
     Archive,
     Container,
@@ -30,7 +30,9 @@ from vhpc_slurm.importing.archives import (
 from vhpc_slurm.importing.layers import Budget, apply, unpack
 from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree, folder
 
-SOURCE, OUT = Path("/in/source"), Path("/out")
+SOURCE, BOOT, OUT = Path("/in/source"), Path("/in/boot"), Path("/out")
+DISKS = ("qcow2", "raw", "vmdk")
+BOOTABLE_LABEL = "containers.bootc"
 EXPECTED_DIRS = {
     "dev": 0o755,
     "etc": 0o755,
@@ -67,7 +69,8 @@ def main() -> int:
 
 
 def _limit(request: dict[str, Any]) -> None:
-    size = request["max_bytes"]
+    # a disk's raw file is sparse
+    size = max(request["max_bytes"], diskformat.VIRTUAL_MAX if request.get("kind") in DISKS else 0)
     for what, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, size),
@@ -89,9 +92,14 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
     tree = Tree(request["max_files"])
     tars: list[Path] = []
     process: dict[str, Any] = {}
-    digest, special = "", 0
+    digest, special, bootable = "", 0, kind in DISKS
     if kind == "dir":
         special = _take_folder(tree, source, budget)
+    elif bootable:
+        tar, digest = _files_of_disk(kind, source, out, request)
+        budget.take(tar.stat().st_size)
+        tars.append(tar)
+        special = apply(tree, 0, tar)
     elif kind == "tar":
         tars.append(out / "layer-0")
         _say({"step": "unpacking"})
@@ -103,14 +111,39 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
         tars, special = take_layers(tree, container, out, budget)
         digest = container.digest
         process = process_of(container.config)
+        bootable = is_bootable(container.config)
     if process.get("environment"):
         _put_environment(tree, process["environment"], out / "environment", len(tars))
     for name, mode in EXPECTED_DIRS.items():
         if not tree.has(name):
             tree.put(name, folder(len(tars), mode))
+    found = {"digest": digest, "special": special, "process": process}
+    if bootable:
+        found["own"] = ownkernel.take(tree, tars, BOOT / "initrd", out)
     _say({"step": "writing the root file system"})
     rootfs.write(tree, tars, out / "root.erofs")
-    return {"digest": digest, "special": special, "process": process}
+    return found
+
+
+def _files_of_disk(kind: str, source: Path, out: Path, request: dict[str, Any]) -> tuple[Path, str]:
+    """The files of a disk as a tar, and the digest of the disk's file."""
+
+    def step(text: str) -> None:
+        _say({"step": text})
+
+    disk, limit = out / "disk.raw", request["max_bytes"]
+    with source.open("rb") as file:
+        digest = diskformat.convert(file, kind, disk, limit, step)
+    tar = diskguest.read_files(disk, BOOT, request["cmdline"], out, limit, step)
+    disk.unlink()
+    return tar, digest
+
+
+def is_bootable(config: dict[str, Any]) -> bool:
+    """Whether a container says that it is a whole system with a kernel (bootc)."""
+    wanted = config.get("config")
+    labels = wanted.get("Labels") if isinstance(wanted, dict) else None
+    return isinstance(labels, dict) and labels.get(BOOTABLE_LABEL) in ("1", "true")
 
 
 def _container(kind: str, source: Path, name: str) -> Container:

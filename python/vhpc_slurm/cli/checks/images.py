@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from vhpc_slurm.catalog import Manifest, list_images, read_manifest, resolve
@@ -15,6 +16,7 @@ from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import ImageRef
 
 TOOLS = {"bwrap": "bubblewrap", "mkfs.erofs": "erofs-utils", "zstd": "zstd", "skopeo": "skopeo"}
+DISK_TOOLS = {"qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86"}
 """Programs of an import, with Debian's packages."""
 TIMEOUT_S = 10.0
 SEARCH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -75,7 +77,24 @@ def import_tools(config: Config) -> Iterator[CheckResult]:
         hint = "allow user namespaces without privileges: kernel.unprivileged_userns_clone, AppArmor"
         yield warn(check, "users cannot import images here: bwrap does not work", hint)
     else:
-        yield ok(check, "users can import images here")
+        yield ok(check, "users can import containers here")
+        yield _disk_tools("images.import_disks")
+
+
+def _disk_tools(check: str) -> CheckResult:
+    """Whether users can import disk images on this host."""
+    missing = [package for tool, package in DISK_TOOLS.items() if shutil.which(tool, path=SEARCH) is None]
+    if missing:
+        names = " ".join(missing)
+        return warn(
+            check, f"users cannot import disk images here: {names} is missing", f"apt install {names}"
+        )
+    try:
+        import_module("oslo_utils.imageutils.format_inspector")
+    except ImportError as err:
+        hint = "install the Python packages oslo.utils, 8 or newer, and cryptography, for vhpc's Python"
+        return warn(check, f"users cannot import disk images here: {err}", hint)
+    return ok(check, "users can import disk images here")
 
 
 def _output(*command: str) -> str:
