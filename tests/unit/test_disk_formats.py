@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.importing import diskformat
 from vhpc_slurm.importing.diskformat import convert
 from vhpc_slurm.importing.tree import RefusedError
 
@@ -172,7 +171,7 @@ def test_a_compressed_disk_may_not_grow_beyond_the_limit(raw: Path) -> None:
         converted(path, "qcow2", 32 << 20)
 
 
-def test_a_disk_that_changes_while_it_is_read_names_no_other_file(raw: Path) -> None:
+def test_a_link_in_place_of_a_checked_disk_is_not_followed(raw: Path) -> None:
     """qemu-img gets the descriptor that was checked: a link put in its place is not followed."""
     path = made(raw, "qcow2")
     secret = raw.with_name("secret")
@@ -186,7 +185,7 @@ def test_a_disk_that_changes_while_it_is_read_names_no_other_file(raw: Path) -> 
 
 
 def test_hosts_without_the_tool_say_what_to_install(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diskformat.shutil, "which", lambda _name: None)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
     with pytest.raises(RefusedError, match="package qemu-utils"):
         converted(made(raw, "qcow2"), "qcow2")
 

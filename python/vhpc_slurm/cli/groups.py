@@ -95,7 +95,8 @@ def image_import(
         typer.Argument(
             metavar="SOURCE",
             help="docker://NAME, oci:DIR[:NAME], oci-archive:FILE[:NAME], docker-archive:FILE[:NAME], "
-            "a tar file (.tar, .tar.gz, .tgz, .tar.zst), or a folder.",
+            "a tar file (.tar, .tar.gz, .tgz, .tar.zst), a folder, or a disk with a system: qcow2:FILE, "
+            "raw:FILE, vmdk:FILE.",
             show_default=False,
         ),
     ],

@@ -101,7 +101,7 @@ def newest(tree: Tree) -> tuple[str, str, Node]:
         if found:
             break
     if not found:
-        raise RefusedError(f"it has no kernel of its own with modules: none of /{MODULES} has a vmlinuz")
+        raise RefusedError(f"it has no kernel: no folder of /{MODULES} has a modules.dep and a vmlinuz")
     _, top, release, image = max(found, key=lambda one: one[0])
     return top, release, image
 
