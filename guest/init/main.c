@@ -64,6 +64,8 @@ int main(int argc, char **argv)
     mount_kernel_filesystems();
     read_options(&options);
     load_modules(MODULES_ALWAYS);
+    if (options.verity.blocks != 0)
+        load_modules(MODULES_FOR_VERITY);
     if (options.disk[0] != '\0')
         load_modules(MODULES_FOR_DISK);
     agent_is_init = strcmp(options.init, "agent") == 0;

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "fatal.h"
+#include "verity.h"
 
 /* Where the layers of the root are mounted while the initramfs is still "/". */
 #define LOWER_DIR "/lower"
@@ -58,12 +59,18 @@ static void wait_for_device(const char *path, unsigned wait_s)
 void mount_root(const struct init_options *options)
 {
     char data[OPTION_SIZE + 64];
+    char checked[VERITY_DEVICE_SIZE];
+    const char *root = options->root;
 
     wait_for_device(options->root, options->rootwait_s);
+    if (options->verity.blocks != 0) {
+        verity_open(&options->verity, options->root, checked);
+        root = checked;
+    }
     mkdir_or_die(LOWER_DIR);
     mkdir_or_die(RW_DIR);
     mkdir_or_die(NEW_ROOT);
-    mount_or_die(options->root, LOWER_DIR, options->rootfstype, MS_RDONLY, NULL);
+    mount_or_die(root, LOWER_DIR, options->rootfstype, MS_RDONLY, NULL);
     if (options->disk[0] != '\0') {
         wait_for_device(options->disk, options->rootwait_s);
         /* noinit_itable: the kernel must not fill the disk with tables that nobody needs */

@@ -61,6 +61,12 @@ static int parse_word(struct init_options *options, char *word, char *error, siz
         return copy_value(options->overlay_size, word, value, error, error_size);
     if (strcmp(word, "vhpc.rootwait") == 0)
         return parse_seconds(&options->rootwait_s, word, value, error, error_size);
+    if (strcmp(word, "vhpc.verity") == 0) {
+        if (verity_parse(&options->verity, value))
+            return 0;
+        snprintf(error, error_size, "vhpc.verity=%s is not BLOCKS:ROOTHASH", value);
+        return -1;
+    }
     if (strcmp(word, "vhpc.init") == 0) {
         if (strcmp(value, "agent") != 0 && value[0] != '/') {
             snprintf(error, error_size, "vhpc.init=%s is neither agent nor an absolute path",

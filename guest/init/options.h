@@ -5,6 +5,8 @@
 
 #include <stddef.h>
 
+#include "verity.h"
+
 #define OPTION_SIZE 256
 
 struct init_options {
@@ -15,6 +17,7 @@ struct init_options {
                                        default 50% */
     char disk[OPTION_SIZE]; /* vhpc.disk=, block device with an ext4 for the writable layer in place
                                of the tmpfs; default none */
+    struct verity verity;   /* vhpc.verity=, blocks and root hash of the root; default none */
     unsigned rootwait_s;    /* vhpc.rootwait=, seconds to wait for a block device, default 30 */
 };
 

@@ -21,7 +21,9 @@ static void parses_the_command_line_of_a_domain(void **state)
             &o,
             "no_timer_check console=ttyS0 panic=-1 quiet vhpc.root=/dev/vda "
             "vhpc.rootfstype=ext4 vhpc.init=/sbin/init vhpc.overlay_size=1g vhpc.rootwait=7 "
-            "vhpc.disk=/dev/vdb\n",
+            "vhpc.disk=/dev/vdb "
+            "vhpc.verity=21617:"
+            "4392712ba01368efdf14b05c76f9e4df0d53664630b5d48632ed17a137f39076\n",
             error, sizeof error),
         0);
     assert_string_equal(o.root, "/dev/vda");
@@ -30,6 +32,9 @@ static void parses_the_command_line_of_a_domain(void **state)
     assert_string_equal(o.overlay_size, "1g");
     assert_string_equal(o.disk, "/dev/vdb");
     assert_int_equal(o.rootwait_s, 7);
+    assert_int_equal(o.verity.blocks, 21617);
+    assert_string_equal(o.verity.root_hash,
+                        "4392712ba01368efdf14b05c76f9e4df0d53664630b5d48632ed17a137f39076");
 }
 
 static void has_defaults_for_all_but_the_root_device(void **state)
@@ -45,6 +50,7 @@ static void has_defaults_for_all_but_the_root_device(void **state)
     assert_string_equal(o.overlay_size, "50%");
     assert_string_equal(o.disk, "");
     assert_int_equal(o.rootwait_s, 30);
+    assert_int_equal(o.verity.blocks, 0);
 }
 
 static void the_last_of_equal_words_counts(void **state)
@@ -71,6 +77,9 @@ static void refuses_with_the_word_named(void **state)
         {"vhpc.root=/dev/vda vhpc.init=bash", "vhpc.init=bash"},
         {"vhpc.root=/dev/vda vhpc.rootwait=-1", "vhpc.rootwait=-1"},
         {"vhpc.root=/dev/vda vhpc.rootwait=9s", "vhpc.rootwait=9s"},
+        {"vhpc.root=/dev/vda vhpc.verity=", "vhpc.verity="},
+        {"vhpc.root=/dev/vda vhpc.verity", "vhpc.verity"},
+        {"vhpc.root=/dev/vda vhpc.verity=off", "vhpc.verity=off"},
         {"vhpc.root=/dev/vda vhpc.rootwait=601", "vhpc.rootwait=601"},
     };
 
