@@ -35,7 +35,7 @@ KERNEL_TYPES = {
 INITRD_TYPE = "application/vnd.vhpc.initrd.cpio"
 ROOT_TYPES = {"erofs": "application/vnd.vhpc.root.erofs"}
 EPILOG = """\
-Needs mmdebstrap, erofs-utils and zstd.  Root builds in place, an ordinary
+Needs mmdebstrap, erofs-utils, cryptsetup-bin and zstd.  Root builds in place, an ordinary
 user in a user namespace (package uidmap, and a range in /etc/subuid).
 The same recipe, packages and programs give the same bytes; only the
 manifest's "created" differs, unless SOURCE_DATE_EPOCH is set.
@@ -206,6 +206,7 @@ def _manifest(recipe: Recipe, made: Base, agent_version: str) -> dict[str, Any]:
             "source": f"recipe {image.name}, Debian {recipe.debian.suite}",
             "source_digest": f"sha256:{recipe.base_key()}",
         },
+        "verity": made.tree.entry(),
     }
 
 

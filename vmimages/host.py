@@ -21,6 +21,7 @@ PACKAGES = {
     "mkfs.erofs": "erofs-utils",
     "zstd": "zstd",
     "newuidmap": "uidmap",
+    "veritysetup": "cryptsetup-bin",
 }
 # sbin is not in an ordinary user's PATH on Debian, and mkfs.erofs may be there.
 SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))

@@ -38,13 +38,14 @@ RESERVED_PARAMETERS = frozenset(
         "vhpc.init",
         "vhpc.root",
         "vhpc.rootfstype",
+        "vhpc.verity",
     }
 )
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 MAX_CPUS = 4096
 # Increase it if bases from the cache of an older builder must not be used.
-BASE_FORMAT = 4
+BASE_FORMAT = 5
 T = TypeVar("T")
 
 

@@ -2,8 +2,9 @@
 """The base of an image: root file system and kernel from Debian packages, cached by a digest of its inputs.
 
 mmdebstrap installs packages (as root, or in a user namespace), finish.sh runs
-in the new root, and mkfs.erofs writes the image.  The result is cached under
-the recipe's key, so that the next build of the same recipe takes no time.
+in the new root, mkfs.erofs writes the image, and veritysetup its hash tree.  The
+result is cached under the recipe's key, so that the next build of the same recipe
+takes no time.
 """
 
 from __future__ import annotations
@@ -17,20 +18,19 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from vhpc_slurm.bootfiles.errors import BootFileError
-from vhpc_slurm.bootfiles.modules import ModuleTree, initrd_files
+from vhpc_slurm.bootfiles.modules import ModuleTree, initrd_files, load_lists
 from vmimages import kernel
 from vmimages.errors import BuildError
 from vmimages.host import SEARCH, BuildStep, environment, need, run
 from vmimages.recipe import FINISH_SCRIPT, Recipe
+from vmimages.verity import HashTree, append_tree
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURE = "amd64"
-DISK_MODULES = ("ext4",)
-"""What a guest's own disk needs, as node.store.disks makes it; loaded only where there is one."""
 # Lines of mmdebstrap that are shown as progress.
 PROGRESS = re.compile(r"I: ((?:downloading|extracting|installing) .*)\.\.\.")
 
@@ -42,12 +42,13 @@ class Base:
     folder: Path
     kernel_release: str
     cached: bool
+    tree: HashTree
     driver_versions: dict[str, str] = field(default_factory=dict)
     """Versions of the recipe's drivers, where the kernel module states one."""
 
     @property
     def root(self) -> Path:
-        """The root file system."""
+        """The root file system, with its hash tree."""
         return self.folder / "root.erofs"
 
     @property
@@ -62,7 +63,7 @@ class Base:
 
     @property
     def modules(self) -> Path:
-        """Folder for the initrd's ``/modules``: uncompressed modules, and the lists ``load`` and ``disk``."""
+        """Folder for the initrd's ``/modules``: uncompressed modules, and the lists ``load``, ``disk`` and ``verity``."""
         return self.folder / "modules"
 
 
@@ -102,8 +103,8 @@ def _load(folder: Path, *, cached: bool) -> Base | None:
         about = json.loads((folder / "base.json").read_text())
     except FileNotFoundError:
         return None
-    # A base of an older builder does not have the versions.
-    return Base(folder, about["kernel_release"], cached, about.get("driver_versions", {}))
+    tree = HashTree(**about["tree"])
+    return Base(folder, about["kernel_release"], cached, tree, about["driver_versions"])
 
 
 def _build(recipe: Recipe, work: Path) -> None:
@@ -113,14 +114,13 @@ def _build(recipe: Recipe, work: Path) -> None:
         _install(recipe, tree, work / "log")
     with BuildStep(f"writing {recipe.root.format}"):
         _write_root(recipe, tree, out / "root.erofs", work / "log")
+        hashes = append_tree(out / "root.erofs")
     own = tree / ".vhpc"
     release = (own / "release").read_text().strip()
     try:
         modules = ModuleTree.read(tree / "usr/lib/modules" / release)
         _check_names(recipe, modules, release)
-        for name, data in initrd_files(
-            modules, {"load": recipe.kernel.modules, "disk": DISK_MODULES}
-        ).items():
+        for name, data in initrd_files(load_lists(modules, recipe.kernel.modules)).items():
             (out / "modules" / name).write_bytes(data)
         versions = {name: version for name in recipe.image.drivers if (version := modules.version(name))}
     except BootFileError as err:
@@ -128,7 +128,8 @@ def _build(recipe: Recipe, work: Path) -> None:
     image = (own / "vmlinuz").read_bytes()
     (out / "kernel").write_bytes(kernel.vmlinux(image) if recipe.kernel.format == "vmlinux" else image)
     shutil.copyfile(own / "packages", out / "packages")
-    (out / "base.json").write_text(json.dumps({"kernel_release": release, "driver_versions": versions}))
+    about = {"kernel_release": release, "driver_versions": versions, "tree": asdict(hashes)}
+    (out / "base.json").write_text(json.dumps(about))
 
 
 def _check_names(recipe: Recipe, modules: ModuleTree, release: str) -> None:
@@ -185,7 +186,7 @@ def _write_root(recipe: Recipe, tree: Path, target: Path, log: Path) -> None:
 
 def _need_tools() -> None:
     """Check all tools before the first long step."""
-    need("mmdebstrap", "mkfs.erofs", "zstd", *(() if os.geteuid() == 0 else ("newuidmap",)))
+    need("mmdebstrap", "mkfs.erofs", "veritysetup", "zstd", *(() if os.geteuid() == 0 else ("newuidmap",)))
     if not KEYRING.exists():
         raise BuildError(f"{KEYRING} is missing", hint="apt-get install debian-archive-keyring")
 

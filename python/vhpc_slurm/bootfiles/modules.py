@@ -14,8 +14,10 @@ import re
 import shutil
 import subprocess
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from vhpc_slurm.bootfiles import elf
 from vhpc_slurm.bootfiles.errors import BootFileError
@@ -40,6 +42,21 @@ class LoadStep:
 
     path: Path
     optional: bool
+
+
+@dataclass(frozen=True)
+class ModuleList:
+    """Modules that are loaded together; of ``optional``, which come first, what the kernel has. They may fail."""
+
+    modules: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+MORE_LISTS = MappingProxyType(
+    {"disk": ModuleList(("ext4",)), "verity": ModuleList(("dm_verity",), optional=("crypto-sha256",))}
+)
+"""For guests with a disk of their own (node.store.disks makes it), and with a hash tree of the root: its hash by an
+alias, since each processor has some of the drivers, and the kernel takes the fastest that is loaded."""
 
 
 @dataclass
@@ -93,13 +110,19 @@ class ModuleTree:
                 return item.removeprefix(b"version=").decode("ascii", "replace")[:VERSION_LENGTH]
         return ""
 
-    def load_order(self, names: tuple[str, ...]) -> list[LoadStep]:
+    def load_order(self, names: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[LoadStep]:
         """The named modules and all their dependencies, each module after its dependencies.
+
+        Args:
+            names: modules.
+            optional: modules or aliases that are loaded first, as far as the kernel has them; they may fail.
 
         Raises:
             BootFileError: the kernel has no such module.
         """
         order: dict[str, bool] = {}
+        for name in optional:
+            self._add_soft(canonical(name), order, ())
         for name in names:
             if not self.has(name):
                 raise BootFileError(f"kernel {self.folder.name} has no module {name}")
@@ -158,23 +181,31 @@ def file_name(path: Path) -> str:
     return SUFFIX.sub(".ko", path.name)
 
 
-def initrd_files(tree: ModuleTree, lists: dict[str, tuple[str, ...]]) -> dict[str, bytes]:
-    """Files of an initrd's ``/modules``: the modules, uncompressed, and the lists that vhpc-init reads.
-
-    Args:
-        tree: the kernel's modules.
-        lists: name of a list -> modules to load; the first list is loaded before any other one.
+def load_lists(
+    tree: ModuleTree, always: tuple[str, ...], more: Mapping[str, ModuleList] = MORE_LISTS
+) -> dict[str, list[LoadStep]]:
+    """The lists that vhpc-init reads, by their names: ``load`` for every guest, and those of ``more``.
 
     Raises:
-        BootFileError: a module is missing or damaged.
+        BootFileError: a module is missing.
     """
-    found: dict[str, bytes] = {}
-    first: list[LoadStep] = []
-    for name, modules in lists.items():
-        steps = [step for step in tree.load_order(modules) if step not in first]
-        first = first or steps
+    first = tree.load_order(always)
+    found = {"load": first}
+    for name, wanted in more.items():
+        steps = tree.load_order(wanted.modules, wanted.optional)
+        found[name] = [step for step in steps if step not in first]
+    return found
+
+
+def initrd_files(lists: dict[str, list[LoadStep]]) -> dict[str, bytes]:
+    """Files of an initrd's ``/modules``: the lists, and the modules in them, uncompressed.
+
+    Raises:
+        BootFileError: a module is damaged.
+    """
+    found = {name: load_list(steps).encode() for name, steps in lists.items()}
+    for steps in lists.values():
         found |= {file_name(step.path): read_module(step.path) for step in steps}
-        found[name] = load_list(steps).encode()
     return found
 
 

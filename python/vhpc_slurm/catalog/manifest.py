@@ -27,6 +27,9 @@ LIMIT_1, LIMIT_2 = 1 << 20, 1 << 18
 BOOT_FILE_LIMIT = 512 << 20
 """Maximum bytes of a kernel or initrd: each guest has copies in the node's memory."""
 ROOT_LIMIT = 1 << 44
+VERITY_BLOCK = 4096
+HASHES_PER_BLOCK = 128
+"""dm-verity: bytes of a block, of data and of the hash tree, and how many SHA-256 hashes are in one."""
 FIRMWARES = frozenset({"bios", "uefi"})
 ROOT_FORMATS = {"application/vnd.vhpc.root.erofs": "erofs"}
 """Media type of a root -> its file system, as mount(2) calls it."""
@@ -42,6 +45,7 @@ RESERVED_PARAMETERS = frozenset(
         "vhpc.init",
         "vhpc.root",
         "vhpc.rootfstype",
+        "vhpc.verity",
     }
 )
 """Kernel parameters that decide what boots: other keys of the manifest have them, or the node."""
@@ -115,6 +119,18 @@ class RootBlob(Strict, frozen=True):
     size: Annotated[int, Meta(ge=1, le=ROOT_LIMIT)]
 
 
+class Verity(Strict, frozen=True):
+    """dm-verity of the root: a hash tree follows the data within the blob.
+
+    ``data_size`` is the number of bytes before the tree. Blocks have 4096 bytes, there is no salt
+    and no superblock.
+    """
+
+    algorithm: Literal["sha256"]
+    data_size: Annotated[int, Meta(ge=VERITY_BLOCK, le=ROOT_LIMIT, multiple_of=VERITY_BLOCK)]
+    root_hash: Sha256
+
+
 class Process(Strict, frozen=True):
     """What the image would start, as the configuration of an OCI image says it; empty: nothing said."""
 
@@ -144,7 +160,7 @@ class Manifest(Strict, frozen=True):
 
     ``min_cpus`` are CPUs as Slurm counts them (hardware threads), ``min_memory_mib`` is the
     memory of a guest in MiB. ``drivers`` maps a kernel module to its version, which is empty
-    for modules of the kernel's own source tree.
+    for modules of the kernel's own source tree. Without ``verity`` the root has no hash tree.
     """
 
     schema: Literal[2]
@@ -163,6 +179,7 @@ class Manifest(Strict, frozen=True):
     process: Process
     provenance: Provenance
     root: RootBlob
+    verity: Verity | msgspec.UnsetType = msgspec.UNSET
 
 
 class _AnySchema(msgspec.Struct):
@@ -204,6 +221,15 @@ def canonical(manifest: Manifest | dict[str, Any]) -> bytes:
     return json.dumps(built, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def tree_size(data_size: int) -> int:
+    """Bytes of the hash tree of so many bytes of data, as veritysetup(8) makes it without a superblock."""
+    level, total = data_size // VERITY_BLOCK, 0
+    while level > 1:
+        level = -(-level // HASHES_PER_BLOCK)
+        total += level
+    return total * VERITY_BLOCK
+
+
 def schema_text() -> str:
     """The JSON schema (draft 2020-12) of schema 2, as text; rules about several keys are not in it."""
     head = {
@@ -238,6 +264,10 @@ def _check_2(manifest: Manifest) -> None:
             raise ValueError("process has a NUL character")
     if manifest.firmware == "uefi" and manifest.kernel.media_type.endswith(".elf"):
         raise ValueError("firmware uefi needs a bzImage: UEFI does not start an ELF kernel")
+    if verity := manifest.verity:
+        whole = verity.data_size + tree_size(verity.data_size)
+        if manifest.root.size != whole:
+            raise ValueError(f"root has {manifest.root.size} bytes, verity says {whole} with the hash tree")
     for word in manifest.cmdline.split(" "):
         # The kernel removes quotation marks, and everything after "--" goes to init.
         if word == "--" or '"' in word:
@@ -270,6 +300,8 @@ def _for_lease(manifest: Manifest) -> ImageManifest:
     words = [manifest.cmdline] if manifest.cmdline else []
     if manifest.init != "agent":
         words += [f"vhpc.init={manifest.init}", *(word for word in FULL_SYSTEM if not _sets(manifest, word))]
+    if verity := manifest.verity:
+        words.append(f"vhpc.verity={verity.data_size // VERITY_BLOCK}:{verity.root_hash}")
     return ImageManifest(
         schema=SCHEMA_2,
         name="",

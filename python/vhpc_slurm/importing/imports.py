@@ -23,6 +23,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import fetch
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
+from vhpc_slurm.importing.verity import PACKAGE, TOOL, find_tool
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
 _ROOT = {"root": "application/vnd.vhpc.root.erofs"}
@@ -169,9 +170,11 @@ def _make(
 
     ``fields`` gives what the manifest has other than that of ``base``, from the worker's result.
     """
+    hashed = _with_hash_tree(base, progress)
     out = folder / "out"
     out.mkdir()
     request = {
+        "verity": hashed,
         "max_bytes": images.import_max_mib << 20,
         "max_files": images.import_max_files,
         "max_memory": MEMORY_MAX,
@@ -188,11 +191,14 @@ def _make(
     for blob in (base.image.manifest.kernel, base.image.manifest.initrd):
         if blob.file not in made and copy_blob(base.catalog, catalog, blob, folder / blob.file):
             new[blob.sha256] = folder / blob.file
-    blobs = {
-        key: {"media_type": types[key], "sha256": blob.sha256, "size": blob.size}
-        for key, blob in made.items()
+    parts: dict[str, Any] = {
+        key: {"media_type": types[key], "sha256": one.sha256, "size": one.size} for key, one in made.items()
     }
-    done = publish(catalog, target, msgspec.to_builtins(base.manifest) | fields(found) | blobs, new)
+    if hashed and found.get("verity"):
+        parts["verity"] = found["verity"]
+    kept = msgspec.to_builtins(base.manifest)
+    kept.pop("verity", None)
+    done = publish(catalog, target, kept | fields(found) | parts, new)
     source_digest, special = found.get("digest"), found.get("special")
     return Imported(
         image=target.label,
@@ -208,6 +214,20 @@ def _boot(base: Parent) -> dict[str, Path]:
     """Files of the image of the site that the worker may need: to read a disk, and for its agent."""
     blobs = (base.image.manifest.kernel, base.image.manifest.initrd, base.image.manifest.root)
     return {blob.file: blob_path(base.catalog, blob) for blob in blobs}
+
+
+def _with_hash_tree(base: Parent, progress: Callable[[str], None]) -> bool:
+    """Whether the root gets a hash tree: if that of ``base`` has one, the initrd of ``base`` can use it.
+
+    Raises:
+        UserError: it should, and veritysetup is missing.
+    """
+    if base.manifest.verity is msgspec.UNSET:
+        progress(f"without a hash tree of the root: {base.image.ref} was built without one; build it again")
+        return False
+    if find_tool() is None:
+        raise UserError("cannot make an image", f"{TOOL} is missing", f"install the package {PACKAGE}")
+    return True
 
 
 def _local(source: Source, folder: Path, images: Images, progress: Callable[[str], None]) -> Source:

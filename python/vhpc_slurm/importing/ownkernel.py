@@ -7,13 +7,14 @@ Standard library only.
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vhpc_slurm.bootfiles import newc
 from vhpc_slurm.bootfiles.errors import BootFileError
-from vhpc_slurm.bootfiles.modules import SUFFIX, LoadStep, ModuleTree, initrd_files
+from vhpc_slurm.bootfiles.modules import MORE_LISTS, SUFFIX, LoadStep, ModuleTree, initrd_files, load_lists
 from vhpc_slurm.importing.tree import Node, RefusedError, Tree, parts
 
 MODULES = "usr/lib/modules"
@@ -27,8 +28,6 @@ INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
 FILE_MAX = 512 << 20
 """Maximum bytes of a kernel, a module or a table."""
 AGENT_FILES = {"init": 0o755, "vhpc-agent": 0o755}
-LISTS = ("load", "disk")
-"""Lists of modules in an initrd (docs/image-format.md)."""
 EPOCH = 0
 HEADER_MAGIC = slice(0x202, 0x206)  # Linux Documentation/arch/x86/boot.rst
 CONTENT_CHUNK = 1 << 20
@@ -44,7 +43,8 @@ def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any
         out: the folder; gets a folder ``modules`` too.
 
     Returns:
-        what the manifest says of them: ``init``, ``drivers``, ``kernel_release``.
+        what the manifest says of them: ``init``, ``drivers``, ``kernel_release``, and whether the
+        kernel knows ``verity``.
 
     Raises:
         RefusedError: the source has no kernel that can boot as a guest, or no systemd.
@@ -65,10 +65,9 @@ def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any
     try:
         modules = ModuleTree.read(folder)
         lists = _lists(site, modules)
-        for name in LISTS:
-            for step in modules.load_order(lists[name]):
-                _extract(step, tree, tars, folder, f"{top}/{release}")
-        found = initrd_files(modules, lists)
+        for step in itertools.chain(*lists.values()):
+            _extract(step, tree, tars, folder, f"{top}/{release}")
+        found = initrd_files(lists)
         drivers = _drivers(modules, tree, tars, f"{top}/{release}")
     except BootFileError as err:
         raise RefusedError(f"its kernel {release} cannot be used: {err}") from err
@@ -82,7 +81,12 @@ def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any
         archive.file(f"modules/{name}", data)
     (out / "kernel").write_bytes(kernel)
     (out / "initrd").write_bytes(archive.to_bytes())
-    return {"init": f"/{init}", "drivers": drivers, "kernel_release": release}
+    return {
+        "init": f"/{init}",
+        "drivers": drivers,
+        "kernel_release": release,
+        "verity": "verity" in lists,
+    }
 
 
 def newest(tree: Tree) -> tuple[str, str, Node]:
@@ -111,15 +115,12 @@ def _version(release: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]{1,18})", release)]
 
 
-def _lists(site: dict[str, bytes], modules: ModuleTree) -> dict[str, tuple[str, ...]]:
+def _lists(site: dict[str, bytes], modules: ModuleTree) -> dict[str, list[LoadStep]]:
     """What the site's initrd loads, as far as this kernel has it, and what no guest can do without."""
-    lists = {}
-    for name in LISTS:
-        lines = site.get(f"modules/{name}", b"").decode().split()
-        wanted = [SUFFIX.sub("", line.removeprefix("-")) for line in lines]
-        lists[name] = tuple(module for module in wanted if modules.has(module))
-    lists["load"] = (*NEEDED, *lists["load"])
-    return lists
+    lines = site.get("modules/load", b"").decode().split()
+    wanted = [SUFFIX.sub("", line.removeprefix("-")) for line in lines]
+    more = {name: one for name, one in MORE_LISTS.items() if all(map(modules.has, one.modules))}
+    return load_lists(modules, (*NEEDED, *filter(modules.has, wanted)), more)
 
 
 def _drivers(modules: ModuleTree, tree: Tree, tars: list[Path], top: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.importing import diskformat, diskguest, ownkernel, rootfs
+from vhpc_slurm.importing import diskformat, diskguest, ownkernel, rootfs, verity
 from vhpc_slurm.importing.archives import (
     Archive,
     Container,
@@ -122,6 +122,8 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
         found["own"] = ownkernel.take(tree, tars, BOOT / "initrd", out)
     _say({"step": "writing the root file system"})
     rootfs.write(tree, tars, out / "root.erofs")
+    if request.get("verity") and found.get("own", {}).get("verity", True):
+        found["verity"] = verity.append_tree(out / "root.erofs")
     return found
 
 

@@ -15,7 +15,13 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import ImageRef
 
-TOOLS = {"bwrap": "bubblewrap", "mkfs.erofs": "erofs-utils", "zstd": "zstd", "skopeo": "skopeo"}
+TOOLS = {
+    "bwrap": "bubblewrap",
+    "mkfs.erofs": "erofs-utils",
+    "skopeo": "skopeo",
+    "veritysetup": "cryptsetup-bin",
+    "zstd": "zstd",
+}
 DISK_TOOLS = {"qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86"}
 """Programs of an import, with Debian's packages."""
 TIMEOUT_S = 10.0
