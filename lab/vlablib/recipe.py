@@ -32,6 +32,7 @@ _PACKAGES = (
     "opensm",
     # for vhpc
     "bubblewrap",
+    "cryptsetup-bin",
     "e2fsprogs",
     "erofs-utils",
     "hwloc-nox",

@@ -240,10 +240,12 @@ def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: P
     base = tmp_path / "cache" / replace(loaded, debian=debian).base_key()
     (base / "modules").mkdir(parents=True)
     (base / "modules/load").write_text("")
-    (base / "base.json").write_text(json.dumps({"kernel_release": "6.12.0"}))
+    tree = {"data_size": 4096, "root_hash": "0" * 64}
+    about = {"kernel_release": "6.12.0", "driver_versions": {}, "tree": tree}
+    (base / "base.json").write_text(json.dumps(about))
     (base / "packages").write_text("")
     (base / "kernel").write_bytes(b"k")
-    (base / "root.erofs").write_bytes(b"r")
+    (base / "root.erofs").write_bytes(bytes(4096))
     command = (
         path, "--output", tmp_path / "c", "--cache", tmp_path / "cache", "--agent", standin, "--init", init,
         "--tag", "13", "--json", *named,
@@ -256,4 +258,4 @@ def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: P
     assert image.digest == first["digest"]
     assert image.manifest.schema == 2
     assert image.manifest.agent_version == "0.0.1"
-    assert image.manifest.cmdline == "cryptomgr.notests no_timer_check"
+    assert image.manifest.cmdline == f"cryptomgr.notests no_timer_check vhpc.verity=1:{'0' * 64}"

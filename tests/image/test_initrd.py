@@ -16,6 +16,7 @@ from vmimages import kernel
 from vmimages.errors import BuildError
 from vmimages.initrd import initrd, program, version
 from vmimages.rootfs import Base
+from vmimages.verity import HashTree
 
 from vhpc_slurm.bootfiles import elf
 from vhpc_slurm.bootfiles.newc import Archive
@@ -208,7 +209,8 @@ def test_the_initrd_holds_init_agent_and_modules(tmp_path: Path, standin: Path, 
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/load").write_text("a.ko\n-b.ko\n")
     (tmp_path / "modules/a.ko").write_bytes(b"module a")
-    data = initrd(Base(tmp_path, "6.12", cached=True), init, standin, EPOCH)
+    made = Base(tmp_path, "6.12", cached=True, tree=HashTree(4096, "0" * 64))
+    data = initrd(made, init, standin, EPOCH)
     names = subprocess.run(
         [need("cpio"), "-t", "--quiet"], input=data, capture_output=True, check=True
     ).stdout.decode()
@@ -221,4 +223,4 @@ def test_the_initrd_holds_init_agent_and_modules(tmp_path: Path, standin: Path, 
         "modules/load",
         "vhpc-agent",
     ]
-    assert data == initrd(Base(tmp_path, "6.12", cached=True), init, standin, EPOCH)
+    assert data == initrd(made, init, standin, EPOCH)

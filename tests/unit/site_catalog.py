@@ -6,15 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from vhpc_slurm.catalog import blobs, list_images, verify_blob
 
 BASE = json.loads((Path(__file__).parents[1] / "data/manifests/schema2.json").read_text())
 
 
-def publish(catalog: Path, name: str, root: bytes, *, tag: str = "latest") -> str:
-    """Write an image by the words of docs/image-format.md; kernel and initrd are those of all images."""
-    fields = dict(BASE)
+def publish(catalog: Path, name: str, root: bytes, *, tag: str = "latest", **keys: Any) -> str:
+    """Write an image by the words of docs/image-format.md; kernel and initrd are those of all images.
+
+    ``keys`` are further keys of the manifest.
+    """
+    fields = BASE | keys
     for part, data in (("kernel", b"kernel"), ("initrd", b"initrd"), ("root", root)):
         sha256 = hashlib.sha256(data).hexdigest()
         fields[part] = BASE[part] | {"sha256": sha256, "size": len(data)}

@@ -35,7 +35,7 @@ def test_the_kernel_of_imports_must_be_there(tmp_path: Path) -> None:
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("zstd", "skopeo"):
+    for name in ("zstd", "skopeo", "veritysetup"):
         executable(folder / name, "true")
     executable(folder / "mkfs.erofs", "echo ' --tar=X  generate a full image from a tarball'")
     executable(folder / "bwrap", "echo works")
@@ -63,9 +63,10 @@ def test_a_host_can_import_or_says_what_is_missing(tmp_path: Path, tools: Path) 
     executable(tools / "mkfs.erofs", "echo --tar=X")
     executable(tools / "bwrap", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
     assert "bwrap does not work" in found()[1]
-    (tools / "skopeo").unlink()
-    (tools / "bwrap").unlink()
-    assert "bubblewrap skopeo is missing apt install bubblewrap skopeo" in found()[1]
+    for name in ("skopeo", "bwrap", "veritysetup"):
+        (tools / name).unlink()
+    packages = "bubblewrap cryptsetup-bin skopeo"
+    assert f"{packages} is missing apt install {packages}" in found()[1]
 
 
 def test_a_catalogue_says_what_is_broken(tmp_path: Path) -> None:

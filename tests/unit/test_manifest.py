@@ -193,6 +193,7 @@ HOSTILE: list[tuple[str, Any, str]] = [
             "vhpc.init=/bin/sh",
             "vhpc.root=/dev/vdb",
             "vhpc.rootfstype=ext4",
+            f"vhpc.verity=1:{'0' * 64}",
             "init",
             '"init=/bin/sh"',
             'x="a b" y',

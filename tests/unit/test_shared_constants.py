@@ -393,4 +393,4 @@ def test_the_initrd_knows_the_parameters_of_guests() -> None:
     given = {word.partition("=")[0] for word in boot.kernel_cmdline("", "erofs").split()}
     needed = {word for word in given if word.startswith("vhpc.")}
     assert needed
-    assert needed | {"vhpc.init"} <= known  # vhpc.init: an image's own, vmimages/cli.py
+    assert needed | {"vhpc.init", "vhpc.verity"} <= known  # an image's own: catalog/manifest.py

@@ -5,6 +5,7 @@
  * so it does nothing at all unless it is PID 1 with the agent's path.
  */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,6 +55,38 @@ static void run(const char *key, char *const argv[])
     printf("standin: %s status=%d %s%s", key, status, text, strchr(text, '\n') != NULL ? "" : "\n");
 }
 
+/* Reads the file of vhpc.agent.read= and says how many bytes came, how it ended, and how long it
+ * took. */
+static void read_named(void)
+{
+    static char cmdline[4096], block[1 << 20];
+    const int source = open("/proc/cmdline", O_RDONLY);
+    struct timespec begin, end;
+    long long bytes = 0;
+    char *path;
+    ssize_t n;
+    int fd;
+
+    if (source < 0 || read(source, cmdline, sizeof cmdline - 1) <= 0)
+        return;
+    close(source);
+    path = strstr(cmdline, "vhpc.agent.read=");
+    if (path == NULL)
+        return;
+    path += strlen("vhpc.agent.read=");
+    path[strcspn(path, " \n")] = '\0';
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    fd = open(path, O_RDONLY);
+    while ((n = fd < 0 ? -1 : read(fd, block, sizeof block)) > 0)
+        bytes += n;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    printf("standin: read %lld %s\nstandin: read-ms %lld\n", bytes,
+           n < 0 ? strerror(errno) : "to the end",
+           (end.tv_sec - begin.tv_sec) * 1000LL + (end.tv_nsec - begin.tv_nsec) / 1000000);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
     struct timespec uptime;
@@ -73,6 +106,7 @@ int main(int argc, char **argv)
            kernel.release);
     fflush(stdout);
     copy_lines("mount", "/proc/self/mounts");
+    read_named();
     fd = open("/etc/written", O_CREAT | O_WRONLY, 0644);
     printf("standin: overlay %s\n", fd >= 0 && write(fd, "x", 1) == 1 ? "writable" : "read-only");
     printf("standin: port %s\n", access("/sys/class/virtio-ports", F_OK) == 0 ? "yes" : "no");
