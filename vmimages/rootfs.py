@@ -63,7 +63,7 @@ class Base:
 
     @property
     def modules(self) -> Path:
-        """Folder for the initrd's ``/modules``: uncompressed modules, and the lists ``load``, ``disk`` and ``verity``."""
+        """Folder of the initrd's ``/modules``: modules, and the lists ``load``, ``disk``, ``verity``."""
         return self.folder / "modules"
 
 

@@ -105,7 +105,7 @@ def test_a_hostile_hash_tree_is_refused(changes: dict[str, Any], says: str) -> N
 
 @pytest.mark.parametrize("value", [None, {}, [], False, "off", {"root_hash": HASH}])
 def test_a_hash_tree_is_whole_or_absent(value: Any) -> None:
-    with pytest.raises(ValueError, match="Expected `object`|missing required field"):
+    with pytest.raises(ValueError, match=r"Expected `object`|missing required field"):
         decode_whole(with_verity(value))
 
 
@@ -229,7 +229,8 @@ class Site:
         self.catalog, self.own, self.source = top / "site", top / "own", top / "c.tar"
         self.source.write_bytes(b"a tar")
         old = {"algorithm": "sha256", "data_size": len(ROOT), "root_hash": "cd" * 32}
-        publish(self.catalog, "base", WHOLE, **({"verity": old} if hashed else {}))
+        keys: dict[str, Any] = {"verity": old} if hashed else {}
+        publish(self.catalog, "base", WHOLE, **keys)
         self.images = Images(catalog=str(self.catalog), import_kernel="base")
         self.asked: list[dict[str, Any]] = []
         self.said: list[str] = []
@@ -294,7 +295,7 @@ def test_a_kernel_image_without_a_tree_gives_images_without(
 def test_without_veritysetup_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = site_of(tmp_path, monkeypatch, hashed=True)
     (tmp_path / verity.TOOL).unlink()
-    with pytest.raises(UserError, match="veritysetup is missing.*cryptsetup-bin"):
+    with pytest.raises(UserError, match=r"veritysetup is missing.*cryptsetup-bin"):
         site.run()
     assert not site.asked
 

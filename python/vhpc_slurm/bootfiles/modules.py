@@ -46,7 +46,7 @@ class LoadStep:
 
 @dataclass(frozen=True)
 class ModuleList:
-    """Modules that are loaded together; of ``optional``, which come first, what the kernel has. They may fail."""
+    """Modules that are loaded together. ``optional``: come first, as far as the kernel has them; may fail."""
 
     modules: tuple[str, ...]
     optional: tuple[str, ...] = ()
@@ -55,8 +55,8 @@ class ModuleList:
 MORE_LISTS = MappingProxyType(
     {"disk": ModuleList(("ext4",)), "verity": ModuleList(("dm_verity",), optional=("crypto-sha256",))}
 )
-"""For guests with a disk of their own (node.store.disks makes it), and with a hash tree of the root: its hash by an
-alias, since each processor has some of the drivers, and the kernel takes the fastest that is loaded."""
+"""For guests with a disk of their own (node.store.disks makes it), and with a hash tree of the root: its hash
+by an alias, since each processor has some of the drivers, and the kernel takes the fastest that is loaded."""
 
 
 @dataclass
