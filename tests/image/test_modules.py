@@ -97,6 +97,16 @@ def test_soft_dependencies_may_fail_unless_asked_for(tree: Path) -> None:
     assert load_list(ours(tree, "libsum", "sum-intel")) == "sum-intel.ko\nlibsum.ko\n"
 
 
+def test_optional_names_and_aliases_come_first_and_may_fail(tree: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tree / "lib/modules" / RELEASE, tmp_path / RELEASE))
+    with (folder / "modules.alias").open("a") as aliases:
+        aliases.write("alias crypto-sum sum_generic\n")
+    order = ModuleTree.read(folder).load_order
+    optional = ("crypto-sum", "no-such-name")
+    assert load_list(order(("libsum",), optional=optional)) == "-sum-generic.ko\n-sum-intel.ko\nlibsum.ko\n"
+    assert load_list(order(("sum_generic",), optional=optional)) == "sum-generic.ko\n"
+
+
 def test_circles_of_soft_dependencies_end(tree: Path) -> None:
     assert {step.path.name for step in ours(tree, "loop_a")} == {"loop-a.ko", "loop-b.ko"}
 

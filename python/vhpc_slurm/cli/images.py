@@ -130,6 +130,7 @@ def _more(whole: Manifest) -> list[tuple[str, str]]:
         ("source", " ".join(filter(None, (origin.source, origin.source_digest)))),
         ("parent", origin.parent),
         ("labels", ", ".join(f"{key}={text}" for key, text in whole.labels.items())),
+        ("root hash", f"{whole.verity.algorithm}:{whole.verity.root_hash}" if whole.verity else ""),
     ]
 
 
