@@ -22,6 +22,7 @@ publish("test-silent", base | {{"init": "/usr/bin/cat"}})
 publish("test-huge", base | {{"min_memory_mib": 100000}})
 publish("test-cpus", base | {{"min_cpus": 4096}})
 publish("test-init", base | {{"cmdline": "init=/nowhere"}})
+unhashed = {{key: value for key, value in base.items() if key != "verity"}}  # another root has another size
 fake = b"not what the manifest says"
 wrong = "0" * 64
 (top / "blobs/sha256" / wrong).write_bytes(fake)
@@ -29,8 +30,8 @@ for name, digest in (("test-fifo", "1" * 64), ("test-sparse", "2" * 64)):
     blob = top / "blobs/sha256" / digest
     blob.unlink(missing_ok=True)
     os.mkfifo(blob) if name == "test-fifo" else (blob.touch(), os.truncate(blob, 2 << 40))
-    publish(name, base | {{"root": base["root"] | {{"sha256": digest, "size": 2 << 40}}}})
-publish("test-damaged", base | {{"root": base["root"] | {{"sha256": wrong, "size": len(fake)}}}})
+    publish(name, unhashed | {{"root": base["root"] | {{"sha256": digest, "size": 2 << 40}}}})
+publish("test-damaged", unhashed | {{"root": base["root"] | {{"sha256": wrong, "size": len(fake)}}}})
 """
 
 
