@@ -23,6 +23,11 @@ def test_the_kernel_of_imports_must_be_there(tmp_path: Path) -> None:
     assert list(images.import_kernel(config(tmp_path, ""))) == []
     publish(tmp_path, "base", b"root")
     (found,) = images.import_kernel(config(tmp_path))
+    assert (found.level, found.hint[:22]) == (Level.WARN, "build that image again")
+    assert found.what == "the root of base:latest has no hash tree, so roots of imports have none"
+    tree = {"algorithm": "sha256", "data_size": 4096, "root_hash": "0" * 64}
+    publish(tmp_path, "base", bytes(4096), verity=tree)
+    (found,) = images.import_kernel(config(tmp_path))
     assert (found.level, found.what) == (Level.OK, "imports get the kernel of base:latest")
     (found,) = images.import_kernel(config(tmp_path, "bose"))
     assert found.level is Level.ERROR
