@@ -206,7 +206,7 @@ def _manifest(recipe: Recipe, made: Base, agent_version: str) -> dict[str, Any]:
             "source": f"recipe {image.name}, Debian {recipe.debian.suite}",
             "source_digest": f"sha256:{recipe.base_key()}",
         },
-        "verity": made.tree.entry(),
+        "verity": made.verity,
     }
 
 

@@ -18,16 +18,17 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.bootfiles.modules import ModuleTree, initrd_files, load_lists
+from vhpc_slurm.bootfiles.verity import append_tree
 from vmimages import kernel
 from vmimages.errors import BuildError
 from vmimages.host import SEARCH, BuildStep, environment, need, run
 from vmimages.recipe import FINISH_SCRIPT, Recipe
-from vmimages.verity import HashTree, append_tree
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURE = "amd64"
@@ -42,7 +43,8 @@ class Base:
     folder: Path
     kernel_release: str
     cached: bool
-    tree: HashTree
+    verity: dict[str, Any]
+    """The manifest's key of that name."""
     driver_versions: dict[str, str] = field(default_factory=dict)
     """Versions of the recipe's drivers, where the kernel module states one."""
 
@@ -103,8 +105,7 @@ def _load(folder: Path, *, cached: bool) -> Base | None:
         about = json.loads((folder / "base.json").read_text())
     except FileNotFoundError:
         return None
-    tree = HashTree(**about["tree"])
-    return Base(folder, about["kernel_release"], cached, tree, about["driver_versions"])
+    return Base(folder, about["kernel_release"], cached, about["verity"], about["driver_versions"])
 
 
 def _build(recipe: Recipe, work: Path) -> None:
@@ -114,7 +115,10 @@ def _build(recipe: Recipe, work: Path) -> None:
         _install(recipe, tree, work / "log")
     with BuildStep(f"writing {recipe.root.format}"):
         _write_root(recipe, tree, out / "root.erofs", work / "log")
-        hashes = append_tree(out / "root.erofs")
+        try:
+            verity = append_tree(out / "root.erofs")
+        except BootFileError as err:
+            raise BuildError(err.what, err.why) from err
     own = tree / ".vhpc"
     release = (own / "release").read_text().strip()
     try:
@@ -128,7 +132,7 @@ def _build(recipe: Recipe, work: Path) -> None:
     image = (own / "vmlinuz").read_bytes()
     (out / "kernel").write_bytes(kernel.vmlinux(image) if recipe.kernel.format == "vmlinux" else image)
     shutil.copyfile(own / "packages", out / "packages")
-    about = {"kernel_release": release, "driver_versions": versions, "tree": asdict(hashes)}
+    about = {"kernel_release": release, "driver_versions": versions, "verity": verity}
     (out / "base.json").write_text(json.dumps(about))
 
 

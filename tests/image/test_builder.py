@@ -18,10 +18,8 @@ from vmimages.cli import INITRD_TYPE, KERNEL_TYPES, ROOT_TYPES
 from vmimages.errors import BuildError
 from vmimages.recipe import RESERVED_PARAMETERS, Recipe
 from vmimages.store import Blob, publish
-from vmimages.verity import append_tree
 
 from vhpc_slurm.catalog import manifest, resolve, verify_blob
-from vhpc_slurm.importing import verity
 from vhpc_slurm.model import ImageRef
 
 CHECKOUT = Path(__file__).parents[2]
@@ -103,25 +101,6 @@ def test_the_license_line_of_a_script_makes_no_other_base(tmp_path: Path) -> Non
     (tmp_path / "with").write_text("#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\nset -eu\n")
     (tmp_path / "without").write_text("#!/bin/sh\nset -eu\n")
     assert recipe.steps(tmp_path / "with") == recipe.steps(tmp_path / "without")
-
-
-# --- hash trees -------------------------------------------------------------
-
-
-def test_builder_and_imports_make_the_same_tree(tmp_path: Path) -> None:
-    need("veritysetup")
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for path in (ours, theirs):
-        path.write_bytes(b"root" * 300_000)
-    assert append_tree(ours).entry() == verity.append_tree(theirs)
-    assert ours.read_bytes() == theirs.read_bytes()
-
-
-def test_a_failing_veritysetup_is_quoted(tmp_path: Path) -> None:
-    need("veritysetup")
-    (tmp_path / "root").write_bytes(b"")
-    with pytest.raises(BuildError, match="veritysetup failed"):
-        append_tree(tmp_path / "root")
 
 
 # --- publishing -------------------------------------------------------------
@@ -261,8 +240,8 @@ def test_a_cached_base_makes_a_build_without_any_tool(tmp_path: Path, standin: P
     base = tmp_path / "cache" / replace(loaded, debian=debian).base_key()
     (base / "modules").mkdir(parents=True)
     (base / "modules/load").write_text("")
-    tree = {"data_size": 4096, "root_hash": "0" * 64}
-    about = {"kernel_release": "6.12.0", "driver_versions": {}, "tree": tree}
+    tree = {"algorithm": "sha256", "data_size": 4096, "root_hash": "0" * 64}
+    about = {"kernel_release": "6.12.0", "driver_versions": {}, "verity": tree}
     (base / "base.json").write_text(json.dumps(about))
     (base / "packages").write_text("")
     (base / "kernel").write_bytes(b"k")

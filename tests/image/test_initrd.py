@@ -16,7 +16,6 @@ from vmimages import kernel
 from vmimages.errors import BuildError
 from vmimages.initrd import initrd, program, version
 from vmimages.rootfs import Base
-from vmimages.verity import HashTree
 
 from vhpc_slurm.bootfiles import elf
 from vhpc_slurm.bootfiles.newc import Archive
@@ -209,7 +208,7 @@ def test_the_initrd_holds_init_agent_and_modules(tmp_path: Path, standin: Path, 
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/load").write_text("a.ko\n-b.ko\n")
     (tmp_path / "modules/a.ko").write_bytes(b"module a")
-    made = Base(tmp_path, "6.12", cached=True, tree=HashTree(4096, "0" * 64))
+    made = Base(tmp_path, "6.12", cached=True, verity={"root_hash": "0" * 64})
     data = initrd(made, init, standin, EPOCH)
     names = subprocess.run(
         [need("cpio"), "-t", "--quiet"], input=data, capture_output=True, check=True

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from image_boot import QEMU, Boot, Image, boot, build
-from vmimages.newc import Archive
+
+from vhpc_slurm.bootfiles.newc import Archive
 
 BLOCK, HASHES = 4096, 128
 # A file that nothing needs in these boots, of several hundred KiB.

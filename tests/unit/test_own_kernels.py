@@ -90,7 +90,12 @@ def unpacked(path: Path) -> dict[str, bytes]:
 
 def test_the_initrd_has_the_sites_agent_and_the_sources_modules(tmp_path: Path, initrd: Path) -> None:
     found, out = taken(tmp_path, initrd, *system())
-    assert found == {"init": "/usr/lib/systemd/systemd", "drivers": {}, "kernel_release": RELEASE}
+    assert found == {
+        "init": "/usr/lib/systemd/systemd",
+        "drivers": {},
+        "kernel_release": RELEASE,
+        "verity": False,
+    }
     assert (out / "kernel").read_bytes() == bzimage(RELEASE.encode())
     files = unpacked(out / "initrd")
     assert files["init"] == b"vhpc-init of the site"
@@ -131,6 +136,12 @@ def test_the_newest_kernel_with_modules_boots(tmp_path: Path, initrd: Path) -> N
         ("usr/lib/modules/7.0.1-1/modules.dep", "without a kernel"),
     )
     assert found["kernel_release"] == "6.12.10-1"
+
+
+def test_a_kernel_with_dm_verity_says_so(tmp_path: Path, initrd: Path) -> None:
+    found, out = taken(tmp_path, initrd, *system(builtin="kernel/drivers/md/dm-verity.ko\n"))
+    assert found["verity"] is True
+    assert "modules/verity" in unpacked(out / "initrd")
 
 
 def test_drivers_in_the_kernel_itself_need_no_file(tmp_path: Path, initrd: Path) -> None:

@@ -17,6 +17,8 @@ import jsonschema
 import pytest
 from site_catalog import publish
 
+from vhpc_slurm.bootfiles import verity
+from vhpc_slurm.bootfiles.errors import BootFileError
 from vhpc_slurm.catalog import manifest as manifests
 from vhpc_slurm.catalog import read_manifest, resolve
 from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_manifest, decode_whole, tree_size
@@ -25,10 +27,9 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.domain.boot import kernel_cmdline
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.importing import imports, sandbox, verity
+from vhpc_slurm.importing import imports, sandbox
 from vhpc_slurm.importing.imports import Parent, import_image, save_files
 from vhpc_slurm.importing.source import Source
-from vhpc_slurm.importing.tree import RefusedError
 from vhpc_slurm.model import ImageRef
 
 CHECKOUT = Path(__file__).parents[2]
@@ -140,9 +141,8 @@ def test_trees_have_the_sizes_that_veritysetup_makes(blocks: int, hashes: int) -
 
 def test_all_sides_cut_a_root_into_equal_blocks() -> None:
     source = (CHECKOUT / "guest/init/verity.h").read_text()
-    builder = (CHECKOUT / "vmimages/verity.py").read_text()
-    found = re.findall(r"^(?:#define VERITY_BLOCK|BLOCK =) (\d+)$", source + builder, re.MULTILINE)
-    assert found == ["4096", "4096"]
+    found = re.findall(r"^#define VERITY_BLOCK (\d+)$", source, re.MULTILINE)
+    assert found == ["4096"]
     assert verity.BLOCK == manifests.VERITY_BLOCK == BLOCK
     shift = re.search(r"#define VERITY_BLOCKS_MAX \(1ULL << (\d+)\)", source)
     assert shift is not None
@@ -198,7 +198,7 @@ def test_the_sandbox_of_imports_permits_what_it_needs(
     code = """
 import json, pathlib, sys
 sys.path.insert(0, {!r})
-from vhpc_slurm.importing import verity
+from vhpc_slurm.bootfiles import verity
 root = pathlib.Path("/out/root.erofs")
 root.write_bytes(b"x" * 4096 * 200)
 json.load(sys.stdin)
@@ -216,7 +216,7 @@ def test_a_tool_that_fails_refuses_the_import(tmp_path: Path, monkeypatch: pytes
     root, tool = tmp_path / "root", tmp_path / verity.TOOL
     root.write_bytes(bytes(BLOCK))
     monkeypatch.setattr(verity, "SEARCH", str(tmp_path))
-    with pytest.raises(RefusedError, match=r"veritysetup is missing \(package cryptsetup-bin\)"):
+    with pytest.raises(BootFileError, match="veritysetup is missing: install the package cryptsetup-bin"):
         verity.append_tree(root)
     for script, says in (
         ("echo 'Cannot write.' >&2; exit 4", "ended with status 4: Cannot write"),
@@ -226,7 +226,7 @@ def test_a_tool_that_fails_refuses_the_import(tmp_path: Path, monkeypatch: pytes
     ):
         tool.write_text(f"#!/bin/sh\n{script}\n")
         tool.chmod(0o755)
-        with pytest.raises(RefusedError, match=says):
+        with pytest.raises(BootFileError, match=says):
             verity.append_tree(root)
 
 

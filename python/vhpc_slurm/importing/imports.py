@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from vhpc_slurm.bootfiles.verity import PACKAGE, TOOL, find_tool
 from vhpc_slurm.catalog import blob_path, resolve
 from vhpc_slurm.catalog.changes import staging
 from vhpc_slurm.catalog.folder import read_manifest
@@ -23,7 +24,6 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import fetch
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
-from vhpc_slurm.importing.verity import PACKAGE, TOOL, find_tool
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
 _ROOT = {"root": "application/vnd.vhpc.root.erofs"}
@@ -194,8 +194,8 @@ def _make(
     parts: dict[str, Any] = {
         key: {"media_type": types[key], "sha256": one.sha256, "size": one.size} for key, one in made.items()
     }
-    if hashed and found.get("verity"):
-        parts["verity"] = found["verity"]
+    if hashed and _knows_verity(found.get("own")):
+        parts["verity"] = found.get("verity")
     kept = msgspec.to_builtins(base.manifest)
     kept.pop("verity", None)
     done = publish(catalog, target, kept | fields(found) | parts, new)
@@ -297,6 +297,11 @@ def _imported(base: Parent, source: Source, found: dict[str, Any]) -> dict[str, 
         "process": msgspec.to_builtins(process),
         "provenance": _origin("vhpc image import", "", source.label, found),
     }
+
+
+def _knows_verity(own: object) -> bool:
+    """Whether the kernel can use a hash tree: that of the site does, one of the source says so."""
+    return not isinstance(own, dict) or own.get("verity") is not False
 
 
 def _own_system(base: Parent, own: object) -> dict[str, Any]:

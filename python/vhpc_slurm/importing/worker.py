@@ -17,7 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.importing import diskformat, diskguest, ownkernel, rootfs, verity
+from vhpc_slurm.bootfiles import verity
+from vhpc_slurm.bootfiles.errors import BootFileError
+from vhpc_slurm.importing import diskformat, diskguest, ownkernel, rootfs
 from vhpc_slurm.importing.archives import (
     Archive,
     Container,
@@ -55,7 +57,7 @@ def main() -> int:
     _limit(request)
     try:
         done = _import(request, SOURCE, OUT)
-    except RefusedError as err:
+    except (RefusedError, BootFileError) as err:
         _say({"refused": str(err)})
         return 0
     except MemoryError:
@@ -117,12 +119,14 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
     for name, mode in EXPECTED_DIRS.items():
         if not tree.has(name):
             tree.put(name, folder(len(tars), mode))
-    found = {"digest": digest, "special": special, "process": process}
+    found: dict[str, Any] = {"digest": digest, "special": special, "process": process}
+    hashed = request.get("verity")
     if bootable:
         found["own"] = ownkernel.take(tree, tars, BOOT / "initrd", out)
+        hashed = hashed and found["own"]["verity"]
     _say({"step": "writing the root file system"})
     rootfs.write(tree, tars, out / "root.erofs")
-    if request.get("verity") and found.get("own", {}).get("verity", True):
+    if hashed:
         found["verity"] = verity.append_tree(out / "root.erofs")
     return found
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hash tree of a root, for dm-verity; docs/image-format.md has its form.
+"""The hash tree of a root, for dm-verity: the guest's kernel checks each block that it reads.
 
-The worker calls this in the sandbox: standard library only.
+veritysetup appends the tree to the root's own file. Algorithm, block size and the empty salt are
+fixed, so that equal roots have equal trees; there is no superblock, because nothing in it would
+be used: vhpc-init gets all values from the kernel command line (docs/image-format.md).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.importing.tree import RefusedError
+from vhpc_slurm.bootfiles.errors import BootFileError
 
 TOOL, PACKAGE = "veritysetup", "cryptsetup-bin"
 SEARCH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -36,12 +38,12 @@ def append_tree(root: Path) -> dict[str, Any]:
         the manifest's key ``verity``.
 
     Raises:
-        RefusedError: veritysetup is missing or failed.
+        BootFileError: veritysetup is missing or failed.
         OSError: the file cannot be changed.
     """
     tool = find_tool()
     if tool is None:
-        raise RefusedError(f"{TOOL} is missing (package {PACKAGE})")
+        raise BootFileError(f"{TOOL} is missing", f"install the package {PACKAGE}")
     blocks = -(-root.stat().st_size // BLOCK)
     size = blocks * BLOCK
     os.truncate(root, size)
@@ -50,8 +52,8 @@ def append_tree(root: Path) -> dict[str, Any]:
         *(f"--data-block-size={BLOCK}", f"--hash-block-size={BLOCK}"),
         *(f"--data-blocks={blocks}", f"--hash-offset={size}", str(root), str(root)),
     ]
-    # No time limit of its own: the sandbox ends when the import's time is over.  SIGXFSZ, which Python
-    # ignores, would end it beyond the limit of a file's size without a word.
+    # No time limit: an import's sandbox has one, and a build waits for all its tools.  SIGXFSZ, which
+    # Python ignores, would end it beyond the limit of a file's size without a word.
     done = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,
@@ -66,5 +68,5 @@ def append_tree(root: Path) -> dict[str, Any]:
     if done.returncode != 0 or found is None:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         why = lines[-1][:300] if lines else "it said nothing"
-        raise RefusedError(f"{TOOL} ended with status {done.returncode}: {why}")
+        raise BootFileError(f"{TOOL} ended with status {done.returncode}", why)
     return {"algorithm": ALGORITHM, "data_size": size, "root_hash": found[1]}
