@@ -206,3 +206,51 @@ def test_a_source_that_is_refused_creates_no_job(lab: Lab, home: str) -> None:
         assert lines[0].endswith("/absent.tar does not exist")
         assert "there is no image of docker-archive:./absent.tar, so no job was created" in lines[1]
     assert lab.run("ctl", "sacct", "-nXa", "-S", "now-1hour", "-o", "JobID").out == before
+
+
+FLIP = """
+import glob
+marker = bytes.fromhex("{marker}")
+for path in glob.glob("/var/lib/vhpc/images/own/2001/**", recursive=True):
+    try:
+        data = open(path, "rb").read()
+    except IsADirectoryError:
+        continue
+    if marker in data:
+        with open(path, "r+b") as file:
+            file.seek(data.index(marker) + 5000)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+        print(path)
+"""
+"""Changes one byte of the file that begins with the marker, on the node's disk."""
+
+
+def test_a_changed_block_is_an_error_in_the_guest(lab: Lab, home: str) -> None:
+    encoded = base64.b64encode(BUSYBOX.read_bytes()).decode()
+    script = (
+        "mkdir -p marked/bin && cd marked/bin && base64 -d > busybox && chmod 755 busybox && "
+        "for name in sh cat md5sum; do ln -sf busybox $name; done; "
+        "head -c 65536 /dev/urandom > ../data; md5sum < ../data; od -An -v -tx1 -N64 ../data | tr -d ' \\n'"
+    )
+    done = lab.run("login", "sh", "-c", script, user="alice", stdin=encoded)
+    (md5, _), marker = done.out.splitlines()[0].split(), done.out.splitlines()[1]
+    lab.run("login", "vhpc", "image", "import", "marked", "own/marked", user="alice", timeout=300)
+    job = lab.finish("md5sum < /data; cat /sys/block/dm-0/dm/name", "-w", "n1", image="own/marked")
+    assert job.output().splitlines()[0].split()[0] == md5
+    assert job.output().splitlines()[-1] == "vhpc-root"
+    path = lab.run("n1", "python3", "-", stdin=FLIP.format(marker=marker)).out.strip()
+    assert path.startswith("/var/lib/vhpc/images/own/2001/")
+    words = "cat /data > /dev/null; echo status $?; cat /data | md5sum; echo still here"
+    job = lab.finish(words, "-w", "n1", image="own/marked")
+    lines = job.output().splitlines()
+    assert "cat: read error: I/O error" in lines
+    assert lines[-1] == "still here"
+    assert "status 1" in lines
+    assert not any(md5 in line for line in lines)
+    assert job.accounted("State") == ["COMPLETED"]
+    lab.run("n1", "rm", path)
+    job = lab.finish("md5sum < /data", "-w", "n1", image="own/marked")
+    assert job.output().split()[0] == md5
+    lab.run("login", "rm", "-rf", "marked", user="alice")
