@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import cached, imports
 from vhpc_slurm.importing.cached import image_of, name_for
 from vhpc_slurm.importing.identify import identify
+from vhpc_slurm.importing.offer import Offer
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import IMAGE_NAME, ImageRef
 
@@ -57,6 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(imports, "run_worker", found.worker)
     monkeypatch.setattr(imports, "fetch", lambda *_: None)
     monkeypatch.setattr(cached, "identify", lambda *_: found.digest)
+    monkeypatch.setattr(cached, "look", lambda source, _: Offer(replace(source, digest=found.digest), None))
     for module in (cached, imports):
         monkeypatch.setattr(module, "check_source", lambda _source: None)
     return found

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import imports
 from vhpc_slurm.importing.imports import Imported, import_image
+from vhpc_slurm.importing.offer import Offer
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageRef
 
@@ -96,10 +98,14 @@ def test_an_image_of_a_registry_is_fetched_and_named(site: Site, monkeypatch: py
         seen.extend((str(source), source.kind, (source.path / "manifest.json").exists()))
         return site.worker(source, out)
 
+    def look(source: Source, _timeout_s: float) -> Offer:
+        return Offer(replace(source, digest=f"sha256:{'7' * 64}"), None)
+
     monkeypatch.setattr(imports, "fetch", fetch)
+    monkeypatch.setattr(imports, "look", look)
     monkeypatch.setattr(imports, "run_worker", worker)
     site.run(source="docker://host/a:1")
-    assert seen == ["host/a:1", "docker://host/a:1", "fetched", True]
+    assert seen == [f"host/a@sha256:{'7' * 64}", "docker://host/a:1", "fetched", True]
     manifest = read_manifest(site.own, resolve(site.own, ImageRef.parse("mine")).digest)
     assert isinstance(manifest, Manifest)
     assert manifest.provenance.source == "docker://host/a:1"

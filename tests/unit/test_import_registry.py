@@ -23,7 +23,7 @@ from registry import Registry, registry
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import worker
 from vhpc_slurm.importing.archives import Folder, read_fetched
-from vhpc_slurm.importing.fetch import fetch, registry_digest
+from vhpc_slurm.importing.fetch import fetch, registry_manifest
 from vhpc_slurm.importing.layers import Budget
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
@@ -74,7 +74,7 @@ def test_an_image_of_a_registry_is_fetched(known: Registry, tmp_path: Path) -> N
     command = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{known.address}/team/box:1"]
     known_digest = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     assert container.digest == known_digest
-    assert registry_digest(f"{known.address}/team/box:1", 60) == known_digest
+    assert digest(registry_manifest(f"{known.address}/team/box:1", 60)) == known_digest
     (tmp_path / "again").mkdir()
     pinned = fetched(f"{known.address}/team/box@{known_digest}", tmp_path / "again")
     assert read_fetched(Folder(pinned)).digest == known_digest

@@ -116,19 +116,24 @@ def add_signature(catalog: Path, image: ImageIdentity, signature: bytes) -> bool
         FabricError: the catalogue cannot be read.
     """
     with locked(catalog):
-        before = read_signed(catalog, image).signatures
-        if signature in before:
-            return False
-        if len(before) + len(signature) > SIGNATURES_SIZE:
-            raise UserError(
-                f"image {image.ref} has too many signatures",
-                f"they may have {SIGNATURES_SIZE} bytes together",
-                "ask the catalogue's owner to remove some",
-            )
-        path = signatures_file(catalog, image.digest)
-        with changing(catalog):
-            make_folder(path.parent)
-            place(path, before + signature)
+        return append_signature(catalog, image, signature)
+
+
+def append_signature(catalog: Path, image: ImageIdentity, signature: bytes) -> bool:
+    """``add_signature`` for a caller that holds the catalogue's lock."""
+    before = read_signed(catalog, image).signatures
+    if signature in before:
+        return False
+    if len(before) + len(signature) > SIGNATURES_SIZE:
+        raise UserError(
+            f"image {image.ref} has too many signatures",
+            f"they may have {SIGNATURES_SIZE} bytes together",
+            "ask the catalogue's owner to remove some",
+        )
+    path = signatures_file(catalog, image.digest)
+    with changing(catalog):
+        make_folder(path.parent)
+        place(path, before + signature)
     return True
 
 

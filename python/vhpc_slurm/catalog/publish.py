@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,17 @@ import msgspec
 
 from vhpc_slurm import files
 from vhpc_slurm.catalog.changes import changing, locked, make_folder, place
-from vhpc_slurm.catalog.folder import CHUNK, blob_path, name_file, pointed_digest, read_manifest, verify_blob
+from vhpc_slurm.catalog.edit import append_signature
+from vhpc_slurm.catalog.folder import (
+    CHUNK,
+    blob_path,
+    blobs,
+    identity,
+    name_file,
+    pointed_digest,
+    read_manifest,
+    verify_blob,
+)
 from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_whole
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Blob, ImageRef
@@ -85,19 +96,73 @@ def publish(catalog: Path, ref: ImageRef, manifest: dict[str, Any], new: dict[st
     assert isinstance(decoded, Manifest)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     with locked(catalog), changing(catalog):
-        for sha256, path in new.items():
-            path.chmod(0o644)
-            _sync(path)
-            path.replace(catalog / "blobs/sha256" / sha256)
-        files.sync_folder(catalog / "blobs/sha256")
+        _move(catalog, new)
         before = _current(catalog, ref)
         if before is not None and _undated(before[1]) == _undated(decoded):
             return Published(before[0], changed=False)
-        place(catalog / "manifests/sha256" / f"{digest.removeprefix('sha256:')}.json", raw)
-        pointer = name_file(catalog, ref)
-        make_folder(pointer.parent)
-        place(pointer, f"{digest}\n".encode())
+        _place_manifest(catalog, digest, raw)
+        _point(catalog, ref, digest)
     return Published(digest, changed=True)
+
+
+def publish_bytes(
+    catalog: Path, ref: ImageRef, raw: bytes, new: dict[str, Path], signatures: Sequence[bytes]
+) -> Published:
+    """Put an image of another catalogue into this one: the manifest's bytes, and so the digest, are the same.
+
+    Args:
+        catalog: prepared by ``prepare``.
+        ref: the name that points to the image from then on.
+        raw: the manifest.
+        new: as for ``publish``; the other blobs are in the catalogue, and their bytes were checked.
+        signatures: in the text form of OpenSSH; those that the catalogue has are not added again.
+
+    Raises:
+        UserError: the catalogue cannot be changed, the manifest is not one that vhpc accepts, or a
+            blob was removed meanwhile.
+    """
+    digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    image = identity(ref, digest, raw)
+    with locked(catalog), changing(catalog):
+        _move(catalog, new)
+        for blob in blobs(image.manifest):
+            if not has_blob(catalog, blob):
+                why = f"its {blob.file} was removed from the catalogue meanwhile"
+                raise UserError(f"cannot publish the image {ref.label}", why, "try again")
+        _place_manifest(catalog, digest, raw)
+        for signature in signatures:
+            append_signature(catalog, image, signature)
+        before = _pointed(catalog, ref)
+        if before != digest:
+            _point(catalog, ref, digest)
+    return Published(digest, changed=before != digest)
+
+
+def has_blob(catalog: Path, blob: Blob) -> bool:
+    """Whether a catalogue has a file of a blob's name and size; its bytes are not read."""
+    try:
+        return blob_path(catalog, blob).stat().st_size == blob.size
+    except OSError:
+        return False
+
+
+def _move(catalog: Path, new: dict[str, Path]) -> None:
+    """Move finished files to their places among the blobs."""
+    for sha256, path in new.items():
+        path.chmod(0o644)
+        _sync(path)
+        path.replace(catalog / "blobs/sha256" / sha256)
+    files.sync_folder(catalog / "blobs/sha256")
+
+
+def _place_manifest(catalog: Path, digest: str, raw: bytes) -> None:
+    place(catalog / "manifests/sha256" / f"{digest.removeprefix('sha256:')}.json", raw)
+
+
+def _point(catalog: Path, ref: ImageRef, digest: str) -> None:
+    pointer = name_file(catalog, ref)
+    make_folder(pointer.parent)
+    place(pointer, f"{digest}\n".encode())
 
 
 def copy_blob(source: Path, catalog: Path, blob: Blob, target: Path) -> bool:
@@ -129,12 +194,20 @@ def _sync(path: Path) -> None:
 
 def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:
     """Digest and manifest of the image under a name; None if there is none, or it is broken."""
+    digest = _pointed(catalog, ref)
     try:
-        digest = pointed_digest(name_file(catalog, ref))
         found = read_manifest(catalog, digest) if digest else None
-    except (OSError, VhpcError):
+    except VhpcError:
         return None
     return (digest, found) if isinstance(found, Manifest) else None
+
+
+def _pointed(catalog: Path, ref: ImageRef) -> str:
+    """The digest under a name; empty if there is none."""
+    try:
+        return pointed_digest(name_file(catalog, ref))
+    except OSError:
+        return ""
 
 
 def _undated(manifest: Manifest) -> Manifest:

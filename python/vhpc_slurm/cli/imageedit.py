@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vhpc_slurm.catalog import blobs, edit, read_signed, refs, resolve, verify_blob
+from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
@@ -122,7 +123,7 @@ def _signature(path: Path) -> bytes:
             found = file.read(SIGNATURES_SIZE)
     except OSError as err:
         raise UserError(f"cannot read {path}", err.strerror or str(err)) from err
-    parts = signatures.split(found)
+    parts = split(found)
     if len(parts) != 1:
         raise UserError(
             f"{path} is not one signature",

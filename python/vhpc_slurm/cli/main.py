@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import guestcommands, options
+from vhpc_slurm.cli import guestcommands, imagecommands, options
 from vhpc_slurm.cli.groups import GROUPS
 from vhpc_slurm.cli.options import JobId, Json, ThisNode
 from vhpc_slurm.errors import VhpcError
@@ -41,6 +41,8 @@ app = typer.Typer(
 )
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
+for name, command in imagecommands.COMMANDS.items():
+    GROUPS["image"].command(name)(command)
 
 
 @app.callback(invoke_without_command=True)

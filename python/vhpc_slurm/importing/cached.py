@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vhpc_slurm import files
-from vhpc_slurm.catalog import blob_path, blobs, read_manifest, resolve
-from vhpc_slurm.catalog.changes import changing
+from vhpc_slurm.catalog import blobs, read_manifest, resolve
 from vhpc_slurm.catalog.manifest import Manifest
-from vhpc_slurm.catalog.publish import prepare
+from vhpc_slurm.catalog.publish import has_blob, prepare
 from vhpc_slurm.config.images import Images
-from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.importing.alone import alone
 from vhpc_slurm.importing.identify import identify
 from vhpc_slurm.importing.imports import (
     KERNEL_LABEL,
@@ -26,15 +23,16 @@ from vhpc_slurm.importing.imports import (
     import_image,
     kernel_of_site,
 )
+from vhpc_slurm.importing.offer import Artifact, look
+from vhpc_slurm.importing.pull import is_whole, take
 from vhpc_slurm.importing.source import Source
-from vhpc_slurm.model import Blob, ImageRef
+from vhpc_slurm.model import ImageRef
 
 SLUG_SIZE = 48
-LOCK = ".sources.lock"
 
 
 def image_of(images: Images, source: Source, catalog: Path, progress: Callable[[str], None]) -> str:
-    """``own/NAME:TAG@sha256:…`` of a source; it is imported if the catalogue does not have it.
+    """``own/NAME:TAG@sha256:…`` of a source; it is imported, or pulled, if the catalogue does not have it.
 
     It has it if the source states the digest of its content (a container does, a tar or a folder
     does not), and the image with this digest and today's kernel of the site is under the source's name.
@@ -53,8 +51,14 @@ def image_of(images: Images, source: Source, catalog: Path, progress: Callable[[
     check_source(source)
     target = ImageRef(name_for(source), own=True)
     prepare(catalog)
-    with _alone(catalog, images.import_timeout_s, progress):
-        digest = identify(source, images.import_timeout_s)
+    with alone(catalog, images.import_timeout_s, progress):
+        if source.kind == "docker":
+            offer = look(source, images.import_timeout_s)
+            if offer.image is not None:
+                return _pulled(images, offer.source, offer.image, target, catalog, progress)
+            digest = offer.digest
+        else:
+            digest = identify(source, images.import_timeout_s)
         known = _known(images, catalog, target, digest) if digest else ""
         if known:
             progress(f"{source} is {target.label} already")
@@ -73,21 +77,21 @@ def name_for(source: Source) -> str:
     return "-".join(filter(None, (slug, hashlib.sha256(str(source).encode()).hexdigest()[:8])))
 
 
-@contextlib.contextmanager
-def _alone(catalog: Path, timeout_s: float, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of imports by source."""
-    with changing(catalog):
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(catalog / LOCK, flags, 0o600)
-    try:
-        if not files.try_lock(lock):
-            progress("waiting for another import into your catalogue")
-            if not files.lock(lock, timeout_s):
-                why = f"another import has not ended for {timeout_s:.0f} s"
-                raise UserError(f"the image catalogue {catalog} is in use", why, "try again later")
-        yield
-    finally:
-        os.close(lock)
+def _pulled(
+    images: Images,
+    source: Source,
+    image: Artifact,
+    target: ImageRef,
+    catalog: Path,
+    progress: Callable[[str], None],
+) -> str:
+    """The same for a vhpc image of a registry, which keeps its digest; errors as ``image_of``."""
+    if is_whole(catalog, target, image):
+        progress(f"{source} is {target.label} already")
+    else:
+        take(images, source, image, target, catalog, progress)
+        progress(f"{source} is {target.label} now")
+    return f"{target.label}@{image.digest}"
 
 
 def _known(images: Images, catalog: Path, target: ImageRef, digest: str) -> str:
@@ -102,11 +106,4 @@ def _known(images: Images, catalog: Path, target: ImageRef, digest: str) -> str:
         return ""
     if digest not in (manifest.labels.get(REGISTRY_LABEL), manifest.provenance.source_digest):
         return ""
-    return image.digest if all(_is_there(catalog, blob) for blob in blobs(image.manifest)) else ""
-
-
-def _is_there(catalog: Path, blob: Blob) -> bool:
-    try:
-        return blob_path(catalog, blob).stat().st_size == blob.size
-    except OSError:
-        return False
+    return image.digest if all(has_blob(catalog, blob) for blob in blobs(image.manifest)) else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches a container from a registry: skopeo, confined, into a folder.
+"""Fetches containers and vhpc images from a registry: skopeo, confined, into a folder.
 
 skopeo knows registries, credentials, mirrors and signature policies
 (containers-policy.json(5)); the site configures it in /etc/containers. It has the network and
@@ -8,19 +8,19 @@ the user's registry credentials, but sees none of the user's files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.sandbox import confined
-from vhpc_slurm.model import DIGEST
 from vhpc_slurm.terminal import one_line
 
 REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}\Z", re.ASCII)
@@ -50,45 +50,75 @@ def fetch(
         UserError: the registry has no such image, refuses, or sends too much or too slowly; or a
             tool is missing.
     """
-    what = _checked(reference)
+    _copy(reference, folder, max_bytes, timeout_s, progress, {}, "dir:/out")
+
+
+def fetch_artifact(
+    reference: str,
+    folder: Path,
+    present: Mapping[str, Path],
+    max_bytes: int,
+    timeout_s: float,
+    progress: Callable[[str], None],
+) -> None:
+    """Fetch a vhpc image as an OCI layout; other arguments and errors as ``fetch``.
+
+    Args:
+        reference: with the digest of its OCI manifest.
+        present: sha256 -> a file with a blob's bytes. These blobs are not fetched, and the layout
+            does not have them.
+    """
+    shown = {f"blobs/sha256/{sha256}": path for sha256, path in present.items()}
+    # signatures of containers (policy.json) are checked before, but a layout cannot have them
+    options = ["--preserve-digests", "--remove-signatures"]
+    _copy(reference, folder, max_bytes, timeout_s, progress, shown, "oci:/out", *options)
+
+
+def _copy(
+    reference: str,
+    folder: Path,
+    max_bytes: int,
+    timeout_s: float,
+    progress: Callable[[str], None],
+    shown: Mapping[str, Path],
+    target: str,
+    *options: str,
+) -> None:
+    what = checked(reference)
+    argv = skopeo(folder, max_bytes, "copy", "--quiet", *options, what, target, shown=shown)
     with tempfile.TemporaryFile() as said:
-        with subprocess.Popen(
-            _skopeo(folder, max_bytes, "copy", "--quiet", what, "dir:/out"),
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-        ) as run:
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as run:
             try:
                 _watch(run, what, folder, max_bytes, time.monotonic() + timeout_s, progress)
             finally:
                 run.kill()
         if run.returncode != 0:
-            raise UserError(f"cannot fetch {what}", _reason(said, "skopeo failed"))
+            raise UserError(f"cannot fetch {what}", reason(said, "skopeo failed"))
 
 
-def registry_digest(reference: str, timeout_s: float) -> str:
-    """The digest of an image's manifest, or of its index; arguments and errors as ``fetch``."""
-    what = _checked(reference)
-    with tempfile.TemporaryDirectory(prefix="vhpc-") as folder, tempfile.TemporaryFile() as said:
-        argv = _skopeo(Path(folder), INSPECTED_MAX, "inspect", "--no-tags", "--format", "{{.Digest}}", what)
+def registry_manifest(reference: str, timeout_s: float) -> bytes:
+    """The bytes of a manifest or an index, at most INSPECTED_MAX; arguments and errors as ``fetch``."""
+    what = checked(reference)
+    with (
+        tempfile.TemporaryDirectory(prefix="vhpc-") as folder,
+        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as answer,
+    ):
+        argv = skopeo(Path(folder), INSPECTED_MAX, "inspect", "--raw", what)
         try:
             done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                timeout=timeout_s,
-                check=False,
+                argv, stdin=subprocess.DEVNULL, stdout=answer, stderr=said, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired:
             raise UserError(f"cannot find {what}", "its registry does not answer in time") from None
-        digest = done.stdout[:200].decode("ascii", "replace").strip()
-        if done.returncode != 0 or not DIGEST.match(digest):
-            raise UserError(f"cannot find {what}", _reason(said, "skopeo gave no digest"))
-    return digest
+        answer.seek(0)
+        found = answer.read(INSPECTED_MAX)
+        if done.returncode != 0 or not found:
+            raise UserError(f"cannot find {what}", reason(said, "skopeo gave no manifest"))
+    return found
 
 
-def _checked(reference: str) -> str:
+def checked(reference: str) -> str:
     """``docker://REFERENCE``; UserError if it has another form, or a tool is missing."""
     what = f"docker://{reference}"
     if not REFERENCE.match(reference):
@@ -99,13 +129,15 @@ def _checked(reference: str) -> str:
     return what
 
 
-def _reason(said: IO[bytes], otherwise: str) -> str:
+def reason(said: IO[bytes], otherwise: str) -> str:
     """The message in the last line of skopeo's log, or ``otherwise`` if it is empty."""
     said.seek(0)
     lines = said.read(20000).decode("utf-8", "replace").strip().splitlines()
     line = lines[-1] if lines else otherwise
     found = re.search(r'msg="((?:[^"\\]|\\.)*)"', line)
-    return one_line((found[1].replace('\\"', '"') if found else line)[:400])
+    text = found[1].replace('\\"', '"') if found else line
+    # skopeo inspect says so of every error of a registry
+    return one_line(re.sub(r'^Error parsing image name "[^"]*": ', "", text)[:400])
 
 
 def _watch(
@@ -120,7 +152,7 @@ def _watch(
     while run.poll() is None:
         time.sleep(POLL_S)
         now = time.monotonic()
-        size = sum(_size(path) for path in folder.iterdir())
+        size = _size(folder)
         if size > max_bytes:
             raise UserError(f"cannot fetch {what}", f"it has more than {max_bytes >> 20} MiB")
         if now > until:
@@ -132,15 +164,34 @@ def _watch(
             told = now
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except FileNotFoundError:
-        return 0
+def _size(folder: Path) -> int:
+    """Bytes of all files below a folder; files may vanish meanwhile."""
+    size = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += Path(above, name).lstat().st_size
+    return size
 
 
-def _skopeo(folder: Path, max_bytes: int, command: str, *arguments: str) -> list[str]:
-    """A command of skopeo in its sandbox, in which ``folder`` is ``/out``."""
+def skopeo(
+    folder: Path,
+    max_bytes: int,
+    command: str,
+    *arguments: str,
+    shown: Mapping[str, Path] | None = None,
+    options: tuple[str, ...] = (),
+) -> list[str]:
+    """A command of skopeo in its sandbox.
+
+    Args:
+        folder: is ``/out``.
+        max_bytes: of each file that it writes.
+        command: of skopeo.
+        arguments: of the command.
+        shown: path below ``/out`` -> a file that is there, to be read only.
+        options: of skopeo, before the command.
+    """
     argv = [*confined(network=True), "--setenv", "HOME", "/out"]
     for path in TEMPORARY:
         argv += ["--tmpfs", path]
@@ -154,8 +205,10 @@ def _skopeo(folder: Path, max_bytes: int, command: str, *arguments: str) -> list
     authorization = _authorization()
     if authorization is not None:
         argv += ["--ro-bind", str(authorization), "/auth.json"]
-    argv += ["--bind", str(folder), "/out", "--"]
-    argv += ["prlimit", "--core=0", f"--fsize={max_bytes}", "skopeo", "--tmpdir", "/out"]
+    argv += ["--bind", str(folder), "/out"]
+    for place, file in (shown or {}).items():
+        argv += ["--ro-bind", str(file), f"/out/{place}"]
+    argv += ["--", "prlimit", "--core=0", f"--fsize={max_bytes}", "skopeo", *options, "--tmpdir", "/out"]
     argv += ["--override-os", "linux", "--override-arch", "amd64", command]
     argv += ["--authfile", "/auth.json"] if authorization is not None else []
     return [*argv, *arguments]

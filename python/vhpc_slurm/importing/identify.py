@@ -7,7 +7,7 @@ import hashlib
 import tempfile
 from pathlib import Path
 
-from vhpc_slurm.importing.fetch import INSPECTED_MAX, registry_digest
+from vhpc_slurm.importing.fetch import INSPECTED_MAX
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import DISKS, Source
 
@@ -18,15 +18,12 @@ MEMORY_MAX = 1 << 30
 def identify(source: Source, timeout_s: float) -> str:
     """``sha256:HEX``; empty for a tar and for a folder, which state no digest.
 
-    For an image of a registry it is the digest of its manifest, or of its index where it is for
-    several platforms; for an archive the digest that an import notes in the manifest; for a disk image
-    that of its file.
+    It is the digest that an import notes in the manifest, and of a disk image that of its file. For an
+    image of a registry, ``offer.look`` gives it.
 
     Raises:
-        UserError: there is no such image, or the source is refused.
+        UserError: the source is refused.
     """
-    if source.kind == "docker":
-        return registry_digest(source.name, timeout_s)
     if source.kind in {"tar", "dir"}:
         return ""
     if source.kind in DISKS:

@@ -22,6 +22,7 @@ from vhpc_slurm.catalog.publish import copy_blob, digest_of, prepare, publish
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import fetch
+from vhpc_slurm.importing.offer import look, refuse_image
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity, ImageRef
@@ -234,6 +235,10 @@ def _local(source: Source, folder: Path, images: Images, progress: Callable[[str
     """The source as files: an image of a registry is fetched."""
     if source.kind != "docker":
         return source
+    if not source.digest:
+        offer = look(source, images.import_timeout_s)
+        refuse_image(source, offer)
+        source = offer.source
     fetched = folder / "fetched"
     fetched.mkdir()
     progress(f"fetching {source}")

@@ -29,6 +29,7 @@ from vhpc_slurm.importing.archives import (
     read_fetched,
     read_layout,
 )
+from vhpc_slurm.importing.artifact import describe
 from vhpc_slurm.importing.layers import Budget, apply, unpack
 from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree, folder
 
@@ -88,6 +89,8 @@ def _say(value: dict[str, Any]) -> None:
 
 
 def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
+    if request["kind"] == "offer":
+        return describe(source)
     if request.get("only_digest"):
         return {"digest": _container(request["kind"], source, request["name"]).digest}
     kind, budget = request["kind"], Budget(request["max_bytes"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,16 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm.catalog import Signed
+from vhpc_slurm.catalog.armour import ARMOUR, split
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import FabricError, UserError
 
 NAMESPACE = "vhpc-image"
-MAX_SIGNATURES = 8
-"""Signatures of one manifest that are looked at: each takes a process or two."""
 MAX_PRINCIPALS = 8
 NO_PRINCIPAL = "No principal matched."
 """What ssh-keygen says of an unknown key."""
-ARMOUR = re.compile(rb"-----BEGIN SSH SIGNATURE-----\n[A-Za-z0-9+/=\n]{1,16384}-----END SSH SIGNATURE-----\n")
 PROGRAM = "ssh-keygen"
 SEARCH = "/usr/bin:/bin:/usr/local/bin"
 TIMEOUT_S = 20.0
@@ -41,11 +38,6 @@ class Signers:
 
     principals: tuple[str, ...]
     refused: str = ""
-
-
-def split(signatures: bytes) -> list[bytes]:
-    """The single signatures, at most MAX_SIGNATURES; what has another form is left out."""
-    return [match[0] for match in ARMOUR.finditer(signatures)][:MAX_SIGNATURES]
 
 
 def check(images: Images, signed: Signed) -> Signers:

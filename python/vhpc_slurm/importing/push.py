@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts an image of a catalogue into a registry, as an OCI artifact, with skopeo."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vhpc_slurm.catalog import blob_path, blobs, read_signed, verify_blob
+from vhpc_slurm.catalog.armour import split
+from vhpc_slurm.catalog.manifest import Manifest, decode_whole
+from vhpc_slurm.config.images import Images
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.importing import artifact
+from vhpc_slurm.importing.fetch import checked, reason, registry_manifest, skopeo
+from vhpc_slurm.importing.offer import reference
+from vhpc_slurm.model import Blob, ImageIdentity
+
+WRITTEN_MAX = 64 << 20
+"""Bytes of a file that skopeo may write while it pushes."""
+POLL_S, PROGRESS_S = 0.1, 10.0
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """An image that was pushed.
+
+    Attributes:
+        image: its name in the catalogue.
+        digest: of the image.
+        reference: where it is now.
+        registry_digest: by which the registry knows it.
+        size: bytes of kernel, initrd and root.
+        signatures: their number.
+    """
+
+    image: str
+    digest: str
+    reference: str
+    registry_digest: str
+    size: int
+    signatures: int
+
+
+def push(
+    images: Images, image: ImageIdentity, catalog: Path, text: str, progress: Callable[[str], None]
+) -> Pushed:
+    """Push an image of a catalogue.
+
+    Args:
+        images: the site's configuration.
+        image: the image, from ``catalog.resolve``.
+        catalog: the catalogue that has it.
+        text: ``docker://REGISTRY/NAME[:TAG]``.
+        progress: gets a line for each step.
+
+    Raises:
+        UserError: the image is broken or of schema 1, or the registry refuses it or is too slow.
+        FabricError: the catalogue cannot be read.
+    """
+    source = reference(text, "push to")
+    if "@" in source.name:
+        hint = "write docker://REGISTRY/NAME[:TAG]"
+        raise UserError(f"cannot push to {source}", "the registry computes the digest", hint)
+    what = checked(source.name)
+    _check_owner(catalog)
+    signed = read_signed(catalog, image)
+    manifest = _decoded(signed.manifest, image)
+    parts = blobs(image.manifest)
+    progress(f"checking {image.ref.label}")
+    for blob in parts:
+        verify_blob(catalog, blob, str(image.ref))
+    signatures = split(signed.signatures)
+    kinds = [part.media_type for part in (manifest.kernel, manifest.initrd, manifest.root)]
+    described = [(kind, blob.sha256, blob.size) for kind, blob in zip(kinds, parts, strict=True)]
+    with tempfile.TemporaryDirectory(prefix="vhpc-") as name:
+        folder = Path(name)
+        digest = artifact.write_layout(
+            folder, signed.manifest, described, b"".join(signatures), _notes(manifest)
+        )
+        progress(f"pushing to {what}: {sum(blob.size for blob in parts) >> 20} MiB")
+        _upload(folder, catalog, parts, what, images.import_timeout_s, progress)
+    found = f"sha256:{hashlib.sha256(registry_manifest(source.name, images.import_timeout_s)).hexdigest()}"
+    if found != digest:
+        why = f"the registry has {found} under this name instead of {digest}"
+        raise UserError(f"cannot push to {what}", why, "it changes manifests, or somebody else has pushed")
+    size = sum(blob.size for blob in parts)
+    return Pushed(image.ref.label, image.digest, what, digest, size, len(signatures))
+
+
+def _check_owner(catalog: Path) -> None:
+    """Root reads no catalogue of another user, whose links it would follow."""
+    owner = catalog.stat().st_uid
+    if os.geteuid() == 0 and owner != 0:
+        raise UserError(
+            f"root does not push from the image catalogue {catalog}",
+            f"it belongs to uid {owner}, whose links root would follow",
+            "run the command as that user",
+        )
+
+
+def _decoded(raw: bytes, image: ImageIdentity) -> Manifest:
+    manifest = decode_whole(raw)
+    if not isinstance(manifest, Manifest):
+        raise UserError(
+            f"cannot push the image {image.ref.label}", "its manifest is of schema 1", "publish it again"
+        )
+    return manifest
+
+
+def _notes(manifest: Manifest) -> dict[str, str]:
+    """Annotations of the OCI image specification, for people who look at the registry."""
+    notes = {
+        "org.opencontainers.image.created": manifest.provenance.created,
+        "org.opencontainers.image.description": manifest.description,
+    }
+    return {key: text for key, text in notes.items() if text}
+
+
+def _upload(
+    folder: Path,
+    catalog: Path,
+    parts: tuple[Blob, ...],
+    what: str,
+    timeout_s: float,
+    progress: Callable[[str], None],
+) -> None:
+    """Let skopeo copy the layout in a folder, with blobs of a catalogue; errors as ``push``."""
+    shown = {f"blobs/sha256/{blob.sha256}": blob_path(catalog, blob) for blob in parts}
+    # the site's policy is for what is fetched, and may refuse folders
+    argv = skopeo(
+        folder,
+        WRITTEN_MAX,
+        *("copy", "--quiet", "--preserve-digests", "oci:/out", what),
+        shown=shown,
+        options=("--insecure-policy",),
+    )
+    start = told = time.monotonic()
+    with tempfile.TemporaryFile() as said:
+        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as run:
+            try:
+                while run.poll() is None:
+                    time.sleep(POLL_S)
+                    now = time.monotonic()
+                    if now - start > timeout_s:
+                        hint = "images.import_timeout_s is the limit"
+                        raise UserError(f"cannot push to {what}", "it took too long", hint)
+                    if now - told >= PROGRESS_S:
+                        progress(f"pushing for {now - start:.0f} s")
+                        told = now
+            finally:
+                run.kill()
+        if run.returncode != 0:
+            raise UserError(f"cannot push to {what}", reason(said, "skopeo failed"))
