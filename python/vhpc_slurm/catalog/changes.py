@@ -28,17 +28,27 @@ def changing(catalog: Path) -> Iterator[None]:
         raise UserError(f"cannot change the image catalogue {catalog}", err.strerror or str(err)) from err
 
 
+def check_owner(catalog: Path, verb: str) -> None:
+    """UserError if this process is root and the catalogue another user's; raises OSError.
+
+    Args:
+        catalog: the folder.
+        verb: what root does not do to it.
+    """
+    owner = catalog.stat().st_uid
+    if os.geteuid() == 0 and owner != 0:
+        raise UserError(
+            f"root does not {verb} the image catalogue {catalog}",
+            f"it belongs to uid {owner}, whose links root would follow",
+            "run the command as that user",
+        )
+
+
 @contextlib.contextmanager
 def locked(catalog: Path) -> Iterator[None]:
     """Hold the lock that publishers hold."""
     with changing(catalog):
-        owner = catalog.stat().st_uid
-        if os.geteuid() == 0 and owner != 0:
-            raise UserError(
-                f"root does not change the image catalogue {catalog}",
-                f"it belongs to uid {owner}, whose links root would follow",
-                "run the command as that user",
-            )
+        check_owner(catalog, "change")
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(catalog / ".lock", flags, 0o644)
     try:

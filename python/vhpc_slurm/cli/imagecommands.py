@@ -42,4 +42,21 @@ def pull(
     return imageregistry.pull(config.images, where, reference, target, as_json=as_json)
 
 
-COMMANDS = {"push": push, "pull": pull}
+def diff(
+    before: ImageArgument,
+    after: ImageArgument,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> int:
+    """Show what differs between two images: their manifests, and the files of their roots.
+
+    The exit status is 1 if something differs.
+    """
+    from vhpc_slurm.cli import imagediff
+
+    config = options.config()
+    first, second = ((options.catalog(config, catalog, name), name) for name in (before, after))
+    return imagediff.diff(config.images, first, second, as_json=as_json)
+
+
+COMMANDS = {"push": push, "pull": pull, "diff": diff}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from vhpc_slurm.catalog import blob_path, blobs, read_signed, verify_blob
 from vhpc_slurm.catalog.armour import split
+from vhpc_slurm.catalog.changes import check_owner
 from vhpc_slurm.catalog.manifest import Manifest, decode_whole
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
@@ -69,7 +69,7 @@ def push(
         hint = "write docker://REGISTRY/NAME[:TAG]"
         raise UserError(f"cannot push to {source}", "the registry computes the digest", hint)
     what = checked(source.name)
-    _check_owner(catalog)
+    check_owner(catalog, "push from")
     signed = read_signed(catalog, image)
     manifest = _decoded(signed.manifest, image)
     parts = blobs(image.manifest)
@@ -92,17 +92,6 @@ def push(
         raise UserError(f"cannot push to {what}", why, "it changes manifests, or somebody else has pushed")
     size = sum(blob.size for blob in parts)
     return Pushed(image.ref.label, image.digest, what, digest, size, len(signatures))
-
-
-def _check_owner(catalog: Path) -> None:
-    """Root reads no catalogue of another user, whose links it would follow."""
-    owner = catalog.stat().st_uid
-    if os.geteuid() == 0 and owner != 0:
-        raise UserError(
-            f"root does not push from the image catalogue {catalog}",
-            f"it belongs to uid {owner}, whose links root would follow",
-            "run the command as that user",
-        )
 
 
 def _decoded(raw: bytes, image: ImageIdentity) -> Manifest:

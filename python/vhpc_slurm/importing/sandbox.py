@@ -25,6 +25,7 @@ from typing import Any
 
 import vhpc_slurm
 from vhpc_slurm.errors import UserError
+from vhpc_slurm.importing.listing import ROOT
 from vhpc_slurm.importing.source import DISKS, Source
 from vhpc_slurm.terminal import one_line
 
@@ -119,6 +120,8 @@ def _command(source: Source, out: Path, seccomp: int, boot: Mapping[str, Path]) 
     for prefix in dict.fromkeys((sys.base_prefix, sys.prefix, str(package))):
         if not Path(prefix).is_relative_to("/usr"):
             argv += ["--ro-bind", prefix, prefix]
+    if source.kind == ROOT:
+        argv += ["--uid", "1000", "--gid", "1000"]  # fsck.erofs skips what only root could unpack
     argv += ["--ro-bind", str(source.path), "/in/source", "--bind", str(out), "/out"]
     for name, path in boot.items():
         argv += ["--ro-bind", str(path), f"/in/boot/{name}"]

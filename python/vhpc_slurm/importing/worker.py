@@ -31,6 +31,7 @@ from vhpc_slurm.importing.archives import (
 )
 from vhpc_slurm.importing.artifact import describe
 from vhpc_slurm.importing.layers import Budget, apply, unpack
+from vhpc_slurm.importing.listing import ROOT, write_listing
 from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree, folder
 
 SOURCE, BOOT, OUT = Path("/in/source"), Path("/in/boot"), Path("/out")
@@ -91,6 +92,8 @@ def _say(value: dict[str, Any]) -> None:
 def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
     if request["kind"] == "offer":
         return describe(source)
+    if request["kind"] == ROOT:
+        return {"files": write_listing(source, out, request["max_files"], request["max_bytes"])}
     if request.get("only_digest"):
         return {"digest": _container(request["kind"], source, request["name"]).digest}
     kind, budget = request["kind"], Budget(request["max_bytes"])
