@@ -57,7 +57,9 @@ class Options:
     output: Path
     agent: Path | None
     init: Path | None
+    name: str | None
     tag: str | None
+    own: bool
     cache: Path
     mirror: str | None
     security_mirror: str | None
@@ -108,7 +110,9 @@ def _parse(argv: Sequence[str] | None) -> Options:
     )
     add("--agent", type=Path, metavar="PATH", help="static vhpc-agent (default: as built or installed)")
     add("--init", type=Path, metavar="PATH", help="static vhpc-init (default: as built or installed)")
+    add("--name", help="name to publish under (default: the recipe's)")
     add("--tag", help="tag to publish under (default: the recipe's)")
+    add("--own", action="store_true", help="the catalogue is the user's own: print own/NAME")
     add(
         "--cache",
         type=Path,
@@ -157,12 +161,22 @@ def _build(options: Options) -> dict[str, Any]:
         }
         manifest = _manifest(recipe, made, agent_version)
         published = publish(options.output, recipe.image.name, recipe.image.tag, manifest, blobs)
-    return _result(recipe, made, published, blobs)
+    result = _result(recipe, made, published, blobs)
+    if options.own:
+        result["image"] = f"own/{result['image']}"
+    return result
 
 
 def _recipe(options: Options) -> Recipe:
     recipe = recipes.load(options.recipe)
     image, debian = recipe.image, recipe.debian
+    if options.name is not None:
+        if not recipes.NAME.fullmatch(options.name):
+            raise BuildError(
+                f"--name={options.name} is not a valid name",
+                "allowed: lower case letters, digits, '.', '_' and '-'",
+            )
+        image = replace(image, name=options.name)
     if options.tag is not None:
         if not recipes.TAG.fullmatch(options.tag):
             raise BuildError(

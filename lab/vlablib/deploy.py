@@ -46,6 +46,7 @@ class _Part:
 def deploy(lab: Lab, record: Record) -> Deployment:
     """Build and install all parts of the checkout."""
     programs, failures = collect(Path(record.rootfs), lab.deployed / "libexec")
+    programs |= _builder()
     changed = _sync(programs, lab.deployed / "libexec")
     modules = package()
     stale = set()
@@ -86,6 +87,13 @@ def package() -> dict[str, Path]:
     if not modules:
         say(f"skipping the Python package: {root} does not exist yet")
     return modules
+
+
+def _builder() -> dict[str, Path]:
+    """The image builder, for `vhpc image build`."""
+    top = CHECKOUT / "vmimages"
+    found = [path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {str(path.relative_to(CHECKOUT)): path for path in found}
 
 
 def _parts(rootfs: Path) -> tuple[_Part, ...]:

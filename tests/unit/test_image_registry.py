@@ -86,7 +86,7 @@ def site(tmp_path: Path, server: Registry, monkeypatch: pytest.MonkeyPatch) -> S
 def signature(folder: Path, manifest: bytes, name: str) -> bytes:
     key = folder / name
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    command = ["ssh-keygen", "-Y", "sign", "-q", "-n", "vhpc-image", "-f", key]
+    command = ["ssh-keygen", "-Y", "sign", "-q", "-n", "vhpc-image", "-f", str(key)]
     return subprocess.run(command, input=manifest, check=True, capture_output=True).stdout
 
 

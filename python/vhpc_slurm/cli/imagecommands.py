@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -59,4 +61,65 @@ def diff(
     return imagediff.diff(config.images, first, second, as_json=as_json)
 
 
-COMMANDS = {"push": push, "pull": pull, "diff": diff}
+def build(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A recipe's file, or the name of one that came with vhpc, such as debian-minimal.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[own/]NAME[:TAG]", help="Default: name and tag of the recipe."),
+    ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ignore the cache and install current packages.")
+    ] = False,
+    mirror: Annotated[
+        str, typer.Option("--mirror", metavar="URL", help="Debian mirror.", show_default=False)
+    ] = "",
+    security_mirror: Annotated[
+        str,
+        typer.Option(
+            "--security-mirror",
+            metavar="URL",
+            help="Mirror of Debian's security updates.",
+            show_default=False,
+        ),
+    ] = "",
+    cache: Annotated[
+        Path | None,
+        typer.Option("--cache", metavar="DIR", help="Cache of finished bases.", show_default=False),
+    ] = None,
+    agent: Annotated[
+        Path | None,
+        typer.Option("--agent", metavar="FILE", help="Another vhpc-agent.", show_default=False),
+    ] = None,
+    init: Annotated[
+        Path | None, typer.Option("--init", metavar="FILE", help="Another vhpc-init.", show_default=False)
+    ] = None,
+    catalog: Catalog = None,
+    as_json: Json = False,
+) -> None:
+    """Build an image from a recipe: a Debian system, its kernel, and the guest agent.
+
+    Without a NAME it goes into the site's catalogue if that is yours, else into your own.
+    """
+    from vhpc_slurm.cli import imagebuild
+
+    given = {
+        "mirror": mirror,
+        "security-mirror": security_mirror,
+        "cache": cache,
+        "agent": agent,
+        "init": init,
+    }
+    words = [f"--{option}={value}" for option, value in given.items() if value]
+    words += ["--refresh"] if refresh else []
+    words += ["--json"] if as_json else []
+    imagebuild.run(options.config(), recipe, name, catalog, words)
+
+
+COMMANDS: dict[str, Callable[..., int | None]] = {"push": push, "pull": pull, "diff": diff, "build": build}

@@ -40,7 +40,9 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     ] = "/var/lib/vhpc"
     run: Annotated[str, documented("sockets and state files of running jobs; on a tmpfs")] = "/run/vhpc"
     log: Annotated[str, documented("logs of hooks and consoles of guests")] = "/var/log/vhpc"
-    libexec: Annotated[str, documented("vhpc-shim, vhpc-run and the hooks")] = "/usr/libexec/vhpc"
+    libexec: Annotated[str, documented("vhpc-shim, vhpc-run, the hooks and the image builder")] = (
+        "/usr/libexec/vhpc"
+    )
 
 
 class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

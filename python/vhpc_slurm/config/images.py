@@ -55,9 +55,16 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = ""
     import_max_mib: Annotated[
-        int, documented("largest size of an import, in MiB, when it is unpacked", ge=1, le=1 << 24)
+        int,
+        documented(
+            "largest size of an import, in MiB, when it is unpacked; and of an image that is pulled",
+            ge=1,
+            le=1 << 24,
+        ),
     ] = 65536
     import_max_files: Annotated[int, documented("largest number of files in an import", ge=1, le=1 << 26)] = (
         2_000_000
     )
-    import_timeout_s: Annotated[int, documented("deadline of an import", ge=1, le=86400)] = 3600
+    import_timeout_s: Annotated[
+        int, documented("deadline of an import, a pull or a push", ge=1, le=86400)
+    ] = 3600

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc image build: finds the image builder and a catalogue, and becomes the builder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import vhpc_slurm
+from vhpc_slurm.catalog import own_folder
+from vhpc_slurm.cli import context, options
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import ImageRef
+
+BUILDER = "vmimages/build"
+CHECKOUT = Path(vhpc_slurm.__file__).parents[2]
+"""The source tree, if this package is in one."""
+
+
+def run(
+    config: Config, recipe: str, name: str | None, catalog: Path | None, words: Sequence[str]
+) -> NoReturn:
+    """Replace this process by the builder.
+
+    Args:
+        config: the configuration.
+        recipe: a file, or the name of a recipe beside the builder.
+        name: ``[own/]NAME[:TAG]``; None: those of the recipe.
+        catalog: ``--catalog``.
+        words: further options of the builder.
+
+    Raises:
+        UserError: this host has no builder, there is no such recipe, or the name is not valid.
+    """
+    builder = _builder(Path(config.paths.libexec))
+    where, is_own = _catalog(config, name, catalog)
+    argv = [sys.executable, str(builder), str(_recipe(builder, recipe)), f"--output={where}", *words]
+    if name is not None:
+        ref = ImageRef.parse(name)
+        if ref.digest:
+            raise UserError(f"{ref} cannot be a new name", "it has a digest", "write [own/]NAME[:TAG]")
+        argv += [f"--name={ref.name}", f"--tag={ref.tag}"]
+    argv += ["--own"] if is_own else []
+    sys.stdout.flush()
+    os.execv(argv[0], argv)  # noqa: S606 - no shell, and nothing of the user's is a program
+
+
+def _builder(libexec: Path) -> Path:
+    places = (CHECKOUT / BUILDER, libexec / BUILDER)
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
+        raise UserError(
+            "this host has no image builder",
+            f"{places[-1]} does not exist",
+            "install the C parts of vhpc with cmake (docs/install.md)",
+        )
+    return found
+
+
+def _recipe(builder: Path, recipe: str) -> Path:
+    """The file of a recipe; a name without a slash that is no file is one of the builder's."""
+    path = Path(recipe)
+    if "/" in recipe or path.exists():
+        return path.absolute()
+    folder = builder.parent / "recipes"
+    found = folder / f"{recipe}.toml"
+    if not found.is_file():
+        names = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
+        raise UserError(f"there is no recipe {recipe!r}", "no file has this name", f"vhpc has: {names}")
+    return found
+
+
+def _catalog(config: Config, name: str | None, given: Path | None) -> tuple[Path, bool]:
+    """The catalogue for the image, and whether it is the user's own."""
+    if name is not None or given is not None:
+        where = options.catalog(config, given, *([] if name is None else [name]))
+        return where, name is not None and ImageRef.parse(name).own
+    site = Path(config.images.catalog)
+    try:
+        is_mine = context.is_root() or site.stat().st_uid == os.geteuid()
+    except OSError:
+        is_mine = False
+    if is_mine:
+        return site, False
+    return own_folder(config.images.user_catalog, context.user_name()), True
