@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz what reads containers: tars of layers, and the JSON of archives.
+"""Fuzz what reads containers and images: tars of layers, the JSON of archives and registries, EROFS.
 
 The first line of an input names the reader, the rest is its data. A reader may refuse its
 data by RefusedError; what it accepts must become a tar in which each path stands once and
@@ -12,16 +12,21 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import msgspec
 from rig import InternalError, fuzz
 
 from vhpc_slurm.importing import archives, rootfs, worker
+from vhpc_slurm.importing.artifact import describe
+from vhpc_slurm.importing.erofs import FileSystem
 from vhpc_slurm.importing.layers import Budget, apply, unpack
+from vhpc_slurm.importing.offer import Artifact
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
 _folder = tempfile.TemporaryDirectory(prefix="vhpc-fuzz-")
@@ -110,6 +115,34 @@ def _configuration(raw: bytes) -> None:
         worker.process_of(config)
 
 
+def _offer(raw: bytes) -> None:
+    """The manifest of a registry."""
+    path = _HERE / "offer"
+    path.write_bytes(raw)
+    found = describe(path)
+    if found == {"container": True}:
+        return
+    with contextlib.suppress(msgspec.ValidationError):
+        image = msgspec.convert(found, Artifact)
+        if any(
+            not part.sha256.isalnum() for part in (image.manifest, image.kernel, image.initrd, image.root)
+        ):
+            raise InternalError("a digest is no name of a file")
+
+
+def _erofs(raw: bytes) -> None:
+    fd = os.memfd_create("root")
+    try:
+        os.write(fd, raw)
+        system = FileSystem(fd)
+        for path, inode in system.walk(1000):
+            system.xattrs(inode)
+            if {b"", b".", b".."} & set(path.split(b"/")):
+                raise InternalError("a path leads out of the root")
+    finally:
+        os.close(fd)
+
+
 READERS: dict[bytes, Callable[[bytes], None]] = {
     b"layers": _layers,
     b"gzip": _compressed("gzip"),
@@ -117,6 +150,8 @@ READERS: dict[bytes, Callable[[bytes], None]] = {
     b"docker": _document(archives.read_docker),
     b"fetched": _document(lambda files, _: archives.read_fetched(files)),
     b"configuration": _configuration,
+    b"offer": _offer,
+    b"erofs": _erofs,
 }
 
 

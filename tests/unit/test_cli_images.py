@@ -143,3 +143,27 @@ def test_an_ordinary_user_changes_only_a_catalogue_of_his_own(
         finally:
             os.seteuid(0)
         assert (others / "names/cuda/12.8").exists()
+
+
+def test_an_image_does_not_differ_from_itself(vhpc: Vhpc) -> None:
+    assert vhpc("image", "diff", "tiny:1", "tiny:1") == "no difference\n"
+    assert vhpc.json("image", "diff", "tiny:1", "tiny:1")["files"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("push", "tiny:1", "docker://127.0.0.1:1/a"), "its manifest is of schema 1"),
+        (("push", "tiny:1", "registry/a"), "it is not an image of a registry"),
+        (("push", "none", "docker://127.0.0.1:1/a"), "image none:latest is unknown"),
+        (("pull", "docker://127.0.0.1:1/a", "mine"), "connection refused"),
+        (("pull", "docker://127.0.0.1:1/a", f"mine@sha256:{'0' * 64}"), "cannot be a new name"),
+        (("pull", "docker://127.0.0.1:1/a", "own/mine"), "images.user_catalog is not set"),
+        (("pull", "oci:/a", "mine"), "it is not an image of a registry"),
+        (("diff", "tiny:1", "own/mine"), "images.user_catalog is not set"),
+        (("diff", "tiny:1", "tiny:2"), "image tiny:2 is unknown"),
+    ],
+)
+def test_a_mistake_about_registries_is_one_line(vhpc: Vhpc, words: tuple[str, ...], says: str) -> None:
+    vhpc("image", *words, code=1)
+    assert says in vhpc.error

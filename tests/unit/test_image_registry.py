@@ -187,6 +187,43 @@ def test_a_job_s_source_may_be_a_vhpc_image(site: Site) -> None:
     assert read_signed(site.other, resolve(site.other, ImageRef(name))).signatures.count(b"BEGIN SSH") == 1
 
 
+class KilledError(Exception):
+    """The process ends here."""
+
+
+def test_a_kill_at_any_rename_leaves_whole_images(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = resolve(site.catalog, ImageRef("base"))
+    made = signature(site.top, read_signed(site.catalog, image).manifest, "ops")
+    edit.add_signature(site.catalog, image, made)
+    site.push("killed:1")
+    real, left, kills = Path.replace, [0], 0
+
+    def replace(path: Path, target: Path) -> Path:
+        if left[0] == 0:
+            raise KilledError
+        left[0] -= 1
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    for count in range(20):
+        own = site.top / f"own-{count}"
+        left[0] = count
+        try:
+            site.pull("killed:1", catalog=own)
+        except KilledError:
+            kills += 1
+            left[0] = -1
+            assert whole(own) == []
+            edit.collect(own, 0)
+            assert [path for path in own.rglob("*") if path.is_file() and path.name[0] != "."] == []
+            site.pull("killed:1", catalog=own)
+        assert whole(own) == ["mine:latest"]
+        assert read_signed(own, resolve(own, ImageRef("mine"))).signatures == made
+        if left[0] > 0:
+            break
+    assert kills == len(("kernel", "initrd", "root", "manifest", "signatures", "name"))
+
+
 @pytest.mark.parametrize(
     ("reference", "says"),
     [

@@ -99,14 +99,14 @@ def describe(path: Path) -> dict[str, Any]:
         raise RefusedError(f"its manifest is not JSON: {err}") from err
     if not isinstance(fields, dict):
         raise RefusedError("its manifest is not a JSON object")
-    if fields.get("mediaType") in INDEXES or ("manifests" in fields and "config" not in fields):
+    if str(fields.get("mediaType")) in INDEXES or ("manifests" in fields and "config" not in fields):
         return {"container": True}
     config = fields.get("config")
     of_config = config.get("mediaType") if isinstance(config, dict) else None
     kinds = [str(kind) for kind in (fields.get("artifactType"), of_config) if kind]
     ours = [kind for kind in kinds if kind.startswith(VENDOR)]
     if not ours:
-        if of_config is None or of_config in CONTAINER_CONFIGS:  # without one: docker's schema 1
+        if not of_config or str(of_config) in CONTAINER_CONFIGS:  # none: docker's schema 1
             return {"container": True}
         raise RefusedError(f"it is neither a container nor a vhpc image, but of type {kinds[0][:100]!r}")
     if ours[0] not in {ARTIFACT_TYPE, CONFIG_TYPE}:

@@ -120,8 +120,8 @@ def take(
     present = {blob.sha256: blob_path(catalog, blob) for blob in parts if _is_sound(catalog, blob)}
     absent = {blob.sha256: blob for blob in parts if blob.sha256 not in present}
     missing = sum(blob.size for blob in absent.values())
-    there = f"; the catalogue has {(size - missing) >> 20} MiB of it" if present else ""
-    progress(f"fetching {source}: {missing >> 20} MiB{there}")
+    there = f", the catalogue has the other {(size - missing) >> 20} MiB" if present and missing else ""
+    progress(f"fetching {source}: {missing >> 20} MiB{there}" if missing else f"{source} is here already")
     with staging(catalog) as folder:
         out = folder / "out"
         out.mkdir()
