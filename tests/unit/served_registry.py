@@ -189,6 +189,11 @@ def silent(request: Handler) -> None:
     time.sleep(30)
 
 
+def stalled(_request: Handler) -> None:
+    """Send nothing at all."""
+    time.sleep(30)
+
+
 def dripping(request: Handler) -> None:
     """Send a byte at a time."""
     request.send_response(200)
