@@ -79,7 +79,7 @@ def test_options_of_the_builder_are_passed(started: list[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("debian-none",), "vhpc has: debian-hpc, debian-minimal"),
+        (("debian-none",), "vhpc has: debian-cloud, debian-hpc, debian-minimal"),
         (("debian-minimal", f"a@sha256:{'0' * 64}"), "it has a digest"),
         (("debian-minimal", "A b"), "is not an image name"),
         (("debian-minimal", "own/a", "--catalog", "/x"), "one command works on one catalogue"),
