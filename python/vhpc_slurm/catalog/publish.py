@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ def prepare(catalog: Path) -> None:
             make_folder(catalog / name)
 
 
-def digest_of(path: Path) -> Blob:
-    """Digest and size of a regular file; no link is followed.
+def digest_of(path: Path, *, sync: bool = False) -> Blob:
+    """Digest and size of a regular file; no link is followed. ``sync``: its bytes are on disk on return.
 
     Raises:
         UserError: it is not a regular file, is empty, or cannot be read.
@@ -63,10 +64,13 @@ def digest_of(path: Path) -> Blob:
     digest, size = hashlib.sha256(), 0
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", buffering=0) as file:
+        with os.fdopen(fd, "rb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+            synced = beside.submit(os.fsync, fd) if sync else None
             while chunk := file.read(CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
+            if synced is not None:
+                synced.result()
     except OSError as err:
         raise UserError(f"cannot read {path}", err.strerror or str(err)) from err
     if size == 0:

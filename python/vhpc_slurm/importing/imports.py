@@ -187,7 +187,7 @@ def _make(
     )
     progress("publishing")
     types = _MADE[bool(found.get("own"))]
-    made = {key: digest_of(out / FILE_NAMES[key]) for key in types}
+    made = {key: digest_of(out / FILE_NAMES[key], sync=True) for key in types}
     new = {blob.sha256: out / FILE_NAMES[key] for key, blob in made.items()}
     for blob in (base.image.manifest.kernel, base.image.manifest.initrd):
         if blob.file not in made and copy_blob(base.catalog, catalog, blob, folder / blob.file):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import subprocess
 import tarfile
 import tempfile
@@ -14,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from vhpc_slurm.importing.hashing import CHUNK, Hasher
+from vhpc_slurm.importing.headers import Header
 from vhpc_slurm.importing.tree import WHITEOUT, Content, Node, RefusedError, Tree, folder
 
-CHUNK = 1 << 20
 XATTR = "SCHILY.xattr."
 """Prefix of extended attributes in pax headers, as GNU tar, Go and libarchive write them."""
 XATTRS_MAX = 65536
@@ -49,13 +49,16 @@ def unpack(source: IO[bytes], compression: str, target: Path, budget: Budget) ->
     Raises:
         RefusedError: the data is damaged or too large.
     """
-    digest = hashlib.sha256()
-    with target.open("xb") as out:
-        for chunk in _decompressed(source, compression):
-            budget.take(len(chunk))
-            digest.update(chunk)
-            out.write(chunk)
-    return f"sha256:{digest.hexdigest()}"
+    hasher = Hasher()
+    try:
+        with target.open("xb") as out:
+            for chunk in _decompressed(source, compression):
+                budget.take(len(chunk))
+                hasher.update(chunk)
+                out.write(chunk)
+    finally:
+        digest = hasher.digest()
+    return digest
 
 
 def _decompressed(source: IO[bytes], compression: str) -> Iterator[bytes]:
@@ -113,7 +116,7 @@ def apply(tree: Tree, layer: int, tar: Path) -> int:
     """
     special = 0
     try:
-        with tarfile.open(tar, "r:", encoding="utf-8", errors="surrogateescape") as archive:
+        with tarfile.open(tar, "r:", tarinfo=Header, encoding="utf-8", errors="surrogateescape") as archive:
             while (entry := archive.next()) is not None:
                 vars(archive)["members"] = []  # otherwise it remembers all
                 special += not _apply_entry(tree, layer, entry)

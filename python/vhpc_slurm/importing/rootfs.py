@@ -8,19 +8,28 @@ no user namespace is needed to write files that belong to root.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import stat
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
-from vhpc_slurm.importing.layers import CHUNK, XATTR
+from vhpc_slurm.importing.hashing import CHUNK
+from vhpc_slurm.importing.headers import header
+from vhpc_slurm.importing.layers import XATTR
 from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree
 
 FIXED_UUID = "00000000-0000-0000-0000-000000000000"
 """Equal sources give equal bytes."""
+PIPE_SIZE = 1 << 20
+SPLICED_MIN = 1 << 16
+"""Bytes from which on it pays not to copy."""
 OLD_TOOL = "mkfs.erofs is older than version 1.7, which reads tars"
 
 
@@ -53,6 +62,7 @@ def write(tree: Tree, layers: list[Path], target: Path) -> None:
             argv, stdin=subprocess.PIPE, stdout=said, stderr=said, restore_signals=False
         ) as run:
             assert run.stdin is not None
+            fcntl.fcntl(run.stdin, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
             with contextlib.suppress(BrokenPipeError), run.stdin:
                 write_tar(tree, layers, run.stdin)
         if run.returncode != 0:
@@ -71,17 +81,25 @@ def _failure(status: int, text: str) -> str:
 def write_tar(tree: Tree, layers: list[Path], out: IO[bytes]) -> None:
     """Write a tree as a tar; arguments and errors as ``write``."""
     names: dict[int, str] = {}
+    pipe = _is_pipe(out)
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(path.open("rb")) for path in layers]
+        opened = [stack.enter_context(path.open("rb", buffering=0)) for path in layers]
         for path, node in [("", tree.root), *tree.walk()] if tree.root.mtime else tree.walk():
             entry = _entry(path, node)
             first = names.setdefault(id(node), path) if node.content else path
             if first != path:
                 entry.type, entry.linkname, entry.size = tarfile.LNKTYPE, first, 0
-            out.write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+            out.write(header(entry))
             if entry.isreg() and node.content is not None:
-                _write_content(node.content, opened, out)
+                _write_content(node.content, opened, out, pipe)
         out.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def _is_pipe(out: IO[bytes]) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(out.fileno()).st_mode)
+    except OSError:
+        return False
 
 
 def _entry(path: str, node: Node) -> tarfile.TarInfo:
@@ -97,22 +115,42 @@ def _entry(path: str, node: Node) -> tarfile.TarInfo:
     return entry
 
 
-def _write_content(content: Content, layers: Sequence[IO[bytes]], out: IO[bytes]) -> None:
+def _write_content(content: Content, layers: Sequence[FileIO], out: IO[bytes], pipe: bool) -> None:
     with _opened(content, layers) as file:
         at = 0
         for offset, position, length in content.pieces:
             _zeros(offset - at, out)
-            file.seek(position)
-            left = length
-            while left:
-                chunk = file.read(min(left, CHUNK))
-                if not chunk:
-                    raise RefusedError(f"{content.source} became shorter while it was read")
-                out.write(chunk)
-                left -= len(chunk)
+            moved = _splice(file, position, length, out) if pipe and length >= SPLICED_MIN else 0
+            _copy(content, file, position + moved, length - moved, out)
             at = offset + length
         _zeros(content.size - at, out)
     _zeros(-content.size % tarfile.BLOCKSIZE, out)
+
+
+def _splice(file: FileIO, position: int, length: int, out: IO[bytes]) -> int:
+    """Give pages of a file to a pipe, without copies; returns how many bytes the file system lets it give."""
+    out.flush()
+    left = length
+    while left:
+        try:
+            moved = os.splice(file.fileno(), out.fileno(), min(left, CHUNK), position + length - left)
+        except OSError as err:
+            if err.errno != errno.EINVAL:
+                raise
+            break
+        if not moved:
+            break
+        left -= moved
+    return length - left
+
+
+def _copy(content: Content, file: FileIO, position: int, length: int, out: IO[bytes]) -> None:
+    while length:
+        chunk = os.pread(file.fileno(), min(length, CHUNK), position)
+        if not chunk:
+            raise RefusedError(f"{content.source} became shorter while it was read")
+        out.write(chunk)
+        position, length = position + len(chunk), length - len(chunk)
 
 
 def _zeros(count: int, out: IO[bytes]) -> None:
@@ -122,7 +160,7 @@ def _zeros(count: int, out: IO[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _opened(content: Content, layers: Sequence[IO[bytes]]) -> Iterator[IO[bytes]]:
+def _opened(content: Content, layers: Sequence[FileIO]) -> Iterator[FileIO]:
     if isinstance(content.source, int):
         yield layers[content.source]
         return
@@ -130,5 +168,5 @@ def _opened(content: Content, layers: Sequence[IO[bytes]]) -> Iterator[IO[bytes]
         fd = os.open(content.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as err:
         raise RefusedError(f"cannot read {content.source}: {err.strerror}") from err
-    with os.fdopen(fd, "rb") as file:
+    with FileIO(fd) as file:
         yield file
