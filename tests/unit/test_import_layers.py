@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers become one tree, as container runtimes make it; what is damaged or hostile is refused."""
+"""Layers become one tree, as container runtimes make it (what is refused: ``test_import_hostile``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import random
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from containers import Layout, entry, tar
@@ -115,65 +114,6 @@ def test_devices_and_pipes_are_left_out_and_counted(tmp_path: Path) -> None:
     assert [path for path, _ in tree.walk()] == ["x"]
 
 
-HOSTILE: list[tuple[list[Any], str]] = [
-    (["../x"], "leads out of the image"),
-    (["a/../../x"], "leads out of the image"),
-    ([entry("x", HARD, linkname="../../etc/shadow")], "leads out of the image"),
-    ([entry("x", HARD, linkname="none")], "is a hard link to 'none', which is not a file"),
-    (["a/", entry("x", HARD, linkname="a")], "is a hard link to 'a', which is not a file"),
-    ([entry("x", HARD, linkname="x")], "is a hard link to 'x', which is not a file"),
-    (["x", "x/y"], "a part of the path 'x/y' is not a folder"),
-    ([entry("l", LINK, linkname="l"), "l/x"], "leads through too many links"),
-    (
-        [entry("a", LINK, linkname="b"), entry("b", LINK, linkname="a"), "a/x"],
-        "leads through too many links",
-    ),
-    ([entry("l", LINK, linkname="")], "has no usable target"),
-    ([entry("l", LINK, linkname="x" * 4096)], "has no usable target"),
-    (["x" * 256], "a name has more than 255 bytes"),
-    (["a/" * 2049 + "x"], "a path has more than 4096 bytes"),
-    ([entry(".", HARD, linkname="x")], "is a hard link"),
-    ([entry("x", uid=-1)], "belongs to uid -1"),
-    ([entry("x", gid=1 << 32)], "gid 4294967296"),
-    (
-        [entry("x", pax_headers={"SCHILY.xattr.user.a": "x" * 70000})],
-        "more than 64 KiB of extended attributes",
-    ),
-    ([f"f{number}" for number in range(101)], "more than 100 files"),
-    (["/".join("d" * 60) + "/" + "/".join("d" * 60) + "/x"], "more than 100 files"),
-]
-
-
-@pytest.mark.parametrize("case", range(len(HOSTILE)))
-def test_hostile_entries_are_refused(tmp_path: Path, case: int) -> None:
-    entries, says = HOSTILE[case]
-    with pytest.raises(RefusedError, match=says):
-        applied(tmp_path, tar(*entries), max_nodes=100)
-
-
-def damaged(data: bytes, at: int) -> bytes:
-    return data[:at] + b"\xff" * 8 + data[at + 8 :]
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"", "not a sound tar"),
-        (b"x" * 512, "not a sound tar"),
-        (tar(("a", "x" * 2000))[:1024], "not a sound tar|without its end"),
-        (tar(("a", "x" * 2000))[:700], "not a sound tar|without its end"),
-        (damaged(tar(("a", "x" * 2000), "b"), 512 + 2048 + 148), "no sound header at byte 2560"),
-        (tar("a")[:512] + b"\0" * 100, "no sound header"),
-        (gzip.compress(tar("a")), "not a sound tar"),
-        (entry("x", size=1 << 40).tobuf(), "not a sound tar|without its end"),
-    ],
-    ids=["empty", "text", "half", "cut", "header", "short-end", "gzip", "size"],
-)
-def test_damaged_tars_are_refused(tmp_path: Path, data: bytes, says: str) -> None:
-    with pytest.raises(RefusedError, match=says):
-        applied(tmp_path, data)
-
-
 def unpacked(tmp_path: Path, data: bytes, compression: str, limit: int = 1 << 20) -> bytes:
     target = tmp_path / "unpacked"
     unpack(io.BytesIO(data), compression, target, Budget(limit))
@@ -191,31 +131,16 @@ def test_compressed_layers_are_unpacked(tmp_path: Path) -> None:
         (tmp_path / "unpacked").unlink()
 
 
-@pytest.mark.parametrize(
-    ("data", "compression", "says"),
-    [
-        (b"no gzip", "gzip", "not a sound gzip file"),
-        (gzip.compress(b"x" * 5000)[:-10], "gzip", "without its end"),
-        (gzip.compress(b"x") + b"rest", "gzip", "not a sound gzip file"),
-        (b"", "gzip", "without its end"),
-        (b"no zstd", "zstd", "not a sound zstd file"),
-        (gzip.compress(bytes(64 << 20)), "gzip", "more than 1 MiB when unpacked"),
-        (bytes((1 << 20) + 1), "", "more than 1 MiB when unpacked"),
-    ],
-    ids=["text", "cut", "rest", "empty", "text-zstd", "gzip-bomb", "plain-bomb"],
-)
-def test_bad_compression_and_bombs_are_refused(
-    tmp_path: Path, data: bytes, compression: str, says: str
-) -> None:
-    with pytest.raises(RefusedError, match=says):
+@pytest.mark.parametrize("compression", ["", "gzip", "zstd"])
+def test_a_bomb_writes_no_more_than_the_limit(tmp_path: Path, compression: str) -> None:
+    data = bytes(64 << 20)
+    if compression == "gzip":
+        data = gzip.compress(data)
+    elif compression == "zstd":
+        data = subprocess.run(["zstd", "-c"], input=data, check=True, stdout=subprocess.PIPE).stdout
+    with pytest.raises(RefusedError, match="more than 1 MiB when unpacked"):
         unpacked(tmp_path, data, compression)
     assert (tmp_path / "unpacked").stat().st_size <= 1 << 20
-
-
-def test_a_zstd_bomb_is_refused(tmp_path: Path) -> None:
-    bomb = subprocess.run(["zstd", "-c"], input=bytes(64 << 20), check=True, stdout=subprocess.PIPE).stdout
-    with pytest.raises(RefusedError, match="more than 1 MiB when unpacked"):
-        unpacked(tmp_path, bomb, "zstd")
 
 
 NAMES = ("a", "b", "c")

@@ -22,13 +22,14 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from vhpc_slurm.importing.headers import Header
 from vhpc_slurm.importing.tree import RefusedError
 
 JSON_MAX = 4 << 20
 LAYERS_MAX = 1024
 PARTS_MAX = 65536
 """Maximum files in an archive."""
-INDEX_DEPTH = 4
+INDEX_DEPTH, INDEXES_MAX = 4, 256
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z", re.ASCII)
 PLATFORM = ("amd64", "linux")
 INDEX_TYPES = {
@@ -117,10 +118,14 @@ class Archive:
         self._places: dict[str, tuple[int, int]] = {}
         self._links: dict[str, str] = {}
         try:
-            with tarfile.open(tar, "r:", encoding="utf-8", errors="surrogateescape") as archive:
-                for entry in archive:
+            with tarfile.open(
+                tar, "r:", tarinfo=Header, encoding="utf-8", errors="surrogateescape"
+            ) as archive:
+                for number, entry in enumerate(archive):
+                    if number >= PARTS_MAX:
+                        raise RefusedError(f"it has more than {PARTS_MAX} files")
                     self._remember(entry)
-        except (tarfile.TarError, ValueError, OverflowError, OSError) as err:
+        except (tarfile.TarError, ValueError, OverflowError, OSError, RecursionError) as err:
             raise RefusedError(f"it is not a sound, uncompressed tar: {err}") from err
 
     def _remember(self, entry: tarfile.TarInfo) -> None:
@@ -129,8 +134,6 @@ class Archive:
             self._places[name] = (entry.offset_data, entry.size)
         elif entry.issym():
             self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), entry.linkname))
-        if len(self._places) + len(self._links) > PARTS_MAX:
-            raise RefusedError(f"it has more than {PARTS_MAX} files")
 
     def open(self, path: str) -> IO[bytes]:
         """The bytes of a file; one link is followed, with which docker avoids equal layers."""
@@ -202,7 +205,7 @@ def read_layout(files: Files, name: str) -> Container:
         RefusedError: it is damaged, or has no such image, or several.
     """
     index = _json(files.open("index.json"), "index.json")
-    found = list(_manifests(files, index, INDEX_DEPTH))
+    found = list(_manifests(files, index, INDEX_DEPTH, iter(range(INDEXES_MAX))))
     if name:
         found = [entry for entry in found if _annotations(entry).get(NAME_ANNOTATION) == name]
         if not found:
@@ -275,8 +278,10 @@ def _docker_name(name: str) -> str:
     return tagged.removeprefix("docker.io/").removeprefix("library/")
 
 
-def _manifests(files: Files, index: dict[str, Any], depth: int) -> Iterator[dict[str, Any]]:
-    """Descriptors of the manifests for this platform; indexes may contain others."""
+def _manifests(
+    files: Files, index: dict[str, Any], depth: int, numbers: Iterator[int]
+) -> Iterator[dict[str, Any]]:
+    """Descriptors of the manifests for this platform; indexes may contain others, one for each number."""
     for entry in _part(index, "manifests", list, "an index"):
         if not isinstance(entry, dict) or not DIGEST.match(str(entry.get("digest"))):
             raise RefusedError("an index has an entry without a sha256 digest")
@@ -288,7 +293,9 @@ def _manifests(files: Files, index: dict[str, Any], depth: int) -> Iterator[dict
         elif str(entry.get("mediaType")) in INDEX_TYPES:
             if depth == 0:
                 raise RefusedError("it has indexes in indexes in indexes")
-            for inner in _manifests(files, _described(files, entry, "an index", _blob), depth - 1):
+            if next(numbers, None) is None:
+                raise RefusedError(f"it has more than {INDEXES_MAX} indexes")
+            for inner in _manifests(files, _described(files, entry, "an index", _blob), depth - 1, numbers):
                 yield inner | {"annotations": _annotations(inner) | _annotations(entry)}
 
 
@@ -303,7 +310,7 @@ def _layer(entry: Any, diff_id: str, place: Callable[[str], str]) -> Layer:
     kind, size = str(entry.get("mediaType")), entry.get("size")
     if kind not in LAYER_TYPES:
         raise RefusedError(f"a layer is of the unknown type {kind[:100]!r}")
-    if not isinstance(size, int):
+    if type(size) is not int or size < 0:
         raise RefusedError("a layer has no size")
     return Layer(place(entry["digest"]), LAYER_TYPES[kind], diff_id, entry["digest"], size)
 
@@ -355,11 +362,20 @@ def _parsed(raw: bytes, what: str, kind: Any) -> Any:
     if len(raw) > JSON_MAX:
         raise RefusedError(f"{what} has more than {JSON_MAX >> 20} MiB")
     try:
-        found = json.loads(raw)
+        found = json.loads(raw.decode(), object_pairs_hook=_once)
     except (ValueError, RecursionError) as err:
         raise RefusedError(f"{what} is not JSON: {err}") from err
     if not isinstance(found, kind):
         raise RefusedError(f"{what} is not a JSON {'object' if kind is dict else 'array'}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; readers differ in which of two equal keys they take."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} stands twice")
     return found
 
 

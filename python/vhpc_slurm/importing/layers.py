@@ -17,6 +17,10 @@ from vhpc_slurm.importing.hashing import CHUNK, Hasher
 from vhpc_slurm.importing.headers import Header
 from vhpc_slurm.importing.tree import WHITEOUT, Content, Node, RefusedError, Tree, folder
 
+GZIP_CHUNK = 1 << 16
+"""Bytes of input: zlib copies what is left of them after each member, of which there may be thousands."""
+ZSTD_MAGIC = (b"\x28\xb5\x2f\xfd", *(bytes((0x50 + n, 0x2A, 0x4D, 0x18)) for n in range(16)))
+"""Of a frame, and of frames to skip (RFC 8878). The program zstd also reads gzip, xz and lz4."""
 XATTR = "SCHILY.xattr."
 """Prefix of extended attributes in pax headers, as GNU tar, Go and libarchive write them."""
 XATTRS_MAX = 65536
@@ -75,25 +79,30 @@ def _gunzip(source: IO[bytes]) -> Iterator[bytes]:
     """Members of a gzip file, in pieces of bounded size."""
     engine, data = zlib.decompressobj(zlib.MAX_WBITS | 16), b""
     try:
-        while data := data or source.read(CHUNK):
+        while data := data or source.read(GZIP_CHUNK):
             if engine.eof:
                 engine = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            yield engine.decompress(data, CHUNK)
+            if chunk := engine.decompress(data, CHUNK):
+                yield chunk
             data = engine.unused_data if engine.eof else engine.unconsumed_tail
     except zlib.error as err:
-        raise RefusedError(f"a layer is not a sound gzip file: {err}") from err
+        why = str(err).rpartition(": ")[2]
+        raise RefusedError(f"a layer is not a sound gzip file: {why}") from err
     if not engine.eof:
         raise RefusedError("a layer is a gzip file without its end")
 
 
 def _unzstd(source: IO[bytes]) -> Iterator[bytes]:
+    begin = source.read(4)
+    if begin not in ZSTD_MAGIC:
+        raise RefusedError("a layer is not a sound zstd file: it does not begin as one")
     # --memory: a frame may ask for gigabytes
     argv = ["zstd", "--decompress", "--stdout", "--quiet", "--memory=128MB"]
     with tempfile.TemporaryFile() as said:
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said) as run:
             assert run.stdin is not None
             assert run.stdout is not None
-            threading.Thread(target=_feed, args=(source, run.stdin), daemon=True).start()
+            threading.Thread(target=_feed, args=(begin, source, run.stdin), daemon=True).start()
             while chunk := run.stdout.read(CHUNK):
                 yield chunk
         if run.returncode != 0:
@@ -102,8 +111,9 @@ def _unzstd(source: IO[bytes]) -> Iterator[bytes]:
             raise RefusedError(f"a layer is not a sound zstd file: {text or 'zstd failed'}")
 
 
-def _feed(source: IO[bytes], target: IO[bytes]) -> None:
+def _feed(begin: bytes, source: IO[bytes], target: IO[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError), target:
+        target.write(begin)
         while chunk := source.read(CHUNK):
             target.write(chunk)
 
@@ -117,14 +127,19 @@ def apply(tree: Tree, layer: int, tar: Path) -> int:
     special = 0
     try:
         with tarfile.open(tar, "r:", tarinfo=Header, encoding="utf-8", errors="surrogateescape") as archive:
+            size = tar.stat().st_size
             while (entry := archive.next()) is not None:
                 vars(archive)["members"] = []  # otherwise it remembers all
-                special += not _apply_entry(tree, layer, entry)
+                if archive.offset > size:
+                    raise RefusedError(f"layer {layer + 1} is cut off: it ends inside of {entry.name[:80]!r}")
+                special += not _apply_entry(tree, layer, entry, size)
             _check_end(tar, archive.offset, layer)
     except tarfile.TarError as err:
         raise RefusedError(f"layer {layer + 1} is not a sound tar: {err}") from err
     except (ValueError, OverflowError, UnicodeError) as err:
         raise RefusedError(f"layer {layer + 1} has a header that cannot be read: {err}") from err
+    except RecursionError as err:
+        raise RefusedError(f"layer {layer + 1} has headers of headers of headers") from err
     return special
 
 
@@ -137,7 +152,7 @@ def _check_end(tar: Path, offset: int, layer: int) -> None:
         raise RefusedError(f"layer {layer + 1} is damaged: no sound header at byte {offset} of its tar")
 
 
-def _apply_entry(tree: Tree, layer: int, entry: tarfile.TarInfo) -> bool:
+def _apply_entry(tree: Tree, layer: int, entry: tarfile.TarInfo, tar_size: int) -> bool:
     """Apply one entry; False if it is a device or a pipe, which images do not have."""
     name = entry.name
     if name.rstrip("/").rpartition("/")[2].startswith(WHITEOUT):
@@ -149,7 +164,7 @@ def _apply_entry(tree: Tree, layer: int, entry: tarfile.TarInfo) -> bool:
     elif entry.issym():
         tree.put(name, _with_attributes(Node(layer, 0, target=_link_target(entry)), entry))
     elif entry.isreg():
-        tree.put(name, _with_attributes(Node(layer, 0, content=_content(layer, entry)), entry))
+        tree.put(name, _with_attributes(Node(layer, 0, content=_content(layer, entry, tar_size)), entry))
     else:
         return False
     return True
@@ -162,7 +177,7 @@ def _link_target(entry: tarfile.TarInfo) -> str:
     return target
 
 
-def _content(layer: int, entry: tarfile.TarInfo) -> Content:
+def _content(layer: int, entry: tarfile.TarInfo, tar_size: int) -> Content:
     sparse: list[tuple[int, int]] | None = getattr(entry, "sparse", None)
     if entry.size < 0:
         raise RefusedError(f"{entry.name!r} has a negative size")
@@ -173,7 +188,7 @@ def _content(layer: int, entry: tarfile.TarInfo) -> Content:
     for offset, length in sparse:
         if length == 0:
             continue  # the end of a map
-        if length < 0 or offset < end or offset + length > entry.size:
+        if length < 0 or offset < end or offset + length > entry.size or at + length > tar_size:
             raise RefusedError(f"{entry.name!r} has a map of its data that makes no sense")
         found.append((offset, at, length))
         at, end = at + length, offset + length

@@ -54,6 +54,8 @@ EXPECTED_DIRS = {
 
 ENVIRONMENT_FILE = "etc/vhpc/environment"
 ENVIRONMENT_MAX, VARIABLES_MAX = 131072, 512
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Halves of characters, which JSON can have and UTF-8 cannot."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
@@ -137,6 +139,8 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
     for name, mode in EXPECTED_DIRS.items():
         if not tree.has(name):
             tree.put(name, folder(len(tars), mode))
+    contents = {id(node): node.content.size for _, node in tree.walk() if node.content}
+    Budget(request["max_bytes"]).take(sum(contents.values()))  # holes of files are bytes of the root, too
     found: dict[str, Any] = {"digest": digest, "special": special, "process": process}
     hashed = request.get("verity")
     if bootable:
@@ -237,12 +241,11 @@ def _take_folder(tree: Tree, top: Path, budget: Budget) -> int:
 def _put_environment(tree: Tree, environment: dict[str, str], file: Path, layer: int) -> None:
     """Put the file that the guest's agent reads (guest/agent/imageenv.h) into the tree."""
     for name, value in environment.items():
-        if not VARIABLE.match(name) or "\n" in value or "\0" in value:
+        if not VARIABLE.match(name) or "\n" in value or "\0" in value or SURROGATE.search(value):
             raise RefusedError(
                 f"its variable {name[:80]!r} cannot be set: a bad name, or a value of several lines"
             )
-    text = "".join(f"{name}={value}\n" for name, value in environment.items())
-    data = text.encode("utf-8", "surrogateescape")
+    data = "".join(f"{name}={value}\n" for name, value in environment.items()).encode()
     if len(data) > ENVIRONMENT_MAX or len(environment) > VARIABLES_MAX:
         raise RefusedError(
             f"its environment has more than {VARIABLES_MAX} variables or {ENVIRONMENT_MAX >> 10} KiB"
@@ -254,8 +257,6 @@ def _put_environment(tree: Tree, environment: dict[str, str], file: Path, layer:
 
 def process_of(config: dict[str, Any]) -> dict[str, Any]:
     """What a container's configuration would start, with the manifest's keys.
-
-    Types of single values are checked outside of the sandbox.
 
     Raises:
         RefusedError: it is not a configuration.
@@ -275,12 +276,28 @@ def process_of(config: dict[str, Any]) -> dict[str, Any]:
             raise RefusedError(f"its environment has {str(text)[:80]!r}, which is not NAME=VALUE")
         environment[name] = value
     return {
-        "entrypoint": wanted.get("Entrypoint") or (),
-        "arguments": wanted.get("Cmd") or (),
+        "entrypoint": _texts(wanted, "Entrypoint"),
+        "arguments": _texts(wanted, "Cmd"),
         "environment": environment,
-        "user": wanted.get("User") or "",
-        "working_dir": wanted.get("WorkingDir") or "",
+        "user": _text(wanted, "User"),
+        "working_dir": _text(wanted, "WorkingDir"),
     }
+
+
+def _text(of: dict[str, Any], key: str) -> str:
+    found = of.get(key)
+    if not isinstance(found, str | None):
+        raise RefusedError(f"its configuration has no valid {key!r}")
+    return found or ""
+
+
+def _texts(of: dict[str, Any], key: str) -> list[str]:
+    found = of.get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise RefusedError(f"its configuration has no valid {key!r}")
+    return found
 
 
 if __name__ == "__main__":
