@@ -83,9 +83,9 @@ class Site:
         return line
 
     def _files(self) -> dict[str, tuple[int, ...]]:
-        """All files below the top; what Python makes for temporary use is below ``work``."""
+        """All files but those of the source; what Python makes for temporary use is below ``work``."""
         found = {}
-        for path in self.top.rglob("*"):
+        for path in (path for top in self.top.iterdir() if top != self.source for path in top.rglob("*")):
             about = path.lstat()
             if path.name != ".lock":
                 size = 0 if path.is_dir() else about.st_size

@@ -274,3 +274,40 @@ COMPRESSED = [
 ]
 
 CASES = [*NAMES, *TARGETS, *NUMBERS, *HEADERS, *DAMAGE, *COMPRESSED]
+
+# What is odd and harmless: layers (each a tar), and what the root has of them.
+KEPT: dict[str, tuple[list[bytes], dict[str, str]]] = {
+    "absolute names": ([tar(("/etc/x", "1"), "//a")], {"etc": "dir", "etc/x": "1", "a": ""}),
+    "names of one dot": ([tar("./", "././a/./b")], {"a": "dir", "a/b": ""}),
+    "a name twice": ([tar(("a", "1"), ("a", "2"))], {"a": "2"}),
+    "file, then folder of its name": ([tar("a", "a/", "a/b")], {"a": "dir", "a/b": ""}),
+    "folder, then file of its name": ([tar("a/", "a/b", ("a", "x"))], {"a": "x"}),
+    "link to the host, then a file below it": (
+        [tar(entry("l", LINK, linkname="/etc"), ("l/passwd", "evil"))],
+        {"l": "-> /etc", "etc": "dir", "etc/passwd": "evil"},
+    ),
+    "link above the image, then a file below it": (
+        [tar(entry("l", LINK, linkname="../../../.."), ("l/x", "evil"))],
+        {"l": "-> ../../../..", "x": "evil"},
+    ),
+    "link, then a file of its name": ([tar(entry("l", LINK, linkname="/etc/x"), ("l", "1"))], {"l": "1"}),
+    "line feed, escape and no UTF-8 in names": (
+        [tar("a\nb", "\x1b[2J", "\udcff\udcfe")],
+        {"a\nb": "", "\x1b[2J": "", "\udcff\udcfe": ""},
+    ),
+    "whiteout of all": ([tar("a/", "a/b", "c"), tar(".wh..wh..opq")], {}),
+    "whiteouts in the lowest layer": ([tar(("a", "1"), ".wh.a", ".wh..wh..opq")], {"a": "1"}),
+    "whiteouts of nothing": (
+        [tar(("a", "1")), tar(".wh.", ".wh..", ".wh...", ".wh.x/y")],
+        {"a": "1", ".wh.x": "dir", ".wh.x/y": ""},
+    ),
+    "whiteout through a link": (
+        [tar("etc/", "etc/passwd", entry("l", LINK, linkname="/etc")), tar("l/.wh.passwd")],
+        {"etc": "dir", "l": "-> /etc"},
+    ),
+    "whiteout below a file": ([tar(("a", "1")), tar("a/.wh.b")], {"a": "1"}),
+    "program and tar": ([tar(("\x7fELF", "x"))], {"\x7fELF": "x"}),
+    "disk image and tar": ([tar(("QFI\xfb", "x"))], {"QFI\xfb": "x"}),
+    "zip after the end": ([tar(("a", "1")) + zipped()], {"a": "1"}),
+    "unknown type": ([raw("a", b"Z", b"1") + END], {}),
+}

@@ -8,16 +8,26 @@ signatures in ``test_image_signatures``.
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import hostile_containers
+import hostile_files
 import hostile_tars
 import pytest
 from hostile_rig import Case, Site
+from import_rig import applied, listing
 
-CASES = [*hostile_tars.CASES, *hostile_containers.CASES]
+from vhpc_slurm.importing import rootfs, worker
+from vhpc_slurm.importing.layers import Budget
+from vhpc_slurm.importing.tree import RefusedError, Tree
+
+CASES = [*hostile_tars.CASES, *hostile_containers.CASES, *hostile_files.CASES]
 
 
 @pytest.fixture
@@ -38,3 +48,58 @@ def test_what_cannot_be_imported_is_one_line(site: Site, case: Case) -> None:
 
 def test_no_case_has_the_name_of_another() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("name", hostile_tars.KEPT)
+def test_what_is_odd_stays_inside_of_the_image(tmp_path: Path, name: str) -> None:
+    layers, expected = hostile_tars.KEPT[name]
+    assert listing(*applied(tmp_path, *layers)) == expected
+
+
+def folder_of(top: Path) -> Tree:
+    tree = Tree(100)
+    worker._take_folder(tree, top, Budget(1 << 20))
+    return tree
+
+
+def test_special_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "socket"))
+        (tmp_path / "file").write_text("x")
+        (tmp_path / "file").chmod(0o4755)
+        (tmp_path / "link").symlink_to("/etc/shadow")
+        (tmp_path / "a\nb \udcff").touch()
+        tree = Tree(100)
+        assert worker._take_folder(tree, tmp_path, Budget(1 << 20)) == 2
+    assert listing(tree, []) == {"file": "x", "link": "-> /etc/shadow", "a\nb \udcff": ""}
+    modes = {path: node.mode for path, node in tree.walk()}
+    assert modes["file"] == 0o4755
+
+
+@pytest.mark.parametrize(
+    ("swap", "says"),
+    [
+        (lambda path: path.symlink_to("../outside/secret"), "cannot read 'a': Too many levels"),
+        (os.mkfifo, "'a' is not a regular file any more"),
+        (Path.mkdir, "'a' is not a regular file any more"),
+        (lambda path: path.write_bytes(b"x"), "'a' became shorter"),
+        (lambda path: None, "cannot read 'a': No such file"),
+    ],
+    ids=["link", "pipe", "folder", "short", "gone"],
+)
+def test_a_file_that_is_swapped_while_it_is_read(
+    tmp_path: Path, swap: Callable[[Path], object], says: str
+) -> None:
+    """Between the reading of names and of contents."""
+    top = tmp_path / "top"
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret").write_text("the secret of somebody")
+    top.mkdir()
+    (top / "a").write_bytes(b"x" * 1000)
+    tree, out = folder_of(top), io.BytesIO()
+    (top / "a").unlink()
+    swap(top / "a")
+    with pytest.raises(RefusedError, match=says):
+        rootfs.write_tar(tree, [], out)
+    assert b"secret" not in out.getvalue()

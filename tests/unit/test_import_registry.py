@@ -163,7 +163,7 @@ def redirect(location: str) -> Callable[[Any], None]:
 
 @pytest.fixture
 def misbehaving(known: Registry) -> Iterator[tuple[str, list[Callable[[Any], None]]]]:
-    """A registry whose answer for the layer is the one in the list."""
+    """A registry whose answers for the layer and for the manifest are those in the list."""
     layer: list[Callable[[Any], None]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -177,7 +177,9 @@ def misbehaving(known: Registry) -> Iterator[tuple[str, list[Callable[[Any], Non
 
         def do_GET(self) -> None:
             try:
-                if self.path.endswith(digest(ONE)):
+                if "/manifests/" in self.path and len(layer) > 1:
+                    layer[1](self)
+                elif self.path.endswith(digest(ONE)):
                     layer[0](self)
                 elif self.path.endswith(digest(CONFIGURATION)):
                     self.answer(CONFIGURATION)
@@ -226,6 +228,80 @@ def test_a_registry_that_misbehaves_ends_the_import(
     with pytest.raises(UserError, match=says):
         fetched(reference, tmp_path, timeout_s=5.0)
     assert sum(path.stat().st_size for path in (tmp_path / "fetched").iterdir() if path.is_file()) < 4 * LIMIT
+
+
+def status(code: int, text: bytes = b'{"errors": []}') -> Callable[[Any], None]:
+    def answer(request: Any) -> None:
+        request.send_response(code)
+        request.send_header("Content-Length", str(len(text)))
+        request.send_header("Retry-After", "0")
+        request.end_headers()
+        request.wfile.write(text)
+
+    return answer
+
+
+def trickle(request: Any) -> None:
+    """A byte now and then: no single read takes long."""
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(IMAGE)))
+    request.end_headers()
+    for byte in IMAGE:
+        request.wfile.write(bytes([byte]))
+        time.sleep(0.2)
+
+
+def short(request: Any) -> None:
+    request.send_response(200)
+    request.send_header("Content-Length", str(len(IMAGE)))
+    request.end_headers()
+    request.wfile.write(IMAGE[:20])
+
+
+def lying(request: Any) -> None:
+    """Another manifest than that of the digest in the header."""
+    request.send_response(200)
+    request.send_header("Content-Type", MANIFEST)
+    request.send_header("Content-Length", str(len(IMAGE) + 1))
+    request.send_header("Docker-Content-Digest", digest(IMAGE))
+    request.end_headers()
+    request.wfile.write(IMAGE + b" ")
+
+
+PINNED = f"@{digest(IMAGE)}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "suffix", "says"),
+    [
+        (status(401), "", "authentication required|unauthorized|denied"),
+        (status(403), "", "StatusCode: 403|denied"),
+        (status(404), "", "manifest unknown|not found|404"),
+        (status(500), "", "500|unknown|unexpected"),
+        (status(503), "", "503|[Uu]navailable|unexpected"),
+        (status(200, b"<html>sign in</html>"), "", "[Uu]nsupported|invalid|unknown|mime"),
+        (status(200, b"[" * 100_000), "", "[Uu]nsupported|invalid|unknown|mime|exceeded"),
+        (endless, "", "took too long|too large|more than|exceeded|limit"),
+        (trickle, "", "it took too long"),
+        (short, "", "unexpected EOF|EOF"),
+        (lying, PINNED, "[Dd]igest"),
+        (redirect("file:///etc/passwd"), "", "unsupported protocol scheme"),
+        (redirect("http://127.0.0.1:1/x"), "", "connection refused"),
+        (redirect("https://127.0.0.1:1/v2/"), "", "connection refused"),
+    ],
+    ids=["401", "403", "404", "500", "503", "page", "deep", "endless", "trickle", "short", "lying",
+         "to-a-file", "to-another-host", "to-another-tls-host"],
+)  # fmt: skip
+def test_a_manifest_that_is_not_sent_well_is_refused(
+    misbehaving: Any, tmp_path: Path, answer: Callable[[Any], None], suffix: str, says: str
+) -> None:
+    reference, layer = misbehaving
+    layer.extend((wrong, answer))
+    began = time.monotonic()
+    with pytest.raises(UserError, match=says) as caught:
+        fetched(reference + suffix, tmp_path, timeout_s=5.0)
+    assert time.monotonic() - began < 30
+    assert len(caught.value.line()) < 600
 
 
 @pytest.mark.parametrize(

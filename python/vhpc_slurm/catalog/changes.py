@@ -95,8 +95,12 @@ def place(path: Path, data: bytes) -> None:
     """Write a file of the catalogue so that readers see the old or the new one; raises OSError."""
     # .new-: what readers and collect know as a file that is being written
     new = path.with_name(f".new-{path.name}")
-    files.write_beside(path, new, data, 0o644)
-    new.replace(path)
+    try:
+        files.write_beside(path, new, data, 0o644)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
     files.sync_folder(path.parent)
 
 

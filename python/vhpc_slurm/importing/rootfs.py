@@ -91,7 +91,7 @@ def write_tar(tree: Tree, layers: list[Path], out: IO[bytes]) -> None:
                 entry.type, entry.linkname, entry.size = tarfile.LNKTYPE, first, 0
             out.write(header(entry))
             if entry.isreg() and node.content is not None:
-                _write_content(node.content, opened, out, pipe)
+                _write_content(path, node.content, opened, out, pipe)
         out.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
@@ -115,13 +115,13 @@ def _entry(path: str, node: Node) -> tarfile.TarInfo:
     return entry
 
 
-def _write_content(content: Content, layers: Sequence[FileIO], out: IO[bytes], pipe: bool) -> None:
-    with _opened(content, layers) as file:
+def _write_content(path: str, content: Content, layers: Sequence[FileIO], out: IO[bytes], pipe: bool) -> None:
+    with _opened(path, content, layers) as file:
         at = 0
         for offset, position, length in content.pieces:
             _zeros(offset - at, out)
             moved = _splice(file, position, length, out) if pipe and length >= SPLICED_MIN else 0
-            _copy(content, file, position + moved, length - moved, out)
+            _copy(path, file, position + moved, length - moved, out)
             at = offset + length
         _zeros(content.size - at, out)
     _zeros(-content.size % tarfile.BLOCKSIZE, out)
@@ -144,11 +144,11 @@ def _splice(file: FileIO, position: int, length: int, out: IO[bytes]) -> int:
     return length - left
 
 
-def _copy(content: Content, file: FileIO, position: int, length: int, out: IO[bytes]) -> None:
+def _copy(path: str, file: FileIO, position: int, length: int, out: IO[bytes]) -> None:
     while length:
         chunk = os.pread(file.fileno(), min(length, CHUNK), position)
         if not chunk:
-            raise RefusedError(f"{content.source} became shorter while it was read")
+            raise RefusedError(f"{path[:80]!r} became shorter while it was read")
         out.write(chunk)
         position, length = position + len(chunk), length - len(chunk)
 
@@ -160,13 +160,16 @@ def _zeros(count: int, out: IO[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _opened(content: Content, layers: Sequence[FileIO]) -> Iterator[FileIO]:
+def _opened(path: str, content: Content, layers: Sequence[FileIO]) -> Iterator[FileIO]:
     if isinstance(content.source, int):
         yield layers[content.source]
         return
     try:
         fd = os.open(content.source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as err:
-        raise RefusedError(f"cannot read {content.source}: {err.strerror}") from err
+        raise RefusedError(f"cannot read {path[:80]!r}: {err.strerror}") from err
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise RefusedError(f"{path[:80]!r} is not a regular file any more")
     with FileIO(fd) as file:
         yield file

@@ -134,7 +134,7 @@ class Tree:
     def whiteout(self, path: str, layer: int) -> None:
         """Apply a whiteout: what it names of lower layers is removed; errors as ``put``."""
         *above, name = parts(path)
-        parent = self._lookup("/".join(above), above)
+        parent = self._follow(path, above, None)
         if parent is None or parent.children is None:
             return
         if name == OPAQUE:

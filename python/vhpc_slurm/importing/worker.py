@@ -8,6 +8,7 @@ the end ``{"refused": TEXT}`` or ``{"done": {...}}``. Standard library only.
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -41,6 +42,8 @@ DISKS = ("qcow2", "raw", "vmdk")
 BOOTABLE_LABEL = "containers.bootc"
 SWITCH_S = 0.0005
 """With Python's 5 ms, a thread that hashes waits longer for Python's lock than it works."""
+FOLDERS = {"dir", "fetched", "oci"}
+"""Kinds of sources that are folders."""
 EXPECTED_DIRS = {
     "dev": 0o755,
     "etc": 0o755,
@@ -74,10 +77,20 @@ def main() -> int:
         _say({"refused": "it needs more memory than an import may have"})
         return 0
     except OSError as err:
-        _say({"refused": f"{err.filename or 'a file'}: {err.strerror}"})
+        _say({"refused": _reason(err)})
         return 0
     _say({"done": done})
     return 0
+
+
+def _reason(err: OSError) -> str:
+    """What an error of the system means to somebody who does not know the sandbox."""
+    if err.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "the catalogue has no space left to unpack it"
+    name = str(err.filename or "")
+    if not name.startswith(str(SOURCE)):
+        return f"its reader cannot go on: {err.strerror}"
+    return f"cannot read {name.removeprefix(str(SOURCE)).strip('/')[:80] or 'it'}: {err.strerror}"
 
 
 def _limit(request: dict[str, Any]) -> None:
@@ -102,6 +115,7 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
         return describe(source)
     if request["kind"] == ROOT:
         return {"files": write_listing(source, out, request["max_files"], request["max_bytes"])}
+    _check_type(request["kind"], source)
     if request.get("only_digest"):
         return {"digest": _container(request["kind"], source, request["name"]).digest}
     kind, budget = request["kind"], Budget(request["max_bytes"])
@@ -176,6 +190,17 @@ def is_bootable(config: dict[str, Any]) -> bool:
     return isinstance(labels, dict) and labels.get(BOOTABLE_LABEL) in ("1", "true")
 
 
+def _check_type(kind: str, source: Path) -> None:
+    """RefusedError if it is no folder or no file, such as a pipe, on which a reader would wait."""
+    mode = source.stat().st_mode
+    if kind in FOLDERS and not stat.S_ISDIR(mode):
+        raise RefusedError("it is not a folder")
+    if kind not in FOLDERS and not stat.S_ISREG(mode):
+        raise RefusedError("it is not a regular file")
+    if not os.access(source, os.R_OK):
+        raise RefusedError("cannot read it: its mode forbids it")
+
+
 def _container(kind: str, source: Path, name: str) -> Container:
     if kind == "fetched":
         return read_fetched(Folder(source))
@@ -215,7 +240,7 @@ def _take_folder(tree: Tree, top: Path, budget: Budget) -> int:
         try:
             entries = sorted(os.scandir(top / above), key=lambda entry: entry.name)
         except OSError as err:
-            raise RefusedError(f"cannot read the folder {above or '.'}: {err.strerror}") from err
+            raise RefusedError(f"cannot read the folder {above[:80] or '.'}: {err.strerror}") from err
         for entry in entries:
             path = f"{above}/{entry.name}" if above else entry.name
             about = entry.stat(follow_symlinks=False)
@@ -230,6 +255,8 @@ def _take_folder(tree: Tree, top: Path, budget: Budget) -> int:
                 if first != path:
                     tree.link(path, first, 0)
                     continue
+                if not os.access(entry.path, os.R_OK):
+                    raise RefusedError(f"cannot read {path[:80]!r}: the mode of the file forbids it")
                 budget.take(about.st_size)
                 pieces = ((0, 0, about.st_size),) if about.st_size else ()
                 tree.put(path, Node(0, mode, mtime=mtime, content=Content(entry.path, about.st_size, pieces)))
