@@ -267,11 +267,11 @@ INDEXES = [
 ]
 
 
-def docker(name: str, says: str, described: Any, config: bytes = b"", *more: tuple[str, bytes]) -> Case:
+def docker(name: str, says: str, described: Any, config: bytes = b"") -> Case:
     """A case that is an archive of docker's; ``config`` and the layer ``layer`` are its other files."""
 
     def written(folder: Path) -> str:
-        parts = [("manifest.json", json.dumps(described)), ("config", config), ("layer", ONE), *more]
+        parts = [("manifest.json", json.dumps(described).encode()), ("config", config), ("layer", ONE)]
         (folder / "x.tar").write_bytes(tar(*parts, entry("loop", tarfile.SYMTYPE, linkname="loop")))
         return f"docker-archive:{folder / 'x.tar'}"
 

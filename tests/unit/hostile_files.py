@@ -35,6 +35,11 @@ def folder(name: str, says: str, make: Callable[[Path], object]) -> Case:
     return Case(f"folder: {name}", says, written)
 
 
+def linked_pipe(at: Path) -> None:
+    os.mkfifo(at.with_name("p"))
+    at.symlink_to("p")
+
+
 def bound(at: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(at))
@@ -81,7 +86,7 @@ PATHS = [
         "link to a pipe",
         "it is not a regular file",
         "{}/x.tar",
-        lambda x: (os.mkfifo(x.with_name("p")), x.symlink_to("p")),
+        linked_pipe,
     ),
     path("socket", "it is not a regular file", "{}/x.tar", bound),
     path("device", "it is not a regular file", "{}/x.tar", lambda x: x.symlink_to("/dev/zero")),

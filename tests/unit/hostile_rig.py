@@ -84,7 +84,7 @@ class Site:
 
     def _files(self) -> dict[str, tuple[int, ...]]:
         """All files but those of the source; what Python makes for temporary use is below ``work``."""
-        found = {}
+        found: dict[str, tuple[int, ...]] = {}
         for path in (path for top in self.top.iterdir() if top != self.source for path in top.rglob("*")):
             about = path.lstat()
             if path.name != ".lock":
