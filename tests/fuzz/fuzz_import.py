@@ -96,6 +96,17 @@ class Lines:
         return io.BytesIO(self._lines[0])
 
 
+def _archive(raw: bytes) -> None:
+    """An archive, and the bytes of the layers that it names."""
+    path = _HERE / "archive"
+    path.write_bytes(with_checksums(raw))
+    container = archives.read_layout(archives.Archive(path), "")
+    for layer in container.layers:
+        with archives.checked(container, layer) as file:
+            if len(file.read()) > len(raw):
+                raise InternalError("a layer has more bytes than the archive")
+
+
 def _document(read: Callable[[archives.Files, str], archives.Container]) -> Callable[[bytes], None]:
     def check(raw: bytes) -> None:
         container = read(Lines(raw), "")
@@ -146,6 +157,7 @@ def _erofs(raw: bytes) -> None:
 READERS: dict[bytes, Callable[[bytes], None]] = {
     b"layers": _layers,
     b"gzip": _compressed("gzip"),
+    b"archive": _archive,
     b"layout": _document(archives.read_layout),
     b"docker": _document(archives.read_docker),
     b"fetched": _document(lambda files, _: archives.read_fetched(files)),

@@ -6,9 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,50 +239,6 @@ def test_an_import_at_work_is_left_alone(site: Site) -> None:
     site.root = other
     site.run("outer")
     assert sorted(whole(site.own)) == ["inner:latest", "outer:latest"]
-
-
-class KilledError(BaseException):
-    """Stands for kill -9; ``except Exception`` does not stop it."""
-
-
-@pytest.fixture
-def renames_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    left = [-1]
-    real = Path.replace
-
-    def replace(path: Path, target: Path) -> Path:
-        if left[0] == 0:
-            raise KilledError
-        left[0] -= 1
-        return real(path, target)
-
-    def allow(count: int) -> None:
-        left[0] = count
-
-    monkeypatch.setattr(Path, "replace", replace)
-    yield allow
-    allow(-1)
-
-
-def test_a_kill_at_any_rename_leaves_whole_images(site: Site, renames_left: Callable[[int], None]) -> None:
-    site.run("old")
-    kills = 0
-    for count in range(20):
-        site.root = partial(Path.write_bytes, data=b"new %d" % count)
-        renames_left(count)
-        try:
-            site.run("mine")
-        except KilledError:
-            kills += 1
-            renames_left(-1)
-            assert "old:latest" in whole(site.own)
-            edit.collect(site.own, 0)
-            assert not list(site.own.rglob(".new-*"))
-            site.run("mine")
-            assert "mine:latest" in whole(site.own)
-        else:
-            break
-    assert kills >= 3
 
 
 @pytest.mark.parametrize(

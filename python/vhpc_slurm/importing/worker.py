@@ -100,7 +100,7 @@ def _limit(request: dict[str, Any]) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, size),
         (resource.RLIMIT_AS, request["max_memory"]),
-        (resource.RLIMIT_CPU, request["timeout_s"]),
+        (resource.RLIMIT_CPU, 2 * request["timeout_s"]),  # of two threads
     ):
         resource.setrlimit(what, (limit, limit))
 
