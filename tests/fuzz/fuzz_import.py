@@ -22,11 +22,12 @@ from typing import IO
 import msgspec
 from rig import InternalError, fuzz
 
-from vhpc_slurm.importing import archives, rootfs, worker
+from vhpc_slurm.importing import archives, rootfs
 from vhpc_slurm.importing.artifact import describe
 from vhpc_slurm.importing.erofs import FileSystem
 from vhpc_slurm.importing.layers import Budget, apply, unpack
 from vhpc_slurm.importing.offer import Artifact
+from vhpc_slurm.importing.process import process_of
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
 _folder = tempfile.TemporaryDirectory(prefix="vhpc-fuzz-")
@@ -110,7 +111,7 @@ def _archive(raw: bytes) -> None:
 def _document(read: Callable[[archives.Files, str], archives.Container]) -> Callable[[bytes], None]:
     def check(raw: bytes) -> None:
         container = read(Lines(raw), "")
-        worker.process_of(container.config)
+        process_of(container.config)
         if any(".." in layer.path for layer in container.layers if layer.digest):
             raise InternalError("a layer leads out of the layout")
 
@@ -123,7 +124,7 @@ def _configuration(raw: bytes) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(config, dict):
-        worker.process_of(config)
+        process_of(config)
 
 
 def _offer(raw: bytes) -> None:

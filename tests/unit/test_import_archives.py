@@ -14,9 +14,10 @@ import pytest
 from containers import INDEX, Layout, digest, entry, tar
 from import_rig import listing
 
-from vhpc_slurm.importing import worker
+from vhpc_slurm.importing import taking
 from vhpc_slurm.importing.archives import Archive, Folder, read_docker, read_layout
 from vhpc_slurm.importing.layers import Budget
+from vhpc_slurm.importing.process import process_of
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
 ONE, TWO = tar("a/", ("a/one", "1")), tar("a/.wh.one", ("two", "2"))
@@ -30,7 +31,7 @@ def layout(tmp_path: Path) -> Layout:
 def files_of(container: Any, out: Path) -> dict[str, str]:
     tree = Tree(1000)
     out.mkdir()
-    paths, _ = worker.take_layers(tree, container, out, Budget(1 << 24))
+    paths, _ = taking.take_layers(tree, container, out, Budget(1 << 24), lambda _: None)
     return listing(tree, paths)
 
 
@@ -54,7 +55,7 @@ def test_what_skopeo_writes_is_read(layout: Layout, tmp_path: Path, kind: str) -
     else:
         container = read_layout(Folder(target) if kind == "oci" else Archive(target), "mine")
     assert files_of(container, tmp_path / "out") == {"a": "dir", "two": "2"}
-    assert worker.process_of(container.config) == {
+    assert process_of(container.config) == {
         "entrypoint": ["/a b"],
         "arguments": ["x"],
         "environment": {"A": "b=c", "E": ""},

@@ -23,7 +23,7 @@ import pytest
 from hostile_rig import Case, Site
 from import_rig import applied, listing
 
-from vhpc_slurm.importing import rootfs, worker
+from vhpc_slurm.importing import rootfs, taking
 from vhpc_slurm.importing.layers import Budget
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
@@ -58,7 +58,7 @@ def test_what_is_odd_stays_inside_of_the_image(tmp_path: Path, name: str) -> Non
 
 def folder_of(top: Path) -> Tree:
     tree = Tree(100)
-    worker._take_folder(tree, top, Budget(1 << 20))
+    taking.take_folder(tree, top, Budget(1 << 20))
     return tree
 
 
@@ -71,7 +71,7 @@ def test_special_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to("/etc/shadow")
         (tmp_path / "a\nb \udcff").touch()
         tree = Tree(100)
-        assert worker._take_folder(tree, tmp_path, Budget(1 << 20)) == 2
+        assert taking.take_folder(tree, tmp_path, Budget(1 << 20)) == 2
     assert listing(tree, []) == {"file": "x", "link": "-> /etc/shadow", "a\nb \udcff": ""}
     modes = {path: node.mode for path, node in tree.walk()}
     assert modes["file"] == 0o4755

@@ -21,7 +21,7 @@ from import_rig import listing
 from registry import Registry, registry
 
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.importing import worker
+from vhpc_slurm.importing import taking
 from vhpc_slurm.importing.archives import Folder, read_fetched
 from vhpc_slurm.importing.fetch import fetch, registry_manifest
 from vhpc_slurm.importing.layers import Budget
@@ -63,7 +63,7 @@ def files_of(folder: Path, out: Path) -> dict[str, str]:
     container = read_fetched(Folder(folder))
     tree = Tree(100)
     out.mkdir()
-    paths, _ = worker.take_layers(tree, container, out, Budget(LIMIT))
+    paths, _ = taking.take_layers(tree, container, out, Budget(LIMIT), lambda _: None)
     return listing(tree, paths)
 
 

@@ -14,7 +14,7 @@ from import_rig import applied
 
 from vhpc_slurm.bootfiles import newc
 from vhpc_slurm.bootfiles.errors import BootFileError
-from vhpc_slurm.importing import ownkernel, worker
+from vhpc_slurm.importing import ownkernel, taking
 from vhpc_slurm.importing.tree import RefusedError
 
 RELEASE = "6.12.10-1.el10.x86_64"
@@ -208,8 +208,8 @@ def test_a_kernel_that_is_a_folder_is_refused(tmp_path: Path, initrd: Path) -> N
     ],
 )
 def test_a_container_says_that_it_boots(labels: object, expected: bool) -> None:
-    assert worker.is_bootable({"config": {"Labels": labels}}) is expected
-    assert worker.is_bootable({}) is False
+    assert taking.is_bootable({"config": {"Labels": labels}}) is expected
+    assert taking.is_bootable({}) is False
 
 
 def test_archives_of_cpio_are_read(initrd: Path) -> None:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a container would start: for the manifest, and as files of the root; runs in the sandbox."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree
+
+ENVIRONMENT_FILE, ENTRYPOINT_FILE = "etc/vhpc/environment", "etc/vhpc/entrypoint"
+ENVIRONMENT_MAX, VARIABLES_MAX = 131072, 512
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Halves of characters, which JSON can have and UTF-8 cannot."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
+
+
+def process_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What a container's configuration would start, with the manifest's keys.
+
+    Raises:
+        RefusedError: it is not a configuration.
+    """
+    wanted = config.get("config")
+    if wanted is None:
+        return {}
+    if not isinstance(wanted, dict):
+        raise RefusedError("its configuration has no valid 'config'")
+    environment = {}
+    listed = wanted.get("Env") or []
+    if not isinstance(listed, list):
+        raise RefusedError("its configuration has no valid 'Env'")
+    for text in listed:
+        name, equals, value = str(text).partition("=")
+        if not equals:
+            raise RefusedError(f"its environment has {str(text)[:80]!r}, which is not NAME=VALUE")
+        environment[name] = value
+    return {
+        "entrypoint": _texts(wanted, "Entrypoint"),
+        "arguments": _texts(wanted, "Cmd"),
+        "environment": environment,
+        "user": _text(wanted, "User"),
+        "working_dir": _text(wanted, "WorkingDir"),
+    }
+
+
+def _text(of: dict[str, Any], key: str) -> str:
+    found = of.get(key)
+    if not isinstance(found, str | None):
+        raise RefusedError(f"its configuration has no valid {key!r}")
+    return found or ""
+
+
+def _texts(of: dict[str, Any], key: str) -> list[str]:
+    found = of.get(key)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise RefusedError(f"its configuration has no valid {key!r}")
+    return found
+
+
+def put_files(tree: Tree, process: dict[str, Any], out: Path, layer: int) -> None:
+    """Put the files into a tree by which a guest knows what the container has.
+
+    ``/etc/vhpc/environment`` is what the guest's agent reads (guest/agent/imageenv.h);
+    ``/etc/vhpc/entrypoint`` is a script for users: it starts what a container runtime would start.
+
+    Args:
+        tree: the files of the container.
+        process: what ``process_of`` found.
+        out: folder for the contents.
+        layer: number of the layer that the files belong to.
+
+    Raises:
+        RefusedError: a variable or an argument cannot be in such a file.
+    """
+    if process.get("environment"):
+        data = _environment(process["environment"])
+        _put(tree, ENVIRONMENT_FILE, 0o644, data, out / "environment", layer)
+    entrypoint, arguments = process.get("entrypoint") or [], process.get("arguments") or []
+    if entrypoint or arguments:
+        data = _entrypoint(entrypoint, arguments)
+        _put(tree, ENTRYPOINT_FILE, 0o755, data, out / "entrypoint", layer)
+
+
+def _put(tree: Tree, path: str, mode: int, data: bytes, file: Path, layer: int) -> None:
+    file.write_bytes(data)
+    content = Content(str(file), len(data), ((0, 0, len(data)),))
+    tree.put(path, Node(layer, mode, content=content))
+
+
+def _environment(variables: dict[str, str]) -> bytes:
+    for name, value in variables.items():
+        if not VARIABLE.match(name) or "\n" in value or "\0" in value or SURROGATE.search(value):
+            raise RefusedError(
+                f"its variable {name[:80]!r} cannot be set: a bad name, or a value of several lines"
+            )
+    data = "".join(f"{name}={value}\n" for name, value in variables.items()).encode()
+    if len(data) > ENVIRONMENT_MAX or len(variables) > VARIABLES_MAX:
+        raise RefusedError(
+            f"its environment has more than {VARIABLES_MAX} variables or {ENVIRONMENT_MAX >> 10} KiB"
+        )
+    return data
+
+
+def _entrypoint(entrypoint: list[str], arguments: list[str]) -> bytes:
+    """A script: arguments of the caller take the place of the container's, as in container runtimes."""
+    for text in (*entrypoint, *arguments):
+        if "\0" in text or SURROGATE.search(text):
+            raise RefusedError(f"its entrypoint has {text[:80]!r}, which cannot be an argument")
+    return (
+        "#!/bin/sh\n"
+        "# What the container of this image starts; arguments replace those of the container.\n"
+        f"[ $# -gt 0 ] || set -- {shlex.join(arguments)}\n"
+        f'exec {shlex.join(entrypoint)} "$@"\n'
+    ).encode()

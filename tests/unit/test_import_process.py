@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a container would start, as files of its root; /bin/sh runs the script."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vhpc_slurm.importing.process import put_files
+from vhpc_slurm.importing.tree import RefusedError, Tree
+
+ECHO = "/usr/bin/printf"
+
+
+def script(tmp_path: Path, entrypoint: list[str], arguments: list[str]) -> Path:
+    tree = Tree(100)
+    put_files(tree, {"entrypoint": entrypoint, "arguments": arguments}, tmp_path, 0)
+    node = tree.find("etc/vhpc/entrypoint")
+    assert node is not None
+    assert node.mode == 0o755
+    return tmp_path / "entrypoint"
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "arguments", "given", "printed"),
+    [
+        ([ECHO, "[%s]"], ["a b", "$HOME", "'\"`"], [], ["a b", "$HOME", "'\"`"]),
+        ([ECHO, "[%s]"], ["default"], ["x y", "*"], ["x y", "*"]),
+        ([], [ECHO, "[%s]", "only a command"], [], ["only a command"]),
+        ([], [ECHO, "[%s]", "x"], [ECHO, "[%s]", "mine"], ["mine"]),
+        ([ECHO, "[%s]", "-x\n;"], [], [], ["-x\n;"]),
+    ],
+)
+def test_the_entrypoint_starts_what_a_runtime_would(
+    tmp_path: Path, entrypoint: list[str], arguments: list[str], given: list[str], printed: list[str]
+) -> None:
+    """Arguments of the caller replace CMD, never ENTRYPOINT (OCI image specification, config)."""
+    path = script(tmp_path, entrypoint, arguments)
+    done = subprocess.run(["/bin/sh", path, *given], capture_output=True, text=True, check=True)
+    assert done.stdout == "".join(f"[{text}]" for text in printed)
+
+
+def test_a_container_that_starts_nothing_has_no_script(tmp_path: Path) -> None:
+    tree = Tree(100)
+    put_files(tree, {}, tmp_path, 0)
+    put_files(tree, {"entrypoint": [], "arguments": [], "environment": {}}, tmp_path, 0)
+    assert not tree.has("etc/vhpc")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["a\0b", "half \ud800"])
+def test_what_is_no_argument_is_refused(tmp_path: Path, text: str) -> None:
+    for entrypoint, arguments in (([text], []), (["sh"], [text])):
+        with pytest.raises(RefusedError, match="cannot be an argument"):
+            script(tmp_path, entrypoint, arguments)
