@@ -33,6 +33,7 @@ _PACKAGES = (
     # for vhpc
     "bubblewrap",
     "cryptsetup-bin",
+    "docker-registry",
     "e2fsprogs",
     "erofs-utils",
     "hwloc-nox",

@@ -5,62 +5,22 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from busybox import BUSYBOX, docker_archive
 from cluster import Job, Lab
 
 pytestmark = pytest.mark.lab
 
-BUSYBOX = Path("/bin/busybox")  # static; package busybox-static
 SOURCE = "docker-archive:box.tar:box:1"
 OWN = "/scratch/alice/images"
 
 
-def umoci(*arguments: str | Path) -> None:
-    subprocess.run(["umoci", *arguments], check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A container of two layers, as ``docker save`` writes it."""
-    top = tmp_path_factory.mktemp("container")
-    image = f"{top}/layout:box"
-    umoci("init", "--layout", top / "layout")
-    umoci("new", "--image", image)
-    umoci("unpack", "--image", image, top / "one")
-    root = top / "one/rootfs"
-    for name in ("bin", "etc", "opt/tool/bin", "removed", "usr/bin"):
-        (root / name).mkdir(parents=True)
-    (root / "bin/busybox").write_bytes(BUSYBOX.read_bytes())
-    (root / "bin/busybox").chmod(0o755)
-    listed = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout
-    for name in listed.split():
-        if name != "busybox":
-            (root / "bin" / name).symlink_to("busybox")
-    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\nservice:x:990:990::/:/bin/sh\n")
-    (root / "etc/group").write_text("root:x:0:\n")
-    (root / "opt/tool/bin/tool").write_text("#!/bin/sh\necho the tool of the container\n")
-    (root / "opt/tool/bin/tool").chmod(0o755)
-    (root / "removed/file").write_text("x")
-    (root / "owned").write_text("x")
-    umoci("repack", "--image", image, top / "one")
-    umoci("unpack", "--image", image, top / "two")
-    root = top / "two/rootfs"
-    (root / "removed/file").unlink()
-    (root / "removed").rmdir()
-    subprocess.run(["chown", "990:990", root / "owned"], check=True)
-    umoci("repack", "--image", image, top / "two")
-    umoci(
-        "config", "--image", image, "--config.env", "PATH=/opt/tool/bin:/usr/bin:/bin",
-        "--config.env", "GREETING=hello from the image", "--config.entrypoint", "tool",
-    )  # fmt: skip
-    subprocess.run(
-        ["skopeo", "copy", "--quiet", f"oci:{image}", f"docker-archive:{top}/box.tar:box:1"], check=True
-    )
-    return top / "box.tar"
+    return docker_archive(tmp_path_factory.mktemp("container"))
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +205,7 @@ def test_a_changed_block_is_an_error_in_the_guest(lab: Lab, home: str) -> None:
     words = "cat /data > /dev/null; echo status $?; cat /data | md5sum; echo still here"
     job = lab.finish(words, "-w", "n1", image="own/marked")
     lines = job.output().splitlines()
-    assert "cat: read error: I/O error" in lines
+    assert "cat: read error: Input/output error" in lines
     assert lines[-1] == "still here"
     assert "status 1" in lines
     assert not any(md5 in line for line in lines)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images and containers of a real registry, on the loopback of the login host."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+
+import pytest
+from busybox import docker_archive
+from cluster import IMAGE, Job, Lab
+
+pytestmark = pytest.mark.lab
+
+PORT = 5443
+PLACE = f"docker://127.0.0.1:{PORT}"
+FOLDER = "/run/test-registry"
+TRUST = ("env", f"SSL_CERT_FILE={FOLDER}/cert.pem")
+START = f"""
+set -e
+mkdir -m 755 {FOLDER}; cd {FOLDER}
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 \\
+    -keyout key.pem -out cert.pem 2>/dev/null
+cat > config.yml <<END
+version: 0.1
+log: {{level: error}}
+storage: {{filesystem: {{rootdirectory: {FOLDER}/data}}}}
+http: {{addr: "127.0.0.1:{PORT}", tls: {{certificate: {FOLDER}/cert.pem, key: {FOLDER}/key.pem}}}}
+END
+setsid docker-registry serve config.yml >log 2>&1 </dev/null & echo $! > pid
+listening=":$(printf %X {PORT}) 00000000:0000 0A"
+for _ in $(seq 100); do grep -q "$listening" /proc/net/tcp && exit 0; sleep 0.1; done
+cat log >&2; exit 1
+"""
+
+
+@pytest.fixture(scope="module")
+def registry(lab: Lab) -> Iterator[str]:
+    lab.run("login", "sh", "-c", START)
+    yield PLACE
+    lab.run("login", "sh", "-c", f"kill $(cat {FOLDER}/pid); rm -rf {FOLDER}")
+    for user in ("alice", "bob"):
+        lab.run("login", "rm", "-rf", f"/scratch/{user}", user=user)
+
+
+def test_an_image_has_its_digest_on_the_other_side(lab: Lab, registry: str) -> None:
+    source = f"{registry}/site/minimal:1"
+    pushed = lab.run("login", *TRUST, "vhpc", "image", "push", IMAGE, source, user="alice", timeout=300)
+    digest = pushed.out.split()[-1]
+    here = lab.run("login", "vhpc", "image", "show", IMAGE, "--json", user="alice").out
+    assert digest in here
+    pulled = lab.run("login", *TRUST, "vhpc", "image", "pull", source, "own/got", user="bob", timeout=300)
+    assert pulled.out.split() == ["own/got:latest", digest]
+    job = lab.finish("uname -r; srun hostname", "-w", "n1", user="bob", image="own/got")
+    assert job.accounted("State,AdminComment") == ["COMPLETED", f"vhpc: image own/got:latest@{digest}"]
+    assert job.output().splitlines()[-1] == "n1"
+
+
+@pytest.fixture(scope="module")
+def container(lab: Lab, registry: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The busybox container, as docker push puts it into the registry."""
+    encoded = base64.b64encode(docker_archive(tmp_path_factory.mktemp("box")).read_bytes()).decode()
+    lab.run("login", "sh", "-c", "base64 -d > pushed.tar", user="alice", stdin=encoded)
+    target = f"{registry}/site/box:1"
+    copy = ("skopeo", "copy", "--quiet", "docker-archive:pushed.tar", target)
+    lab.run("login", *TRUST, *copy, user="alice", timeout=120)
+    lab.run("login", "rm", "pushed.tar", user="alice")
+    return target
+
+
+@pytest.mark.parametrize("kind", ["image", "container"])
+def test_a_job_names_what_a_registry_has(lab: Lab, registry: str, container: str, kind: str) -> None:
+    source = container if kind == "container" else f"{registry}/site/minimal:1"
+    words = (*TRUST, "sbatch", "--parsable", f"--vhpc-image={source}", "-w", "n1")
+    script = "#!/bin/sh\nhostname; srun sh -c 'echo ${GREETING:-no greeting}'\n"
+    for word in ("now", "already"):
+        done = lab.run("login", *words, user="alice", stdin=script, timeout=300)
+        assert done.err.splitlines()[-1].endswith(f" {word}"), done.err
+    job = Job(lab, int(done.out), "alice")
+    assert job.wait() == "COMPLETED", job.output()
+    greeting = "hello from the image" if kind == "container" else "no greeting"
+    assert job.output().splitlines() == ["n1", greeting]
+
+
+def test_a_kind_is_not_taken_for_the_other(lab: Lab, registry: str, container: str) -> None:
+    image = f"{registry}/site/minimal:1"
+    for words, says in (
+        (("import", image, "own/x"), "vhpc image pull"),
+        (("pull", container, "own/x"), "vhpc image import"),
+        (("pull", f"{registry}/site/none:1", "own/x"), "site/none:1"),
+    ):
+        done = lab.run("login", *TRUST, "vhpc", "image", *words, user="alice", check=False, timeout=120)
+        assert done.code == 1
+        assert done.err.splitlines()[-1].startswith("vhpc: cannot ")
+        assert says in done.err.splitlines()[-1]
+
+
+def test_a_difference_of_images_is_said(lab: Lab, container: str) -> None:
+    for tag, word in (("old", "one"), ("new", "another")):
+        made = f"mkdir -p diff/etc; echo {word} > diff/etc/word; vhpc image import diff own/differ:{tag}"
+        lab.run("login", "sh", "-c", made, user="alice", timeout=300)
+    same = lab.run(
+        "login", "vhpc", "image", "diff", "own/differ:old", "own/differ:old", user="alice", timeout=300
+    )
+    assert same.code == 0
+    done = lab.run(
+        "login",
+        "vhpc",
+        "image",
+        "diff",
+        "own/differ:old",
+        "own/differ:new",
+        user="alice",
+        check=False,
+        timeout=300,
+    )
+    assert done.code == 1
+    assert "/etc/word" in done.out
+    assert "/tmp" not in done.out
+    lab.run("login", "rm", "-r", "diff", user="alice")
