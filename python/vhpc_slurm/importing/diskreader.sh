@@ -59,4 +59,4 @@ tar --create --file="$(port files.tar)" --format=posix --directory=/mnt/root --n
     --anchored --exclude='./dev/*' --exclude='./proc/*' --exclude='./run/*' --exclude='./sys/*' \
     --exclude='./tmp/*' --exclude='./var/tmp/*' --exclude='./lost+found' --exclude='./swapfile' --exclude='./swap.img' \
     . 2>/run/errors || end "the files of the disk cannot be read: $(tail -n 1 /run/errors)"
-end done
+end "done"
