@@ -122,4 +122,41 @@ def build(
     imagebuild.run(options.config(), recipe, name, catalog, words)
 
 
-COMMANDS: dict[str, Callable[..., int | None]] = {"push": push, "pull": pull, "diff": diff, "build": build}
+SiteImage = Annotated[str, typer.Argument(metavar="NAME[:TAG][@DIGEST]", show_default=False)]
+
+
+def stage(name: SiteImage, as_json: Json = False) -> int:
+    """Copy an image of the site into the store of this node, as Prolog does when a job starts (root)."""
+    from vhpc_slurm.cli import imagestage
+
+    return imagestage.stage(options.config(), name, as_json=as_json)
+
+
+def warm(
+    name: SiteImage,
+    nodes: Annotated[
+        str,
+        typer.Option("--nodes", "-w", metavar="NODES", help="Such as n[1-16],n20.", show_default=False),
+    ],
+    parallel: Annotated[
+        int, typer.Option("--parallel", metavar="N", min=1, max=1024, help="On how many nodes at once.")
+    ] = 16,
+    as_json: Json = False,
+) -> int:
+    """Copy an image of the site into the stores of nodes before jobs need it (root).
+
+    Runs vhpc image stage on each node by srun. The exit status is 1 if it failed on a node.
+    """
+    from vhpc_slurm.cli import imagestage
+
+    return imagestage.warm(options.config(), name, nodes, parallel, as_json=as_json)
+
+
+COMMANDS: dict[str, Callable[..., int | None]] = {
+    "push": push,
+    "pull": pull,
+    "diff": diff,
+    "build": build,
+    "stage": stage,
+    "warm": warm,
+}

@@ -7,7 +7,8 @@ May not decide what to do with the answer.  vhpcd and PrologSlurmctld use
 ``connect``, which honours ``controller.slurm_adapter``; hooks on nodes,
 reconciliation and ``vhpc doctor`` use ``commands``.  No other package runs a
 command of Slurm or reads ``controller.slurm_bin`` and ``controller.slurm_conf``.
-``user_jobs`` is not part of the port: it submits jobs for the user who runs vhpc.
+``user_jobs`` is not part of the port: it submits jobs for the user who runs vhpc;
+nor is ``node_runs``: it runs commands of root on nodes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vhpc_slurm.config import Config
+    from vhpc_slurm.slurm.noderuns import NodeRuns
     from vhpc_slurm.slurm.port import Slurm
     from vhpc_slurm.slurm.userjobs import UserJobs
 
@@ -55,6 +57,13 @@ def user_jobs(config: Config) -> UserJobs:
     from vhpc_slurm.slurm.userjobs import UserJobs
 
     return UserJobs(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf)
+
+
+def node_runs(config: Config) -> NodeRuns:
+    """Commands that root runs on nodes, each in a job of its own."""
+    from vhpc_slurm.slurm.noderuns import NodeRuns
+
+    return NodeRuns(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf)
 
 
 def sbcast_of_users(config: Config) -> str | None:

@@ -42,11 +42,15 @@ BLOBS = 3
 
 @dataclass(frozen=True)
 class StagedImage:
-    """An image on this node: paths of root-owned, verified, read-only files."""
+    """An image on this node: paths of root-owned, verified, read-only files.
+
+    ``copied`` are the bytes that this call has copied; others were in the store, or another job copied them.
+    """
 
     kernel: Path
     initrd: Path
     root: Path
+    copied: int = 0
 
 
 def stage(
@@ -59,7 +63,7 @@ def stage(
 
     Args:
         layout: has the paths of the catalogue and the store.
-        image: the image; it must be pinned.
+        image: the image; it must be pinned if a guest will use it.
         account: of the job's user, with whose rights an image of the user's own catalogue is read.
 
     Raises:
@@ -73,7 +77,7 @@ def stage(
     kernel = yield from copies.blob(manifest.kernel)
     initrd = yield from copies.blob(manifest.initrd)
     root = yield from copies.blob(manifest.root)
-    return StagedImage(kernel, initrd, root)
+    return StagedImage(kernel, initrd, root, copies.copied)
 
 
 def private_copies(image: StagedImage, folder: Path) -> tuple[Path, Path]:
@@ -92,6 +96,13 @@ def private_copies(image: StagedImage, folder: Path) -> tuple[Path, Path]:
     except OSError as err:
         raise NodeError(f"cannot write {folder}", str(err), "free space in paths.run") from err
     return kernel, initrd
+
+
+def is_stored(layout: Layout, image: ImageIdentity) -> bool:
+    """Whether the store has all blobs of an image of the site."""
+    manifest = image.manifest
+    blobs = (manifest.kernel, manifest.initrd, manifest.root)
+    return all(_complete(layout.blobs / blob.sha256, blob.size) for blob in blobs)
 
 
 def pin(layout: Layout, image: ImageIdentity, generation: str) -> None:
@@ -145,6 +156,9 @@ class _Copies:
 
     def __init__(self, layout: Layout, image: ImageIdentity, account: Account | None) -> None:
         self._layout, self._image, self._account = layout, str(image.ref), None
+        manifest = image.manifest
+        self._own = {blob.sha256 for blob in (manifest.kernel, manifest.initrd, manifest.root)}
+        self.copied = 0
         catalog, owner = Path(layout.config.images.catalog), None
         if image.ref.own:
             assert account is not None, "an image of a user's own is read with that user's rights"
@@ -219,6 +233,7 @@ class _Copies:
             try:
                 yield from self._copy(source, part, blob)
                 part.rename(final)
+                self.copied += blob.size
             finally:
                 part.unlink(missing_ok=True)
 
@@ -240,6 +255,8 @@ class _Copies:
             )
         free = space.f_bavail * space.f_frsize
         for path in unused(self._layout) if blob.size + ROOM_LEFT > free else ():
+            if path.name in self._own:  # an image that is not pinned: its kernel, copied just now
+                continue
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
             space = os.statvfs(self._folder)

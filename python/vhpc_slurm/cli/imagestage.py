@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vhpc image stage, and vhpc image warm: an image is in the stores of nodes before a job needs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vhpc_slurm import slurm
+from vhpc_slurm.catalog import resolve
+from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli.imageimport import progress
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import UNDECODABLE, FabricError, UserError
+from vhpc_slurm.model import ImageIdentity, ImageRef
+from vhpc_slurm.node.store import images
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.slurm.noderuns import Ended, Place
+from vhpc_slurm.terminal import one_line
+
+COMMAND = ("vhpc", "image", "stage")
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """What ``vhpc image stage --json`` prints."""
+
+    image: str
+    digest: str
+    copied: int
+    seconds: float
+
+
+class OnNode(msgspec.Struct, frozen=True):
+    """What became of an image on one node; ``problem`` is empty if the node has it."""
+
+    node: str
+    copied: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
+def stage(config: Config, name: str, *, as_json: bool) -> int:
+    """Copy an image of the site into this node's store, as Prolog does.
+
+    Raises:
+        UserError: not root, no image of the site, or the image is broken or larger than the store.
+        FabricError: the store has no room now, or the catalogue is too slow.
+        NodeError: the node cannot store it.
+    """
+    context.need_root("image stage")
+    image, layout = _image(config, name, "stage"), Layout(config)
+    began = time.monotonic()
+    copying = images.stage(layout, image)
+    while True:
+        try:
+            next(copying)
+        except StopIteration as end:
+            copied: int = end.value.copied
+            break
+    if not images.is_stored(
+        layout, image
+    ):  # no job has pinned it, so a job of another image may take its room
+        raise FabricError(
+            f"the image store of this node has no room for image {image.ref}",
+            "jobs with other images needed the space meanwhile",
+            f"free space under {config.images.store}",
+        )
+    found = Staged(str(image.ref), image.digest, copied, round(time.monotonic() - began, 3))
+    if as_json:
+        output.write_json(found)
+    else:
+        done = (
+            f"{output.size(copied)} copied in {found.seconds:.1f} s" if copied else "is in the store already"
+        )
+        print(f"{_label(image)} {done}")
+    return 0
+
+
+def warm(config: Config, name: str, nodes: str, parallel: int, *, as_json: bool) -> int:
+    """Run ``stage`` on nodes; exit status 1 if it failed on one.
+
+    Args:
+        config: the site's configuration.
+        name: an image of the site; its digest is the same for all nodes, even if the name moves meanwhile.
+        nodes: Slurm's host list.
+        parallel: on how many nodes at once.
+        as_json: print JSON.
+
+    Raises:
+        UserError: not root, no image of the site, or a node does not exist.
+        FabricError: catalogue or Slurm do not answer.
+    """
+    context.need_root("image warm")
+    image, runs = _image(config, name, "warm"), slurm.node_runs(config)
+    places = runs.places(nodes)
+    found = [_unusable(place) for place in places if not place.is_usable]
+    for one in found:
+        _report(one, found, len(places))
+    pinned = f"{image.ref.label}@{image.digest}"
+    usable = [place for place in places if place.is_usable]
+    ends = runs.run(
+        usable,
+        [*COMMAND, pinned, "--json"],
+        parallel=parallel,
+        timeout_s=config.guests.stage_timeout_s,
+    )
+    try:
+        for end in ends:
+            found.append(_outcome(end, image.digest))
+            _report(found[-1], found, len(places))
+    finally:
+        ends.close()  # ends what runs, also after Ctrl-C
+    _print(image, found, [place.node for place in places], as_json=as_json)
+    return int(any(one.problem for one in found))
+
+
+def _image(config: Config, name: str, verb: str) -> ImageIdentity:
+    ref = ImageRef.parse(name)
+    if ref.own:
+        raise UserError(
+            f"vhpc image {verb} copies images of the site only",
+            f"{ref.label} is an image of a user, copied with the user's rights when a job starts",
+        )
+    return resolve(Path(config.images.catalog), ref)
+
+
+def _label(image: ImageIdentity) -> str:
+    return f"{image.ref.label} {image.digest}"
+
+
+def _unusable(place: Place) -> OnNode:
+    state = one_line(place.state.rstrip("*"))
+    return OnNode(place.node, problem=f"it is {state}, no job starts there (run vhpc image stage on it)")
+
+
+def _outcome(end: Ended, digest: str) -> OnNode:
+    if end.problem:
+        return OnNode(end.node, problem=end.problem.removeprefix("vhpc: "))
+    try:
+        staged = msgspec.json.decode(end.output, type=Staged)
+    except UNDECODABLE:
+        staged = None
+    if staged is None or staged.digest != digest:
+        return OnNode(
+            end.node, problem=f"its vhpc printed {one_line(end.output[:80].decode(errors='replace'))!r}"
+        )
+    return OnNode(end.node, staged.copied, staged.seconds)
+
+
+def _report(one: OnNode, found: Sequence[OnNode], count: int) -> None:
+    if one.problem:
+        progress(f"{one.node}: {one.problem}")
+    progress(f"{len(found)} of {count} nodes done")
+
+
+def _print(image: ImageIdentity, found: Sequence[OnNode], order: Sequence[str], *, as_json: bool) -> None:
+    if as_json:
+        by_name: dict[str, Any] = {one.node: one for one in found}
+        rows = [by_name[node] for node in order]
+        output.write_json({"image": image.ref.label, "digest": image.digest, "nodes": rows})
+        return
+    good = [one for one in found if not one.problem]
+    copied = sum(one.copied for one in good)
+    newly = sum(one.copied > 0 for one in good)
+    print(
+        f"{_label(image)}: on {len(good)} of {len(found)} nodes, "
+        f"copied to {newly} ({output.size(copied)}), {len(good) - newly} had it"
+    )

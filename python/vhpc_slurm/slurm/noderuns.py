@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command that root runs on many nodes, by an srun with a job of its own for each node.
+
+A job for each node, and not one for all: a busy or broken node delays no other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import NODE_NAME
+from vhpc_slurm.slurm import hostlist
+from vhpc_slurm.slurm.port import SlurmError
+from vhpc_slurm.terminal import one_line
+
+SINFO_FORMAT = "%N|%T|%a|%P"
+"""Node, its state, state of the partition, partition (``*``: the default one); a line for each partition."""
+SINFO_S = 30.0
+START_S = 120
+"""Seconds for which srun waits for a free CPU on the node."""
+SPARE_S = 300
+"""Seconds for Prolog and Epilog, and for the start of the command."""
+MEMORY_MIB = 256
+END_S = 10.0
+"""How long an srun may take to end its job."""
+POLL_S = 0.1
+MAX_OUTPUT = 64 << 10
+"""Bytes of stdout, and of stderr, that a command may print."""
+MAX_COMPLAINT = 500
+ERROR = "srun: error: "
+BUSY = "Requested nodes are busy"
+UNUSABLE = ("down", "drain", "fail", "unknown", "future")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node as sinfo shows it: its state, such as ``drained*``, and a partition that it is in."""
+
+    node: str
+    state: str
+    partition: str
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether jobs can start there."""
+        return not self.state.startswith(UNUSABLE)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a command on a node: its stdout, and why it failed, empty if it did not."""
+
+    node: str
+    output: bytes
+    problem: str = ""
+
+
+class NodeRuns:
+    """Runs a command on nodes as root."""
+
+    def __init__(self, bin_dir: str = "/usr/bin", *, slurm_conf: str = "") -> None:
+        """Use the commands in ``bin_dir``; ``slurm_conf`` empty means Slurm's own default."""
+        self._bin = Path(bin_dir)
+        self._environment = {"LC_ALL": "C", "PATH": PATH}
+        if slurm_conf:
+            self._environment["SLURM_CONF"] = slurm_conf
+
+    def places(self, nodes: str) -> tuple[Place, ...]:
+        """The nodes of a host list such as ``n[1-3],n7``, each once, in this order.
+
+        Raises:
+            UserError: it is not a host list, or the cluster has no such node.
+            SlurmError: sinfo failed.
+        """
+        try:
+            wanted = tuple(dict.fromkeys(hostlist.expand(nodes)))
+        except ValueError as err:
+            raise UserError(f"{nodes[:80]!r} is not a list of nodes", str(err), "write: n[1-3],n7") from err
+        if wrong := [name for name in wanted if not NODE_NAME.match(name)]:
+            raise UserError(f"{wrong[0][:80]!r} is not a valid node name")
+        known = self._known()
+        if absent := [name for name in wanted if name not in known]:
+            more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+            raise UserError(
+                f"the cluster has no node {', '.join(absent[:3])}{more}",
+                "no partition has a node of this name",
+                "see: sinfo -N",
+            )
+        return tuple(known[name] for name in wanted)
+
+    def _known(self) -> dict[str, Place]:
+        """All nodes in partitions; the partition is one that is up, the default one if that is."""
+        options = ("--all", "--local", "--Node", "--noheader", f"--format={SINFO_FORMAT}")
+        try:
+            done = subprocess.run(
+                [str(self._bin / "sinfo"), *options],
+                env=self._environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=SINFO_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as err:
+            raise SlurmError("sinfo failed", f"no answer within {SINFO_S:g} s", "see: scontrol ping") from err
+        except OSError as err:
+            raise SlurmError("sinfo failed", str(err), "set controller.slurm_bin in vhpc.toml") from err
+        if done.returncode:
+            why = one_line(done.stderr.decode("utf-8", "replace"))[-300:]
+            raise SlurmError("sinfo failed", why or f"exit status {done.returncode}")
+        return _parse(done.stdout.decode("utf-8", "replace"))
+
+    def run(
+        self, places: Sequence[Place], command: Sequence[str], *, parallel: int, timeout_s: int
+    ) -> Generator[Ended, None, None]:
+        """Run a command once on each node, and yield each end, as they come.
+
+        All that run are ended if the iterator is closed, or left by an exception.
+
+        Args:
+            places: the nodes; jobs must be able to start there.
+            command: program and arguments, no shell.
+            parallel: on how many nodes it runs at once.
+            timeout_s: how long the command may take on a node.
+
+        Raises:
+            SlurmError: there is no srun.
+        """
+        waiting, running = list(reversed(places)), list[_Run]()
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallel:
+                    running.append(self._start(waiting.pop(), command, timeout_s))
+                ended = [run for run in running if run.has_ended()]
+                for run in ended:
+                    running.remove(run)
+                    yield run.result()
+                if not ended:
+                    time.sleep(POLL_S)
+        finally:
+            _end(running)
+
+    def _start(self, place: Place, command: Sequence[str], timeout_s: int) -> _Run:
+        options = (
+            f"--nodelist={place.node}", f"--partition={place.partition}", "--nodes=1", "--ntasks=1",
+            "--cpus-per-task=1", f"--mem={MEMORY_MIB}M", f"--time={math.ceil((timeout_s + SPARE_S) / 60)}",
+            f"--immediate={START_S}", "--job-name=vhpc-image", "--chdir=/", "--input=none", "--mpi=none",
+        )  # fmt: skip
+        argv = [str(self._bin / "srun"), *options, *command]
+        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by result()
+        try:
+            child = subprocess.Popen(
+                argv,
+                env=self._environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,  # Ctrl-C reaches only this program, which then ends the jobs
+            )
+        except OSError as problem:
+            raise SlurmError(f"cannot start {argv[0]}", problem.strerror or str(problem)) from problem
+        return _Run(place.node, child, out, err, time.monotonic() + START_S + timeout_s + SPARE_S)
+
+
+@dataclass
+class _Run:
+    """A running srun."""
+
+    node: str
+    child: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+    until: float
+    why: str = field(default="", init=False)
+
+    def has_ended(self) -> bool:
+        """Whether srun has ended; it is ended if its time is over, or if it prints without end."""
+        if self.child.poll() is not None:
+            return True
+        if time.monotonic() > self.until:
+            self.why = "no end within the time limit"
+        elif max(os.fstat(file.fileno()).st_size for file in (self.out, self.err)) > MAX_OUTPUT:
+            self.why = f"it printed more than {MAX_OUTPUT} bytes"
+        if self.why:
+            _end([self])
+        return bool(self.why)
+
+    def result(self) -> Ended:
+        with self.out, self.err:
+            self.out.seek(0)
+            self.err.seek(0)
+            output, said = self.out.read(MAX_OUTPUT), self.err.read(MAX_OUTPUT).decode("utf-8", "replace")
+        if self.why or not self.child.returncode:
+            return Ended(self.node, output, self.why)
+        if BUSY in said:
+            return Ended(self.node, output, f"no CPU or memory of it was free for a job within {START_S} s")
+        return Ended(self.node, output, _complaint(said) or f"exit status {self.child.returncode}")
+
+
+def _complaint(said: str) -> str:
+    """Why an srun failed: the last line of its command or of slurmstepd, else the first error of srun."""
+    lines = [one_line(line) for line in said.split("\n") if line.strip()]
+    others = [line for line in lines if not line.startswith("srun: ")]
+    errors = [line for line in lines if line.startswith(ERROR)] or lines
+    return (others[-1] if others else errors[0].removeprefix(ERROR) if errors else "")[:MAX_COMPLAINT]
+
+
+def _end(runs: Sequence[_Run]) -> None:
+    """End all at once; an srun ends its job when it is told to, but not while slurmctld is away."""
+    for run in runs:
+        if run.child.poll() is None:
+            run.child.terminate()
+    until = time.monotonic() + END_S
+    for run in runs:
+        try:
+            run.child.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            run.child.kill()
+            run.child.wait()
+
+
+def _parse(text: str) -> dict[str, Place]:
+    """Parse what sinfo prints in SINFO_FORMAT.
+
+    Raises:
+        SlurmError: a line has another form.
+    """
+    found: dict[str, tuple[tuple[bool, bool], Place]] = {}
+    for line in text.splitlines():
+        words = line.strip().split("|")
+        if len(words) != 4 or not NODE_NAME.match(words[0]) or not words[3]:
+            raise SlurmError("cannot parse Slurm's list of nodes", f"sinfo printed {line[:200]!r}")
+        name, state, available, partition = words
+        rank = (available == "up", partition.endswith("*"))
+        if name not in found or rank > found[name][0]:
+            found[name] = (rank, Place(name, state, partition.removesuffix("*")))
+    return {name: place for name, (_, place) in found.items()}
