@@ -34,7 +34,7 @@ def test_a_warmed_node_copies_nothing_when_a_job_starts(lab: Lab) -> None:
     names = files(lab)
     for node in NODES:
         forget(lab, node, names)
-    done = lab.run("ctl", "vhpc", "image", "warm", IMAGE, "-w", "n[1-2]", "--json", timeout=600)
+    done = lab.run("login", "vhpc", "image", "warm", IMAGE, "-w", "n[1-2]", "--json", timeout=600)
     nodes = json.loads(done.out)["nodes"]
     size = sum(names.values())
     assert [(one["node"], one["copied"], one["problem"]) for one in nodes] == [(n, size, "") for n in NODES]
@@ -57,7 +57,7 @@ def test_an_image_that_is_there_is_not_copied_again(lab: Lab) -> None:
     names = files(lab)
     lab.run("n1", "vhpc", "image", "stage", IMAGE)
     before = inodes(lab, "n1", names)
-    again = lab.vhpc("ctl", "image", "warm", IMAGE, "-w", "n1")
+    again = lab.vhpc("login", "image", "warm", IMAGE, "-w", "n1")
     assert [one["copied"] for one in again["nodes"]] == [0]
     assert inodes(lab, "n1", names) == before
     assert lab.run("n1", "vhpc", "image", "stage", IMAGE).out.endswith(" is in the store already\n")
@@ -71,8 +71,7 @@ def test_what_cannot_be_warmed_is_refused_with_one_line(lab: Lab) -> None:
         ("alice", (IMAGE, "-w", "n1"), "vhpc image warm needs root"),
     )
     for user, argv, says in cases:
-        host = "login" if user == "alice" else "ctl"
-        done = lab.run(host, "vhpc", "image", "warm", *argv, user=user, check=False)
+        done = lab.run("login", "vhpc", "image", "warm", *argv, user=user, check=False)
         assert done.code == 1, done
         assert says in done.err
         assert done.err.count("\n") == 1
@@ -84,7 +83,7 @@ def test_a_drained_node_is_named_and_the_other_is_warmed(lab: Lab) -> None:
     lab.run("ctl", "scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=test")
     try:
         argv = ("vhpc", "image", "warm", IMAGE, "-w", "n[1-2]")
-        done = lab.run("ctl", *argv, check=False, timeout=600)
+        done = lab.run("login", *argv, check=False, timeout=600)
     finally:
         lab.resume("n2")
     assert done.code == 1
@@ -95,7 +94,7 @@ def test_a_drained_node_is_named_and_the_other_is_warmed(lab: Lab) -> None:
 def test_a_busy_node_says_so_and_its_job_goes_on(lab: Lab) -> None:
     job = lab.submit("sleep 600", "-w", "n1", "--exclusive", image=None)
     job.wait("RUNNING")
-    done = lab.run("ctl", "vhpc", "image", "warm", IMAGE, "-w", "n1", check=False, timeout=300)
+    done = lab.run("login", "vhpc", "image", "warm", IMAGE, "-w", "n1", check=False, timeout=300)
     assert done.code == 1
     assert "vhpc: n1: no CPU or memory of it was free for a job within 120 s" in done.err
     assert job.show()["JobState"] == "RUNNING"

@@ -245,7 +245,7 @@ def test_srun_is_told_node_partition_and_digest(site: Site, monkeypatch: pytest.
     site.run("image", "warm", "base", "-w", "n[1-2]", code=1)
     for node, partition in (("n1", "main"), ("n2", "spare")):
         asked = (site.folder / f"asked.{node}").read_text().split()
-        assert {f"--nodelist={node}", f"--partition={partition}", "--nodes=1", "--ntasks=1"} <= set(asked)
+        assert {f"--nodelist={node}", f"--partition={partition}", "--nodes=1", "--mem=256M"} <= set(asked)
         assert asked[-5:] == ["vhpc", "image", "stage", f"base:latest@{site.digest}", "--json"]
         seen = (site.folder / f"environment.{node}").read_text()
         assert "VHPC_" not in seen
@@ -351,7 +351,7 @@ def places(count: int) -> list[Place]:
 def test_no_more_nodes_at_once_than_asked_for(tmp_path: Path) -> None:
     (tmp_path / "now").mkdir()
     body = "touch now/$$; ls now | wc -l >>counts; sleep 0.4; rm now/$$"
-    ends = list(srun(tmp_path, body).run(places(7), ["true"], parallel=3, timeout_s=9))
+    ends = list(srun(tmp_path, body).run(places(7), ["true"], parallel=3, timeout_s=9, memory_mib=9))
     assert sorted(end.node for end in ends) == [place.node for place in places(7)]
     assert not any(end.problem for end in ends)
     assert max(map(int, (tmp_path / "counts").read_text().split())) == 3
@@ -362,7 +362,7 @@ def test_a_command_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(noderuns, "SPARE_S", 0)
     monkeypatch.setattr(noderuns, "END_S", 0.3)
     runs = srun(tmp_path, "trap '' TERM\necho $$ >pid\nwhile :; do sleep 0.1; done")
-    (end,) = runs.run(places(1), ["true"], parallel=1, timeout_s=1)
+    (end,) = runs.run(places(1), ["true"], parallel=1, timeout_s=1, memory_mib=9)
     assert end.problem == "no end within the time limit"
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 

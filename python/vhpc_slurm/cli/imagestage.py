@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm import slurm
-from vhpc_slurm.catalog import resolve
+from vhpc_slurm.catalog import blobs, resolve
 from vhpc_slurm.cli import context, output
 from vhpc_slurm.cli.imageimport import progress
 from vhpc_slurm.config import Config
@@ -23,6 +23,8 @@ from vhpc_slurm.slurm.noderuns import Ended, Place
 from vhpc_slurm.terminal import one_line
 
 COMMAND = ("vhpc", "image", "stage")
+MEMORY_MIB = 256
+"""Of the command. The size of the image is added: a store may be a tmpfs, which counts as memory of the job."""
 
 
 class Staged(msgspec.Struct, frozen=True):
@@ -107,6 +109,7 @@ def warm(config: Config, name: str, nodes: str, parallel: int, *, as_json: bool)
         [*COMMAND, pinned, "--json"],
         parallel=parallel,
         timeout_s=config.guests.stage_timeout_s,
+        memory_mib=MEMORY_MIB + (sum(blob.size for blob in blobs(image.manifest)) >> 20),
     )
     try:
         for end in ends:

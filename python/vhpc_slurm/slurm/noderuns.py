@@ -29,7 +29,6 @@ START_S = 120
 """Seconds for which srun waits for a free CPU on the node."""
 SPARE_S = 300
 """Seconds for Prolog and Epilog, and for the start of the command."""
-MEMORY_MIB = 256
 END_S = 10.0
 """How long an srun may take to end its job."""
 POLL_S = 0.1
@@ -121,7 +120,13 @@ class NodeRuns:
         return _parse(done.stdout.decode("utf-8", "replace"))
 
     def run(
-        self, places: Sequence[Place], command: Sequence[str], *, parallel: int, timeout_s: int
+        self,
+        places: Sequence[Place],
+        command: Sequence[str],
+        *,
+        parallel: int,
+        timeout_s: int,
+        memory_mib: int,
     ) -> Generator[Ended, None, None]:
         """Run a command once on each node, and yield each end, as they come.
 
@@ -132,6 +137,7 @@ class NodeRuns:
             command: program and arguments, no shell.
             parallel: on how many nodes it runs at once.
             timeout_s: how long the command may take on a node.
+            memory_mib: memory of the command; files that it writes to a tmpfs count.
 
         Raises:
             SlurmError: there is no srun.
@@ -140,7 +146,7 @@ class NodeRuns:
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
-                    running.append(self._start(waiting.pop(), command, timeout_s))
+                    running.append(self._start(waiting.pop(), command, timeout_s, memory_mib))
                 ended = [run for run in running if run.has_ended()]
                 for run in ended:
                     running.remove(run)
@@ -150,10 +156,10 @@ class NodeRuns:
         finally:
             _end(running)
 
-    def _start(self, place: Place, command: Sequence[str], timeout_s: int) -> _Run:
+    def _start(self, place: Place, command: Sequence[str], timeout_s: int, memory_mib: int) -> _Run:
         options = (
             f"--nodelist={place.node}", f"--partition={place.partition}", "--nodes=1", "--ntasks=1",
-            "--cpus-per-task=1", f"--mem={MEMORY_MIB}M", f"--time={math.ceil((timeout_s + SPARE_S) / 60)}",
+            "--cpus-per-task=1", f"--mem={memory_mib}M", f"--time={math.ceil((timeout_s + SPARE_S) / 60)}",
             f"--immediate={START_S}", "--job-name=vhpc-image", "--chdir=/", "--input=none", "--mpi=none",
         )  # fmt: skip
         argv = [str(self._bin / "srun"), *options, *command]
