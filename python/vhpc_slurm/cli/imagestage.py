@@ -24,7 +24,7 @@ from vhpc_slurm.terminal import one_line
 
 COMMAND = ("vhpc", "image", "stage")
 MEMORY_MIB = 256
-"""Of the command. The size of the image is added: a store may be a tmpfs, which counts as memory of the job."""
+"""Of the command. The size of the image is added: a store on a tmpfs is memory of the job."""
 
 
 class Staged(msgspec.Struct, frozen=True):

@@ -6,10 +6,10 @@ A job for each node, and not one for all: a busy or broken node delays no other.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -163,20 +163,19 @@ class NodeRuns:
             f"--immediate={START_S}", "--job-name=vhpc-image", "--chdir=/", "--input=none", "--mpi=none",
         )  # fmt: skip
         argv = [str(self._bin / "srun"), *options, *command]
-        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by result()
         try:
             child = subprocess.Popen(
                 argv,
                 env=self._environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C reaches only this program, which then ends the jobs
             )
         except OSError as problem:
             raise SlurmError(f"cannot start {argv[0]}", problem.strerror or str(problem)) from problem
-        return _Run(place.node, child, out, err, time.monotonic() + START_S + timeout_s + SPARE_S)
+        return _Run(place.node, child, time.monotonic() + START_S + timeout_s + SPARE_S)
 
 
 @dataclass
@@ -185,28 +184,42 @@ class _Run:
 
     node: str
     child: subprocess.Popen[bytes]
-    out: IO[bytes]
-    err: IO[bytes]
     until: float
     why: str = field(default="", init=False)
+    said: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()), init=False)
+
+    def __post_init__(self) -> None:
+        for pipe in self._pipes():
+            os.set_blocking(pipe.fileno(), False)
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self.child.stdout is not None
+        assert self.child.stderr is not None
+        return self.child.stdout, self.child.stderr
+
+    def _read(self) -> None:
+        """Read what is there, at most one byte more than permitted."""
+        for pipe, kept in zip(self._pipes(), self.said, strict=True):
+            with contextlib.suppress(BlockingIOError):
+                while chunk := os.read(pipe.fileno(), MAX_OUTPUT + 1 - len(kept)):
+                    kept.extend(chunk)
 
     def has_ended(self) -> bool:
         """Whether srun has ended; it is ended if its time is over, or if it prints without end."""
-        if self.child.poll() is not None:
-            return True
-        if time.monotonic() > self.until:
-            self.why = "no end within the time limit"
-        elif max(os.fstat(file.fileno()).st_size for file in (self.out, self.err)) > MAX_OUTPUT:
+        ended = self.child.poll() is not None
+        self._read()
+        if max(map(len, self.said)) > MAX_OUTPUT:
             self.why = f"it printed more than {MAX_OUTPUT} bytes"
+        elif not ended and time.monotonic() > self.until:
+            self.why = "no end within the time limit"
         if self.why:
             _end([self])
-        return bool(self.why)
+        return ended or bool(self.why)
 
     def result(self) -> Ended:
-        with self.out, self.err:
-            self.out.seek(0)
-            self.err.seek(0)
-            output, said = self.out.read(MAX_OUTPUT), self.err.read(MAX_OUTPUT).decode("utf-8", "replace")
+        for pipe in self._pipes():
+            pipe.close()  # a process that srun has left behind cannot write on
+        output, said = bytes(self.said[0]), self.said[1].decode("utf-8", "replace")
         if self.why or not self.child.returncode:
             return Ended(self.node, output, self.why)
         if BUSY in said:
