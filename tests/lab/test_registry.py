@@ -107,3 +107,48 @@ def test_a_difference_of_images_is_said(lab: Lab, container: str) -> None:
     (line,) = [line for line in done.out.splitlines() if not line.startswith("manifest ")]
     assert line.startswith("~ etc/word  size 4 -> 8")
     lab.run("login", "rm", "-r", "diff", user="alice")
+
+
+TRUSTED = f"127.0.0.1:{PORT}/signed"
+POLICY = f"""
+set -e
+mkdir -p /etc/containers/keys /etc/containers/registries.d; cd /etc/containers
+cp policy.json {FOLDER}/policy.json
+printf 'passphrase of the test' > {FOLDER}/passphrase
+skopeo generate-sigstore-key --output-prefix {FOLDER}/site --passphrase-file {FOLDER}/passphrase >/dev/null
+chmod 644 {FOLDER}/site.* {FOLDER}/passphrase; cp {FOLDER}/site.pub keys/site.pub
+cat > policy.json <<END
+{{"default": [{{"type": "insecureAcceptAnything"}}],
+ "transports": {{"docker": {{"{TRUSTED}": [{{"type": "sigstoreSigned",
+   "keyPath": "/etc/containers/keys/site.pub", "signedIdentity": {{"type": "matchRepository"}}}}]}}}}}}
+END
+printf 'docker:\n  127.0.0.1:{PORT}:\n    use-sigstore-attachments: true\n' > registries.d/test.yaml
+"""
+RESTORE = f"""
+cd /etc/containers; cp {FOLDER}/policy.json policy.json; rm -r registries.d/test.yaml keys
+"""
+
+
+@pytest.fixture
+def signed(lab: Lab, container: str) -> Iterator[str]:
+    """The container twice in a part of the registry where the site demands signatures; one has it."""
+    lab.run("login", "sh", "-c", POLICY)
+    key = (
+        f"--sign-by-sigstore-private-key={FOLDER}/site.private",
+        f"--sign-passphrase-file={FOLDER}/passphrase",
+    )
+    for name, options in (("box:1", key), ("other:1", ())):
+        copy = ("skopeo", "copy", "--quiet", *options, container, f"docker://{TRUSTED}/{name}")
+        lab.run("login", *TRUST, *copy, user="alice", timeout=120)
+    yield f"docker://{TRUSTED}"
+    lab.run("login", "sh", "-c", RESTORE)
+
+
+def test_a_site_demands_signatures_of_containers(lab: Lab, signed: str) -> None:
+    """sigstore's, as cosign makes them; skopeo checks them by the site's containers-policy.json."""
+    words = (*TRUST, "vhpc", "image", "import")
+    lab.run("login", *words, f"{signed}/box:1", "own/signed", user="alice", timeout=300)
+    done = lab.run("login", *words, f"{signed}/other:1", "own/no", user="alice", check=False, timeout=300)
+    assert done.code == 1
+    assert "A signature was required, but no signature exists" in done.err.splitlines()[-1]
+    assert "own/no" not in lab.run("login", "vhpc", "image", "ls", "--own", user="alice").out
