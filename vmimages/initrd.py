@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from vhpc_slurm.bootfiles import elf
-from vhpc_slurm.bootfiles.newc import Archive
+from vhpc_slurm.bootfiles import initrd as bootfiles
 from vmimages.errors import BuildError
 from vmimages.host import output
 from vmimages.rootfs import Base
@@ -60,10 +60,5 @@ def version(path: Path) -> str:
 
 def initrd(base: Base, init: Path, agent: Path, epoch: int) -> bytes:
     """The initrd's bytes, which depend only on the modules, the two programs and the epoch."""
-    archive = Archive(mtime=epoch)
-    archive.character_device("dev/console", 5, 1)
-    archive.file("init", init.read_bytes(), 0o755)
-    archive.file("vhpc-agent", agent.read_bytes(), 0o755)
-    for path in base.modules.iterdir():
-        archive.file(f"modules/{path.name}", path.read_bytes())
-    return archive.to_bytes()
+    modules = {path.name: path.read_bytes() for path in base.modules.iterdir()}
+    return bootfiles.initrd(init.read_bytes(), agent.read_bytes(), modules, epoch)

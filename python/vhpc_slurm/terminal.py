@@ -14,6 +14,12 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else "?" for c in text)
 
 
+def last_line(text: str) -> str:
+    """The last line of what a program said, without blanks around it, at most 300 characters."""
+    lines = text.strip().splitlines()
+    return lines[-1].strip()[:300] if lines else "it said nothing"
+
+
 def one_line(text: str) -> str:
     """A text as one line: white space becomes single spaces, what is not printable is written out.
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vhpc_slurm.bootfiles.errors import BootFileError
+from vhpc_slurm.terminal import last_line
 
 TOOL, PACKAGE = "veritysetup", "cryptsetup-bin"
 SEARCH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -66,7 +67,5 @@ def append_tree(root: Path) -> dict[str, Any]:
     said = done.stdout.decode("utf-8", "replace")
     found = ROOT_HASH.search(said)
     if done.returncode != 0 or found is None:
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
-        why = lines[-1][:300] if lines else "it said nothing"
-        raise BootFileError(f"{TOOL} ended with status {done.returncode}", why)
+        raise BootFileError(f"{TOOL} ended with status {done.returncode}", last_line(said))
     return {"algorithm": ALGORITHM, "data_size": size, "root_hash": found[1]}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vhpc_slurm import files
 from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import ImageRef
 
 LOCK_TIMEOUT_S = 60.0
 STAGING = ".import-"
@@ -42,6 +43,12 @@ def check_owner(catalog: Path, verb: str) -> None:
             f"it belongs to uid {owner}, whose links root would follow",
             "run the command as that user",
         )
+
+
+def check_new_name(ref: ImageRef, form: str = "[own/]NAME[:TAG]") -> None:
+    """UserError unless an image can get this name; ``form`` is what the user may write."""
+    if ref.digest:
+        raise UserError(f"{ref} cannot be a new name", "it has a digest", f"write {form}")
 
 
 @contextlib.contextmanager

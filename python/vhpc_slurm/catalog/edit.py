@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm import files
-from vhpc_slurm.catalog.changes import changing, left_folders, locked, make_folder, place
+from vhpc_slurm.catalog.changes import changing, check_new_name, left_folders, locked, make_folder, place
 from vhpc_slurm.catalog.folder import (
     SIGNATURES_SIZE,
     blobs,
@@ -74,8 +74,7 @@ def tag(catalog: Path, source: ImageRef, target: ImageRef) -> ImageIdentity:
         UserError: no such image, the new name has a digest, or the catalogue cannot be changed.
         FabricError: the catalogue cannot be read.
     """
-    if target.digest:
-        raise UserError(f"{target} cannot be a new name", "it has a digest", "write NAME[:TAG]")
+    check_new_name(target, "NAME[:TAG]")
     with locked(catalog):
         image = resolve(catalog, source)
         path = name_file(catalog, target)

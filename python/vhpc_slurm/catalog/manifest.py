@@ -327,7 +327,7 @@ def _for_lease(manifest: Manifest) -> ImageManifest:
 def _sets(manifest: Manifest, parameter: str) -> bool:
     """Whether an image's kernel parameters have this one; with any value, if it can have only one."""
     name = parameter if parameter.startswith("systemd.mask=") else parameter.partition("=")[0] + "="
-    return any(word == parameter or word.startswith(name) for word in manifest.cmdline.split())
+    return any(word.startswith(name) for word in manifest.cmdline.split())
 
 
 def _decode_1(raw: bytes) -> ImageManifest:

@@ -207,7 +207,7 @@ def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:
 
 
 def _pointed(catalog: Path, ref: ImageRef) -> str:
-    """The digest under a name; empty if there is none."""
+    """The digest that a name points to; empty if the catalogue has no such name."""
     try:
         return pointed_digest(name_file(catalog, ref))
     except OSError:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import vhpc_slurm
 from vhpc_slurm.catalog import own_folder
+from vhpc_slurm.catalog.changes import check_new_name
 from vhpc_slurm.cli import context, options
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
@@ -41,8 +42,7 @@ def run(
     argv = [sys.executable, str(builder), str(_recipe(builder, recipe)), f"--output={where}", *words]
     if name is not None:
         ref = ImageRef.parse(name)
-        if ref.digest:
-            raise UserError(f"{ref} cannot be a new name", "it has a digest", "write [own/]NAME[:TAG]")
+        check_new_name(ref)
         argv += [f"--name={ref.name}", f"--tag={ref.tag}"]
     argv += ["--own"] if is_own else []
     sys.stdout.flush()

@@ -63,9 +63,8 @@ def stage(config: Config, name: str, *, as_json: bool) -> int:
         except StopIteration as end:
             copied: int = end.value.copied
             break
-    if not images.is_stored(
-        layout, image
-    ):  # no job has pinned it, so a job of another image may take its room
+    # no job has pinned it, so a job of another image may take its room
+    if not images.is_stored(layout, image):
         raise FabricError(
             f"the image store of this node has no room for image {image.ref}",
             "jobs with other images needed the space meanwhile",

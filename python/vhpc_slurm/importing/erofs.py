@@ -59,7 +59,7 @@ class FileSystem:
     """An EROFS file system in an open file.
 
     Raises:
-        RefusedError: here and in all methods: it is none, is damaged, or has features of newer versions.
+        RefusedError: the file is not EROFS, is damaged, or has unknown features; also in all methods.
     """
 
     def __init__(self, fd: int) -> None:

@@ -53,7 +53,7 @@ class Header(tarfile.TarInfo):
         at = archive.fileobj.tell()
         _check_records(archive.fileobj.read(self.size))
         archive.fileobj.seek(at)
-        found: tarfile.TarInfo = super()._proc_pax(archive)  # type: ignore[misc]
+        found: tarfile.TarInfo = super()._proc_pax(archive)  # type: ignore[misc] # unknown to typeshed
         return found
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm.bootfiles.verity import PACKAGE, TOOL, find_tool
-from vhpc_slurm.catalog import blob_path, resolve
-from vhpc_slurm.catalog.changes import staging
+from vhpc_slurm.catalog import blob_path, blobs, resolve
+from vhpc_slurm.catalog.changes import check_new_name, staging
 from vhpc_slurm.catalog.folder import read_manifest
 from vhpc_slurm.catalog.manifest import Manifest, Process
 from vhpc_slurm.catalog.publish import copy_blob, digest_of, prepare, publish
@@ -27,17 +27,13 @@ from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity, ImageRef
 
-_ROOT = {"root": "application/vnd.vhpc.root.erofs"}
-_MADE = {
-    False: _ROOT,
-    True: _ROOT
-    | {
-        "kernel": "application/vnd.vhpc.kernel.bzimage",
-        "initrd": "application/vnd.vhpc.initrd.cpio",
-    },
+MADE = {
+    "root": ("root.erofs", "application/vnd.vhpc.root.erofs"),
+    "kernel": ("kernel", "application/vnd.vhpc.kernel.bzimage"),
+    "initrd": ("initrd", "application/vnd.vhpc.initrd.cpio"),
 }
-"""Whether the source has a kernel of its own -> what the worker makes, with media types."""
-FILE_NAMES = {"root": "root.erofs", "kernel": "kernel", "initrd": "initrd"}
+"""What the worker makes: key of the manifest -> file and media type. Kernel and initrd only if the
+source has a kernel of its own."""
 OWN_INIT_MEMORY_MIB = 512
 """Memory that a whole system with systemd needs at least."""
 KERNEL_LABEL, REGISTRY_LABEL = "vhpc/kernel-image", "vhpc/registry-digest"
@@ -150,8 +146,7 @@ def check_source(source: Source) -> None:
 @contextlib.contextmanager
 def _made_in(catalog: Path, target: ImageRef) -> Iterator[Path]:
     """A folder in the catalogue in which an image of this name is made."""
-    if target.digest:
-        raise UserError(f"{target} cannot be a new name", "it has a digest", "write [own/]NAME[:TAG]")
+    check_new_name(target)
     prepare(catalog)
     with staging(catalog) as folder:
         yield folder
@@ -186,14 +181,14 @@ def _make(
         _local(source, folder, images, progress), out, request, images.import_timeout_s, progress, _boot(base)
     )
     progress("publishing")
-    types = _MADE[bool(found.get("own"))]
-    made = {key: digest_of(out / FILE_NAMES[key], sync=True) for key in types}
-    new = {blob.sha256: out / FILE_NAMES[key] for key, blob in made.items()}
+    keys = MADE if found.get("own") else ("root",)
+    made = {key: digest_of(out / MADE[key][0], sync=True) for key in keys}
+    new = {blob.sha256: out / MADE[key][0] for key, blob in made.items()}
     for blob in (base.image.manifest.kernel, base.image.manifest.initrd):
         if blob.file not in made and copy_blob(base.catalog, catalog, blob, folder / blob.file):
             new[blob.sha256] = folder / blob.file
     parts: dict[str, Any] = {
-        key: {"media_type": types[key], "sha256": one.sha256, "size": one.size} for key, one in made.items()
+        key: {"media_type": MADE[key][1], "sha256": one.sha256, "size": one.size} for key, one in made.items()
     }
     if hashed and _knows_verity(found.get("own")):
         parts["verity"] = found.get("verity")
@@ -213,8 +208,7 @@ def _make(
 
 def _boot(base: Parent) -> dict[str, Path]:
     """Files of the image of the site that the worker may need: to read a disk, and for its agent."""
-    blobs = (base.image.manifest.kernel, base.image.manifest.initrd, base.image.manifest.root)
-    return {blob.file: blob_path(base.catalog, blob) for blob in blobs}
+    return {blob.file: blob_path(base.catalog, blob) for blob in blobs(base.image.manifest)}
 
 
 def _with_hash_tree(base: Parent, progress: Callable[[str], None]) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from vhpc_slurm.importing.erofs import FileSystem, Inode
 from vhpc_slurm.importing.tree import RefusedError
+from vhpc_slurm.terminal import last_line
 
 ROOT = "root"
 """Kind of the source that is the root of an image."""
@@ -72,7 +73,7 @@ def write_listing(root: Path, out: Path, max_files: int, max_bytes: int) -> int:
 def _entry(tree: Path, path: bytes, inode: Inode, xattrs: dict[str, str]) -> list[Any]:
     kind = KINDS.get(stat.S_IFMT(inode.mode))
     if kind == "folder":
-        _open(os.path.join(os.fsencode(tree), path), 0o700)  # noqa: PTH118 - names are bytes
+        _open(_place(tree, path), 0o700)
     if kind is None:
         raise RefusedError(f"a file has the unknown type {stat.S_IFMT(inode.mode):#o}")
     size, content = 0, ""
@@ -86,9 +87,13 @@ def _entry(tree: Path, path: bytes, inode: Inode, xattrs: dict[str, str]) -> lis
     return [name, kind, stat.S_IMODE(inode.mode), inode.uid, inode.gid, size, content, xattrs]
 
 
+def _place(tree: Path, path: bytes) -> bytes:
+    return os.path.join(os.fsencode(tree), path)  # noqa: PTH118 - names are bytes
+
+
 def _sha256(tree: Path, path: bytes, size: int) -> str:
     """The digest of an unpacked file."""
-    place = os.path.join(os.fsencode(tree), path)  # noqa: PTH118 - names are bytes
+    place = _place(tree, path)
     try:
         _open(place, 0o600)
         digest, found = hashlib.sha256(), 0
@@ -111,7 +116,7 @@ def _open(place: bytes, mode: int) -> None:
 
 def _target(tree: Path, path: bytes) -> bytes:
     try:
-        return os.readlink(os.path.join(os.fsencode(tree), path))  # noqa: PTH115, PTH118 - names are bytes
+        return os.readlink(_place(tree, path))  # noqa: PTH115 - names are bytes
     except OSError as err:
         raise RefusedError(f"fsck.erofs did not unpack {os.fsdecode(path)!r}: {err.strerror}") from err
 
@@ -130,8 +135,7 @@ def _unpack(root: Path, tree: Path, max_bytes: int) -> None:
                 run.kill()
         if run.returncode != 0:
             said.seek(0)
-            lines = said.read(20000).decode("utf-8", "replace").strip().splitlines()
-            why = lines[-1].strip()[:300] if lines else "it said nothing"
+            why = last_line(said.read(20000).decode("utf-8", "replace"))
             raise RefusedError(f"fsck.erofs ended with status {run.returncode}: {why}")
 
 
@@ -141,7 +145,7 @@ def _used(tree: Path) -> int:
     for above, _, names in os.walk(tree):
         for name in names:
             try:
-                used += os.lstat(os.path.join(above, name)).st_blocks * 512  # noqa: PTH118
+                used += os.lstat(os.path.join(above, name)).st_blocks * 512  # noqa: PTH118 - faster than Path
             except OSError:
                 continue
     return used

@@ -14,6 +14,7 @@ from typing import Any
 
 from vhpc_slurm.bootfiles import newc
 from vhpc_slurm.bootfiles.errors import BootFileError
+from vhpc_slurm.bootfiles.initrd import initrd as make_initrd
 from vhpc_slurm.bootfiles.modules import MORE_LISTS, SUFFIX, LoadStep, ModuleTree, initrd_files, load_lists
 from vhpc_slurm.importing.tree import Node, RefusedError, Tree, parts
 
@@ -27,7 +28,6 @@ GPU_DRIVERS = ("nvidia", "amdgpu", "i915", "xe")
 INITS = ("usr/lib/systemd/systemd", "lib/systemd/systemd")
 FILE_MAX = 512 << 20
 """Maximum bytes of a kernel, a module or a table."""
-AGENT_FILES = {"init": 0o755, "vhpc-agent": 0o755}
 EPOCH = 0
 HEADER_MAGIC = slice(0x202, 0x206)  # Linux Documentation/arch/x86/boot.rst
 CONTENT_CHUNK = 1 << 20
@@ -73,14 +73,8 @@ def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any
         raise RefusedError(f"its kernel {release} cannot be used: {err}") from err
     except RecursionError:
         raise RefusedError(f"its kernel {release} has modules that need each other endlessly") from None
-    archive = newc.Archive(mtime=EPOCH)
-    archive.character_device("dev/console", 5, 1)
-    for name, mode in AGENT_FILES.items():
-        archive.file(name, site[name], mode)
-    for name, data in found.items():
-        archive.file(f"modules/{name}", data)
     (out / "kernel").write_bytes(kernel)
-    (out / "initrd").write_bytes(archive.to_bytes())
+    (out / "initrd").write_bytes(make_initrd(site["init"], site["vhpc-agent"], found, EPOCH))
     return {
         "init": f"/{init}",
         "drivers": drivers,
@@ -90,7 +84,11 @@ def take(tree: Tree, tars: list[Path], initrd: Path, out: Path) -> dict[str, Any
 
 
 def newest(tree: Tree) -> tuple[str, str, Node]:
-    """The newest kernel with modules: their folder, its release, its file; RefusedError if there is none."""
+    """The newest kernel that has modules; RefusedError if there is none.
+
+    Returns:
+        the folder of all modules, the kernel's release, and its file.
+    """
     found = []
     for top in (MODULES, MODULES_OLD):
         node = tree.find(top)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vhpc_slurm.catalog import blob_path, blobs, read_signed, resolve, verify_blob
 from vhpc_slurm.catalog.armour import split
-from vhpc_slurm.catalog.changes import staging
+from vhpc_slurm.catalog.changes import check_new_name, staging
 from vhpc_slurm.catalog.manifest import InitrdBlob, KernelBlob, Manifest, RootBlob, decode_whole
 from vhpc_slurm.catalog.publish import digest_of, has_blob, prepare, publish_bytes
 from vhpc_slurm.config.images import Images
@@ -64,8 +64,7 @@ def pull(
             cannot be changed.
     """
     source = reference(text, "pull")
-    if target.digest:
-        raise UserError(f"{target} cannot be a new name", "it has a digest", "write [own/]NAME[:TAG]")
+    check_new_name(target)
     prepare(catalog)
     with alone(catalog, images.import_timeout_s, progress):
         offer = look(source, images.import_timeout_s)

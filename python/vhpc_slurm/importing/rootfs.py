@@ -24,6 +24,7 @@ from vhpc_slurm.importing.hashing import CHUNK
 from vhpc_slurm.importing.headers import header
 from vhpc_slurm.importing.layers import XATTR
 from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree
+from vhpc_slurm.terminal import last_line
 
 FIXED_UUID = "00000000-0000-0000-0000-000000000000"
 """Equal sources give equal bytes."""
@@ -73,9 +74,8 @@ def write(tree: Tree, layers: list[Path], target: Path) -> None:
 def _failure(status: int, text: str) -> str:
     if "unrecognized option" in text:
         return OLD_TOOL
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
     ended = f"by signal {-status}" if status < 0 else f"with status {status}"
-    return f"mkfs.erofs ended {ended}: {lines[-1][:300] if lines else 'it said nothing'}"
+    return f"mkfs.erofs ended {ended}: {last_line(text)}"
 
 
 def write_tar(tree: Tree, layers: list[Path], out: IO[bytes]) -> None:

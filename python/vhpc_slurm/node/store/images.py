@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vhpc_slurm import files
-from vhpc_slurm.catalog import own_folder
+from vhpc_slurm.catalog import blobs, own_folder
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.node.host.accounts import Account
@@ -100,18 +100,14 @@ def private_copies(image: StagedImage, folder: Path) -> tuple[Path, Path]:
 
 def is_stored(layout: Layout, image: ImageIdentity) -> bool:
     """Whether the store has all blobs of an image of the site."""
-    manifest = image.manifest
-    blobs = (manifest.kernel, manifest.initrd, manifest.root)
-    return all(_complete(layout.blobs / blob.sha256, blob.size) for blob in blobs)
+    return all(_complete(layout.blobs / blob.sha256, blob.size) for blob in blobs(image.manifest))
 
 
 def pin(layout: Layout, image: ImageIdentity, generation: str) -> None:
     """Record that a generation uses an image, and its blobs."""
     folder = _pins(layout, image.digest)
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    manifest = image.manifest
-    blobs = (manifest.kernel, manifest.initrd, manifest.root)
-    (folder / generation).write_text("".join(f"{blob.sha256}\n" for blob in blobs))
+    (folder / generation).write_text("".join(f"{blob.sha256}\n" for blob in blobs(image.manifest)))
 
 
 def unpin(layout: Layout, digest: str, generation: str) -> None:
@@ -156,8 +152,7 @@ class _Copies:
 
     def __init__(self, layout: Layout, image: ImageIdentity, account: Account | None) -> None:
         self._layout, self._image, self._account = layout, str(image.ref), None
-        manifest = image.manifest
-        self._own = {blob.sha256 for blob in (manifest.kernel, manifest.initrd, manifest.root)}
+        self._own = {blob.sha256 for blob in blobs(image.manifest)}
         self.copied = 0
         catalog, owner = Path(layout.config.images.catalog), None
         if image.ref.own:
