@@ -277,3 +277,29 @@ def test_sources_say_their_format(text: str, expected: tuple[str, ...]) -> None:
 def test_other_sources_are_refused(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         Source.parse(text)
+
+
+def test_a_source_with_its_own_kernel_gives_all_parts(site: Site) -> None:
+    def write(root: Path) -> None:
+        for path, data in (
+            (root, b"new root"),
+            (root.with_name("kernel"), b"own"),
+            (root.with_name("initrd"), b"rd"),
+        ):
+            path.write_bytes(data)
+
+    site.root = write
+    site.result = GOOD | {
+        "own": {"init": "/usr/lib/systemd/systemd", "drivers": {"nvidia": "570.1"}, "verity": True}
+    }
+    site.run()
+    image = resolve(site.own, ImageRef.parse("mine"))
+    assert image.manifest.kernel.sha256 == hashlib.sha256(b"own").hexdigest()
+    assert image.manifest.initrd.sha256 == hashlib.sha256(b"rd").hexdigest()
+    assert image.manifest.init == "/usr/lib/systemd/systemd"
+    assert image.manifest.driver_versions == (("nvidia", "570.1"),)
+    assert image.manifest.min_memory_mib >= 512
+    manifest = read_manifest(site.own, image.digest)
+    assert isinstance(manifest, Manifest)
+    assert manifest.kernel.media_type == "application/vnd.vhpc.kernel.bzimage"
+    assert whole(site.own) == ["mine:latest"]
