@@ -55,7 +55,7 @@ types: deps ## mypy --strict
 	$(MYPY) scripts/spdx.py scripts/cmodules.py
 	MYPYPATH=python:tests $(MYPY) $$(git ls-files 'tests/*.py' ':!tests/*/*')
 	MYPYPATH=bench:python:tests/unit:. $(MYPY) --explicit-package-bases bench/vhpcbench
-	for part in unit lab image fuzz hw; do \
+	for part in unit lab image fuzz hw packages; do \
 	    MYPYPATH=python:tests:tests/unit:tests/fuzz:tests/$$part:. $(MYPY) --explicit-package-bases $$(git ls-files "tests/$$part/*.py"); \
 	done
 
@@ -104,6 +104,10 @@ check-hw: deps ## Devices on a real kernel: jobs and faults in an emulated machi
 .PHONY: hw-case
 hw-case: deps ## One job of check-hw, with a GPU and a virtual function
 	$(PY) -m pytest -m hw tests/hw/test_hw_devices.py
+
+.PHONY: packages
+packages: deps ## Debian packages of this checkout in build/packages, built in a tree of Debian 13 (as root)
+	@packaging/build
 
 .PHONY: clean
 clean: ## Stop the lab and remove built files; caches in /var/cache stay

@@ -6,12 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "image.h"
 #include "inherited.h"
 #include "plugin.h"
 #include "source.h"
 #include "text.h"
+#include "waiting.h"
 
 /*
  * A job may be submitted from within a job with guests.  With the variables of that job in the
@@ -41,11 +43,39 @@ static bool add_default(struct vhpc_values *values, enum vhpc_option_id id, char
     return vhpc_values_set(values, id, variable, text, why, size);
 }
 
+/* Whether this command gives the job a batch script. */
+static bool has_script(void)
+{
+    return strcmp(program_invocation_short_name, "sbatch") == 0;
+}
+
+/* --vhpc-save waits for the end of a script in the guest. */
+static bool can_save(const struct vhpc_values *values, char *why, size_t size)
+{
+    if (!values->set[VHPC_SAVE])
+        return true;
+    if (!has_script())
+        snprintf(why, size,
+                 "--vhpc-save waits for the end of a batch script, so it is for sbatch only; while "
+                 "another job runs, use: vhpc save JOBID own/NAME");
+    else if (values->set[VHPC_BATCH] && strcmp(values->text[VHPC_BATCH], "host") == 0)
+        snprintf(why, size,
+                 "--vhpc-save saves the guest of the batch script, which --vhpc-batch=host leaves "
+                 "outside; remove one of the two");
+    else
+        return true;
+    return false;
+}
+
 /* False with one line in why. True with values->set[VHPC_IMAGE] false: a job without guests. */
 static bool settle(struct vhpc_values *values, char *why, size_t size)
 {
     if (!add_default(values, VHPC_IMAGE, why, size))
         return false;
+    if (values->set[VHPC_IMAGE] && strcmp(values->text[VHPC_IMAGE], VHPC_IMAGE_LIST) == 0) {
+        vhpc_source_list(vhpc_plugin.args.command, why, size);
+        return false;
+    }
     if (values->set[VHPC_IMAGE] && vhpc_is_source(values->text[VHPC_IMAGE])) {
         char source[VHPC_VALUE_SIZE];
 
@@ -66,13 +96,15 @@ static bool settle(struct vhpc_values *values, char *why, size_t size)
         return true;
     }
     for (int id = 0; id < VHPC_OPTION_COUNT; id++)
-        if (!add_default(values, (enum vhpc_option_id)id, why, size))
+        if ((id != VHPC_SAVE || has_script()) &&
+            !add_default(values, (enum vhpc_option_id)id, why, size))
             return false;
-    return true;
+    return can_save(values, why, size);
 }
 
 static int hand_over(spank_t spank, const struct vhpc_values *values)
 {
+    static const enum vhpc_option_id of_tasks[] = {VHPC_IMAGE, VHPC_SAVE};
     char name[VHPC_NAME_SIZE];
 
     for (int id = 0; id < VHPC_OPTION_COUNT; id++) {
@@ -89,16 +121,36 @@ static int hand_over(spank_t spank, const struct vhpc_values *values)
     }
     /*
      * Slurm passes an option of the command line to the tasks. An option from its variable must
-     * reach them in the same way: there it prevents that a job without a guest runs on the bare
-     * node.
+     * reach them in the same way: there the image prevents that a job without a guest runs on the
+     * bare node.
      */
-    if (setenv(vhpc_carrier(VHPC_IMAGE, name), values->text[VHPC_IMAGE], 1) != 0) {
-        slurm_error("vhpc: couldn't set %s: %s", name, strerror(errno));
-        return -1;
+    for (size_t i = 0; i < sizeof of_tasks / sizeof of_tasks[0]; i++) {
+        if (values->set[of_tasks[i]] &&
+            setenv(vhpc_carrier(of_tasks[i], name), values->text[of_tasks[i]], 1) != 0) {
+            slurm_error("vhpc: couldn't set %s: %s", name, strerror(errno));
+            return -1;
+        }
     }
     /* If it is inherited from a requeued job, the new job would take it for its own. */
     unsetenv("SLURM_RESTART_COUNT");
     return 0;
+}
+
+/* Say how far the guests are while this command waits for them; components have one watcher. */
+static void watch_boot(spank_t spank)
+{
+    static char word[VHPC_WAITER_SIZE];
+    static char text[65536];
+    static char *argv[1024];
+    bool first = word[0] == '\0';
+
+    if (first && (!vhpc_own_arguments(text, sizeof text, argv, sizeof argv / sizeof argv[0]) ||
+                  !vhpc_somebody_waits(program_invocation_short_name, argv, getenv("VHPC_QUIET"),
+                                       STDERR_FILENO) ||
+                  !vhpc_waiter_word(word)))
+        return;
+    if (spank_job_control_setenv(spank, "VHPC_WAITER", word, 1) == ESPANK_SUCCESS && first)
+        vhpc_watch_boot(vhpc_plugin.args.command, word);
 }
 
 int vhpc_allocator_post_opt(spank_t spank)
@@ -108,8 +160,14 @@ int vhpc_allocator_post_opt(spank_t spank)
     char name[VHPC_NAME_SIZE];
 
     values = vhpc_plugin.given;
-    if (settle(&values, why, sizeof why))
-        return values.set[VHPC_IMAGE] ? hand_over(spank, &values) : 0;
+    if (settle(&values, why, sizeof why)) {
+        if (!values.set[VHPC_IMAGE])
+            return 0;
+        if (hand_over(spank, &values) != 0)
+            return -1;
+        watch_boot(spank);
+        return 0;
+    }
     slurm_error("vhpc: %s", why);
     /*
      * If plugstack.conf calls the plugin "optional", Slurm continues after this error.  The job

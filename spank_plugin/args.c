@@ -20,7 +20,8 @@ const struct vhpc_arg vhpc_arg_table[VHPC_ARG_COUNT] = {
     {
         .name = "command",
         .initial = VHPC_COMMAND,
-        .detail = "The command vhpc, which imports the source of an image when a job is created.",
+        .detail = "The command vhpc, which imports the source of an image when a job is created, "
+                  "and says how far guests are while srun and salloc wait for them.",
         .offset = offsetof(struct vhpc_args, command),
     },
 };

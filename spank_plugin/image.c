@@ -83,6 +83,10 @@ bool vhpc_image_parse(const char *given, char value[VHPC_VALUE_SIZE], const char
     const char *tag = colon == NULL ? "latest" : colon + 1;
     size_t tag_length = colon == NULL ? strlen(tag) : length - name - 1;
 
+    if (strcmp(given, VHPC_IMAGE_LIST) == 0) {
+        memcpy(value, given, sizeof VHPC_IMAGE_LIST);
+        return true;
+    }
     if (vhpc_is_source(given)) {
         if (strlen(given) >= VHPC_VALUE_SIZE || !vhpc_text_is_plain(given, strlen(given))) {
             *why = "a source of at most 1024 bytes without control characters is expected";

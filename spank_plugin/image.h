@@ -7,6 +7,10 @@
 
 #include "bounds.h"
 
+/* In place of a name: the images are listed, and no job is created.  An image of this name is
+ * "list:latest". */
+#define VHPC_IMAGE_LIST "list"
+
 /* docker://NAME, or one of the kinds of `vhpc image import` with a slash in its path. */
 bool vhpc_is_source(const char *text);
 

@@ -159,6 +159,18 @@ static bool parse_console(const char *text, char value[VHPC_VALUE_SIZE], const c
     return true;
 }
 
+/* A name in the catalogue of the user: the site's catalogue is not the user's to change. */
+static bool parse_save(const char *text, char value[VHPC_VALUE_SIZE], const char **why)
+{
+    const char *wrong = NULL;
+    bool good = !vhpc_is_source(text) && strncmp(text, "own/", strlen("own/")) == 0 &&
+                strchr(text, '@') == NULL && vhpc_image_parse(text, value, &wrong);
+
+    if (!good)
+        *why = "own/NAME[:TAG] is expected, a name in your own catalogue of images";
+    return good;
+}
+
 const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
     [VHPC_IMAGE] =
         {
@@ -179,7 +191,9 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "the path, as for `vhpc image import`: it is imported into the user's own "
                 "catalogue "
                 "before the job is created, unless it is there already, and the job gets the "
-                "digest of the result. `vhpc image ls` lists the images. Within a job the "
+                "digest of the result. The word list in place of a name prints the names of the "
+                "images that the user may use here, and no job is created; an image of this name "
+                "is list:latest. Within a job the "
                 "option may be repeated for a step, but only with "
                 "the job's own image; a step without it runs in the guests too.",
             .parse = vhpc_image_parse,
@@ -308,6 +322,20 @@ const struct vhpc_option vhpc_options[VHPC_OPTION_COUNT] = {
                 "without suffix it is MiB, as for --mem. At least 64 MiB. The site sets the "
                 "largest size, and may give no disks.",
             .parse = parse_disk,
+        },
+    [VHPC_SAVE] =
+        {
+            .name = "vhpc-save",
+            .arginfo = "own/NAME[:TAG]",
+            .variable = "VHPC_SAVE",
+            .usage = "make an image of the guest when the batch script has succeeded",
+            .detail =
+                "When the batch script ends with status 0, what the job's first guest has in its "
+                "root then becomes the image NAME of the user's own catalogue, as by `vhpc save`. "
+                "The job ends when that is done, within its time limit; if it fails, so does the "
+                "job, with one line on its stderr. For sbatch only, with the batch script in the "
+                "guest, and where the site has catalogues of users.",
+            .parse = parse_save,
         },
 };
 

@@ -24,6 +24,7 @@ enum vhpc_option_id {
     VHPC_GUESTS_PER_NODE,
     VHPC_NETWORK,
     VHPC_DISK,
+    VHPC_SAVE,
     VHPC_OPTION_COUNT,
 };
 

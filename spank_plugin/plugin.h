@@ -59,4 +59,12 @@ int vhpc_local_user_init(spank_t spank);
 /* remote.c: slurmstepd, between fork and exec of a task, as the job's user. */
 int vhpc_remote_task_init(spank_t spank);
 
+/*
+ * remote_gpus.c: the indexes of GPUs in the guest begin at 0. Slurm's numbers are those of the
+ * node; they are kept in VHPC_HOST_*.  A variable that cannot be translated stays as it is.
+ * gpus_of_task: the GPUs of the task's guest (gpus.h).  False if a variable cannot be set.
+ */
+struct vhpc_state;
+bool vhpc_renumber_gpus(spank_t spank, const char *gpus_of_task, const struct vhpc_state *state);
+
 #endif

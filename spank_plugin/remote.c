@@ -31,6 +31,7 @@ struct task {
     uint32_t restart;
     bool restart_known;
     const char *image;   /* what the option asked for, NULL when it was not given */
+    const char *save;    /* the image that the batch script's guest becomes, NULL: none */
     bool asked;          /* the job or the step wants guests, even if this node has none */
     char generation[64]; /* generation that an earlier task of this job ran in, "" if unknown */
     char node[256];
@@ -107,6 +108,7 @@ static void read_generation(spank_t spank, struct task *task)
 static bool read_task(spank_t spank, struct task *task)
 {
     char *image = NULL;
+    char *save = NULL;
 
     memset(task, 0, sizeof *task);
     if (spank_get_item(spank, S_JOB_ID, &task->job) != ESPANK_SUCCESS ||
@@ -114,6 +116,9 @@ static bool read_task(spank_t spank, struct task *task)
         return false;
     if (spank_option_getopt(spank, vhpc_registered_option(VHPC_IMAGE), &image) == ESPANK_SUCCESS)
         task->image = image == NULL ? "" : image;
+    if (task->step == SLURM_BATCH_SCRIPT &&
+        spank_option_getopt(spank, vhpc_registered_option(VHPC_SAVE), &save) == ESPANK_SUCCESS)
+        task->save = save;
     read_restart(spank, task);
     read_generation(spank, task);
     if (spank_getenv(spank, "SLURMD_NODENAME", task->node, sizeof task->node) != ESPANK_SUCCESS)
@@ -210,9 +215,14 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
         {"VHPC_RUN_SOCKET", runs_in_guest ? task->socket : NULL},
         {"VHPC_RUN_CPUS", runs_in_guest && task->cpus[0] != '\0' ? task->cpus : NULL},
         {"VHPC_RUN_COMMANDS", runs_in_guest ? state->commands : NULL},
+        {"VHPC_RUN_COMMAND_PATH",
+         runs_in_guest && state->command_path[0] != '\0' ? state->command_path : NULL},
         {"VHPC_RUN_COMPONENTS", runs_in_guest && state->components > 0 ? components : NULL},
         {"VHPC_RUN_STATE", runs_in_guest ? file : NULL},
         {"VHPC_RUN_SCRIPT", runs_in_guest && task->step == SLURM_BATCH_SCRIPT ? "1" : NULL},
+        {"VHPC_RUN_SAVE", runs_in_guest ? task->save : NULL},
+        {"VHPC_RUN_SAVE_COMMAND",
+         runs_in_guest && task->save != NULL ? vhpc_plugin.args.command : NULL},
         {VHPC_ENV_RUN_ARGV0, NULL},
     };
 
@@ -224,89 +234,6 @@ static bool set_environment(spank_t spank, const struct task *task, const struct
         if (variables[i].value == NULL)
             (void)spank_unsetenv(spank, variables[i].name);
         else if (spank_setenv(spank, variables[i].name, variables[i].value, 1) != ESPANK_SUCCESS)
-            return false;
-    }
-    return true;
-}
-
-/* Slurm's list of the job's or the step's GPUs, by the node's numbers; "" if there is none. */
-static void read_host_gpus(spank_t spank, char *list, size_t size)
-{
-    static const char *const names[] = {"SLURM_STEP_GPUS", "SLURM_JOB_GPUS"};
-
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (spank_getenv(spank, names[i], list, (int)size) == ESPANK_SUCCESS && list[0] != '\0')
-            return;
-    list[0] = '\0';
-}
-
-/*
- * Steps inherit the environment of the script that started them. A variable that was renumbered for
- * the script, in its own guest, and that Slurm has not set again, must not be renumbered again.
- * True with before as its value before that.
- */
-static bool is_renumbered(spank_t spank, const struct vhpc_state *state, const char *host,
-                          const char *kept, bool visible, const char *value, char *before)
-{
-    char gpus[VHPC_GPUS_SIZE];
-    char after[VHPC_GPUS_SIZE];
-
-    if (spank_getenv(spank, kept, before, VHPC_GPUS_SIZE) != ESPANK_SUCCESS)
-        return false;
-    for (uint32_t guest = 0; guest < state->guests; guest++) {
-        if (!vhpc_state_gpus(state, guest, gpus, sizeof gpus))
-            return false;
-        if ((state->guests == 1
-                 ? vhpc_gpus_renumber(gpus, before, after, sizeof after)
-                 : vhpc_gpus_share(gpus, host, before, visible, after, sizeof after)) &&
-            strcmp(after, value) == 0)
-            return true;
-    }
-    return false;
-}
-
-/*
- * The indexes of GPUs in the guest begin at 0. Slurm's numbers are those of the node; they are kept
- * in VHPC_HOST_*.  A variable that cannot be translated stays as it is.
- */
-static bool renumber_gpus(spank_t spank, const struct task *task, const struct vhpc_state *state)
-{
-    static const struct {
-        const char *name;
-        const char *kept;
-        bool visible; /* may have indexes as well as the node's numbers */
-    } variables[] = {
-        {"CUDA_VISIBLE_DEVICES", "VHPC_HOST_CUDA_VISIBLE_DEVICES", true},
-        {"ROCR_VISIBLE_DEVICES", "VHPC_HOST_ROCR_VISIBLE_DEVICES", true},
-        {"GPU_DEVICE_ORDINAL", "VHPC_HOST_GPU_DEVICE_ORDINAL", true},
-        {"ZE_AFFINITY_MASK", "VHPC_HOST_ZE_AFFINITY_MASK", true},
-        {"SLURM_JOB_GPUS", "VHPC_HOST_SLURM_JOB_GPUS", false},
-        {"SLURM_STEP_GPUS", "VHPC_HOST_SLURM_STEP_GPUS", false},
-    };
-    char host[VHPC_GPUS_SIZE];
-    char value[VHPC_GPUS_SIZE];
-    char ours[VHPC_GPUS_SIZE];
-    bool shared = state->guests > 1;
-
-    if (state->gpus[0] == '\0')
-        return true;
-    read_host_gpus(spank, host, sizeof host);
-    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
-        bool visible = variables[i].visible;
-
-        if (spank_getenv(spank, variables[i].name, value, sizeof value) != ESPANK_SUCCESS)
-            continue;
-        if (is_renumbered(spank, state, host, variables[i].kept, visible, value, ours)) {
-            if (!shared)
-                continue;
-            memcpy(value, ours, strlen(ours) + 1); /* perhaps for another guest than this task's */
-        }
-        if (shared    ? !vhpc_gpus_share(task->gpus, host, value, visible, ours, sizeof ours)
-            : visible ? !vhpc_gpus_renumber_visible(task->gpus, host, value, ours, sizeof ours)
-                      : !vhpc_gpus_renumber(task->gpus, value, ours, sizeof ours))
-            continue;
-        if (spank_setenv(spank, variables[i].kept, value, 1) != ESPANK_SUCCESS ||
-            spank_setenv(spank, variables[i].name, ours, 1) != ESPANK_SUCCESS)
             return false;
     }
     return true;
@@ -362,7 +289,7 @@ static int enter_guest(spank_t spank, struct task *task, const struct vhpc_state
     warn(spank, task, state);
     if (!runs_in_guest)
         return 0;
-    if (!renumber_gpus(spank, task, state))
+    if (!vhpc_renumber_gpus(spank, task->gpus, state))
         return deny(spank, "couldn't set the environment of the task");
     snprintf(path, sizeof path, "%s/vhpc-run", vhpc_plugin.args.libexec);
     if (access(path, X_OK) != 0)

@@ -63,6 +63,14 @@ static int start(const char *command, const char *source, pid_t *pid)
     return -1;
 }
 
+void vhpc_source_list(const char *command, char *why, size_t size)
+{
+    char *const argv[] = {(char *)command, "image", "names", NULL};
+
+    (void)execv(command, argv);
+    snprintf(why, size, "couldn't list the images: %s: %s", command, strerror(errno));
+}
+
 bool vhpc_source_resolve(const char *command, const char *source, char image[VHPC_VALUE_SIZE],
                          char *why, size_t size)
 {
@@ -91,7 +99,8 @@ bool vhpc_source_resolve(const char *command, const char *source, char image[VHP
         return false;
     }
     answer[strcspn(answer, "\n")] = '\0';
-    if (!complete || vhpc_is_source(answer) || !vhpc_image_parse(answer, image, &expected)) {
+    if (!complete || vhpc_is_source(answer) || !vhpc_image_parse(answer, image, &expected) ||
+        strcmp(image, VHPC_IMAGE_LIST) == 0) {
         image[0] = '\0';
         snprintf(why, size, "couldn't read the name of the image of %s that %s printed", shown,
                  command);

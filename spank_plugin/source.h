@@ -12,6 +12,12 @@
 #include "bounds.h"
 
 /*
+ * Become `command image names`, which prints the names of the images that the user may use here.
+ * Returns only if that fails, with one line in why.
+ */
+void vhpc_source_list(const char *command, char *why, size_t size);
+
+/*
  * Run `command image resolve SOURCE`, which says what it does on stderr, and read the image's name
  * with its digest.  False with one line in why.
  */

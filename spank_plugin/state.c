@@ -30,6 +30,7 @@ enum key {
     BATCH,
     SOCKET,
     COMMANDS,
+    COMMAND_PATH,
     GPUS,
     CPUS,
     GUESTS,
@@ -39,11 +40,22 @@ enum key {
 };
 
 static const char *const key_names[KEYS] = {
-    [VERSION] = "version",       [JOB] = "job",         [RESTART] = "restart",
-    [GENERATION] = "generation", [STATUS] = "status",   [MESSAGE] = "message",
-    [IMAGE] = "image",           [BATCH] = "batch",     [SOCKET] = "socket",
-    [COMMANDS] = "commands",     [GPUS] = "gpus",       [CPUS] = "cpus",
-    [GUESTS] = "guests",         [WARNING] = "warning", [COMPONENTS] = "components",
+    [VERSION] = "version",
+    [JOB] = "job",
+    [RESTART] = "restart",
+    [GENERATION] = "generation",
+    [STATUS] = "status",
+    [MESSAGE] = "message",
+    [IMAGE] = "image",
+    [BATCH] = "batch",
+    [SOCKET] = "socket",
+    [COMMANDS] = "commands",
+    [GPUS] = "gpus",
+    [CPUS] = "cpus",
+    [GUESTS] = "guests",
+    [WARNING] = "warning",
+    [COMPONENTS] = "components",
+    [COMMAND_PATH] = "command_path",
 };
 
 __attribute__((format(printf, 3, 4))) static bool refuse(char *why, size_t size, const char *format,
@@ -165,10 +177,13 @@ static bool interpret(struct vhpc_state *state, const char *const values[KEYS], 
                                         strlen(values[SOCKET]) >= SOCKET_PATH_SIZE))
         return refuse(why, size, "socket is not an absolute path of less than %d bytes",
                       SOCKET_PATH_SIZE);
+    if (values[COMMAND_PATH] != NULL && values[COMMAND_PATH][0] != '/')
+        return refuse(why, size, "command_path is not an absolute path");
     state->generation = values[GENERATION];
     state->image = values[IMAGE];
     state->socket = values[SOCKET];
     state->commands = values[COMMANDS] == NULL ? "" : values[COMMANDS];
+    state->command_path = values[COMMAND_PATH] == NULL ? "" : values[COMMAND_PATH];
     state->warning = values[WARNING] == NULL ? "" : values[WARNING];
     state->gpus = values[GPUS] == NULL ? "" : values[GPUS];
     state->cpus = values[CPUS] == NULL ? "" : values[CPUS];

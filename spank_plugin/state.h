@@ -22,16 +22,17 @@ struct vhpc_state {
     uint32_t restart;
     enum vhpc_status status;
     bool batch_on_host;
-    const char *generation; /* JOB.RESTART.NONCE */
-    const char *image;      /* [own/]NAME:TAG[@DIGEST] */
-    const char *message;    /* of a failed job; never NULL then */
-    const char *socket;     /* absolute path of the first guest's socket; never NULL when ready */
-    const char *commands;   /* colon separated host commands; "" when none */
-    uint32_t guests;        /* on this node; their sockets differ in the folder: g0, g1, ... */
-    uint32_t components;    /* of a het job, if they have one network for MPI; else 0 */
-    const char *warning;    /* message for the user when the job starts; "" if there is none */
-    const char *gpus;       /* the node's numbers of GPUs: "5:2,7", a comma between guests */
-    const char *cpus;       /* the node's CPU of each vCPU, in the same form; "" if unknown */
+    const char *generation;   /* JOB.RESTART.NONCE */
+    const char *image;        /* [own/]NAME:TAG[@DIGEST] */
+    const char *message;      /* of a failed job; never NULL then */
+    const char *socket;       /* absolute path of the first guest's socket; never NULL when ready */
+    const char *commands;     /* colon separated host commands; "" when none */
+    const char *command_path; /* directory of Slurm's commands; "" when none is named */
+    uint32_t guests;          /* on this node; their sockets differ in the folder: g0, g1, ... */
+    uint32_t components;      /* of a het job, if they have one network for MPI; else 0 */
+    const char *warning;      /* message for the user when the job starts; "" if there is none */
+    const char *gpus;         /* the node's numbers of GPUs: "5:2,7", a comma between guests */
+    const char *cpus;         /* the node's CPU of each vCPU, in the same form; "" if unknown */
 };
 
 enum vhpc_state_found {

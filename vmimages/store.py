@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vhpc_slurm.chunks import ChunkList, key
 from vmimages.errors import BuildError
 
 CHUNK = 1 << 20
@@ -64,7 +65,14 @@ def publish(
         with _lock(catalog):
             for part in ("blobs/sha256", "manifests/sha256", f"names/{name}"):
                 (catalog / part).mkdir(parents=True, exist_ok=True)
-            full = manifest | {field: _blob(catalog, blob) for field, blob in blobs.items()}
+            listed = ChunkList()
+            full = manifest | {
+                field: _blob(catalog, blob, listed if field == "root" else None)
+                for field, blob in blobs.items()
+            }
+            if found := key(listed.raw()):
+                full["chunks"] = found
+                _blob(catalog, Blob("", listed.raw()))
             pointer = catalog / "names" / name / tag
             before = _current(catalog, pointer)
             if before is not None and _undated(before[1]) == _undated(full):
@@ -101,13 +109,15 @@ def _current(catalog: Path, name: Path) -> tuple[str, dict[str, Any]] | None:
     return digest, manifest
 
 
-def _blob(catalog: Path, blob: Blob) -> dict[str, Any]:
-    """Write a blob to the catalogue; return the manifest's entry for it."""
+def _blob(catalog: Path, blob: Blob, chunk_list: ChunkList | None = None) -> dict[str, Any]:
+    """Write a blob to the catalogue; return the manifest's entry for it. ``chunk_list`` gets its bytes."""
     folder = catalog / "blobs/sha256"
     with _new_file(folder) as (path, fd):
         digest, size = hashlib.sha256(), 0
         for chunk in _chunks(blob.data):
             digest.update(chunk)
+            if chunk_list is not None:
+                chunk_list.update(chunk)
             size += len(chunk)
             _write_all(fd, chunk)
         os.fsync(fd)

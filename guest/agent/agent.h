@@ -14,6 +14,7 @@
 #include "chan.h"
 #include "hello.h"
 #include "task.h"
+#include "usage.h"
 
 struct agent;
 
@@ -40,9 +41,11 @@ struct session {
     bool closed;         /* the host has sent CLOSE, or is disconnected */
     bool script_written; /* to be removed at the end */
     bool cgroup_made;
-    bool frozen; /* by a SIGTSTP, until SIGCONT */
-    bool halted; /* by a SIGSTOP, until any other frame of the client */
-    bool held;   /* the cgroup is frozen */
+    bool frozen;      /* by a SIGTSTP, until SIGCONT */
+    bool halted;      /* by a SIGSTOP, until any other frame of the client */
+    bool held;        /* the cgroup is frozen */
+    bool counted;     /* what it used is in the agent's table */
+    uint64_t max_rss; /* bytes, of its largest process that has ended; 0 = none has */
     uint32_t last_call;
     struct session_pmi pmi;
 };
@@ -83,6 +86,7 @@ struct agent {
     struct pmix_link *links;
     char *pmi_said; /* the last refusal that was sent: tasks of a step have the same */
     char *cgroup;   /* parent directory of the sessions' cgroups; NULL = no cgroup v2 */
+    struct usage_table usage;
 };
 
 /* host.c */
@@ -115,6 +119,13 @@ int cgroup_freeze(const struct agent *a, uint32_t session, bool frozen);
 void cgroup_signal(const struct agent *a, uint32_t session, pid_t leader, int number);
 /* Kill every process of the session, with or without cgroups. */
 void cgroup_kill(const struct agent *a, uint32_t session, pid_t leader);
+/* The directory of a session's cgroup. */
+void cgroup_path(const struct agent *a, uint32_t session, char *out, size_t size);
+/* In the child: enter the cgroup of programs that ssh starts, which belong to no session. */
+void cgroup_enter_login(const struct agent *a);
+void cgroup_login_path(const struct agent *a, char *out, size_t size);
+/* Remove the cgroups of this agent. */
+void cgroup_end(struct agent *a);
 /* 0 if the cgroup is removed, -EBUSY while it is not empty. */
 int cgroup_remove(const struct agent *a, uint32_t session);
 /* The session that a process of this guest belongs to; 0 = none. */

@@ -63,6 +63,34 @@ static bool find_mount(char *out, size_t size)
     return found;
 }
 
+/*
+ * Memory and I/O are measured in cgroups whose parent has these controllers; one that the kernel
+ * lacks stays off. CPU time needs none: the controller cpu would change how CPUs are shared.
+ */
+static void measure_children(const char *folder)
+{
+    char path[4096];
+    (void)snprintf(path, sizeof path, "%s/cgroup.subtree_control", folder);
+    (void)write_text(path, "+memory");
+    (void)write_text(path, "+io");
+}
+
+/*
+ * The same for the cgroup above ours. Only the root of all cgroups may have processes and such
+ * children: elsewhere this process moves into a child.
+ */
+static void prepare_parent(const char *mount, const char *own, bool move)
+{
+    char parent[3072], path[3200];
+    (void)snprintf(parent, sizeof parent, "%s%s", mount, own);
+    (void)snprintf(path, sizeof path, "%s/agent", parent);
+    if (move && own[0] != '\0' && (mkdir(path, 0755) == 0 || errno == EEXIST)) {
+        (void)snprintf(path, sizeof path, "%s/agent/cgroup.procs", parent);
+        (void)write_text(path, "0");
+    }
+    measure_children(parent);
+}
+
 void cgroup_init(struct agent *a)
 {
     char mount[1024], own[2048];
@@ -75,13 +103,48 @@ void cgroup_init(struct agent *a)
     if (a->cgroup == NULL || (mkdir(a->cgroup, 0755) < 0 && errno != EEXIST)) {
         free(a->cgroup);
         a->cgroup = NULL;
+        return;
     }
+    if (a->system)
+        prepare_parent(mount, strcmp(own, "/") == 0 ? "" : own, !a->is_init);
+    measure_children(a->cgroup);
 }
 
 static void session_path(const struct agent *a, uint32_t session, const char *file, char *out,
                          size_t size)
 {
     (void)snprintf(out, size, "%s/s%u%s", a->cgroup, session, file);
+}
+
+void cgroup_path(const struct agent *a, uint32_t session, char *out, size_t size)
+{
+    session_path(a, session, "", out, size);
+}
+
+void cgroup_login_path(const struct agent *a, char *out, size_t size)
+{
+    (void)snprintf(out, size, "%s/login", a->cgroup);
+}
+
+void cgroup_enter_login(const struct agent *a)
+{
+    char path[4096], procs[4128];
+    if (a->cgroup == NULL)
+        return;
+    cgroup_login_path(a, path, sizeof path);
+    (void)mkdir(path, 0755);
+    (void)snprintf(procs, sizeof procs, "%s/cgroup.procs", path);
+    (void)write_text(procs, "0");
+}
+
+void cgroup_end(struct agent *a)
+{
+    char path[4096];
+    if (a->cgroup == NULL)
+        return;
+    cgroup_login_path(a, path, sizeof path);
+    (void)rmdir(path);
+    (void)rmdir(a->cgroup);
 }
 
 int cgroup_make(const struct agent *a, uint32_t session)

@@ -7,6 +7,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include "accounting.h"
 #include "agent.h"
 #include "fabric.h"
 #include "hostfile.h"
@@ -284,6 +285,7 @@ static int perform(struct session *s, struct request *r, char *text, size_t size
         return mount_share(a, r->mount_tag, r->mount_path, r->read_only != 0, text, size);
     case VHPC_OP_READY:
     case VHPC_OP_INFO:
+    case VHPC_OP_USAGE:
         return 0;
     case VHPC_OP_POWEROFF:
         a->powering_off = true;
@@ -338,6 +340,8 @@ int control_request(struct session *s, const struct buf *message)
     rc = 0;
     if (result == 0 && (r.op == VHPC_OP_INFO || r.op == VHPC_OP_READY))
         rc = put_info(s->agent, &b);
+    else if (result == 0 && r.op == VHPC_OP_USAGE)
+        rc = accounting_put(s->agent, &b);
     if (rc == 0 && !later)
         rc = reply_send(s->agent, s->id, r.id, result, text, &b);
     buf_free(&b);

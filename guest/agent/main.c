@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "agent.h"
+#include "forward.h"
 #include "imageenv.h"
 #include "reach.h"
 #include "pmix.h"
@@ -26,6 +27,7 @@ static const char usage[] =
     "usage: vhpc-agent [--port PATH | --fd N] [--call-socket PATH] [--sysfs PATH]\n"
     "                  [--topology-file PATH] [--no-system]\n"
     "       vhpc-agent --call NAME [ARG...]\n"
+    "       vhpc-agent --forward PORT [--task N]\n"
     "\n"
     "Runs programs for the host in this guest. As PID 1 it also mounts the file\n"
     "systems that a guest needs, reaps orphans and powers the guest off.\n"
@@ -39,6 +41,8 @@ static const char usage[] =
     "  --topology-file PATH  what NCCL reads (default: " VHPC_TOPOLOGY_FILE ")\n"
     "  --no-system         do not change this machine: no mounts, no accounts, no power-off\n"
     "  --call NAME         run the command NAME on the host, as a link NAME to this binary does\n"
+    "  --forward PORT      connect to this TCP port for `vhpc forward`, which is at the other end\n"
+    "                      of standard input and output; --task: only in this task of the step\n"
     "  --help, --version\n";
 
 static short want_input(struct source *s)
@@ -162,8 +166,7 @@ static int run(struct agent *a, const char *port, int fd)
         (void)fprintf(stderr, "vhpc-agent: %s\n", strerror(-rc));
     chan_release(&a->host);
     (void)unlink(a->call_socket);
-    if (a->cgroup != NULL)
-        (void)rmdir(a->cgroup);
+    cgroup_end(a);
     if (a->is_init || (a->powering_off && a->system))
         system_poweroff();
     return rc < 0;
@@ -268,6 +271,8 @@ int main(int argc, char **argv)
     name = strrchr(name, '/') != NULL ? strrchr(name, '/') + 1 : name;
     if (!agent.is_init && argc > 2 && strcmp(argv[1], "--call") == 0)
         command_main(argc - 2, argv + 2, argv[2]);
+    if (!agent.is_init && argc > 1 && strcmp(argv[1], "--forward") == 0)
+        return forward_main(argc - 1, argv + 1);
     if (!agent.is_init && strncmp(name, "vhpc-agent", 10) != 0)
         command_main(argc, argv, name);
     /* The kernel passes parameters of its command line that it does not know to PID 1. */

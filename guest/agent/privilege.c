@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "accounting.h"
 #include "agent.h"
 
 static int set_identity(const struct execspec *spec)
@@ -132,6 +133,7 @@ const struct task_ops session_ops = {
     .child = {.prepare = prepare, .execute = execute},
     .kill_rest = kill_rest,
     .open_cgroup = open_cgroup,
+    .exit_fields = accounting_exit_fields,
     .signal = session_signal,
     .signal_group = session_signal_group,
     .abort_signal = SIGKILL,

@@ -4,9 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "accounting.h"
 #include "agent.h"
 #include "hostfile.h"
 #include "imageenv.h"
@@ -99,11 +101,14 @@ void session_close(struct session *s)
 void sessions_reap(struct agent *a)
 {
     int status;
-    for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+    struct rusage used;
+    for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &used)) > 0;) {
         ssh_reaped(a, pid);
         for (struct session *s = a->sessions; s != NULL; s = s->next)
-            if (s->started && s->task.pid == pid && !s->task.reaped)
+            if (s->started && s->task.pid == pid && !s->task.reaped) {
+                s->max_rss = (uint64_t)used.ru_maxrss * 1024;
                 task_reaped(&s->task, status);
+            }
     }
 }
 
@@ -123,13 +128,14 @@ static bool clean_up(struct session *s)
         script_remove(&s->spec);
     s->script_written = false;
     pmi_unguard(s);
-    if (!s->cgroup_made)
-        return true;
-    if (cgroup_remove(s->agent, s->id) < 0) {
+    struct usage used;
+    accounting_of_session(s, &used);
+    if (s->cgroup_made && cgroup_remove(s->agent, s->id) < 0) {
         /* Killed processes need some time to end; this kills one that was forked meanwhile. */
         cgroup_kill(s->agent, s->id, s->task.pid);
         return false;
     }
+    accounting_count(s, &used);
     s->cgroup_made = false;
     return true;
 }

@@ -163,7 +163,7 @@ static short want_connections(struct source *source)
 }
 
 /* In the child: sshd for one connection. */
-static _Noreturn void become_sshd(int link)
+static _Noreturn void become_sshd(const struct agent *a, int link)
 {
     static char config[] = SSH_FOLDER "/sshd_config";
     static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -176,6 +176,7 @@ static _Noreturn void become_sshd(int link)
     (void)signal(SIGXFSZ, SIG_DFL);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     (void)setsid();
+    cgroup_enter_login(a);
     /* MPI programs lock memory; slurmd's own unit sets no limit either. */
     (void)setrlimit(RLIMIT_MEMLOCK, &unlimited);
     if (dup2(link, STDIN_FILENO) >= 0 && dup2(link, STDOUT_FILENO) >= 0)
@@ -193,7 +194,7 @@ static void connection_ready(struct source *source, short revents)
         return;
     pid_t pid = place < SSH_CONNECTIONS_MAX ? fork() : -1;
     if (pid == 0)
-        become_sshd(link);
+        become_sshd(s->agent, link);
     if (pid > 0)
         s->child[place] = pid;
     (void)close(link);
@@ -244,6 +245,7 @@ static int serve(struct agent *a, char *text, size_t size)
     if (a->ssh == NULL)
         return -ENOMEM;
     a->ssh->listener[0].fd = a->ssh->listener[1].fd = -1;
+    a->ssh->agent = a;
     /* sshd has no rights in this directory while it talks to a client that is not known yet. */
     int rc = mkdir("/run/sshd", 0755) < 0 && errno != EEXIST ? -errno : 0;
     if (rc < 0)

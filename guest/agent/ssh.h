@@ -41,6 +41,7 @@ struct ssh_want {
 };
 
 struct ssh {
+    const struct agent *agent;
     struct source listener[2];
     pid_t child[SSH_CONNECTIONS_MAX]; /* sshd processes; 0: none */
 };

@@ -65,6 +65,17 @@ FROM_GUEST = {
         exec_fields(field(20, b"job.sh"), field(28, b"/x/job.sh"), field(29, b"#!/bin/sh\n"), field(90, 1)),
         call=1,
     ),
+    "killed-for-memory": STARTED_1
+    + frame(EXIT, field(34, 9) + field(35, 0) + field(138, struct.pack("<Q", 2))),
+    "usage": frame(
+        REPLY,
+        field(49, 1)
+        + field(36, 0)
+        + field(65, 1 << 20)
+        + field(128, field(131, struct.pack("<Q", 3_071_234)) + field(134, struct.pack("<Q", 104_857_600)))
+        + field(128, field(129, b"0") + field(130, 2) + field(131, struct.pack("<Q", 2**64 - 1))),
+        session=2,
+    ),
     "flood": STARTED_1 + b"".join(frame(DATA, bytes(1000), fd=1) for _ in range(20)),
     "credit-too-much": STARTED_1 + frame(CREDIT, struct.pack("<I", 1), fd=0),
     "unknown-session": frame(DATA, b"x", session=99),
@@ -86,6 +97,9 @@ FROM_HOST = {
     "exec-operand": frame(EXEC, exec_fields(field(20, b"x"), field(90, 1))),
     "exec-operand-late": frame(EXEC, exec_fields(field(90, 1))),
     "exec-two-uids": frame(EXEC, exec_fields(field(17, 0))),
+    "exec-step": frame(EXEC, exec_fields(field(129, b"0"))),
+    "exec-two-steps": frame(EXEC, exec_fields(field(129, b"0"), field(129, b"1"))),
+    "usage": frame(REQUEST, field(48, 24) + field(49, 11)),
     "exec-close": frame(EXEC, exec_fields()) + frame(CLOSE),
     "identity": frame(
         REQUEST,
@@ -218,11 +232,28 @@ IMAGE_ENVIRONMENTS = {
     "no-name": b"=x\n",
 }
 
+F_HELLO, F_OPEN, F_OPENED, F_DATA, F_EOF, F_CREDIT, F_CLOSE = range(1, 8)
+
+
+def forward_frame(kind: int, channel: int, payload: bytes = b"") -> bytes:
+    """One frame of `vhpc forward`."""
+    return struct.pack("<BBHI", kind, 0, len(payload), channel) + payload + b"\n"
+
+
+FORWARDS = {
+    "one": forward_frame(F_OPEN, 1) + forward_frame(F_DATA, 1, b"GET /\n") + forward_frame(F_EOF, 1),
+    "credit": forward_frame(F_OPEN, 2) + forward_frame(F_CREDIT, 2, struct.pack("<I", 5)),
+    "refused": forward_frame(F_OPEN, 5) + forward_frame(F_CLOSE, 5, struct.pack("<I", 104)),
+    "many": b"".join(forward_frame(F_OPEN, n) + forward_frame(F_DATA, n, bytes(500)) for n in range(1, 9)),
+    "flood": forward_frame(F_OPEN, 1) + forward_frame(F_DATA, 1, bytes(16384)) * 3,
+}
+
 
 def main() -> None:
     """Write every seed to its folder."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "corpus"
     for side, seeds in (
+        ("forward", FORWARDS),
         ("guest", FROM_GUEST),
         ("host", FROM_HOST),
         ("imageenv", IMAGE_ENVIRONMENTS),

@@ -183,6 +183,8 @@ int execspec_encode(const struct execspec *s, struct buf *out)
         rc = tlv_put_u32(out, TAG_PMI_NETWORK, 1);
     if (rc == 0 && s->pmix)
         rc = tlv_put_u32(out, TAG_PMIX, 1);
+    if (rc == 0 && s->step != NULL)
+        rc = tlv_put_str(out, TAG_STEP, s->step);
     if (rc == 0 && out->len > VHPC_MESSAGE_MAX)
         rc = -EMSGSIZE;
     return rc;
@@ -275,10 +277,17 @@ static int decode_flag(const struct tlv *t, bool *flag)
     return rc;
 }
 
-static int decode_field(const struct tlv *t, struct execspec *s)
+static int decode_nice(const struct tlv *t, struct execspec *s)
 {
     uint32_t value = 0;
-    int rc;
+    int rc = tlv_u32(t, &value);
+    s->has_nice = true;
+    s->nice = (int32_t)value;
+    return rc;
+}
+
+static int decode_field(const struct tlv *t, struct execspec *s)
+{
     switch (t->tag) {
     case TAG_FDS:
         return decode_fds(t, s);
@@ -302,10 +311,7 @@ static int decode_field(const struct tlv *t, struct execspec *s)
     case TAG_RLIMIT:
         return decode_rlimit(t, s);
     case TAG_NICE:
-        s->has_nice = true;
-        rc = tlv_u32(t, &value);
-        s->nice = (int32_t)value;
-        return rc;
+        return decode_nice(t, s);
     case TAG_TTY:
     case TAG_TTY_OUT:
         if (t->len != 8 || s->tty || s->tty_out)
@@ -330,6 +336,8 @@ static int decode_field(const struct tlv *t, struct execspec *s)
         return decode_flag(t, &s->pmi_network);
     case TAG_PMIX:
         return decode_flag(t, &s->pmix);
+    case TAG_STEP:
+        return s->step == NULL ? tlv_str(t, &s->step) : -EPROTO;
     default:
         return 0;
     }
@@ -383,5 +391,6 @@ void execspec_free(struct execspec *s)
     free(s->script_path);
     free(s->script);
     free(s->pmi_refusal);
+    free(s->step);
     *s = (struct execspec){0};
 }

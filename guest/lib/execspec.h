@@ -53,6 +53,7 @@ struct execspec {
     char *pmi_refusal; /* message for a program that uses PMI; NULL = PMI is not checked */
     bool pmi_network;  /* ... but a guest that has a network with the others ignores it */
     bool pmix;         /* ... and so does an agent that relays PMIx */
+    char *step;        /* Slurm's step that the program belongs to; NULL = not known */
 };
 
 /* Append a copy of text to argv or envp; 0 or -ENOMEM. */

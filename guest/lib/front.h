@@ -24,6 +24,7 @@ struct front_result {
     enum front_end end;
     int value;
     char text[1024];
+    uint64_t oom_kills; /* processes of the program that were killed for memory, if that is new */
 };
 
 struct front {

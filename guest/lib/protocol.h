@@ -148,6 +148,18 @@ enum vhpc_tag {
     TAG_AFFINITY = 91,
     TAG_GATEWAY = 112,
     TAG_NAMESERVER = 113,
+
+    TAG_USAGE = 128,
+    TAG_STEP = 129,
+    TAG_TASKS = 130,
+    TAG_CPU_US = 131,
+    TAG_USER_US = 132,
+    TAG_SYSTEM_US = 133,
+    TAG_PEAK_BYTES = 134,
+    TAG_RSS_BYTES = 135,
+    TAG_READ_BYTES = 136,
+    TAG_WRITTEN_BYTES = 137,
+    TAG_OOM_KILLS = 138,
 };
 
 /* TAG_STATE in a HELLO from the shim to a client */
@@ -174,6 +186,7 @@ enum vhpc_op {
     VHPC_OP_REACH = 9,
     VHPC_OP_SSH = 10,
     VHPC_OP_NAT = 16,
+    VHPC_OP_USAGE = 24,
 };
 
 /* fd of a SIGNAL frame: to the main process, or to the others of its process group */

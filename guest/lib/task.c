@@ -29,6 +29,8 @@ static void send_exit(struct task *t)
     } else {
         (void)tlv_put_u32(&b, TAG_EXIT_CODE, (uint32_t)WEXITSTATUS(t->status));
     }
+    if (t->ops->exit_fields != NULL)
+        t->ops->exit_fields(t, &b);
     (void)exchange_send_tlv(&t->exchange, VHPC_EXIT, &b);
 }
 

@@ -27,6 +27,8 @@ struct task_ops {
     void (*signal_group)(struct task *, int number);
     /* Directory of the cgroup in which the main process starts; -1 or NULL: none. */
     int (*open_cgroup)(const struct task *);
+    /* Add fields to EXIT; NULL: none. */
+    void (*exit_fields)(struct task *, struct buf *);
     int abort_signal; /* signal to the main process when the initiator has closed the command */
 };
 

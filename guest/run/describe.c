@@ -77,6 +77,23 @@ static int take_folder(struct execspec *spec)
     return 0;
 }
 
+/*
+ * The step, by which the agent sums what programs use; the numbers of Slurm's own steps are in
+ * slurm.h. It is the user's word: a false one is wrong only about the user's own job.
+ */
+static int name_step(const struct run_options *o, struct execspec *spec)
+{
+    const char *id = getenv("SLURM_STEP_ID");
+    if (o->script)
+        id = "batch";
+    else if (id != NULL && strcmp(id, "4294967290") == 0)
+        id = "interactive";
+    else if (id == NULL || id[0] == '\0' || id[strspn(id, "0123456789")] != '\0')
+        return 0;
+    spec->step = strdup(id);
+    return spec->step == NULL ? -ENOMEM : 0;
+}
+
 int run_describe(const struct run_options *o, struct execspec *spec)
 {
     int rc = front_describe_self(spec);
@@ -84,6 +101,8 @@ int run_describe(const struct run_options *o, struct execspec *spec)
     run_bind(spec);
     if (rc == 0)
         rc = take_folder(spec);
+    if (rc == 0)
+        rc = name_step(o, spec);
     for (int i = 0; i < o->argc && rc == 0; i++)
         rc = execspec_add_arg(spec, o->argv[i]);
     if (rc == 0)

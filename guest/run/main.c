@@ -13,6 +13,8 @@ int main(int argc, char **argv)
     static struct execspec spec;
     static struct pmi pmi;
     int status = run_parse(argc, argv, &o);
+    if (status < 0)
+        status = run_console(&o);
     if (status >= 0)
         return status;
     int rc = run_describe(&o, &spec);
@@ -40,9 +42,13 @@ int main(int argc, char **argv)
         run_end_lost(&o, &result, &calls);
         return EXIT_LOST;
     }
+    run_report_memory(&spec, &result);
     pmi_keep(&pmi);
     run_copy_and_retry(&o, &result, argv);
     if (pmi_refused(&spec, &result))
         return EXIT_REFUSED;
+    status = run_save(&o, &result);
+    if (status >= 0)
+        return status;
     front_exit_as(&result, "vhpc-run");
 }

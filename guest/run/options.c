@@ -27,6 +27,8 @@ static const char usage[] =
     "$VHPC_RUN_COMPONENTS  how many components of a heterogeneous job have one network for MPI\n"
     "$VHPC_RUN_COMMANDS   colon-separated commands that the guest may run on this host\n"
     "$VHPC_RUN_COMMAND_PATH  directories that are searched for them, after the standard ones\n"
+    "$VHPC_RUN_SAVE       image that the guest becomes when PROGRAM has succeeded\n"
+    "$VHPC_RUN_SAVE_COMMAND  path of the command vhpc, which makes it\n"
     "$VHPC_RUN_STATE      the job's state file on this node: why the node ended the guest\n"
     "\n"
     "$SLURM_NO_KILL       if set and not \"off\": the other tasks of a step go on if the guest\n"
@@ -93,6 +95,8 @@ int run_parse(int argc, char **argv, struct run_options *o)
     char *argv0 = getenv("VHPC_RUN_ARGV0");
     *o = (struct run_options){.socket = getenv("VHPC_RUN_SOCKET"),
                               .script = script != NULL && strcmp(script, "1") == 0,
+                              .save = getenv("VHPC_RUN_SAVE"),
+                              .save_command = getenv("VHPC_RUN_SAVE_COMMAND"),
                               .timeout_s = TIMEOUT_DEFAULT_S};
     if (timeout != NULL && !parse_timeout(timeout, &o->timeout_s))
         return complain("VHPC_RUN_TIMEOUT is not a number of seconds: ", timeout);

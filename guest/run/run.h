@@ -10,9 +10,11 @@ struct pmix_server; /* pmix.h */
 
 struct run_options {
     const char *socket;
-    bool script;   /* argv[0] of the program is a file that is copied into the guest */
-    int timeout_s; /* longest wait for the guest's agent */
-    char **argv;   /* of the program */
+    bool script;              /* argv[0] of the program is a file that is copied into the guest */
+    const char *save;         /* name of the image that the guest becomes afterwards; NULL: none */
+    const char *save_command; /* path of vhpc on this host */
+    int timeout_s;            /* longest wait for the guest's agent */
+    char **argv;              /* of the program */
     int argc;
 };
 
@@ -21,6 +23,11 @@ struct run_options {
  * status (--help, --version, usage).
  */
 int run_parse(int argc, char **argv, struct run_options *o);
+
+/*
+ * If the program is vhpc-console: print a guest's console and return the exit status. Otherwise -1.
+ */
+int run_console(const struct run_options *o);
 
 /* What the program takes over from this process: uid, groups, limits, script. 0 or -errno. */
 int run_describe(const struct run_options *o, struct execspec *spec);
@@ -47,6 +54,12 @@ int run_watch_group(void);
 /* End the process that reports them. */
 void run_unwatch_group(void);
 
+/*
+ * Make an image of the guest if the program has succeeded, by the command vhpc of this host.
+ * Returns the exit status that takes the place of the program's, or -1: the program's stays.
+ */
+int run_save(const struct run_options *o, const struct front_result *r);
+
 /* Host calls: commands that the guest asks this job's user to run here. */
 struct host_calls {
     struct host_call *list;
@@ -70,6 +83,9 @@ void host_calls_tick(struct front *f, long long now);
  * process would end the program then, and the other tasks of the step may wait for it.
  */
 void run_watch_parent(struct front *f);
+
+/* Report on stderr that a program was killed for memory, if the guest has said so. */
+void run_report_memory(const struct execspec *spec, const struct front_result *r);
 
 /* Whether the guest ended, or does not answer, before the program has. */
 bool run_is_lost(const struct front_result *r);

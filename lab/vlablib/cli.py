@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vlablib import execcli, services, status, up
+from vlablib import execcli, services, slurmtree, status, up
 from vlablib.recipe import DEFAULT_SUITE, SUITES
 from vlablib.report import LabError, say
 from vlablib.running import find_host
@@ -45,15 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("vlab", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    command = commands.add_parser("up", help="start the lab's missing parts, and deploy")
-    command.add_argument("--suite", choices=sorted(SUITES), help=f"Debian suite (default {DEFAULT_SUITE})")
-    command.add_argument("--nodes", type=int, metavar="N", help="number of compute nodes (default 2)")
-    command.add_argument(
-        "--fabric",
-        action=argparse.BooleanOptionalAction,
-        help="simulate an InfiniBand fabric (ibsim, opensm) on ctl, on which vhpcd allocates keys",
-    )
-    command.set_defaults(run=_up)
+    _add_up(commands.add_parser("up", help="start the lab's missing parts, and deploy"))
 
     command = commands.add_parser("exec", help=execcli.HELP)
     execcli.add_arguments(command)
@@ -80,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("unit", choices=sorted(UNITS))
     command.set_defaults(run=_service)
 
-    command = commands.add_parser("deploy", help="install the checkout into the running hosts")
+    command = commands.add_parser(
+        "deploy", help="install the checkout (or its packages) into the running hosts"
+    )
     command.set_defaults(run=_deploy)
 
     command = commands.add_parser("reboot", help="end a host like a power cut, and start it again")
@@ -92,11 +86,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_up(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--suite", choices=sorted(SUITES), help=f"Debian suite (default {DEFAULT_SUITE})")
+    command.add_argument("--nodes", type=int, metavar="N", help="number of compute nodes (default 2)")
+    command.add_argument(
+        "--fabric",
+        action=argparse.BooleanOptionalAction,
+        help="simulate an InfiniBand fabric (ibsim, opensm) on ctl, on which vhpcd allocates keys",
+    )
+    command.add_argument(
+        "--packages",
+        type=Path,
+        metavar="DIR",
+        help="a new lab, or one that was started so: hosts get vhpc from the Debian packages in DIR",
+    )
+    command.add_argument(
+        "--tree",
+        type=Path,
+        metavar="DIR",
+        help="a new lab: hosts have the Debian system in DIR, which has any Slurm in any prefix and is not "
+        "changed; what it must hold: docs/contributing.md",
+    )
+    command.set_defaults(run=_up)
+
+
 def _up(lab: Lab, arguments: argparse.Namespace) -> int:
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         raise LabError(f"{', '.join(missing)}: not installed; run: make deps")
-    up.up(lab, arguments.suite, arguments.nodes, fabric=arguments.fabric)
+    system = up.System(arguments.suite, arguments.packages, arguments.tree)
+    up.up(lab, system, arguments.nodes, fabric=arguments.fabric)
     return 0
 
 
@@ -131,10 +150,11 @@ def _logs(lab: Lab, arguments: argparse.Namespace) -> int:
 
 
 def _service(lab: Lab, arguments: argparse.Namespace) -> int:
-    host, unit, action = arguments.host, UNITS[arguments.unit], arguments.action
-    if unit not in _units_of(lab, host):
-        its = ", ".join(each.name for each in _units_of(lab, host))
-        raise LabError(f"{host} has no daemon {unit.name}; it has: {its}")
+    host, action = arguments.host, arguments.action
+    own = {each.name: each for each in _units_of(lab, host)}
+    unit = own.get(arguments.unit)
+    if unit is None:
+        raise LabError(f"{host} has no daemon {arguments.unit}; it has: {', '.join(own)}")
     init = find_host(lab, host)
     if action == "status":
         pid = services.pid_of(init, unit)
@@ -146,7 +166,7 @@ def _service(lab: Lab, arguments: argparse.Namespace) -> int:
         if action == "kill":
             services.kill(host, init, unit)
         if action in ("start", "restart"):
-            if not services.installed(unit, lab.deployed / "python"):
+            if not services.installed(unit, lab):
                 raise LabError(f"{unit.name} is not installed; run: vlab deploy")
             services.start(init, unit)
             services.wait_ready(host, init, unit)
@@ -155,4 +175,6 @@ def _service(lab: Lab, arguments: argparse.Namespace) -> int:
 
 def _units_of(lab: Lab, host: str) -> tuple[Unit, ...]:
     record = Record.read(lab)
-    return units_of(host, fabric=record is not None and record.fabric)
+    if record is None:
+        return units_of(host, fabric=False)
+    return units_of(host, fabric=record.fabric, prefix=slurmtree.place_in_hosts(Path(record.rootfs)))

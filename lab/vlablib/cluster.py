@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from vlablib import fabric
-from vlablib.recipe import SUITES
-from vlablib.rootfs import slurm_version
+from vlablib import fabric, slurmtree
+from vlablib.recipe import named
 from vlablib.running import INIT
 from vlablib.settings import USERS, Lab, Record, address, write_atomically
+from vlablib.slurmtree import Slurm
 
 _TEMPLATES = INIT.parents[1] / "etc"
 _LIBEXEC = "/usr/libexec/vhpc"
@@ -54,7 +54,11 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
     sbcast = root / "usr/local/bin/sbcast"
     if not sbcast.is_symlink():
         sbcast.symlink_to(f"{_LIBEXEC}/vhpc-sbcast")
-    for file in _files(lab, record, host):
+    slurm = slurmtree.look(Path(record.rootfs))
+    plugin = root / slurm.plugins.lstrip("/") / "vhpc.so"
+    if not plugin.is_symlink() and not record.packages:  # trees of the recipe have it
+        plugin.symlink_to(f"{_LIBEXEC}/vhpc.so")
+    for file in _files(lab, record, host, slurm):
         path = root / file.path.lstrip("/")
         if file.first_only and path.exists():
             continue
@@ -110,33 +114,34 @@ def _folders(host: str, *, fabric_too: bool) -> Iterator[tuple[str, str, int]]:
             yield fabric.HCA, "root", 0o755
 
 
-def _files(lab: Lab, record: Record, host: str) -> Iterator[ConfigFile]:
-    slurm_units = ("slurmctld", "slurmd")
-    version = slurm_version(Path(record.rootfs))
+def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[ConfigFile]:
+    slurm_units, etc = ("slurmctld", "slurmd"), slurm.conf
+    version = slurmtree.version(Path(record.rootfs))
     identity = uuid.uuid5(uuid.NAMESPACE_DNS, host)
-    suite = SUITES[record.suite]
+    suite = named(record.suite)
     yield ConfigFile("/etc/hostname", f"{host}\n")
     yield ConfigFile("/etc/machine-id", f"{identity.hex}\n")
     yield ConfigFile("/etc/hosts", _hosts(record))
     key = (lab.state / "munge.key").read_text(encoding="utf-8")
     yield ConfigFile("/etc/munge/munge.key", key, 0o400, "munge", ("munged",))
-    yield ConfigFile("/etc/slurm/slurm.conf", _slurm_conf(lab, record, version), read_by=slurm_units)
-    yield ConfigFile("/etc/slurm/plugstack.conf", _plugstack(lab), read_by=("slurmd",))
+    yield ConfigFile(f"{etc}/slurm.conf", _slurm_conf(lab, record, slurm), read_by=slurm_units)
+    yield ConfigFile(f"{etc}/plugstack.conf", _plugstack(lab, record), read_by=("slurmd",))
     task_prolog = (_TEMPLATES / "task-prolog").read_text(encoding="utf-8")
-    yield ConfigFile("/etc/slurm/task-prolog", task_prolog, 0o755)
+    yield ConfigFile(f"{etc}/task-prolog", task_prolog, 0o755)
     # 22.05 requires a plugin; that of v1 changes no cgroup unless requested
     plugin = "disabled" if version >= (23, 11) else "cgroup/v1"
-    yield ConfigFile("/etc/slurm/cgroup.conf", f"CgroupPlugin={plugin}\n", read_by=slurm_units)
+    yield ConfigFile(f"{etc}/cgroup.conf", f"CgroupPlugin={plugin}\n", read_by=slurm_units)
     shared = ("/scratch", fabric.HCA) if record.fabric else ("/scratch",)
     site = ", ".join(f'"{folder}"' for folder in shared)
-    vhpc = _fill("vhpc.toml.in", virtiofsd=suite.virtiofsd, site=site)
+    commands = "" if slurm.prefix == "/usr" else f'slurm_bin = "{slurm.bin}"\n'
+    vhpc = _fill("vhpc.toml.in", slurm_bin=commands, virtiofsd=suite.virtiofsd, site=site)
     if record.fabric:
         vhpc += _fill("fabric.toml")
     yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
     if host == "ctl" and record.fabric:
         yield from _fabric_files(record)
     if host == "ctl":
-        yield ConfigFile("/etc/slurm/slurmdbd.conf", _fill("slurmdbd.conf"), 0o600, "slurm", ("slurmdbd",))
+        yield ConfigFile(f"{etc}/slurmdbd.conf", _fill("slurmdbd.conf"), 0o600, "slurm", ("slurmdbd",))
     elif host != "login":
         yield ConfigFile("/etc/libvirt/qemu.conf", _fill("qemu.conf"), 0o600, read_by=("libvirtd",))
         libvirtd = _fill("libvirtd.conf.in", uuid=str(identity))
@@ -164,13 +169,14 @@ def _hosts(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plugstack(lab: Lab) -> str:
+def _plugstack(lab: Lab, record: Record) -> str:
     # required: the lab's plugin fits its Slurm version, and a broken one must cause an error
-    present = (lab.deployed / "libexec/vhpc.so").exists()
+    present = bool(record.packages) or (lab.deployed / "libexec/vhpc.so").exists()
     return "required vhpc.so\n" if present else "# vhpc.so is not deployed\n"
 
 
-def _slurm_conf(lab: Lab, record: Record, version: tuple[int, int]) -> str:
+def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
+    version = slurmtree.version(Path(record.rootfs))
     timeouts = "PrologTimeout=400\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=400"
     memory = max(1024, min(_NODE_MEMORY_MIB, (_machine_memory_mib() - _KEPT_MEMORY_MIB) // record.nodes))
     topology = _cpu_topology()
@@ -178,10 +184,11 @@ def _slurm_conf(lab: Lab, record: Record, version: tuple[int, int]) -> str:
         f"NodeName={name} NodeAddr={address(name)} {topology} RealMemory={memory}"
         for name in record.node_names
     )
-    return _fill("slurm.conf.in", script_timeouts=timeouts, scripts=_scripts(lab), nodes=nodes)
+    hooks = _scripts(lab, record)
+    return _fill("slurm.conf.in", etc=slurm.conf, script_timeouts=timeouts, scripts=hooks, nodes=nodes)
 
 
-def _scripts(lab: Lab) -> str:
+def _scripts(lab: Lab, record: Record) -> str:
     """Name only deployed hooks in slurm.conf, so that the lab also runs without them."""
     hooks = {
         "prolog": "Prolog={}",
@@ -193,7 +200,9 @@ def _scripts(lab: Lab) -> str:
     }
     deployed = lab.deployed / "libexec"
     present = [
-        line.format(f"{_LIBEXEC}/{name}") for name, line in hooks.items() if (deployed / name).exists()
+        line.format(f"{_LIBEXEC}/{name}")
+        for name, line in hooks.items()
+        if record.packages or (deployed / name).exists()
     ]
     return "\n".join(present) or "# no hooks are deployed"
 

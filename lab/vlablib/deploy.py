@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlablib import slurmtree
 from vlablib.report import LabError, say, step
 from vlablib.settings import CHECKOUT, Lab, Record
 
@@ -98,7 +99,7 @@ def _builder() -> dict[str, Path]:
 
 def _parts(rootfs: Path) -> tuple[_Part, ...]:
     guest = ("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine", "vhpc-measure", "vhpc-measure-mpi")
-    headers = f"-DSLURM_INCLUDE_DIR={rootfs}/usr/include"
+    headers = f"-DSLURM_INCLUDE_DIR={slurmtree.prefix(rootfs)}/include"
     return (
         _Part("guest", "programs", guest, guest, ("-DVHPC_SPANK=OFF",)),
         # loads only in the Slurm whose headers it was built with: one build folder per system tree
@@ -114,7 +115,7 @@ def _build_folder(rootfs: Path) -> str:
     build results.
     """
     key = hashlib.sha256(str(rootfs.absolute()).encode())
-    for header in sorted((rootfs / "usr/include/slurm").glob("*.h")):
+    for header in sorted((slurmtree.prefix(rootfs) / "include/slurm").glob("*.h")):
         key.update(header.read_bytes())
     return f"plugin-{rootfs.name}-{key.hexdigest()[:8]}"
 

@@ -42,6 +42,8 @@ class Account:
     groups: tuple[int, ...]
     home: str
     shell: str
+    # more folders of a login's PATH
+    search: tuple[str, ...] = ()
 
     @classmethod
     def find(cls, root: Path, user: str) -> Account:
@@ -67,7 +69,7 @@ class Account:
         if not self.uid:
             path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return {
-            "PATH": path,
+            "PATH": ":".join((path, *self.search)),
             "HOME": self.home,
             "USER": self.name,
             "LOGNAME": self.name,
@@ -77,9 +79,8 @@ class Account:
         }
 
 
-def execute(init: int, user: str, command: list[str], *, cwd: str = "", terminal: bool = False) -> int:
+def execute(init: int, account: Account, command: list[str], *, cwd: str = "", terminal: bool = False) -> int:
     """Run a command in the host whose PID 1 is `init`; return its exit status, 128+n for signal n."""
-    account = Account.find(Path(f"/proc/{init}/root"), user)
     # blocked before the fork, so that no signal is lost between the processes
     watched = {*_FORWARDED, signal.SIGCHLD, signal.SIGWINCH}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)

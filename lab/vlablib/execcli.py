@@ -7,11 +7,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
-from vlablib.enter import execute
+from vlablib.enter import Account, execute
 from vlablib.report import LabError, say
 from vlablib.running import find_host
-from vlablib.settings import Lab
+from vlablib.settings import Lab, Record
+from vlablib.slurmtree import search
 
 HELP = "run a command in a host"
 
@@ -40,7 +43,11 @@ def run(lab: Lab, arguments: argparse.Namespace) -> int:
         words = words[1:]
     terminal = arguments.tty or (sys.stdin.isatty() and sys.stdout.isatty())
     init = find_host(lab, arguments.host)
-    return execute(init, arguments.user, words or ["bash", "-l"], cwd=arguments.cwd, terminal=terminal)
+    account = Account.find(Path(f"/proc/{init}/root"), arguments.user)
+    record = Record.read(lab)
+    if record is not None:
+        account = replace(account, search=search(Path(record.rootfs)))
+    return execute(init, account, words or ["bash", "-l"], cwd=arguments.cwd, terminal=terminal)
 
 
 def guarded(command: Callable[[Lab], int]) -> int:

@@ -134,12 +134,13 @@ def _copy_node(source: Path, target: Path, mode: int) -> None:
 
 def _mount_shared(machine: Machine, root: Path) -> None:
     lab = machine.lab
-    packages = next(root.glob("opt/vhpc/lib/python3.*/site-packages/vhpc_slurm"))
     kernel.bind(str(lab.home), f"{root}/home")
     kernel.bind(str(lab.scratch), f"{root}/scratch")
     kernel.bind(str(lab.shared), f"{root}/shared", read_only=machine.name != "ctl")
-    kernel.bind(str(lab.deployed / "libexec"), f"{root}/usr/libexec/vhpc")
-    kernel.bind(str(lab.deployed / "python"), str(packages))
+    # hosts that get vhpc from packages have no such folder
+    for packages in root.glob("opt/vhpc/lib/python3.*/site-packages/vhpc_slurm"):
+        kernel.bind(str(lab.deployed / "libexec"), f"{root}/usr/libexec/vhpc")
+        kernel.bind(str(lab.deployed / "python"), str(packages))
 
 
 def _become(*command: str) -> None:

@@ -41,6 +41,7 @@ _PACKAGES = (
     "nftables",
     "openssh-client",
     "procps",
+    "prometheus",  # promtool, which checks the alert rules
     "python3",
     "python3-jinja2",
     "python3-libvirt",
@@ -50,7 +51,14 @@ _PACKAGES = (
     "zstd",
 )
 # third-party Python packages of /opt/vhpc that Debian lacks or has in old versions
-PYTHON_PACKAGES = ("cryptography>=38", "msgspec>=0.18", "oslo.utils>=8", "rich>=13", "typer>=0.9")
+PYTHON_PACKAGES = (
+    "cryptography>=38",
+    "msgspec>=0.18",
+    "oslo.utils>=8",
+    "prometheus-client>=0.16",
+    "rich>=13",
+    "typer>=0.9",
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ class Suite:
     # Debian 12 has only the C virtiofsd, which cannot run as an ordinary user
     virtiofsd: str = "/usr/libexec/virtiofsd"
     virtiofsd_from: str = ""
+    # mmdebstrap's customize hook
+    customize: Path = field(default=CUSTOMIZE, repr=False)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -76,6 +86,8 @@ class Suite:
     def digest(self) -> str:
         """Digest of all inputs of the tree, which names the tree."""
         content = repr((self, self.packages, PYTHON_PACKAGES)).encode() + steps(CUSTOMIZE).encode()
+        if self.customize != CUSTOMIZE:
+            content += steps(self.customize).encode()
         if self.finish is not None:
             content += self.archive.encode() + steps(self.finish).encode()
         return hashlib.sha256(content).hexdigest()[:12]
@@ -97,6 +109,17 @@ SUITES = {
     )
 }
 DEFAULT_SUITE = "trixie"
+# hosts with vhpc's Debian packages have what these depend on, and no Python environment
+PACKAGED = Suite(
+    "packaged",
+    (
+        *_MODERN,
+        *("passt", "python3-cryptography", "python3-msgspec", "python3-oslo.utils"),
+        *("python3-rich", "python3-typer"),
+    ),
+    archive="trixie",
+    customize=CUSTOMIZE.with_name("packaged"),
+)
 # the hardware lab's machine: the same system with an init and a kernel that has device drivers
 HARDWARE = Suite(
     "hardware",
@@ -109,3 +132,12 @@ HARDWARE = Suite(
     archive="trixie",
     finish=CUSTOMIZE.with_name("hardware"),
 )
+
+
+# `vlab up --tree`: made elsewhere, so it has no packages here and no digest
+OTHER = Suite("tree", ())
+
+
+def named(name: str) -> Suite:
+    """The suite of a lab's record."""
+    return {one.name: one for one in (PACKAGED, OTHER)}.get(name) or SUITES[name]

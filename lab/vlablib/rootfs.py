@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from vmimages.errors import BuildError
 from vmimages.mirrors import ENVIRONMENT, choose, sources
 
-from vlablib.recipe import CUSTOMIZE, PYTHON_PACKAGES, SUITES, Suite
+from vlablib.recipe import PYTHON_PACKAGES, SUITES, Suite
 from vlablib.report import LabError, say, step
 from vlablib.settings import USERS
 
@@ -57,16 +56,6 @@ def _ensure(cache: Path, suite: Suite) -> Path:
 def disk(tree: Path) -> Path:
     """Path of the disk that was made from a tree."""
     return tree.with_name(tree.name + ".img")
-
-
-def slurm_version(tree: Path) -> tuple[int, int]:
-    """Return (major, minor) of the tree's Slurm, such as (24, 11), from its headers."""
-    header = tree / "usr/include/slurm/slurm_version.h"
-    match = re.search(r"SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]{6})", header.read_text(encoding="utf-8"))
-    if match is None:
-        raise LabError(f"{header} has no Slurm version")
-    number = int(match[1], 16)
-    return number >> 16, number >> 8 & 0xFF
 
 
 def _lock(tree: Path) -> Path:
@@ -118,7 +107,7 @@ def _mmdebstrap(
     # apt's own user cannot read the cache, which only root can read
     command += [f"--aptopt={option}" for option in ('APT::Sandbox::User "root"', *suite.apt_options)]
     if variant == "minbase":
-        command.append(f"--customize-hook={CUSTOMIZE}")
+        command.append(f"--customize-hook={suite.customize}")
         command += [f"--customize-hook={hook}" for hook in (suite.finish,) if hook is not None]
     if not _KEYRING.exists():
         raise LabError(f"{_KEYRING} is missing; run: apt-get install debian-archive-keyring")

@@ -2,7 +2,7 @@
 """The daemons of the lab's hosts: lists, starts, ends and watches them.
 
 A unit's process is found in /proc: a child of its host's PID 1 with the unit's
-program as argv[0] (argv[1] for a script).  Pid files are not used.
+program as argv[0] (argv[1] or argv[2] for a script).  Pid files are not used.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from vlablib import cgroups, fabric
 from vlablib.hosts import SYSTEM_ENVIRONMENT, enter
 from vlablib.report import LabError
-from vlablib.settings import deadline
+from vlablib.settings import Lab, Record, deadline
 
 CONSOLE_LOGS = "/var/log/vlab"
 _OPENSM_LOG = f"{fabric.RUN}/opensm.log"
@@ -85,18 +85,30 @@ UNITS = {unit.name: unit for unit in _ALL}
 FABRIC_UNITS = ("ibsim", "opensm")
 
 
-def units_of(host: str, *, fabric: bool) -> tuple[Unit, ...]:
-    """Return the units of a host in start order."""
+_OF_SLURM = ("slurmdbd", "slurmctld", "slurmd")
+
+
+def unit_in(unit: Unit, prefix: str) -> Unit:
+    """The unit on hosts whose Slurm has this prefix, such as /usr."""
+    if unit.name not in _OF_SLURM:
+        return unit
+    return replace(unit, command=(f"{prefix}/sbin/{unit.name}", *unit.command[1:]))
+
+
+def units_of(host: str, *, fabric: bool, prefix: str = "/usr") -> tuple[Unit, ...]:
+    """Return the units of a host in start order; ``prefix`` is that of its Slurm."""
     names = {
         "login": ("munged",),
         "ctl": ("munged", "mariadbd", *(FABRIC_UNITS if fabric else ()), "slurmdbd", "vhpcd", "slurmctld"),
     }.get(host, ("munged", "libvirtd", "slurmd"))
-    return tuple(UNITS[name] for name in names)
+    return tuple(unit_in(UNITS[name], prefix) for name in names)
 
 
-def installed(unit: Unit, package: Path) -> bool:
+def installed(unit: Unit, lab: Lab) -> bool:
     """Whether a unit can run: vhpcd only if its part of the package is deployed."""
-    return not unit.needs or (package / unit.needs).exists()
+    record = Record.read(lab)
+    packaged = record is not None and bool(record.packages)
+    return packaged or not unit.needs or (lab.deployed / "python" / unit.needs).exists()
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,8 @@ class HostProcesses:
         """Return the pid of a unit, None when it is not running."""
         program = Path(unit.command[0]).name
         for pid, words in self.children.items():
-            if program in (Path(word).name for word in words[:2]):  # the second one of a script
+            # the second word of a script, or the third one if its interpreter has an option
+            if program in (Path(word).name for word in words[: 2 + words[1:2].count("-I")]):
                 return pid
         return None
 

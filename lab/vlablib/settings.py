@@ -116,6 +116,8 @@ class Record:
     nodes: int
     rootfs: str
     fabric: bool = False
+    # folder of the Debian packages that hosts have; empty: they have the checkout's files
+    packages: str = ""
 
     @classmethod
     def read(cls, lab: Lab) -> Record | None:
@@ -123,7 +125,8 @@ class Record:
         try:
             raw = json.loads((lab.state / "lab.json").read_text(encoding="utf-8"))
             fabric = bool(raw.get("fabric"))
-            return cls(str(raw["suite"]), int(raw["nodes"]), str(raw["rootfs"]), fabric)
+            packages = str(raw.get("packages", ""))
+            return cls(str(raw["suite"]), int(raw["nodes"]), str(raw["rootfs"]), fabric, packages)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as err:

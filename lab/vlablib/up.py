@@ -6,18 +6,19 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
-from vlablib import cgroups, services
+from vlablib import cgroups, packages, services, slurmtree
 from vlablib.cluster import configure, make_shared_folders
 from vlablib.deploy import Deployment, deploy
 from vlablib.hosts import end, remove_files, run, start_host, start_lab
 from vlablib.machine import Machine, real_kvm
-from vlablib.recipe import DEFAULT_SUITE, SUITES
+from vlablib.recipe import DEFAULT_SUITE, OTHER, PACKAGED, SUITES, named
 from vlablib.report import LabError, say, step
 from vlablib.rootfs import acquire
 from vlablib.running import find
-from vlablib.services import FABRIC_UNITS, UNITS, units_of
+from vlablib.services import FABRIC_UNITS, UNITS, unit_in, units_of
 from vlablib.settings import MAX_NODES, USERS, Lab, Record, deadline
 
 _DEFAULT_NODES = 2
@@ -25,31 +26,59 @@ _NODES_READY_TIMEOUT_S = 60
 _ACCOUNT = "users"
 # vhpcd's user, which requeues lost jobs
 _OPERATOR = "vhpc"
+_ASSOCIATIONS = ("--noheader", "--parsable2", "list", "associations", "format=user")
 
 
-def up(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | None) -> None:
+@dataclass(frozen=True)
+class System:
+    """What the hosts' system is to be; all None: that of the running lab, otherwise the default suite."""
+
+    suite: str | None = None
+    # folder of Debian packages that hosts get vhpc from, instead of from the checkout
+    debs: Path | None = None
+    # system tree that was made elsewhere
+    tree: Path | None = None
+
+    def check(self) -> None:
+        """Raise LabError if the options exclude each other, or lab hosts cannot run on the tree."""
+        if self.debs is not None and self.suite not in (None, DEFAULT_SUITE):
+            raise LabError(f"--packages excludes suites other than {DEFAULT_SUITE}")
+        if self.tree is not None and (self.suite is not None or self.debs is not None):
+            raise LabError("--tree excludes --suite and --packages: the tree is the system")
+        if self.tree is not None:
+            slurmtree.check(self.tree)
+
+
+def up(lab: Lab, system: System, nodes: int | None, *, fabric: bool | None) -> None:
     """Start the lab, or its missing parts.
 
     Args:
         lab: its folders.
-        suite: Debian suite; None: that of the running lab, otherwise the default.
+        system: the hosts' system.
         nodes: number of compute nodes; None: that of the running lab, otherwise 2.
         fabric: whether there is a simulated fabric; None: as in the running lab, otherwise no.
 
     Raises:
-        LabError: the lab runs another suite, or a part does not start.
+        LabError: the lab runs another system, the tree lacks something, or a part does not start.
     """
     if nodes is not None and not 1 <= nodes <= MAX_NODES:
         raise LabError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
+    if system.debs is not None and fabric:
+        raise LabError("--packages excludes --fabric")
+    system.check()
     with lab.locked():
-        record = _start(lab, suite, nodes, fabric=fabric)
+        record = _start(lab, system, nodes, fabric=fabric)
         make_shared_folders(lab)
-        deployment = deploy(lab, record)
+        deployment = _deploy_before(lab, record)
         pids = _start_hosts(lab, record)
-        _bring_in_line(lab, record, pids, deployment.stale)
+        _bring_in_line(lab, record, pids, deployment.stale | _deploy_after(record, pids))
+        if record.packages:
+            packages.set_up(record, pids)
     _complain(deployment)
     trial = f"lab/vlab exec -u alice login -- srun -N{record.nodes} hostname"
-    say(f"{record.suite}, {record.nodes} nodes: ready. Try: {trial}")
+    slurm = slurmtree.look(Path(record.rootfs))
+    where = record.rootfs if record.suite == OTHER.name else record.suite
+    say(f"{where}, Slurm {slurm.version} in {slurm.prefix}, {record.nodes} nodes: ready. Try: {trial}")
 
 
 def redeploy(lab: Lab) -> None:
@@ -59,8 +88,8 @@ def redeploy(lab: Lab) -> None:
         pids = find(lab)
         if record is None or not set(record.hosts) <= pids.keys():
             raise LabError("the lab is not completely up; run: vlab up")
-        deployment = deploy(lab, record)
-        _bring_in_line(lab, record, pids, deployment.stale)
+        deployment = _deploy_before(lab, record)
+        _bring_in_line(lab, record, pids, deployment.stale | _deploy_after(record, pids))
     _complain(deployment)
 
 
@@ -73,7 +102,8 @@ def reboot(lab: Lab, host: str) -> None:
             raise LabError(f"host {host} does not run")
         if host in pids:
             end(pids[host])
-        _bring_in_line(lab, record, _start_hosts(lab, record), set(), rebooted=host)
+        pids = _start_hosts(lab, record)
+        _bring_in_line(lab, record, pids, _deploy_after(record, pids), rebooted=host)
 
 
 def down(lab: Lab) -> None:
@@ -83,6 +113,19 @@ def down(lab: Lab) -> None:
         remove_files(lab)
 
 
+def _deploy_before(lab: Lab, record: Record) -> Deployment:
+    """Put vhpc where hosts see it; they need not run."""
+    if not record.packages:
+        return deploy(lab, record)
+    packages.stage(lab, Path(record.packages))
+    return Deployment(set(), [])
+
+
+def _deploy_after(record: Record, pids: dict[str, int]) -> set[str]:
+    """Install packages on running hosts; return the units that now run old files."""
+    return packages.install(record, pids) if record.packages else set()
+
+
 def _complain(deployment: Deployment) -> None:
     """Raise an error for parts that could not be built, after the hosts have been updated."""
     if deployment.failures:
@@ -90,17 +133,18 @@ def _complain(deployment: Deployment) -> None:
         raise LabError(f"the hosts run, but with the previously installed files, if any:\n{reasons}")
 
 
-def _start(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | None) -> Record:
+def _start(lab: Lab, system: System, nodes: int | None, *, fabric: bool | None) -> Record:
     """Start the lab's own PID 1 if necessary, and write the record."""
     pids = find(lab)
     old = Record.read(lab)
     if "lab" in pids and old is not None:
-        if suite is not None and suite != old.suite:
-            raise LabError(f"the lab runs {old.suite}; for {suite}, first run: vlab down")
+        _same_system(system, old)
         chosen_fabric = old.fabric if fabric is None else fabric
-        record = Record(old.suite, nodes or old.nodes, old.rootfs, chosen_fabric)
+        folder = str(system.debs.absolute()) if system.debs else old.packages
+        record = Record(old.suite, nodes or old.nodes, old.rootfs, chosen_fabric, folder)
         record.write(lab)
-        if not Path(old.rootfs).name.endswith(SUITES[old.suite].digest()):
+        made_here = old.suite != OTHER.name
+        if made_here and not Path(old.rootfs).name.endswith(named(old.suite).digest()):
             say("the recipe of the hosts' system has changed; run `vlab down` and `vlab up` to use it")
         for name in set(old.hosts) - set(record.hosts):
             _drop_host(lab, name, pids)
@@ -108,15 +152,30 @@ def _start(lab: Lab, suite: str | None, nodes: int | None, *, fabric: bool | Non
     _end_all(lab)
     if not real_kvm():
         say("no hardware virtualization here: guests will run in software (TCG)")
-    chosen = SUITES[suite or DEFAULT_SUITE]
-    tree, fd = acquire(lab.cache, chosen)
+    if system.tree is not None:
+        chosen, tree = OTHER, system.tree.absolute()
+        fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    else:
+        chosen = PACKAGED if system.debs else SUITES[system.suite or DEFAULT_SUITE]
+        tree, fd = acquire(lab.cache, chosen)
     # disks of a lab that was interrupted; homes, scratch and the catalogue are kept until `down`
     shutil.rmtree(lab.data / "hosts", ignore_errors=True)
-    record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree), bool(fabric))
+    folder = str(system.debs.absolute()) if system.debs else ""
+    record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree), bool(fabric), folder)
     record.write(lab)
     start_lab(lab, fd)
     os.close(fd)
     return record
+
+
+def _same_system(system: System, old: Record) -> None:
+    """Raise LabError unless the running lab has the system that is asked for."""
+    if bool(system.debs) > bool(old.packages):
+        raise LabError("the hosts of this lab have the checkout's files; first run: vlab down")
+    if system.suite is not None and system.suite != old.suite:
+        raise LabError(f"the lab runs {old.suite}; for {system.suite}, first run: vlab down")
+    if system.tree is not None and str(system.tree.absolute()) != old.rootfs:
+        raise LabError(f"the lab runs {old.rootfs}; for {system.tree}, first run: vlab down")
 
 
 def _end_all(lab: Lab) -> None:
@@ -161,11 +220,12 @@ def _bring_in_line(
     package = lab.deployed / "python"
     if any(package.iterdir()):
         _compile(pids["ctl"])
+    prefix = slurmtree.place_in_hosts(Path(record.rootfs))
     present = [
         (host, pids[host], unit)
         for host in record.hosts
-        for unit in units_of(host, fabric=record.fabric)
-        if services.installed(unit, package)
+        for unit in units_of(host, fabric=record.fabric, prefix=prefix)
+        if services.installed(unit, lab)
     ]
     # first units without dependencies, then those that depend on the database
     for _, init, unit in present:
@@ -178,11 +238,11 @@ def _bring_in_line(
         if unit.name in FABRIC_UNITS:
             services.start(init, unit)
             services.wait_ready(host, init, unit)
-    _start_accounting(pids["ctl"])
+    _start_accounting(pids["ctl"], prefix)
     started = [services.start(init, unit, rebooted=host == rebooted) for host, init, unit in present]
     for host, init, unit in present:
         services.wait_ready(host, init, unit)
-    _wait_for_nodes(pids["ctl"], record, report=any(started))
+    _wait_for_nodes(pids["ctl"], record, prefix, report=any(started))
 
 
 def _compile(ctl: int) -> None:
@@ -191,8 +251,9 @@ def _compile(ctl: int) -> None:
     run(ctl, ["sh", "-c", script])
 
 
-def _start_accounting(ctl: int) -> None:
-    database, accounting = UNITS["mariadbd"], UNITS["slurmdbd"]
+def _start_accounting(ctl: int, prefix: str) -> None:
+    database, accounting = UNITS["mariadbd"], unit_in(UNITS["slurmdbd"], prefix)
+    sacctmgr = f"{prefix}/bin/sacctmgr"
     services.wait_ready("ctl", ctl, database)
     if services.pid_of(ctl, accounting) is None:
         # also create the database: without it slurmdbd reconnects with a handle that a newer
@@ -206,30 +267,32 @@ def _start_accounting(ctl: int) -> None:
         with step("starting accounting"):
             services.start(ctl, accounting)
             services.wait_ready("ctl", ctl, accounting)
-    known = run(ctl, ["sacctmgr", "--noheader", "--parsable2", "list", "associations", "format=user"]).split()
+    known = run(ctl, [sacctmgr, *_ASSOCIATIONS]).split()
     if not all(user.name in known for user in USERS):
         names = ",".join(user.name for user in USERS)
-        _add(ctl, ["cluster", "vhpc"])
-        _add(ctl, ["account", _ACCOUNT, "cluster=vhpc", "Description=lab", "Organization=lab"])
-        _add(ctl, ["user", names, f"account={_ACCOUNT}", "cluster=vhpc"])
+        _add(ctl, sacctmgr, ["cluster", "vhpc"])
+        _add(ctl, sacctmgr, ["account", _ACCOUNT, "cluster=vhpc", "Description=lab", "Organization=lab"])
+        _add(ctl, sacctmgr, ["user", names, f"account={_ACCOUNT}", "cluster=vhpc"])
     if _OPERATOR not in known:
-        _add(ctl, ["user", _OPERATOR, f"account={_ACCOUNT}", "cluster=vhpc", "adminlevel=operator"])
+        account = f"account={_ACCOUNT}"
+        _add(ctl, sacctmgr, ["user", _OPERATOR, account, "cluster=vhpc", "adminlevel=operator"])
 
 
-def _add(ctl: int, words: list[str]) -> None:
+def _add(ctl: int, sacctmgr: str, words: list[str]) -> None:
     try:
-        run(ctl, ["sacctmgr", "--immediate", "add", *words])
+        run(ctl, [sacctmgr, "--immediate", "add", *words])
     except LabError as err:
         if "Nothing new added" not in str(err) and "already exists" not in str(err):
             raise
 
 
-def _wait_for_nodes(ctl: int, record: Record, *, report: bool) -> None:
+def _wait_for_nodes(ctl: int, record: Record, prefix: str, *, report: bool) -> None:
     """Wait until every node has registered with slurmctld; report drained nodes, but do not change them."""
     states: dict[str, str] = {}
+    sinfo = [f"{prefix}/bin/sinfo", "--noheader", "--Node", "--format=%N %T"]
     with step("waiting for the nodes to register") if report else nullcontext():
         for _ in deadline(_NODES_READY_TIMEOUT_S):
-            lines = run(ctl, ["sinfo", "--noheader", "--Node", "--format=%N %T"]).splitlines()
+            lines = run(ctl, sinfo).splitlines()
             states = dict(line.split() for line in lines)
             if set(record.node_names) <= states.keys() and not any(map(_unheard, states.values())):
                 break

@@ -41,9 +41,18 @@ def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
     sync_folder(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Make the content of a file that another program or library wrote durable."""
+    _sync(path, os.O_NOFOLLOW)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the creation, removal or renaming of a file in ``folder`` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(fd)
     finally:

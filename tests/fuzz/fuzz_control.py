@@ -9,6 +9,7 @@ import socket
 from rig import fuzz
 
 from vhpc_slurm.model import GuestInterface, SshKeys
+from vhpc_slurm.node.guest import usage
 from vhpc_slurm.node.guest.channel import GuestChannel
 from vhpc_slurm.node.guest.peers import give_ssh_keys, reach
 from vhpc_slurm.node.guest.wire import ChannelError
@@ -41,6 +42,7 @@ def one_input(data: bytes) -> None:
             channel.ready()
             channel.ping()
             channel.info()
+            usage.ask(channel, 0, TIMEOUT_S)
             channel.poweroff()
             channel.wait_end(TIMEOUT_S)
 

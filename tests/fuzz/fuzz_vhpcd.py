@@ -84,7 +84,12 @@ async def _live(lines: list[bytes]) -> None:
             answer = await _say(server, line.replace(b"@", generation.encode()))
             if isinstance(answer, wire.LeaseAnswer):
                 generation = answer.lease.generation
-        for listing in (wire.ListLeases(), wire.ListLeases(live=True), wire.ListTimelines()):
+        for listing in (
+            wire.ListLeases(progress=True),
+            wire.ListLeases(live=True),
+            wire.ListTimelines(),
+            wire.ListReports(job_id=42),
+        ):
             await _walk(vhpcd.requests, listing)
         if isinstance(await vhpcd.requests.answer(wire.AskStatus()), wire.Failure):
             raise InternalError("no status")
@@ -125,7 +130,7 @@ async def _say(server: Server, line: bytes) -> wire.Answer | None:
     return _check(wire.wrap("answer", envelope.nonce, answer))
 
 
-async def _walk(requests: Requests, listing: wire.ListLeases | wire.ListTimelines) -> None:
+async def _walk(requests: Requests, listing: wire.ListLeases | wire.ListTimelines | wire.ListReports) -> None:
     """Read a listing to its end."""
     rows = 0
     while True:
@@ -135,6 +140,8 @@ async def _walk(requests: Requests, listing: wire.ListLeases | wire.ListTimeline
                 rows += len([record.unpack() for record in answer.records])
             case wire.TimelinePage():
                 rows += len([line.unpack() for line in answer.timelines])
+            case wire.ReportPage():
+                rows += len(answer.reports)
             case _:
                 raise InternalError(f"cannot be listed any more: {answer}")
         if answer.more is None:

@@ -150,6 +150,15 @@ def test_what_is_published_is_what_the_catalogue_reads(tmp_path: Path) -> None:
     assert all(p.stat().st_mode & 0o444 == 0o444 for p in catalog.rglob("*"))
 
 
+def test_a_large_root_is_published_with_its_chunk_list(tmp_path: Path) -> None:
+    data = bytes(4 << 20) + b"root" * 1000
+    publish(tmp_path, "tiny", "latest", fields(), blobs(root=data))
+    root = resolve(tmp_path, ImageRef.parse("tiny")).manifest.root
+    expected = hashlib.sha256(bytes(4 << 20)).digest() + hashlib.sha256(b"root" * 1000).digest()
+    assert (root.chunks, root.chunk_size) == (hashlib.sha256(expected).hexdigest(), 4 << 20)
+    assert (tmp_path / "blobs/sha256" / root.chunks).read_bytes() == expected
+
+
 def test_publishing_the_same_again_keeps_the_digest(tmp_path: Path) -> None:
     first = publish(tmp_path, "tiny", "1", fields(), blobs())
     later = fields(provenance=made_at("2026-02-02T00:00:00Z"))

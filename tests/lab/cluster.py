@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ EMULATOR_FAULTS = re.compile(
     "|within 120 s on n[0-9]+(?: \\(guest \\S+\\))?: it wrote nothing to its console"
     "|iotlb_to_section: Assertion"
 )
+USAGE = re.compile(r"(?:; |(?<=^vhpc:) )usage (?:[a-z_]+=[0-9./]+ ?)+$")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL")
 
 
@@ -79,7 +81,10 @@ class Job:
             time.sleep(0.3)
 
     def accounted(self, fields: str = "State,ExitCode", step: str = "") -> list[str]:
-        """A row of sacct for the job or one of its steps (``.batch``, ``.0``), when the row has its end."""
+        """A row of sacct for the job or one of its steps (``.batch``, ``.0``), when the row has its end.
+
+        AdminComment is without the figures of what the job has used, which come a moment later.
+        """
         want = f"{self.id}{step}"
         until = time.monotonic() + 60
         while True:
@@ -87,7 +92,7 @@ class Job:
             rows = {row.split("|")[0]: row.split("|")[1:] for row in out.splitlines()}
             state, *row = rows.get(want, ["PENDING"])
             if not state.startswith(("RUNNING", "PENDING", "COMPLETING")):
-                return row
+                return [USAGE.sub("", cell) for cell in row]
             assert time.monotonic() < until, f"no ended row {want} in {rows}"
             time.sleep(0.3)
 
@@ -108,6 +113,14 @@ def without_retries(text: str) -> str:
 
 class Lab:
     """Hosts of the lab."""
+
+    @cached_property
+    def slurm_conf(self) -> str:
+        """Path of slurm.conf, the same on all hosts: sysconfdir of the Slurm that the lab has."""
+        said = self.run("ctl", "scontrol", "show", "config").out
+        named = re.search(r"^SLURM_CONF\s*= (/\S+)$", said, re.M)
+        assert named is not None, said
+        return named[1]
 
     def run(
         self,

@@ -26,11 +26,11 @@ unhashed = {{key: value for key, value in base.items() if key != "verity"}}  # a
 fake = b"not what the manifest says"
 wrong = "0" * 64
 (top / "blobs/sha256" / wrong).write_bytes(fake)
-for name, digest in (("test-fifo", "1" * 64), ("test-sparse", "2" * 64)):
+for name, digest, size in (("test-fifo", "1" * 64, base["root"]["size"]), ("test-sparse", "2" * 64, 2 << 40)):
     blob = top / "blobs/sha256" / digest
     blob.unlink(missing_ok=True)
-    os.mkfifo(blob) if name == "test-fifo" else (blob.touch(), os.truncate(blob, 2 << 40))
-    publish(name, unhashed | {{"root": base["root"] | {{"sha256": digest, "size": 2 << 40}}}})
+    os.mkfifo(blob) if name == "test-fifo" else (blob.touch(), os.truncate(blob, size))
+    publish(name, unhashed | {{"root": base["root"] | {{"sha256": digest, "size": size}}}})
 publish("test-damaged", unhashed | {{"root": base["root"] | {{"sha256": wrong, "size": len(fake)}}}})
 """
 

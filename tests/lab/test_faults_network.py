@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NETWORK = "--vhpc-network=job"
 HOSTS = ("ctl", "login", "n1", "n2")
-CONF = "/etc/slurm/slurm.conf"
 
 
 @contextmanager
@@ -31,7 +30,8 @@ def unplugged(lab: Lab, node: str) -> Iterator[None]:
 @pytest.fixture
 def impatient(lab: Lab) -> Iterator[None]:
     """A slurmctld that takes a silent node for down after 20 s, not 300."""
-    set_it = f"cp {CONF} {CONF}.kept && echo SlurmdTimeout=20 >> {CONF}"
+    conf = lab.slurm_conf
+    set_it = f"cp {conf} {conf}.kept && echo SlurmdTimeout=20 >> {conf}"
     for host in HOSTS:
         lab.run(host, "sh", "-c", set_it)
     try:
@@ -39,7 +39,7 @@ def impatient(lab: Lab) -> Iterator[None]:
         yield
     finally:
         for host in HOSTS:
-            lab.run(host, "mv", f"{CONF}.kept", CONF)
+            lab.run(host, "mv", f"{conf}.kept", conf)
         lab.run("ctl", "scontrol", "reconfigure")
 
 

@@ -95,7 +95,8 @@ def test_a_step_goes_on_after_a_dead_guest_if_its_user_says_so(lab: Lab) -> None
     job.wait()
     text = without_retries(said(lab, job))
     assert "n1 went on\n" in text, text
-    assert "later said 137\n" in text, text
+    # 137: the task of n1 was ended. 125, of n2, counts if n1's was ended before its program started.
+    assert "later said 137\n" in text or "later said 125\n" in text, text
     lost, later = ours(text)
     assert lost == f"vhpc: the guest of job {job.id} on n2 is gone (channel closed)"
     assert later.startswith(f"vhpc: the guest of job {job.id} on n2 is gone")

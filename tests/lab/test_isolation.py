@@ -262,6 +262,7 @@ def test_forged_variables_get_neither_a_guest_nor_another_user(lab: Lab) -> None
         "VHPC_JOB_GENERATION": "1.0.00000000",
         "VHPC_RUN_SOCKET": "/home/alice/fake.sock",
         "VHPC_RUN_COMMANDS": "sh",
+        "VHPC_RUN_COMMAND_PATH": "/home/alice/bin",
         "SPANK_VHPC_CONSOLE": "/etc/x\n<evil/>",
     }
     words = ["env", *(f"{name}={value}" for name, value in variables.items())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster import Lab
@@ -23,6 +24,19 @@ images = ["debian-*"]
 signers = ["ops@hpc.example"]
 networks = ["none"]
 shares = ["work_dir"]
+
+[[policy]]
+name = "two small guests"
+users = ["bob"]
+max_disk_mib = 512
+max_guests_per_node = 2
+
+[[policy]]
+name = "defaults"
+users = ["bob"]
+default_disk_mib = 128
+default_guests_per_node = 2
+default_batch = "host"
 """
 
 
@@ -108,3 +122,59 @@ def test_a_signed_image_runs_with_what_the_rule_permits(lab: Lab) -> None:
     expired = lab.submit("hostname", "-p", "spare", f"--vhpc-image={TAG}")
     assert expired.wait("FAILED") == "FAILED"
     one_line(expired, "key has expired")
+
+
+@pytest.mark.usefixtures("rule")
+def test_a_job_gets_limits_and_defaults_of_rules(lab: Lab) -> None:
+    refused = lab.submit("hostname", "-w", "n1", "--vhpc-disk=513", user="bob")
+    assert refused.wait("FAILED") == "FAILED"
+    one_line(refused, "rule 'two small guests' refuses the job: it permits disks up to 512 MiB")
+    script = "hostname; srun -n2 hostname"
+    job = lab.finish(script, "-n2", "-w", "n1", "--mem=1400", user="bob")
+    assert set(job.output().split()) >= {"n1", "n1-g0", "n1-g1"}, "two guests, and the script on the node"
+    report = lab.vhpc("ctl", "report", str(job.id))
+    named = {one["option"]: one["rule"] for one in report["defaults"]}
+    assert named == dict.fromkeys(("disk_mib", "batch", "guests_per_node"), "defaults")
+    assert [guest["disk_mib"] for guest in report["nodes"][0]["guests"]] == [128, 128]
+    own = lab.finish("hostname", "-n2", "-w", "n1", "--vhpc-guests-per-node=1", user="bob")
+    assert lab.vhpc("ctl", "report", str(own.id))["guests_per_node"] == 1
+    check = ("vhpc", "policy", "check", "--partition", "main", "--guests-per-node", "3")
+    asked = lab.run("login", *check, user="bob", check=False)
+    assert (asked.code, "it permits 2 guests on a node" in asked.err) == (1, True), asked.err
+
+
+@pytest.fixture
+def cli_filter(lab: Lab) -> Iterator[None]:
+    """The login host asks the policy when a job is submitted."""
+    text = (Path(__file__).parents[2] / "contrib/cli_filter.lua").read_text()
+    conf = lab.slurm_conf
+    lua = f"{Path(conf).parent}/cli_filter.lua"
+    try:
+        lab.run("login", "cp", "-p", conf, f"{conf}.before")
+        lab.run("login", "sh", "-ec", f"echo CliFilterPlugins=cli_filter/lua >>{conf}")
+        lab.run("login", "sh", "-ec", f"cat >{lua}", stdin=text)
+        yield
+    finally:
+        lab.run("login", "sh", "-c", f"mv -f {conf}.before {conf}; rm -f {lua}")
+
+
+@pytest.mark.usefixtures("rule", "cli_filter")
+def test_a_job_that_will_be_refused_is_not_submitted(lab: Lab) -> None:
+    def submit(*options: str, **variables: str) -> tuple[int, str]:
+        words = [f"{name}={value}" for name, value in variables.items()]
+        done = lab.run("login", "env", *words, "sbatch", "--wrap=true", *options, user="alice", check=False)
+        return done.code, done.err
+
+    code, said = submit("-p", "spare", f"--vhpc-image={TAG}", "--vhpc-network=job")
+    assert code != 0
+    assert "vhpc: policy rule 'signed in spare' refuses the job: it does not permit network job" in said
+    code, said = submit("-p", "spare", VHPC_IMAGE="debian-minimal:none'; exit 1; '")
+    assert code != 0
+    assert "is not an image name" in said
+    code, said = submit("--vhpc-image=debian-minimam")
+    assert code != 0
+    assert "image debian-minimam:latest is unknown (did you mean" in said
+    assert lab.run("ctl", "squeue", "-ho", "%i").out == "", "no job was created"
+    assert submit("-p", "spare")[0] == 0, "a job without guests"
+    assert submit("-w", "n1", f"--vhpc-image={TAG}")[0] == 0
+    lab.quiet(120)

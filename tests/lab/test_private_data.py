@@ -16,7 +16,7 @@ from injection import WAITING, let_go, runs, settled, until
 
 pytestmark = pytest.mark.lab
 
-CONF, TOML = "/etc/slurm/slurm.conf", "/etc/vhpc/vhpc.toml"
+TOML = "/etc/vhpc/vhpc.toml"
 LOG = "/var/log/vlab/vhpcd.log"
 COMPLAINT = "hides jobs of other users from vhpc"
 GRACE_S = 30  # so old is a lease that a missing job ends
@@ -42,8 +42,9 @@ def level(lab: Lab, wanted: str) -> None:
 @pytest.fixture
 def private(lab: Lab) -> Iterator[None]:
     """A cluster that hides jobs, with a vhpcd that looks every two seconds."""
-    lab.run("ctl", "sh", "-c", f"cp {CONF} {CONF}.kept; cp {TOML} {TOML}.kept")
-    lab.run("ctl", "sh", "-c", f"echo PrivateData=accounts,jobs,users >> {CONF}")
+    conf = lab.slurm_conf
+    lab.run("ctl", "sh", "-c", f"cp {conf} {conf}.kept; cp {TOML} {TOML}.kept")
+    lab.run("ctl", "sh", "-c", f"echo PrivateData=accounts,jobs,users >> {conf}")
     lab.run("ctl", "sed", "-i", r"s/^\[controller\]$/&\nreconcile_interval_s = 2/", TOML)
     try:
         lab.run("ctl", "scontrol", "reconfigure")
@@ -53,7 +54,7 @@ def private(lab: Lab) -> Iterator[None]:
         yield
     finally:
         level(lab, "Operator")
-        lab.run("ctl", "sh", "-c", f"mv {CONF}.kept {CONF}; mv {TOML}.kept {TOML}; scontrol reconfigure")
+        lab.run("ctl", "sh", "-c", f"mv {conf}.kept {conf}; mv {TOML}.kept {TOML}; scontrol reconfigure")
         lab.service("ctl", "restart", "vhpcd")
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm in /opt with its slurm.conf there: hooks, vhpcd and doctor find it through vhpc.toml alone.
+"""Slurm in /opt with its slurm.conf there: hooks, vhpcd, doctor and guests find it through vhpc.toml alone.
 
 On n1 nothing is left in the usual places, as on a site that builds Slurm
-itself.  On ctl, slurmctld keeps its own slurm.conf, and the tests reach the
-moved commands through /usr/local/bin, which vhpc never searches.
+itself.  A lab whose tree has such a Slurm (`vlab up --tree`) is tested as it
+is; in other labs the fixture moves Slurm.  On ctl, slurmctld then keeps its own
+slurm.conf, and the tests reach the moved commands through /usr/local/bin, which
+vhpc never searches.
 """
 
 from __future__ import annotations
@@ -61,6 +63,9 @@ rm -rf {PREFIX}
 @pytest.fixture
 def prefix(lab: Lab) -> Iterator[None]:
     """Slurm's commands, slurmd and slurm.conf of n1, and the commands of ctl, in /opt/slurm."""
+    if lab.slurm_conf.startswith(f"{PREFIX}/"):
+        yield
+        return
     lab.service(NODE, "stop", "slurmd")
     try:
         lab.run(NODE, "sh", "-c", CONFIGURE + ON_NODE)
@@ -80,11 +85,13 @@ def prefix(lab: Lab) -> Iterator[None]:
 @pytest.mark.usefixtures("prefix")
 def test_nothing_of_slurm_is_in_the_usual_places(lab: Lab) -> None:
     """What the other tests rest on, and what doctor says about it."""
-    assert lab.run(NODE, "sh", "-c", "command -v scontrol squeue scancel", check=False).out == ""
-    assert lab.run(NODE, f"{PREFIX}/bin/scontrol", "ping", check=False).code != 0, "no default slurm.conf"
+    usual = "PATH=/usr/local/bin:/usr/bin:/bin; command -v scontrol squeue scancel"
+    assert lab.run(NODE, "sh", "-c", usual, check=False).out == ""
+    assert lab.run(NODE, "test", "-e", "/etc/slurm", check=False).code == 1
     found = {one["check"]: one for one in lab.vhpc(NODE, "doctor", check=False)}
     assert found["slurm.version"]["level"] == "ok"
     assert "slurm" not in found, "doctor could not ask slurmctld"
+    assert found["slurm.plugstack"]["level"] == "ok"
     assert lab.vhpc(NODE, "reconcile", "--check") == []
 
 
@@ -132,4 +139,14 @@ def test_a_refused_job_gets_its_admin_comment_with_slurm_in_opt(lab: Lab) -> Non
     job = lab.finish("true", "-w", NODE, image="no-such-image")
     assert "AdminComment=vhpc: " in lab.run("ctl", "scontrol", "show", "job", str(job.id)).out
     assert job.show()["JobState"] == "FAILED"
+    settled(lab)
+
+
+@pytest.mark.usefixtures("prefix")
+def test_programs_in_guests_run_commands_of_slurm_in_opt(lab: Lab) -> None:
+    """Also where PATH does not name the folder: vhpc knows it."""
+    job = lab.finish(
+        "PATH=/usr/bin:/bin; squeue --noheader --jobs=$SLURM_JOB_ID --format='%i %T'", "-w", NODE
+    )
+    assert job.output() == f"{job.id} RUNNING\n"
     settled(lab)

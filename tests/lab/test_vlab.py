@@ -20,6 +20,8 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 VLAB = str(CHECKOUT / "lab/vlab")
 
+VERSION = "include/slurm/slurm_version.h"
+
 # Builds the plugin for a tree as `vlab deploy` does, and says where it is.
 COLLECT = """
 import sys
@@ -147,13 +149,14 @@ def made_for(plugin: str) -> int:
 def test_each_tree_has_a_plugin_for_its_own_slurm(tmp_path: Path) -> None:
     """Two caches of one checkout hold trees of the same name, perhaps of another Slurm."""
     tree = Path(status()["rootfs"])
+    (headers,) = (path.parent for top in ("usr", "opt/*") for path in tree.glob(f"{top}/{VERSION}"))
     versions: list[int] = []
     built = set()
     for number in ("0x180b05", "0x180b06", "0x180b07"):  # the third in the place of the second
         copy = tmp_path / ("first" if not versions else "second") / tree.name
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(tree / "usr/include/slurm", copy / "usr/include/slurm")
-        header = copy / "usr/include/slurm/slurm_version.h"
+        shutil.copytree(headers, copy / headers.relative_to(tree))
+        header = copy / headers.relative_to(tree) / "slurm_version.h"
         text, found = re.subn(
             r"(SLURM_VERSION_NUMBER\s+)0x[0-9a-fA-F]+", rf"\g<1>{number}", header.read_text()
         )

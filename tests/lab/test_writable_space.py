@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
-from cluster import Lab
+from cluster import IMAGE, Lab
 from injection import configured, let_go, one_line, runs, settled, until
 
 pytestmark = pytest.mark.lab
@@ -138,3 +139,36 @@ def test_what_a_job_has_installed_becomes_an_image(lab: Lab, mirror: str) -> Non
     settled(lab)
     lab.run("login", "rm", "-rf", "/scratch/alice", "/scratch/bob")
     lab.run("n1", "rm", "-rf", "/var/lib/vhpc/images/own/2001")
+
+
+def test_a_script_is_a_recipe_of_an_image(lab: Lab) -> None:
+    option = "--vhpc-save=own/made"
+    job = lab.finish("sudo sh -c 'echo made by a script > /etc/made'", "-w", "n1", option)
+    assert job.accounted("State,ExitCode") == ["COMPLETED", "0:0"], job.output()
+    assert re.search(r"^own/made:latest sha256:[0-9a-f]{64}$", job.output(), re.M)
+    again = lab.finish("cat /etc/made", "-w", "n1", image="own/made")
+    assert again.output() == "made by a script\n"
+    failed = lab.finish("exit 3", "-w", "n1", "--vhpc-save=own/not-made")
+    assert failed.accounted("ExitCode") == ["3:0"]
+    assert "vhpc: the guest is not saved as own/not-made:latest, because the script failed" in failed.output()
+    names = lab.run("login", "vhpc", "image", "ls", "--own", user="alice").out
+    assert "own/made" in names
+    assert "not-made" not in names
+    settled(lab)
+    lab.run("login", "rm", "-rf", "/scratch/alice")
+    lab.run("n1", "rm", "-rf", "/var/lib/vhpc/images/own/2001")
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("sbatch", "--vhpc-save=made", "--wrap=:"), "own/NAME[:TAG] is expected"),
+        (("sbatch", "--vhpc-save=own/made", "--vhpc-batch=host", "--wrap=:"), "remove one of the two"),
+        (("srun", "--vhpc-save=own/made", "true"), "it is for sbatch only"),
+    ],
+)
+def test_what_cannot_be_saved_creates_no_job(lab: Lab, command: tuple[str, ...], says: str) -> None:
+    program, *rest = command
+    done = lab.run("login", program, f"--vhpc-image={IMAGE}", *rest, user="alice", check=False)
+    assert done.code != 0
+    assert says in done.err

@@ -48,6 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     must_be_plain(state.image);
     must_be_plain(state.message);
     must_be_plain(state.commands);
+    must_be_plain(state.command_path);
     if (state.status == VHPC_READY)
         must(state.socket != NULL && state.socket[0] == '/' && strlen(state.socket) < 108);
     must(state.guests >= 1 && state.guests <= 64);

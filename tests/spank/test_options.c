@@ -165,6 +165,20 @@ static void a_disk_has_at_least_64_mib(void **unused)
         is_refused(VHPC_DISK, bad[i]);
 }
 
+static void a_saved_image_is_in_the_users_own_catalogue(void **unused)
+{
+    static const char *const bad[] = {
+        "", "own/", "debian", "debian:12", "own/../a", "own/a b", "own/A", "x/a", "dir:/own/a",
+    };
+
+    (void)unused;
+    becomes(VHPC_SAVE, "own/tools", "own/tools:latest");
+    becomes(VHPC_SAVE, "own/tools:v2", "own/tools:v2");
+    is_refused(VHPC_SAVE, "own/a@" DIGEST);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        is_refused(VHPC_SAVE, bad[i]);
+}
+
 static void batch_is_guest_or_host(void **unused)
 {
     (void)unused;
@@ -317,6 +331,7 @@ int main(void)
         cmocka_unit_test_setup(parts_of_a_mib_are_rounded_up, forget),
         cmocka_unit_test_setup(other_sizes_are_refused, forget),
         cmocka_unit_test_setup(a_disk_has_at_least_64_mib, forget),
+        cmocka_unit_test_setup(a_saved_image_is_in_the_users_own_catalogue, forget),
         cmocka_unit_test_setup(batch_is_guest_or_host, forget),
         cmocka_unit_test_setup(a_timeout_is_1_to_3600_seconds, forget),
         cmocka_unit_test_setup(virtual_functions_are_0_to_256, forget),

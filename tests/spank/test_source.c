@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -112,6 +113,44 @@ static void a_command_that_fails_creates_no_job(void **unused)
         why, "couldn't make an image of docker://a: /nonexistent/vhpc: No such file or directory");
 }
 
+static void the_list_is_what_vhpc_prints(void **unused)
+{
+    char text[64];
+    int ends[2];
+    pid_t pid;
+
+    (void)unused;
+    (void)resolves("[ \"$*\" = 'image names' ] && echo a:latest; exit 3", "docker://a");
+    assert_int_equal(pipe(ends), 0);
+    pid = fork();
+    if (pid == 0) {
+        (void)dup2(ends[1], STDOUT_FILENO);
+        vhpc_source_list(command, why, sizeof why);
+        _exit(99);
+    }
+    (void)close(ends[1]);
+    assert_int_equal(read(ends[0], text, sizeof text), 9);
+    assert_memory_equal(text, "a:latest\n", 9);
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(WEXITSTATUS(status), 3);
+    (void)close(ends[0]);
+    vhpc_source_list("/nonexistent/vhpc", why, sizeof why);
+    assert_string_equal(why,
+                        "couldn't list the images: /nonexistent/vhpc: No such file or directory");
+}
+
+static void an_image_named_list_has_a_tag(void **unused)
+{
+    static struct vhpc_values values;
+
+    (void)unused;
+    assert_true(vhpc_values_set(&values, VHPC_IMAGE, "x", "list", why, sizeof why));
+    assert_string_equal(values.text[VHPC_IMAGE], "list");
+    assert_true(vhpc_values_set(&values, VHPC_IMAGE, "x", "list:latest", why, sizeof why));
+    assert_string_equal(values.text[VHPC_IMAGE], "list:latest");
+}
+
 static void an_answer_that_is_no_name_creates_no_job(void **unused)
 {
     static const char *const scripts[] = {
@@ -119,6 +158,7 @@ static void an_answer_that_is_no_name_creates_no_job(void **unused)
         "echo",
         "echo docker://b",
         "echo a b",
+        "echo list",
         "printf 'own/a\\0b'",
         "head -c 1024 /dev/zero | tr '\\0' a",
     };
@@ -136,6 +176,8 @@ int main(void)
         cmocka_unit_test(a_source_has_a_kind_and_a_path),
         cmocka_unit_test(a_source_is_an_option_value_as_it_is),
         cmocka_unit_test(the_image_is_what_vhpc_prints),
+        cmocka_unit_test(the_list_is_what_vhpc_prints),
+        cmocka_unit_test(an_image_named_list_has_a_tag),
         cmocka_unit_test(a_command_that_fails_creates_no_job),
         cmocka_unit_test(an_answer_that_is_no_name_creates_no_job),
     };

@@ -18,7 +18,8 @@
 #define READY                                                                                      \
     "version=1\njob=42\nrestart=0\ngeneration=42.0.9f3ac1d2\nstatus=ready\n"                       \
     "image=debian-minimal:latest\ndigest=sha256:00\nbatch=guest\n"                                 \
-    "socket=/run/vhpc/jobs/42/g0/run.sock\ncommands=srun:scontrol\ngpus=2:5\ncpus=4:6\n"
+    "socket=/run/vhpc/jobs/42/g0/run.sock\ncommands=srun:scontrol\n"                               \
+    "command_path=/opt/slurm/bin\ngpus=2:5\ncpus=4:6\n"
 
 #define PLAIN                                                                                      \
     "version=1\njob=42\nrestart=0\ngeneration=42.0.9f3ac1d2\nstatus=ready\n"                       \
@@ -54,6 +55,7 @@ static void a_ready_job_is_understood(void **unused)
     assert_string_equal(state.image, "debian-minimal:latest");
     assert_string_equal(state.socket, "/run/vhpc/jobs/42/g0/run.sock");
     assert_string_equal(state.commands, "srun:scontrol");
+    assert_string_equal(state.command_path, "/opt/slurm/bin");
     assert_string_equal(state.gpus, "2:5");
     assert_string_equal(state.cpus, "4:6");
     vhpc_state_free(&state);
@@ -131,6 +133,8 @@ static void a_number_of_guests_without_their_sockets_is_refused(void **unused)
     is_refused(SEVERAL "guests=0\n", "guests is not a number");
     is_refused(SEVERAL "guests=65\n", "guests is not a number");
     is_refused(SEVERAL "guests=two\n", "guests is not a number");
+    is_refused(PLAIN "socket=/run/vhpc/jobs/42/g0/run.sock\ncommand_path=bin\n",
+               "command_path is not an absolute path");
     is_refused(PLAIN "socket=/run/elsewhere.sock\nguests=2\n", "guests is not a number");
     is_refused(PLAIN "socket=/g0/run.sock\nguests=2\n", "guests is not a number");
 }
@@ -160,6 +164,7 @@ static void a_failed_job_says_why(void **unused)
     assert_string_equal(state.message, "image x: it = panics \xe2\x80\x93 choose another");
     assert_true(state.batch_on_host);
     assert_string_equal(state.commands, "");
+    assert_string_equal(state.command_path, "");
     assert_string_equal(state.gpus, "");
     assert_string_equal(state.cpus, "");
     vhpc_state_free(&state);

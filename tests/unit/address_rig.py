@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.config import Controller
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.slurm.hosts import parse_controllers, parse_nodes
 from vhpc_slurm.slurm.port import SlurmError, SlurmNode

@@ -8,12 +8,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import mariadb_server
 import pytest
 from captured import Trees, unpack
 from controller_lab import Munged, munged
 from fabric_lab import DEFAULT, HAVE_SIMULATOR, NEEDED, SimulatedFabric, simulated_fabric
+from mariadb_server import Proxy
+from store_backends import ENGINES, Place, place
 from vhpc_command import Vhpc, publish, two_sockets
 
+from vhpc_slurm.config.database import Database
 from vhpc_slurm.fabric.smp import FabricReader
 
 
@@ -22,6 +26,20 @@ def run_dir() -> Iterator[str]:
     """A folder whose path is short enough for the sockets of guests."""
     with tempfile.TemporaryDirectory(prefix="vhpc-", dir="/tmp") as folder:
         yield folder
+
+
+@pytest.fixture
+def mariadb_settings() -> Database:
+    """Of a new database, whose server must answer soon."""
+    return mariadb_server.shared().database(timeout_s=2)
+
+
+@pytest.fixture
+def mariadb_proxy(mariadb_settings: Database, run_dir: str) -> Iterator[Proxy]:
+    """Between a store and the server of ``mariadb_settings``."""
+    found = Proxy(Path(run_dir), Path(mariadb_settings.socket))
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -71,6 +89,12 @@ def trees() -> Iterator[Trees]:
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="vhpc-trees-", dir=memory) as folder:
         yield functools.cache(lambda name: unpack(name, Path(tempfile.mkdtemp(dir=folder))))
+
+
+@pytest.fixture(params=ENGINES)
+def leases_at(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A place without leases, in each engine of the store."""
+    return place(request.param, tmp_path)
 
 
 @pytest.fixture(scope="module")

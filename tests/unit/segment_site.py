@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from controller_lab import Alone, allocation, identity, request
+from store_backends import Place, open_at
 
 from vhpc_slurm.config.network import Network
-from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.fabric.backend import NoNetwork
 from vhpc_slurm.model import Lease
 
@@ -20,12 +19,12 @@ JOB = Network(allowed=("none", "job"), default="job", vni_first=5000, vni_last=5
 class Site:
     """vhpcd's own parts, with a clock that the test moves."""
 
-    def __init__(self, database: Path | str, network: Network = JOB) -> None:
+    def __init__(self, database: Place, network: Network = JOB) -> None:
         self.database, self.network, self.now = database, network, 0.0
         self.begin()
 
     def begin(self) -> None:
-        self.store = SqliteStore(self.database)
+        self.store = open_at(self.database)
         self.service = Alone(
             self.store, NoNetwork(), reserve_mib=0, job_network=self.network, steady=lambda: self.now
         )

@@ -11,7 +11,7 @@ from address_rig import CONFIG, SINFO, Asked, hosts, known_names
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vhpc_slurm.config import Controller
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.api.addresses import HostAddresses, plain, resolve
 from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.slurm.hosts import parse_controllers, parse_nodes

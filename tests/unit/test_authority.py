@@ -13,7 +13,7 @@ from address_rig import Asked, hosts
 from controller_lab import allocation, request
 
 from vhpc_slurm.controller import wire_types
-from vhpc_slurm.controller.api import authority
+from vhpc_slurm.controller.api import authority, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.errors import FabricError
@@ -22,10 +22,12 @@ from vhpc_slurm.slurm.port import Slurm, SlurmNode
 NODE_GROUPS = wire_types.pack_allocation(allocation("n1"))
 TIMELINE = wire_types.TimelineWire(generation="1.0.00000001", node="n1", stages=())
 OF_NODES: list[wire.Request] = [
+    wire.GetLease(job_id=1, restart=0, node="n1", wait_s=0.0, stage="agent g0"),
     wire.GetLease(job_id=1, restart=None, node="n1", wait_s=1.0),
     wire.Acknowledge(generation="1.0.00000001", node="n1", clean=True),
     wire.ReportTimeline(timeline=TIMELINE),
     wire.ReportReady(generation="1.0.00000001", node="n1", state="passed"),
+    usage_messages.ReportUsage(generation="1.0.00000001", node="n1", guests=()),
 ]
 OF_THE_CONTROLLER: list[wire.Request] = [
     wire.OpenGeneration(request=request(), node_groups=NODE_GROUPS),
@@ -39,7 +41,10 @@ OF_ANYBODY: list[wire.Request] = [
     wire.GetLease(job_id=1, restart=None, node="n1", wait_s=0.0),
     wire.ListLeases(),
     wire.ListTimelines(),
+    usage_messages.AskUsage(job_id=1),
+    wire.ListReports(job_id=1),
     wire.AskStatus(),
+    wire.AsUser(uid=2001, request=wire.ListLeases()),
 ]
 
 

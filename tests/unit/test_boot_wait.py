@@ -41,7 +41,7 @@ def hear(guest: Guest, answers: list[bool], left_s: float = 100.0, *, stopped: b
 def test_a_guest_that_answers_soon_costs_no_question() -> None:
     guest = Guest(silent=0)
     hear(guest, answers=[])
-    assert guest.waits == [agent.ASK_S]
+    assert guest.waits == [agent.ASK_FIRST_S]
 
 
 def test_the_job_is_asked_after_each_wait_while_it_runs() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.cli import imageimport, shell
-from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.source import Source, is_source

@@ -151,7 +151,7 @@ def test_timelines_of_all_nodes_are_aligned_to_the_earliest(vhpc: Vhpc, client: 
 def test_before_the_end_of_a_job_its_timeline_is_on_its_nodes(vhpc: Vhpc, client: ControllerClient) -> None:
     open_lease(client, 42)
     vhpc("timeline", "42", code=1)
-    assert "run vhpc timeline on one of its nodes: n[1-2]" in vhpc.error
+    assert "root sees it earlier on a node of the job: n[1-2]" in vhpc.error
 
 
 def test_a_console_on_another_node_is_pointed_to(vhpc: Vhpc, client: ControllerClient) -> None:

@@ -9,7 +9,7 @@ import pytest
 from controller_lab import allocation, identity, request
 
 from vhpc_slurm.controller.leases import rules
-from vhpc_slurm.controller.leases.reconcile import judge
+from vhpc_slurm.controller.leases.reconcile import Patience, Suspect, judge
 from vhpc_slurm.model import (
     Generation,
     LeaseRecord,
@@ -25,7 +25,7 @@ LEASE = rules.reserve(
 ).lease
 
 
-ASKED = 10_000.0
+NOW = 10_000.0
 
 
 def record(
@@ -36,17 +36,22 @@ def record(
     taken: tuple[str, ...] = (),
 ) -> LeaseRecord:
     lease = replace(LEASE, generation=Generation(job_id, restart, "0" * 8), state=state)
-    return LeaseRecord(lease, ASKED - age, ASKED - age, (), taken=taken)
+    return LeaseRecord(lease, NOW - age, NOW - age, (), taken=taken)
 
 
 def status(
     job_id: int, state: str = "RUNNING", restarts: int = 0, reason: str = "None", age: float = 0
 ) -> JobStatus:
-    return JobStatus(job_id, restarts, state, reason, ASKED - age)
+    return JobStatus(job_id, restarts, state, reason, NOW - age)
 
 
-def ended(node: str, ago: float) -> Timeline:
-    stages = (Stage("start", ASKED - ago - 9, ASKED - ago - 1), Stage("agent", ASKED - ago - 1, ASKED - ago))
+def generations(live: tuple[LeaseRecord, ...]) -> frozenset[Generation]:
+    return frozenset(record.lease.generation for record in live)
+
+
+def ended(node: str) -> Timeline:
+    """A node's clock may be an hour ahead."""
+    stages = (Stage("start", NOW + 3600, NOW + 3601), Stage("agent", NOW + 3601, NOW + 3602))
     return Timeline(LEASE.generation, node, stages)
 
 
@@ -55,7 +60,6 @@ def ended(node: str, ago: float) -> Timeline:
     [
         ((status(1),), (record(1),), []),
         ((), (record(1),), ["Slurm has no such job"]),
-        ((), (record(1, age=5),), []),
         ((), (record(1, state=LeaseState.ENDING),), []),
         ((status(1, restarts=1),), (record(1),), ["Slurm has the job's restart 1"]),
         ((status(1, "PENDING"),), (record(1),), ["the job is PENDING"]),
@@ -68,79 +72,91 @@ def ended(node: str, ago: float) -> Timeline:
 def test_generations_without_their_job_are_ended(
     jobs: tuple[JobStatus, ...], live: tuple[LeaseRecord, ...], why_ended: list[str]
 ) -> None:
-    verdict = judge(jobs, live, asked=ASKED, stuck_s=900)
+    verdict = judge(jobs, live, known=generations(live), stuck_s=900)
     assert [why for _, why in verdict.end] == why_ended
-    assert verdict.requeue == ()
+    assert verdict.suspects == ()
+    assert judge(jobs, live, known=frozenset(), stuck_s=900).end == (), "made after squeue was started"
 
 
 @pytest.mark.parametrize(
-    ("job", "live", "requeued"),
+    ("job", "live", "suspected"),
     [
-        (status(1, reason="Prolog", age=9999), (), ""),
-        (status(1, reason="Prolog", age=899), (record(1),), ""),
-        (status(1, reason="None", age=9999), (record(1),), ""),
-        (status(1, "CONFIGURING", reason="Prolog", age=901), (record(1),), ""),
+        (status(1, reason="Prolog"), (), {}),
+        (status(1, reason="None"), (record(1),), {}),
+        (status(1, "CONFIGURING", reason="Prolog"), (record(1),), {}),
         (
-            status(1, reason="Prolog", age=901),
+            status(1, reason="Prolog"),
             (record(1, state=LeaseState.RESERVED),),
-            "its lease was never ready",
+            {900: "its lease was never ready"},
         ),
-        (status(1, reason="Prolog", age=901), (record(1),), "no node asked for its lease"),
-        (status(1, reason="Prolog", age=901), (record(1, taken=("n1",)),), "its Prologs did not end"),
+        (status(1, reason="Prolog"), (record(1),), {900: "no node asked for its lease"}),
+        (status(1, reason="Prolog"), (record(1, taken=("n1",)),), {900: "its Prologs did not end"}),
         (
-            status(1, reason="Prolog", age=99),
-            (replace(record(1), timelines=(ended("n1", 46), ended("n2", 90))),),
-            "its Prologs have ended, and Slurm did not notice",
-        ),
-        (status(1, reason="Prolog", age=99), (replace(record(1), timelines=(ended("n1", 46),)),), ""),
-        (
-            status(1, reason="Prolog", age=99),
-            (replace(record(1), timelines=(ended("n1", 44), ended("n2", 90))),),
-            "",
+            status(1, reason="Prolog"),
+            (replace(record(1, taken=("n1", "n2")), timelines=(ended("n1"), ended("n2"))),),
+            {45: "its Prologs have ended, and Slurm did not notice", 900: "its Prologs did not end"},
         ),
         (
-            status(1, reason="None", age=99),
-            (replace(record(1), timelines=(ended("n1", 46), ended("n2", 90))),),
-            "",
+            status(1, reason="Prolog"),
+            (replace(record(1, taken=("n1", "n2")), timelines=(ended("n1"),)),),
+            {900: "its Prologs did not end"},
         ),
+        (status(1, reason="None"), (replace(record(1), timelines=(ended("n1"), ended("n2"))),), {}),
         (
-            status(1, reason="Prolog", age=901, restarts=1),
+            status(1, reason="Prolog", restarts=1),
             (record(1, taken=("n1",)),),
-            "no lease was made for it",
+            {900: "no lease was made for it"},
         ),
     ],
 )
-def test_jobs_that_wait_for_prologs_in_vain_are_requeued(
-    job: JobStatus, live: tuple[LeaseRecord, ...], requeued: str
+def test_jobs_that_wait_for_prologs_in_vain_are_suspect(
+    job: JobStatus, live: tuple[LeaseRecord, ...], suspected: dict[float, str]
 ) -> None:
-    verdict = judge((job,), live, asked=ASKED, stuck_s=900)
-    assert [why for _, why in verdict.requeue] == ([requeued] if requeued else [])
-    assert judge((job,), live, asked=ASKED, stuck_s=0).requeue == ()
+    known = generations(live)
+    found = judge((job,), live, known=known, stuck_s=900).suspects
+    assert {suspect.patience_s: suspect.reason for suspect in found} == suspected
+    assert {(suspect.job_id, suspect.restarts) for suspect in found} <= {(job.job_id, job.restarts)}
+    assert judge((job,), live, known=known, stuck_s=0).suspects == ()
 
 
 @pytest.mark.parametrize(
-    ("job", "created", "cleared", "requeued"),
+    ("job", "created", "suspected"),
     [
-        (status(1, age=300), 299, 50, True),
-        (status(1, reason="Prolog", age=300), 299, 50, True),
-        (status(1, age=300), 299, 40, False),  # Slurm may just be learning of it
-        (status(1, age=300), 400, 350, False),  # of another job that had this id
-        (status(1, restarts=1, age=300), 299, 50, False),
-        (status(1, "COMPLETING", age=300), 299, 50, False),
-        (status(2, age=300), 299, 50, False),
+        (status(1, age=300), 299, True),
+        (status(1, reason="Prolog", age=300), 299, True),
+        (status(1, age=300), 400, False),  # of another job that had this id
+        (status(1, restarts=1, age=300), 299, False),
+        (status(1, "COMPLETING", age=300), 299, False),
+        (status(2, age=300), 299, False),
     ],
 )
-def test_jobs_running_after_their_nodes_cleared_are_requeued(
-    job: JobStatus, created: float, cleared: float, requeued: bool
+def test_jobs_running_after_their_nodes_cleared_are_suspect(
+    job: JobStatus, created: float, suspected: bool
 ) -> None:
-    old = replace(record(1, state=LeaseState.RELEASED), created=ASKED - created, updated=ASKED - cleared)
-    verdict = judge((job,), (), asked=ASKED, stuck_s=900, released=(old,))
+    old = replace(record(1, state=LeaseState.RELEASED), created=NOW - created)
+    found = judge((job,), (), known=(), stuck_s=900, released=(old,)).suspects
     why = "its nodes have cleared it away, and Slurm forgot its end"
-    assert verdict.requeue == (((1, why),) if requeued else ())
-    assert judge((job,), (), asked=ASKED, stuck_s=0, released=(old,)).requeue == ()
+    assert found == ((Suspect(1, 0, 45, why),) if suspected else ())
+    assert judge((job,), (), known=(), stuck_s=0, released=(old,)).suspects == ()
 
 
 def test_a_job_that_was_started_again_under_the_same_count_runs() -> None:
-    old = replace(record(1, state=LeaseState.RELEASED), created=ASKED - 90, updated=ASKED - 80)
-    verdict = judge((status(1, age=95),), (record(1, age=70),), asked=ASKED, stuck_s=900, released=(old,))
-    assert verdict.requeue == ()
+    old = replace(record(1, state=LeaseState.RELEASED), created=NOW - 90)
+    live = (record(1, age=70),)
+    verdict = judge((status(1, age=95),), live, known=generations(live), stuck_s=900, released=(old,))
+    assert verdict.suspects == ()
+
+
+def test_a_job_is_requeued_when_it_has_been_suspect_for_long() -> None:
+    now = [50.0]
+    patience = Patience(lambda: now[0])
+    early, late = Suspect(1, 0, 45, "not noticed"), Suspect(1, 0, 900, "never ready")
+    other = Suspect(2, 0, 45, "not noticed")
+    assert patience.exhausted((early, late, other)) == {}
+    now[0] += 44
+    assert patience.exhausted((early, late)) == {}
+    now[0] += 1
+    assert patience.exhausted((early, late, other)) == {1: "not noticed"}, "job 2 was not suspect meanwhile"
+    now[0] += 855
+    assert patience.exhausted((replace(late, reason="no node asked"),)) == {1: "no node asked"}
+    assert patience.exhausted((replace(late, restarts=1),)) == {}, "another start of the job"

@@ -11,7 +11,8 @@ from doctor_rig import DATA, executable, levels, one, settings
 import vhpc_slurm.slurm
 from vhpc_slurm.cli.checks import CheckResult, Level, boottime, services, slurm
 from vhpc_slurm.cli.checks.boottime import NodeSize
-from vhpc_slurm.config import Config, Controller, Devices, Guests, Paths, Placement
+from vhpc_slurm.config import Config, Devices, Guests, Paths, Placement
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.model import Generation
@@ -113,6 +114,24 @@ def test_sites_with_fixed_ports_must_not_make_jobs_smaller() -> None:
         found = {one.check: one.level for one in slurm.check(settings, config)}
         assert found["slurm.SchedulerParameters"] == level
         assert "slurm.SchedulerParameters" not in {one.check for one in slurm.check(settings, Config())}
+
+
+@pytest.mark.parametrize(
+    ("backup", "host", "level", "says"),
+    [
+        ("", "localhost", None, ""),
+        ("SlurmctldHost[1] = ctl2(10.0.0.2)\n", "localhost", Level.ERROR, "look for vhpcd on their own host"),
+        ("SlurmctldHost[1] = ctl2(10.0.0.2)\n", "ctl1", Level.WARN, "without ctl1 running jobs go on"),
+    ],
+)
+def test_a_backup_of_slurmctld_is_none_of_vhpcd(
+    backup: str, host: str, level: Level | None, says: str
+) -> None:
+    settings = SlurmSettings.parse(f"SlurmctldHost[0] = ctl1(10.0.0.1)\n{backup}")
+    found = list(slurm.check(settings, Config(controller=Controller(host=host))))
+    about = [one for one in found if one.check == "slurm.SlurmctldHost"]
+    assert [one.level for one in about] == ([] if level is None else [level])
+    assert all(says in one.what for one in about)
 
 
 def test_the_topology_of_a_node_is_not_for_its_guests() -> None:
@@ -333,6 +352,18 @@ def test_a_plugin_is_found_through_includes(tmp_path: Path) -> None:
     (tmp_path / "plugstack.conf.d").mkdir()
     (tmp_path / "plugstack.conf.d" / "vhpc.conf").write_text("required vhpc.so\n")
     assert plugstack(tmp_path, f"include {tmp_path}/plugstack.conf.d/*.conf\n").level is Level.OK
+
+
+def test_plugstack_is_beside_the_hosts_own_slurm_conf(tmp_path: Path) -> None:
+    own = tmp_path / "opt/plugstack.conf"
+    own.parent.mkdir()
+    own.write_text("required vhpc.so\n")
+    (tmp_path / "vhpc.so").write_bytes(b"")
+    text = "SLURM_CONF = /etc/slurm/slurm.conf\nPlugStackConfig = {}\nPluginDir = {}\n"
+    default = SlurmSettings.parse(text.format("/etc/slurm/plugstack.conf", tmp_path))
+    assert slurm.plugstack(default, f"{own.parent}/slurm.conf").level is Level.OK
+    elsewhere = SlurmSettings.parse(text.format(f"{tmp_path}/other.conf", tmp_path))
+    assert slurm.plugstack(elsewhere, f"{own.parent}/slurm.conf").level is Level.ERROR
 
 
 def test_a_plugstack_that_includes_itself_ends(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from fabric_lab import DEFAULT, GUIDS, HAVE_SIMULATOR, NEEDED, PATH, SimulatedFa
 from fake_ufm import TOKEN, FakeUfm, fake_ufm
 
 from vhpc_slurm.cli.checks import CheckResult, Level, fabric
-from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.fabric import opensm_options
 from vhpc_slurm.fabric.opensm_options import OpensmOptions

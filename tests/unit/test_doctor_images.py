@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 from doctor_rig import executable
 from site_catalog import publish
 
-from vhpc_slurm.cli.checks import Level, images
+from vhpc_slurm.cli.checks import Level, images, peers
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 
@@ -81,3 +82,25 @@ def test_a_catalogue_says_what_is_broken(tmp_path: Path) -> None:
     assert images.catalogue(config(tmp_path)).what == f"{tmp_path} has 1 images"
     (tmp_path / "names/base/latest").write_text(json.dumps("x"))
     assert "its name file has no digest" in images.catalogue(config(tmp_path)).what
+
+
+def test_the_port_of_peers_is_tried_and_their_names_resolved() -> None:
+    def found(port: int, names: str = "{node}") -> list[tuple[Level, str]]:
+        config = Config(images=Images(peer_port=port, peer_names=names))
+        return [(one.level, one.what) for one in peers.check(config, "localhost", root=True)]
+
+    assert found(0) == []
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        warned, refused = found(port)
+    assert warned == (
+        Level.WARN,
+        f"any user of a node can take port {port}, and its jobs then read the catalogue",
+    )
+    assert refused == (Level.ERROR, f"port {port} cannot be listened on: Address already in use")
+    assert found(port)[1] == (Level.OK, f"other nodes ask localhost for images at port {port}")
+    (_, unknown) = found(port, "{node}.invalid")
+    assert unknown[0] is Level.ERROR
+    assert "localhost.invalid of this node has no address" in unknown[1]

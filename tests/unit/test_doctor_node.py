@@ -11,7 +11,8 @@ import pytest
 from doctor_rig import executable, one
 
 from vhpc_slurm.cli.checks import CheckResult, Level, node
-from vhpc_slurm.config import Config, Controller, Guests
+from vhpc_slurm.config import Config, Guests
+from vhpc_slurm.config.controller import Controller
 
 
 def test_the_old_virtiofsd_is_told_from_the_new_one(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.cli.checks import Level, policy
-from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.slurm.port import SlurmPartition
@@ -44,6 +45,23 @@ def test_a_rule_that_never_applies_is_named() -> None:
     ((level, what, _),) = found(config)
     assert level is Level.WARN
     assert "rule 'b' never applies: Slurm has no partition GPU*, gpu" in what
+
+
+def test_a_rule_behind_one_for_all_its_jobs_is_named() -> None:
+    first = Rule(name="physics", accounts=("phys*",))
+    assert found(Config(policy=(first, Rule(name="b")))) == [(Level.OK, "rules of the policy: 2", "")]
+    ((level, what, _),) = found(Config(policy=(first, Rule(name="b", accounts=("physics",), images=()))))
+    assert level is Level.WARN
+    assert "rule 'b' never applies: 'physics' is before it" in what
+    defaults = Rule(name="b", accounts=("physics",), default_batch="host")
+    assert found(Config(policy=(first, defaults))) == [(Level.OK, "rules of the policy: 2", "")]
+    both = Rule(name="b", accounts=("physics",), default_batch="host", images=())
+    ((_, what, hint),) = found(Config(policy=(first, both)))
+    assert "its images does not count" in what
+    assert hint == "put images into 'physics'"
+    own = Rule(name="physics", accounts=("phys*",), default_batch="guest")
+    ((_, what, _),) = found(Config(policy=(own, defaults)))
+    assert "rule 'b' never applies" in what, "an earlier rule always gives the default"
 
 
 def test_vhpcd_must_be_able_to_read_the_signers(tmp_path: Path) -> None:

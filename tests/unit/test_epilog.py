@@ -14,10 +14,10 @@ from vhpc_slurm.config import Config, Paths
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common, epilog
-from vhpc_slurm.model import Generation
+from vhpc_slurm.model import Figures, Generation, GuestUsage, NodeUsage
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import quarantine
-from vhpc_slurm.node.store import joblock, statefile
+from vhpc_slurm.node.store import joblock, statefile, usage
 from vhpc_slurm.node.store.journal import Journal, generations
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.outbox import Acknowledgement
@@ -123,6 +123,23 @@ def test_without_vhpcd_the_node_is_cleared_all_the_same(ending: Ending) -> None:
     assert joblock.has_tombstone(ending.layout, GENERATION)
     assert [(ack.generation, ack.clean) for ack in ending.acknowledged] == [(GENERATION, True)]
     assert not ending.layout.job(7).exists()
+
+
+def test_what_the_guests_have_used_goes_with_the_acknowledgement(
+    ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = GuestUsage(0, Figures(cpu_us=5))
+    usage.keep(ending.layout.usage(GENERATION), [guest])
+    reported: list[NodeUsage] = []
+
+    def report(_: ControllerClient, what: NodeUsage) -> bool:
+        reported.append(what)
+        return False
+
+    monkeypatch.setattr(ControllerClient, "report_usage", report)
+    assert epilog.run(ending.layout.config) == 0
+    assert reported == [NodeUsage(GENERATION, "n1", (guest,))]
+    assert [ack.usage for ack in ending.acknowledged] == reported
 
 
 def test_an_acknowledgement_waits_for_a_silent_vhpcd(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:

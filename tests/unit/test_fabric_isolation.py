@@ -11,7 +11,7 @@ import pytest
 from controller_lab import allocation, identity, request
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller.api.protocol import FabricState
+from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentity
 from vhpc_slurm.node.store import journal, kinds, statefile

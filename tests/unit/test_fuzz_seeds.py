@@ -3,23 +3,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import ModuleType
 
 import fuzz_control
 import fuzz_files
+import fuzz_forwarding
 import fuzz_import
+import fuzz_peers
 import fuzz_slurm
 import fuzz_vhpcd
 import pytest
 
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.node.store.peers import server
+from vhpc_slurm.node.store.peers.wire import PeerError
 
 CORPUS = Path(fuzz_files.__file__).parent / "corpus"
 TARGETS: dict[str, ModuleType] = {
     "control": fuzz_control,
     "files": fuzz_files,
+    "forwarding": fuzz_forwarding,
     "import": fuzz_import,
+    "peers": fuzz_peers,
     "slurm": fuzz_slurm,
     "vhpcd": fuzz_vhpcd,
 }
@@ -29,6 +36,17 @@ SEEDS = sorted(path for name in TARGETS for path in (CORPUS / name).iterdir())
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_seed_finds_nothing(seed: Path) -> None:
     TARGETS[seed.parent.name].one_input(seed.read_bytes())
+
+
+def test_one_request_of_a_peer_is_granted_among_the_seeds() -> None:
+    asked = sorted((CORPUS / "peers").iterdir())
+    granted = []
+    for path in asked:
+        with contextlib.suppress(PeerError):
+            message = path.read_bytes().partition(b"\n")[0]
+            found = server._judge(fuzz_peers.Root(), fuzz_peers.NODE, "127.0.0.1", message)
+            granted += [path.name] if found.blob.size else []
+    assert granted == ["ask"]
 
 
 def test_the_whole_life_of_a_lease_is_among_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,44 @@ def test_a_batch_script_is_carried_in_and_keeps_its_path(guest: Guest, tmp_path:
     assert done.stdout.decode() == f"{script} arg\n"
 
 
+def saved(guest: Guest, tmp_path: Path, script: str, command: str) -> subprocess.CompletedProcess[bytes]:
+    """A batch script with --vhpc-save; ``command`` is a shell script in the place of vhpc."""
+    program, vhpc = tmp_path / "slurm_script", tmp_path / "vhpc"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    vhpc.write_text(f"#!/bin/sh\n{command}\n")
+    for path in (program, vhpc):
+        path.chmod(0o755)
+    names = {"VHPC_RUN_SAVE": "own/tools:latest", "VHPC_RUN_SAVE_COMMAND": str(vhpc), "SLURM_JOB_ID": "42"}
+    return subprocess.run(
+        [guest.bin / "vhpc-run"],
+        env=guest.env(VHPC_RUN_SCRIPT="1", VHPC_RUN_ARGV0=str(program), **names),
+        capture_output=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+
+
+def test_a_guest_is_saved_after_its_script(guest: Guest, tmp_path: Path) -> None:
+    done = saved(guest, tmp_path, "echo out", 'echo "$@"; echo "${VHPC_RUN_SAVE-unset}"; cat')
+    assert (done.returncode, done.stdout) == (0, b"out\n")
+    assert done.stderr.decode().splitlines() == ["save 42 own/tools:latest", "unset"]
+
+
+def test_a_guest_of_a_failed_script_is_not_saved(guest: Guest, tmp_path: Path) -> None:
+    done = saved(guest, tmp_path, "exit 3", "echo saved >&2")
+    assert done.returncode == 3
+    assert done.stderr == b"vhpc: the guest is not saved as own/tools:latest, because the script failed\n"
+
+
+@pytest.mark.parametrize("command", ["echo why >&2; exit 1", "kill -9 $$"])
+def test_a_save_that_fails_is_the_jobs_failure(guest: Guest, tmp_path: Path, command: str) -> None:
+    done = saved(guest, tmp_path, "true", command)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1] == (
+        "vhpc: the script has succeeded, but its guest is not saved as own/tools:latest"
+    )
+
+
 def test_stdin_may_be_a_file_and_its_end_is_seen(guest: Guest, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"abc" * 100000)
     with (tmp_path / "in").open("rb") as stdin, (tmp_path / "out").open("wb") as stdout:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, TeardownError
 from vhpc_slurm.hooks import healthcheck

@@ -103,6 +103,21 @@ def test_an_image_comes_back_with_its_digest(site: Site) -> None:
     assert not list(site.other.glob(".import-*"))
 
 
+def test_a_pull_makes_the_chunk_list_again(site: Site) -> None:
+    size = 1 << 16
+    hashes = b"".join(hashlib.sha256(ROOT[at : at + size]).digest() for at in range(0, len(ROOT), size))
+    listed = hashlib.sha256(hashes).hexdigest()
+    publish(site.catalog, "base", ROOT, chunks={"sha256": listed, "size": size})
+    site.push("listed:1")
+    site.pull("listed:1")
+    assert (site.other / "blobs/sha256" / listed).read_bytes() == hashes
+    publish(site.catalog, "base", ROOT, chunks={"sha256": "0" * 64, "size": size})
+    site.push("unlike:1")
+    with pytest.raises(UserError, match="names a chunk list that is not the root's"):
+        site.pull("unlike:1", target="unlike")
+    assert whole(site.other) == ["mine:latest"]
+
+
 def test_the_registry_has_an_artifact_of_our_types(site: Site) -> None:
     pushed = site.push()
     raw = site.skopeo("inspect", "--raw", site.at("vm:1"))

@@ -31,7 +31,8 @@ from vhpc_slurm.cli import context
 from vhpc_slurm.cli.main import main
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
-from vhpc_slurm.node.store import images
+from vhpc_slurm.node.store import copying as blob_copy
+from vhpc_slurm.node.store import images, part
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm import noderuns
 from vhpc_slurm.slurm.noderuns import NodeRuns, Place
@@ -155,7 +156,8 @@ def test_stage_and_a_job_that_starts_copy_each_byte_once(
     site: Site, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job has begun to copy the kernel; the command waits for it, in a process of its own."""
-    monkeypatch.setattr(images, "CHUNK", 1)
+    monkeypatch.setattr(part, "PLAIN", 1)
+    monkeypatch.setattr(blob_copy, "CHUNK", 1)
     monkeypatch.setattr(images, "CHECK_S", 0.0)
     (site.folder / "vhpc.toml").write_text(
         f'[images]\ncatalog = "{site.folder}/catalog"\nstore = "{layout.config.images.store}"\n'

@@ -18,7 +18,8 @@ from stepd import needs_root
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
-from vhpc_slurm.node.store import images, journal
+from vhpc_slurm.node.store import copying as blob_copy
+from vhpc_slurm.node.store import images, journal, part
 from vhpc_slurm.node.store.layout import Layout
 
 # Tests that start or count slurmstepds see each other's: one worker runs them all.
@@ -146,7 +147,8 @@ def test_a_failed_or_killed_copy_leaves_no_obstacle(layout: Layout, monkeypatch:
 def test_a_copy_asks_whether_to_go_on_and_has_a_deadline(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "CHUNK", 1000)
+    monkeypatch.setattr(blob_copy, "CHUNK", 1000)
+    monkeypatch.setattr(part, "PLAIN", 1000)
     monkeypatch.setattr(images, "CHECK_S", 0.0)
 
     copying = images.stage(layout, publish(layout))
@@ -158,7 +160,12 @@ def test_a_copy_asks_whether_to_go_on_and_has_a_deadline(
     slow = Layout(msgspec.convert(raw, Config))
     with pytest.raises(FabricError, match="could not be copied within 1 s"):
         stage(slow, publish(slow), pause_s=0.4)
-    assert not list((Path(layout.config.images.store) / "blobs/sha256").glob(".*.part"))
+    (kept,) = (Path(layout.config.images.store) / "blobs/sha256").glob(".*.part")
+    size = kept.stat().st_size
+    assert dict(stage(layout, publish(layout)).sources)["kept"] == size > 0, (
+        "the next copy goes on from there"
+    )
+    assert not kept.exists()
 
 
 def test_pins_come_and_go_and_name_what_they_keep(layout: Layout) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -303,3 +304,27 @@ def test_a_source_with_its_own_kernel_gives_all_parts(site: Site) -> None:
     assert isinstance(manifest, Manifest)
     assert manifest.kernel.media_type == "application/vnd.vhpc.kernel.bzimage"
     assert whole(site.own) == ["mine:latest"]
+
+
+def coreutils_list(data: bytes) -> bytes:
+    """The chunk list as docs/image-format.md has it made, by split and sha256sum."""
+    command = ["split", "--bytes=4194304", "--filter=sha256sum", "-"]
+    lines = subprocess.run(command, input=data, check=True, capture_output=True, text=False).stdout
+    return bytes.fromhex("".join(line.split()[0] for line in lines.decode().splitlines()))
+
+
+def test_a_large_root_has_its_own_chunk_list_and_gc_keeps_it(site: Site) -> None:
+    data = b"chunk" * 2_000_000
+    site.root = lambda path: path.write_bytes(data)
+    image = resolve(site.own, ImageRef.parse(site.run().image))
+    root, expected = image.manifest.root, coreutils_list(data)
+    assert (root.chunks, root.chunk_size) == (hashlib.sha256(expected).hexdigest(), 4194304)
+    listed = site.own / "blobs/sha256" / root.chunks
+    edit.collect(site.own, 0)
+    assert listed.read_bytes() == expected
+    assert len(expected) == 3 * 32
+    site.root = lambda path: path.write_bytes(b"small")
+    assert site.run().changed
+    assert resolve(site.own, ImageRef.parse("mine")).manifest.root.chunks == "", "one chunk needs no list"
+    edit.collect(site.own, 0)
+    assert not listed.exists()

@@ -15,7 +15,7 @@ from device_rig import GENERATION, Rig, machine
 from fake_hca import ETHERNET, network
 from job_devices import IB, gpus, host, lease, prepare, vfs
 
-from vhpc_slurm.controller.api.protocol import FabricState
+from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.hooks import slurmctld
 from vhpc_slurm.hooks.common import HookEnv

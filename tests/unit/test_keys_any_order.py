@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import tempfile
 from collections.abc import Iterator
@@ -11,13 +12,19 @@ from pathlib import Path
 from typing import Literal
 from unittest import mock
 
+import pytest
 from controller_lab import Alone, allocation, identity, request
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from key_fabric import Fabric, Killed
+from mariadb_server import HAVE_SERVER, WHY_NOT, emptied, shared
+from store_backends import ME
 
+from vhpc_slurm.config.database import Database
 from vhpc_slurm.controller.store.database import SqliteStore
+from vhpc_slurm.controller.store.mariastore import MariaStore
+from vhpc_slurm.controller.store.sqlstore import SqlStore
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.fabric.backend import KeyPolicy
@@ -29,7 +36,7 @@ from vhpc_slurm.model import Generation, LeaseRecord, LeaseState, NetworkIdentit
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # commits are synchronous, disks slow
 
 
-class DyingStore(SqliteStore):
+class Dying(SqlStore):
     """vhpcd may die with a transaction not committed."""
 
     fabric: Fabric
@@ -40,6 +47,17 @@ class DyingStore(SqliteStore):
             yield
             self.fabric.step()
         self.fabric.step()
+
+
+class DyingStore(Dying, SqliteStore):
+    """An SQLite file."""
+
+
+class DyingMariaStore(Dying, MariaStore):
+    """A database of MariaDB."""
+
+    def close(self) -> None:
+        self._maria.close()  # a vhpcd that dies says nothing
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -65,8 +83,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.urandom.start()
         self.start()
 
+    def opened(self) -> DyingStore | DyingMariaStore:
+        return DyingStore(Path(self.folder.name) / "db")
+
     def start(self) -> None:
-        self.store = DyingStore(Path(self.folder.name) / "db")
+        self.fabric.kill_in, kill_in = 0, self.fabric.kill_in  # vhpcd dies only after its start
+        self.store = self.opened()
+        self.fabric.kill_in = kill_in
         self.store.fabric = self.fabric
         self.service = Alone(
             self.store,
@@ -228,13 +251,34 @@ class AnyOrderOfVlans(AnyOrder):
         return network.vlan, frozenset(0x02 << 40 | network.vlan << 28 | rank << 8 for rank in ranks)
 
 
+class AnyOrderInMariadb(AnyOrder):
+    """A vhpcd that dies closes its connection without a word; the next one takes the database from it."""
+
+    def __init__(self) -> None:
+        emptied(in_mariadb())
+        super().__init__()
+
+    def opened(self) -> DyingMariaStore:
+        DyingMariaStore.fabric = self.fabric
+        return DyingMariaStore(in_mariadb(), ME)
+
+
+@functools.cache
+def in_mariadb() -> Database:
+    found = shared().database()
+    MariaStore(found, ME).close()
+    return found
+
+
 AnyOrder.TestCase.settings = settings(
     max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 AnyOrderOfUsers.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfPorts.TestCase.settings = AnyOrder.TestCase.settings
 AnyOrderOfVlans.TestCase.settings = AnyOrder.TestCase.settings
+AnyOrderInMariadb.TestCase.settings = settings(AnyOrder.TestCase.settings, max_examples=5)
 TestAnyOrder = AnyOrder.TestCase
+TestAnyOrderInMariadb = pytest.mark.skipif(not HAVE_SERVER, reason=WHY_NOT)(AnyOrderInMariadb.TestCase)
 TestAnyOrderOfPorts = AnyOrderOfPorts.TestCase
 TestAnyOrderOfUsers = AnyOrderOfUsers.TestCase
 TestAnyOrderOfVlans = AnyOrderOfVlans.TestCase

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from controller_lab import NOBODY, as_uid, free_port, wait_for
 
-from vhpc_slurm.controller.api import listening, rootport
+from vhpc_slurm import rootport
+from vhpc_slurm.controller.api import listening
 from vhpc_slurm.controller.api.listening import Lane, Listener
 from vhpc_slurm.controller.api.peeruid import PeerUids
 from vhpc_slurm.errors import FabricError

@@ -82,8 +82,8 @@ class Node:
         (self.folder / "job").write_text(text)
 
     def ready(self, status: str = "ready", age: float = 100, generation: Generation = GENERATION) -> None:
-        statefile.write_state(self.path, {"generation": str(generation), "status": status}, os.getuid())
-        os.utime(self.path, (time.time() - age,) * 2)
+        fields = {"generation": str(generation), "status": status, "since": f"{statefile.uptime() - age:.0f}"}
+        statefile.write_state(self.path, fields, os.getuid())
 
     def record(self, *nodes: str) -> LeaseRecord:
         parts = Allocation(tuple(NodeAllocation(node, (0, 1), 512) for node in nodes or ("n1",)))
@@ -99,6 +99,11 @@ class Node:
         for finding in found:
             finding.repair()
         return [finding.what for finding in found]
+
+    def later(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        """The node has run for longer."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
+        monkeypatch.setattr(lost_jobs, "uptime", lambda: now)
 
     def pauses(self, _: float) -> None:
         """What happens between the two looks."""
@@ -236,36 +241,41 @@ def test_a_reboot_is_a_journal_without_run_folder_or_step(node: Node) -> None:
 
 
 @pytest.mark.parametrize("reason", ["None", "Prolog"])
-def test_a_job_whose_prolog_was_lost_is_requeued(node: Node, reason: str) -> None:
+def test_a_job_whose_prolog_was_lost_is_requeued(
+    node: Node, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The node was rebooted when slurmd had got the Prolog's start, but the Prolog had no journal yet."""
     node.path.unlink()
     node.path.parent.rmdir()
     node.show("single.txt", **{"Reason=None": f"Reason={reason}"})
+    node.created -= 3600  # vhpcd's clock is behind
     assert node.lost() == []  # it may be about to start
-    node.created -= 150
+    node.later(monkeypatch, 150)
     layout = Layout(node.config)
     with joblock.held(layout, JOB, timeout_s=1.0):
         assert node.lost() == []
     with stepd(JOB, "extern"):
         assert node.lost() == []
+    assert node.lost() == [], "it was seen with a step, and may have begun again since"
+    node.later(monkeypatch, 300)
     assert node.lost() == ["job 1: its Prolog has not run on n1"]
     assert node.calls == ["scontrol requeue 1"]
 
 
-def test_a_prolog_that_waits_for_another_is_not_lost(node: Node) -> None:
+def test_a_prolog_that_waits_for_another_is_not_lost(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """With PrologFlags=Serial slurmd runs one after the other."""
     node.path.unlink()
     node.path.parent.rmdir()
-    node.created -= 150
+    assert node.lost() == []
+    node.later(monkeypatch, 150)
     layout, first = Layout(node.config), node.record()
     other = replace(first, lease=replace(first.lease, generation=Generation(JOB + 1, 0, "0123abcd")))
     with joblock.held(layout, JOB + 1, timeout_s=1.0):
         found = lost_jobs.findings(layout, "n1", [first, other], slurm=node.slurm, pause=node.pauses)
         assert list(found) == []
-    assert [
-        finding.what
-        for finding in lost_jobs.findings(layout, "n1", [first], slurm=node.slurm, pause=node.pauses)
-    ] == ["job 1: its Prolog has not run on n1"]
+    assert node.lost() == []
+    node.later(monkeypatch, 300)
+    assert node.lost() == ["job 1: its Prolog has not run on n1"]
 
 
 @pytest.mark.usefixtures("extern")

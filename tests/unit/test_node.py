@@ -179,8 +179,9 @@ def test_what_is_over_and_was_never_told_is_told(layout: Layout) -> None:
 
 def test_control_characters_cannot_forge_state_file_lines(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    statefile.write_state(path, {"message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"}, 2001)
-    assert path.read_text() == "version=1\nmessage=bad status=ready  [31m\nstatus=failed\n"
+    fields = {"since": "7", "message": "bad\nstatus=ready\r\x1b[31m", "status": "failed"}
+    statefile.write_state(path, fields, 2001)
+    assert path.read_text() == "version=1\nsince=7\nmessage=bad status=ready  [31m\nstatus=failed\n"
     assert statefile.read_state(path)["status"] == "failed"
 
 

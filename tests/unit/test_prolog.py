@@ -16,7 +16,7 @@ from stepd import needs_root
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hooks import barrier, common, prolog
-from vhpc_slurm.model import Allocation, Generation, Lease, LeaseState, Segment
+from vhpc_slurm.model import Allocation, Generation, Lease, LeaseState, NodeReport, Segment
 from vhpc_slurm.node import resources, teardown
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import quarantine
@@ -49,6 +49,7 @@ class Node:
     waits: int = 0
     told: list[tuple[str, str, tuple[str, str]]] = field(default_factory=list)
     may_requeue: bool = True
+    reports: list[NodeReport] = field(default_factory=list)
 
     def ask(self, *_: object) -> Lease:
         answer = self.answers.pop(0) if self.answers else self.lease
@@ -92,7 +93,9 @@ def node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     monkeypatch.setattr(ControllerClient, "lease", found.ask)
     monkeypatch.setattr(ControllerClient, "acknowledge", lambda _, ack: found.acknowledged.append(ack))
-    monkeypatch.setattr(ControllerClient, "report_timeline", lambda *_: None)
+    monkeypatch.setattr(
+        ControllerClient, "report_timeline", lambda _, _line, report: found.reports.append(report)
+    )
     monkeypatch.setattr(Scontrol, "requeue", lambda _, job_id: found.requeue(job_id))
     monkeypatch.setattr(common, "drain", lambda _config, _node, err: found.drained.append(err.line()))
     monkeypatch.setattr(inventory, "read_inventory", lambda *_: NODE)
@@ -111,6 +114,19 @@ def test_guests_that_are_ready_are_announced_to_the_plugin(node: Node) -> None:
     assert (node.drained, node.requeued) == ([], [])
 
 
+def test_the_owner_is_told_where_the_guests_are(node: Node) -> None:
+    assert node.run() == 0
+    (report,) = node.reports
+    assert (report.generation, report.node) == (GENERATION, "n1")
+    (guest,) = report.guests
+    assert (guest.index, guest.hostname) == (0, "n1")
+    # all of the node
+    assert guest.cpus == (0, 1, 2, 3)
+    assert report.host is not None
+    assert report.host.cells == NODE.cells
+    assert report.lines == (f"guests run in software emulation (TCG), many times slower: {NODE.kvm_reason}",)
+
+
 # --- a user's mistake -------------------------------------------------------------------
 
 
@@ -120,6 +136,7 @@ def test_a_users_mistake_fails_the_job_and_not_the_node(node: Node) -> None:
     assert (node.state["status"], node.state["kind"]) == ("failed", "user")
     assert node.state["message"].startswith("image tiny:1 did not boot on n1: it wrote nothing")
     assert "alarm" not in node.state
+    assert node.state["message"] in node.reports[0].lines
     # the folder with the state file stays for the plugin, everything else is released
     assert node.held == ["rundir"]
     assert (node.drained, node.requeued) == ([], [])

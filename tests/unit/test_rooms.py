@@ -19,16 +19,19 @@ FLOORS = (
     {"fabric", "slurm", "placement", "domain", "importing", "policy"},
     {"bootfiles", "config", "catalog", "model", "hardware", "cpulist", "munge"},
     {"errors"},
-    {"terminal", "files"},
+    {"terminal", "files", "chunks", "rootport"},
 )
 # Modules of the ground floors that stand on one another, lowest last.
-GROUND = ("catalog", "munge", "config", "model", "hardware", "cpulist", "errors", "terminal", "files")
+GROUND = (
+    *("catalog", "munge", "config", "model", "hardware", "cpulist", "errors"),
+    *("terminal", "files", "chunks", "rootport"),
+)
 # The same inside a room, from the top. Layers of one floor do not know each other.
 LAYERS = {
     "controller": (
         {"server"},
         {"assembly"},
-        {"periodic", "client"},
+        {"periodic", "client", "metrics"},
         {"api"},
         {"leases"},
         {"sync", "store"},

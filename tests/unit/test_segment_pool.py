@@ -14,7 +14,8 @@ from controller_lab import Alone, allocation, identity, request
 from key_fabric import an_assignment
 
 from vhpc_slurm.cli import fabric as cli
-from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller.store import schema
 from vhpc_slurm.controller.store.database import SqliteStore

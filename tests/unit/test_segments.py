@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from segment_site import JOB, Site, replace_network, vni
+from store_backends import Place, open_at
 
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.api.addresses import underlay_address
@@ -104,8 +105,8 @@ def test_a_job_can_have_a_key_and_a_segment(tmp_path: Path) -> None:
 # --- one owner at a time ----------------------------------------------------------------------------
 
 
-def test_a_vni_is_free_after_acknowledgements_and_quarantine(tmp_path: Path) -> None:
-    site = Site(tmp_path / "db", replace_network(vni_last=5000))
+def test_a_vni_is_free_after_acknowledgements_and_quarantine(leases_at: Place) -> None:
+    site = Site(leases_at, replace_network(vni_last=5000))
     first = site.open(1, "n1", "n2")
     for node in ("n1", "n2"):
         site.service.take(1, 0, node)
@@ -123,8 +124,8 @@ def test_a_vni_is_free_after_acknowledgements_and_quarantine(tmp_path: Path) -> 
     assert vni(site.open(2)) == 5000
 
 
-def test_an_unclean_node_holds_the_vni_after_its_release(tmp_path: Path) -> None:
-    site = Site(tmp_path / "db", replace_network(vni_last=5000))
+def test_an_unclean_node_holds_the_vni_after_its_release(leases_at: Place) -> None:
+    site = Site(leases_at, replace_network(vni_last=5000))
     first = site.open(1, "n1")
     site.service.take(1, 0, "n1")
     site.service.end(1, 0)
@@ -142,16 +143,16 @@ def test_an_unclean_node_holds_the_vni_after_its_release(tmp_path: Path) -> None
     assert site.store.get(first.generation) is None
 
 
-def test_an_exhausted_pool_can_refuse_instead(tmp_path: Path) -> None:
-    site = Site(tmp_path / "db", replace_network(vni_last=5000, exhausted="refuse"))
+def test_an_exhausted_pool_can_refuse_instead(leases_at: Place) -> None:
+    site = Site(leases_at, replace_network(vni_last=5000, exhausted="refuse"))
     site.open(1)
     refused = site.open(2)
     assert refused.state is LeaseState.REFUSED
     assert "no VNI for a job network is free: 1 are in use" in refused.refusal
 
 
-def test_the_database_itself_refuses_a_second_owner(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "db")
+def test_the_database_itself_refuses_a_second_owner(leases_at: Place) -> None:
+    store = open_at(leases_at)
     one, two = Generation(1, 0, "0" * 8), Generation(2, 0, "0" * 8)
     with store.transaction():
         store.segments.add(5000, one)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from segment_site import Site, vni
+from store_backends import Place, written
 
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
@@ -23,8 +24,9 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from controller_lab import allocation
-from test_segments import Site, vni
-site = Site(sys.argv[1])
+from segment_site import Site, vni
+from store_backends import place_from
+site = Site(place_from(sys.argv[1]))
 turn = max([record.lease.generation.job_id for _, record in site.store.page(0, limit=10**6)], default=0)
 while True:
     turn += 1
@@ -42,13 +44,13 @@ while True:
 """
 
 
-def test_kill_9_at_any_moment_loses_no_vni_and_shares_none(tmp_path: Path) -> None:
+def test_kill_9_at_any_moment_loses_no_vni_and_shares_none(leases_at: Place) -> None:
     chance = random.Random(11)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "python")}
     said = 0
     for _ in range(4):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / "db"), str(Path(__file__).parent)],
+            [sys.executable, "-c", WRITER, written(leases_at), str(Path(__file__).parent)],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
@@ -60,7 +62,7 @@ def test_kill_9_at_any_moment_loses_no_vni_and_shares_none(tmp_path: Path) -> No
         lines += writer.stdout.readlines()
         writer.wait()
         writer.stdout.close()
-        site = Site(tmp_path / "db")
+        site = Site(leases_at)
         for line in lines:
             if line.endswith("\n"):
                 said += 1

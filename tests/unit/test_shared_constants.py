@@ -6,14 +6,12 @@ A C compiler evaluates the headers; files of the plugin that do not need Slurm a
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from c_probe import AGENT, CHECKOUT, LIB, PLUGIN, run_c, values
 
 from vhpc_slurm import config
 from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB
@@ -21,41 +19,17 @@ from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import CHOICES, LEAST_MTU, Network
 from vhpc_slurm.domain import boot
 from vhpc_slurm.domain.plain import PORT_NAME
-from vhpc_slurm.domain.spec import SOCKET_PATH_MAX
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.fabric.numbers import MAX_VFS
-from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, Generation, ImageRef
+from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef
 from vhpc_slurm.node.boot import network as boot_network
 from vhpc_slurm.node.guest import channel, peers, wire
 from vhpc_slurm.node.network import nat, segment
-from vhpc_slurm.node.store import statefile
 
-CHECKOUT = Path(__file__).parents[2]
-LIB, AGENT, PLUGIN = (CHECKOUT / part for part in ("guest/lib", "guest/agent", "spank_plugin"))
 PROTOCOL = (LIB / "protocol.h").read_text()
-DOCUMENT = (CHECKOUT / "docs/guest-protocol.md").read_text()
+# Section 9 has the frames of `vhpc forward`, which are others than the agent's.
+DOCUMENT = (CHECKOUT / "docs/guest-protocol.md").read_text().partition("\n## 9.")[0]
 ENUMERATOR = re.compile(r"^ {4}(\w+) = ", re.MULTILINE)
-
-
-def run_c(folder: Path, program: str, *arguments: str, sources: tuple[Path, ...] = ()) -> str:
-    """Compile a program and return what it prints."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        pytest.skip("no C compiler: install gcc, or set CC")
-    (folder / "probe.c").write_text(program)
-    includes = [f"-I{path}" for path in (LIB, AGENT, PLUGIN)]
-    command: list[str | Path] = [
-        compiler,
-        "-std=gnu17",
-        "-D_GNU_SOURCE",
-        *includes,
-        "-o",
-        folder / "probe",
-        folder / "probe.c",
-    ]
-    subprocess.run([*command, *sources], check=True, capture_output=True, text=True)
-    done = subprocess.run([folder / "probe", *arguments], check=True, capture_output=True, text=True)
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +46,8 @@ def constants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         "network.h": ["NODELIST_MAX", "NETWORK_MTU_MIN", "NETWORK_MTU_MAX"],
         "sbcast.h": ["SBCAST_GUESTS_MAX"],
         "bounds.h": [f"VHPC_{name}" for name in bounds.split()],
-        "state.h": ["VHPC_STATE_MAX", "VHPC_STATE_LINE_MAX"],
     }
-    names = [name for group in headers.values() for name in group]
-    includes = "#include <stdio.h>\n" + "".join(f'#include "{header}"\n' for header in headers)
-    prints = "".join(f'printf("{name} %lld\\n", (long long)({name}));\n' for name in names)
-    program = f"{includes}int main(void)\n{{\n{prints}return 0;\n}}\n"
-    said = run_c(tmp_path_factory.mktemp("constants"), program)
-    return {name: int(value) for name, value in (line.split() for line in said.splitlines())}
+    return values(tmp_path_factory.mktemp("constants"), headers)
 
 
 def group(constants: dict[str, int], block: str, prefix: str) -> dict[str, int]:
@@ -228,7 +196,11 @@ def highest(settings: type, name: str) -> int:
 def test_variables_of_options_are_those_that_the_hooks_read(tmp_path: Path) -> None:
     hook = (CHECKOUT / "python/vhpc_slurm/hooks/slurmctld.py").read_text()
     read = set(re.findall(r'(?:spank|_number)\("(\w+)"\)', hook))
-    assert {f"VHPC_{name}" for name in read} == set(accepted(tmp_path))
+    # the plugin sets this one itself
+    assert (
+        'spank_job_control_setenv(spank, "VHPC_WAITER"' in (CHECKOUT / "spank_plugin/allocator.c").read_text()
+    )
+    assert {f"VHPC_{name}" for name in read} - {"VHPC_WAITER"} == set(accepted(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -289,91 +261,7 @@ def test_the_mark_of_a_refused_image_is_no_image() -> None:
         ImageRef.parse(mark)
 
 
-# --- the state file ----------------------------------------------------------
-
-STATE_PROBE = """
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include "state.h"
-int main(int argc, char **argv)
-{
-    struct vhpc_state s;
-    char why[4096] = "absent";
-    if (argc != 3 || vhpc_state_read(&s, argv[1], (uint32_t)atoi(argv[2]), getuid(), why,
-                                     sizeof why) != VHPC_STATE_OK)
-        return puts(why) < 0;
-    printf("job=%u\\nrestart=%u\\nstatus=%d\\nbatch=%d\\nguests=%u\\ncomponents=%u\\n", s.job,
-           s.restart, s.status, s.batch_on_host, s.guests, s.components);
-    printf("generation=%s\\nimage=%s\\nmessage=%s\\nwarning=%s\\nsocket=%s\\ncommands=%s\\ngpus=%s\\ncpus=%s\\n",
-           s.generation, s.image, s.message, s.warning, s.socket ? s.socket : "", s.commands, s.gpus, s.cpus);
-    vhpc_state_free(&s);
-    return 0;
-}
-"""
-
-
-def read_by_plugin(folder: Path, fields: dict[str, str]) -> dict[str, str] | str:
-    """What the plugin reads of a file that the hooks have written; its complaint if it refuses the file."""
-    (folder / "jobs/7").mkdir(parents=True)
-    own = statefile.header(Generation(7, 1, "0123abcd"), "debian:12")
-    statefile.write_state(folder / "jobs/7/state", own | fields, os.getuid())
-    sources = (PLUGIN / "state.c", PLUGIN / "text.c")
-    lines = run_c(folder, STATE_PROBE, str(folder), "7", sources=sources).splitlines()
-    return dict(line.split("=", 1) for line in lines) if len(lines) > 1 else lines[0]
-
-
-def test_the_plugin_reads_each_field_that_the_hooks_write(tmp_path: Path) -> None:
-    socket = "/" + "s" * (SOCKET_PATH_MAX - len("//g0/run.sock")) + "/g0/run.sock"
-    texts = {
-        "message": "m" * (statefile.LIMIT + 1),
-        "warning": "w" * statefile.LIMIT,
-        "socket": socket,
-        "commands": "srun:squeue",
-        "gpus": "0:1,2:3",
-        "cpus": "4:5:6,7:0:1",
-    }
-    counts = {"guests": str(MAX_GUESTS_PER_NODE), "components": "128"}
-    numbers = {"status": "ready", "batch": "host"} | counts
-    said = read_by_plugin(tmp_path, texts | numbers)
-    own = {"job": "7", "restart": "1", "generation": "7.1.0123abcd", "image": "debian:12"}
-    cut = {"message": "m" * statefile.LIMIT}
-    ready, host = "1", "1"
-    assert said == own | texts | cut | {"status": ready, "batch": host} | counts
-    assert {"version", *own, *texts, *numbers} == statefile.PLUGIN_KEYS
-
-
-@pytest.mark.parametrize("status", ["booting", "failed"])
-def test_the_plugin_knows_each_status(tmp_path: Path, status: str) -> None:
-    said = read_by_plugin(tmp_path, {"status": status, "kind": "user", "message": "m"})
-    assert isinstance(said, dict)
-    assert said["message"] == "m"
-
-
-def test_the_plugin_refuses_a_socket_that_is_too_long(tmp_path: Path) -> None:
-    said = read_by_plugin(tmp_path, {"status": "ready", "socket": "/" + "s" * SOCKET_PATH_MAX})
-    assert "socket" in said
-    assert isinstance(said, str)
-
-
-def test_a_key_that_no_reader_knows_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="statsu"):
-        statefile.write_state(tmp_path / "state", {"statsu": "ready"}, os.getuid())
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_largest_state_file_is_one_that_the_plugin_reads(constants: dict[str, int]) -> None:
-    keys = statefile.PLUGIN_KEYS | statefile.HOOK_KEYS
-    longest = max(len(key) for key in keys) + len("=") + statefile.LIMIT
-    assert longest <= constants["VHPC_STATE_LINE_MAX"]
-    assert len(keys) * (longest + 1) <= constants["VHPC_STATE_MAX"]
-
-
-def test_the_plugin_reads_the_keys_that_python_says_it_reads() -> None:
-    table = re.findall(
-        r'\[[A-Z]+\] = "(\w+)"', (PLUGIN / "state.c").read_text().split("key_names[KEYS] = {")[1]
-    )
-    assert set(table[: len(statefile.PLUGIN_KEYS)]) == statefile.PLUGIN_KEYS
+# --- variables of the environment ---------------------------------------------
 
 
 def test_new_jobs_lose_all_variables_that_the_agent_sets() -> None:

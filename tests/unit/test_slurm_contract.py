@@ -3,7 +3,9 @@
 
 ``replayed`` runs the scontrol adapter against stand-ins for Slurm's commands
 that print what the real ones printed (data/scontrol); ``scontrol`` and
-``pyslurm`` run against the cluster of this host where there is one.
+``pyslurm`` run against the cluster of this host where there is one.  With a
+pyslurm, both must say the same of each job of that cluster, field by field;
+lab/test_slurm_adapters.py makes the jobs for it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.slurm.port import NoSuchJobError, NotRequeueableError, Slurm, SlurmError
-from vhpc_slurm.slurm.pyslurm_adapter import PySlurm, unavailable
+from vhpc_slurm.slurm.pyslurm_adapter import PySlurm
+from vhpc_slurm.slurm.pyslurm_client import UnusableError
 from vhpc_slurm.slurm.scontrol import Scontrol
 
 DATA = Path(__file__).parents[1] / "data"
@@ -95,17 +98,29 @@ def live_version() -> str:
     return version.stdout.split()[1]
 
 
+def live_scontrol() -> Scontrol:
+    if not live_version():
+        pytest.skip("no slurmctld answers here: run in a cluster, such as lab/vlab exec ctl")
+    return Scontrol(str(Path(shutil.which("scontrol") or "").parent))
+
+
+def live_pyslurm(request: pytest.FixtureRequest) -> PySlurm:
+    live_scontrol()
+    found = PySlurm(str(Path(shutil.which("scontrol") or "").parent))
+    request.addfinalizer(found.close)
+    try:
+        found.check()
+    except UnusableError as err:
+        pytest.skip(f"{err.why}; install the pyslurm of Slurm's release, 25.05 or newer")
+    return found
+
+
 @pytest.fixture(params=ADAPTERS)
 def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Slurm:
     kind, _, version = str(request.param).partition("-")
     if kind == "replayed":
         return replay(tmp_path, version)
-    running = live_version()
-    if kind == "pyslurm" and (reason := unavailable(running or "25.11.0")):
-        pytest.skip(reason)
-    if not running:
-        pytest.skip("no slurmctld answers here: run in a cluster, such as lab/vlab exec ctl")
-    return PySlurm() if kind == "pyslurm" else Scontrol()
+    return live_pyslurm(request) if kind == "pyslurm" else live_scontrol()
 
 
 def test_a_job_that_is_gone_has_its_own_error(slurm: Slurm) -> None:
@@ -148,6 +163,14 @@ def test_a_running_job_has_its_nodes_cpus_and_memory(slurm: Slurm) -> None:
     assert job.user
     assert all(part.cpu_ids and part.memory_mib for part in job.allocation.nodes)
     assert job.allocation.nodes
+
+
+def test_pyslurm_says_of_each_job_what_scontrol_says(request: pytest.FixtureRequest) -> None:
+    commands, pyslurm = live_scontrol(), live_pyslurm(request)
+    listed = commands.jobs()
+    assert set(pyslurm.jobs()) == set(listed)
+    for job_id in sorted({job.job_id for job in listed if job.state in ("RUNNING", "SUSPENDED")}):
+        assert pyslurm.load(job_id) == commands.load(job_id)
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm import slurm
-from vhpc_slurm.config import Config, Controller
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hooks import common
 from vhpc_slurm.slurm.hosts import parse_node_resources, parse_partitions
-from vhpc_slurm.slurm.port import NodeResources, SlurmError
+from vhpc_slurm.slurm.port import NodeResources, SlurmError, Standing
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/vhpc_slurm"
@@ -27,7 +28,7 @@ COMMANDS = (
 RUNNABLE = re.compile(rf"(?:\S*/)?(?:{'|'.join(COMMANDS)})")
 SETTINGS = {"slurm_bin", "slurm_conf"}
 # Declares both settings, the name of the adapter, and the commands that guests may call on their host.
-DECLARES = {"config/__init__.py"}
+DECLARES = {"config/__init__.py", "config/controller.py"}
 
 
 def offences(source: str) -> list[str]:
@@ -166,6 +167,23 @@ def test_settings_are_asked_of_slurmctld(site: Config, tmp_path: Path) -> None:
 def test_the_admin_level_is_the_users_own(site: Config, tmp_path: Path, rows: str, level: str) -> None:
     (tmp_path / "prints").write_text(rows)
     assert slurm.commands(site).admin_level("vhpc") == level
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("", Standing()),
+        ("vhpc|None|\n", Standing("None", ())),
+        ("vhpc|Operator|\n", Standing("Operator", ())),
+        ("other|Administrator|all\nvhpc|None|physics,optics\n", Standing("None", ("physics", "optics"))),
+        ("vhpc|Administrator\n", Standing()),
+    ],
+)
+def test_the_standing_of_a_user_is_the_users_own(
+    site: Config, tmp_path: Path, rows: str, expected: Standing
+) -> None:
+    (tmp_path / "prints").write_text(rows)
+    assert slurm.commands(site).standing("vhpc") == expected
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from controller_lab import manifest
 
 from vhpc_slurm.config import Config, Paths
+from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hooks import common, slurmctld
@@ -75,7 +76,7 @@ class Controller:
     def cancel(self, job_id: int) -> None:
         self.cancelled.append(job_id)
 
-    def open_generation(self, request: JobRequest, allocation: Allocation) -> Lease:
+    def open_generation(self, request: JobRequest, allocation: Allocation, waiter: str = "") -> Lease:
         assert allocation == PARTS
         if self.answer is not None:
             raise self.answer
@@ -109,7 +110,7 @@ def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(slurmctld, "connect", lambda _: found)
+    monkeypatch.setattr(slurmctld, "commands", lambda _: found)
     monkeypatch.setattr(ControllerClient, "open_generation", lambda _, *asked: found.open_generation(*asked))
     monkeypatch.setattr(ControllerClient, "ending", lambda _, *asked: found.ending(*asked))
     return found
@@ -136,8 +137,32 @@ def test_the_lease_is_opened_as_the_user_asked(
         console="c.txt",
         job_name="sim",
         partition="main",
+        unset=("network", "disk_mib", "guests_per_node"),
     )
     assert controller.comments == [f"vhpc: image debian-minimal:1@{DIGEST}"]
+    assert controller.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("given", "unset"),
+    [
+        ({}, ("network", "disk_mib", "guests_per_node", "batch")),
+        ({"NETWORK": "none", "DISK": "64", "GUESTS_PER_NODE": "1"}, ("batch",)),
+        ({"SAVE": "own/mine"}, ("network", "disk_mib", "guests_per_node")),
+    ],
+)
+def test_the_lease_knows_what_the_user_left_open(
+    config: Config,
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    unset: tuple[str, ...],
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(f"SPANK_VHPC_{name}", value)
+    catalogs = Config(paths=config.paths, images=Images(user_catalog="/home/{user}/catalog"))
+    assert slurmctld.prolog(catalogs) == 0
+    assert controller.opened[0].unset == unset
     assert controller.cancelled == []
 
 
@@ -206,7 +231,7 @@ def test_the_script_reports_only_components_without_guests(tmp_path: Path, het: 
         )
         return done.returncode, done.stdout
 
-    module = "-I -m vhpc_slurm.hooks.slurmctld"
+    module = "-I -m vhpc_slurm.hooks.start vhpc_slurm.hooks.slurmctld"
     assert run(job) == (0, f"{module} without-guests\n" if het else "")
     assert run(job | {"SPANK_VHPC_IMAGE": ""}) == (code, f"{module} prolog\n")
 
@@ -224,6 +249,9 @@ def test_the_script_reports_only_components_without_guests(tmp_path: Path, het: 
         ("DISK", "16777217", "--vhpc-disk=16777217"),
         ("DISK", "20G", "--vhpc-disk='20G'"),
         ("GUESTS_PER_NODE", "0", "--vhpc-guests-per-node=0"),
+        ("SAVE", "debian", "--vhpc-save='debian'"),
+        ("SAVE", f"own/a@sha256:{'0' * 64}", "own/NAME[:TAG] is expected"),
+        ("SAVE", "own/a", "--vhpc-save=own/a:latest is not possible here"),
     ],
 )
 def test_a_request_that_bypassed_the_plugin_cancels_its_job(

@@ -10,11 +10,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lease_records import put, record
+from store_backends import ENGINES, Place, open_at, place, written
 
 from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.controller.store.database import SqliteStore
@@ -23,9 +25,11 @@ from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseState, Stage, Timeline
 
 
-@pytest.fixture(params=["file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> LeaseStore:
-    return SqliteStore(tmp_path / "leases.sqlite" if request.param == "file" else ":memory:")
+@pytest.fixture(params=["memory", *ENGINES])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaseStore]:
+    found = open_at(":memory:" if request.param == "memory" else place(request.param, tmp_path))
+    yield found
+    found.close()
 
 
 def test_what_was_put_is_found_whole(store: LeaseStore) -> None:
@@ -128,11 +132,11 @@ def test_an_error_undoes_the_whole_transaction(store: LeaseStore) -> None:
     assert len(store.live()) == 1
 
 
-def test_all_is_there_after_reopening(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "db")
+def test_all_is_there_after_reopening(leases_at: Place) -> None:
+    store = open_at(leases_at)
     put(store, record())
     store.close()
-    assert SqliteStore(tmp_path / "db").live() == (record(),)
+    assert open_at(leases_at).live() == (record(),)
 
 
 def test_commits_are_synchronous_and_logged_ahead(tmp_path: Path) -> None:
@@ -167,9 +171,9 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from controller_lab import Alone, allocation, identity, request
-from vhpc_slurm.controller.store.database import SqliteStore
+from store_backends import opened_from
 from vhpc_slurm.fabric.backend import NoNetwork
-service = Alone(SqliteStore(sys.argv[1]), NoNetwork(), reserve_mib=0)
+service = Alone(opened_from(sys.argv[1]), NoNetwork(), reserve_mib=0)
 turn = len(service.store.page(0, limit=1000000))
 while True:
     record = service.open(request(1), allocation("n1", "n2", cpu_ids=(turn % 50,)), identity())
@@ -179,13 +183,13 @@ while True:
 """
 
 
-def test_kill_9_at_any_moment_leaves_a_consistent_state(tmp_path: Path) -> None:
+def test_kill_9_at_any_moment_leaves_a_consistent_state(leases_at: Place) -> None:
     chance = random.Random(7)
     said: list[str] = []
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "python")}
     for _ in range(6):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / "db"), str(Path(__file__).parent)],
+            [sys.executable, "-c", WRITER, written(leases_at), str(Path(__file__).parent)],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
@@ -198,7 +202,7 @@ def test_kill_9_at_any_moment_leaves_a_consistent_state(tmp_path: Path) -> None:
         writer.wait()
         writer.stdout.close()
 
-        store = SqliteStore(tmp_path / "db")
+        store = open_at(leases_at)
         known = [one for _, one in store.page(0, limit=1_000_000)]
         by_name = {str(one.lease.generation): one for one in known}
         for name in said:

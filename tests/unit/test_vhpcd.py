@@ -37,6 +37,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.assembly import assemble
 from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.leases.reconcile import Patience
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric.backend import NoNetwork
@@ -315,7 +316,9 @@ def test_reconciliation_ends_and_requeues_as_slurm_says(stopped: Vhpcd) -> None:
     )
     (stopped.folder / "bin/scontrol").write_text(f'#!/bin/sh\necho "$*" >> {stopped.folder}/calls\n')
 
-    asyncio.run(one_round(stopped, service))
+    asyncio.run(one_round(stopped, service, after_s=44.0))
+    assert "requeue" not in (stopped.folder / "calls").read_text(), "the wall clock may have been set"
+    asyncio.run(one_round(stopped, service, after_s=1200.0))
     states = {record.lease.request.job_id: record.lease.state for _, record in service.store.page(0)}
     assert states == {
         1: LeaseState.READY,
@@ -356,9 +359,15 @@ def test_a_lease_survives_one_job_list_without_its_job(
     assert "job 1 was not listed by Slurm, which has it" in caplog.text
 
 
-async def one_round(stopped: Vhpcd, service: Alone) -> None:
+async def one_round(stopped: Vhpcd, service: Alone, after_s: float = 0.0) -> None:
+    """A pass; with ``after_s`` a second one after so many seconds."""
     vhpcd = assemble(stopped.config, service.leases, NoNetwork(), connect(stopped.config))
+    now = [0.0]
+    vhpcd.reconciler.patience = Patience(lambda: now[0])
     try:
         await vhpcd.reconciler.run()
+        if after_s:
+            now[0] = after_s
+            await vhpcd.reconciler.run()
     finally:
         vhpcd.close()

@@ -50,6 +50,7 @@ def a_vhpcd(
         Fabric(**settings | other),
         reconcile_interval_s=reconcile_s,
         request_timeout_s=timeout_s,
+        database=None,
         **library,
     )
     publish(folder / "catalog", manifest(min_memory_mib=1))

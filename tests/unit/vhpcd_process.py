@@ -25,7 +25,9 @@ from controller_lab import (
 )
 
 from vhpc_slurm.cli.settings import toml
-from vhpc_slurm.config import Config, Controller, load
+from vhpc_slurm.config import Config, load
+from vhpc_slurm.config.controller import Controller
+from vhpc_slurm.config.database import Database
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.controller.api import protocol as wire
@@ -119,6 +121,7 @@ def make(
     fabric: Fabric | None = None,
     reconcile_interval_s: float = 60.0,
     request_timeout_s: int = 30,
+    database: Database | None = None,
     **environment: str,
 ) -> Vhpcd:
     """A vhpcd that does not run yet; with a fabric where one is named."""
@@ -155,9 +158,10 @@ cat {folder}/squeue.out 2>/dev/null
         ),
         images=Images(catalog=str(folder / "catalog")),
         fabric=fabric or Fabric(),
+        database=database or Database(),
     )
     lines = []
-    for name in ("controller", "images", "fabric"):
+    for name in ("controller", "images", "fabric", "database"):
         settings = msgspec.structs.asdict(getattr(config, name))
         lines += [f"[{name}]", *(f"{key} = {toml(value)}" for key, value in settings.items())]
     (folder / "vhpc.toml").write_text("\n".join(lines))

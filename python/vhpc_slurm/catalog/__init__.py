@@ -14,6 +14,7 @@ from vhpc_slurm.catalog.folder import (
     Signed,
     blob_path,
     blobs,
+    chunk_list,
     labels,
     list_images,
     load_manifest,
@@ -22,6 +23,7 @@ from vhpc_slurm.catalog.folder import (
     refs,
     resolve,
     verify_blob,
+    with_list,
 )
 from vhpc_slurm.catalog.manifest import Manifest, decode_manifest
 from vhpc_slurm.catalog.own import Owner, own_folder, read_signed_for, resolve_for
@@ -33,6 +35,7 @@ __all__ = [
     "Signed",
     "blob_path",
     "blobs",
+    "chunk_list",
     "decode_manifest",
     "labels",
     "list_images",
@@ -45,4 +48,5 @@ __all__ = [
     "resolve",
     "resolve_for",
     "verify_blob",
+    "with_list",
 ]

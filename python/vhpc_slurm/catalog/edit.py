@@ -21,7 +21,6 @@ from vhpc_slurm import files
 from vhpc_slurm.catalog.changes import changing, check_new_name, left_folders, locked, make_folder, place
 from vhpc_slurm.catalog.folder import (
     SIGNATURES_SIZE,
-    blobs,
     load_manifest,
     name_file,
     pointed_digest,
@@ -29,6 +28,7 @@ from vhpc_slurm.catalog.folder import (
     refs,
     resolve,
     signatures_file,
+    with_list,
 )
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
@@ -161,7 +161,7 @@ def collect(catalog: Path, keep_s: float, *, dry_run: bool = False) -> Collectio
             if left_s is not None:
                 waiting.append((digest, left_s))
             try:
-                needed.update(blob.sha256 for blob in blobs(load_manifest(catalog, digest)))
+                needed.update(blob.sha256 for blob in with_list(load_manifest(catalog, digest)))
             except UserError as err:
                 broken.append(err.line())
         if not broken:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from vhpc_slurm import chunks
 from vhpc_slurm.catalog.manifest import LIMIT_1, Manifest, decode_manifest, decode_whole
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import DIGEST, Blob, ImageIdentity, ImageManifest, ImageRef
@@ -225,6 +226,19 @@ def labels(catalog: Path, image: ImageIdentity) -> list[str]:
 def blobs(manifest: ImageManifest) -> tuple[Blob, Blob, Blob]:
     """Kernel, initrd and root."""
     return manifest.kernel, manifest.initrd, manifest.root
+
+
+def chunk_list(blob: Blob) -> Blob | None:
+    """The chunk list of a blob, itself a blob of the catalogue; None if it has none."""
+    if not blob.chunks:
+        return None
+    return Blob(f"chunk list of {blob.file}", blob.chunks, chunks.list_size(blob.size, blob.chunk_size))
+
+
+def with_list(manifest: ImageManifest) -> tuple[Blob, ...]:
+    """Kernel, initrd, root, and the chunk list of the root, if it has one."""
+    found = chunk_list(manifest.root)
+    return (*blobs(manifest), *([found] if found else ()))
 
 
 def blob_path(catalog: Path, blob: Blob) -> Path:

@@ -131,6 +131,13 @@ class Verity(Strict, frozen=True):
     root_hash: Sha256
 
 
+class Chunks(Strict, frozen=True):
+    """The chunk list of the root: its sha256, and the bytes of a chunk (``vhpc_slurm.chunks``)."""
+
+    sha256: Sha256
+    size: Annotated[int, Meta(ge=1 << 16, le=1 << 24, multiple_of=VERITY_BLOCK)]
+
+
 class Process(Strict, frozen=True):
     """What the image would start, as the configuration of an OCI image says it; empty: nothing said."""
 
@@ -160,7 +167,8 @@ class Manifest(Strict, frozen=True):
 
     ``min_cpus`` are CPUs as Slurm counts them (hardware threads), ``min_memory_mib`` is the
     memory of a guest in MiB. ``drivers`` maps a kernel module to its version, which is empty
-    for modules of the kernel's own source tree. Without ``verity`` the root has no hash tree.
+    for modules of the kernel's own source tree. Without ``verity`` the root has no hash
+    tree, without ``chunks`` no chunk list.
     """
 
     schema: Literal[2]
@@ -179,6 +187,7 @@ class Manifest(Strict, frozen=True):
     process: Process
     provenance: Provenance
     root: RootBlob
+    chunks: Chunks | msgspec.UnsetType = msgspec.UNSET
     verity: Verity | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -309,7 +318,7 @@ def _for_lease(manifest: Manifest) -> ImageManifest:
         arch=manifest.arch,
         kernel=Blob("kernel", manifest.kernel.sha256, manifest.kernel.size),
         initrd=Blob("initrd", manifest.initrd.sha256, manifest.initrd.size),
-        root=Blob("root", manifest.root.sha256, manifest.root.size),
+        root=Blob("root", manifest.root.sha256, manifest.root.size, *_chunks(manifest)),
         root_format=ROOT_FORMATS[manifest.root.media_type],
         init=manifest.init,
         cmdline=" ".join(words),
@@ -322,6 +331,10 @@ def _for_lease(manifest: Manifest) -> ImageManifest:
         description=manifest.description,
         created=manifest.provenance.created,
     )
+
+
+def _chunks(manifest: Manifest) -> tuple[str, int]:
+    return (found.sha256, found.size) if (found := manifest.chunks) else ("", 0)
 
 
 def _sets(manifest: Manifest, parameter: str) -> bool:
@@ -347,6 +360,8 @@ def _check_1(manifest: ImageManifest) -> None:
     for blob in (manifest.kernel, manifest.initrd, manifest.root):
         if not DIGEST.match(f"sha256:{blob.sha256}"):
             raise ValueError(f"{blob.file}: {blob.sha256!r} is not a sha256")
+        if blob.chunks or blob.chunk_size:
+            raise ValueError(f"{blob.file}: schema 1 has no chunk lists")
         if blob.size <= 0:
             raise ValueError(f"{blob.file}: its size is {blob.size} bytes")
         if blob is not manifest.root and blob.size > BOOT_FILE_LIMIT:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own catalogue (``images.user_catalog``), as vhpcd and other processes read it.
 
-Whoever reads it may have more rights than its owner, so no link is followed, and every folder
+The reader may have more rights than the owner, so no link is followed, and every folder
 and file on the way must belong to the owner: nothing that the owner cannot read can be
 reached. Nodes read blobs in a process with the owner's rights (``node.store.images``).
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from vhpc_slurm import files
+from vhpc_slurm import chunks, files
 from vhpc_slurm.catalog.changes import changing, locked, make_folder, place
 from vhpc_slurm.catalog.edit import append_signature
 from vhpc_slurm.catalog.folder import (
@@ -55,8 +55,10 @@ def prepare(catalog: Path) -> None:
             make_folder(catalog / name)
 
 
-def digest_of(path: Path, *, sync: bool = False) -> Blob:
+def digest_of(path: Path, *, sync: bool = False, chunk_list: chunks.ChunkList | None = None) -> Blob:
     """Digest and size of a regular file; no link is followed. ``sync``: its bytes are on disk on return.
+
+    ``chunk_list`` gets its bytes, too.
 
     Raises:
         UserError: it is not a regular file, is empty, or cannot be read.
@@ -68,6 +70,8 @@ def digest_of(path: Path, *, sync: bool = False) -> Blob:
             synced = beside.submit(os.fsync, fd) if sync else None
             while chunk := file.read(CHUNK):
                 digest.update(chunk)
+                if chunk_list is not None:
+                    chunk_list.update(chunk)
                 size += len(chunk)
             if synced is not None:
                 synced.result()
@@ -154,7 +158,7 @@ def _move(catalog: Path, new: dict[str, Path]) -> None:
     """Move finished files to their places among the blobs."""
     for sha256, path in new.items():
         path.chmod(0o644)
-        _sync(path)
+        files.sync_file(path)
         path.replace(catalog / "blobs/sha256" / sha256)
     files.sync_folder(catalog / "blobs/sha256")
 
@@ -186,14 +190,6 @@ def copy_blob(source: Path, catalog: Path, blob: Blob, target: Path) -> bool:
             raise UserError("the image with the kernel is broken", why, "publish it again") from None
         return True
     return False
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _current(catalog: Path, ref: ImageRef) -> tuple[str, Manifest] | None:

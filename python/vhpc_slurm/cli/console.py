@@ -120,7 +120,7 @@ def _elsewhere(config: Config, job_id: int, node: str | None, this_node: str, gu
 def _nodes_of(config: Config, job_id: int) -> list[str]:
     """The job's nodes from vhpcd; empty when vhpcd does not answer, because they are only for a hint."""
     try:
-        record = jobs.of_job(config, "console", job_id)
+        record = jobs.of_job(config, job_id)
     except VhpcError:
         return []
     return [part.node for part in record.lease.allocation.nodes] if record else []

@@ -14,15 +14,17 @@ from vhpc_slurm.cli.checks import (
     error,
     fabric,
     images,
+    leasedatabase,
     ok,
     policy,
     services,
     slurm,
+    slurmaccess,
 )
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.slurm import commands
+from vhpc_slurm.slurm import commands, named_conf
 from vhpc_slurm.slurm.port import NodeResources
 from vhpc_slurm.terminal import printable
 
@@ -75,7 +77,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
         sizes = [boottime.NodeSize.of(one, config) for one in nodes]
         yield from slurm.check(settings, config, sizes or [boottime.NodeSize()])
         yield from slurm.partitions(partitions)
-        yield slurm.plugstack(settings)
+        yield slurm.plugstack(settings, named_conf(config))
         if is_node and root:
             yield boottime.message_timeout(
                 settings.seconds("MessageTimeout") or 10, boottime.longest_boot_s(Layout(config))
@@ -83,6 +85,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
         yield from services.sbcast(config)
         if is_controller:
             yield slurm.operator(port, settings, config)
+            yield from slurmaccess.check(config)
             yield from policy.check(config, settings, partitions)
     listener = root or context.user_name() == config.controller.slurm_user
     yield from services.vhpcd(
@@ -90,6 +93,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
     )
     if is_controller:
         yield from slurm.executable_hooks(config, ("prolog-slurmctld", "epilog-slurmctld"))
+        yield from leasedatabase.check(config, root=root)
         yield from services.ssh_keygen(config)
         yield from services.tunnel_keys(config)
     if is_controller or fabric.applies(config):
@@ -107,12 +111,13 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
 
 
 def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Iterator[CheckResult]:
-    from vhpc_slurm.cli.checks import devices, disks, nat, network, site
+    from vhpc_slurm.cli.checks import devices, disks, nat, network, peers, site
     from vhpc_slurm.cli.checks import node as checks
 
     yield from slurm.executable_hooks(config, ("prolog", "epilog", "healthcheck"))
     yield from checks.check(config, node, root=root)
     yield from disks.check(config, root=root)
+    yield from peers.check(config, node, root=root)
     yield from devices.check(config, node, own, root=root)
     yield from network.check(config, node, root=root)
     yield from nat.check(config, root=root)

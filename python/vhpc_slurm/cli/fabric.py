@@ -12,7 +12,7 @@ from typing import Any
 from vhpc_slurm.cli import output
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.store.keys import read_snapshot
+from vhpc_slurm.controller.store.choice import read_keys
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.fabric import keys, numbers, partitions, plainfile
 from vhpc_slurm.fabric.select import backend, site_partitions, static_pool
@@ -29,7 +29,7 @@ AGAIN_S = 1.0
 
 def ls(config: Config, *, as_json: bool) -> int:
     """List the keys that are not free."""
-    snapshot = read_snapshot(config.controller.database)
+    snapshot = read_keys(config)
     if as_json:
         assignments = [_fields(one) for one in snapshot.assignments]
         output.write_json({"epoch": snapshot.epoch, "assignments": assignments})
@@ -91,7 +91,7 @@ def show(config: Config, what: str, *, as_json: bool) -> int:
 
 def _chosen(config: Config, what: str) -> list[keys.KeyAssignment]:
     """Assignments of a key (0x1000, vlan100), a job or a generation; UserError without one."""
-    snapshot = read_snapshot(config.controller.database)
+    snapshot = read_keys(config)
     segment = re.fullmatch(r"vlan ?([0-9]{1,8})", what.lower(), re.ASCII)
     if re.fullmatch(r"0x[0-9a-fA-F]{1,4}", what, re.ASCII):
         found = [one for one in snapshot.assignments if one.pkey == int(what, 16) & ~numbers.FULL]
@@ -203,11 +203,11 @@ def audit(config: Config, *, as_json: bool) -> int:
     """Compare the fabric with the keys in use; return 1 when anything differs."""
     # Nothing is written here, so it does not matter whether this vhpcd owns the file.
     network = backend(config.fabric, lambda _epoch, _tag: False)
-    found = network.audit(read_snapshot(config.controller.database))
+    found = network.audit(read_keys(config))
     if found:
         # vhpcd may not have written a change of the database to the fabric yet: such findings disappear.
         time.sleep(config.fabric.sweep_interval_s + AGAIN_S)
-        again = network.audit(read_snapshot(config.controller.database))
+        again = network.audit(read_keys(config))
         found = tuple(one for one in again if one in found)
     if as_json:
         findings = [
@@ -228,7 +228,7 @@ def audit(config: Config, *, as_json: bool) -> int:
 def render(config: Config, *, pool: bool, as_json: bool) -> int:
     """Print the partitions file."""
     fabric = config.fabric
-    snapshot = keys.KeySnapshot(0) if pool else read_snapshot(config.controller.database)
+    snapshot = keys.KeySnapshot(0) if pool else read_keys(config)
     found = static_pool(fabric) if pool else partitions.of_snapshot(snapshot, ipoib=fabric.ipoib)
     found = (*found, *site_partitions(fabric))
     if as_json:

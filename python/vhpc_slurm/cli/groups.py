@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of `vhpc` that have subcommands: image, fabric, devices, bench."""
+"""The commands of `vhpc` that have subcommands: image, fabric, devices, bench, policy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ import typer
 
 from vhpc_slurm.cli import options
 from vhpc_slurm.cli.benchgroup import bench_app
+from vhpc_slurm.cli.databasegroup import database_app
 from vhpc_slurm.cli.options import Json, ThisNode
+from vhpc_slurm.cli.policygroup import policy_app
 
 image_app = typer.Typer(help="Images of the catalogue.", rich_markup_mode=None)
 fabric_app = typer.Typer(help="Partition keys and OpenSM's partitions file.", rich_markup_mode=None)
 devices_app = typer.Typer(help="GPUs and virtual functions of this node for guests.", rich_markup_mode=None)
-GROUPS = {"image": image_app, "fabric": fabric_app, "devices": devices_app, "bench": bench_app}
+GROUPS = {
+    "image": image_app,
+    "fabric": fabric_app,
+    "devices": devices_app,
+    "bench": bench_app,
+    "policy": policy_app,
+    "database": database_app,
+}
 
 
 @fabric_app.callback(invoke_without_command=True)

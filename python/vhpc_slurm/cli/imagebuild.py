@@ -56,7 +56,7 @@ def _builder(libexec: Path) -> Path:
         raise UserError(
             "this host has no image builder",
             f"{places[-1]} does not exist",
-            "install the C parts of vhpc with cmake (docs/install.md)",
+            "install the package vhpc-image-tools, or the C parts of vhpc with cmake (docs/install.md)",
         )
     return found
 

@@ -152,7 +152,20 @@ def warm(
     return imagestage.warm(options.config(), name, nodes, parallel, as_json=as_json)
 
 
+def names(as_json: Json = False) -> int:
+    """Print the names of the images that you may use here: those of the site, and your own."""
+    from vhpc_slurm.cli import complete, output
+
+    found = complete.image_names(options.config())
+    if as_json:
+        output.write_json(found)
+    else:
+        print("\n".join(found))
+    return 0
+
+
 COMMANDS: dict[str, Callable[..., int | None]] = {
+    "names": names,
     "push": push,
     "pull": pull,
     "diff": diff,

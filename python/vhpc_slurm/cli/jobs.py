@@ -4,53 +4,64 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli import bootline, context, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import LeaseRecord
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.client import ControllerClient
+    from vhpc_slurm.controller.wire_types import ProgressWire
 
 
-def of_job(config: Config, command: str, job_id: int) -> LeaseRecord | None:
-    """The last incarnation of a job with its timelines; None when vhpcd has no such job.
+def of_job(config: Config, job_id: int) -> LeaseRecord | None:
+    """The last incarnation of a job with its timelines; None when vhpcd has no such job of this user.
 
     Raises:
-        UserError: vhpcd rejects requests of this user.
+        UserError: this user asks vhpcd too often.
         FabricError: vhpcd cannot be reached.
     """
-    found = _client(config, command).leases(job_id=job_id)
+    return last(client(config).leases(job_id=job_id))
+
+
+def last(found: Iterable[LeaseRecord]) -> LeaseRecord | None:
+    """The last incarnation among the leases of one job."""
     return max(found, key=lambda r: (r.lease.generation.restart, r.created), default=None)
 
 
 def unknown(job_id: int) -> UserError:
-    """The error for a job that vhpcd does not have."""
+    """The error for a job that vhpcd does not have, or does not show to this user."""
+    if context.is_root():
+        return UserError(
+            f"vhpcd has no job {job_id}", "the job has no guests, or it ended long ago", "see: vhpc ps --all"
+        )
     return UserError(
-        f"vhpcd has no job {job_id}", "the job has no guests, or it ended long ago", "see: vhpc ps --all"
+        f"vhpcd shows you no job {job_id}",
+        "the job has no guests, it ended long ago, or it belongs to another user",
+        "see: vhpc ps --all",
     )
 
 
-def _client(config: Config, command: str) -> ControllerClient:
-    context.need_listener(command, config)
+def client(config: Config) -> ControllerClient:
+    """What asks vhpcd; sends nothing yet."""
     from vhpc_slurm.controller.client import ControllerClient
 
     return ControllerClient(config)
 
 
 def ps(config: Config, *, everything: bool, as_json: bool) -> int:
-    """Show generations; ended ones only with ``everything``."""
-    chosen = _client(config, "ps").leases(live=not everything, timelines=False)
+    """Show the generations that this user may see; ended ones only with ``everything``."""
+    chosen, progress = client(config).booting(live=not everything)
     if as_json:
-        output.write_json([_record_json(record) for record in chosen])
+        output.write_json([_record_json(record, progress) for record in chosen])
         return 0
     now = time.time()
     output.write_table(
         ("JOB", "GENERATION", "USER", "IMAGE", "STATE", "NODES", "HELD ON", "AGE", "NOTE"),
-        [_record_row(record, now) for record in chosen],
+        [_record_row(record, progress, now) for record in chosen],
         right=("JOB", "AGE"),
     )
     return 0
@@ -65,7 +76,7 @@ def _holders(record: LeaseRecord) -> list[str]:
     return [node for node in record.taken if node not in record.acknowledged]
 
 
-def _record_row(record: LeaseRecord, now: float) -> tuple[str, ...]:
+def _record_row(record: LeaseRecord, progress: Mapping[str, ProgressWire], now: float) -> tuple[str, ...]:
     lease = record.lease
     return (
         str(lease.generation.job_id),
@@ -76,12 +87,15 @@ def _record_row(record: LeaseRecord, now: float) -> tuple[str, ...]:
         output.node_list(_nodes(record)),
         output.node_list(_holders(record)) or "-",
         output.span(now - record.created),
-        lease.refusal or "; ".join(f"{node}: {note}" for node, note in record.unclean),
+        lease.refusal
+        or "; ".join(f"{node}: {note}" for node, note in record.unclean)
+        or bootline.line(lease.request.guests_per_node, progress.get(str(lease.generation))),
     )
 
 
-def _record_json(record: LeaseRecord) -> dict[str, Any]:
+def _record_json(record: LeaseRecord, progress: Mapping[str, ProgressWire]) -> dict[str, Any]:
     lease = record.lease
+    booting = progress.get(str(lease.generation))
     return {
         "job": lease.generation.job_id,
         "restart": lease.generation.restart,
@@ -92,12 +106,22 @@ def _record_json(record: LeaseRecord) -> dict[str, Any]:
         "digest": lease.image.digest if lease.image else None,
         "state": lease.state.value,
         "refusal": lease.refusal or None,
+        "defaults": dict(lease.request.defaults),
         "nodes": _nodes(record),
         "taken": list(record.taken),
         "acknowledged": list(record.acknowledged),
         "unclean": dict(record.unclean),
         "network": lease.network.kind,
         "vni": lease.segment.vni if lease.segment else None,
+        "booting": None
+        if booting is None
+        else {
+            "nodes_ready": booting.ready,
+            "doing": [
+                {"node": node, "stage": stage, "for_s": round(for_s, 1)}
+                for node, stage, for_s in booting.doing
+            ],
+        },
         "created": record.created,
         "updated": record.updated,
     }

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import guestcommands, imagecommands, options
+from vhpc_slurm.cli import guestcommands, imagecommands, jobcommands, options, setupcommand, webcommand
 from vhpc_slurm.cli.groups import GROUPS
 from vhpc_slurm.cli.options import JobId, Json, ThisNode
 from vhpc_slurm.errors import VhpcError
@@ -64,7 +64,7 @@ def ps(
     local: Annotated[bool, typer.Option("--local", help="Guests of this node, from its journals.")] = False,
     as_json: Json = False,
 ) -> int:
-    """List jobs with guests: from vhpcd (root or SlurmUser), or from this node's journals (root)."""
+    """List your jobs with guests (root: all), from vhpcd, or from this node's journals (root)."""
     if local and everything:
         raise typer.BadParameter("--all and --local exclude each other")
     from vhpc_slurm.cli import jobs
@@ -79,6 +79,11 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(guestcommands.shell)
 app.command(short_help="Make an image of a running job's guest.")(guestcommands.save)
+app.command(short_help="Reach a port of a guest from this host.")(guestcommands.forward)
+app.command(short_help="Copy files into a guest or out of it.")(guestcommands.cp)
+app.command("complete", hidden=True, context_settings={"ignore_unknown_options": True})(
+    guestcommands.complete
+)
 
 
 # Options of `vhpc plan`
@@ -223,49 +228,30 @@ def timeline(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Show the stages of a job's boot and teardown on each node, with durations (root or SlurmUser).
+    """Show the stages of a job's boot and teardown on each node, with durations.
 
-    Nodes send their stages when the job ends; until then each node shows only its own.
+    Nodes send their stages when the guests are ready, and again when the job ends.
     """
     from vhpc_slurm.cli import timeline as waterfall
 
     return waterfall.timeline(options.config(), job_id, node, as_json=as_json)
 
 
-@app.command(short_help="Print what a guest wrote to its console.")
-def console(
-    job_id: JobId,
-    node: Annotated[
-        str | None,
-        typer.Argument(metavar="NODE", help="Node of the guest; default this node."),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue until the job ends or you press Ctrl-C.")
-    ] = False,
-    guest: Annotated[
-        int,
-        typer.Option("--guest", metavar="N", min=0, help="Index of the guest on this node, from 0."),
-    ] = 0,
-    as_json: Json = False,
-) -> int:
-    """Print what a job's guest on this node wrote to its console (root).
+@app.command(short_help="Show what a job's programs have used.")
+def seff(job_id: JobId, as_json: Json = False) -> int:
+    """Show CPU time, memory and I/O of an ended job's programs, by step, as the guests measured them.
 
-    Control characters are removed.
+    Users see their own jobs, root and SlurmUser all. sacct and seff only see the relays on the nodes.
     """
-    if follow and as_json:
-        raise typer.BadParameter("--follow and --json exclude each other")
-    from vhpc_slurm.cli import console as consoles
-    from vhpc_slurm.cli import context
+    from vhpc_slurm.cli import seff as efficiency
 
-    return consoles.console(
-        options.config(),
-        job_id,
-        node=node,
-        this_node=context.node_name(),
-        guest=guest,
-        follow=follow,
-        as_json=as_json,
-    )
+    return efficiency.seff(options.config(), job_id, as_json=as_json)
+
+
+app.command(short_help="Print what a guest wrote to its console.")(jobcommands.console)
+app.command(short_help="Show what is known of a job.")(jobcommands.report)
+app.command(short_help="Show jobs, nodes and keys in a browser.")(webcommand.web)
+app.command("boot-watch", hidden=True)(jobcommands.boot_watch)
 
 
 @app.command(short_help="Check this host and Slurm's settings.")
@@ -319,6 +305,9 @@ def node_setup(
     from vhpc_slurm.cli import nodesetup
 
     return nodesetup.node_setup(options.config(), dry_run=dry_run, as_json=as_json)
+
+
+app.command(short_help="Set this host up as node, controller or login host.")(setupcommand.setup)
 
 
 @app.command(short_help="Show the configuration.")

@@ -63,7 +63,8 @@ def of_job(config: Config, job_id: int, node: str) -> PlanInput:
         UserError: no such job, not on this node, or refused.
         FabricError: vhpcd cannot be reached.
     """
-    record = jobs.of_job(config, "plan JOBID", job_id)
+    context.need_listener("plan JOBID", config)
+    record = jobs.of_job(config, job_id)
     if record is None:
         raise jobs.unknown(job_id)
     lease = record.lease

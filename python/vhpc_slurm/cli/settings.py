@@ -103,7 +103,7 @@ def _sections() -> Iterator[str]:
             yield _roff(" ".join((kind.__doc__ or "").split()))
             last = table
         yield ".TP"
-        shown = "" if default is msgspec.NODEFAULT else f" = {_roff(toml(default))}"
+        shown = "" if default in (msgspec.NODEFAULT, None) else f" = {_roff(toml(default))}"
         yield rf"\fB{_roff(key)}\fP{shown}"
         yield _roff(meaning)
 

@@ -37,9 +37,9 @@ def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) ->
         return 0
     print(f"job {job_id}, generation {generation}")
     for title, phase in (("boot", boot_stages), ("teardown", teardown_stages)):
-        _waterfall(title, [(line.node, phase(line)) for line in lines])
+        waterfall(title, [(line.node, phase(line)) for line in lines])
     for line in lines:
-        print(f"{line.node}: {_verdict(line)}")
+        print(f"{line.node}: {verdict(line)}")
     return 0
 
 
@@ -64,10 +64,10 @@ def ready_after(line: Timeline) -> float | None:
 
 
 def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
-    """Timelines from vhpcd, and this node's own, which vhpcd gets only with the acknowledgement."""
+    """Timelines from vhpcd, and this node's own, which vhpcd gets when the boot and the job have ended."""
     local = _local(config, job_id)
     try:
-        record = jobs.of_job(config, "timeline", job_id)
+        record = jobs.of_job(config, job_id)
     except FabricError:
         if local is None:
             raise
@@ -82,10 +82,11 @@ def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
     if not lines:
         raise UserError(
             f"vhpcd has no timeline of job {job_id} yet",
-            "a node sends it when the job ends",
-            "run vhpc timeline on one of its nodes: " + output.node_list(record.lease.allocation.node_names),
+            "a node sends it when its guests are ready, and again when the job ends",
+            "see: vhpc ps; root sees it earlier on a node of the job: "
+            + output.node_list(record.lease.allocation.node_names),
         )
-    return record.lease.generation, [lines[name] for name in sorted(lines, key=_natural)]
+    return record.lease.generation, [lines[name] for name in sorted(lines, key=natural)]
 
 
 def _local(config: Config, job_id: int) -> Timeline | None:
@@ -101,11 +102,12 @@ def _local(config: Config, job_id: int) -> Timeline | None:
     return max(found, key=lambda line: (line.generation.restart, line.stages[0].began), default=None)
 
 
-def _natural(name: str) -> tuple[int, str]:
+def natural(name: str) -> tuple[int, str]:
+    """Sorts names of nodes by their numbers."""
     return len(name), name
 
 
-def _waterfall(title: str, lines: Sequence[tuple[str, Sequence[Stage]]]) -> None:
+def waterfall(title: str, lines: Sequence[tuple[str, Sequence[Stage]]]) -> None:
     """Print the stages of one phase, aligned to the earliest start of all nodes."""
     from rich.bar import Bar
 
@@ -127,7 +129,8 @@ def _waterfall(title: str, lines: Sequence[tuple[str, Sequence[Stage]]]) -> None
     )
 
 
-def _verdict(line: Timeline) -> str:
+def verdict(line: Timeline) -> str:
+    """After how many seconds the guests were ready, or why they are not."""
     seconds = ready_after(line)
     if seconds is not None:
         return f"ready after {seconds:.3f} s"

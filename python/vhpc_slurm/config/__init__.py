@@ -16,11 +16,13 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from vhpc_slurm.config.controller import Controller
+from vhpc_slurm.config.database import Database
 from vhpc_slurm.config.disks import Disks
 from vhpc_slurm.config.fabric import Fabric, Manager, Subnet
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.config.network import Network
-from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.config.policy import Rule, check_rules
 from vhpc_slurm.config.setting import documented
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import UNDECODABLE, NodeError
@@ -42,74 +44,6 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     log: Annotated[str, documented("logs of hooks and consoles of guests")] = "/var/log/vhpc"
     libexec: Annotated[str, documented("vhpc-shim, vhpc-run, the hooks and the image builder")] = (
         "/usr/libexec/vhpc"
-    )
-
-
-class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """vhpcd, the controller service."""
-
-    host: Annotated[str, documented("host name or address at which nodes reach vhpcd")] = "localhost"
-    listen: Annotated[str, documented("address that vhpcd listens on")] = "0.0.0.0"  # noqa: S104 - nodes must reach it; munge authenticates the clients
-    port: Annotated[int, documented("TCP port of vhpcd", ge=1, le=65535)] = 7633
-    user: Annotated[str, documented("user that vhpcd runs as; clients accept answers only from it")] = "vhpc"
-    slurm_user: Annotated[
-        str, documented("SlurmUser of slurm.conf: vhpcd accepts requests only from it and root")
-    ] = "slurm"
-    database: Annotated[str, documented("SQLite file of the leases")] = "/var/lib/vhpc/vhpcd/leases.sqlite"
-    munge_socket: Annotated[str, documented("munged's socket; empty means munge's own default")] = ""
-    request_timeout_s: Annotated[
-        int,
-        documented(
-            "longest wait for an answer of vhpcd; a job's key must be on the fabric a second earlier",
-            ge=1,
-            le=600,
-        ),
-    ] = 10
-    lease_wait_s: Annotated[
-        int, documented("longest wait of a node for a lease to become READY", ge=1, le=600)
-    ] = 60
-    slurm_bin: Annotated[
-        str, documented("folder of scontrol, squeue, sinfo, scancel and sacctmgr, on every host")
-    ] = "/usr/bin"
-    slurm_conf: Annotated[
-        str, documented("slurm.conf for these commands; empty means Slurm's own default")
-    ] = ""
-    node_names: Annotated[
-        tuple[str, ...],
-        documented(
-            'additional names of nodes, such as "{node}-ib" with {node} for Slurm\'s name. vhpcd accepts '
-            "reports about a node only from the addresses of its NodeAddr and NodeHostName, which it reads "
-            "from Slurm, and of these names"
-        ),
-    ] = ()
-    node_addresses: Annotated[
-        tuple[str, ...], documented("additional addresses of single nodes: NODE=ADDRESS or NODE=NAME")
-    ] = ()
-    controller_addresses: Annotated[
-        tuple[str, ...],
-        documented(
-            "additional addresses or names of hosts with slurmctld's hooks and vhpc fabric; vhpcd's "
-            "own host and those of SlurmctldHost are always accepted"
-        ),
-    ] = ()
-    slurm_adapter: Annotated[
-        Literal["scontrol", "pyslurm"],
-        documented("how vhpc queries Slurm: by its commands, or by pyslurm, which must have Slurm's version"),
-    ] = "scontrol"
-    reconcile_interval_s: Annotated[
-        float, documented("how often vhpcd asks Slurm for its jobs, by one squeue", ge=0.1, le=3600)
-    ] = 60.0
-    prolog_stuck_s: Annotated[
-        int,
-        documented(
-            "a job with guests is requeued after so many seconds in Reason=Prolog (sooner if vhpcd knows "
-            "that all its Prologs have ended); 0: never. Keep it above PrologEpilogTimeout and "
-            "BatchStartTimeout",
-            ge=0,
-        ),
-    ] = 1200
-    history_days: Annotated[int, documented("how long leases and timelines of ended jobs are kept", ge=1)] = (
-        30
     )
 
 
@@ -198,6 +132,14 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """The node itself."""
 
     sysfs_root: Annotated[str, documented("root of the sysfs tree to read")] = "/sys"
+    metrics_folder: Annotated[
+        str,
+        documented(
+            "folder of the textfile collector of Prometheus' node_exporter; health checks write vhpc.prom "
+            "there; empty: no metrics of nodes",
+            pattern=r"^(|/[^\x00]+)$",
+        ),
+    ] = ""
     emulator_cpus: Annotated[
         str, documented("OS CPU list for QEMU's own threads, not managed by Slurm; empty: the job's own CPUs")
     ] = ""
@@ -329,6 +271,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     paths: Paths = Paths()
     controller: Controller = Controller()
+    database: Database = Database()
     images: Images = Images()
     guests: Guests = Guests()
     shares: Shares = Shares()
@@ -342,12 +285,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def __post_init__(self) -> None:
         """ValueError, which names the rule, when a rule cannot be applied."""
-        names = [rule.name for rule in self.policy]
-        for rule in self.policy:
-            if names.count(rule.name) > 1:
-                raise ValueError(f"several rules of policy have the name {rule.name!r}")
-            if rule.signers and not self.images.allowed_signers:
-                raise ValueError(f"policy rule {rule.name!r} has signers: set images.allowed_signers")
+        check_rules(self)
 
 
 def load(path: Path | None = None) -> Config:

@@ -47,6 +47,23 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = ()
     store: Annotated[str, documented("verified copies on a node, by digest")] = "/var/lib/vhpc/images"
+    peer_port: Annotated[
+        int,
+        documented(
+            "TCP port at which nodes of a job ask each other for the image before they read the catalogue; "
+            "below 1024, so that no user can take it. 0: each node reads the catalogue",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    peer_names: Annotated[
+        str,
+        documented(
+            "host name or address of a node on the network for this, with {node} in place of its name in "
+            'Slurm, like "{node}-ib"',
+            pattern=r"^[^{}]*\{node\}[^{}]*$",
+        ),
+    ] = "{node}"
     import_kernel: Annotated[
         str,
         documented(

@@ -3,14 +3,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from vhpc_slurm.config.disks import MAX_DISK_MIB, MIN_DISK_MIB
+from vhpc_slurm.config.network import NetworkChoice
 from vhpc_slurm.config.setting import documented
+
+if TYPE_CHECKING:
+    from vhpc_slurm.config import Config
 
 ShareKind = Literal["home", "work_dir", "site"]
 """Keys of [shares] whose folders guests see."""
+Place = Literal["guest", "host"]
+"""Values of --vhpc-batch."""
+MOST_GUESTS = 64
+MOST_VFS = 256
+GuestCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_GUESTS)]
+DiskMib = Annotated[int, msgspec.Meta(ge=MIN_DISK_MIB, le=MAX_DISK_MIB)]
+MostDiskMib = Annotated[int, msgspec.Meta(ge=0, le=MAX_DISK_MIB)]
+VfCount = Annotated[int, msgspec.Meta(ge=0, le=MOST_VFS)]
+BootSeconds = Annotated[int, msgspec.Meta(ge=1, le=3600)]
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -18,6 +32,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     Conditions are partitions, accounts, qos and users. A job for which no rule holds may do
     what the other tables permit. Texts are patterns of fnmatch(3): `*` stands for any text.
+
+    The keys `max_...` lower limits of the site and cannot raise them. The keys `default_...` are
+    for jobs without the option. Of all rules whose conditions hold, the first one that
+    sets such a key gives the value, unless the rule that applies does not permit it.
     """
 
     name: Annotated[
@@ -51,3 +69,92 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     shares: Annotated[
         tuple[ShareKind, ...], documented("folders of [shares] that guests see, of those set there")
     ] = ("home", "work_dir", "site")
+    batch: Annotated[
+        tuple[Place, ...],
+        documented("permitted values of --vhpc-batch; host leaves the batch script on the node itself"),
+        msgspec.Meta(min_length=1),
+    ] = ("guest", "host")
+    max_guests_per_node: Annotated[
+        GuestCount | None,
+        documented("largest --vhpc-guests-per-node; absent: 64"),
+    ] = None
+    max_disk_mib: Annotated[
+        MostDiskMib | None,
+        documented("largest disk of a guest, in MiB; 0: no disks; absent: disks.max_mib"),
+    ] = None
+    max_vfs: Annotated[
+        VfCount | None,
+        documented(
+            "largest number of virtual functions for the guests of a node, by --vhpc-vfs or --gres; "
+            "absent: no limit"
+        ),
+    ] = None
+    max_timeout_s: Annotated[
+        BootSeconds | None,
+        documented("largest --vhpc-timeout, in seconds; absent: what guests.boot_timeout_max_s permits"),
+    ] = None
+    default_network: Annotated[
+        NetworkChoice | None, documented("--vhpc-network for jobs without it; absent: network.default")
+    ] = None
+    default_disk_mib: Annotated[
+        DiskMib | None,
+        documented("size of each guest's disk, in MiB, for jobs without --vhpc-disk; absent: no disk"),
+    ] = None
+    default_batch: Annotated[
+        Place | None,
+        documented("--vhpc-batch for jobs without it and without --vhpc-save; absent: guest"),
+    ] = None
+    default_guests_per_node: Annotated[
+        GuestCount | None,
+        documented("--vhpc-guests-per-node for jobs without it; absent: 1"),
+    ] = None
+
+
+def check_rules(config: Config) -> None:
+    """ValueError, which names the rule, when a rule cannot be applied, or contradicts itself or the site."""
+    names = [rule.name for rule in config.policy]
+    for rule in config.policy:
+        if names.count(rule.name) > 1:
+            raise ValueError(f"several rules of policy have the name {rule.name!r}")
+        if rule.signers and not config.images.allowed_signers:
+            raise ValueError(f"policy rule {rule.name!r} has signers: set images.allowed_signers")
+        _check_limits(config, rule)
+        _check_defaults(config, rule)
+
+
+def _check_limits(config: Config, rule: Rule) -> None:
+    longest = config.guests.longest_boot_s(0)
+    for key, site, most in (
+        ("max_disk_mib", "disks.max_mib", config.disks.max_mib),
+        ("max_timeout_s", "guests.boot_timeout_max_s", longest),
+    ):
+        own = getattr(rule, key)
+        if own is not None and own > most:
+            raise ValueError(
+                f"policy rule {rule.name!r} has {key} = {own}, and the site permits {most} ({site}): "
+                "a rule can only lower a limit"
+            )
+
+
+def _check_defaults(config: Config, rule: Rule) -> None:
+    start = f"policy rule {rule.name!r} has"
+    if rule.default_network is not None:
+        words = rule.default_network.split(",")
+        site = (*config.network.allowed, *(("multicast",) if config.network.multicast_guests else ()))
+        for permitted, where in ((rule.networks, "its networks"), (site, "network.allowed")):
+            if missing := [word for word in words if word not in permitted]:
+                raise ValueError(
+                    f"{start} default_network = {rule.default_network!r}, but {missing[0]} is not in {where}"
+                )
+    if rule.default_batch is not None and rule.default_batch not in rule.batch:
+        raise ValueError(f"{start} default_batch = {rule.default_batch!r}, which is not in its batch")
+    if "guest" not in rule.batch and rule.default_batch is None:
+        raise ValueError(f"{start} batch without guest: set its default_batch to host")
+    disk, most = rule.default_disk_mib, config.disks.max_mib
+    if rule.max_disk_mib is not None:
+        most = rule.max_disk_mib
+    if disk is not None and disk > most:
+        raise ValueError(f"{start} default_disk_mib = {disk}, but permits {most} MiB")
+    guests, most = rule.default_guests_per_node, rule.max_guests_per_node or MOST_GUESTS
+    if guests is not None and guests > most:
+        raise ValueError(f"{start} default_guests_per_node = {guests}, but permits {most}")

@@ -13,6 +13,7 @@ from vhpc_slurm.controller.api.starting import Locate, Starting
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.periodic import Reconciler
+from vhpc_slurm.controller.store import choice
 from vhpc_slurm.controller.store.writer import Writer
 from vhpc_slurm.controller.sync.audit import FabricAudit
 from vhpc_slurm.controller.sync.audit_trigger import AuditTrigger
@@ -89,7 +90,7 @@ def assemble(
     starting = Starting(leases, executor, scheduler, watch, config, locate)
     operating = Operating(leases.operator, executor, batches, thread)
     return Assembly(
-        requests=Requests(leases, executor, starting, operating, watch, settings.database),
+        requests=Requests(leases, executor, starting, operating, watch, choice.name(config)),
         reconciler=Reconciler(settings, slurm, leases, executor, scheduler, starting.notify),
         audit=audit,
         trigger=trigger,

@@ -12,19 +12,29 @@ import dataclasses
 import os
 import pwd
 import random
-import socket
 import time
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from vhpc_slurm import errors
+import msgspec
+
+from vhpc_slurm import errors, rootport
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.api import rootport
+from vhpc_slurm.controller.api import usage_messages
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, VhpcError
-from vhpc_slurm.model import Allocation, Generation, JobRequest, Lease, LeaseRecord, Timeline
+from vhpc_slurm.model import (
+    Allocation,
+    Generation,
+    JobRequest,
+    Lease,
+    LeaseRecord,
+    NodeReport,
+    NodeUsage,
+    Timeline,
+)
 from vhpc_slurm.munge import CredentialError, Munge
 
 _KINDS: dict[str, type[VhpcError]] = {
@@ -32,6 +42,10 @@ _KINDS: dict[str, type[VhpcError]] = {
 }
 _Answer = TypeVar("_Answer", bound=wire.Answer)
 
+UNPACED, PACE_S = 500, 0.25
+"""After so many leases an ordinary user waits so long before each further page (useraccess.RATE)."""
+NEWEST = (1 << 62) - 1
+"""Above the serial number of every lease."""
 CLOSE_S = 0.5
 """Seconds to wait until vhpcd closes an answered connection."""
 
@@ -68,15 +82,20 @@ class ControllerClient:
     and UserError when it does not listen to this user.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Sends nothing yet."""
+    def __init__(self, config: Config, *, as_uid: int | None = None) -> None:
+        """Sends nothing yet; with ``as_uid`` lists have what vhpcd shows to that user (``wire.AsUser``)."""
+        self._as_uid = as_uid
         self._settings = config.controller
         self._munge = Munge(config.controller.munge_socket)
+        self._version = wire.VERSION
 
-    def open_generation(self, request: JobRequest, allocation: Allocation) -> Lease:
-        """Make the job's lease, or return the one it has: READY, or REFUSED with the line for the user."""
+    def open_generation(self, request: JobRequest, allocation: Allocation, waiter: str = "") -> Lease:
+        """Make the job's lease, or return the one it has: READY, or REFUSED with the line for the user.
+
+        ``waiter`` is the word of a command that waits for the job on a terminal; empty: none.
+        """
         node_groups = wire_types.pack_allocation(allocation)
-        body = wire.OpenGeneration(request=request, node_groups=node_groups)
+        body = wire.OpenGeneration(request=request, node_groups=node_groups, waiter=waiter)
         wait_s = wire.GATHER_S if request.het is not None else 0.0
         return self._ask(body, wire.LeaseAnswer, wait_s).lease.unpack()
 
@@ -84,19 +103,25 @@ class ControllerClient:
         """Report that a component of a heterogeneous job has no guests."""
         self._ask(wire.WithoutGuests(leader=leader, offset=offset), wire.Done)
 
-    def lease(self, job_id: int, restart: int | None, node: str, wait_s: float) -> Lease:
+    def lease(
+        self, job_id: int, restart: int | None, node: str, wait_s: float, stage: tuple[str, float] = ("", 0.0)
+    ) -> Lease:
         """The lease of a job.
 
         With ``wait_s`` > 0 this node *takes* it: READY or REFUSED, waiting up
         to ``wait_s`` seconds for that, and from then on the lease is released
         only after this node's acknowledgement.  With 0 it only looks: the
-        newest lease (of that restart), in whatever state.
+        newest lease (of that restart), in whatever state.  ``stage`` is what this node
+        does for the job, and for how many seconds.
 
         Raises:
             FabricError: also when there is no lease by then, when it is over, or
                 when the job has no part on this node.
         """
-        body = wire.GetLease(job_id=job_id, restart=restart, node=node, wait_s=wait_s)
+        name, for_s = stage
+        body = wire.GetLease(
+            job_id=job_id, restart=restart, node=node, wait_s=wait_s, stage=name[:40], stage_s=for_s
+        )
         answer = self._ask(body, wire.LeaseAnswer, wait_s)
         return dataclasses.replace(answer.lease.unpack(), ssh=answer.ssh, tunnel=answer.tunnel)
 
@@ -115,12 +140,37 @@ class ControllerClient:
         )
         self._ask(body, wire.Done)
 
-    def report_timeline(self, timeline: Timeline) -> None:
-        """Send a node's timeline, which replaces an earlier one of that node and generation."""
+    def report_usage(self, usage: NodeUsage) -> bool:
+        """Send what a generation has used on a node; returns whether all of its nodes have reported."""
+        body = usage_messages.ReportUsage(
+            generation=str(usage.generation), node=usage.node, guests=usage.guests
+        )
+        return self._ask(body, usage_messages.UsageKept).complete
+
+    def usage(self, job_id: int) -> tuple[usage_messages.UsagePage, tuple[NodeUsage, ...]]:
+        """What a job's last generation has used, by node; the job's owner may ask as well.
+
+        Raises:
+            UserError: vhpcd has no such job of this user.
+        """
+        page = self._ask(usage_messages.AskUsage(job_id=job_id), usage_messages.UsagePage)
+        first, found = page, list(page.reported)
+        while page.more is not None:
+            page = self._ask(
+                usage_messages.AskUsage(job_id=job_id, after=page.more), usage_messages.UsagePage
+            )
+            if page.generation != first.generation:
+                raise FabricError(f"job {job_id} was restarted meanwhile", hint="ask again")
+            found.extend(page.reported)
+        generation = Generation.parse(first.generation)
+        return first, tuple(NodeUsage(generation, row.node, row.guests) for row in found)
+
+    def report_timeline(self, timeline: Timeline, report: NodeReport | None = None) -> None:
+        """Send a node's timeline, and what it tells the job's owner; both replace earlier ones."""
         line = wire_types.TimelineWire(
             generation=str(timeline.generation), node=timeline.node, stages=timeline.stages
         )
-        self._ask(wire.ReportTimeline(timeline=line), wire.Done)
+        self._ask(wire.ReportTimeline(timeline=line, report=report), wire.Done)
 
     def ready(
         self,
@@ -164,14 +214,48 @@ class ControllerClient:
             live: only those that are not released.
             timelines: with what nodes reported; costs as much again.
         """
-        records: list[wire_types.RecordWire] = []
-        after: int | None = 0
-        while after is not None:
-            page = self._ask(wire.ListLeases(after=after, job_id=job_id, live=live), wire.LeasePage)
-            records.extend(page.records)
-            after = page.more
+        records, _ = self._listed(wire.ListLeases(job_id=job_id, live=live))
         lines = self._timelines(job_id) if timelines and records else {}
         return [record.unpack(tuple(lines.get(record.lease.generation, ()))) for record in records]
+
+    def booting(
+        self, *, live: bool = False, waiter: str = ""
+    ) -> tuple[list[LeaseRecord], dict[str, wire_types.ProgressWire]]:
+        """Leases without timelines, and for generations that boot how far they are.
+
+        ``waiter`` is the word of a command: only the job that it waits for.
+        """
+        records, progress = self._listed(wire.ListLeases(live=live, waiter=waiter, progress=True))
+        return [record.unpack() for record in records], {one.generation: one for one in progress}
+
+    def newest(self, before: int = NEWEST) -> tuple[list[LeaseRecord], int | None]:
+        """One page of leases, newest first, without timelines; and the next page's ``before``, if any."""
+        page = self._ask(wire.ListLeases(before=before), wire.LeasePage)
+        return [record.unpack() for record in page.records], page.more
+
+    def _listed(
+        self, request: wire.ListLeases
+    ) -> tuple[list[wire_types.RecordWire], list[wire_types.ProgressWire]]:
+        """All pages of a list."""
+        records: list[wire_types.RecordWire] = []
+        progress: list[wire_types.ProgressWire] = []
+        after: int | None = 0
+        while after is not None:
+            page = self._ask(msgspec.structs.replace(request, after=after), wire.LeasePage)
+            records.extend(page.records)
+            progress.extend(page.progress)
+            after = _next(page.more, len(records), self._as_uid is not None)
+        return records, progress
+
+    def reports(self, job_id: int) -> list[NodeReport]:
+        """What the nodes of a job have told its owner; of all its generations."""
+        found: list[NodeReport] = []
+        after: int | None = 0
+        while after is not None:
+            page = self._ask(wire.ListReports(after=after, job_id=job_id), wire.ReportPage)
+            found.extend(page.reports)
+            after = page.more
+        return found
 
     def status(self) -> wire.Status:
         """Version, clock, database and counts of vhpcd."""
@@ -206,6 +290,8 @@ class ControllerClient:
         return {generation: sorted(lines, key=lambda line: line.node) for generation, lines in found.items()}
 
     def _ask(self, body: wire.Request, expected: type[_Answer], wait_s: float = 0.0) -> _Answer:
+        if self._as_uid is not None and isinstance(body, wire.OfUsers):
+            body = wire.AsUser(uid=self._as_uid, request=body)
         limit_s = self._settings.request_timeout_s + wait_s
         deadline = time.monotonic() + limit_s
         pause_s = 0.05
@@ -231,24 +317,36 @@ class ControllerClient:
         return answer
 
     def _once(self, body: wire.Request, deadline: float) -> wire.Answer:
-        """One connection; OSError or EOFError when it may be worth another."""
+        """One connection, or a second one in the version of an older vhpcd.
+
+        Raises:
+            OSError, EOFError: it may be worth another try.
+        """
+        answer, version = self._exchange(body, deadline)
+        if isinstance(answer, wire.Failure) and version < self._version and wire.readable(version):
+            self._version = version
+            answer, _ = self._exchange(body, deadline)
+        return answer
+
+    def _exchange(self, body: wire.Request, deadline: float) -> tuple[wire.Answer, int]:
+        """One request in one connection; returns the answer and the version of its envelope."""
         nonce = os.urandom(16).hex()
-        sealed = self._munge.encode(wire.wrap("request", nonce, body), ttl_s=wire.TTL_S)
+        sealed = self._munge.encode(wire.wrap("request", nonce, body, self._version), ttl_s=wire.TTL_S)
         if len(sealed) > wire.MAX_MESSAGE:
             raise FabricError("the request is too long for vhpcd", f"{len(sealed)} bytes")
         with rootport.connect(self._settings.host, self._settings.port, deadline) as link:
-            link.settimeout(_left(deadline))
+            link.settimeout(rootport.left(deadline))
             link.sendall(wire.HEADER.pack(len(sealed)) + sealed)
-            (length,) = wire.HEADER.unpack(_receive(link, wire.HEADER.size, deadline))
+            (length,) = wire.HEADER.unpack(rootport.receive(link, wire.HEADER.size, deadline))
             if length > wire.MAX_MESSAGE:
                 raise FabricError(
                     "the program at vhpcd's address is not vhpcd", f"a message of {length} bytes"
                 )
-            frame = _receive(link, length, deadline)
-            rootport.wait_for_end(link, min(CLOSE_S, _left(deadline)))
+            frame = rootport.receive(link, length, deadline)
+            rootport.wait_for_end(link, min(CLOSE_S, rootport.left(deadline)))
         return self._open(frame, nonce)
 
-    def _open(self, frame: bytes, nonce: str) -> wire.Answer:
+    def _open(self, frame: bytes, nonce: str) -> tuple[wire.Answer, int]:
         what = "the answer of vhpcd cannot be trusted"
         try:
             credential = self._munge.decode(frame)
@@ -265,7 +363,7 @@ class ControllerClient:
             envelope = wire.unwrap(credential.payload, "answer")
             if envelope.nonce != nonce:
                 raise FabricError(what, "it belongs to another request")
-            return wire.read_answer(envelope)
+            return wire.read_answer(envelope), envelope.version
         except ValueError as err:
             raise FabricError(
                 "vhpcd's answer cannot be read", str(err)[:200], "install one version of vhpc on all hosts"
@@ -278,19 +376,8 @@ class ControllerClient:
             return frozenset({0})
 
 
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("timed out")
-    return left
-
-
-def _receive(link: socket.socket, length: int, deadline: float) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        link.settimeout(_left(deadline))
-        chunk = link.recv(min(length - len(data), 65536))
-        if not chunk:
-            raise EOFError("connection closed")
-        data += chunk
-    return bytes(data)
+def _next(more: int | None, found: int, limited: bool) -> int | None:
+    """Where the next page begins; users wait before they ask for it, so that vhpcd does not refuse it."""
+    if more is not None and (limited or os.geteuid()) and found > UNPACED:
+        time.sleep(PACE_S)
+    return more

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from vhpc_slurm.config import Controller
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.leases import reconcile
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
@@ -37,6 +37,7 @@ class Reconciler:
         notify: Callable[[int], None],
     ) -> None:
         """``settings`` has the interval and the deadlines; ``notify`` is told each job whose lease ended."""
+        self.patience = reconcile.Patience(time.monotonic)
         self._settings = settings
         self._slurm = slurm
         self._leases = leases
@@ -54,14 +55,14 @@ class Reconciler:
         await self.begin()
         write, aside, queries = self._executor.write, self._executor.aside, self._leases.queries
         await write(queries.prune, self._settings.history_days * 86400.0)
-        asked = time.time()
+        known = await write(queries.generations)
         jobs = await aside(self._slurm.jobs)
         waiting = frozenset(job.job_id for job in jobs if reconcile.awaits_prologs(job))
         live = await write(queries.live, waiting)
         running = frozenset(job.job_id for job in jobs if job.state == RUNNING)
         released = await write(queries.released, running)
         stuck_s = self._settings.prolog_stuck_s
-        await self._carry_out(reconcile.judge(jobs, live, asked=asked, stuck_s=stuck_s, released=released))
+        await self._carry_out(reconcile.judge(jobs, live, known=known, stuck_s=stuck_s, released=released))
 
     async def _carry_out(self, verdict: reconcile.Verdict) -> None:
         write, aside = self._executor.write, self._executor.aside
@@ -72,7 +73,7 @@ class Reconciler:
                 continue
             await write(self._leases.lifecycle.end, generation, why)
             self._notify(generation.job_id)
-        for job_id, why in verdict.requeue:
+        for job_id, why in self.patience.exhausted(verdict.suspects).items():
             log.warning("job %d does not run: %s; requeued, or cancelled if it cannot be", job_id, why)
             try:
                 await aside(requeue_or_cancel, self._slurm, job_id, why)

@@ -1,34 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process vhpcd: configuration, the lock of the database, signals, start and stop.
 
-vhpcd answers root and SlurmUser only, uses only what munged has authenticated, and
-accepts requests in the name of a node only from that node.
+vhpcd answers root and SlurmUser, and users about their own jobs; it uses only what munged has
+authenticated, and accepts requests in the name of a node only from that node.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import pwd
 import resource
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vhpc_slurm import __version__, files
+from vhpc_slurm import __version__
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.controller.api.authority import Authority
 from vhpc_slurm.controller.api.conversation import Server
 from vhpc_slurm.controller.api.listening import Listener
-from vhpc_slurm.controller.assembly import assemble
+from vhpc_slurm.controller.api.useraccess import UserAccess
+from vhpc_slurm.controller.assembly import Assembly, assemble
 from vhpc_slurm.controller.leases import layer
 from vhpc_slurm.controller.periodic import audit_for_ever
-from vhpc_slurm.controller.store.database import SqliteStore
+from vhpc_slurm.controller.store.choice import lock_path, only_one, open_store
 from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.controller.store.writer import Writer
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
@@ -36,6 +36,9 @@ from vhpc_slurm.fabric.backend import NetworkBackend
 from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.munge import Munge
 from vhpc_slurm.slurm import connect
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.metrics.exposition import Exposition
 
 log = logging.getLogger("vhpcd")
 
@@ -49,8 +52,8 @@ async def serve(config: Config) -> None:
     allowed = frozenset({0, _uid(settings.slurm_user, "controller.slurm_user")})
     munge = Munge(settings.munge_socket)
     munge.decode(munge.encode(b"vhpcd begins"))
-    with _only_one(Path(settings.database)):
-        store = SqliteStore(settings.database)
+    with only_one(lock_path(config)):
+        store = open_store(config)
         writer = Writer(store)
         # A backend asks from the fabric's thread.
         network = backend(config.fabric, lambda *known: writer.submit(store.keys.knows, *known).result())
@@ -60,7 +63,10 @@ async def serve(config: Config) -> None:
         authority = Authority(HostAddresses(settings, slurm, underlay=config.network.underlay))
         vhpcd = assemble(config, leases, network, slurm, writer, authority.underlay)
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS
-        server = Server(vhpcd.requests, munge, allowed, authority, descriptors=descriptors)
+        metrics = _metrics(settings.metrics, leases, writer, vhpcd)
+        requests = vhpcd.requests if metrics is None else metrics.metered(vhpcd.requests)
+        users = UserAccess(requests, slurm, deputies=allowed | _deputy(settings.web_user))
+        server = Server(requests, munge, allowed, authority, users=users, descriptors=descriptors)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -81,9 +87,28 @@ async def serve(config: Config) -> None:
         for task in tasks:
             task.cancel()
         await server.close()
+        if metrics is not None:
+            metrics.close()
         authority.close()
+        users.close()
         vhpcd.close()
         store.close()
+
+
+def _metrics(where: str, leases: layer.LeaseLayer, writer: Writer, vhpcd: Assembly) -> Exposition | None:
+    """Metrics, if the site wants them; jobs do not wait for a port that another process has."""
+    if not where:
+        return None
+    try:
+        from vhpc_slurm.controller.metrics.exposition import Exposition
+        from vhpc_slurm.controller.metrics.state import StateReader
+
+        return Exposition(where, StateReader(leases, writer, vhpcd.audit.watch, vhpcd.scheduler))
+    except ModuleNotFoundError as err:
+        log.error("there are no metrics: %s (install Debian's python3-prometheus-client)", err)
+    except NodeError as err:
+        log.error("there are no metrics: %s", err.line())
+    return None
 
 
 def _validate(network: NetworkBackend, store: LeaseStore) -> None:
@@ -94,27 +119,6 @@ def _validate(network: NetworkBackend, store: LeaseStore) -> None:
         log.error("the fabric cannot serve: %s", err.line())
 
 
-@contextlib.contextmanager
-def _only_one(database: Path) -> Iterator[None]:
-    """Hold the lock of the database: two writers would assign the same keys twice."""
-    try:
-        database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = files.open_lock(Path(f"{database}.lock"))
-    except OSError as err:
-        raise NodeError(
-            f"vhpcd cannot use {database}", str(err), "create its folder, owned by its user"
-        ) from err
-    try:
-        if not files.try_lock(lock):
-            owner = os.pread(lock, 20, 0).decode(errors="replace").strip() or "?"
-            raise NodeError(f"another vhpcd uses {database}", f"it is process {owner}")
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(lock)
-
-
 def _uid(name: str, key: str) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
@@ -122,11 +126,15 @@ def _uid(name: str, key: str) -> int:
         raise NodeError(f"there is no user {name!r}", f"{key} of vhpc.toml names it") from None
 
 
+def _deputy(name: str) -> frozenset[int]:
+    return frozenset({_uid(name, "controller.web_user")}) if name else frozenset()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Process entry point."""
     parser = argparse.ArgumentParser(
         prog="vhpcd",
-        description="vhpc's controller service: leases of virtual clusters, for root and SlurmUser.",
+        description="vhpc's controller service: leases of virtual clusters.",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="default: /etc/vhpc/vhpc.toml")
     parser.add_argument(

@@ -161,6 +161,22 @@ class RecordWire(Wire, frozen=True):
         )
 
 
+class ProgressWire(Wire, frozen=True):
+    """How far the boot of a job is.
+
+    Attributes:
+        generation: of the job.
+        nodes: how many it has.
+        ready: how many nodes have ended their Prolog.
+        doing: the nodes that have been longest in their stage, with it and its seconds.
+    """
+
+    generation: str
+    nodes: int
+    ready: int
+    doing: tuple[tuple[str, str, float], ...] = ()
+
+
 class TimelineWire(Wire, frozen=True):
     """The stages of a generation on one node."""
 

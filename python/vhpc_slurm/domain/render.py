@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import DictLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vhpc_slurm.domain import (
@@ -73,14 +73,22 @@ DEVICES = (
 )
 SECURITY = (Concern("security", plain.context),)
 
-_ENVIRONMENT = Environment(
-    loader=PackageLoader("vhpc_slurm.domain", "templates"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+
+def _environment() -> Environment:
+    """Jinja with all templates in memory: a running Prolog must not read those of a newer version."""
+    package = PackageLoader("vhpc_slurm.domain", "templates")
+    made = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.loader = DictLoader({name: package.get_source(made, name)[0] for name in package.list_templates()})
+    return made
+
+
+_ENVIRONMENT = _environment()
 
 
 def render(spec: DomainSpec) -> str:

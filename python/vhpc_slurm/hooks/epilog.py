@@ -18,9 +18,9 @@ from vhpc_slurm.node import teardown
 from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.guest import console
 from vhpc_slurm.node.host import accounts
-from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline
+from vhpc_slurm.node.store import joblock, journal, outbox, statefile, timeline, usage
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import drain_policy
+from vhpc_slurm.reconcile import acknowledging, drain_policy
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -46,11 +46,12 @@ def run(config: Config) -> int:
                 _clear(layout, env, generation)
     finally:
         # also when the node is drained: a key need not wait for a device in quarantine
-        left = outbox.flush(layout.outbox, client.acknowledge)
+        left = outbox.flush(layout.outbox, acknowledging.sender(config, client))
         if left:
             common.log.warning("%d acknowledgements wait for vhpcd", left)
     joblock.sweep(layout, older_than_s=86400.0)
     timeline.prune(layout.timelines, keep=500)
+    usage.prune(layout.usages, keep_newest=500)
     return 0
 
 
@@ -87,7 +88,8 @@ def _queue(
     layout: Layout, env: common.HookEnv, generation: Generation, *, clean: bool, note: str = ""
 ) -> None:
     line = timeline.read_timeline(layout.timeline(generation))
-    outbox.put(layout.outbox, outbox.Acknowledgement(generation, env.node, clean, note, line))
+    used = usage.of_node(layout.usage(generation), generation, env.node)
+    outbox.put(layout.outbox, outbox.Acknowledgement(generation, env.node, clean, note, line, used))
 
 
 def _hand_over_console(config: Config, lease: Lease | None, layout: Layout, env: common.HookEnv) -> None:

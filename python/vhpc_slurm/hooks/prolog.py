@@ -15,6 +15,7 @@ from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
 from vhpc_slurm.hardware import GPU
 from vhpc_slurm.hooks import barrier, common
+from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
 from vhpc_slurm.node import teardown
 from vhpc_slurm.node.boot.reserve import reserve
@@ -23,10 +24,10 @@ from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import assignment, quarantine
 from vhpc_slurm.node.guest import console, libvirtd, refusal, shares
 from vhpc_slurm.node.host import accounts, inventory
-from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline
+from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline, usage
 from vhpc_slurm.node.store.journal import Journal, Stopped
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import purged_jobs
+from vhpc_slurm.reconcile import acknowledging, purged_jobs
 
 LOCK_TIMEOUT_S = 30.0
 
@@ -42,6 +43,7 @@ class _Job:
     lease: Lease
     journal: Journal
     recorder: timeline.Recorder
+    told: Told
 
 
 def run(config: Config) -> int:
@@ -72,7 +74,7 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
         common.log.info("the job's Epilog has run already: nothing to prepare")
         # vhpcd may have recorded the lease after it received the Epilog's acknowledgement, and now waits
         _queue_clean(layout, env, lease.generation, "nothing prepared after its Epilog")
-        outbox.flush(layout.outbox, client.acknowledge)
+        outbox.flush(layout.outbox, acknowledging.sender(config, client))
         return 0
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
     recorder.note("python", timeline.process_began(), began)
@@ -80,7 +82,8 @@ def _prepare(config: Config, layout: Layout, env: common.HookEnv, cleared: list[
     journal = Journal(layout.journals, lease.generation)
     journal.stop_when(layout.tombstone(lease.generation))
     try:
-        _bring_up(_Job(config, layout, env, client, lease, journal, recorder), began)
+        told = Told(lease.generation, env.node)
+        _bring_up(_Job(config, layout, env, client, lease, journal, recorder, told), began)
     finally:
         journal.close()
     return 0
@@ -114,7 +117,7 @@ def _bring_up(job: _Job, began: float) -> None:
         raise
     # also reports to vhpcd that this Prolog has ended, in case slurmd's report to slurmctld is lost
     with contextlib.suppress(FabricError):
-        job.client.report_timeline(job.recorder.timeline())
+        job.client.report_timeline(job.recorder.timeline(), job.told.report())
 
 
 def _boot(job: _Job) -> NodePlan:
@@ -129,13 +132,18 @@ def _boot(job: _Job) -> NodePlan:
     with job.recorder.stage("plan"):
         host: HostInventory = inventory.read_inventory(job.env.node, config)
         plan = _reserve(job, host, found)
+    job.told.place(host, plan)
+    job.told.say(*plan.notes)
     if not host.kvm:
-        common.log.warning("guests run in software emulation (TCG), many times slower: %s", host.kvm_reason)
+        line = f"guests run in software emulation (TCG), many times slower: {host.kvm_reason}"
+        common.log.warning("%s", line)
+        job.told.say(line)
     with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
         work = Boot(
             job.layout, lease, lease.image, plan, host, job.journal, job.recorder, account, hypervisor
         )
         _while_job_exists(job, boot(work))
+        job.told.place(host, work.plan)
     return work.plan
 
 
@@ -165,9 +173,13 @@ def _while_job_exists(job: _Job, booting: Generator[None, None, None]) -> None:
 
 
 def _has_ended(job: _Job) -> bool:
-    """Whether vhpcd knows that the job has ended; if it does not answer, the boot continues."""
+    """Whether vhpcd knows that the job has ended; if it does not answer, the boot continues.
+
+    The same request tells vhpcd what this node does, for those who wait for the job.
+    """
+    doing = job.recorder.doing()
     try:
-        now = job.client.lease(job.env.job_id, job.env.restart, job.env.node, 0.0)
+        now = job.client.lease(job.env.job_id, job.env.restart, job.env.node, 0.0, doing)
     except FabricError:
         return False
     return now.generation != job.lease.generation or now.state is not job.lease.state
@@ -191,11 +203,13 @@ def _write_ready(job: _Job, plan: NodePlan) -> None:
         "batch": job.lease.request.batch.value,
         "socket": str(job.layout.guest(job.env.job_id, 0) / "run.sock"),
         "commands": ":".join(job.config.host.commands),
+        "command_path": slurm.folder_of_commands(job.config),
         "guests": str(len(plan.guests)),
         "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(job.layout, plan)),
         "cpus": _pins(plan),
         "warning": _warning(job.lease, job.env),
     }
+    job.told.say(fields["warning"])
     if components := _components(job.lease, plan):
         fields["components"] = str(components)
     _write_state(job, fields)
@@ -257,6 +271,7 @@ def _fail_job(job: _Job, error: UserError) -> None:
         common.log.info("user error: %s", error.line())
     consoles = "" if isinstance(error, barrier.PeerFailedError) else _copy_consoles(job)
     fields = {"status": "failed", "kind": error.kind, "message": error.line() + consoles}
+    job.told.say(fields["message"])
     barrier.report_failure(job.client, job.lease, job.env.node, error, fields["message"])
     if refused:
         fields["alarm"] = refused
@@ -330,7 +345,9 @@ def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
 
 def _queue_clean(layout: Layout, env: common.HookEnv, generation: Generation, note: str) -> None:
     """Queue an acknowledgement: this node holds nothing of a generation."""
-    outbox.put(layout.outbox, outbox.Acknowledgement(generation, env.node, clean=True, note=note))
+    used = usage.of_node(layout.usage(generation), generation, env.node)
+    ack = outbox.Acknowledgement(generation, env.node, clean=True, note=note, usage=used)
+    outbox.put(layout.outbox, ack)
 
 
 def entry() -> int:

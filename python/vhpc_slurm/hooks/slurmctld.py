@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from vhpc_slurm.errors import FabricError, UserError, VhpcError
 from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef, JobRequest
-from vhpc_slurm.slurm import connect
+from vhpc_slurm.slurm import commands
 from vhpc_slurm.slurm.port import SlurmJob
 
 REPORT_S = 5
@@ -32,12 +33,13 @@ REPORT_S = 5
 def prolog(config: Config) -> int:
     """Open the lease of the job that Slurm names in the environment."""
     env = common.HookEnv.read()
-    slurm = connect(config)
+    slurm = commands(config)
     client = ControllerClient(config)
     try:
         job = slurm.load(env.job_id)
         common.check_user(env, job.uid)
-        lease = client.open_generation(_request(env, job), job.allocation)
+        _check_save(config, common.spank("SAVE"))
+        lease = client.open_generation(_request(env, job), job.allocation, _waiter())
     except UserError as err:
         # The SPANK plugin rejects such a request at submission, so the user has bypassed it:
         # no part of this job may start, and a non-zero exit status would only requeue it.
@@ -85,6 +87,19 @@ def epilog(config: Config) -> int:
     return 0
 
 
+def _check_save(config: Config, name: str | None) -> None:
+    """UserError if the job's guest cannot be saved under a name: its end is too late for that."""
+    if name is None:
+        return
+    ref = ImageRef.parse(name)
+    if not ref.own or ref.digest:
+        raise UserError(f"--vhpc-save={name[:100]!r}", "own/NAME[:TAG] is expected")
+    if not config.images.user_catalog:
+        raise UserError(
+            f"--vhpc-save={ref.label} is not possible here", "users have no catalogues of images of their own"
+        )
+
+
 def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
     """The user's request; values that the user could have changed are checked again here."""
     batch = common.spank("BATCH") or BatchPlace.GUEST.value
@@ -118,7 +133,22 @@ def _request(env: common.HookEnv, job: SlurmJob) -> JobRequest:
         account=job.account,
         qos=job.qos,
         disk_mib=_within(_number("DISK"), "disk", MIN_DISK_MIB, MAX_DISK_MIB),
+        unset=_unset(),
     )
+
+
+def _unset() -> tuple[str, ...]:
+    """Fields that the site's rules may set. --vhpc-save is for a batch script in the guest."""
+    options = {"network": "NETWORK", "disk_mib": "DISK", "guests_per_node": "GUESTS_PER_NODE"}
+    if common.spank("SAVE") is None:
+        options["batch"] = "BATCH"
+    return tuple(field for field, name in options.items() if common.spank(name) is None)
+
+
+def _waiter() -> str:
+    """The word by which srun or salloc asks vhpcd about this job; empty if none waits."""
+    word = common.spank("WAITER") or ""
+    return word if re.fullmatch(r"[0-9a-f]{32}", word) else ""
 
 
 def _number(name: str) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from vhpc_slurm import chunks
 from vhpc_slurm.bootfiles.verity import PACKAGE, TOOL, find_tool
 from vhpc_slurm.catalog import blob_path, blobs, resolve
 from vhpc_slurm.catalog.changes import check_new_name, staging
@@ -182,7 +183,11 @@ def _make(
     )
     progress("publishing")
     keys = MADE if found.get("own") else ("root",)
-    made = {key: digest_of(out / MADE[key][0], sync=True) for key in keys}
+    listed = chunks.ChunkList()
+    made = {
+        key: digest_of(out / MADE[key][0], sync=True, chunk_list=listed if key == "root" else None)
+        for key in keys
+    }
     new = {blob.sha256: out / MADE[key][0] for key, blob in made.items()}
     for blob in (base.image.manifest.kernel, base.image.manifest.initrd):
         if blob.file not in made and copy_blob(base.catalog, catalog, blob, folder / blob.file):
@@ -190,10 +195,12 @@ def _make(
     parts: dict[str, Any] = {
         key: {"media_type": MADE[key][1], "sha256": one.sha256, "size": one.size} for key, one in made.items()
     }
+    parts |= _place_list(listed.raw(), folder / "chunks", new)
     if hashed and _knows_verity(found.get("own")):
         parts["verity"] = found.get("verity")
     kept = msgspec.to_builtins(base.manifest)
-    kept.pop("verity", None)
+    for one in ("chunks", "verity"):
+        kept.pop(one, None)
     done = publish(catalog, target, kept | fields(found) | parts, new)
     source_digest, special = found.get("digest"), found.get("special")
     return Imported(
@@ -204,6 +211,16 @@ def _make(
         special=special if isinstance(special, int) else 0,
         size=made["root"].size,
     )
+
+
+def _place_list(raw: bytes, path: Path, new: dict[str, Path]) -> dict[str, Any]:
+    """Write the root's chunk list to a file, to be published; returns the manifest's key, if it has one."""
+    key = chunks.key(raw)
+    if key is None:
+        return {}
+    path.write_bytes(raw)
+    new[str(key["sha256"])] = path
+    return {"chunks": key}
 
 
 def _boot(base: Parent) -> dict[str, Path]:

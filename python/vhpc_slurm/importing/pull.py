@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vhpc_slurm.catalog import blob_path, blobs, read_signed, resolve, verify_blob
+from vhpc_slurm import chunks
+from vhpc_slurm.catalog import blob_path, blobs, decode_manifest, read_signed, resolve, verify_blob
 from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.changes import check_new_name, staging
 from vhpc_slurm.catalog.manifest import InitrdBlob, KernelBlob, Manifest, RootBlob, decode_whole
@@ -132,6 +133,7 @@ def take(
             b"" if image.signatures is None else _document(source, files, image.signatures, "signatures")
         )
         new = {blob.sha256: _checked(source, files, blob) for blob in absent.values()}
+        new |= _chunk_list(source, raw, new | present, folder / "chunks")
         progress("publishing")
         found = split(signatures)
         done = publish_bytes(catalog, target, raw, new, found)
@@ -186,6 +188,22 @@ def _check_manifest(source: Source, raw: bytes, image: Artifact) -> None:
         if getattr(manifest, part) != getattr(image, part):
             why = f"its {part} in the registry is not the one that its manifest describes"
             raise UserError(f"cannot pull {source}", why)
+
+
+def _chunk_list(source: Source, raw: bytes, files: dict[str, Path], path: Path) -> dict[str, Path]:
+    """The chunk list of the root, computed again, as a file to publish; none if the manifest has none.
+
+    Raises:
+        UserError: the manifest names another list.
+    """
+    (root,) = (blob for blob in blobs(decode_manifest(raw)) if blob.file == "root")
+    if not root.chunks:
+        return {}
+    found = chunks.of_file(files[root.sha256], root.chunk_size)
+    if hashlib.sha256(found).hexdigest() != root.chunks:
+        raise UserError(f"cannot pull {source}", "its manifest names a chunk list that is not the root's")
+    path.write_bytes(found)
+    return {root.chunks: path}
 
 
 def _checked(source: Source, files: Path, blob: Blob) -> Path:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from vhpc_slurm.model.host import HostCell, HostCpu, HostInventory
 from vhpc_slurm.model.image import DIGEST, IMAGE_NAME, IMAGE_TAG, Blob, ImageIdentity, ImageManifest, ImageRef
 from vhpc_slurm.model.job import (
+    DEFAULTED,
     GENERATION,
     MAX_COMPONENTS,
     MAX_GUESTS_PER_NODE,
@@ -30,10 +31,12 @@ from vhpc_slurm.model.job import (
 from vhpc_slurm.model.lease import (
     ALARM,
     Alarm,
+    GuestPlacement,
     Lease,
     LeaseRecord,
     LeaseState,
     NetworkIdentity,
+    NodeReport,
     Segment,
     SegmentPart,
     SshKeys,
@@ -41,6 +44,7 @@ from vhpc_slurm.model.lease import (
     Timeline,
     TunnelKeyPairs,
     TunnelKeys,
+    Viewer,
 )
 from vhpc_slurm.model.plan import (
     GuestCell,
@@ -57,10 +61,21 @@ from vhpc_slurm.model.plan import (
     Tunnel,
     VcpuPin,
 )
+from vhpc_slurm.model.usage import (
+    FIGURE_MAX,
+    Figures,
+    GuestUsage,
+    JobUsage,
+    NodeUsage,
+    StepUsage,
+    job_usage,
+)
 
 __all__ = [
     "ALARM",
+    "DEFAULTED",
     "DIGEST",
+    "FIGURE_MAX",
     "GENERATION",
     "IMAGE_NAME",
     "IMAGE_TAG",
@@ -71,13 +86,16 @@ __all__ = [
     "Allocation",
     "BatchPlace",
     "Blob",
+    "Figures",
     "Generation",
     "GresAllocation",
     "GuestCell",
     "GuestInterface",
     "GuestPaths",
+    "GuestPlacement",
     "GuestPlan",
     "GuestTopology",
+    "GuestUsage",
     "HetPlace",
     "HostCell",
     "HostCpu",
@@ -86,6 +104,7 @@ __all__ = [
     "ImageManifest",
     "ImageRef",
     "JobRequest",
+    "JobUsage",
     "Lease",
     "LeaseRecord",
     "LeaseState",
@@ -94,17 +113,22 @@ __all__ = [
     "NetworkIdentity",
     "NodeAllocation",
     "NodePlan",
+    "NodeReport",
     "NodeSegment",
+    "NodeUsage",
     "Segment",
     "SegmentPart",
     "Share",
     "SiteInterface",
     "SshKeys",
     "Stage",
+    "StepUsage",
     "Timeline",
     "Tunnel",
     "TunnelKeyPairs",
     "TunnelKeys",
     "VcpuPin",
+    "Viewer",
     "guest_hostname",
+    "job_usage",
 ]

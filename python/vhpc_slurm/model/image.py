@@ -54,11 +54,17 @@ class ImageRef:
 
 @dataclass(frozen=True)
 class Blob:
-    """A file of an image: its name within the image, its bytes' digest, its size in bytes."""
+    """A file of an image: its name within the image, its bytes' digest, its size in bytes.
+
+    ``chunks`` is the digest of its chunk list (``vhpc_slurm.chunks``), whose chunks have ``chunk_size``
+    bytes; empty: it has none.
+    """
 
     file: str
     sha256: str
     size: int
+    chunks: str = ""
+    chunk_size: int = 0
 
 
 @dataclass(frozen=True)

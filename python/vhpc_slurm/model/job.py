@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from vhpc_slurm.model.image import ImageRef
 
@@ -47,6 +49,15 @@ class BatchPlace(StrEnum):
     HOST = "host"
 
 
+DEFAULTED: Mapping[str, Any] = {
+    "network": None,
+    "disk_mib": None,
+    "batch": BatchPlace.GUEST,
+    "guests_per_node": 1,
+}
+"""Fields of a request that rules of the site may set, and what they are without the option and a rule."""
+
+
 @dataclass(frozen=True)
 class HetPlace:
     """A component's place in its heterogeneous job.
@@ -67,6 +78,9 @@ class JobRequest:
     ``network`` is a word of --vhpc-network; None: the site's default.  ``het`` is None for a job that is
     no component of a heterogeneous job.  ``disk_mib`` is the size of each guest's disk; None: no disk.
     ``account`` and ``qos`` are empty where Slurm has none.
+
+    ``unset`` names fields whose options the user did not give, and which a rule of the site may
+    set (``DEFAULTED``); ``defaults`` has those that one did set, as (field, name of the rule).
     """
 
     job_id: int
@@ -89,10 +103,17 @@ class JobRequest:
     account: str = ""
     qos: str = ""
     disk_mib: int | None = None
+    unset: tuple[str, ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
 
     def fixed(self) -> JobRequest:
-        """The request without what operators and users may change while the job runs."""
-        return replace(self, job_name="", partition="", account="", qos="")
+        """The request without what operators and users may change while the job runs.
+
+        Nor has it what rules of the site have set: they depend on the partition.
+        """
+        asked = replace(self, job_name="", partition="", account="", qos="", unset=(), defaults=())
+        given = {name: DEFAULTED[name] for name, _ in self.defaults}
+        return replace(asked, **given)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from vhpc_slurm.model.host import HostInventory
 from vhpc_slurm.model.image import ImageIdentity
 from vhpc_slurm.model.job import Allocation, Generation, JobRequest
 
@@ -196,6 +197,67 @@ class Timeline:
     generation: Generation
     node: str
     stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
+class GuestPlacement:
+    """Where a guest ran on its node, and what it had.
+
+    Attributes:
+        index: among the job's guests on the node, from 0.
+        hostname: of the guest.
+        cpus: OS CPU of each vCPU, in their order.
+        cells: (host cell, MiB): where its memory was planned; cell -1 is no cell in particular.
+        hugepage_kib: size of the huge pages that back it, 0 for ordinary pages.
+        devices: (PCI address, role) of functions of the host.
+        disk_mib: size of its own disk; 0: none.
+    """
+
+    index: int
+    hostname: str
+    cpus: tuple[int, ...]
+    cells: tuple[tuple[int, int], ...]
+    hugepage_kib: int = 0
+    devices: tuple[tuple[str, str], ...] = ()
+    disk_mib: int = 0
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What a node tells the owner of a job when its Prolog ends, beside the timeline.
+
+    Attributes:
+        generation: of the job.
+        node: the node.
+        host: its CPUs and cells, and the PCI functions that guests have; None if that was too long.
+        guests: in the order of their indexes; empty if the job was refused before they were planned.
+        lines: errors, warnings and notes, as the node said them.
+    """
+
+    generation: Generation
+    node: str
+    host: HostInventory | None
+    guests: tuple[GuestPlacement, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """An ordinary user who asks vhpcd: whose jobs the answers may have.
+
+    Attributes:
+        uid: the user's own jobs.
+        accounts: also all jobs of these accounts, which the user coordinates.
+        everything: all jobs: an operator or administrator of Slurm.
+    """
+
+    uid: int
+    accounts: tuple[str, ...] = ()
+    everything: bool = False
+
+    def sees(self, request: JobRequest) -> bool:
+        """Whether answers may have this job."""
+        return self.everything or request.uid == self.uid or request.account in self.accounts
 
 
 @dataclass(frozen=True)

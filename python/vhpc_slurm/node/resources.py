@@ -27,6 +27,7 @@ from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
 log = logging.getLogger("vhpc")
+_OTHER_VERSION = "install the version that wrote it again, then run: vhpc reconcile"
 
 
 def release_all(layout: Layout, journal: Journal, keep: tuple[str, ...] = ()) -> list[VhpcError]:
@@ -59,11 +60,25 @@ def _release_each(
             continue
         for entry in entries:
             try:
-                _RELEASES[kind](layout, generation, entry)
+                _release(kind)(layout, generation, entry)
             except (VhpcError, OSError) as err:
                 yield entry, err
+            except (KeyError, ValueError, TypeError) as err:
+                why = f"its entry in the journal cannot be used: {err!r}"
+                yield entry, TeardownError(f"cannot release {entry.kind} {entry.key}", why, _OTHER_VERSION)
             else:
                 yield entry, None
+
+
+def _release(kind: str) -> Callable[[Layout, str, Entry], None]:
+    """How resources of this kind are released; TeardownError if this version does not know the kind."""
+    if kind not in _RELEASES:
+        raise TeardownError(
+            f"the journal has a resource of the kind {kind!r}, which this version does not know",
+            "a newer vhpc has written it",
+            _OTHER_VERSION,
+        )
+    return _RELEASES[kind]
 
 
 def _release_run_dir(_layout: Layout, _generation: str, entry: Entry) -> None:

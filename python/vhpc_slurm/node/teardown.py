@@ -12,10 +12,12 @@ from vhpc_slurm.errors import TeardownError, VhpcError
 from vhpc_slurm.model import Generation
 from vhpc_slurm.node import resources
 from vhpc_slurm.node.devices.quarantine import QuarantinedError, QuarantineRecord
+from vhpc_slurm.node.guest import usage
 from vhpc_slurm.node.guest.channel import ChannelError, GuestChannel
 from vhpc_slurm.node.guest.helpers import ROOT_SOCKET
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.store import usage as stored_usage
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
@@ -35,6 +37,8 @@ def tear_down(layout: Layout, journal: Journal, recorder: Recorder) -> None:
         TeardownError: something is left; its line names all of it.
     """
     domains = [entry for entry in journal.held() if entry.kind == kinds.DOMAIN]
+    if domains:
+        keep_usage(layout, journal.generation, domains)
     if domains and layout.config.guests.poweroff_timeout_s > 0:
         with recorder.stage("power off"):
             _power_off(layout, domains)
@@ -74,6 +78,18 @@ def _release(
                 "remove the cause, then run: vhpc reconcile",
             )
     return tuple(record for failure in quarantined for record in failure.records)
+
+
+def keep_usage(layout: Layout, generation: Generation, domains: Sequence[Entry]) -> None:
+    """Ask the guests what their programs have used: with them the figures go.
+
+    Nobody waits for accounting: what fails here is only missing there.
+    """
+    found = usage.of_guests(layout.guest_of(domain.data["name"]) for domain in domains)
+    try:
+        stored_usage.keep(layout.usage(generation), found)
+    except OSError as err:
+        log.warning("what %s has used is not kept: %s", generation, err)
 
 
 def _power_off(layout: Layout, domains: Sequence[Entry]) -> None:

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a site permits: rules by partition, account, QOS and user, and signatures of images.
 
-``rules`` decides and touches no file; ``signatures`` asks ssh-keygen(1) who has signed;
-``check`` puts both together. vhpcd asks before it makes a lease, and nodes ask which
-folders guests see. Knows neither leases nor nodes.
+``rules`` decides and touches no file, as do ``limits`` and ``defaults``; ``signatures`` asks
+ssh-keygen(1) who has signed; ``check`` puts rules and signatures together. vhpcd asks before
+it makes a lease, and nodes ask which folders guests see. Knows neither leases nor nodes.
 """
 
 from __future__ import annotations
 
-from vhpc_slurm.policy.check import check, check_image
-from vhpc_slurm.policy.rules import Subject, applying, visible_shares
+from vhpc_slurm.policy.check import PolicyError, check, check_image
+from vhpc_slurm.policy.defaults import with_defaults
+from vhpc_slurm.policy.limits import limit_refusal
+from vhpc_slurm.policy.rules import Subject, applying, possible, visible_shares
 
-__all__ = ["Subject", "applying", "check", "check_image", "visible_shares"]
+__all__ = [
+    "PolicyError",
+    "Subject",
+    "applying",
+    "check",
+    "check_image",
+    "limit_refusal",
+    "possible",
+    "visible_shares",
+    "with_defaults",
+]

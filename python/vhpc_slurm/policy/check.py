@@ -21,23 +21,41 @@ from vhpc_slurm.policy.rules import (
 )
 
 
+class PolicyError(UserError):
+    """A rule of the site refuses the job."""
+
+
 def check(config: Config, request: JobRequest, image: ImageIdentity) -> None:
     """Raise unless the policy permits a job that asks for an image.
 
     Raises:
-        UserError: a rule refuses it; the message names the rule.
+        PolicyError: a rule refuses it; the message names the rule.
         FabricError: signatures cannot be checked.
     """
     subject = Subject.of(request)
     rule = applying(config.policy, subject)
     if rule is None:
         return
-    refusal = network_refusal(rule, config.network.parts(request.network))
-    if refusal:
-        raise UserError(f"policy rule {rule.name!r} refuses the job", refusal)
+    _check_network(config, rule, request.network)
     owner = Owner(request.user, request.uid)
     catalog = Path(config.images.catalog)
     check_image(config, rule, image, catalog, lambda: read_signed_for(config.images, image, owner))
+
+
+def _check_network(config: Config, rule: Rule, asked: str | None) -> None:
+    """Raise unless a rule permits a job's network.
+
+    Args:
+        config: has the site's default.
+        rule: the rule that applies.
+        asked: value of --vhpc-network; None for a job without it.
+
+    Raises:
+        PolicyError: it does not.
+    """
+    refusal = network_refusal(rule, config.network.parts(asked))
+    if refusal:
+        raise PolicyError(f"policy rule {rule.name!r} refuses the job", refusal)
 
 
 def check_image(
@@ -53,7 +71,7 @@ def check_image(
         read: called where signatures count.
 
     Raises:
-        UserError, FabricError: as ``check``.
+        PolicyError, FabricError: as ``check``.
     """
     refusal = image_refusal(rule, [image.ref.label] if image.ref.own else labels(catalog, image))
     why = ""
@@ -62,4 +80,4 @@ def check_image(
         refusal, why = signer_refusal(rule, found.principals), found.refused
     if refusal:
         refusal += f"; {why}" if why else ""
-        raise UserError(f"policy rule {rule.name!r} does not permit image {image.ref}", refusal)
+        raise PolicyError(f"policy rule {rule.name!r} does not permit image {image.ref}", refusal)

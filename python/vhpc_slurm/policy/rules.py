@@ -17,12 +17,12 @@ from vhpc_slurm.model import JobRequest
 
 @dataclass(frozen=True)
 class Subject:
-    """Of a job, what conditions of rules are about; empty where Slurm has none."""
+    """Of a job, what conditions of rules are about; empty: Slurm has none; None: not known."""
 
     user: str
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
+    partition: str | None = ""
+    account: str | None = ""
+    qos: str | None = ""
 
     @classmethod
     def of(cls, request: JobRequest) -> Subject:
@@ -30,18 +30,60 @@ class Subject:
         return cls(request.user, request.partition, request.account, request.qos)
 
 
+def possible(rules: Sequence[Rule], subject: Subject) -> list[Rule | None]:
+    """The rules one of which applies, in their order; the last is None if perhaps no rule applies.
+
+    It is one rule, or None alone, if everything of the subject is known.
+    """
+    found: list[Rule | None] = []
+    for rule in rules:
+        held = holds(rule, subject)
+        if held is not False:
+            found.append(rule)
+        if held:
+            return found
+    return [*found, None]
+
+
+def holds(rule: Rule, subject: Subject) -> bool | None:
+    """Whether all conditions of a rule hold; None if that depends on what is not known."""
+    conditions = (
+        (rule.partitions, subject.partition),
+        (rule.accounts, subject.account),
+        (rule.qos, subject.qos),
+        (rule.users, subject.user),
+    )
+    asked = [(patterns, text) for patterns, text in conditions if patterns]
+    if any(text is not None and not matches(patterns, text) for patterns, text in asked):
+        return False
+    return True if all(text is not None for _, text in asked) else None
+
+
 def applying(rules: Sequence[Rule], subject: Subject) -> Rule | None:
     """The first rule whose conditions all hold; None if there is no such rule."""
-    for rule in rules:
-        conditions = (
-            (rule.partitions, subject.partition),
-            (rule.accounts, subject.account),
-            (rule.qos, subject.qos),
-            (rule.users, subject.user),
+    return possible(rules, subject)[0]
+
+
+def covers(first: Rule, second: Rule) -> bool:
+    """Whether the conditions of one rule hold wherever those of another do.
+
+    False also where that cannot be seen: patterns count as parts of a pattern only if that has no
+    special characters, is the same, or the other one is ``*``.
+    """
+    return all(
+        not wide or (narrow and all(any(_contains(one, text) for one in wide) for text in narrow))
+        for wide, narrow in (
+            (first.partitions, second.partitions),
+            (first.accounts, second.accounts),
+            (first.qos, second.qos),
+            (first.users, second.users),
         )
-        if all(not patterns or matches(patterns, text) for patterns, text in conditions):
-            return rule
-    return None
+    )
+
+
+def _contains(pattern: str, text: str) -> bool:
+    special = any(char in text for char in "*?[")
+    return pattern in ("*", text) or (not special and fnmatchcase(text, pattern))
 
 
 def image_refusal(rule: Rule, labels: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from vhpc_slurm.node.devices import assignment, quarantine, setup
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.guest import libvirtd
 from vhpc_slurm.node.host import cgroup, process, steps
-from vhpc_slurm.node.store import disks, images, joblock, journal, kinds, outbox, reservations, uids
+from vhpc_slurm.node.store import disks, images, joblock, journal, kinds, outbox, reservations, uids, usage
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import segments
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding
@@ -157,7 +157,8 @@ def tombstone_and_clear(layout: Layout, generation: Generation, node: str) -> No
         except QuarantinedError as err:
             quarantined = err
     note = quarantined.line() if quarantined else "cleared by reconcile"
-    outbox.put(layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note=note))
+    used = usage.of_node(layout.usage(generation), generation, node)
+    outbox.put(layout.outbox, outbox.Acknowledgement(generation, node, clean=True, note=note, usage=used))
     if quarantined:
         raise quarantined
 

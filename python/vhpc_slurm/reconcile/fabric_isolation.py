@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from vhpc_slurm.controller.api.protocol import FabricState
+from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import LeaseRecord
 from vhpc_slurm.node import teardown

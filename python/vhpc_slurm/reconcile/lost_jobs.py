@@ -15,15 +15,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from vhpc_slurm.errors import FabricError, UserError
+import msgspec
+
+from vhpc_slurm import files
+from vhpc_slurm.errors import UNDECODABLE, FabricError, UserError
 from vhpc_slurm.model import Generation, LeaseRecord
 from vhpc_slurm.node.host import steps
 from vhpc_slurm.node.store import joblock, journal, statefile
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.statefile import uptime
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding
 from vhpc_slurm.slurm.port import CONFIGURING, REASON_PROLOG, RUNNING, Slurm, SlurmJob, requeue_or_cancel
 
@@ -32,6 +36,11 @@ QUIET_S = 45.0
 """slurmctld starts a script within seconds after the last Prolog; this node's may have been the first."""
 NO_PROLOG_S = 120.0
 """slurmctld has the Prolog started within a second after the lease, or when the node answers again."""
+UNSTARTED = "unstarted.json"
+"""File of the run folder: since when a lease has had no Prolog here, in seconds since the node's boot.
+
+The lease's own time is of another host's clock, and any wall clock can be set.
+"""
 CONFIRM_S = 10.0
 """Pause between two checks: at the first one slurmctld may be about to start the script."""
 
@@ -83,10 +92,16 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
     They have been ready (or refused) for a while without a step, were ended by
     a reboot, or their Prolog has not run.
     """
-    now, running = time.time(), steps.running()
+    running = steps.running()
     known = set(journal.generations(layout.journals))
     # PrologFlags=Serial: a Prolog waits in slurmd for those of other jobs
     booting = any(joblock.busy(layout, record.lease.generation.job_id) for record in records)
+    unstarted = [
+        record.lease.generation
+        for record in records
+        if not booting and _unstarted(layout, record.lease.generation, known, running)
+    ]
+    waited = _waited(layout, unstarted)
     for record in records:
         generation = record.lease.generation
         if joblock.busy(layout, generation.job_id):
@@ -96,7 +111,7 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         if not path.parent.exists():  # on a tmpfs, while the journal is on disk
             if generation in known and not here:
                 yield _LostJob(generation, f"{node} was rebooted while it ran", guests=False)
-            elif not here and not booting and now - record.created > NO_PROLOG_S:
+            elif waited.get(generation, 0.0) > NO_PROLOG_S:
                 yield _LostJob(generation, f"its Prolog has not run on {node}", guests=False)
             continue
         if state.get("generation") != str(generation) or state.get("status") not in ("ready", "failed"):
@@ -104,10 +119,30 @@ def _silent(layout: Layout, node: str, records: Sequence[LeaseRecord]) -> Iterat
         # slurmctld starts the script on the first node of the allocation
         if record.lease.allocation.nodes[0].node != node or here != {steps.EXTERN}:
             continue
-        with contextlib.suppress(FileNotFoundError):  # its Epilog has just begun
-            if now - path.stat().st_mtime > QUIET_S:
-                why = f"its guests are ready but its batch script does not run on {node}"
-                yield _LostJob(generation, why, guests=True)
+        if statefile.age(state) > QUIET_S:
+            why = f"its guests are ready but its batch script does not run on {node}"
+            yield _LostJob(generation, why, guests=True)
+
+
+def _unstarted(
+    layout: Layout, generation: Generation, known: set[Generation], running: Mapping[int, frozenset[str]]
+) -> bool:
+    """Whether no Prolog of a generation has run on this node since its boot, nor any step."""
+    folder = layout.state_file(generation.job_id).parent
+    return generation not in known and generation.job_id not in running and not folder.exists()
+
+
+def _waited(layout: Layout, unstarted: Sequence[Generation]) -> dict[Generation, float]:
+    """For how many seconds each of these has been without a Prolog; others are forgotten."""
+    path, now = layout.run / UNSTARTED, uptime()
+    try:
+        before = msgspec.json.decode(path.read_bytes(), type=dict[str, float])
+    except (FileNotFoundError, *UNDECODABLE):
+        before = {}
+    since = {str(generation): min(now, before.get(str(generation), now)) for generation in unstarted}
+    if since != before:
+        files.replace(path, msgspec.json.encode(since))
+    return {generation: now - since[str(generation)] for generation in unstarted}
 
 
 def _should_run(slurm: Slurm, lost: _LostJob, node: str) -> bool:

@@ -8,13 +8,13 @@ from functools import partial
 
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
-from vhpc_slurm.controller.api.protocol import FabricState
+from vhpc_slurm.controller.api.status_messages import FabricState
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
 from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.layout import Layout
-from vhpc_slurm.reconcile import audit, fabric_isolation, left_nodes, lost_jobs, purged_jobs
+from vhpc_slurm.reconcile import acknowledging, audit, fabric_isolation, left_nodes, lost_jobs, purged_jobs
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding, RepairResult, repair
 
 ENDED = (LeaseState.ENDING, LeaseState.RELEASED)
@@ -95,6 +95,6 @@ def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) 
     what = f"{waiting} acknowledgements have not reached vhpcd"
     if check:
         return [RepairResult(Kind.OUTBOX, what, repaired=False)]
-    left = outbox.flush(layout.outbox, client.acknowledge)
+    left = outbox.flush(layout.outbox, acknowledging.sender(layout.config, client))
     error = "vhpcd cannot be reached" if left else ""
     return [RepairResult(Kind.OUTBOX, what, repaired=left == 0, error=error)]

@@ -3,9 +3,9 @@
 
 Decides how to ask: which command, which options, how to name a job so that no
 other job is touched, how to parse the output when it contains text of users.
-May not decide what to do with the answer.  vhpcd and PrologSlurmctld use
-``connect``, which honours ``controller.slurm_adapter``; hooks on nodes,
-reconciliation and ``vhpc doctor`` use ``commands``.  No other package runs a
+May not decide what to do with the answer.  vhpcd uses ``connect``, which honours
+``controller.slurm_adapter``; hooks, reconciliation and ``vhpc doctor`` use
+``commands``: they ask once or twice, and to start pyslurm takes longer.  No other package runs a
 command of Slurm or reads ``controller.slurm_bin`` and ``controller.slurm_conf``.
 ``user_jobs`` is not part of the port: it submits jobs for the user who runs vhpc;
 nor is ``node_runs``: it runs commands of root on nodes.
@@ -13,43 +13,57 @@ nor is ``node_runs``: it runs commands of root on nodes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vhpc_slurm.config import Config
     from vhpc_slurm.slurm.noderuns import NodeRuns
     from vhpc_slurm.slurm.port import Slurm
+    from vhpc_slurm.slurm.sacct import Accounting
     from vhpc_slurm.slurm.userjobs import UserJobs
 
 HOOK_TIMEOUT_S = 10.0
 """Deadline of a command in a hook on a node: longer than vhpcd's, because a hook asks only once."""
 USERS_PATH = "/usr/local/bin:/usr/bin:/bin"
+USERS_SBCAST = Path("/usr/local/bin/sbcast")
+"""Where vhpc's sbcast is found before Slurm's."""
 
 
 def connect(config: Config) -> Slurm:
-    """The adapter that ``controller.slurm_adapter`` names.
+    """The adapter that ``controller.slurm_adapter`` names; with pyslurm its versions are checked first.
 
     Raises:
-        SlurmError: it names pyslurm, and pyslurm cannot be imported.
+        SlurmError: it names pyslurm, which is not installed or not of Slurm's release.
     """
-    if config.controller.slurm_adapter == "pyslurm":
-        from vhpc_slurm.slurm.pyslurm_adapter import PySlurm
+    chosen = config.controller.slurm_adapter
+    if chosen == "scontrol":
+        return commands(config)
+    from vhpc_slurm.slurm.choice import connected
 
-        return PySlurm(config.controller.slurm_bin, slurm_conf=config.controller.slurm_conf)
-    return commands(config)
+    return connected(config, fall_back=chosen == "auto")
 
 
 def commands(config: Config, timeout_s: float = 5.0) -> Slurm:
     """The adapter over Slurm's own commands, whatever ``controller.slurm_adapter`` names.
 
-    pyslurm needs not be installed on nodes, and does not tell batch jobs from others.
+    pyslurm needs not be installed on nodes.
     """
     from vhpc_slurm.slurm.scontrol import Scontrol
 
     controller = config.controller
     return Scontrol(controller.slurm_bin, slurm_conf=controller.slurm_conf, timeout_s=timeout_s)
+
+
+def accounting(config: Config, timeout_s: float = 10.0) -> Accounting:
+    """Records of Slurm's accounting database."""
+    from vhpc_slurm.slurm.sacct import Accounting
+
+    controller = config.controller
+    return Accounting(controller.slurm_bin, slurm_conf=controller.slurm_conf, timeout_s=timeout_s)
 
 
 def user_jobs(config: Config) -> UserJobs:
@@ -69,3 +83,31 @@ def node_runs(config: Config) -> NodeRuns:
 def sbcast_of_users(config: Config) -> str | None:
     """Path of the sbcast that users of this host run; None on a host without one."""
     return shutil.which("sbcast", path=os.pathsep.join((USERS_PATH, config.controller.slurm_bin)))
+
+
+def folder_of_commands(config: Config) -> str:
+    """The folder of Slurm's commands, an absolute path."""
+    return config.controller.slurm_bin
+
+
+def named_conf(config: Config) -> str:
+    """The slurm.conf that vhpc.toml names, empty if it leaves that to Slurm."""
+    return config.controller.slurm_conf
+
+
+def conf_of_host(config: Config, folder: Path) -> Path:
+    """slurm.conf as commands of this host read it; ``folder`` is the default of a Slurm in /usr.
+
+    A Slurm that the site built has another default: then the path is that of
+    slurmctld, which answers with its own.
+    """
+    from vhpc_slurm.slurm.port import SlurmError
+
+    if named := named_conf(config):
+        return Path(named)
+    usual = folder / "slurm.conf"
+    if usual.is_file():
+        return usual
+    with contextlib.suppress(SlurmError):
+        return Path(commands(config).settings().first("SLURM_CONF") or usual)
+    return usual

@@ -2,7 +2,7 @@
 """The port to Slurm: everything that vhpc asks Slurm or tells it, in vhpc's own types.
 
 Two adapters implement it: ``scontrol`` (every version from 22.05) and
-``pyslurm_adapter`` (where a pyslurm of Slurm's own version is installed).  One
+``pyslurm_adapter`` (where a pyslurm of Slurm's own release is installed).  One
 contract test checks that both give the same answers.
 """
 
@@ -137,6 +137,19 @@ class NodeResources:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What a user may do beside the user's own jobs.
+
+    Attributes:
+        level: AdminLevel: None, Operator, Administrator.
+        coordinates: accounts that the user coordinates, also those below others.
+    """
+
+    level: str = "None"
+    coordinates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class SlurmPartition:
     """A partition and its own PreemptMode as Slurm prints it, such as ``GANG,SUSPEND``."""
 
@@ -191,6 +204,9 @@ class Slurm(Protocol):
 
     def admin_level(self, user: str) -> str:
         """Return a user's AdminLevel in slurmdbd: None, Operator, Administrator; "None" if unknown."""
+
+    def standing(self, user: str) -> Standing:
+        """Return what slurmdbd says of a user; one query of slurmdbd."""
 
     def drain(self, node: str, reason: str) -> None:
         """Set a node to DRAIN with a reason of one line."""

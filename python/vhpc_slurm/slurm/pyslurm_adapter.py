@@ -1,119 +1,268 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Slurm port over pyslurm, where one of Slurm's own X.Y version is installed.
+"""The Slurm port over pyslurm, where one of Slurm's own release is installed.
 
-pyslurm binds libslurm of exactly one Slurm release.  Three traps, read in its
-sources (24.5 to 25.11, core/job/job.pyx):
+pyslurm reads private structs of one Slurm release and does not notice when they
+differ: pyslurm 24.11.0 reads an empty allocation from Slurm 24.11.5.  So
 
-- ``get_resource_layout_per_node`` takes one thread per core for granted, so on
-  nodes with SMT its ids are core ids.  There this adapter refuses.
-- it prints ids through a buffer of 128 bytes and cuts silently, as scontrol does.
-- libslurm ends the process on configuration errors and does not survive fork.
+- versions are compared with slurmctld's before the first question to a process;
+- each allocation must agree with the job's node list and count of CPUs;
+- the first job of each kind (with SMT, with GRES, without) is also read by
+  scontrol, and both answers must be the same.
 
-What changes a job is left to Slurm's own commands: pyslurm takes a JobId, which
-for one element of an array may mean all of them (``JobRef``).
+pyslurm never runs in this process: see ``pyslurm_client``.  What changes a job
+is left to Slurm's own commands: pyslurm takes a JobId, which for one element of
+an array may mean all of them (``JobRef``).  Elements of arrays that share their
+record with others, and components of heterogeneous jobs, are read by scontrol.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from typing import Any
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from vhpc_slurm.cpulist import parse_cpu_list
+from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
+from vhpc_slurm.slurm.hostlist import expand
 from vhpc_slurm.slurm.parse import CPU_IDS_CUT
 from vhpc_slurm.slurm.port import JobStatus, NoSuchJobError, SlurmError, SlurmJob
+from vhpc_slurm.slurm.pyslurm_client import HINT, Client, SlowError, UnusableError, Versions
 from vhpc_slurm.slurm.scontrol import Scontrol
 
-_HINT = "set slurm_adapter = 'scontrol' in vhpc.toml"
+T = TypeVar("T")
+OLDEST = (25, 5)
+"""Earlier releases of pyslurm differ from some versions of their own Slurm release."""
+RETRY_S = 300.0
+"""With ``auto``: how long Slurm's commands are used after pyslurm has failed, in seconds."""
+_INVALID_JOB_ID = 2017  # ESLURM_INVALID_JOB_ID in slurm_errno.h
+_HAVE_NODES = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING")
+log = logging.getLogger("vhpc.slurm")
 
 
-def unavailable(slurm_version: str) -> str:
-    """Why pyslurm cannot be used with this Slurm ("24.11.5"); empty when it can."""
-    if importlib.util.find_spec("pyslurm") is None:
-        wanted = f"pip install 'pyslurm=={_major(slurm_version)}.*'"
-        return f"pyslurm is not installed; {wanted} where that version exists"
-    version = str(getattr(importlib.import_module("pyslurm"), "__version__", "?"))
-    if _major(version) != _major(slurm_version):
-        return f"pyslurm {version} binds Slurm {_major(version)}, here is Slurm {slurm_version}"
+def installed() -> bool:
+    """Whether there is a pyslurm for this Python; it is not imported."""
+    return importlib.util.find_spec("pyslurm") is not None
+
+
+def misfit(versions: Versions, slurm_version: str) -> str:
+    """Why this pyslurm must not be used with this Slurm ("25.11.4"); empty when it may."""
+    release = _release(slurm_version)
+    if release is None:
+        return f"Slurm's version is not recognized: {slurm_version!r}"
+    for version in filter(None, (versions.pyslurm, versions.built)):
+        if _release(version) != release:
+            return f"{versions} is of another release than Slurm {slurm_version}"
+    if release < OLDEST:
+        return f"{versions} is too old: vhpc uses pyslurm from 25.05 on"
     return ""
 
 
 class PySlurm(Scontrol):
     """Jobs through pyslurm, everything else through Slurm's commands."""
 
-    def __init__(self, bin_dir: str = "/usr/bin", *, slurm_conf: str = "", timeout_s: float = 5.0) -> None:
-        """Raise SlurmError when pyslurm cannot be imported (not installed, or built for another Slurm)."""
+    def __init__(
+        self,
+        bin_dir: str = "/usr/bin",
+        *,
+        slurm_conf: str = "",
+        timeout_s: float = 5.0,
+        start_s: float = 10.0,
+        fall_back: bool = False,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            bin_dir: folder of Slurm's commands.
+            slurm_conf: path of slurm.conf; empty means Slurm's own default.
+            timeout_s: deadline of a question.
+            start_s: deadline of importing pyslurm.
+            fall_back: ask Slurm's commands where pyslurm cannot be used; else raise UnusableError.
+        """
         super().__init__(bin_dir, slurm_conf=slurm_conf, timeout_s=timeout_s)
-        try:
-            self._api: Any = importlib.import_module("pyslurm")
-        except (ImportError, OSError) as err:
-            raise SlurmError("cannot use pyslurm", str(err), _HINT) from err
+        self._client = Client(slurm_conf=slurm_conf, timeout_s=timeout_s, start_s=start_s)
+        self._fall_back = fall_back
+        self._paused_until = 0.0
+        self._checked_start = 0
+        self._checked = Versions("", "")
+        self._slurm_version = ""
+        self._proven: frozenset[str] = frozenset()
+
+    def check(self) -> Versions:
+        """Compare versions with slurmctld's, and read one running job by pyslurm and by scontrol.
+
+        Raises:
+            UnusableError: pyslurm must not be used here; ``why`` has the reason.
+            SlurmError: Slurm could not be asked.
+        """
+        versions = self._usable()
+        for job in self._jobs():
+            if job.state == "RUNNING":
+                try:
+                    self._load(job.job_id)
+                    break
+                except (NoSuchJobError, UserError):
+                    continue  # it has ended, or text of its user makes scontrol's answer ambiguous
+        return versions
+
+    def pause(self, err: SlurmError) -> None:
+        """Use Slurm's commands for RETRY_S, because of this error; only with ``fall_back``."""
+        self._paused_until = time.monotonic() + RETRY_S
+        log.warning("Slurm's commands are used for %g s instead of pyslurm: %s", RETRY_S, err.line())
+
+    def close(self) -> None:
+        """End the process of pyslurm."""
+        self._client.close()
 
     def load(self, job_id: int) -> SlurmJob:
-        """One job, by slurm_load_job."""
-        job = self._call(job_id, lambda: self._api.Job.load(job_id))
-        # pyslurm returns the first of several array tasks or components
-        if int(job.id) != job_id or getattr(job, "heterogeneous_id", None):
-            return super().load(job_id)
-        return SlurmJob(
-            job_id=int(job.id),
-            restarts=int(job.requeue_count),
-            state=str(job.state),
-            reason=str(job.state_reason),
-            uid=int(job.user_id),
-            gid=int(job.group_id),
-            user=str(job.user_name),
-            partition=str(job.partition),
-            name=str(job.name or ""),
-            work_dir=str(job.working_directory or ""),
-            features=",".join(job.constraints or ()),
-            allocation=self._allocation(job),
-            account=str(job.account or ""),
-            qos=str(job.qos or ""),
-        )
+        """One job, by slurm_load_job: two requests of pyslurm, and two each minute for nodes."""
+        return self._either(lambda: self._load(job_id), lambda: Scontrol.load(self, job_id))
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """All jobs that have not ended, by slurm_load_jobs."""
-        return self.all_seen(self._jobs)
+        return self._either(lambda: self.all_seen(self._jobs), lambda: Scontrol.jobs(self))
+
+    def _either(self, by_pyslurm: Callable[[], T], by_commands: Callable[[], T]) -> T:
+        if not self._fall_back:
+            return by_pyslurm()
+        if time.monotonic() < self._paused_until:
+            return by_commands()
+        try:
+            found = by_pyslurm()
+        except (UnusableError, SlowError) as err:
+            self.pause(err)
+            if isinstance(err, SlowError):  # slurmctld may hang: one deadline is enough
+                raise
+            return by_commands()
+        if self._paused_until:
+            self._paused_until = 0.0
+            log.info("%s is used again", self._checked)
+        return found
+
+    def _usable(self) -> Versions:
+        """Start pyslurm where it does not run, and check its version once for each process."""
+        if not installed():
+            raise UnusableError("cannot use pyslurm", "it is not installed for vhpc's Python", HINT)
+        versions = self._client.versions()
+        if self._client.starts != self._checked_start:
+            start = self._client.starts
+            running = self.settings().first("SLURM_VERSION")
+            if why := misfit(versions, running):
+                raise UnusableError("cannot use pyslurm", why, HINT)
+            self._checked, self._slurm_version, self._proven = versions, running, frozenset()
+            self._checked_start = start
+        return versions
+
+    def _load(self, job_id: int) -> SlurmJob:
+        self._usable()
+        answer = self._ask(job_id, {"ask": "job", "id": job_id})
+        try:
+            # pyslurm returns the first of several array tasks or components
+            if answer["id"] != job_id or answer["het"] or answer["waiting"]:
+                return Scontrol.load(self, job_id)
+            job = _job(answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as err:
+            raise self._wrong(job_id, str(err)) from err
+        return self._prove(job, {"smt"} if _has_smt(answer) else set())
 
     def _jobs(self) -> tuple[JobStatus, ...]:
-        found = []
-        for job in self._call(0, self._api.Jobs.load).values():
-            state = str(job.state)
-            if state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED"):
-                started = float(job.start_time) if job.start_time else None
-                found.append(
-                    JobStatus(int(job.id), int(job.requeue_count), state, str(job.state_reason), started)
-                )
-        return tuple(found)
-
-    def _allocation(self, job: Any) -> Allocation:
-        layout = self._call(int(job.id), job.get_resource_layout_per_node)
-        nodes = []
-        for name, part in layout.items():
-            node = self._call(int(job.id), lambda name=name: self._api.Node.load(name))
-            cpu_ids = str(part["cpu_ids"])
-            if int(node.threads_per_core or 1) > 1:
-                raise SlurmError(
-                    f"cannot read the cores of job {job.id}", f"pyslurm ignores SMT, {name} has it", _HINT
-                )
-            if len(cpu_ids) >= CPU_IDS_CUT:
-                raise SlurmError(
-                    f"cannot read the cores of job {job.id}", "pyslurm cut a scattered list", _HINT
-                )
-            nodes.append(
-                NodeAllocation(name, parse_cpu_list(cpu_ids), int(part["memory"] or 0), _gres(part["gres"]))
-            )
-        return Allocation(tuple(nodes))
-
-    def _call(self, job_id: int, call: Any) -> Any:
+        self._usable()
+        answer = self._ask(0, {"ask": "jobs"})
         try:
-            return call()
-        except self._api.RPCError as err:
-            if "Invalid job id" in str(err):
-                raise NoSuchJobError(f"Slurm has no job {job_id}") from err
-            raise SlurmError("slurmctld refused a request", str(err)) from err
+            return tuple(
+                JobStatus(int(number), int(restarts), str(state), str(reason), float(start) or None)
+                for number, restarts, state, reason, start in answer["jobs"]
+            )
+        except (KeyError, TypeError, ValueError) as err:
+            raise UnusableError(f"{self._checked} gave no list of jobs", str(err), HINT) from err
+
+    def _prove(self, job: SlurmJob, kinds: set[str]) -> SlurmJob:
+        """Return the job if scontrol says the same of it, or has said so of another job of its kind."""
+        if not job.allocation.nodes:
+            return job
+        kinds = {"plain"} | kinds | ({"gres"} if any(part.gres for part in job.allocation.nodes) else set())
+        if kinds <= self._proven:
+            return job
+        other = Scontrol.load(self, job.job_id)
+        # its state may have changed between the two
+        if difference := _difference(replace(job, state=other.state, reason=other.reason), other):
+            raise self._wrong(job.job_id, f"it says {difference}")
+        self._proven |= kinds
+        return job
+
+    def _ask(self, job_id: int, question: dict[str, Any]) -> dict[str, Any]:
+        answer = self._client.ask(question)
+        if "refused" in answer:
+            if answer.get("errno") == _INVALID_JOB_ID or "Invalid job id" in str(answer["refused"]):
+                raise NoSuchJobError(f"Slurm has no job {job_id}")
+            raise SlurmError("slurmctld did not answer pyslurm", str(answer["refused"])[:300])
+        if "failed" in answer:
+            what = f"job {job_id}" if job_id else "the list of jobs"
+            raise UnusableError(f"{self._checked} cannot read {what}", str(answer["failed"])[:300], HINT)
+        return answer
+
+    def _wrong(self, job_id: int, why: str) -> UnusableError:
+        what = f"{self._checked} misreads job {job_id} of Slurm {self._slurm_version}"
+        return UnusableError(what, why[:400], HINT)
+
+
+def _job(answer: dict[str, Any]) -> SlurmJob:
+    """ValueError, KeyError or TypeError where the answer contradicts itself."""
+    if not answer["user"] or not answer["partition"] or not answer["state"]:
+        raise ValueError("it has no user, partition or state")
+    return SlurmJob(
+        job_id=int(answer["id"]),
+        restarts=int(answer["restarts"]),
+        state=str(answer["state"]),
+        reason=str(answer["reason"]).replace(" ", "_") or "None",  # as scontrol prints it
+        uid=int(answer["uid"]),
+        gid=int(answer["gid"]),
+        user=str(answer["user"]),
+        partition=str(answer["partition"]),
+        name=str(answer["name"]),
+        work_dir=str(answer["work_dir"]),
+        features=str(answer["features"]),
+        allocation=_allocation(answer),
+        batch_host=str(answer["batch_host"]),
+        account=str(answer["account"]),
+        qos=str(answer["qos"]),
+    )
+
+
+def _allocation(answer: dict[str, Any]) -> Allocation:
+    listed = expand(str(answer["nodes"])) if answer["nodes"] else ()
+    parts = answer["layout"]
+    if not parts:
+        if answer["state"] in _HAVE_NODES:
+            raise ValueError(f"it is {answer['state']} on {answer['nodes'] or 'no nodes'} without CPUs")
+        return Allocation(())
+    if sorted(part[0] for part in parts) != sorted(listed):
+        raise ValueError(f"the CPU layouts do not match its node list {answer['nodes']}")
+    nodes = tuple(_part(*part) for part in parts)
+    cpus = sum(len(node.cpu_ids) for node in nodes)
+    if cpus < int(answer["cpus"]):
+        raise ValueError(f"the CPU layouts have {cpus} CPUs, fewer than the job's {answer['cpus']}")
+    return Allocation(nodes)
+
+
+def _part(
+    name: str, core_ids: str, memory: int, gres: dict[str, Any], size: list[int] | None
+) -> NodeAllocation:
+    """``size`` are the node's cores and threads per core: pyslurm's ids are those of cores."""
+    if len(core_ids) >= CPU_IDS_CUT:
+        raise ValueError(f"pyslurm truncated the CPU list of {name}: it has too many ranges")
+    if size is None:
+        raise ValueError(f"slurmctld does not show node {name}")
+    cores, threads = size
+    ids = parse_cpu_list(core_ids)
+    if not ids or ids[-1] >= cores:
+        raise ValueError(f"its cores on {name} are {core_ids or 'none'}, the node has {cores}")
+    cpus = tuple(core * threads + thread for core in ids for thread in range(threads))
+    return NodeAllocation(name, cpus, int(memory), _gres(gres))
 
 
 def _gres(kinds: dict[str, Any]) -> tuple[GresAllocation, ...]:
@@ -123,12 +272,26 @@ def _gres(kinds: dict[str, Any]) -> tuple[GresAllocation, ...]:
         name, _, kind = str(key).partition(":")
         if isinstance(value, dict):
             indexes = parse_cpu_list(str(value.get("indexes") or ""))
+            if len(indexes) != int(value["count"]):
+                raise ValueError(f"GRES {key} has {value['count']} units but {len(indexes)} indexes")
             found.append(GresAllocation(name, kind, int(value["count"]), indexes))
         else:
             found.append(GresAllocation(name, "" if kind == "CNT" else kind, int(value)))
     return tuple(found)
 
 
-def _major(version: str) -> str:
-    year, _, rest = version.partition(".")
-    return f"{int(year) if year.isdecimal() else year}.{int(rest.partition('.')[0] or 0):02d}"
+def _has_smt(answer: dict[str, Any]) -> bool:
+    return any(part[4] and part[4][1] > 1 for part in answer["layout"])
+
+
+def _difference(job: SlurmJob, other: SlurmJob) -> str:
+    """The first field in which two readings of a job differ; empty when in none."""
+    for name, value in vars(job).items():
+        if value != vars(other)[name]:
+            return f"{name}={value!r:.150}, scontrol says {vars(other)[name]!r:.150}"
+    return ""
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None

@@ -34,6 +34,7 @@ from vhpc_slurm.slurm.port import (
     SlurmJob,
     SlurmNode,
     SlurmPartition,
+    Standing,
 )
 from vhpc_slurm.slurm.settings import SlurmSettings
 
@@ -151,6 +152,18 @@ class Scontrol:
         options = ("--noheader", "--parsable2", "show", "user", user, "format=User,AdminLevel")
         rows = [line.partition("|") for line in self._run("sacctmgr", *options).split()]
         return next((level for name, _, level in rows if name == user), "None")
+
+    def standing(self, user: str) -> Standing:
+        """AdminLevel and coordinated accounts of a user, by sacctmgr."""
+        options = ("--noheader", "--parsable2", "show", "user", user, "withcoord")
+        rows = [
+            line.split("|")
+            for line in self._run("sacctmgr", *options, "format=User,AdminLevel,Coordinators").splitlines()
+        ]
+        found = next((row for row in rows if len(row) == 3 and row[0] == user), None)
+        if found is None:
+            return Standing()
+        return Standing(found[1], tuple(name for name in found[2].split(",") if name))
 
     def drain(self, node: str, reason: str) -> None:
         """Drain a node, by ``scontrol update``."""

@@ -18,6 +18,7 @@ from typing import IO, NoReturn
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
+from vhpc_slurm.slurm.steps import JobDetails, Step, job_details
 from vhpc_slurm.terminal import one_line
 
 ENDED = frozenset(
@@ -110,8 +111,8 @@ class UserJobs:
             raise SlurmError(f"cannot start {path}", err.strerror or str(err)) from err
 
     @contextlib.contextmanager
-    def step(self, job_id: int, command: Sequence[str]) -> Iterator[IO[bytes]]:
-        """Run one task on the first node of a running job of the user; yields its standard output.
+    def step(self, job_id: int, command: Sequence[str], node: str = "") -> Iterator[IO[bytes]]:
+        """Run one task on a node, by default the first, of a running job of the user; yields its output.
 
         It shares the CPUs of the job's other steps.  It is ended if the block is left before its output ends.
 
@@ -119,7 +120,8 @@ class UserJobs:
             UserError: Slurm refused the step, or the command failed; the message is the last line of stderr.
             SlurmError: srun does not run.
         """
-        options = ["--jobid", str(job_id), "--overlap", "-N1", "-n1", "--relative=0", "--input=none"]
+        place = f"--nodelist={node}" if node else "--relative=0"
+        options = ["--jobid", str(job_id), "--overlap", "-N1", "-n1", place, "--input=none"]
         argv = [str(self._bin / "srun"), *options, *command]
         with tempfile.TemporaryFile() as said:
             try:
@@ -152,6 +154,23 @@ class UserJobs:
                 f"the step in job {job_id} failed", errors[-1][-300:] if errors else f"exit status {code}"
             )
 
+    def start_step(self, options: Sequence[str], command: Sequence[str]) -> Step:
+        """Start an srun whose standard input and output are pipes of this process.
+
+        Raises:
+            SlurmError: srun does not run.
+        """
+        return Step([str(self._bin / "srun"), *options, *command], self._environment)
+
+    def details(self, job_id: int) -> JobDetails:
+        """Owner, state, nodes and image of a job.
+
+        Raises:
+            NoSuchJobError: slurmctld no longer has the job.
+            SlurmError: scontrol failed.
+        """
+        return job_details(self._asked(job_id, "scontrol", "-o", "show", "job", str(job_id)).stdout)
+
     def state(self, job_id: int) -> JobState:
         """State of a job.
 
@@ -177,6 +196,13 @@ class UserJobs:
         done = self._asked(job_id, "scontrol", "-o", "show", "job", str(job_id))
         found = _IMAGE.search(done.stdout)
         return found[1] if found else ""
+
+    def running(self, user: str) -> list[int]:
+        """Ids of a user's running jobs; SlurmError if squeue failed."""
+        done = self._run("squeue", "--noheader", "--user", user, "--states=RUNNING", "--format=%A")
+        if done.returncode:
+            raise SlurmError("squeue failed", _complaint(done))
+        return sorted({int(word) for word in done.stdout.split() if word.isdecimal()})
 
     def cancel(self, job_id: int) -> None:
         """End a job; a job that has ended is no error.

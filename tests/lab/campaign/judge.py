@@ -40,7 +40,7 @@ MIN_JOB_AGE_S = 300.0
 OVER = ENDED | {"COMPLETING"}
 OURS = re.compile(r"^vhpc: .+", re.MULTILINE)
 # AdminComment of a job of which there is nothing to say: only what ran.
-IMAGE = re.compile(r"vhpc: image \S+@sha256:[0-9a-f]{64}")
+IMAGE = re.compile(r"vhpc:(?: image \S+@sha256:[0-9a-f]{64};?)?(?: usage (?:[a-z_]+=[0-9./]+ ?)+)?")
 HOLDER = re.compile(r"^vhpc: .* held by (?:a guest|guests) of (\d+)\.", re.MULTILINE)
 PEER = r"(?:node \S+: )?"
 """In the message of a job with a network, if its guests of another node are the reason."""

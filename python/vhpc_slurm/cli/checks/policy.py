@@ -10,12 +10,16 @@ from pathlib import Path
 
 from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
-from vhpc_slurm.policy.rules import matches
+from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.policy.rules import covers, matches
 from vhpc_slurm.slurm.port import SlurmPartition
 from vhpc_slurm.slurm.settings import SlurmSettings
 
 ENFORCEMENT = {"accounts": "associations", "qos": "qos"}
 """What Slurm must enforce so that users cannot choose what a condition is about."""
+CONDITIONS = {"partitions", "accounts", "qos", "users"}
+DEFAULTS = tuple(key for key in Rule.__struct_fields__ if key.startswith("default_"))
+PERMITS = tuple(key for key in Rule.__struct_fields__ if key not in {"name", *CONDITIONS, *DEFAULTS})
 
 
 def check(
@@ -24,7 +28,12 @@ def check(
     """On the controller's host: conditions, and the files of signers."""
     if not config.policy:
         return
-    found = [*_conditions(config, settings), *_partitions(config, partitions), *_files(config)]
+    found = [
+        *_conditions(config, settings),
+        *_partitions(config, partitions),
+        *_hidden(config),
+        *_files(config),
+    ]
     yield from found or [ok("policy", f"rules of the policy: {len(config.policy)}")]
 
 
@@ -49,6 +58,36 @@ def _partitions(config: Config, partitions: Sequence[SlurmPartition]) -> Iterato
                 f"policy rule {rule.name!r} never applies: Slurm has no partition {text}",
                 "correct its partitions in vhpc.toml",
             )
+
+
+def _hidden(config: Config) -> Iterator[CheckResult]:
+    """Rules before which another one always applies, unless they give defaults that count."""
+    for place, rule in enumerate(config.policy):
+        before = [one for one in config.policy[:place] if covers(one, rule)]
+        counts = any(
+            getattr(rule, key) is not None and not any(getattr(one, key) is not None for one in before)
+            for key in DEFAULTS
+        )
+        if before and not counts:
+            yield warn(
+                "policy.order",
+                f"policy rule {rule.name!r} never applies: {before[0].name!r} is before it, and applies to "
+                "all of its jobs",
+                "put the rule with fewer jobs first in vhpc.toml",
+            )
+        elif before and (key := _ignored(rule)):
+            yield warn(
+                "policy.order",
+                f"policy rule {rule.name!r} gives only defaults, and its {key} does not count: "
+                f"{before[0].name!r} is before it, and applies to all of its jobs",
+                f"put {key} into {before[0].name!r}",
+            )
+
+
+def _ignored(rule: Rule) -> str:
+    """The first key that is set in a rule and permits something; empty if no such key is set."""
+    plain = Rule(name=rule.name)
+    return next((key for key in PERMITS if getattr(rule, key) != getattr(plain, key)), "")
 
 
 def _files(config: Config) -> Iterator[CheckResult]:

@@ -21,7 +21,8 @@ from vhpc_slurm.munge import Munge
 from vhpc_slurm.slurm import sbcast_of_users
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.api.protocol import AlarmWire, FabricState, Status
+    from vhpc_slurm.controller.api.protocol import Status
+    from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState
 
 SKEW_S = 30
 """With a larger difference of clocks munge soon rejects credentials (they are valid for 300 s)."""

@@ -22,6 +22,7 @@ from vhpc_slurm.slurm.settings import SlurmSettings
 
 OLDEST = (22, 5)
 BATCH_START_S = 900
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _USER = re.compile(r"^(.*)\((\d+)\)$")
 _USERS_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - folders of guests
 _PLUGIN = re.compile(r"^\s*(required|optional|include)\s+(\S+)")
@@ -42,6 +43,7 @@ def check(
     yield _mpi(settings)
     yield from _shrinking(settings, config)
     yield _slurm_user(settings, config)
+    yield from _backups(settings, config)
     yield from hooks(settings, config)
     yield from _health_check(settings, config)
 
@@ -74,6 +76,27 @@ def _prolog_flags(settings: SlurmSettings) -> CheckResult:
             "PrologFlags=Alloc,Contain,DeferBatch",
         )
     return ok(name, f"PrologFlags={settings.first('PrologFlags')}")
+
+
+def _backups(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
+    """With a backup of slurmctld: whether its hooks reach vhpcd, and what is lost with vhpcd's host."""
+    name, hosts = "slurm.SlurmctldHost", settings.control_hosts
+    if len(hosts) < 2:
+        return
+    host = config.controller.host
+    if host in LOCAL_HOSTS:
+        yield error(
+            name,
+            f"slurmctld has the backup {hosts[1]}, whose hooks would look for vhpcd on their own host",
+            f"controller.host = the name of vhpcd's host, instead of {host!r}",
+        )
+        return
+    yield warn(
+        name,
+        f"slurmctld has the backup {hosts[1]}, vhpcd has none: without {host} running jobs go on, and jobs "
+        "with guests that start are requeued",
+        "see docs/install.md, backup controllers",
+    )
 
 
 def _batch_start(settings: SlurmSettings, budget: int) -> CheckResult:
@@ -291,12 +314,17 @@ def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[CheckRe
             yield ok(name, f"{path} is executable")
 
 
-def plugstack(settings: SlurmSettings) -> CheckResult:
-    """Whether Slurm loads the SPANK plugin of vhpc on this host."""
+def plugstack(settings: SlurmSettings, named: str = "") -> CheckResult:
+    """Whether Slurm loads the SPANK plugin of vhpc on this host.
+
+    ``named`` is this host's slurm.conf, where it is another than that of slurmctld.
+    """
     name = "slurm.plugstack"
     conf = Path(settings.first("SLURM_CONF") or "/etc/slurm/slurm.conf")
     path = Path(settings.first("PlugStackConfig") or conf.with_name("plugstack.conf"))
-    found = _find_plugin(path, depth=0)
+    if named and path == conf.with_name("plugstack.conf"):  # the default: beside slurm.conf
+        path = Path(named).with_name("plugstack.conf")
+    found = find_plugin(path, depth=0)
     if found is None:
         return error(
             name,
@@ -319,7 +347,7 @@ def plugstack(settings: SlurmSettings) -> CheckResult:
     return ok(name, f"{path} loads {plugin}")
 
 
-def _find_plugin(path: Path, depth: int) -> tuple[str, str] | None:
+def find_plugin(path: Path, depth: int) -> tuple[str, str] | None:
     """(required or optional, plugin) of the line for vhpc.so; includes are followed, patterns too."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -335,7 +363,7 @@ def _find_plugin(path: Path, depth: int) -> tuple[str, str] | None:
             continue
         pattern = match[2] if match[2].startswith("/") else str(path.parent / match[2])
         for included in sorted(glob.glob(pattern)):  # noqa: PTH207 - as Slurm expands it
-            found = _find_plugin(Path(included), depth + 1) if depth < 8 else None
+            found = find_plugin(Path(included), depth + 1) if depth < 8 else None
             if found is not None:
                 return found
     return None

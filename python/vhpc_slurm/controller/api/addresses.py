@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from vhpc_slurm.config import Controller
+from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.errors import UNDECODABLE, FabricError, NodeError
 from vhpc_slurm.model import NODE_NAME
 from vhpc_slurm.slurm.port import Slurm, SlurmNode

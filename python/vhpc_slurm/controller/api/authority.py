@@ -2,7 +2,7 @@
 """Which host may send which request: a node for itself, the controller for jobs and for the fabric.
 
 Any host with a credential of root or SlurmUser may send requests that only read (one
-lease, lists, the status): leases contain no secrets.
+lease, lists, the status): leases contain no secrets. Other users may read what their own jobs have used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api import usage_messages
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.errors import FabricError, VhpcError
 
@@ -42,8 +43,8 @@ def speaker(request: wire.Request) -> str | None:
     """The node in whose name a request is sent; empty: the controller; None: the request only reads."""
     match request:
         case wire.GetLease():
-            return request.node if request.wait_s > 0 else None
-        case wire.Acknowledge() | wire.ReportReady():
+            return request.node if request.wait_s > 0 or request.stage else None
+        case wire.Acknowledge() | wire.ReportReady() | usage_messages.ReportUsage():
             return request.node
         case wire.ReportTimeline():
             return request.timeline.node

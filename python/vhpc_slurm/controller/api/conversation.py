@@ -27,7 +27,8 @@ from vhpc_slurm.controller.api.attempts import Attempts
 from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.controller.api.peeruid import PeerUids
 from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
-from vhpc_slurm.controller.api.requests import Requests
+from vhpc_slurm.controller.api.requests import Answering
+from vhpc_slurm.controller.api.useraccess import UserAccess
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import (
     Credential,
@@ -75,19 +76,24 @@ class Server:
 
     def __init__(
         self,
-        requests: Requests,
+        requests: Answering,
         munge: Munge,
         allowed: frozenset[int],
         authority: Authority | None = None,
         *,
+        users: UserAccess | None = None,
         descriptors: int = 65536,
     ) -> None:
-        """``allowed`` are the uids that may send requests; without ``authority`` from any host."""
+        """``allowed`` are the uids that may send all requests; without ``authority`` from any host.
+
+        ``users`` answers all other uids; without it they are refused.
+        """
         self._requests = requests
         self._connections = 0
         self._munge = munge
         self._allowed = allowed
         self._authority = authority
+        self._users = users
         self._nonces = FreshNonces()
         self._log = RateLimitedLog(log)
         self._admission = Admission(scaled(SHARES, descriptors), self._dropped)
@@ -193,7 +199,7 @@ class Server:
             answer = answer or await self._ask(envelope, credential.uid, origin, reader)
             if answer is None:
                 return  # the client has gone away
-            payload = wire.wrap("answer", envelope.nonce, answer)
+            payload = _wrapped(envelope, answer)
             sealed = await self._in_thread(
                 peer,
                 lambda: self._munge.encode(payload, ttl_s=wire.TTL_S, only_uid=credential.uid),
@@ -273,17 +279,17 @@ class Server:
     def _object(self, envelope: wire.Envelope, credential: Credential, address: str) -> wire.Failure | None:
         """Why this authentic message is refused; None when it is accepted."""
         if credential.uid not in self._allowed:
-            self._log.warning("uid %d at %s is refused: not root or SlurmUser", credential.uid, address)
-            return wire.Failure(
-                kind="user",
-                what=f"vhpcd refuses uid {credential.uid}",
-                why="only root and SlurmUser may send requests",
+            refusal = self._refused(credential.uid, address) if self._users is None else None
+            if refusal := refusal or (self._users.another(credential.uid) if self._users else None):
+                return refusal
+        if not wire.readable(envelope.version):
+            spoken = f"protocol {wire.VERSION}" + (
+                f" and from {wire.OLDEST} on" * (wire.OLDEST < wire.VERSION)
             )
-        if envelope.version != wire.VERSION:
             return wire.Failure(
                 kind="fabric",
                 what=f"vhpcd does not speak protocol {envelope.version}",
-                why=f"vhpcd {__version__} speaks protocol {wire.VERSION}",
+                why=f"vhpcd {__version__} speaks {spoken}",
                 hint="install one version of vhpc on all hosts",
             )
         if not self._nonces.fresh(envelope.nonce, asyncio.get_running_loop().time()):
@@ -305,7 +311,7 @@ class Server:
             except VhpcError as err:
                 self._log.warning("uid %d at %s is refused: %s", uid, origin.address, err.line())
                 return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
-        answer = asyncio.ensure_future(self._requests.answer(request, uid))
+        answer = asyncio.ensure_future(self._answer(request, uid, origin))
         gone = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -313,6 +319,20 @@ class Server:
         finally:
             answer.cancel()
             gone.cancel()
+
+    async def _answer(self, request: wire.Request, uid: int, origin: Origin) -> wire.Answer:
+        everything = uid in self._allowed and not isinstance(request, wire.AsUser)
+        if everything or self._users is None:
+            return await self._requests.answer(request, uid)
+        return await self._users.answer(request, uid) or self._refused(uid, origin.address)
+
+    def _refused(self, uid: int, address: str) -> wire.Failure:
+        self._log.warning("uid %d at %s is refused: not root or SlurmUser", uid, address)
+        return wire.Failure(
+            kind="user",
+            what=f"vhpcd refuses uid {uid}",
+            why="only root and SlurmUser may send this request",
+        )
 
     def _with_origin(self, answer: wire.Answer, origin: Origin) -> wire.Answer:
         """What only the server knows of a status."""
@@ -323,6 +343,16 @@ class Server:
             return answer
         names = self._authority.speaks_for(origin)
         return msgspec.structs.replace(answer, seen_at=origin.address, speaks_for=names)
+
+
+def _wrapped(request: wire.Envelope, answer: wire.Answer) -> bytes:
+    """An answer in the version of its request, or in vhpcd's own if vhpcd does not read that version."""
+    version = request.version if wire.readable(request.version) else wire.VERSION
+    try:
+        return wire.wrap("answer", request.nonce, answer, version)
+    except VhpcError as err:
+        failure = wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
+        return wire.wrap("answer", request.nonce, failure, version)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -3,35 +3,69 @@
 
 from __future__ import annotations
 
+import time
 from typing import TypeVar
 
 import msgspec
 
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api import usage_messages
+from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.store.port import LeaseStore
+from vhpc_slurm.errors import UserError
+from vhpc_slurm.model import LeaseRecord, NodeUsage, Viewer
 
 PAGE = 100
 """Rows of a page at most."""
+USER_PAGE = 25
+"""The same for an ordinary user: starts of jobs wait for the database meanwhile."""
 
 Item = TypeVar("Item")
 
 
-async def leases(executor: LeaseExecutor, store: LeaseStore, request: wire.ListLeases) -> wire.LeasePage:
-    """A page of leases."""
+async def leases(
+    executor: LeaseExecutor, store: LeaseStore, request: wire.ListLeases, viewer: Viewer | None = None
+) -> wire.LeasePage:
+    """A page of leases; only those that ``viewer`` may see."""
+    limit = _limit(viewer)
     rows = await executor.write(
-        store.page, request.after, job_id=request.job_id, live=request.live, limit=PAGE
+        store.page,
+        request.after,
+        job_id=request.job_id,
+        live=request.live,
+        viewer=viewer,
+        limit=limit,
+        before=request.before,
     )
-    page, more = _fill([(serial, wire_types.RecordWire.pack(record)) for serial, record in rows])
+    page, more = _fill([(serial, wire_types.RecordWire.pack(record)) for serial, record in rows], limit)
     return wire.LeasePage(records=page, more=more)
 
 
+async def progress(
+    executor: LeaseExecutor, store: LeaseStore, page: wire.LeasePage, known: Progress
+) -> wire.LeasePage:
+    """The page, with how far those of its jobs are that boot."""
+    found, now = [], time.time()
+    for packed in page.records:
+        record = packed.unpack()
+        if known.of(record, (), now) is None:
+            continue  # it does not boot, whatever the database says
+        done = await executor.write(store.reports.nodes, record.lease.generation)
+        if (one := known.of(record, done, now)) is not None:
+            found.append(one)
+    return msgspec.structs.replace(page, progress=tuple(found))
+
+
 async def timelines(
-    executor: LeaseExecutor, store: LeaseStore, request: wire.ListTimelines
+    executor: LeaseExecutor, store: LeaseStore, request: wire.ListTimelines, viewer: Viewer | None = None
 ) -> wire.TimelinePage:
     """A page of timelines."""
-    rows = await executor.write(store.timelines, request.after, job_id=request.job_id, limit=PAGE)
+    limit = _limit(viewer)
+    rows = await executor.write(
+        store.timelines, request.after, job_id=request.job_id, viewer=viewer, limit=limit
+    )
     packed = [
         (
             serial,
@@ -39,15 +73,75 @@ async def timelines(
         )
         for serial, line in rows
     ]
-    page, more = _fill(packed)
+    page, more = _fill(packed, limit)
     return wire.TimelinePage(timelines=page, more=more)
 
 
-def _fill(rows: list[tuple[int, Item]]) -> tuple[tuple[Item, ...], int | None]:
+async def usage(
+    executor: LeaseExecutor,
+    store: LeaseStore,
+    request: usage_messages.AskUsage,
+    viewer: Viewer | None = None,
+) -> usage_messages.UsagePage:
+    """A page of what nodes report of a job's last generation.
+
+    Raises:
+        UserError: there is no such job, or ``viewer`` may not see it.
+    """
+
+    def look() -> tuple[LeaseRecord | None, tuple[NodeUsage, ...], int]:
+        newest = store.newest(request.job_id)
+        if newest is None or not (viewer is None or viewer.sees(newest.lease.request)):
+            return None, (), 0
+        generation = newest.lease.generation
+        rows = store.usage.page(generation, request.after, _limit(viewer))
+        return newest, rows, store.usage.taken(generation)
+
+    record, rows, taken = await executor.write(look)
+    if record is None:
+        raise UserError(
+            f"vhpcd has no job {request.job_id}" + ("" if viewer is None else " of yours"),
+            "the job had no guests, or it ended long ago",
+            f"see: sacct -X -o AdminComment%500 -j {request.job_id}",
+        )
+    numbered = [
+        (at, usage_messages.NodeUsageWire(node=row.node, guests=row.guests)) for at, row in enumerate(rows)
+    ]
+    page, more = _fill(numbered, _limit(viewer))
+    memory = [part.memory_mib for part in record.lease.allocation.nodes]
+    return usage_messages.UsagePage(
+        generation=str(record.lease.generation),
+        user=record.lease.request.user,
+        state=record.lease.state,
+        nodes=len(memory),
+        memory_mib=sum(memory) if all(memory) else 0,
+        taken=taken,
+        reported=page,
+        more=None if more is None else page[-1].node,
+    )
+
+
+async def reports(
+    executor: LeaseExecutor, store: LeaseStore, request: wire.ListReports, viewer: Viewer | None = None
+) -> wire.ReportPage:
+    """A page of reports of nodes."""
+    limit = _limit(viewer)
+    rows = await executor.write(
+        store.reports.page, request.after, job_id=request.job_id, viewer=viewer, limit=limit
+    )
+    page, more = _fill(list(rows), limit)
+    return wire.ReportPage(reports=page, more=more)
+
+
+def _limit(viewer: Viewer | None) -> int:
+    return PAGE if viewer is None else USER_PAGE
+
+
+def _fill(rows: list[tuple[int, Item]], limit: int) -> tuple[tuple[Item, ...], int | None]:
     """As many rows as fit into a page (at least one), and where the next page begins; None at the end."""
     size = 0
     for count, (_, item) in enumerate(rows):
         size += len(msgspec.json.encode(item))
         if count and size > wire.PAGE_BYTES:
             return tuple(item for _, item in rows[:count]), rows[count - 1][0]
-    return tuple(item for _, item in rows), rows[-1][0] if len(rows) >= PAGE else None
+    return tuple(item for _, item in rows), rows[-1][0] if len(rows) >= limit else None

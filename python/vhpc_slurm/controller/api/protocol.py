@@ -13,6 +13,10 @@ a request whose nonce was seen before is refused.
 
 Leases are written as ``wire_types`` says, and lists come in pages, so that no message
 nears the limit.
+
+Hosts are upgraded one after another: a request of any version from OLDEST is answered in its own
+version; a client that an older vhpcd refuses asks again in the version of the refusal's envelope.
+``older`` says what a change of the messages needs.
 """
 
 from __future__ import annotations
@@ -23,23 +27,22 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from vhpc_slurm.controller.api import older
+from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState
+from vhpc_slurm.controller.api.usage_messages import AskUsage, ReportUsage, UsageKept, UsagePage
 from vhpc_slurm.controller.wire_types import (
     LeaseWire,
     NodeGroup,
     NodeState,
+    ProgressWire,
     ReadyState,
     RecordWire,
     TimelineWire,
     Wire,
 )
-from vhpc_slurm.model import (
-    JobRequest,
-    SshKeys,
-    Stage,
-    TunnelKeys,
-)
+from vhpc_slurm.model import JobRequest, NodeReport, SshKeys, Stage, TunnelKeys
 
-VERSION = 8
+VERSION, OLDEST, readable = older.VERSION, older.OLDEST, older.readable
 MAX_MESSAGE = 1 << 20
 """Longest frame in bytes; also what munged itself takes."""
 PAGE_BYTES = 256 << 10
@@ -56,6 +59,7 @@ CONTROLLER, ANY = "@controller", "@any"
 """In ``Status.speaks_for``; no node has such a name."""
 
 JobId = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+Waiter = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Restarts = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """Where a page of a list begins; SQLite's integers have 64 bits."""
@@ -65,10 +69,14 @@ Serial = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class OpenGeneration(Wire, frozen=True, tag="open"):
-    """PrologSlurmctld: make the lease of this job, or return its existing one."""
+    """PrologSlurmctld: make the lease of this job, or return its existing one.
+
+    ``waiter`` is the word of a command that waits for the job on a terminal, if there is one.
+    """
 
     request: JobRequest
     node_groups: tuple[NodeGroup, ...] = msgspec.field(name="layouts")
+    waiter: Waiter = ""
 
 
 class WithoutGuests(Wire, frozen=True, tag="without"):
@@ -83,13 +91,16 @@ class GetLease(Wire, frozen=True, tag="get"):
 
     With ``wait_s`` > 0 the node takes it: the answer is READY or REFUSED, if
     need be after waiting, and is remembered until the node acknowledges.  With
-    0 it only looks: whatever state the lease is in.
+    0 it only looks: whatever state the lease is in.  ``stage`` is what it has been
+    doing for ``stage_s`` seconds.
     """
 
     job_id: JobId
     restart: Restarts | None
     node: str
     wait_s: float
+    stage: Annotated[str, msgspec.Meta(max_length=40)] = ""
+    stage_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class Ending(Wire, frozen=True, tag="ending"):
@@ -110,9 +121,10 @@ class Acknowledge(Wire, frozen=True, tag="acknowledge"):
 
 
 class ReportTimeline(Wire, frozen=True, tag="timeline"):
-    """A node: its timeline of a generation."""
+    """A node: its timeline of a generation, and at the end of Prolog what its owner may want to know."""
 
     timeline: TimelineWire
+    report: NodeReport | None = None
 
 
 class ReportReady(Wire, frozen=True, tag="ready"):
@@ -132,12 +144,18 @@ class ReportReady(Wire, frozen=True, tag="ready"):
     wait_s: float = 0.0
 
 
-class ListLeases(Wire, frozen=True, tag="leases"):
-    """An operator or a reconciling node: leases after ``after``, oldest first."""
+class ListLeases(Wire, frozen=True, tag="leases", omit_defaults=True):
+    """Leases after ``after``, oldest first; with ``before`` one page of earlier ones, newest first.
+
+    ``waiter`` is another name of a job; ``progress`` asks how far jobs that boot are.
+    """
 
     after: Serial = 0
     job_id: JobId | None = None
     live: bool = False
+    waiter: Waiter = ""
+    progress: bool = False
+    before: Serial | None = None
 
 
 class ListTimelines(Wire, frozen=True, tag="timelines"):
@@ -145,6 +163,13 @@ class ListTimelines(Wire, frozen=True, tag="timelines"):
 
     after: Serial = 0
     job_id: JobId | None = None
+
+
+class ListReports(Wire, frozen=True, tag="reports"):
+    """Reports of a job's nodes after ``after``."""
+
+    job_id: JobId
+    after: Serial = 0
 
 
 class AskStatus(Wire, frozen=True, tag="status"):
@@ -169,6 +194,20 @@ class TellFabric(Wire, frozen=True, tag="tell"):
     force: bool = False
 
 
+OfUsers = ListLeases | ListTimelines | ListReports | AskUsage
+"""Requests that ordinary users may send: the answers have what they may see."""
+
+
+class AsUser(Wire, frozen=True, tag="as-user"):
+    """A web server that has authenticated a user: what vhpcd would answer to ``uid``; it only reads.
+
+    Root, SlurmUser and ``controller.web_user`` may send it.
+    """
+
+    uid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    request: OfUsers
+
+
 Request = (
     OpenGeneration
     | WithoutGuests
@@ -176,10 +215,14 @@ Request = (
     | Ending
     | Acknowledge
     | ReportTimeline
+    | ReportUsage
+    | AskUsage
     | ReportReady
     | ListLeases
     | ListTimelines
+    | ListReports
     | AskStatus
+    | AsUser
     | Fence
     | ClearKey
     | TellFabric
@@ -209,6 +252,7 @@ class LeasePage(Wire, frozen=True, tag="leases"):
 
     records: tuple[RecordWire, ...]
     more: int | None
+    progress: tuple[ProgressWire, ...] = ()
 
 
 class TimelinePage(Wire, frozen=True, tag="timelines"):
@@ -218,34 +262,11 @@ class TimelinePage(Wire, frozen=True, tag="timelines"):
     more: int | None
 
 
-class FabricState(Wire, frozen=True):
-    """Whether the fabric keeps jobs apart.
+class ReportPage(Wire, frozen=True, tag="reports"):
+    """To ListReports."""
 
-    Attributes:
-        safe: False when it has been open, or could not be read, for longer than the site allows:
-            guests with keys must end.
-        open_since: since when it has been open, or a part of it could not be read, in seconds since the
-            epoch; None while all of it is seen to be closed.
-        what: the first finding of the auditor, or why it cannot look; empty when all is well.
-        audited: when it was last seen to be as it should be; None: not since vhpcd began.
-        lost: generations whose ports have lacked their key for longer than the site allows, each with
-            what was seen: their guests must end.
-    """
-
-    safe: bool = True
-    open_since: float | None = None
-    what: str = ""
-    audited: float | None = None
-    lost: tuple[tuple[str, str], ...] = ()
-
-
-class AlarmWire(Wire, frozen=True):
-    """A problem of a job on a healthy node; ``time`` in seconds since the epoch."""
-
-    job_id: JobId
-    node: str
-    time: float
-    what: str
+    reports: tuple[NodeReport, ...]
+    more: int | None
 
 
 class Status(Wire, frozen=True, tag="status"):
@@ -284,7 +305,19 @@ class Failure(Wire, frozen=True, tag="failure"):
     hint: str = ""
 
 
-Answer = LeaseAnswer | Done | ReadyState | LeasePage | TimelinePage | Status | Fenced | Failure
+Answer = (
+    LeaseAnswer
+    | Done
+    | ReadyState
+    | LeasePage
+    | TimelinePage
+    | ReportPage
+    | UsageKept
+    | UsagePage
+    | Status
+    | Fenced
+    | Failure
+)
 
 
 # --- envelopes ----------------------------------------------------------------
@@ -299,10 +332,18 @@ class Envelope(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-def wrap(message: Literal["request", "answer"], nonce: str, body: Request | Answer) -> bytes:
-    """The JSON of a message of this version."""
-    raw = msgspec.Raw(msgspec.json.encode(body))
-    return msgspec.json.encode(Envelope(message, VERSION, nonce, raw))
+def wrap(
+    message: Literal["request", "answer"], nonce: str, body: Request | Answer, version: int | None = None
+) -> bytes:
+    """The JSON of a message of a version (None: VERSION).
+
+    Raises:
+        FabricError: the message has what a peer of this earlier version must not ignore.
+    """
+    raw, version = msgspec.json.encode(body), VERSION if version is None else version
+    if version < VERSION:
+        raw = older.rewrite(raw, version)
+    return msgspec.json.encode(Envelope(message, version, nonce, msgspec.Raw(raw)))
 
 
 def unwrap(payload: bytes, message: Literal["request", "answer"]) -> Envelope:

@@ -5,21 +5,34 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Protocol
 
 import msgspec
 
 from vhpc_slurm import __version__
-from vhpc_slurm.controller.api import listing
+from vhpc_slurm.controller.api import listing, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.operating import Operating
+from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.api.starting import Starting
+from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.sync.isolation import IsolationState, IsolationWatch
-from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.model import Generation, Timeline
+from vhpc_slurm.errors import UserError, VhpcError
+from vhpc_slurm.model import Generation, NodeUsage, Timeline, Viewer
 
 log = logging.getLogger("vhpcd")
+
+
+class Answering(Protocol):
+    """What answers requests."""
+
+    async def answer(self, request: wire.Request, uid: int = 0, viewer: Viewer | None = None) -> wire.Answer:
+        """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else is raised.
+
+        ``viewer`` limits lists to what an ordinary user may see; None: root or SlurmUser.
+        """
 
 
 class Requests:
@@ -42,10 +55,18 @@ class Requests:
         self._watch = watch
         self._database = database
         self._began = time.monotonic()
+        self._progress = Progress()
 
-    async def answer(self, request: wire.Request, uid: int = 0) -> wire.Answer:
-        """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else is raised."""
+    async def answer(self, request: wire.Request, uid: int = 0, viewer: Viewer | None = None) -> wire.Answer:
+        """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else is raised.
+
+        ``viewer`` limits lists to what an ordinary user may see; None: root or SlurmUser.
+        """
         try:
+            if isinstance(request, wire.OfUsers):
+                return await self._list(request, viewer)
+            if viewer is not None:
+                raise UserError("only root and SlurmUser may send this request")
             return await self._answer(request, uid)
         except VhpcError as err:
             return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
@@ -60,36 +81,78 @@ class Requests:
         answer: wire.Answer = wire.Done()
         match request:
             case wire.OpenGeneration():
+                self._progress.waits(request.waiter, request.request.job_id)
                 answer = await starting.open(request)
             case wire.WithoutGuests():
                 starting.without_guests(request)
             case wire.GetLease():
                 answer = await starting.get(request)
+                if request.stage:
+                    self._say(request, answer)
             case wire.Ending():
                 await executor.write(leases.lifecycle.end_job, request.job_id, request.restart)
+                self._progress.over(request.job_id)
                 starting.notify(request.job_id)
             case wire.Acknowledge():
                 await self._acknowledge(request)
             case wire.ReportTimeline():
-                await executor.write(leases.nodes.report, request.timeline.unpack())
+                await executor.write(leases.nodes.report, request.timeline.unpack(), request.report)
+            case usage_messages.ReportUsage():
+                answer = await self._keep(request)
             case wire.ReportReady():
                 answer = await starting.ready(request)
-            case wire.ListLeases() | wire.ListTimelines():
-                answer = await self._list(request)
             case wire.AskStatus():
                 answer = await self._status()
+            case wire.Fence() | wire.ClearKey() | wire.TellFabric():
+                answer = await self._operate(request, uid)
+        return answer
+
+    async def _operate(self, request: wire.Fence | wire.ClearKey | wire.TellFabric, uid: int) -> wire.Answer:
+        match request:
             case wire.Fence():
-                answer = await self._operating.fence(request, uid)
+                return await self._operating.fence(request, uid)
             case wire.ClearKey():
                 await self._operating.clear(request, uid)
             case wire.TellFabric():
                 await self._operating.tell(request, uid)
-        return answer
+        return wire.Done()
 
-    async def _list(self, request: wire.ListLeases | wire.ListTimelines) -> wire.Answer:
-        if isinstance(request, wire.ListLeases):
-            return await listing.leases(self._executor, self._leases.store, request)
-        return await listing.timelines(self._executor, self._leases.store, request)
+    async def _keep(self, request: usage_messages.ReportUsage) -> wire.Answer:
+        usage = NodeUsage(Generation.parse(request.generation), request.node, request.guests)
+        return usage_messages.UsageKept(
+            complete=await self._executor.write(self._leases.nodes.keep_usage, usage)
+        )
+
+    async def _list(self, request: wire.OfUsers, viewer: Viewer | None) -> wire.Answer:
+        executor, store = self._executor, self._leases.store
+        match request:
+            case wire.ListLeases():
+                if request.waiter:
+                    job_id = self._progress.job_of(request.waiter)
+                    if job_id is None:
+                        return wire.LeasePage(records=(), more=None)
+                    request = msgspec.structs.replace(request, job_id=job_id)
+                page = await listing.leases(executor, store, request, viewer)
+                return (
+                    await listing.progress(executor, store, page, self._progress)
+                    if request.progress
+                    else page
+                )
+            case wire.ListTimelines():
+                return await listing.timelines(executor, store, request, viewer)
+            case wire.ListReports():
+                return await listing.reports(executor, store, request, viewer)
+            case usage_messages.AskUsage():
+                return await listing.usage(executor, store, request, viewer)
+
+    def _say(self, request: wire.GetLease, answer: wire.Answer) -> None:
+        """A node has said what it does for its job, if it is one of the job's nodes."""
+        if not isinstance(answer, wire.LeaseAnswer) or request.restart is None:
+            return
+        if any(request.node in group.nodes for group in answer.lease.node_groups):
+            self._progress.doing(
+                request.job_id, request.restart, request.node, request.stage, request.stage_s
+            )
 
     async def _acknowledge(self, request: wire.Acknowledge) -> None:
         generation = Generation.parse(request.generation)
@@ -116,14 +179,13 @@ class Requests:
             connections=0,  # the server fills it in
             fabric=_fabric_state(self._watch.state()),
             alarms=tuple(
-                wire.AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what)
-                for one in alarms
+                AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what) for one in alarms
             ),
         )
 
 
-def _fabric_state(state: IsolationState) -> wire.FabricState:
-    return wire.FabricState(
+def _fabric_state(state: IsolationState) -> FabricState:
+    return FabricState(
         safe=state.safe,
         open_since=state.open_since,
         what=state.what,

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 
 import msgspec
 
+from vhpc_slurm import policy
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
@@ -72,6 +73,7 @@ class Starting:
         opening = self._leases.opening
         async with self._one_at_a_time(job.job_id):
             record = await self._executor.write(opening.find, job, allocation)
+            job = policy.with_defaults(self._config, job)
             if record is None and job.het is not None:
                 record, group = await self._gathered(job, allocation)
             else:

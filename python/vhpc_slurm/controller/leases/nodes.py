@@ -19,6 +19,8 @@ from vhpc_slurm.model import (
     Generation,
     LeaseRecord,
     LeaseState,
+    NodeReport,
+    NodeUsage,
     SshKeys,
     Timeline,
     TunnelKeyPairs,
@@ -106,10 +108,28 @@ class NodeReports:
             self._alarm(Alarm(generation.job_id, node, self._clock(), note.removeprefix(ALARM)))
         self._lifecycle.release(generation)
 
-    def report(self, timeline: Timeline) -> None:
-        """Store a node's timeline."""
+    def keep_usage(self, usage: NodeUsage) -> bool:
+        """Store what a node reports; returns whether all nodes that took the lease have reported.
+
+        False for an unknown generation.
+        """
+        with self._store.transaction():
+            self._store.usage.keep(usage)
+        taken = self._store.usage.taken(usage.generation)
+        return 0 < taken <= self._store.usage.reported(usage.generation)
+
+    def report(self, timeline: Timeline, report: NodeReport | None = None) -> None:
+        """Store a node's timeline, and what it tells the job's owner.
+
+        Raises:
+            FabricError: the two are of different nodes or generations.
+        """
+        if report is not None and (report.generation, report.node) != (timeline.generation, timeline.node):
+            raise FabricError(f"a report of {report.node[:80]} came with a timeline of {timeline.node[:80]}")
         with self._store.transaction():
             self._store.report(timeline)
+            if report is not None:
+                self._store.reports.add(report)
 
     def alarms(self) -> tuple[Alarm, ...]:
         """Alarms of nodes from the last week, newest last."""

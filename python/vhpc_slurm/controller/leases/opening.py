@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -65,8 +66,20 @@ class Wanted:
     image: ImageIdentity | UserError
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """Why the user's request cannot be served: a word for statistics, and one line for the user."""
+
+    cause: str
+    line: str
+
+
 class _RefusedError(Exception):
-    """Why no usable lease can be made, as one line for the user."""
+    """No usable lease can be made."""
+
+    def __init__(self, refusal: _Refusal) -> None:
+        super().__init__(refusal.line)
+        self.refusal = refusal
 
 
 class LeaseOpening:
@@ -81,6 +94,8 @@ class LeaseOpening:
         clock: Callable[[], float],
     ) -> None:
         """``clock`` is the wall clock, in seconds since the epoch."""
+        self.refusals: Counter[str] = Counter()
+        """Refused leases since this object was made, by cause."""
         self._store = store
         self._lifecycle = lifecycle
         self._network = network
@@ -134,7 +149,7 @@ class LeaseOpening:
         return known if len(known) == len(wanted) else self._make(wanted, underlay)
 
     def _make(self, wanted: Sequence[Wanted], underlay: Mapping[str, str]) -> tuple[LeaseRecord, ...]:
-        reason = self._refusal(wanted)
+        refusal = self._refusal(wanted)
         self._lifecycle.age()
         stale = [
             old.lease.generation
@@ -144,7 +159,7 @@ class LeaseOpening:
         ]
         with self._store.transaction():
             self._lifecycle.apply(stale, Ended())
-            records = self._create(wanted, underlay, reason)
+            records = self._create(wanted, underlay, refusal)
         for old in stale:
             log.info("%s ending: replaced by a new generation", old)
             self._lifecycle.release(old)
@@ -155,18 +170,20 @@ class LeaseOpening:
         return records
 
     def _create(
-        self, wanted: Sequence[Wanted], underlay: Mapping[str, str], reason: str
+        self, wanted: Sequence[Wanted], underlay: Mapping[str, str], refusal: _Refusal | None
     ) -> tuple[LeaseRecord, ...]:
-        """Write new leases; REFUSED with this reason if it is not empty, or if nothing is left for them."""
-        if not reason:
+        """Write new leases; REFUSED if there is a refusal already, or if nothing is left for them."""
+        if refusal is None:
             try:
                 with self._store.transaction():
                     return self._create_usable(wanted, underlay)
             except _RefusedError as err:
-                reason = str(err)
+                refusal = err.refusal
+        self.refusals[refusal.cause] += len(wanted)
         now = self._clock()
         records = tuple(
-            rules.refuse(_generation(one.request), one.request, one.allocation, reason, now) for one in wanted
+            rules.refuse(_generation(one.request), one.request, one.allocation, refusal.line, now)
+            for one in wanted
         )
         for record in records:
             self._lifecycle.create(record, None)
@@ -187,40 +204,44 @@ class LeaseOpening:
             records.append(record)
         return tuple(records)
 
-    def _refusal(self, wanted: Sequence[Wanted]) -> str:
-        """Why the user's request cannot be served, as one line; empty when it can."""
+    def _refusal(self, wanted: Sequence[Wanted]) -> _Refusal | None:
+        """Why the user's request cannot be served; None when it can."""
         names = [node for one in wanted for node in one.allocation.node_names]
         if len(wanted) > 1 and len(set(names)) < len(names):
             twice = next(node for node in names if names.count(node) > 1)
-            return (
+            return _Refusal(
+                "network",
                 f"two components of the heterogeneous job are on node {twice}, so they cannot have one "
-                "network (choose other nodes, or --vhpc-network=none)"
+                "network (choose other nodes, or --vhpc-network=none)",
             )
         counts = [len(one.allocation.nodes) * one.request.guests_per_node for one in wanted]
         for one, guests in zip(wanted, counts, strict=True):
-            reason = self._refusal_of(one, sum(counts) - guests)
-            if reason and len(wanted) > 1 and one.request.het is not None:
-                return f"component {one.request.het.offset} of the heterogeneous job: {reason}"
-            if reason:
-                return reason
-        return ""
+            found = self._refusal_of(one, sum(counts) - guests)
+            if found and len(wanted) > 1 and one.request.het is not None:
+                place = f"component {one.request.het.offset} of the heterogeneous job"
+                return replace(found, line=f"{place}: {found.line}")
+            if found:
+                return found
+        return None
 
-    def _refusal_of(self, one: Wanted, others: int) -> str:
+    def _refusal_of(self, one: Wanted, others: int) -> _Refusal | None:
         """The same for one component; ``others`` is the number of the other components' guests."""
-        if isinstance(one.image, UserError):
-            return one.image.line()
-        return (
-            segments.refusal(one.request, one.allocation, self._config.network, others)
-            or rules.impatient(one.request, one.allocation, self._config)
-            or rules.oversized(one.request, self._config)
-            or drivers.missing(
-                one.allocation,
-                one.image,
-                self._config.placement.gpu_gres,
-                self._config.images.gpu_drivers,
-            )
-            or rules.misfit(one.request, one.allocation, one.image, self._config)
+        image, request, allocation, config = one.image, one.request, one.allocation, self._config
+        if isinstance(image, UserError):
+            cause = "policy" if isinstance(image, policy.PolicyError) else "image"
+            return _Refusal(cause, image.line())
+        found = (
+            ("policy", policy.limit_refusal(config, request, allocation)),
+            ("network", segments.refusal(request, allocation, config.network, others)),
+            ("boot time", rules.impatient(request, allocation, config)),
+            ("disk", rules.oversized(request, config)),
+            (
+                "driver",
+                drivers.missing(allocation, image, config.placement.gpu_gres, config.images.gpu_drivers),
+            ),
+            ("size", rules.misfit(request, allocation, image, config)),
         )
+        return next((_Refusal(cause, line) for cause, line in found if line), None)
 
     def _plan(self, generation: Generation, one: Wanted) -> tuple[LeaseRecord, KeyAssignment | None]:
         """A lease with its network identity, and the key of that."""
@@ -231,7 +252,7 @@ class LeaseOpening:
         except ExhaustedError as err:
             if self._config.fabric.exhausted != "refuse":
                 raise
-            raise _RefusedError(err.line()) from err
+            raise _RefusedError(_Refusal("keys", err.line())) from err
         record = rules.reserve(generation, request, allocation, one.image, network, now)
         if network.kind == "none":  # the fabric is not involved
             record = rules.move(record, LeaseState.READY, now)
@@ -249,7 +270,7 @@ class LeaseOpening:
         except ExhaustedError as err:
             if network.exhausted != "refuse":
                 raise
-            raise _RefusedError(err.line()) from err
+            raise _RefusedError(_Refusal("VNIs", err.line())) from err
         parts = tuple(
             SegmentPart.of(generation, one.allocation, one.request.guests_per_node)
             for generation, one in zip(generations, wanted, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vhpc_slurm.model import LeaseRecord
+from vhpc_slurm.model import Generation, LeaseRecord
 
 if TYPE_CHECKING:
     from vhpc_slurm.controller.store.port import LeaseStore
@@ -37,6 +37,10 @@ class LeaseQueries:
             self._with_timelines(record) if record.lease.generation.job_id in with_timelines else record
             for record in self._store.live()
         )
+
+    def generations(self) -> frozenset[Generation]:
+        """All generations with a lease that is not released."""
+        return frozenset(self._store.states())
 
     def released(self, jobs: frozenset[int]) -> tuple[LeaseRecord, ...]:
         """All released leases of some jobs."""

@@ -5,11 +5,16 @@ A hook may never run: slurmctld is killed between scheduling and the end of
 PrologSlurmctld, EpilogSlurmctld cannot reach vhpcd, or a job is lost with slurmctld's
 unsaved state. squeue shows, in one RPC, which generations have no job any more, and
 which jobs wait for Prologs that will never run.
+
+The wall clock can be set, and clocks of hosts differ, so no time of one host is compared
+with that of another, and no age is computed by the wall clock: what looks wrong must look
+wrong for a while by a clock that never jumps (``Patience``).
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from vhpc_slurm.model import Generation, LeaseRecord, LeaseState
@@ -17,36 +22,64 @@ from vhpc_slurm.slurm.port import COMPLETING, PENDING, REASON_PROLOG, RUNNING, J
 
 log = logging.getLogger("vhpcd")
 
-GRACE_S = 30.0
-"""Seconds; a younger lease is not judged: it may have been made after squeue was asked."""
 NO_SUCH_JOB = "Slurm has no such job"
 NOTICE_S = 45.0
-"""Seconds after the end of the last Prolog by which slurmctld has noticed it, or never will."""
+"""Seconds after an event by which slurmctld has noticed it, or never will."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A start of a job that will hold its nodes for nothing, if this lasts for ``patience_s`` seconds."""
+
+    job_id: int
+    restarts: int
+    patience_s: float
+    reason: str
+
+    @property
+    def key(self) -> tuple[int, int, float]:
+        """Tells suspicions apart; the reason may change meanwhile."""
+        return self.job_id, self.restarts, self.patience_s
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Generations to end and jobs to requeue, each with the reason."""
+    """Generations to end, each with the reason, and jobs that may have to be requeued."""
 
     end: tuple[tuple[Generation, str], ...]
-    requeue: tuple[tuple[int, str], ...]
+    suspects: tuple[Suspect, ...]
+
+
+class Patience:
+    """Remembers since when jobs are suspect; what is not suspect once is forgotten."""
+
+    def __init__(self, steady: Callable[[], float]) -> None:
+        """``steady`` is a clock in seconds that never jumps."""
+        self._steady = steady
+        self._since: dict[tuple[int, int, float], float] = {}
+
+    def exhausted(self, suspects: Iterable[Suspect]) -> dict[int, str]:
+        """The jobs to requeue now, with the reasons."""
+        now, all_ = self._steady(), tuple(suspects)
+        self._since = {one.key: self._since.get(one.key, now) for one in all_}
+        return {one.job_id: one.reason for one in all_ if now - self._since[one.key] >= one.patience_s}
 
 
 def judge(
     jobs: tuple[JobStatus, ...],
     live: tuple[LeaseRecord, ...],
     *,
-    asked: float,
+    known: Collection[Generation],
     stuck_s: float,
     released: tuple[LeaseRecord, ...] = (),
 ) -> Verdict:
     """Compare; pure.
 
     Args:
-        jobs: all jobs of the cluster as of the time ``asked`` (seconds since the epoch).
+        jobs: all jobs of the cluster.
         live: all leases that are not released, as of a later moment; with the timelines of those whose
             job waits for Prologs.
-        asked: when squeue was started.
+        known: generations that had a lease before squeue was started: ``jobs`` has their jobs, if they exist.
         stuck_s: how long a job may be in Reason=Prolog without a usable lease; 0: unlimited.
         released: released leases of jobs that run.
     """
@@ -54,34 +87,35 @@ def judge(
     end = []
     for record in live:
         generation = record.lease.generation
-        if record.lease.state is not LeaseState.ENDING and record.updated < asked - GRACE_S:
+        if record.lease.state is not LeaseState.ENDING and generation in known:
             reason = _over(generation, by_id.get(generation.job_id))
             if reason:
                 end.append((generation, reason))
     ending = {generation for generation, _ in end}
     usable = {
-        (record.lease.generation.job_id, record.lease.generation.restart): record
+        _start(record): record
         for record in live
         if record.lease.state is not LeaseState.ENDING and record.lease.generation not in ending
     }
     ours = {record.lease.generation.job_id for record in live}
-    over = {(record.lease.generation.job_id, record.lease.generation.restart): record for record in released}
-    requeue = []
-    for job in jobs:
-        if stuck_s and job.state == RUNNING and (job.job_id, job.restarts) not in usable:
-            reason = _end_lost(job, over.get((job.job_id, job.restarts)), asked)
-            if reason:
-                requeue.append((job.job_id, reason))
-                continue
+    over = {_start(record): record for record in released}
+    suspects = []
+    for job in jobs if stuck_s else ():
+        start = (job.job_id, job.restarts)
         # A job that never had a lease may have no guests: it is not judged.
-        if job.job_id in ours and stuck_s and awaits_prologs(job):
-            lease = usable.get((job.job_id, job.restarts))
-            reason = _unnoticed(lease, asked)
-            if not reason and job.started is not None and asked - job.started > stuck_s:
-                reason = _stuck(lease)
-            if reason:
-                requeue.append((job.job_id, reason))
-    return Verdict(tuple(end), tuple(requeue))
+        if job.state == RUNNING and start not in usable and _end_lost(job, over.get(start)):
+            why = "its nodes have cleared it away, and Slurm forgot its end"
+            suspects.append(Suspect(*start, NOTICE_S, why))
+        elif job.job_id in ours and awaits_prologs(job):
+            lease = usable.get(start)
+            if _unnoticed(lease):
+                suspects.append(Suspect(*start, NOTICE_S, "its Prologs have ended, and Slurm did not notice"))
+            suspects.append(Suspect(*start, stuck_s, _stuck(lease)))
+    return Verdict(tuple(end), tuple(suspects))
+
+
+def _start(record: LeaseRecord) -> tuple[int, int]:
+    return record.lease.generation.job_id, record.lease.generation.restart
 
 
 def _over(generation: Generation, job: JobStatus | None) -> str:
@@ -100,34 +134,29 @@ def awaits_prologs(job: JobStatus) -> bool:
     return job.state == RUNNING and job.reason == REASON_PROLOG
 
 
-def _unnoticed(record: LeaseRecord | None, asked: float) -> str:
-    """Why a job waits although every Prolog of it has ended; empty when that is not so.
+def _unnoticed(record: LeaseRecord | None) -> bool:
+    """Whether every Prolog of a job that waits for them has ended.
 
     slurmd tells slurmctld once that a Prolog has ended.  A slurmd or slurmctld
     that was restarted meanwhile is never told, and the job would hold its
     nodes until BatchStartTimeout is over.
     """
     if record is None:
-        return ""
-    ended = {line.node: max(stage.ended for stage in line.stages) for line in record.timelines if line.stages}
-    nodes = set(record.lease.allocation.node_names)
-    if nodes <= ended.keys() and max(ended.values()) < asked - NOTICE_S:
-        return "its Prologs have ended, and Slurm did not notice"
-    return ""
+        return False
+    ended = {line.node for line in record.timelines if line.stages}
+    return ended.issuperset(record.lease.allocation.node_names)
 
 
-def _end_lost(job: JobStatus, record: LeaseRecord | None, asked: float) -> str:
-    """Why a job seems to run that has ended; empty when that is not so.
+def _end_lost(job: JobStatus, record: LeaseRecord | None) -> bool:
+    """Whether a job seems to run that has ended.
 
     A slurmctld that is killed forgets ends that it has not saved.  It finds
     out by itself only when BatchStartTimeout is over.  Ids are used again
-    after such a crash, so the lease must be of this start of the job.
+    after such a crash, so the lease must be of this start of the job.  Both
+    times are of the controller; a step of its clock in between makes the
+    comparison say no.
     """
-    if record is None or job.started is None or record.created < job.started - 1.0:
-        return ""
-    if record.updated < asked - NOTICE_S:
-        return "its nodes have cleared it away, and Slurm forgot its end"
-    return ""
+    return record is not None and job.started is not None and record.created >= job.started - 1.0
 
 
 def _stuck(record: LeaseRecord | None) -> str:

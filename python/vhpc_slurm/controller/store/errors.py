@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of SQLite, translated into errors that say what an operator can do."""
+"""Errors of the database engines, and those of SQLite as errors that say what an operator can do."""
 
 from __future__ import annotations
 
@@ -13,18 +13,44 @@ _FORBIDDEN = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH,
 _IN_USE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
+class EngineError(Exception):
+    """An error of a database server.
+
+    Attributes:
+        code: the server's number, or the client library's from 2000 to 2999; 0 when there is none.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class EngineTakenError(EngineError):
+    """A row with this key exists, or the row that it belongs to does not."""
+
+
+ENGINE_ERRORS = (sqlite3.Error, EngineError)
+"""What a statement raises that fails."""
+TAKEN_ERRORS = (sqlite3.IntegrityError, EngineTakenError)
+"""Those of them that a constraint of a table raises."""
+
+
+class RetryError(FabricError):
+    """A transaction was undone for a reason that passes: the same calls may be run again."""
+
+
 class DamagedError(FabricError):
     """The content of the database is not what vhpcd wrote."""
 
-    def __init__(self, path: str | Path, why: str) -> None:
+    def __init__(self, path: str | Path, why: str, hint: str = "") -> None:
         super().__init__(
             f"the database {path} is damaged",
             why,
-            "stop vhpcd, keep the file, and see 'A damaged database' in docs/install.md",
+            hint or "stop vhpcd, keep the file, and see 'A damaged database' in docs/install.md",
         )
 
 
-def explain(err: sqlite3.Error, path: str | Path) -> FabricError:
+def explain(err: Exception, path: str | Path) -> FabricError:
     """The FabricError for an error of SQLite: what failed, and what to do."""
     # The upper bits of a code are details: SQLITE_IOERR_FSYNC is a kind of SQLITE_IOERR.
     code = getattr(err, "sqlite_errorcode", 0) & 0xFF

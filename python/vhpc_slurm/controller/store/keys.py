@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from vhpc_slurm.controller.store.errors import DamagedError, explain
+from vhpc_slurm.controller.store.errors import TAKEN_ERRORS, DamagedError, explain
+from vhpc_slurm.controller.store.sql import Database
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import keys, numbers
 from vhpc_slurm.fabric.keys import KeyAssignment, KeySnapshot, KeyState
@@ -47,10 +48,10 @@ class KeyStore(Protocol):
         """
 
 
-class SqliteKeys:
+class SqlKeys:
     """Assignments in the database, with a copy in memory, since each request needs all of them."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
         self._assignments: dict[Generation, KeyAssignment] = {}
         self._freed: dict[int, int] = {}
@@ -80,12 +81,16 @@ class SqliteKeys:
                     f"{assignment.generation} cannot have its GUIDs", f"{other.generation} has some of them"
                 )
         try:
-            self._change(
-                "INSERT INTO key_owner (pkey, owner) VALUES (?, ?)"
-                " ON CONFLICT (pkey) DO UPDATE SET owner = excluded.owner WHERE owner IS NULL",
-                assignment.pkey,
-                assignment.owner,
-            )
+            if self._db.execute("SELECT 1 FROM key_owner WHERE pkey = ?", (assignment.pkey,)).fetchone():
+                self._change(
+                    "UPDATE key_owner SET owner = ? WHERE pkey = ? AND owner IS NULL",
+                    assignment.owner,
+                    assignment.pkey,
+                )
+            else:
+                self._change(
+                    "INSERT INTO key_owner (pkey, owner) VALUES (?, ?)", assignment.pkey, assignment.owner
+                )
             self._change(
                 "INSERT INTO key_claim VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 str(assignment.generation),
@@ -100,7 +105,7 @@ class SqliteKeys:
                 assignment.note,
                 " ".join(f"{guid:#018x}" for guid in assignment.ports),
             )
-        except sqlite3.IntegrityError as err:
+        except TAKEN_ERRORS as err:
             raise FabricError(
                 f"{assignment.generation} cannot have the key {numbers.label(assignment.pkey)}",
                 f"another owner has it: {err}",
@@ -185,9 +190,8 @@ class SqliteKeys:
             self._load()  # before the change is noted in memory as well
         self._snapshot = None
         self._change("INSERT INTO key_epoch (tag) VALUES (?)", os.urandom(4).hex())
-        self._change(
-            "DELETE FROM key_epoch WHERE epoch <= (SELECT max(epoch) FROM key_epoch) - ?", _REMEMBERED
-        )
+        (epoch,) = self._db.execute("SELECT max(epoch) FROM key_epoch").fetchone()
+        self._change("DELETE FROM key_epoch WHERE epoch <= ?", epoch - _REMEMBERED)
 
     def _change(self, statement: str, *values: object) -> int:
         assert self._db.in_transaction, "a change outside a transaction"
@@ -204,7 +208,7 @@ def read_snapshot(database: str | Path) -> KeySnapshot:
         uri = f"{Path(database).absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None)) as db:
             db.execute("BEGIN")
-            return SqliteKeys(db).snapshot()
+            return SqlKeys(db).snapshot()
     except sqlite3.Error as err:
         if isinstance(found := explain(err, database), DamagedError):
             raise found from err

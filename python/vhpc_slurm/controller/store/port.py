@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port of the store of leases; ``database`` implements it."""
+"""The port of the store of leases; ``database`` and ``mariastore`` implement it."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from vhpc_slurm.controller.store.keys import KeyStore
 from vhpc_slurm.controller.store.readiness import ReadinessStore
+from vhpc_slurm.controller.store.reports import ReportStore
 from vhpc_slurm.controller.store.secrets import SecretStore
 from vhpc_slurm.controller.store.segments import SegmentStore
+from vhpc_slurm.controller.store.usage import UsageStore
 from vhpc_slurm.errors import FabricError
-from vhpc_slurm.model import Alarm, Generation, LeaseRecord, LeaseState, SshKeys, Timeline, TunnelKeyPairs
+from vhpc_slurm.model import (
+    Alarm,
+    Generation,
+    LeaseRecord,
+    LeaseState,
+    SshKeys,
+    Timeline,
+    TunnelKeyPairs,
+    Viewer,
+)
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -34,6 +44,14 @@ class LeaseStore(Protocol):
         """What nodes report to the ready barrier, in the same transactions."""
 
     @property
+    def usage(self) -> UsageStore:
+        """What nodes report that generations have used, in the same transactions."""
+
+    @property
+    def reports(self) -> ReportStore:
+        """What nodes tell the owners of jobs, in the same transactions; deleted with the lease."""
+
+    @property
     def ssh_keys(self) -> SecretStore[SshKeys]:
         """Keys for ssh between guests, in the same transactions; they are deleted when the lease ends."""
 
@@ -42,7 +60,10 @@ class LeaseStore(Protocol):
         """Keys of the WireGuard tunnels between nodes, in the same way."""
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All changes within are durable at its end, or none is; one within another goes with it."""
+        """All changes within are durable at its end, or none is; one within another goes with it.
+
+        RetryError: all of it is undone for a reason that passes, and may be run again.
+        """
 
     def put(self, record: LeaseRecord) -> None:
         """Insert a lease, or replace its lease part; nodes and timelines stay."""
@@ -78,14 +99,24 @@ class LeaseStore(Protocol):
         """All released leases of some jobs, oldest first."""
 
     def page(
-        self, after: int, *, job_id: int | None = None, live: bool = False, limit: int = 100
+        self,
+        after: int,
+        *,
+        job_id: int | None = None,
+        live: bool = False,
+        viewer: Viewer | None = None,
+        limit: int = 100,
+        before: int | None = None,
     ) -> tuple[tuple[int, LeaseRecord], ...]:
-        """Leases with their serial numbers, in order, those above ``after``."""
+        """Leases with their serial numbers, in order, those above ``after``; only what ``viewer`` may see.
+
+        With ``before`` those below it, newest first.
+        """
 
     def timelines(
-        self, after: int, *, job_id: int | None = None, limit: int = 100
+        self, after: int, *, job_id: int | None = None, viewer: Viewer | None = None, limit: int = 100
     ) -> tuple[tuple[int, Timeline], ...]:
-        """Timelines with their serial numbers, in order, those above ``after``."""
+        """Timelines with their serial numbers, in the same way."""
 
     def counts(self) -> dict[str, int]:
         """How many leases there are in each state."""
@@ -99,5 +130,5 @@ class LeaseStore(Protocol):
     def close(self) -> None:
         """Close the file; nothing is lost without this call."""
 
-    def explain(self, err: sqlite3.Error) -> FabricError:
-        """An error of the database as one line: what it is, and what to do."""
+    def explain(self, err: Exception) -> FabricError:
+        """One of ``errors.ENGINE_ERRORS`` as one line: what it is, and what to do."""

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from typing import Protocol
 
+from vhpc_slurm.controller.store.sql import Database
 from vhpc_slurm.controller.wire_types import NodeFailure, NodeState
 from vhpc_slurm.model import Generation
 
@@ -35,10 +35,10 @@ class ReadinessStore(Protocol):
         """How many generations of a job have failed because of the network between their nodes."""
 
 
-class SqliteReadiness:
+class SqlReadiness:
     """These reports in the database."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
 
     def report(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from vhpc_slurm import files
 from vhpc_slurm.errors import FabricError
 
 APPLICATION = 0x76687063  # "vhpc"; PRAGMA application_id, so that file(1) and we know it
@@ -159,17 +160,62 @@ CREATE TABLE tunnel_key (
 ) STRICT;
 """
 
-STEPS = (_LEASES, _KEYS, _PORTS, _SEGMENTS, _VNIS, _READINESS, _SSH_KEYS, _TUNNEL_KEYS, _SEGMENT_SHARES)
+# What programs have used in the guests of a node.
+_USAGE = """
+CREATE TABLE usage (
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (lease, node)
+) STRICT, WITHOUT ROWID;
+"""
+
+# Who may see a lease: its owner, and coordinators of its account. And what nodes tell the owner.
+_OWNERS = """
+ALTER TABLE lease ADD COLUMN uid INTEGER;
+ALTER TABLE lease ADD COLUMN account TEXT;
+UPDATE lease SET
+    uid = CAST(json_extract(CAST(body AS TEXT), '$.request.uid') AS INTEGER),
+    account = CAST(json_extract(CAST(body AS TEXT), '$.request.account') AS TEXT)
+    WHERE json_valid(CAST(body AS TEXT));
+CREATE INDEX lease_uid ON lease (uid);
+CREATE INDEX lease_account ON lease (account);
+CREATE TABLE node_report (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    lease INTEGER NOT NULL REFERENCES lease (id) ON DELETE CASCADE,
+    node TEXT NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (lease, node)
+) STRICT;
+"""
+
+# Leases name the rules of the policy that have set values which the user left open: in their JSON.
+_DEFAULTS = ""
+
+STEPS = (
+    _LEASES,
+    _KEYS,
+    _PORTS,
+    _SEGMENTS,
+    _VNIS,
+    _READINESS,
+    _SSH_KEYS,
+    _TUNNEL_KEYS,
+    _SEGMENT_SHARES,
+    _USAGE,
+    _OWNERS,
+    _DEFAULTS,
+)
 """What leads from each version to the next; version 0 is an empty file."""
 SCHEMA_VERSION = len(STEPS)
 
 
-def prepare(db: sqlite3.Connection, path: str | Path) -> None:
-    """Bring the database to this version.
+def check(db: sqlite3.Connection, path: str | Path) -> int:
+    """The schema version of a database, 0 for an empty one; changes nothing.
 
     Raises:
         FabricError: it is not ours, or of a newer vhpcd.
-        sqlite3.Error: it cannot be read or written.
+        sqlite3.Error: it cannot be read.
     """
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -181,8 +227,39 @@ def prepare(db: sqlite3.Connection, path: str | Path) -> None:
             f"it has schema {version} of application {application:#x}",
             f"this vhpcd knows schema {SCHEMA_VERSION} of {APPLICATION:#x}; was it downgraded?",
         )
+    return int(version)
+
+
+def prepare(db: sqlite3.Connection, path: str | Path) -> None:
+    """Bring the database to this version; the one of an older version is first copied to ``PATH.schema-N``.
+
+    Raises:
+        FabricError: as ``check``, or the copy cannot be written.
+        sqlite3.Error: it cannot be read or written.
+    """
+    version = check(db, path)
+    if 0 < version < SCHEMA_VERSION and str(path) != ":memory:":
+        _keep(db, Path(path), version)
     for number in range(version, SCHEMA_VERSION):
         db.executescript(
             f"BEGIN IMMEDIATE; {STEPS[number]} PRAGMA application_id = {APPLICATION};"
             f"PRAGMA user_version = {number + 1}; COMMIT;"
         )
+
+
+def _keep(db: sqlite3.Connection, path: Path, version: int) -> None:
+    """Copy the database, as the older vhpcd can use it if an operator goes back to it."""
+    copy = path.with_name(f"{path.name}.schema-{version}")
+    part = copy.with_name(f"{copy.name}.part")
+    try:
+        files.write_beside(copy, part, b"")  # SQLite fills an empty file, with its mode
+        db.execute("VACUUM INTO ?", (str(part),))
+        files.sync_file(part)
+        part.replace(copy)
+        files.sync_folder(path.parent)
+    except OSError as err:
+        raise FabricError(
+            f"the database {path} is not migrated: its copy {copy} cannot be written",
+            str(err),
+            "make the folder writable, or make room on its disk",
+        ) from err

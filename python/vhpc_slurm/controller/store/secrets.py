@@ -6,11 +6,11 @@ They are not in the lease, which every host of the cluster may read, and are del
 
 from __future__ import annotations
 
-import sqlite3
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from vhpc_slurm.controller.store.sql import Database
 from vhpc_slurm.errors import UNDECODABLE
 from vhpc_slurm.model import Generation
 
@@ -28,10 +28,10 @@ class SecretStore(Protocol[Secret]):
         """Store the secret of a READY lease that has none; else nothing changes."""
 
 
-class SqliteSecrets(Generic[Secret]):
+class SqlSecrets(Generic[Secret]):
     """Secrets in one table of the database."""
 
-    def __init__(self, db: sqlite3.Connection, table: str, kind: type[Secret]) -> None:
+    def __init__(self, db: Database, table: str, kind: type[Secret]) -> None:
         """``table`` is one of ``TABLES``, ``kind`` what is stored in it."""
         assert table in TABLES
         self._db, self._table, self._kind = db, table, kind
@@ -52,13 +52,14 @@ class SqliteSecrets(Generic[Secret]):
         """Store a secret."""
         assert self._db.in_transaction, "a change outside a transaction"
         self._db.execute(
-            f"INSERT OR IGNORE INTO {self._table} (lease, body)"  # noqa: S608 - a constant of this module
-            " SELECT id, ? FROM lease WHERE generation = ? AND state = 'ready'",
+            f"INSERT INTO {self._table} (lease, body)"  # noqa: S608 - a constant of this module
+            " SELECT id, ? FROM lease WHERE generation = ? AND state = 'ready'"
+            f" AND NOT EXISTS (SELECT 1 FROM {self._table} WHERE {self._table}.lease = lease.id)",
             (msgspec.json.encode(secret), str(generation)),
         )
 
 
-def delete(db: sqlite3.Connection, generation: Generation) -> None:
+def delete(db: Database, generation: Generation) -> None:
     """Delete all secrets of a generation."""
     assert db.in_transaction, "a change outside a transaction"
     for table in TABLES:

@@ -10,10 +10,11 @@ holds it any more.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from typing import Protocol
 
+from vhpc_slurm.controller.store.errors import TAKEN_ERRORS
+from vhpc_slurm.controller.store.sql import Database
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation
 
@@ -55,10 +56,10 @@ class SegmentStore(Protocol):
         """Count seconds for quarantines; a VNI whose quarantine is over is free."""
 
 
-class SqliteSegments:
+class SqlSegments:
     """VNIs in the database."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
 
     def held(self) -> tuple[HeldSegment, ...]:
@@ -77,13 +78,17 @@ class SqliteSegments:
     def add(self, vni: int, generation: Generation, *others: Generation) -> None:
         """Give a free VNI to generations."""
         try:
-            changed = self._change(
-                "INSERT INTO segment (vni, generation) VALUES (?, ?)"
-                " ON CONFLICT (vni) DO UPDATE SET generation = excluded.generation WHERE generation IS NULL",
-                vni,
-                str(generation),
-            )
-        except sqlite3.IntegrityError as err:
+            if self._db.execute("SELECT 1 FROM segment WHERE vni = ?", (vni,)).fetchone():
+                changed = self._change(
+                    "UPDATE segment SET generation = ? WHERE vni = ? AND generation IS NULL",
+                    str(generation),
+                    vni,
+                )
+            else:
+                changed = self._change(
+                    "INSERT INTO segment (vni, generation) VALUES (?, ?)", vni, str(generation)
+                )
+        except TAKEN_ERRORS as err:
             raise FabricError(f"{generation} cannot have VNI {vni}", str(err)) from err
         if changed != 1:
             raise FabricError(f"{generation} cannot have VNI {vni}", "another generation has it")
@@ -113,10 +118,11 @@ class SqliteSegments:
         self._change(
             "UPDATE segment SET left_s = left_s - ? WHERE left_s IS NOT NULL", max(0.0, float(elapsed_s))
         )
-        self._change(
-            "UPDATE segment SET generation = NULL, left_s = NULL,"
-            " freed = (SELECT max(freed) FROM segment) + 1 WHERE left_s <= 0"
-        )
+        (freed,) = self._db.execute("SELECT max(freed) FROM segment").fetchone()
+        if freed is not None:
+            self._change(
+                "UPDATE segment SET generation = NULL, left_s = NULL, freed = ? WHERE left_s <= 0", freed + 1
+            )
         self._change(
             "DELETE FROM segment_share WHERE vni IN (SELECT vni FROM segment WHERE generation IS NULL)"
         )

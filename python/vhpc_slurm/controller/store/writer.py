@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import queue
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from vhpc_slurm.controller.store.errors import ENGINE_ERRORS, RetryError
 from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import FabricError
 
@@ -24,6 +24,9 @@ log = logging.getLogger("vhpcd")
 
 MOST = 256
 """The most calls that share a commit."""
+RETRY_S = 3.0
+"""Seconds in which a batch is tried again that was undone for a reason that passes, like a deadlock."""
+FIRST_PAUSE_S = 0.02
 TELL_S = 60.0
 """Seconds between two log lines about an unusable database; each client gets the error."""
 
@@ -37,7 +40,7 @@ class Writer:
     def __init__(self, store: LeaseStore) -> None:
         self._store = store
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._told = float("-inf")
+        self._logged = float("-inf")
         self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
         self._thread.start()
 
@@ -46,6 +49,11 @@ class Writer:
         future: Future[Result] = Future()
         self._calls.put((call, arguments, future))
         return future
+
+    @property
+    def waiting(self) -> int:
+        """About how many calls wait."""
+        return self._calls.qsize()
 
     def close(self) -> None:
         """Run the queued calls, and end the thread."""
@@ -66,34 +74,47 @@ class Writer:
             if batch:
                 self._do(batch)
 
-    def _trouble(self, err: sqlite3.Error) -> FabricError:
-        found = self._store.explain(err)
+    def _told(self, found: FabricError) -> FabricError:
         now = time.monotonic()
-        if now - self._told >= TELL_S:
-            self._told = now
+        if now - self._logged >= TELL_S:
+            self._logged = now
             log.critical("%s", found.line())
         return found
 
     def _do(self, batch: list[_Call]) -> None:
-        done: list[tuple[Future[Any], Any, BaseException | None]] = []
-        try:
-            with self._store.transaction():
-                for call, arguments, future in batch:
-                    if not future.set_running_or_notify_cancel():
-                        continue
-                    try:
-                        done.append((future, call(*arguments), None))
-                    except sqlite3.Error as err:
-                        done.append((future, None, self._trouble(err)))
-                    except Exception as err:  # it belongs to the caller, who waits for the future
-                        done.append((future, None, err))
-        except FabricError as err:
-            # The commit failed: no call of this batch has happened.
-            known = {id(future) for future, _, _ in done}
-            waiting = [one for _, _, one in batch if id(one) in known or one.set_running_or_notify_cancel()]
-            done = [(future, None, err) for future in waiting]
-        for future, result, error in done:
+        live = [one for one in batch if one[2].set_running_or_notify_cancel()]
+        until = time.monotonic() + RETRY_S
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                done = self._attempt(live)
+            except RetryError as err:
+                # No call of this batch has happened.
+                if time.monotonic() + pause_s < until:
+                    time.sleep(pause_s)
+                    pause_s *= 2
+                    continue
+                done = [(None, self._told(err)) for _ in live]
+            except FabricError as err:
+                done = [(None, self._told(err)) for _ in live]
+            break
+        for (_, _, future), (result, error) in zip(live, done, strict=True):
             if error is not None:
                 future.set_exception(error)
             else:
                 future.set_result(result)
+
+    def _attempt(self, calls: list[_Call]) -> list[tuple[Any, BaseException | None]]:
+        """What each call returned or raised, and durable; FabricError when the commit failed."""
+        done: list[tuple[Any, BaseException | None]] = []
+        with self._store.transaction():
+            for call, arguments, _ in calls:
+                try:
+                    done.append((call(*arguments), None))
+                except ENGINE_ERRORS as err:
+                    found = self._store.explain(err)
+                    # What passes fails the transaction, which is then tried again.
+                    done.append((None, found if isinstance(found, RetryError) else self._told(found)))
+                except Exception as err:  # it belongs to the caller, who waits for the future
+                    done.append((None, err))
+        return done

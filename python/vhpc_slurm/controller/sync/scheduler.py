@@ -101,6 +101,11 @@ class BatchScheduler:
                 "see the log of vhpcd",
             ) from None
 
+    @property
+    def waiting(self) -> int:
+        """How many generations wait for the next batch."""
+        return len(self._coming)
+
     @contextlib.contextmanager
     def arriving(self) -> Iterator[None]:
         """A lease is being made meanwhile: a batch waits a moment for it."""

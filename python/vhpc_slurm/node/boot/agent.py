@@ -18,8 +18,9 @@ from vhpc_slurm.node.guest.channel import ChannelError, ChannelRefusedError, Cha
 from vhpc_slurm.node.guest.helpers import ROOT_SOCKET, Helpers
 from vhpc_slurm.node.network.plan import names as segment_names
 
-ASK_S = 10.0
-"""Longest wait for a guest before the caller is asked whether to go on."""
+ASK_FIRST_S, ASK_S = 2.0, 10.0
+"""Longest wait for a guest before the caller is asked whether to go on: at first, so that those who wait
+for the job are told soon, and later."""
 log = logging.getLogger("vhpc")
 
 
@@ -54,15 +55,16 @@ def reach(work: Boot, guest: GuestPlan, since: float) -> Generator[None, None, G
 
 
 def wait_for_hello(helpers: Helpers, channel: GuestChannel, until: float) -> Generator[None, None, None]:
-    """Wait for the agent's hello; yields every ``ASK_S`` seconds.
+    """Wait for the agent's hello; yields after ``ASK_FIRST_S`` and then every ``ASK_S`` seconds.
 
     Raises:
         UserError: the user has stopped a helper.
         ChannelError: the guest has ended, or stays silent until the deadline.
     """
+    wait_s = ASK_FIRST_S
     while True:
         try:
-            channel.hello(max(1.0, min(ASK_S, until - time.monotonic())))
+            channel.hello(max(1.0, min(wait_s, until - time.monotonic())))
             return
         except ChannelSilentError:
             if time.monotonic() >= until - 1.0:
@@ -70,6 +72,7 @@ def wait_for_hello(helpers: Helpers, channel: GuestChannel, until: float) -> Gen
         if error := helpers.disturbed():
             raise error
         yield
+        wait_s = ASK_S
 
 
 def set_up(work: Boot, guest: GuestPlan, channel: GuestChannel) -> None:

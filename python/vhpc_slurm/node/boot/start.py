@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from vhpc_slurm.domain.render import render
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import GuestPlan
-from vhpc_slurm.node.boot import network
+from vhpc_slurm.node.boot import network, peers
 from vhpc_slurm.node.boot.spec import domain_spec
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import console, memory, refusal
@@ -23,6 +24,8 @@ from vhpc_slurm.node.store import disks, images, kinds, uids
 
 MEMORY = "memory"
 """Its key in the journal."""
+SOURCES = "image sources"
+"""In the timeline: bytes from the catalogue, of an interrupted copy (kept), and from other nodes."""
 
 
 def stage_image(work: Boot) -> Iterator[None]:
@@ -30,7 +33,11 @@ def stage_image(work: Boot) -> Iterator[None]:
     digest = work.image.digest
     work.journal.acquire(kinds.IMAGE, f"image:{digest}", digest=digest)
     images.pin(work.layout, work.image, str(work.lease.generation))
-    work.staged = yield from images.stage(work.layout, work.image, work.account)
+    lineage, began = peers.begin(work), time.time()
+    work.staged = yield from images.stage(work.layout, work.image, work.account, lineage)
+    if work.staged.sources:
+        said = ", ".join(f"{source} {size}" for source, size in work.staged.sources)
+        work.recorder.note(SOURCES, began, detail=said)
 
 
 def make_cgroup(work: Boot) -> None:
@@ -86,7 +93,7 @@ def start_guest(work: Boot, guest: GuestPlan) -> None:
     helpers.start_daemons(work.plan.shares)
     network.connect_outside(work, guest, uid)
     guest = network.connect_site(work, guest)
-    console.prepare(Path(paths.console_log), uid)
+    console.prepare(Path(paths.console_log), uid, work.account.uid)
     if guest.disk_mib:
         disks.give(layout, work.lease.generation, guest.index, uid)
     boot_files = images.private_copies(work.staged, run_dir)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +17,43 @@ from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.terminal import printable
 
+log = logging.getLogger("vhpc")
+
 COPY_TIMEOUT_S = 10.0
 LEFT_OUT = b"\n[%d bytes left out]\n"
 """Stands where the middle of a long console was."""
 
 
-def prepare(path: Path, qemu_uid: int) -> None:
-    """Make the console's file, which only QEMU may write and only root may read."""
+def prepare(path: Path, qemu_uid: int, owner_uid: int) -> None:
+    """Make the console's file, which only QEMU may write, and only root and the job's owner may read.
+
+    The owner reads it by an access list: a group may have other members.  Where the file system has no
+    access lists, only root reads it.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o600)
-    os.fchown(fd, qemu_uid, -1)
-    os.close(fd)
+    try:
+        os.fchown(fd, qemu_uid, -1)
+        os.setxattr(fd, "system.posix_acl_access", _readable_by(owner_uid))
+    except OSError as err:
+        if err.errno != errno.ENOTSUP:
+            raise
+        log.warning("users cannot read consoles on this node: %s has no access lists", path.parent)
+    finally:
+        os.close(fd)
+
+
+def _readable_by(uid: int) -> bytes:
+    """An access list as the kernel reads it (linux/posix_acl_xattr.h): the file's owner rw, a user r."""
+    user_obj, user, group_obj, mask, other, nobody = 0x01, 0x02, 0x04, 0x10, 0x20, 0xFFFFFFFF
+    entries = (
+        (user_obj, 6, nobody),
+        (user, 4, uid),
+        (group_obj, 0, nobody),
+        (mask, 4, nobody),
+        (other, 0, nobody),
+    )
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
 def last_words(path: Path) -> str:

@@ -85,6 +85,7 @@ class Op(IntEnum):
     REACH = 9
     SSH = 10
     NAT = 16
+    USAGE = 24
 
 
 class GuestState(IntEnum):
@@ -172,6 +173,17 @@ class Tag(IntEnum):
     AFFINITY = 91
     GATEWAY = 112
     NAMESERVER = 113
+    USAGE = 128
+    STEP = 129
+    TASKS = 130
+    CPU_US = 131
+    USER_US = 132
+    SYSTEM_US = 133
+    PEAK_BYTES = 134
+    RSS_BYTES = 135
+    READ_BYTES = 136
+    WRITTEN_BYTES = 137
+    OOM_KILLS = 138
 
 
 def put(tag: Tag, value: int | str | bytes) -> bytes:

@@ -36,7 +36,9 @@ class Source:
 
     def wait(self, seconds: float) -> bool:
         """Whether ``read`` will not block, after at most so many seconds."""
-        return bool(select.select([self.fd], [], [], seconds)[0])
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(int(seconds * 1000)))
 
     def read(self, size: int) -> bytes:
         """At most ``size`` bytes; none at the end."""
@@ -55,8 +57,8 @@ class Source:
 
 
 @contextlib.contextmanager
-def of_site(path: Path, blob: Blob, image: str) -> Iterator[Source]:
-    """A blob of the site's catalogue.
+def of_site(path: Path, blob: Blob, image: str, start: int = 0) -> Iterator[Source]:
+    """A blob of the site's catalogue, from a byte on.
 
     Raises:
         UserError: it is missing, not a regular file, or has another size.
@@ -76,20 +78,22 @@ def of_site(path: Path, blob: Blob, image: str) -> Iterator[Source]:
             raise damaged(image, blob, "it is not a regular file")
         if about.st_size != blob.size:
             raise damaged(image, blob, f"it has {about.st_size} bytes, the manifest says {blob.size}")
+        os.lseek(fd, start, os.SEEK_SET)
         yield Source(fd)
     finally:
         os.close(fd)
 
 
 @contextlib.contextmanager
-def of_user(path: Path, account: Account) -> Iterator[Source]:
-    """A blob of a user's own catalogue, read with the user's rights.
+def of_user(path: Path, account: Account, start: int = 0) -> Iterator[Source]:
+    """A blob of a user's own catalogue, read with the user's rights, from a byte on.
 
     Raises:
         OSError: no process can be started.
     """
     # without a writer, a pipe of the user's is at its end at once
-    command = [DD, f"if={path}", "iflag=nonblock", "bs=1M", "status=none"]
+    command = [DD, f"if={path}", "iflag=nonblock,skip_bytes", "bs=1M", "status=none"]
+    command += [f"skip={start}"] if start else []
     child = subprocess.Popen(
         [*process.drop_to(account.credentials), *command],
         stdin=subprocess.DEVNULL,

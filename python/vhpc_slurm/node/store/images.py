@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node's store of images: copies by digest, verified while they are copied.
 
-A blob is copied from the catalogue to a temporary name, hashed meanwhile, and
-only then renamed to its digest: a file named by a digest has that digest.
-Concurrent copies of one blob wait for each other (flock).  A pin per
+A blob is copied from other nodes of the lease or from the catalogue to a
+temporary name, hashed meanwhile, and only then renamed to its digest: a file
+named by a digest has that digest.  Concurrent copies of one blob wait for each other (flock).  A pin per
 generation records that an image is in use, and its blobs.
 
 The content of a catalogue is not trusted: only regular files with the size in
@@ -15,24 +15,29 @@ fault, since every job with that image would drain another node.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
+import logging
 import os
 import shutil
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vhpc_slurm import files
-from vhpc_slurm.catalog import blobs, own_folder
+from vhpc_slurm import chunks, files
+from vhpc_slurm.catalog import blobs, chunk_list, own_folder, with_list
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.store import blobsource
 from vhpc_slurm.node.store.blobsource import Source
+from vhpc_slurm.node.store.copying import BlobCopy, Tally
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.node.store.part import Part
+from vhpc_slurm.node.store.peers import offers
+from vhpc_slurm.node.store.peers.client import Lineage, Peers
 
-CHUNK = 1 << 20
+log = logging.getLogger("vhpc")
 ROOM_LEFT = 64 << 20
 """Bytes that a copy leaves free: journals may be on the same file system."""
 CHECK_S = 2.0
@@ -45,16 +50,22 @@ class StagedImage:
     """An image on this node: paths of root-owned, verified, read-only files.
 
     ``copied`` are the bytes that this call has copied; others were in the store, or another job copied them.
+    ``sources`` says from where, also bytes that were of no use: ``catalogue``, ``kept`` for those that an
+    interrupted copy had left, or a node.
     """
 
     kernel: Path
     initrd: Path
     root: Path
     copied: int = 0
+    sources: tuple[tuple[str, int], ...] = ()
 
 
 def stage(
-    layout: Layout, image: ImageIdentity, account: Account | None = None
+    layout: Layout,
+    image: ImageIdentity,
+    account: Account | None = None,
+    lineage: Lineage | None = None,
 ) -> Generator[None, None, StagedImage]:
     """Copy every blob of an image to the node, verified; a generator.
 
@@ -65,6 +76,7 @@ def stage(
         layout: has the paths of the catalogue and the store.
         image: the image; it must be pinned if a guest will use it.
         account: of the job's user, with whose rights an image of the user's own catalogue is read.
+        lineage: the nodes of the lease to ask before the catalogue; None: none.
 
     Raises:
         UserError: a blob is missing, differs from the manifest, or is larger than the store:
@@ -73,11 +85,12 @@ def stage(
         NodeError: the node cannot store it.
     """
     manifest = image.manifest
-    copies = _Copies(layout, image, account)
+    copies = _Copies(layout, image, account, Peers(lineage) if lineage else None)
     kernel = yield from copies.blob(manifest.kernel)
     initrd = yield from copies.blob(manifest.initrd)
+    yield from copies.chunk_list(manifest.root)
     root = yield from copies.blob(manifest.root)
-    return StagedImage(kernel, initrd, root, copies.copied)
+    return StagedImage(kernel, initrd, root, copies.copied, tuple(copies.tally.bytes.items()))
 
 
 def private_copies(image: StagedImage, folder: Path) -> tuple[Path, Path]:
@@ -107,7 +120,7 @@ def pin(layout: Layout, image: ImageIdentity, generation: str) -> None:
     """Record that a generation uses an image, and its blobs."""
     folder = _pins(layout, image.digest)
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    (folder / generation).write_text("".join(f"{blob.sha256}\n" for blob in blobs(image.manifest)))
+    (folder / generation).write_text("".join(f"{blob.sha256}\n" for blob in with_list(image.manifest)))
 
 
 def unpin(layout: Layout, digest: str, generation: str) -> None:
@@ -150,9 +163,14 @@ def _complete(path: Path, size: int) -> bool:
 class _Copies:
     """Copies blobs of one image into the store."""
 
-    def __init__(self, layout: Layout, image: ImageIdentity, account: Account | None) -> None:
+    def __init__(
+        self, layout: Layout, image: ImageIdentity, account: Account | None, peers: Peers | None
+    ) -> None:
+        self._peers, self._hashes = peers, dict[str, bytes]()
+        self._from_catalogue = set[str]()
+        self.tally = Tally()
         self._layout, self._image, self._account = layout, str(image.ref), None
-        self._own = {blob.sha256 for blob in blobs(image.manifest)}
+        self._own = {blob.sha256 for blob in with_list(image.manifest)}
         self.copied = 0
         catalog, owner = Path(layout.config.images.catalog), None
         if image.ref.own:
@@ -179,6 +197,27 @@ class _Copies:
                 f"cannot store image {self._image}", str(err), f"check the disk under {store}"
             ) from err
         return final
+
+    def chunk_list(self, blob: Blob) -> Generator[None, None, None]:
+        """Copy the chunk list of a blob, by which its chunks are checked; the blob is copied also without.
+
+        The list is kept: nodes that ask this one for the blob ask for its list first.
+        """
+        wanted = chunk_list(blob)
+        if wanted is None or wanted.size > chunks.LIST_MAX:
+            return
+        if _complete(self._folder / blob.sha256, blob.size):
+            if self._peers is None:
+                return
+            self._from_catalogue.add(wanted.sha256)  # only for others: it is not worth a wait
+        try:
+            path = yield from self.blob(wanted)
+        except UserError as err:
+            log.warning("image %s is copied without its chunk list: %s", self._image, err.line())
+            if self._peers is not None:
+                self._peers.lineage.withdraw(wanted.sha256)
+            return
+        self._hashes[blob.sha256] = path.read_bytes()
 
     def _make_folder(self) -> None:
         if self._account is None:
@@ -221,25 +260,36 @@ class _Copies:
         return True
 
     def _fetch(self, blob: Blob, final: Path) -> Iterator[None]:
-        part = final.with_name(f".{blob.sha256}.part")
-        with self._source(blob) as source:
-            part.unlink(missing_ok=True)  # left by a killed copy: this process has the lock
-            self._make_room(blob)
-            try:
-                yield from self._copy(source, part, blob)
-                part.rename(final)
-                self.copied += blob.size
-            finally:
-                part.unlink(missing_ok=True)
+        hashes = self._hashes.get(blob.sha256, b"")
+        if blob.chunks and not hashes:  # nobody may take its copy for verified
+            blob = replace(blob, chunks="", chunk_size=0)
+        path = offers.part_of(final)
+        self._make_room(blob, path)
+        copy = BlobCopy(
+            self._image,
+            blob,
+            functools.partial(self._source, blob),
+            None if blob.sha256 in self._from_catalogue else self._peers,
+            self._pause_is_due,
+            lambda: self._until - time.monotonic(),
+            self.tally,
+        )
+        with Part(path, blob, hashes) as part:
+            yield from copy.run(part, final)
+            self.copied += blob.size - part.resumed
 
-    def _source(self, blob: Blob) -> contextlib.AbstractContextManager[Source]:
+    def _source(self, blob: Blob, start: int) -> contextlib.AbstractContextManager[Source]:
         path = self._catalog / blob.sha256
         if self._account is not None:
-            return blobsource.of_user(path, self._account)
-        return blobsource.of_site(path, blob, self._image)
+            return blobsource.of_user(path, self._account, start)
+        return blobsource.of_site(path, blob, self._image, start)
 
-    def _make_room(self, blob: Blob) -> None:
-        """Make room for a blob: remove blobs that no job uses, the least recently used first."""
+    def _make_room(self, blob: Blob, part: Path) -> None:
+        """Make room for the rest of a blob: remove blobs that no job uses, the least recently used first."""
+        try:
+            wanted = blob.size - min(blob.size, part.lstat().st_size) + ROOM_LEFT
+        except FileNotFoundError:
+            wanted = blob.size + ROOM_LEFT
         space = os.statvfs(self._folder)
         if blob.size + ROOM_LEFT > space.f_blocks * space.f_frsize:
             raise UserError(
@@ -249,50 +299,21 @@ class _Copies:
                 "make a smaller image",
             )
         free = space.f_bavail * space.f_frsize
-        for path in unused(self._layout) if blob.size + ROOM_LEFT > free else ():
+        for path in unused(self._layout) if wanted > free else ():
             if path.name in self._own:  # an image that is not pinned: its kernel, copied just now
                 continue
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
             space = os.statvfs(self._folder)
             free = space.f_bavail * space.f_frsize
-            if blob.size + ROOM_LEFT <= free:
+            if wanted <= free:
                 break
-        if blob.size + ROOM_LEFT > free:
+        if wanted > free:
             raise FabricError(
                 f"the image store of this node has no room for image {self._image}",
                 f"its {blob.file} has {blob.size >> 20} MiB, {free >> 20} MiB are free",
                 f"free space under {self._folder}",
             )
-
-    def _copy(self, source: Source, part: Path, blob: Blob) -> Iterator[None]:
-        digest = hashlib.sha256()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(part, flags, 0o644), "wb") as write:
-            os.fchmod(write.fileno(), 0o644)
-            left = blob.size
-            while left > 0:
-                if source.wait(CHECK_S / 2):
-                    chunk = source.read(min(CHUNK, left))
-                    if not chunk:
-                        break
-                    digest.update(chunk)
-                    write.write(chunk)
-                    left -= len(chunk)
-                if self._pause_is_due(f"{left >> 20} MiB of its {blob.file} are left"):
-                    yield
-            write.flush()
-            os.fsync(write.fileno())
-        if left and (why := source.why_ended()):
-            raise UserError(
-                f"image {self._image} is incomplete",
-                f"its {blob.file} cannot be read: {why}",
-                "publish it again",
-            )
-        if left or digest.hexdigest() != blob.sha256:
-            found = f"sha256 {digest.hexdigest()[:16]}… and {blob.size - left} bytes"
-            says = f"it has {found}, the manifest says {blob.sha256[:16]}… and {blob.size}"
-            raise blobsource.damaged(self._image, blob, says)
 
 
 def unused(layout: Layout) -> list[Path]:

@@ -7,6 +7,11 @@ resource, its key, and the data for its release; ``released`` marks it as
 released.  Crash recovery only releases the unreleased entries, newest first.
 A crash in the middle of a write leaves a torn last line; its action never
 began, so the line is dropped.
+
+A version of vhpc that writes records which earlier versions would misread raises
+FORMAT, and gives such records a field ``v`` with that number.  A new kind of
+resource, or new data of a kind that an earlier version need not know for the
+release, does not need this.
 """
 
 from __future__ import annotations
@@ -23,6 +28,9 @@ from typing import Any
 from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, NodeError
 from vhpc_slurm.model import Generation
+
+FORMAT = 1
+"""The newest records that this version reads; those of format 1 have no ``v``."""
 
 
 @dataclass(frozen=True)
@@ -168,14 +176,25 @@ def _held(path: Path, raw: bytes) -> dict[str, Entry]:
     held: dict[str, Entry] = {}
     for line in raw.splitlines():
         try:
-            _apply(held, json.loads(line))
-        except (*UNDECODABLE, KeyError, TypeError) as err:
+            record = json.loads(line)
+            if record.get("v", 1) > FORMAT:
+                raise _newer(path, record["v"])
+            _apply(held, record)
+        except (*UNDECODABLE, KeyError, TypeError, AttributeError) as err:
             raise NodeError(
                 f"journal {path} is damaged",
                 f"{err!r} in {line[:120]!r}",
                 "check the resources in it manually, then move it away",
             ) from err
     return held
+
+
+def _newer(path: Path, number: object) -> NodeError:
+    return NodeError(
+        f"journal {path} was written by a newer vhpc",
+        f"it has records of format {number}, and this version reads format {FORMAT}",
+        "install the version that wrote it again, then run: vhpc reconcile",
+    )
 
 
 def _apply(held: dict[str, Entry], record: dict[str, Any]) -> None:

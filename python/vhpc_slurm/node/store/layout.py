@@ -128,6 +128,15 @@ class Layout:
         """Timeline of a generation on this node."""
         return self.timelines / f"{generation}.json"
 
+    @property
+    def usages(self) -> Path:
+        """Folder of what ended generations have used."""
+        return self.state / "usage"
+
+    def usage(self, generation: Generation) -> Path:
+        """What a generation has used on this node."""
+        return self.usages / f"{generation}.json"
+
 
 def domain_name(generation: Generation, index: int) -> str:
     """libvirt's name of a guest; contains its generation."""

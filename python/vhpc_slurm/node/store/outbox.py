@@ -16,7 +16,7 @@ import msgspec
 
 from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, FabricError
-from vhpc_slurm.model import Generation, Timeline
+from vhpc_slurm.model import Generation, NodeUsage, Timeline
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Acknowledgement:
     clean: bool
     note: str = ""
     timeline: Timeline | None = None
+    usage: NodeUsage | None = None
 
 
 def put(folder: Path, ack: Acknowledgement) -> Path:

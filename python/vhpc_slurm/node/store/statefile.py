@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import struct
+import time
 from pathlib import Path
 
 from vhpc_slurm.errors import NodeError
@@ -23,18 +24,18 @@ VERSION = "1"
 PLUGIN_KEYS = frozenset(
     {
         "version", "job", "restart", "generation", "status", "message", "image", "batch", "socket",
-        "commands", "cpus", "gpus", "guests", "components", "warning",
+        "commands", "command_path", "cpus", "gpus", "guests", "components", "warning",
     }
 )  # fmt: skip
 """Keys that the SPANK plugin reads: key_names of spank_plugin/state.c."""
-HOOK_KEYS = frozenset({"digest", "kind", "alarm"})
+HOOK_KEYS = frozenset({"digest", "kind", "alarm", "since"})
 """Keys that only the hooks and the vhpc command read."""
 USER_OBJ, USER, GROUP_OBJ, MASK, OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 """Tags of entries of an access control list."""
 
 
 def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
-    """Replace the state file.
+    """Replace the state file; it says since when it is so (``age``).
 
     Line breaks and other control characters in values become spaces: the
     reader is a small C parser and the text is shown on a terminal.
@@ -51,7 +52,7 @@ def write_state(path: Path, fields: dict[str, str], reader: int) -> None:
     if unknown := fields.keys() - PLUGIN_KEYS - HOOK_KEYS:
         raise ValueError(f"keys that no reader of a state file knows: {sorted(unknown)}")
     lines = [f"version={VERSION}"]
-    for key, value in fields.items():
+    for key, value in ({"since": f"{uptime():.0f}"} | fields).items():
         clean = "".join(c if c.isprintable() else " " for c in value)
         lines.append(f"{key}={clean.encode()[:LIMIT].decode(errors='ignore')}")
     part = path.with_name(".state.part")
@@ -91,6 +92,20 @@ def read_state(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def uptime() -> float:
+    """Seconds since the node's boot, of a clock that nobody can set; it counts during a suspend."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def age(fields: dict[str, str]) -> float:
+    """For how many seconds a state has held; 0 if that is not known.
+
+    State files are on a tmpfs, so this boot has written them.
+    """
+    since = fields.get("since", "")
+    return max(0.0, uptime() - int(since)) if since.isascii() and since.isdecimal() else 0.0
 
 
 def header(generation: Generation, image: str) -> dict[str, str]:

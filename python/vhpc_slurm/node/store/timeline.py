@@ -30,11 +30,13 @@ class Recorder:
         self._generation = generation
         self._node = node
         self._stages: list[Stage] = list(_earlier(path, generation))
+        self._doing = ("start", time.monotonic())
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "") -> Iterator[None]:
         """Measure a stage; a failed stage is kept with its error as detail."""
         began = time.time()
+        self._doing = (name, time.monotonic())
         try:
             yield
         except BaseException as err:
@@ -45,6 +47,11 @@ class Recorder:
     def note(self, name: str, began: float, ended: float | None = None, detail: str = "") -> None:
         """Add a stage that ends now or at the given time."""
         self._add(Stage(name, began, ended or time.time(), detail))
+
+    def doing(self) -> tuple[str, float]:
+        """The last stage that began, and how many seconds ago."""
+        name, since = self._doing
+        return name, time.monotonic() - since
 
     def timeline(self) -> Timeline:
         """The recorded stages."""

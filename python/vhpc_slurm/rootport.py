@@ -2,7 +2,8 @@
 """Connections from a port below 1024, which only root can bind (ip(7)).
 
 vhpcd has a queue and room for such connections that other users of the host cannot
-fill. Any port is used where none of these is free, or where the caller is not root.
+fill; nodes that serve blobs accept no others. Any port is used where none of these is free,
+or where the caller is not root.
 """
 
 from __future__ import annotations
@@ -56,3 +57,28 @@ def wait_for_end(link: socket.socket, seconds: float) -> None:
     with contextlib.suppress(OSError):
         link.settimeout(seconds)
         link.recv(1)
+
+
+def left(deadline: float) -> float:
+    """Seconds until a deadline of ``time.monotonic``; TimeoutError if it is over."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError("timed out")
+    return seconds
+
+
+def receive(link: socket.socket, length: int, deadline: float) -> bytes:
+    """So many bytes.
+
+    Raises:
+        OSError: they have not come by the deadline, or the connection broke.
+        EOFError: the other end has closed it before.
+    """
+    data = bytearray()
+    while len(data) < length:
+        link.settimeout(left(deadline))
+        chunk = link.recv(min(length - len(data), 65536))
+        if not chunk:
+            raise EOFError("connection closed")
+        data += chunk
+    return bytes(data)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shell completes: commands and options of the command line itself, images, and jobs of the user.
+
+Nothing is kept from one call to the next, so nothing is out of date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vhpc_slurm.catalog import own_folder, refs
+from vhpc_slurm.cli import context, options
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.policy.rules import image_refusal, matches
+
+
+def image_names(config: Config) -> list[str]:
+    """Names of the site's images and of the user's own, without those that the site's rules refuse.
+
+    A rule whose conditions depend on the job (partition, account, QOS) refuses nothing here.
+    """
+    user = context.user_name()
+    found = [ref.label for ref in refs(Path(config.images.catalog))]
+    if config.images.user_catalog:
+        folder = own_folder(config.images.user_catalog, user)
+        found += [f"own/{ref.label}" for ref in refs(folder)]
+    rule = _rule(config.policy, user)
+    return [name for name in found if rule is None or not image_refusal(rule, [name])]
+
+
+def _rule(rules: Iterable[Rule], user: str) -> Rule | None:
+    """The rule that applies to each job of a user, whatever its partition, account and QOS."""
+    mine = (rule for rule in rules if not rule.users or matches(rule.users, user))
+    first = next(mine, None)
+    if first is None or first.partitions or first.accounts or first.qos:
+        return None
+    return first
+
+
+def candidates(root: Any, words: Sequence[str]) -> list[str]:
+    """What may stand in place of the last of the words after ``vhpc``.
+
+    Args:
+        root: the command of typer.
+        words: the others are complete; the last may be empty.
+
+    Returns:
+        words that begin with the last one; empty if the shell should offer files, or nothing is known.
+    """
+    command, waiting, places = root, None, 0
+    for word in words[:-1]:
+        if waiting is not None:
+            waiting = None
+        elif word.startswith("-"):
+            waiting = _taking_value(command, word)
+        elif word in getattr(command, "commands", {}):
+            command, places = command.commands[word], 0
+        else:
+            places += 1
+    last = words[-1]
+    if waiting is not None:
+        found = _values(waiting)
+    elif last.startswith("-"):
+        found = sorted(
+            {name for p in command.params for name in p.opts if name.startswith("--")} | {"--help"}
+        )
+    elif hasattr(command, "commands"):
+        names = [] if places else command.commands
+        found = sorted(name for name in names if not command.commands[name].hidden)
+    else:
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        found = _values(arguments[places]) if places < len(arguments) else []
+    return [word for word in found if word.startswith(last)]
+
+
+def _taking_value(command: Any, word: str) -> Any:
+    """The option that takes the next word as its value, if there is one."""
+    for parameter in command.params:
+        if word in parameter.opts and not getattr(parameter, "is_flag", False):
+            return parameter
+    return None
+
+
+def _values(parameter: Any) -> list[str]:
+    """Values of an option or argument, by the name that the manual gives them."""
+    metavar = parameter.metavar or ""
+    kinds: dict[str, Callable[[], list[str]]] = {
+        "JOBID": _jobs,
+        "SRC": lambda: [f"{job}:" for job in _jobs()],
+        "DST": lambda: [f"{job}:" for job in _jobs()],
+    }
+    find = kinds.get(metavar, _images if "NAME[:TAG]" in metavar or metavar.startswith("IMAGE") else list)
+    with contextlib.suppress(VhpcError):  # a shell has no place for messages
+        return find()
+    return []
+
+
+def _images() -> list[str]:
+    return image_names(options.config())
+
+
+def _jobs() -> list[str]:
+    from vhpc_slurm import slurm
+
+    return [str(job) for job in slurm.user_jobs(options.config()).running(context.user_name())]

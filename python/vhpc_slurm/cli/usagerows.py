@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs have used in guests, as rows of a table and as JSON; for ``seff`` and ``report``.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from vhpc_slurm.cli import output
+from vhpc_slurm.model import Figures, JobUsage, StepUsage
+
+UNKNOWN = "-"
+HEAD = ("STEP", "TASKS", "CPU", "USER", "SYSTEM", "PEAK", "LARGEST", "READ", "WRITTEN", "OOM")
+"""Of the rows of ``row``."""
+
+
+def table(used: JobUsage) -> None:
+    """Print one row for each step, and which guests have no figures."""
+    output.write_table(HEAD, [row(step) for step in used.steps], right=HEAD[1:])
+    for node, index, why in used.missing:
+        print(f"no figures of guest {index} on {node}: {why}")
+
+
+def document(used: JobUsage) -> dict[str, Any]:
+    """The same as JSON."""
+    return {
+        "total": asdict(used.whole),
+        "steps": [step_json(step) for step in used.steps],
+        "missing": [{"node": node, "guest": index, "why": why} for node, index, why in used.missing],
+    }
+
+
+def row(step: StepUsage) -> tuple[str, ...]:
+    """A step's row of a table."""
+    one = step.figures
+    return (
+        step.step,
+        UNKNOWN if step.tasks is None else str(step.tasks),
+        time_text(one.cpu_us),
+        time_text(one.user_us),
+        time_text(one.system_us),
+        *(size_text(value) for value in (one.peak_bytes, one.rss_bytes, one.read_bytes, one.written_bytes)),
+        UNKNOWN if one.oom_kills is None else str(one.oom_kills),
+    )
+
+
+def time_text(micros: int | None) -> str:
+    """``[DAYS-]HH:MM:SS.CC``, as sacct writes TotalCPU."""
+    if micros is None:
+        return UNKNOWN
+    seconds, rest = divmod(micros, 1_000_000)
+    days, seconds = divmod(seconds, 86400)
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{rest // 10_000:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def size_text(count: int | None) -> str:
+    """Bytes for people."""
+    return UNKNOWN if count is None else output.size(count)
+
+
+def step_json(step: StepUsage) -> dict[str, Any]:
+    """A step's figures; null where the guest does not know one."""
+    figures: Figures = step.figures
+    return {"step": step.step, "tasks": step.tasks, **asdict(figures)}

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a viewer may see, as vhpcd tells it; each function blocks and belongs into a thread."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vhpc_slurm.cli import report
+from vhpc_slurm.cli.reportdata import JobReport
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.store.keys import read_snapshot
+from vhpc_slurm.controller.wire_types import ProgressWire
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
+from vhpc_slurm.model import LeaseRecord, LeaseState, NodeReport
+
+if TYPE_CHECKING:
+    from vhpc_slurm.controller.api.protocol import Status
+
+ANSWER_S = 5
+"""Longest wait for one answer of vhpcd, in seconds."""
+REPORTS_EACH = 2
+"""Jobs whose nodes' reports are read with one overview: the first overviews of many jobs lack devices."""
+REPORTED_JOBS = 1000
+PAGE_S = 0.4
+"""An overview of many jobs is asked for less often: by so many seconds for each 25 jobs."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the first page shows.
+
+    Attributes:
+        live: leases that are not released.
+        progress: how far those are that boot, by generation.
+        newest: the newest leases, also ended ones, newest first.
+        reports: what nodes told of live jobs, by generation.
+        unread: live jobs whose reports have not been read yet.
+        status: of vhpcd; None for a viewer who may not ask for it.
+        resting: keys of ended jobs that no job may get yet; empty unless vhpcd's database is here.
+    """
+
+    live: tuple[LeaseRecord, ...]
+    progress: Mapping[str, ProgressWire]
+    newest: tuple[LeaseRecord, ...]
+    reports: Mapping[str, tuple[NodeReport, ...]]
+    unread: int = 0
+    status: Status | None = None
+    resting: tuple[KeyAssignment, ...] = ()
+
+    @property
+    def fresh_s(self) -> float:
+        """After how many seconds it may be asked for again."""
+        return 2.0 + PAGE_S * (len(self.live) // 25)
+
+
+class Viewing:
+    """Asks for one viewer; remembers the reports of nodes, which do not change while a job runs."""
+
+    def __init__(self, config: Config, as_uid: int | None) -> None:
+        """``as_uid`` None: the user who runs this program."""
+        limited = msgspec.structs.replace(
+            config.controller, request_timeout_s=min(ANSWER_S, config.controller.request_timeout_s)
+        )
+        self._config = msgspec.structs.replace(config, controller=limited)
+        self._operator = as_uid is None and _is_operator(config)
+        self._as_uid = as_uid
+        self._reports: dict[str, tuple[NodeReport, ...]] = {}
+
+    def overview(self) -> Overview:
+        """The first page; VhpcError when vhpcd does not answer."""
+        client = ControllerClient(self._config, as_uid=self._as_uid)
+        live, progress = client.booting(live=True)
+        newest, _ = client.newest()
+        wanted = [
+            record
+            for record in live
+            if record.lease.state is LeaseState.READY and str(record.lease.generation) not in progress
+        ][:REPORTED_JOBS]
+        names = {str(record.lease.generation) for record in wanted}
+        kept = {name: reports for name, reports in self._reports.items() if name in names}
+        unread = [record for record in wanted if str(record.lease.generation) not in kept]
+        for record in unread[:REPORTS_EACH]:
+            name = str(record.lease.generation)
+            reports = client.reports(record.lease.generation.job_id)
+            kept[name] = tuple(one for one in reports if str(one.generation) == name)
+        self._reports = kept
+        return Overview(
+            tuple(live),
+            progress,
+            tuple(newest),
+            kept,
+            max(0, len(unread) - REPORTS_EACH),
+            client.status() if self._operator else None,
+            self._resting() if self._operator else (),
+        )
+
+    def job(self, job_id: int) -> tuple[JobReport | None]:
+        """What is known of a job; (None,) when vhpcd shows this viewer no such job."""
+        return (report.gather(ControllerClient(self._config, as_uid=self._as_uid), job_id),)
+
+    def _resting(self) -> tuple[KeyAssignment, ...]:
+        database = self._config.controller.database
+        try:
+            found = read_snapshot(database).assignments if Path(database).is_file() else ()
+        except (VhpcError, OSError):
+            return ()  # vhpcd runs on another host, or this user may not read its database
+        return tuple(one for one in found if one.state in (KeyState.QUARANTINE, KeyState.TOMBSTONE))
+
+
+def _is_operator(config: Config) -> bool:
+    """Whether vhpcd shows its status to this process's user: root or SlurmUser."""
+    try:
+        return os.geteuid() in (0, pwd.getpwnam(config.controller.slurm_user).pw_uid)
+    except KeyError:
+        return os.geteuid() == 0

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of vhpcd's status; ``protocol`` has all messages."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from vhpc_slurm.controller.wire_types import Wire
+
+
+class FabricState(Wire, frozen=True):
+    """Whether the fabric keeps jobs apart.
+
+    Attributes:
+        safe: False when it has been open, or could not be read, for longer than the site allows:
+            guests with keys must end.
+        open_since: since when it has been open, or a part of it could not be read, in seconds since the
+            epoch; None while all of it is seen to be closed.
+        what: the first finding of the auditor, or why it cannot look; empty when all is well.
+        audited: when it was last seen to be as it should be; None: not since vhpcd began.
+        lost: generations whose ports have lacked their key for longer than the site allows, each with
+            what was seen: their guests must end.
+    """
+
+    safe: bool = True
+    open_since: float | None = None
+    what: str = ""
+    audited: float | None = None
+    lost: tuple[tuple[str, str], ...] = ()
+
+
+class AlarmWire(Wire, frozen=True):
+    """A problem of a job on a healthy node; ``time`` in seconds since the epoch."""
+
+    job_id: Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
+    node: str
+    time: float
+    what: str

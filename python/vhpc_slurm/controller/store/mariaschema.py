@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of vhpcd's database in MariaDB: those of ``schema``, with the same columns and versions.
+
+The server commits after each CREATE or ALTER, so a step is no transaction. Each of its
+statements may therefore run twice, and the version is written after the last one.
+"""
+
+from __future__ import annotations
+
+from vhpc_slurm.controller.store.schema import SCHEMA_VERSION
+from vhpc_slurm.controller.store.sql import Database
+from vhpc_slurm.errors import FabricError
+
+FIRST = 12
+"""The version that the first step makes; SQLite's is the same."""
+
+_OPTIONS = "ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+_LEASE = "FOREIGN KEY (lease) REFERENCES lease (id) ON DELETE CASCADE"
+
+_BASE = (
+    f"""CREATE TABLE IF NOT EXISTS lease (
+    id BIGINT PRIMARY KEY AUTO_INCREMENT,
+    generation VARCHAR(64) NOT NULL UNIQUE,
+    job_id BIGINT NOT NULL,
+    state VARCHAR(16) NOT NULL,
+    created DOUBLE NOT NULL,
+    updated DOUBLE NOT NULL,
+    body LONGBLOB NOT NULL,
+    uid BIGINT,
+    account VARCHAR(255),
+    INDEX lease_job (job_id),
+    INDEX lease_state (state, id),
+    INDEX lease_uid (uid),
+    INDEX lease_account (account)
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS node (
+    lease BIGINT NOT NULL,
+    node VARCHAR(255) NOT NULL,
+    taken DOUBLE,
+    acknowledged DOUBLE,
+    clean TINYINT,
+    note MEDIUMTEXT NOT NULL DEFAULT (''),
+    PRIMARY KEY (lease, node),
+    {_LEASE}
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS timeline (
+    id BIGINT PRIMARY KEY AUTO_INCREMENT,
+    lease BIGINT NOT NULL,
+    node VARCHAR(255) NOT NULL,
+    body LONGBLOB NOT NULL,
+    UNIQUE (lease, node),
+    {_LEASE}
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS key_epoch (
+    epoch BIGINT PRIMARY KEY AUTO_INCREMENT,
+    tag VARCHAR(16) NOT NULL
+) {_OPTIONS}""",
+    # The foreign key of an assignment is the reason why two owners cannot share a key.
+    f"""CREATE TABLE IF NOT EXISTS key_owner (
+    pkey INTEGER PRIMARY KEY CHECK (pkey BETWEEN 1 AND 33554431),
+    owner VARCHAR(255),
+    freed BIGINT NOT NULL DEFAULT 0,
+    UNIQUE (pkey, owner)
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS key_claim (
+    generation VARCHAR(64) PRIMARY KEY,
+    pkey INTEGER NOT NULL,
+    owner VARCHAR(255) NOT NULL,
+    first_rank INTEGER NOT NULL CHECK (first_rank >= 0),
+    ranks INTEGER NOT NULL CHECK (ranks > 0),
+    rails INTEGER NOT NULL CHECK (rails > 0),
+    vfs INTEGER NOT NULL CHECK (vfs > 0),
+    state VARCHAR(16) NOT NULL,
+    left_s DOUBLE NOT NULL,
+    note MEDIUMTEXT NOT NULL,
+    ports MEDIUMTEXT NOT NULL DEFAULT (''),
+    FOREIGN KEY (pkey, owner) REFERENCES key_owner (pkey, owner)
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS segment (
+    vni INTEGER PRIMARY KEY CHECK (vni BETWEEN 1 AND 16777215),
+    generation VARCHAR(64) UNIQUE,
+    left_s DOUBLE,
+    freed BIGINT NOT NULL DEFAULT 0,
+    CHECK (generation IS NOT NULL OR left_s IS NULL)
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS segment_share (
+    generation VARCHAR(64) PRIMARY KEY,
+    vni INTEGER NOT NULL,
+    held TINYINT NOT NULL DEFAULT 1,
+    FOREIGN KEY (vni) REFERENCES segment (vni)
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS readiness (
+    lease BIGINT NOT NULL,
+    node VARCHAR(255) NOT NULL,
+    state VARCHAR(16) NOT NULL CHECK (state IN ('waiting', 'passed', 'failed')),
+    kind VARCHAR(255) NOT NULL,
+    line MEDIUMTEXT NOT NULL,
+    PRIMARY KEY (lease, node),
+    INDEX readiness_state (lease, state),
+    {_LEASE}
+) {_OPTIONS}""",
+    *(
+        f"CREATE TABLE IF NOT EXISTS {table} (lease BIGINT PRIMARY KEY, body LONGBLOB NOT NULL, {_LEASE})"
+        f" {_OPTIONS}"
+        for table in ("ssh_key", "tunnel_key")
+    ),
+    f"""CREATE TABLE IF NOT EXISTS "usage" (
+    lease BIGINT NOT NULL,
+    node VARCHAR(255) NOT NULL,
+    body LONGBLOB NOT NULL,
+    PRIMARY KEY (lease, node),
+    {_LEASE}
+) {_OPTIONS}""",
+    f"""CREATE TABLE IF NOT EXISTS node_report (
+    id BIGINT PRIMARY KEY AUTO_INCREMENT,
+    lease BIGINT NOT NULL,
+    node VARCHAR(255) NOT NULL,
+    body LONGBLOB NOT NULL,
+    UNIQUE (lease, node),
+    {_LEASE}
+) {_OPTIONS}""",
+    # Which vhpcd writes: see writership.
+    f"""CREATE TABLE IF NOT EXISTS vhpc_writer (
+    id INTEGER PRIMARY KEY,
+    epoch BIGINT NOT NULL,
+    serial BIGINT NOT NULL,
+    holder VARCHAR(255) NOT NULL,
+    seen DOUBLE NOT NULL
+) {_OPTIONS}""",
+)
+_ROWS = (
+    "INSERT IGNORE INTO key_epoch (epoch, tag) VALUES (0, '')",
+    "INSERT IGNORE INTO vhpc_writer (id, epoch, serial, holder, seen) VALUES (1, 0, 0, '', 0)",
+)
+_VERSION = f"CREATE TABLE IF NOT EXISTS vhpc_schema (version INTEGER PRIMARY KEY) {_OPTIONS}"
+
+STEPS: dict[int, tuple[str, ...]] = {FIRST: (*_BASE, *_ROWS)}
+"""What leads to each version. Each statement must be one that may run twice (IF NOT EXISTS)."""
+
+
+def version(db: Database) -> int:
+    """The version of the tables; 0 when there are none, or not all of the first."""
+    tables = {name for (name,) in db.execute("SHOW TABLES")}
+    if "vhpc_schema" not in tables:
+        if tables:
+            return -1
+        return 0
+    (found,) = db.execute("SELECT max(version) FROM vhpc_schema").fetchone()
+    return int(found or 0)
+
+
+def check(found: int, where: str) -> None:
+    """FabricError when tables of this version are not for this vhpcd."""
+    if found < 0:
+        raise FabricError(
+            f"cannot use the {where}",
+            "it has tables of another program",
+            "vhpcd needs a database of its own; see database.name in vhpc.toml",
+        )
+    if found > SCHEMA_VERSION:
+        raise FabricError(
+            f"cannot use the {where}",
+            f"it has schema {found}",
+            f"this vhpcd knows schema {SCHEMA_VERSION}; was it downgraded?",
+        )
+
+
+def prepare(db: Database, where: str) -> None:
+    """Bring the tables to this version.
+
+    Raises:
+        FabricError: they are another program's, or of a newer vhpcd.
+        EngineError: the server refuses a statement.
+    """
+    found = version(db)
+    check(found, where)
+    # First of all, so that what a killed vhpcd has left is known to be vhpcd's.
+    db.execute(_VERSION)
+    for number, statements in sorted(STEPS.items()):
+        if number > found:
+            for statement in statements:
+                db.execute(statement)
+            db.execute("INSERT INTO vhpc_schema (version) VALUES (?)", (number,))

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store of what generations have used: one row for each node of a generation."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from vhpc_slurm.controller.store.sql import Database
+from vhpc_slurm.errors import UNDECODABLE
+from vhpc_slurm.model import Generation, GuestUsage, NodeUsage
+
+
+class UsageStore(Protocol):
+    """The port.  Changes happen inside the lease store's ``transaction`` only."""
+
+    def keep(self, usage: NodeUsage) -> None:
+        """Store a node's report, which replaces an earlier one; an unknown generation changes nothing."""
+
+    def page(self, generation: Generation, after: str, limit: int) -> tuple[NodeUsage, ...]:
+        """Reports in the order of node names, those above ``after``."""
+
+    def reported(self, generation: Generation) -> int:
+        """How many of the nodes that took the lease have reported."""
+
+    def taken(self, generation: Generation) -> int:
+        """How many nodes took the lease."""
+
+
+class SqlUsage:
+    """These reports in the database."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def keep(self, usage: NodeUsage) -> None:
+        """Store a node's report."""
+        assert self._db.in_transaction, "a change outside a transaction"
+        self._db.execute(
+            'INSERT INTO "usage" (lease, node, body) SELECT id, ?, ? FROM lease WHERE generation = ?'
+            " ON CONFLICT DO UPDATE SET body = excluded.body",
+            (usage.node, msgspec.json.encode(usage.guests), str(usage.generation)),
+        )
+
+    def page(self, generation: Generation, after: str, limit: int) -> tuple[NodeUsage, ...]:
+        """Reports above ``after``; one that cannot be read says so instead of figures."""
+        rows = self._db.execute(
+            'SELECT used.node, used.body FROM "usage" AS used JOIN lease ON lease.id = used.lease'
+            " WHERE lease.generation = ? AND used.node > ? ORDER BY used.node LIMIT ?",
+            (str(generation), after, limit),
+        ).fetchall()
+        return tuple(NodeUsage(generation, node, _guests(body)) for node, body in rows)
+
+    def reported(self, generation: Generation) -> int:
+        """How many of the nodes that took the lease have reported."""
+        return self._count(
+            'SELECT count(*) FROM "usage" AS used JOIN lease ON lease.id = used.lease'
+            " JOIN node ON node.lease = lease.id AND node.node = used.node"
+            " WHERE lease.generation = ? AND node.taken IS NOT NULL",
+            generation,
+        )
+
+    def taken(self, generation: Generation) -> int:
+        """How many nodes took the lease."""
+        return self._count(
+            "SELECT count(*) FROM node JOIN lease ON lease.id = node.lease"
+            " WHERE lease.generation = ? AND node.taken IS NOT NULL",
+            generation,
+        )
+
+    def _count(self, query: str, generation: Generation) -> int:
+        (count,) = self._db.execute(query, (str(generation),)).fetchone()
+        return int(count)
+
+
+def _guests(body: bytes) -> tuple[GuestUsage, ...]:
+    try:
+        return msgspec.json.decode(body, type=tuple[GuestUsage, ...])
+    except UNDECODABLE:
+        return (GuestUsage(0, missing="the report in vhpcd's database cannot be read"),)

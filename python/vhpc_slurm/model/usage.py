@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What programs in guests have used, as the guests' kernels measured it.
+
+A figure that was not measured is None, and never zero. A guest can only lie about its own job,
+within the bounds that its node checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from vhpc_slurm.model.job import Generation
+
+FIGURE_MAX = 2**53
+"""A larger figure counts as not measured: 285 years of CPU time, 9 PB."""
+_SUM_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Resources that processes have used.
+
+    Attributes:
+        cpu_us: CPU time in microseconds.
+        user_us: the part in programs.
+        system_us: the part in the kernel.
+        peak_bytes: most memory at a time, with the cache of files and files of tmpfs. In sums: the sum of
+            the peaks.
+        rss_bytes: memory of the largest process. In sums: the largest of all.
+        read_bytes: read from block devices: the image and the guest's disk, not shared folders.
+        written_bytes: written to block devices.
+        oom_kills: processes that were killed for memory.
+    """
+
+    cpu_us: int | None = None
+    user_us: int | None = None
+    system_us: int | None = None
+    peak_bytes: int | None = None
+    rss_bytes: int | None = None
+    read_bytes: int | None = None
+    written_bytes: int | None = None
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True)
+class StepUsage:
+    """One step in one guest, or the sum of its guests; ``tasks`` is None where they are not counted."""
+
+    step: str
+    figures: Figures
+    tasks: int | None = None
+
+
+@dataclass(frozen=True)
+class GuestUsage:
+    """One guest of a node.
+
+    Attributes:
+        index: of the guest on its node.
+        whole: all programs of the job together; ``peak_bytes`` is their most memory at a time.
+        steps: by Slurm's name; ``other`` for programs without a step, ``ssh`` for those that ssh started.
+        memory_kib: that the guest's kernel has.
+        missing: why there are no figures; empty if there are some.
+    """
+
+    index: int
+    whole: Figures = Figures()
+    steps: tuple[StepUsage, ...] = ()
+    memory_kib: int | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class NodeUsage:
+    """What a generation has used in the guests of a node."""
+
+    generation: Generation
+    node: str
+    guests: tuple[GuestUsage, ...]
+
+
+@dataclass(frozen=True)
+class JobUsage:
+    """The sum of nodes.
+
+    Attributes:
+        whole: of all guests that have figures.
+        steps: of the same, in Slurm's order.
+        guests: number of guests.
+        missing: (node, index, why) of guests without figures.
+    """
+
+    whole: Figures
+    steps: tuple[StepUsage, ...]
+    guests: int
+    missing: tuple[tuple[str, int, str], ...] = ()
+
+
+def total(figures: Iterable[Figures]) -> Figures:
+    """The sum. A figure that one of them lacks is None; none at all is Figures()."""
+    found = list(figures)
+    sums: dict[str, int | None] = {}
+    for field in fields(Figures):
+        values = [getattr(one, field.name) for one in found]
+        known = [value for value in values if value is not None]
+        together = max if field.name == "rss_bytes" else sum
+        sums[field.name] = min(together(known), _SUM_MAX) if known and len(known) == len(values) else None
+    return Figures(**sums)
+
+
+def job_usage(nodes: Iterable[NodeUsage]) -> JobUsage:
+    """The sum of what nodes report of one generation."""
+    whole: list[Figures] = []
+    steps: dict[str, list[StepUsage]] = {}
+    missing: list[tuple[str, int, str]] = []
+    guests = 0
+    for node in nodes:
+        for guest in node.guests:
+            guests += 1
+            if guest.missing:
+                missing.append((node.node, guest.index, guest.missing))
+                continue
+            whole.append(guest.whole)
+            for step in guest.steps:
+                steps.setdefault(step.step, []).append(step)
+    summed = [_step(name, found) for name, found in steps.items()]
+    return JobUsage(total(whole), tuple(sorted(summed, key=_order)), guests, tuple(missing))
+
+
+def _step(name: str, found: list[StepUsage]) -> StepUsage:
+    tasks = [one.tasks for one in found if one.tasks is not None]
+    return StepUsage(name, total(one.figures for one in found), sum(tasks) if tasks else None)
+
+
+def _order(step: StepUsage) -> tuple[bool, int, str]:
+    """The script before numbered steps, and these before others, as sacct shows them."""
+    number = int(step.step) if step.step.isdecimal() else -1
+    return (step.step in ("other", "ssh"), number, step.step)

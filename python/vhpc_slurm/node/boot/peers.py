@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This node's part in passing the image on to the other nodes of the lease.
+
+Nothing of this can fail a job: a node that cannot serve or ask reads the catalogue, and those that
+would ask it do so, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+
+import msgspec
+
+from vhpc_slurm.catalog import with_list
+from vhpc_slurm.errors import NodeError
+from vhpc_slurm.munge import Munge
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.host import process
+from vhpc_slurm.node.store import kinds
+from vhpc_slurm.node.store.peers import offers, tree
+from vhpc_slurm.node.store.peers.client import Lineage
+from vhpc_slurm.node.store.peers.process import host_of, listen, start
+
+KEY = "process:peers"
+"""Of the serving process in the journal."""
+log = logging.getLogger("vhpc")
+
+
+def begin(work: Boot) -> Lineage | None:
+    """Serve the image to other nodes if they may ask this one; returns the nodes to ask, None if none.
+
+    Raises:
+        NodeError: the journal cannot be written.
+        Stopped: the job has ended meanwhile.
+    """
+    config, lease, own = work.layout.config, work.lease, work.plan.node
+    nodes, port = lease.allocation.node_names, config.images.peer_port
+    if not port or len(nodes) < 2 or own not in nodes:
+        return None
+    offer = offers.Offer(
+        generation=str(lease.generation),
+        node=own,
+        nodes=nodes,
+        owner=work.account.uid if work.image.ref.own else None,
+        blobs=with_list(work.image.manifest),
+        prolog=(os.getpid(), process.start_time(os.getpid()) or 0),
+    )
+    if tree.is_asked(nodes, own):
+        _serve(work, offer, port)
+    sources = tree.sources(nodes, own)
+    return Lineage(
+        generation=str(lease.generation),
+        own=own,
+        sources=sources,
+        host=functools.partial(host_of, config),
+        port=port,
+        seal=Munge(config.controller.munge_socket),
+        withdraw=functools.partial(_withdraw, work, offer),
+    )
+
+
+def _serve(work: Boot, offer: offers.Offer, port: int) -> None:
+    generation = str(work.lease.generation)
+    try:
+        offers.write(work.layout, offer)
+        listener = listen(port)
+    except OSError as err:
+        log.warning("peers: this node does not serve its image: port %d: %s", port, err)
+        return
+    path = work.layout.job(work.lease.generation.job_id) / "peers.log"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    with listener:
+        work.journal.acquire(kinds.PROCESS, KEY, role="peers")
+        output = os.open(path, flags, 0o600)
+        try:
+            ref = start(work.layout.config, listener, generation, output)
+        except NodeError as err:
+            log.warning("peers: this node does not serve its image: %s", err.line())
+            work.journal.released(KEY)
+            return
+        finally:
+            os.close(output)
+        work.journal.update(KEY, pid=ref.pid, started=ref.started)
+
+
+def _withdraw(work: Boot, offer: offers.Offer, sha256: str) -> None:
+    """Offer everything but one blob, which this node does not get."""
+    rest = tuple(blob for blob in offer.blobs if blob.sha256 != sha256)
+    with contextlib.suppress(OSError):
+        if offers.read(work.layout, offer.generation) is not None:
+            offers.write(work.layout, msgspec.structs.replace(offer, blobs=rest))

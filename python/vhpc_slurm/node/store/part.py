@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file in which a copy of a blob is made.
+
+Only whole chunks that were verified are appended, so every prefix of the file that ends with a
+chunk may be served to other nodes, and its size says how far the copy is. A copy that was
+interrupted goes on from there: nothing but the file itself says what it has, and its bytes are
+verified again. So it does not matter at which byte a process was killed, or what a power cut left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from vhpc_slurm import chunks
+from vhpc_slurm.model import Blob
+
+PLAIN = 1 << 20
+"""Bytes that are written at once of a blob without a chunk list."""
+
+
+class WrongChunkError(Exception):
+    """Bytes that came are not those of the blob's chunk list; the text is one line."""
+
+
+class Part:
+    """The copy of a blob; its user holds the lock of the blob.
+
+    Attributes:
+        size: bytes in the file; with a chunk list they are verified.
+        resumed: how many of them an earlier copy left.
+    """
+
+    def __init__(self, path: Path, blob: Blob, hashes: bytes = b"") -> None:
+        """Open or create the file; OSError if that is impossible.
+
+        Args:
+            path: of the file.
+            blob: what it will be.
+            hashes: the bytes of its chunk list, verified; empty: it has none.
+        """
+        self.path, self._blob, self._hashes = path, blob, hashes
+        self._unit = blob.chunk_size if hashes else PLAIN
+        self._waiting = bytearray()
+        self._open()
+
+    def _open(self) -> None:
+        self.size, self.resumed = 0, 0
+        self._digest = hashlib.sha256()
+        self._waiting.clear()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._fd = os.open(self.path, flags, 0o644)
+        about = os.fstat(self._fd)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1:
+            os.close(self._fd)
+            raise FileExistsError(17, "it is not a file of the image store", str(self.path))
+        os.fchmod(self._fd, 0o644)
+
+    def __enter__(self) -> Part:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file, which stays for the next copy, unless it is empty or the disk has failed."""
+        os.close(self._fd)
+        if isinstance(error, OSError) or (error is not None and self.size == 0):
+            self.path.unlink(missing_ok=True)
+
+    def resume(self) -> Iterator[None]:
+        """Take over what an earlier copy left, as far as it is right; yields after each chunk."""
+        there = os.fstat(self._fd).st_size
+        while self.size < min(there, self._blob.size):
+            data = os.pread(self._fd, min(self._unit, self._blob.size - self.size), self.size)
+            if not data or (self._hashes and not self._is_right(data)):
+                break
+            self._digest.update(data)
+            self.size += len(data)
+            yield
+        self.resumed = self.size
+        os.ftruncate(self._fd, self.size)
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes are missing, apart from those that wait for the rest of their chunk."""
+        return self._blob.size - self.size - len(self._waiting)
+
+    @property
+    def next_byte(self) -> int:
+        """Number of the first byte that is wanted from a new source."""
+        return self.size
+
+    def forget(self) -> None:
+        """Forget the beginning of a chunk whose rest does not come."""
+        self._waiting.clear()
+
+    def add(self, data: bytes) -> None:
+        """Add the next bytes.
+
+        Raises:
+            WrongChunkError: they complete a chunk that is not the blob's; the chunk is forgotten.
+            OSError: they cannot be written.
+        """
+        self._waiting += data
+        while self._waiting:
+            length = min(self._unit, self._blob.size - self.size)
+            if len(self._waiting) < length:
+                return
+            chunk = bytes(self._waiting[:length])
+            if self._hashes and not self._is_right(chunk):
+                self._waiting.clear()
+                raise WrongChunkError(f"wrong bytes in chunk {self.size // self._unit}")
+            self._write(chunk)
+            del self._waiting[:length]
+
+    def found(self) -> str:
+        """The sha256 of the bytes that are in the file, also of an incomplete chunk."""
+        digest = self._digest.copy()
+        digest.update(self._waiting)
+        return digest.hexdigest()
+
+    def restart(self) -> None:
+        """Begin again with nothing, in a new file: nobody must take the old one for right."""
+        os.close(self._fd)
+        self.path.unlink(missing_ok=True)
+        self._open()
+
+    def finish(self, final: Path) -> None:
+        """Give the file its name, durably; the caller has compared the digest."""
+        os.fsync(self._fd)
+        self.path.rename(final)
+
+    def _is_right(self, chunk: bytes) -> bool:
+        at = self.size // self._unit * chunks.HASH
+        return hashlib.sha256(chunk).digest() == self._hashes[at : at + chunks.HASH]
+
+    def _write(self, chunk: bytes) -> None:
+        view, at = memoryview(chunk), self.size
+        while view:
+            written = os.pwrite(self._fd, view, at)
+            view, at = view[written:], at + written
+        self._digest.update(chunk)
+        self.size += len(chunk)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acknowledgements on their way to vhpcd, with what the generation has used.
+
+The last node of a job to report writes the sum into the job's AdminComment, because root may and
+vhpcd may not. Accounting delays no release: what fails here is only missing in the comment.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+
+from vhpc_slurm import slurm
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.model import Figures, JobUsage, NodeUsage, job_usage
+from vhpc_slurm.node.store.outbox import Acknowledgement
+from vhpc_slurm.slurm.sacct import COMMENT_MAX, AccountedJob, Accounting
+
+log = logging.getLogger("vhpc")
+
+_EARLIER = re.compile(r"(?:; | )usage (?:[a-z_]+=[0-9./]+ ?)+$")
+RECORD_S = 5.0
+"""How long to wait for the job's end in the accounting database: slurmctld sends it a moment before."""
+LOOK_S = 0.5
+
+
+def sender(config: Config, client: ControllerClient) -> Callable[[Acknowledgement], None]:
+    """What sends an acknowledgement; FabricError when vhpcd did not receive it.
+
+    After a command of Slurm has failed it tries no further one: many acknowledgements may wait, and
+    each command may take until its deadline.
+    """
+    failed = False
+
+    def send(ack: Acknowledgement) -> None:
+        nonlocal failed
+        complete = ack.usage is not None and _report(client, ack.usage)
+        client.acknowledge(ack)
+        if complete and not failed:
+            failed = not _comment(config, client, ack.generation.job_id)
+
+    return send
+
+
+def _report(client: ControllerClient, usage: NodeUsage) -> bool:
+    """Whether vhpcd has the figures of all nodes now."""
+    try:
+        return client.report_usage(usage)
+    except VhpcError as err:
+        log.warning("what job %d has used is not reported: %s", usage.generation.job_id, err.line())
+        return False
+
+
+def _comment(config: Config, client: ControllerClient, job_id: int) -> bool:
+    """Whether all commands have worked."""
+    try:
+        _, nodes = client.usage(job_id)
+        accounting = slurm.accounting(config)
+        job = _record(accounting, job_id)
+        if job is not None:
+            accounting.set_comment(job, with_usage(job.comment, words(job_usage(nodes))))
+    except VhpcError as err:
+        log.info("AdminComment of job %d has no usage: %s", job_id, err.line())  # some sites have no slurmdbd
+        return False
+    return True
+
+
+def _record(accounting: Accounting, job_id: int) -> AccountedJob | None:
+    """The record of the ended job; None, with a line in the log, if there is none yet."""
+    until = time.monotonic() + RECORD_S
+    while True:
+        job = accounting.job(job_id)
+        if job is not None and job.ended:
+            return job
+        if time.monotonic() >= until or (job is not None and job.state in ("PENDING", "REQUEUED")):
+            log.info(
+                "AdminComment of job %d has no usage: the accounting database does not have its end", job_id
+            )
+            return None
+        time.sleep(LOOK_S)
+
+
+def with_usage(comment: str, usage: str) -> str:
+    """An AdminComment with these figures instead of earlier ones; what else it says stays before them."""
+    before = _EARLIER.sub("", comment) or "vhpc:"
+    room = COMMENT_MAX - len(usage) - 2
+    return f"{before[:room]}{';' if before != 'vhpc:' else ''} {usage}"
+
+
+def words(used: JobUsage) -> str:
+    """The figures as words NAME=VALUE, without those that are not known."""
+    figures = used.whole
+    found = [
+        *_seconds(figures),
+        *(f"{name}={value}" for name, value in _bytes(figures) if value is not None),
+        *([] if figures.oom_kills is None else [f"oom_kills={figures.oom_kills}"]),
+        f"guests={used.guests - len(used.missing)}/{used.guests}",
+    ]
+    return "usage " + " ".join(found)
+
+
+def _seconds(figures: Figures) -> list[str]:
+    named = (("cpu_s", figures.cpu_us), ("user_s", figures.user_us), ("system_s", figures.system_us))
+    return [f"{name}={value / 1e6:.2f}" for name, value in named if value is not None]
+
+
+def _bytes(figures: Figures) -> tuple[tuple[str, int | None], ...]:
+    return (
+        ("peak_bytes", figures.peak_bytes),
+        ("largest_process_bytes", figures.rss_bytes),
+        ("read_bytes", figures.read_bytes),
+        ("written_bytes", figures.written_bytes),
+    )

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes of a job ask each other for the image: the catalogue is read once, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from cluster import IMAGE, NODES, Lab
+
+pytestmark = pytest.mark.lab
+
+TOML, PORT = "/etc/vhpc/vhpc.toml", 812
+BLOBS, CATALOG = "/var/lib/vhpc/images/blobs/sha256", "/shared/vhpc/catalog"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def port(lab: Lab) -> Iterator[None]:
+    """Both nodes have images.peer_port."""
+    try:
+        for node in NODES:
+            lab.run(node, "cp", "-p", TOML, f"{TOML}.before")
+            lab.run(node, "sed", "-i", f"s|^\\[images\\]$|&\\npeer_port = {PORT}|", TOML)
+        yield
+    finally:
+        for node in NODES:
+            lab.run(node, "mv", "-f", f"{TOML}.before", TOML, check=False)
+
+
+def files(lab: Lab) -> dict[str, int]:
+    """sha256 and size of the image's files, as its manifest has them, and of its chunk list."""
+    digest = lab.run("ctl", "cat", f"{CATALOG}/names/{IMAGE}/latest").out.strip()
+    manifest = json.loads(lab.run("ctl", "cat", f"{CATALOG}/manifests/sha256/{digest[7:]}.json").out)
+    found = {manifest[part]["sha256"]: manifest[part]["size"] for part in ("kernel", "initrd", "root")}
+    if "chunks" in manifest:
+        count = -(-manifest["root"]["size"] // manifest["chunks"]["size"])
+        found[manifest["chunks"]["sha256"]] = 32 * count
+    return found
+
+
+def forget(lab: Lab, node: str, names: dict[str, int]) -> None:
+    lab.run(node, "rm", "-f", *(f"{BLOBS}/{name}" for name in names))
+
+
+def sources(lab: Lab, job: int) -> dict[str, dict[str, int]]:
+    """Bytes by source, for each node, as `vhpc timeline` shows them."""
+    found = {}
+    for one in lab.vhpc("ctl", "timeline", str(job))["nodes"]:
+        for stage in one["stages"]:
+            if stage["name"] == "image sources":
+                pairs = (pair.split() for pair in stage["detail"].split(", "))
+                found[one["node"]] = {source: int(size) for source, size in pairs}
+    return found
+
+
+def serving(lab: Lab, node: str) -> str:
+    return lab.run(node, "pgrep", "-f", "store.peers.process", check=False).out
+
+
+def test_two_cold_nodes_read_the_catalogue_once(lab: Lab) -> None:
+    names = files(lab)
+    for node in NODES:
+        forget(lab, node, names)
+    job = lab.finish("srun hostname", "-N2")
+    assert sorted(job.output().split()) == list(NODES)
+    size, found = sum(names.values()), sources(lab, job.id)
+    assert found["n1"] == {"catalogue": size}
+    assert found["n2"] == {"n1": size}
+    for node in NODES:
+        sums = lab.run(node, "sha256sum", *(f"{BLOBS}/{name}" for name in names)).out
+        assert [line.split()[0] for line in sums.splitlines()] == list(names)
+    lab.quiet()
+    assert [serving(lab, node) for node in NODES] == ["", ""]
+    lab.assert_clean()
+
+
+def test_a_node_that_has_the_image_gives_it_to_another(lab: Lab) -> None:
+    names = files(lab)
+    lab.run("n1", "vhpc", "image", "stage", IMAGE)
+    forget(lab, "n2", names)
+    job = lab.finish("srun hostname", "-N2")
+    assert set(sources(lab, job.id)["n2"]) == {"n1"}
+    lab.quiet()
+
+
+def test_a_copy_that_was_cut_short_goes_on(lab: Lab) -> None:
+    """As a kill -9 leaves it: half of the root, and some bytes more."""
+    names = files(lab)
+    forget(lab, "n1", names)
+    root = max(names, key=lambda name: names[name])
+    part = f"{BLOBS}/.{root}.part"
+    lab.run("n1", "sh", "-ec", f"head -c {names[root] // 2 + 777} {CATALOG}/blobs/sha256/{root} >{part}")
+    job = lab.finish("true", "-w", "n1")
+    found = sources(lab, job.id)["n1"]
+    assert found["kept"] > names[root] // 3
+    assert sum(found.values()) == sum(names.values())
+    assert lab.run("n1", "sha256sum", f"{BLOBS}/{root}").out.split()[0] == root
+    lab.quiet()

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands for tests of the packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 1500
+
+
+def run(*words: str | Path, **environment: str) -> str:
+    """Stdout of a command that must succeed, in the checkout."""
+    done = subprocess.run(
+        words,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout
+
+
+def newer(package: Path, folder: Path) -> None:
+    """Write the same package with a higher version, as its next release."""
+    tree = folder / "tree"
+    run("dpkg-deb", "-R", package, tree)
+    control = tree / "DEBIAN/control"
+    control.write_text(control.read_text().replace("+deb13", "+deb13+newer"))
+    run("dpkg-deb", "-Zgzip", "-z1", "-b", tree, folder / package.name)
+    shutil.rmtree(tree)

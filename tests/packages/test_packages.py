@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Debian packages: built, read by lintian, and installed, upgraded and purged in a bare Debian tree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from debs import LIMIT_S, newer, run
+
+NAMES = {
+    "vhpc-client",
+    "vhpc-common",
+    "vhpc-controller",
+    "vhpc-image-tools",
+    "vhpc-node",
+    "vhpc-spank-plugin",
+}
+# accounts of removed packages stay, as Debian's rules recommend
+STAYS = {f"/etc/{name}{copy}" for name in ("passwd", "shadow", "group", "gshadow") for copy in ("", "-")}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
+
+
+@pytest.fixture(scope="session")
+def report(packages: Path) -> Path:
+    """What life.sh has written."""
+    (packages / "newer").mkdir()
+    for package in packages.glob("*.deb"):
+        newer(package, packages / "newer")
+    run("packaging/trial", packages, "tests/packages/life.sh", "newer")
+    return packages / "report"
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def files(report: Path, package: str) -> set[str]:
+    return set(lines(report / f"files.{package}"))
+
+
+def test_all_packages_are_built(packages: Path) -> None:
+    assert {path.name.split("_")[0] for path in packages.glob("*.deb")} == NAMES
+
+
+def test_lintian_has_no_complaint(packages: Path) -> None:
+    assert [line for line in lines(packages / "lintian.txt") if re.match("[EW]:", line)] == []
+
+
+def test_each_file_is_where_slurm_and_systemd_look(report: Path) -> None:
+    assert "/usr/lib/x86_64-linux-gnu/slurm-wlm/vhpc.so" in files(report, "vhpc-spank-plugin")
+    node = {"/usr/libexec/vhpc/prolog", "/usr/libexec/vhpc/epilog", "/usr/libexec/vhpc/healthcheck"}
+    assert node <= files(report, "vhpc-node")
+    controller = {"/usr/sbin/vhpcd", "/usr/lib/systemd/system/vhpcd.service"}
+    hooks = {"/usr/libexec/vhpc/prolog-slurmctld", "/usr/libexec/vhpc/epilog-slurmctld"}
+    assert controller | hooks <= files(report, "vhpc-controller")
+    assert {"/usr/bin/vhpc", "/usr/libexec/vhpc/vhpc-sbcast"} <= files(report, "vhpc-client")
+    assert {"/usr/libexec/vhpc/vhpc-agent", "/usr/libexec/vhpc/vhpc-init"} <= files(
+        report, "vhpc-image-tools"
+    )
+
+
+def test_no_file_is_in_two_packages(packages: Path) -> None:
+    owners: dict[str, str] = {}
+    twice = []
+    for package in packages.glob("*.deb"):
+        for line in run("dpkg-deb", "-c", package).splitlines():
+            name = line.split()[5]
+            if not name.endswith("/"):
+                twice += [name] if name in owners else []
+                owners[name] = package.name
+    assert twice == []
+    assert len(owners) > 300
+
+
+def test_the_plugin_depends_on_its_release_of_slurm(packages: Path) -> None:
+    (plugin,) = packages.glob("vhpc-spank-plugin_*.deb")
+    depends = run("dpkg-deb", "-f", plugin, "Depends")
+    # Debian 13 has Slurm 24.11, whose loader refuses plugins of other releases
+    assert "slurm-wlm-basic-plugins (>= 24.11), slurm-wlm-basic-plugins (<< 24.12~)" in depends
+
+
+def test_installed_programs_run(report: Path) -> None:
+    said = (report / "used").read_text()
+    for text in (
+        "vhpc 0.",
+        "prolog: no guests",
+        "vhpc_slurm.hooks.prolog: imported",
+        "vhpc_slurm.hooks.epilog: imported",
+        "usage: vmimages/build",
+        "units: valid",
+        "logrotate: valid",
+    ):
+        assert text in said
+    assert (report / "audit").read_text() == ""
+    account = (report / "account").read_text().split(":")
+    assert (account[0], account[6].strip()) == ("vhpc", "/usr/sbin/nologin")
+
+
+def test_installing_starts_nothing(report: Path) -> None:
+    assert lines(report / "services.install") == []
+
+
+def test_an_upgrade_restarts_vhpcd_and_nothing_else(report: Path) -> None:
+    assert lines(report / "services.upgrade") == ["vhpcd.service try-restart"]
+    upgraded = [line.split() for line in lines(report / "upgraded")]
+    assert {name for name, version, state in upgraded if "newer" in version and state == "installed"} == NAMES
+
+
+def test_a_node_whose_job_has_guests_keeps_its_package(report: Path) -> None:
+    said = (report / "refused").read_text()
+    assert "job 7 has guests on this node" in said
+    assert "\nremoved\n" not in said
+
+
+def test_removing_stops_vhpcd_and_nothing_else(report: Path) -> None:
+    assert lines(report / "services.remove") == ["vhpcd.service stop"]
+
+
+def test_purged_packages_leave_nothing(report: Path) -> None:
+    before, after = set(lines(report / "before")), set(lines(report / "purged"))
+    assert len(before) > 3000
+    assert {line.split()[-1] for line in before ^ after} <= STAYS
+    assert lines(report / "before.names") == lines(report / "purged.names")

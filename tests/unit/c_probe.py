@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small C programs that tests compile against the headers of the agent and the plugin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+LIB, AGENT, PLUGIN = (CHECKOUT / part for part in ("guest/lib", "guest/agent", "spank_plugin"))
+
+
+def run_c(folder: Path, program: str, *arguments: str, sources: tuple[Path, ...] = ()) -> str:
+    """Compile a program and return what it prints."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler: install gcc, or set CC")
+    (folder / "probe.c").write_text(program)
+    includes = [f"-I{path}" for path in (LIB, AGENT, PLUGIN)]
+    command: list[str | Path] = [
+        compiler,
+        "-std=gnu17",
+        "-D_GNU_SOURCE",
+        *includes,
+        "-o",
+        folder / "probe",
+        folder / "probe.c",
+    ]
+    subprocess.run([*command, *sources], check=True, capture_output=True, text=True)
+    done = subprocess.run([folder / "probe", *arguments], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def values(folder: Path, headers: dict[str, list[str]]) -> dict[str, int]:
+    """What a compiler says that names of each header are: enumerators, and macros that are integers."""
+    names = [name for group in headers.values() for name in group]
+    includes = "#include <stdio.h>\n" + "".join(f'#include "{header}"\n' for header in headers)
+    prints = "".join(f'printf("{name} %lld\\n", (long long)({name}));\n' for name in names)
+    program = f"{includes}int main(void)\n{{\n{prints}return 0;\n}}\n"
+    said = run_c(folder, program)
+    return {name: int(value) for name, value in (line.split() for line in said.splitlines())}

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sum of what a job has used in its AdminComment, and what `vhpc seff` shows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vhpc_slurm import slurm
+from vhpc_slurm.cli import seff
+from vhpc_slurm.config import Config
+from vhpc_slurm.config.controller import Controller
+from vhpc_slurm.controller.api.usage_messages import UsagePage
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.model import (
+    Figures,
+    Generation,
+    GuestUsage,
+    JobUsage,
+    LeaseState,
+    NodeUsage,
+    StepUsage,
+)
+from vhpc_slurm.node.store.outbox import Acknowledgement
+from vhpc_slurm.reconcile import acknowledging
+
+G = Generation(7, 0, "0123abcd")
+IMAGE = f"vhpc: image debian:latest@sha256:{'a' * 64}"
+WHOLE = Figures(
+    cpu_us=6_020_000, user_us=5_900_000, system_us=120_000, peak_bytes=220_200_960, rss_bytes=110_000_000
+)
+GUEST = GuestUsage(0, WHOLE, (StepUsage("batch", WHOLE, 1), StepUsage("0", Figures(oom_kills=2), 2)), 1 << 20)
+NODES = (NodeUsage(G, "n1", (GUEST,)), NodeUsage(G, "n2", (GuestUsage(0, missing="the guest had ended"),)))
+WORDS = (
+    "usage cpu_s=6.02 user_s=5.90 system_s=0.12 peak_bytes=220200960 "
+    "largest_process_bytes=110000000 guests=1/2"
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Config:
+    """Stand-ins for sacct, which prints the file `sacct.out`, and sacctmgr; their calls are noted."""
+    for command in ("sacct", "sacctmgr"):
+        path = tmp_path / command
+        path.write_text(
+            f'#!/bin/sh\necho "{command} $*" >> {tmp_path}/calls\n'
+            f"cat {tmp_path}/{command}.out 2>/dev/null || true\n"
+        )
+        path.chmod(0o755)
+    return Config(controller=Controller(slurm_bin=str(tmp_path)))
+
+
+def record(tmp_path: Path, *rows: str) -> None:
+    (tmp_path / "sacct.out").write_text("".join(f"{row}\n" for row in rows))
+
+
+def changes(tmp_path: Path) -> list[str]:
+    lines = (tmp_path / "calls").read_text().splitlines()
+    return [line for line in lines if line.startswith("sacctmgr")]
+
+
+@dataclass
+class Vhpcd(ControllerClient):
+    """A client without a vhpcd: it notes what it is told, in order."""
+
+    complete: bool = True
+    refuses: bool = False
+    told: list[object] = field(default_factory=list)
+
+    def report_usage(self, usage: NodeUsage) -> bool:
+        if self.refuses:
+            raise FabricError("vhpcd cannot read the request")
+        self.told.append(usage)
+        return self.complete
+
+    def acknowledge(self, ack: object) -> None:
+        self.told.append(ack)
+
+    def usage(self, job_id: int) -> tuple[UsagePage, tuple[NodeUsage, ...]]:
+        assert job_id == 7
+        page = UsagePage(
+            generation=str(G), user="alice", state=LeaseState.RELEASED, nodes=2, memory_mib=4096,
+            taken=2, reported=(), more=None,
+        )  # fmt: skip
+        return page, NODES
+
+
+ACK = Acknowledgement(G, "n2", clean=True, usage=NODES[1])
+
+
+# --- AdminComment -------------------------------------------------------------------
+
+
+def test_the_last_node_writes_the_sum_behind_what_is_there(site: Config, tmp_path: Path) -> None:
+    there = f"{IMAGE}; a console could not be written: |x|"
+    record(tmp_path, f"7|7|COMPLETED|12|4|alice|{there}")
+    vhpcd = Vhpcd()
+    acknowledging.sender(site, vhpcd)(ACK)
+    assert vhpcd.told == [NODES[1], ACK]
+    assert changes(tmp_path) == [f"sacctmgr -i modify job where jobid=7 set AdminComment={there}; {WORDS}"]
+
+
+@pytest.mark.parametrize("vhpcd", [Vhpcd(complete=False), Vhpcd(refuses=True)], ids=["others", "refused"])
+def test_a_node_that_is_not_the_last_changes_no_comment(
+    site: Config, tmp_path: Path, vhpcd: Vhpcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does a vhpcd that knows no reports keep an acknowledgement back."""
+    acknowledging.sender(site, vhpcd)(ACK)
+    assert vhpcd.told[-1] == ACK
+    assert not (tmp_path / "calls").exists()
+    assert ("job 7 has used is not reported" in caplog.text) == vhpcd.refuses
+
+
+def test_without_guests_there_is_nothing_to_report(site: Config) -> None:
+    vhpcd = Vhpcd()
+    plain = Acknowledgement(G, "n2", clean=True)
+    acknowledging.sender(site, vhpcd)(plain)
+    assert vhpcd.told == [plain]
+
+
+def test_only_the_job_itself_gets_the_comment(site: Config, tmp_path: Path) -> None:
+    """sacct and sacctmgr apply the id of an array's last task to the whole array."""
+    rows = ("6|7_0|COMPLETED|1|1|alice|", "7|7_1|FAILED|1|1|alice|vhpc: x", "8|7_2|COMPLETED|1|1|alice|")
+    record(tmp_path, *rows)
+    acknowledging.sender(site, Vhpcd())(ACK)
+    assert changes(tmp_path) == [f"sacctmgr -i modify job where jobid=7_1 set AdminComment=vhpc: x; {WORDS}"]
+
+
+@pytest.mark.parametrize("row", ["7|7|REQUEUED|0|1|alice|", "7|7|RUNNING|5|1|alice|", ""])
+def test_a_record_without_an_end_is_not_changed(
+    site: Config, tmp_path: Path, row: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vhpc")
+    monkeypatch.setattr(acknowledging, "RECORD_S", 0.1)
+    record(tmp_path, row)
+    vhpcd = Vhpcd()
+    acknowledging.sender(site, vhpcd)(ACK)
+    assert vhpcd.told[-1] == ACK
+    assert changes(tmp_path) == []
+    assert "the accounting database does not have its end" in caplog.text
+
+
+def test_an_accounting_that_fails_is_asked_once(
+    site: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vhpc")
+    # as sacct 24.11 prints it
+    (tmp_path / "sacct").write_text(
+        f"#!/bin/sh\necho sacct >> {tmp_path}/calls\n"
+        "echo 'Slurm accounting storage is disabled' >&2\nexit 1\n"
+    )
+    vhpcd = Vhpcd()
+    send = acknowledging.sender(site, vhpcd)
+    send(ACK)
+    send(ACK)
+    assert vhpcd.told == [NODES[1], ACK] * 2
+    assert (tmp_path / "calls").read_text() == "sacct\n"
+    assert "AdminComment of job 7 has no usage: sacct" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "vhpc: usage guests=0/0"),
+        ("vhpc: image x", "vhpc: image x; usage guests=0/0"),
+        ("vhpc: image x; usage cpu_s=1.00 guests=1/1", "vhpc: image x; usage guests=0/0"),
+        ("vhpc: usage cpu_s=1.00 guests=1/1", "vhpc: usage guests=0/0"),
+        ("an operator's words", "an operator's words; usage guests=0/0"),
+        ("y" * 5000, "y" * 1006 + "; usage guests=0/0"),
+    ],
+    ids=["none", "image", "again", "again-alone", "other", "long"],
+)
+def test_figures_replace_earlier_ones_and_nothing_else(before: str, after: str) -> None:
+    words = acknowledging.words(JobUsage(Figures(), (), 0))
+    assert acknowledging.with_usage(before, words) == after
+    assert len(after) <= 1024
+
+
+# --- vhpc seff ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(site: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(ControllerClient, "usage", lambda _, job_id: Vhpcd().usage(job_id))
+    return site
+
+
+def test_seff_compares_with_what_the_job_asked_for(
+    asked: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, "7|7|COMPLETED|12|4|alice|")
+    assert seff.seff(asked, 7, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    facts = dict(line.split("  ", 1) for line in lines[:10])
+    shown = {name: value.strip() for name, value in facts.items()}
+    assert shown["CPU Efficiency"] == "12.54% of 00:00:48.00 core-walltime"
+    assert shown["CPU Utilized"] == "00:00:06.02 (user 00:00:05.90, system 00:00:00.12)"
+    assert shown["Memory Efficiency"] == "5.13% of 4.0 GiB"
+    assert shown["Nodes"] == "2 (1 of 2 guests have figures)"
+    rows = [line.split() for line in lines if line.startswith(("batch", "0 "))]
+    assert rows[0][:3] == ["batch", "1", "00:00:06.02"]
+    assert rows[1] == ["0", "2", *["-"] * 7, "2"]
+    assert lines[-1] == "no figures of guest 0 on n2: the guest had ended"
+
+
+def test_seff_prints_json(asked: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path)
+    assert seff.seff(asked, 7, as_json=True) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["total"]["cpu_us"] == 6_020_000
+    assert shown["total"]["read_bytes"] is None
+    assert shown["cpu_efficiency_percent"] is None
+    assert [step["step"] for step in shown["steps"]] == ["batch", "0"]
+    assert [guest["missing"] for guest in shown["guests"]] == [None, "the guest had ended"]
+
+
+def test_seff_of_a_running_job_says_when(site: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControllerClient, "usage", lambda *_: (Vhpcd().usage(7)[0], ()))
+    with pytest.raises(UserError, match="no node has reported what job 7 has used: nodes report when"):
+        seff.seff(site, 7, as_json=False)
+
+
+def test_a_row_of_sacct_that_is_no_record_is_an_error(site: Config, tmp_path: Path) -> None:
+    record(tmp_path, "7|7|COMPLETED|x|4|alice|")
+    with pytest.raises(FabricError, match="cannot read sacct's record of job 7"):
+        slurm.accounting(site).job(7)
+    record(
+        tmp_path, "7|7; rm|COMPLETED|1|4|alice|", "70|7|COMPLETED|1|4|alice|", "7|7|CANCELLED by 0|1|4|alice|"
+    )
+    found = slurm.accounting(site).job(7)
+    assert found is not None
+    assert (found.name, found.state, found.ended) == ("7", "CANCELLED", True)
