@@ -122,6 +122,12 @@ class Lab:
         assert named is not None, said
         return named[1]
 
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the compute nodes: two, unless the lab was started with more."""
+        names = self.run("ctl", "sinfo", "-N", "-h", "-o", "%N").out.split()
+        return tuple(sorted(set(names), key=lambda name: int(name[1:])))
+
     def run(
         self,
         host: str,
@@ -196,20 +202,20 @@ class Lab:
             time.sleep(0.3)
 
     def all_idle(self, timeout: float = 60) -> None:
-        """Wait until both nodes respond; then each is idle: not drained, not down."""
+        """Wait until all nodes respond; then each is idle: not drained, not down."""
         until = time.monotonic() + timeout
         while True:
-            states = self.run("ctl", "scontrol", "-o", "show", "node", ",".join(NODES)).out
+            states = self.run("ctl", "scontrol", "-o", "show", "node", ",".join(self.nodes)).out
             if "NOT_RESPONDING" not in states or time.monotonic() > until:
                 break
             time.sleep(1)  # a node that was just resumed is asked for an answer first
         idle = re.findall(r" State=(\S+)", states.replace("+PLANNED", ""))
-        assert idle == ["IDLE"] * len(NODES), states
+        assert idle == ["IDLE"] * len(self.nodes), states
 
     def leaks(self) -> list[str]:
         """What is left on the nodes, found without any code of ours."""
         found = []
-        for node in NODES:
+        for node in self.nodes:
             script = (
                 "virsh -q list --all --name | grep -v '^$' | sed 's/^/domain /';"
                 # not what has ended and waits for the host's PID 1
@@ -243,6 +249,6 @@ class Lab:
         self.run("ctl", "sh", "-c", "scancel --user=alice; scancel --user=bob", check=False)
         self.quiet()
         self.all_idle()
-        for node in NODES:
+        for node in self.nodes:
             assert self.vhpc(node, "reconcile", "--check") == []
         assert self.leaks() == []
