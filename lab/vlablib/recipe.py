@@ -39,6 +39,7 @@ _PACKAGES = (
     "hwloc-nox",
     "iproute2",
     "nftables",
+    "nginx",  # in front of vhpc web
     "openssh-client",
     "procps",
     "prometheus",  # promtool, which checks the alert rules
@@ -57,7 +58,9 @@ PYTHON_PACKAGES = (
     "oslo.utils>=8",
     "prometheus-client>=0.16",
     "rich>=13",
+    "starlette>=0.26",
     "typer>=0.9",
+    "uvicorn>=0.17",
 )
 
 

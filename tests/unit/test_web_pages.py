@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 
 import pytest
 from html_page import Page
+
+from chromium import CHROMIUM, in_chromium
 
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
 httpx = pytest.importorskip("httpx", reason="asks the pages: pip install httpx")
@@ -36,7 +37,6 @@ pytestmark = [
     pytest.mark.long,
 ]
 OWNER = pwd.getpwnam("games").pw_uid
-CHROMIUM = shutil.which("chromium")
 SHOWN = HOSTILE.replace("\u202e", "?")
 
 
@@ -214,25 +214,6 @@ def test_a_port_in_use_is_one_line(vhpcd: Vhpcd) -> None:
         web = Web(vhpcd, "--port", str(port), lines=1)
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in web.said
     assert web.process.wait(30) == 1
-
-
-def in_chromium(folder: Path, address: str, *options: str) -> tuple[str, str]:
-    """The DOM after some seconds, and what is on the console."""
-    command = [
-        str(CHROMIUM),
-        "--headless",
-        "--no-sandbox",  # Chromium refuses to run as root otherwise
-        "--disable-gpu",
-        f"--user-data-dir={folder}/profile",
-        "--virtual-time-budget=8000",
-        "--enable-logging=stderr",
-        "--v=0",
-        "--dump-dom",
-        *options,
-        address,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install --no-install-recommends chromium")
