@@ -262,11 +262,19 @@ class OpensmFile(ByPolicy):
                 block,
             )
             try:
-                self._opensm.repair(partitions.render((*meant, *extra), snapshot.epoch, snapshot.tag))
+                self._read_whole(partitions.render((*meant, *extra), snapshot.epoch, snapshot.tag))
             finally:
                 data = partitions.render(meant, snapshot.epoch, snapshot.tag)
                 self._wrote = (data, meant)
-                self._opensm.repair(data)
+                self._read_whole(data)
+
+    def _read_whole(self, data: bytes) -> None:
+        """Have a sweep with this file: the first one that ends may have begun with the file before.
+
+        Without the second one OpenSM might never see a file that is replaced again at once.
+        """
+        self._opensm.repair(data)
+        self._opensm.sweep()
 
     def _go_back(self, old: bytes | None, new: bytes) -> bool:
         """OpenSM did not like the new file, so the fabric may be open: rather the last one, if there is."""
