@@ -80,6 +80,11 @@ def test_nodes_take_and_acknowledge(store: LeaseStore) -> None:
     found = store.get(generation)
     assert found is not None
     assert found.taken == ("n1", "n2", "n3"), "putting the lease leaves its nodes"
+    assert store.has_holders(generation)
+    with store.transaction():
+        for node in ("n1", "n3"):
+            store.acknowledge(generation, node, clean=True, note="", now=7.0)
+    assert not store.has_holders(generation)
 
 
 def test_timelines_are_replaced_and_paged(store: LeaseStore) -> None:

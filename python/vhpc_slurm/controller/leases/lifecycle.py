@@ -111,6 +111,10 @@ class Lifecycle:
 
     def release(self, generation: Generation) -> None:
         """Release an ended generation that no node holds; one with a key leaves in the next batch."""
+        # A thousand nodes ask this one by one: the lease and its list of nodes are read for the last of them.
+        state = self._store.state(generation)
+        if state in rules.USABLE or (state is LeaseState.ENDING and self._store.has_holders(generation)):
+            return
         held = self.holding(generation)
         if held.record is None or not held.nodes_are_clean():
             return

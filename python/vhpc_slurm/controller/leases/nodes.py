@@ -90,7 +90,7 @@ class NodeReports:
         (A node keeps acknowledgements on disk until vhpcd accepts them. After a
         loss of this database they would stay there for ever if vhpcd refused them.)
         """
-        if self._store.get(generation) is None:
+        if self._store.state(generation) is None:
             log.warning(
                 "%s is unknown; node %s acknowledged it (clean: %s) %s", generation, node, clean, note
             )

@@ -80,6 +80,12 @@ class LeaseStore(Protocol):
     def get(self, generation: Generation) -> LeaseRecord | None:
         """One lease, without timelines."""
 
+    def state(self, generation: Generation) -> LeaseState | None:
+        """The state of a lease; None for an unknown one. Reads neither the lease itself nor its nodes."""
+
+    def has_holders(self, generation: Generation) -> bool:
+        """Whether a node that took the lease has not acknowledged that it is clean."""
+
     def of_job(self, job_id: int) -> tuple[LeaseRecord, ...]:
         """All leases of a job, newest first, without timelines."""
 

@@ -39,7 +39,6 @@ from vhpc_slurm.model import (
     Viewer,
 )
 
-_ALL = 1 << 62
 _AT_ONCE = 500
 
 
@@ -245,6 +244,16 @@ class SqlStore(ABC):
         found = self._leases("generation = ?", str(generation))
         return found[0][1] if found else None
 
+    def state(self, generation: Generation) -> LeaseState | None:
+        """The state of a lease."""
+        return self._states("generation = ?", str(generation)).get(generation)
+
+    def has_holders(self, generation: Generation) -> bool:
+        """Whether a node still holds a lease."""
+        held = "generation = ? AND taken IS NOT NULL AND (clean IS NULL OR clean = 0)"
+        query = f"SELECT 1 FROM lease JOIN node ON node.lease = lease.id WHERE {held} LIMIT 1"  # noqa: S608
+        return self._db.execute(query, (str(generation),)).fetchone() is not None
+
     def of_job(self, job_id: int) -> tuple[LeaseRecord, ...]:
         """All leases of a job, newest first."""
         return tuple(record for _, record in reversed(self._leases("job_id = ?", job_id)))
@@ -267,7 +276,10 @@ class SqlStore(ABC):
 
     def states(self) -> dict[Generation, LeaseState]:
         """The state of each lease that is not released."""
-        rows = self._db.execute("SELECT generation, state FROM lease WHERE state <> 'released'").fetchall()
+        return self._states("state <> 'released'")
+
+    def _states(self, where: str, *values: object) -> dict[Generation, LeaseState]:
+        rows = self._db.execute(f"SELECT generation, state FROM lease WHERE {where}", values).fetchall()  # noqa: S608
         try:
             return {Generation.parse(name): LeaseState(state) for name, state in rows}
         except ValueError as err:
@@ -349,7 +361,7 @@ class SqlStore(ABC):
         return self._db.execute(statement, values).rowcount
 
     def _leases(
-        self, where: str, *values: object, limit: int = _ALL, order: str = "id"
+        self, where: str, *values: object, limit: int = 1 << 62, order: str = "id"
     ) -> list[tuple[int, LeaseRecord]]:
         # `where` and `order` are constants of this module, never input.
         rows = self._db.execute(

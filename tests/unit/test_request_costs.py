@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that each node of a job makes: what one costs does not grow with the number of nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_lab import Alone, allocation, identity, request
+from store_backends import ENGINES, open_at, place
+
+from vhpc_slurm.fabric.backend import NoNetwork
+from vhpc_slurm.model import Generation, LeaseState
+
+
+class Counting:
+    """A connection that counts the rows that its user has got."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.rows = 0
+
+    def execute(self, statement: str, values: Any = (), /) -> Any:
+        return _Rows(self, self._inner.execute(statement, values))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Rows:
+    def __init__(self, counting: Counting, inner: Any) -> None:
+        self._counting, self._inner = counting, inner
+
+    def fetchone(self) -> Any:
+        row = self._inner.fetchone()
+        self._counting.rows += row is not None
+        return row
+
+    def fetchall(self) -> Any:
+        rows = self._inner.fetchall()
+        self._counting.rows += len(rows)
+        return rows
+
+    def __iter__(self) -> Any:
+        return iter(self.fetchall())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def rows_of_acknowledgements(engine: str, folder: Path, count: int, *, first_ends: bool) -> list[int]:
+    """Rows that were read for the acknowledgement of each node of a job."""
+    store = open_at(place(engine, folder))
+    counting = Counting(store.database)
+    store._build(counting)
+    alone = Alone(store, NoNetwork(), reserve_mib=64)
+    names = [f"n{number}" for number in range(count)]
+    generation = alone.open(request(), allocation(*names), identity()).lease.generation
+    for name in names:
+        assert alone.take(42, 0, name) is not None
+    if first_ends:
+        alone.end(42, None)
+    found = [acknowledged(alone, counting, generation, name) for name in names]
+    alone.end(42, None)
+    assert store.state(generation) is LeaseState.RELEASED
+    store.close()
+    return found
+
+
+def acknowledged(alone: Alone, counting: Counting, generation: Generation, name: str) -> int:
+    before = counting.rows
+    alone.acknowledge(generation, name, clean=True, note="", timeline=None)
+    return counting.rows - before
+
+
+@pytest.mark.parametrize("first_ends", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_acknowledgement_reads_no_list_of_nodes(engine: str, tmp_path: Path, *, first_ends: bool) -> None:
+    """Only the last one does, which releases the lease."""
+    (tmp_path / "few").mkdir()
+    few = rows_of_acknowledgements(engine, tmp_path / "few", 3, first_ends=first_ends)
+    many = rows_of_acknowledgements(engine, tmp_path, 300, first_ends=first_ends)
+    assert set(many[:-1]) == set(few[:-1])
+    assert max(many[:-1]) <= 3
