@@ -13,7 +13,7 @@ from address_rig import Asked, hosts
 from controller_lab import allocation, request
 
 from vhpc_slurm.controller import wire_types
-from vhpc_slurm.controller.api import authority, usage_messages
+from vhpc_slurm.controller.api import authority, status_messages, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.authority import Authority, Origin
 from vhpc_slurm.errors import FabricError
@@ -28,6 +28,7 @@ OF_NODES: list[wire.Request] = [
     wire.ReportTimeline(timeline=TIMELINE),
     wire.ReportReady(generation="1.0.00000001", node="n1", state="passed"),
     usage_messages.ReportUsage(generation="1.0.00000001", node="n1", guests=()),
+    status_messages.ReportQuarantine(node="n1", devices=()),
 ]
 OF_THE_CONTROLLER: list[wire.Request] = [
     wire.OpenGeneration(request=request(), node_groups=NODE_GROUPS),

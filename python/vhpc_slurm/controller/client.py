@@ -22,7 +22,7 @@ from vhpc_slurm import errors, rootport
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.api import usage_messages
+from vhpc_slurm.controller.api import status_messages, usage_messages
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import (
@@ -146,6 +146,11 @@ class ControllerClient:
             generation=str(usage.generation), node=usage.node, guests=usage.guests
         )
         return self._ask(body, usage_messages.UsageKept).complete
+
+    def report_quarantine(self, node: str, devices: Sequence[status_messages.DeviceWire]) -> None:
+        """Send all devices of a node that are in quarantine."""
+        shown = tuple(devices[: status_messages.MAX_DEVICES])
+        self._ask(status_messages.ReportQuarantine(node=node, devices=shown), wire.Done)
 
     def usage(self, job_id: int) -> tuple[usage_messages.UsagePage, tuple[NodeUsage, ...]]:
         """What a job's last generation has used, by node; the job's owner may ask as well.

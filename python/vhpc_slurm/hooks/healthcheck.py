@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 from vhpc_slurm.config import Config
-from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.controller.api.status_messages import MAX_REASON, DeviceWire
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import NodeError, TeardownError, VhpcError
 from vhpc_slurm.hooks import common
+from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile.finding import RepairResult
 from vhpc_slurm.reconcile.run import reconcile
@@ -27,12 +30,36 @@ def run(config: Config) -> int:
         common.log.warning("%s: %s%s", result.kind, result.what, " (repaired)" if result.repaired else "")
         if result.drains:
             bad.append(result)
+    _tell_quarantine(config, node)
     if config.host.metrics_folder:
         _write_metrics(config, results)
     if bad:
         common.drain(config, node, TeardownError(bad[0].what, bad[0].error, "vhpc reconcile"))
         return 1
     return 0
+
+
+def _tell_quarantine(config: Config, node: str) -> None:
+    """Tell vhpcd of devices in quarantine, for its status; again each time, because vhpcd forgets them.
+
+    A node that has none tells it once, and one that never had any asks nothing.
+    """
+    layout = Layout(config)
+    try:
+        records = quarantine.read_records(layout)
+        if not records and not layout.quarantine_told.exists():
+            return
+        layout.quarantine_told.touch(mode=0o600)
+        devices = [
+            DeviceWire(address=one.address, role=one.role, reason=one.reason[:MAX_REASON], since=one.since)
+            for one in records
+        ]
+        ControllerClient(config).report_quarantine(node, devices)
+        if not records:
+            layout.quarantine_told.unlink()
+    except (VhpcError, OSError) as err:
+        what = err.line() if isinstance(err, VhpcError) else str(err)
+        common.log.warning("cannot tell vhpcd of devices in quarantine: %s", what)
 
 
 def _write_metrics(config: Config, results: list[RepairResult]) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from vhpc_slurm.cli import bootline, hostview, output
 from vhpc_slurm.cli.timeline import natural
 from vhpc_slurm.cli.web.gathering import Overview
@@ -29,6 +31,7 @@ def document(found: Overview) -> dict[str, Any]:
         "jobs": [_job(found, record, live=record.lease.generation in live) for record in jobs],
         "nodes": _nodes(found),
         "devices": sorted(_devices(found), key=lambda one: (natural(one["node"]), one["address"])),
+        "quarantine": list(_quarantine(found)),
         "jobs_without_devices_yet": found.unread,
         "keys": _keys(found),
         "attention": list(_attention(found)),
@@ -111,6 +114,12 @@ def _devices(found: Overview) -> Iterator[dict[str, Any]]:
                     }
 
 
+def _quarantine(found: Overview) -> Iterator[dict[str, Any]]:
+    for reported in found.status.quarantine if found.status else ():
+        for device in reported.devices:
+            yield {"node": reported.node} | msgspec.structs.asdict(device)
+
+
 def _keys(found: Overview) -> dict[str, Any]:
     """Keys of the fabric, VLANs and job networks x nodes."""
     rows: list[dict[str, Any]] = []
@@ -180,6 +189,9 @@ def _attention(found: Overview) -> Iterator[dict[str, Any]]:
         return
     if status.fabric.what:
         yield {"what": "fabric", "node": None, "job": None, "text": status.fabric.what}
+    for device in _quarantine(found):
+        text = f"{device['role']} {device['address']}: {device['reason']}"
+        yield {"what": "device in quarantine", "node": device["node"], "job": None, "text": text}
     for alarm in status.alarms:
         yield {"what": "alarm", "node": alarm.node, "job": alarm.job_id, "text": alarm.what}
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from vhpc_slurm.controller.api import protocol as wire
-from vhpc_slurm.controller.api import usage_messages
+from vhpc_slurm.controller.api import status_messages, usage_messages
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.errors import FabricError, VhpcError
 
@@ -44,7 +44,12 @@ def speaker(request: wire.Request) -> str | None:
     match request:
         case wire.GetLease():
             return request.node if request.wait_s > 0 or request.stage else None
-        case wire.Acknowledge() | wire.ReportReady() | usage_messages.ReportUsage():
+        case (
+            wire.Acknowledge()
+            | wire.ReportReady()
+            | usage_messages.ReportUsage()
+            | status_messages.ReportQuarantine()
+        ):
             return request.node
         case wire.ReportTimeline():
             return request.timeline.node

@@ -56,6 +56,7 @@ ADDED: tuple[Added, ...] = (
     Added(10, "open", ("request", "defaults"), needed=False),
     *(Added(10, tag, (*path, "request", "unset"), needed=False) for tag, path in _LEASES),
     *(Added(10, tag, (*path, "request", "defaults"), needed=False) for tag, path in _LEASES),
+    Added(10, "status", ("quarantine",), needed=False),
     # an older vhpcd would begin with the oldest lease
     Added(10, "leases", ("before",)),
 )

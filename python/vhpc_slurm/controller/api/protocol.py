@@ -28,7 +28,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from vhpc_slurm.controller.api import older
-from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState
+from vhpc_slurm.controller.api.status_messages import (
+    AlarmWire,
+    FabricState,
+    NodeQuarantine,
+    ReportQuarantine,
+)
 from vhpc_slurm.controller.api.usage_messages import AskUsage, ReportUsage, UsageKept, UsagePage
 from vhpc_slurm.controller.wire_types import (
     LeaseWire,
@@ -218,6 +223,7 @@ Request = (
     | ReportUsage
     | AskUsage
     | ReportReady
+    | ReportQuarantine
     | ListLeases
     | ListTimelines
     | ListReports
@@ -273,7 +279,8 @@ class Status(Wire, frozen=True, tag="status"):
     """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state.
 
     ``seen_at`` is the address that the request came from, ``speaks_for`` are the
-    nodes that it may speak for, CONTROLLER among them, or ANY alone.
+    nodes that it may speak for, CONTROLLER among them, or ANY alone. ``quarantine`` has
+    what nodes have reported since vhpcd began, by node, for as many as a message can have.
     """
 
     version: str
@@ -287,6 +294,7 @@ class Status(Wire, frozen=True, tag="status"):
     alarms: tuple[AlarmWire, ...] = ()
     seen_at: str = ""
     speaks_for: tuple[str, ...] = ()
+    quarantine: tuple[NodeQuarantine, ...] = ()
 
 
 class Fenced(Wire, frozen=True, tag="fenced"):

@@ -14,8 +14,9 @@ from vhpc_slurm.controller.api import listing, usage_messages
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.operating import Operating
 from vhpc_slurm.controller.api.progress import Progress
+from vhpc_slurm.controller.api.quarantine import Quarantine
 from vhpc_slurm.controller.api.starting import Starting
-from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState
+from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState, ReportQuarantine
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.sync.isolation import IsolationState, IsolationWatch
@@ -56,6 +57,7 @@ class Requests:
         self._database = database
         self._began = time.monotonic()
         self._progress = Progress()
+        self._quarantine = Quarantine()
 
     async def answer(self, request: wire.Request, uid: int = 0, viewer: Viewer | None = None) -> wire.Answer:
         """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else is raised.
@@ -101,6 +103,8 @@ class Requests:
                 answer = await self._keep(request)
             case wire.ReportReady():
                 answer = await starting.ready(request)
+            case ReportQuarantine():
+                self._quarantine.report(request)
             case wire.AskStatus():
                 answer = await self._status()
             case wire.Fence() | wire.ClearKey() | wire.TellFabric():
@@ -181,6 +185,7 @@ class Requests:
             alarms=tuple(
                 AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what) for one in alarms
             ),
+            quarantine=self._quarantine.shown(),
         )
 
 

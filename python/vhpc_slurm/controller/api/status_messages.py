@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of vhpcd's status; ``protocol`` has all messages."""
+"""Parts of vhpcd's status, and what nodes report for it; ``protocol`` has all messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Annotated
 import msgspec
 
 from vhpc_slurm.controller.wire_types import Wire
+
+MAX_DEVICES, MAX_REASON = 64, 200
+"""Devices of a node in a report, and characters of a reason."""
 
 
 class FabricState(Wire, frozen=True):
@@ -38,3 +41,26 @@ class AlarmWire(Wire, frozen=True):
     node: str
     time: float
     what: str
+
+
+class DeviceWire(Wire, frozen=True):
+    """A device in quarantine; ``since`` in seconds since the epoch."""
+
+    address: Annotated[str, msgspec.Meta(max_length=32)]
+    role: Annotated[str, msgspec.Meta(max_length=16)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+    since: float
+
+
+class ReportQuarantine(Wire, frozen=True, tag="quarantine"):
+    """A node: all of its devices in quarantine."""
+
+    node: str
+    devices: Annotated[tuple[DeviceWire, ...], msgspec.Meta(max_length=MAX_DEVICES)]
+
+
+class NodeQuarantine(Wire, frozen=True):
+    """Devices of a node in quarantine, as it reported them last."""
+
+    node: str
+    devices: tuple[DeviceWire, ...]

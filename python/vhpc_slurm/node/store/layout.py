@@ -52,6 +52,11 @@ class Layout:
         return self.state / "quarantine"
 
     @property
+    def quarantine_told(self) -> Path:
+        """There is such a file while vhpcd may show devices of this node in quarantine."""
+        return self.run / "quarantine-told"
+
+    @property
     def blobs(self) -> Path:
         """Files of the site's images on this node, each named by its sha256."""
         return Path(self.config.images.store) / "blobs" / "sha256"
