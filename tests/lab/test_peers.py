@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from cluster import IMAGE, NODES, Lab
 from image_files import BLOBS, CATALOG, files, forget, peer_port, sources
+from injection import in_boot
 
 pytestmark = pytest.mark.lab
 
@@ -61,4 +62,23 @@ def test_a_copy_that_was_cut_short_goes_on(lab: Lab) -> None:
     assert found["kept"] > names[root] // 3
     assert sum(found.values()) == sum(names.values())
     assert lab.run("n1", "sha256sum", f"{BLOBS}/{root}").out.split()[0] == root
+    lab.quiet()
+
+
+def test_a_server_killed_in_a_copy_costs_only_time(lab: Lab) -> None:
+    """n2 has the rest of the image from the catalogue."""
+    names = files(lab)
+    lab.run("n1", "vhpc", "image", "stage", IMAGE)
+    forget(lab, "n2", names)
+    job = lab.submit("srun hostname", "-N2")
+    server = "'[s]tore.peers.process'"  # not the shell whose command has this word
+    act = f"pkill -STOP -f {server} && sleep 2 && pkill -KILL -f {server}"
+    in_boot(lab, job, "n1", act, sign=f"pgrep -f {server} >/dev/null")
+    assert job.wait() == "COMPLETED"
+    assert sorted(job.output().split()) == list(NODES)
+    found = sources(lab, job.id)["n2"]
+    assert sum(found.values()) == sum(names.values())
+    assert found.get("catalogue", 0) > 0, found
+    sums = lab.run("n2", "sha256sum", *(f"{BLOBS}/{name}" for name in names)).out
+    assert [line.split()[0] for line in sums.splitlines()] == list(names)
     lab.quiet()
