@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from cluster import ROOT, VLAB, Done, Job, Lab
-from html_page import Page
 from injection import WAITING, configured, let_go, runs, until
 
 from chromium import CHROMIUM, in_chromium
+from html_page import Page
 
 pytestmark = pytest.mark.lab
 

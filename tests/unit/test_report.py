@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 from controller_lab import identity, request
-from html_page import Page
 
+from html_page import Page
 from vhpc_slurm.cli import report as reports
 from vhpc_slurm.cli import reportdata, reporthtml
 from vhpc_slurm.errors import UserError

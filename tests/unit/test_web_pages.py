@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from html_page import Page
 
 from chromium import CHROMIUM, in_chromium
+from html_page import Page
 
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
 httpx = pytest.importorskip("httpx", reason="asks the pages: pip install httpx")
