@@ -85,6 +85,20 @@ static int option(int fd, int level, int name)
     return value;
 }
 
+/* Linux routes a new IPv6 address, and changes this route, by work items: a moment after the
+ * command has ended. */
+static int connect_routed(int fd, const struct sockaddr_in6 *a, socklen_t len)
+{
+    int rc = -1;
+    for (int i = 0; i < 500; i++) {
+        rc = connect(fd, (const struct sockaddr *)a, len);
+        if (rc == 0 || errno != ENETUNREACH)
+            break;
+        (void)usleep(10000);
+    }
+    return rc;
+}
+
 /* What both ends of a connection to this address of the machine have; NULL: no keepalive. */
 static const struct keepalive *kept(const char *text, uint16_t port)
 {
@@ -97,7 +111,7 @@ static const struct keepalive *kept(const char *text, uint16_t port)
     assert_int_equal(listen(listener, 1), 0);
     assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &len), 0);
     int end[2] = {socket(a.sin6_family, SOCK_STREAM | SOCK_CLOEXEC, 0), -1};
-    assert_int_equal(connect(end[0], (struct sockaddr *)&a, len), 0);
+    assert_int_equal(connect_routed(end[0], &a, len), 0);
     end[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     int on = option(end[0], SOL_SOCKET, SO_KEEPALIVE);
     found = (struct keepalive){.idle_s = option(end[0], IPPROTO_TCP, TCP_KEEPIDLE),
