@@ -74,7 +74,8 @@ def site(lab: Lab) -> Iterator[None]:
         passwords = "".join(f"{user}:{hashed}\n" for user in ("alice", "bob", "root"))
         lab.run("login", "sh", "-c", "mkdir -p /etc/nginx; cat >/etc/nginx/hpc.passwords", stdin=passwords)
         lab.run("login", "sh", "-c", "cat >/tmp/nginx.conf", stdin=conf)
-        with configured(lab, "ctl", "controller", 'web_user = "vhpc-web"'):
+        named = 'web_user = "vhpc-web"'
+        with configured(lab, "ctl", "controller", named), configured(lab, "login", "controller", named):
             lab.service("ctl", "restart", "vhpcd")
             lab.run("login", "sh", "-c", f"setsid --fork sh -c '{web}'")
             until(lambda: lab.run("login", "test", "-S", SOCKET, check=False).code == 0, "vhpc web")
@@ -110,7 +111,7 @@ def overview(lab: Lab, user: str, *headers: str) -> dict[str, Any]:
 def test_users_see_their_jobs_behind_nginx(lab: Lab, job: Job) -> None:
     """The name is that of the password, whatever header the browser sends."""
     mine = {one["job"]: one for one in overview(lab, "alice")["jobs"]}
-    assert (mine[job.id]["user"], mine[job.id]["nodes"]) == ("alice", "n1,n2")
+    assert (mine[job.id]["user"], mine[job.id]["nodes"]) == ("alice", ["n1", "n2"])
     assert job.id not in {one["job"] for one in overview(lab, "bob")["jobs"]}
     forged = overview(lab, "bob", "X-Remote-User=alice")
     assert job.id not in {one["job"] for one in forged["jobs"]}
