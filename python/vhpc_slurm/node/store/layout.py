@@ -81,11 +81,6 @@ class Layout:
         return self.run / "uids"
 
     @property
-    def guarded_ports(self) -> Path:
-        """UDP ports of job networks since the last reboot, one file each."""
-        return self.run / "guarded-ports"
-
-    @property
     def jobs(self) -> Path:
         """Folder of the jobs' run folders."""
         return self.run / "jobs"
