@@ -188,6 +188,8 @@ uint32_t calls_alive(const struct session *s);
 void system_mount_all(void);
 /* Where sysfs is: /sys, unless the kernel command line names another directory. */
 const char *system_sysfs(void);
+/* Have the kernel kill a program that uses up the memory soon; for a guest's own agent. */
+void system_prevent_thrashing(void);
 _Noreturn void system_poweroff(void);
 /*
  * Open the agent's virtio-serial port; waits for the port and for the host. -EINTR when the agent

@@ -285,8 +285,10 @@ int main(int argc, char **argv)
         system_mount_all();
         agent.sysfs = system_sysfs();
     }
-    if (agent.system)
+    if (agent.system) {
         load_image_env(&agent);
+        system_prevent_thrashing();
+    }
     fill_hello(&agent);
     cgroup_init(&agent);
     return run(&agent, host.port, host.fd);

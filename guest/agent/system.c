@@ -90,6 +90,24 @@ const char *system_sysfs(void)
     return "/sys";
 }
 
+/*
+ * A program that wants more memory than the guest has makes the kernel drop the programs' own pages
+ * and read them again for minutes, before it kills anything. With this the kernel kills as soon as
+ * it cannot keep what was used within the last second (admin-guide/mm/multigen_lru.rst, "Thrashing
+ * prevention"). A value that the image has set stays.
+ */
+void system_prevent_thrashing(void)
+{
+    static const char path[] = "/sys/kernel/mm/lru_gen/min_ttl_ms", ms[] = "1000";
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return; /* a kernel without CONFIG_LRU_GEN */
+    char now[16] = "";
+    if (read(fd, now, sizeof now - 1) > 0 && strcmp(now, "0\n") == 0)
+        (void)!pwrite(fd, ms, sizeof ms - 1, 0);
+    (void)close(fd);
+}
+
 _Noreturn void system_poweroff(void)
 {
     sync();
