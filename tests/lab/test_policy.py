@@ -125,6 +125,32 @@ def test_a_signed_image_runs_with_what_the_rule_permits(lab: Lab) -> None:
 
 
 @pytest.mark.usefixtures("rule")
+def test_a_node_refuses_what_only_vhpcd_permits(lab: Lab) -> None:
+    """The signer counts on vhpcd's host; the file of n1 has no key. n1 stays in service."""
+    signer = f"echo ops@hpc.example $(cat {KEY}.pub)"
+    lab.run("ctl", "sh", "-ec", f"{signer} >{SIGNERS}")
+    lab.run("ctl", "vhpc", "image", "sign", TAG, "--key", KEY)
+    lab.run("n1", "sh", "-ec", f"cp -p {SIGNERS} {SIGNERS}.before; echo >{SIGNERS}")
+    try:
+        job = lab.submit("hostname", "-p", "spare", "-w", "n1", f"--vhpc-image={TAG}")
+        assert job.wait("FAILED", "COMPLETED") == "FAILED"
+        one_line(job, f"^vhpc: .*'signed in spare' does not permit image {TAG} on n1: .*signers of n1 differ")
+        lab.quiet()
+        lab.all_idle()  # a wrong file drains no node
+        found = [one["what"] for one in lab.vhpc("ctl", "doctor", check=False) if one["check"] == "alarms"]
+        assert any("policy rule 'signed in spare' of the node refuses" in what for what in found), found
+        lab.run("n1", "rm", SIGNERS)
+        said = [
+            one["what"] for one in lab.vhpc("n1", "doctor", check=False) if one["check"] == "policy.signers"
+        ]
+        assert said == [f"images.allowed_signers = {SIGNERS} cannot be read: No such file or directory"]
+    finally:
+        lab.run("n1", "mv", "-f", f"{SIGNERS}.before", SIGNERS)
+    same = lab.submit("hostname", "-p", "spare", "-w", "n1", f"--vhpc-image={TAG}")
+    assert same.wait("COMPLETED", "FAILED") == "COMPLETED"
+
+
+@pytest.mark.usefixtures("rule")
 def test_a_job_gets_limits_and_defaults_of_rules(lab: Lab) -> None:
     refused = lab.submit("hostname", "-w", "n1", "--vhpc-disk=513", user="bob")
     assert refused.wait("FAILED") == "FAILED"

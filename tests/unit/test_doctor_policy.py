@@ -13,6 +13,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.policy import signatures
 from vhpc_slurm.slurm.port import SlurmPartition
 from vhpc_slurm.slurm.settings import SlurmSettings
 
@@ -96,3 +97,19 @@ def test_vhpcd_must_be_able_to_read_the_signers(tmp_path: Path) -> None:
 def test_rules_about_users_need_nothing_of_slurm(enforced: str) -> None:
     config = Config(policy=(Rule(name="a", users=("alice",), images=()),))
     assert found(config, enforced) == [(Level.OK, "rules of the policy: 1", "")]
+
+
+def test_a_node_must_be_able_to_check_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signers = tmp_path / "allowed_signers"
+    images = Images(allowed_signers=str(signers), revoked_signers=str(tmp_path))
+    config = Config(images=images, policy=(Rule(name="a", signers=("x",)),))
+    assert list(policy.on_node(Config(images=images, policy=(Rule(name="a"),)))) == []
+    first, second = policy.on_node(config)
+    assert (first.level, second.level) == (Level.ERROR, Level.ERROR)
+    assert first.what == f"images.allowed_signers = {signers} cannot be read: No such file or directory"
+    assert second.what == f"images.revoked_signers = {tmp_path} cannot be read: Is a directory"
+    signers.write_text("")
+    config = Config(images=Images(allowed_signers=str(signers)), policy=config.policy)
+    assert [one.level for one in policy.on_node(config)] == [Level.OK]
+    monkeypatch.setattr(signatures, "SEARCH", str(tmp_path))
+    assert [one.what for one in policy.on_node(config)] == ["this host has no ssh-keygen"]

@@ -13,11 +13,14 @@ from boot_rig import GENERATION, NODE, boot_layout, lease
 from node_rig import publish
 from stepd import needs_root
 
+from vhpc_slurm import policy
+from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hooks import barrier, common, prolog
 from vhpc_slurm.model import Allocation, Generation, Lease, LeaseState, NodeReport, Segment
 from vhpc_slurm.node import resources, teardown
+from vhpc_slurm.node.boot import permission
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.devices import quarantine
 from vhpc_slurm.node.guest import libvirtd, refusal, shares
@@ -161,6 +164,22 @@ def test_a_guest_refused_by_qemu_is_an_alarm_without_a_drain(node: Node) -> None
     assert node.run() == 0
     assert node.state["alarm"] == "QEMU: no such machine"
     assert node.drained == []
+
+
+def test_an_image_that_the_nodes_policy_refuses_is_an_alarm(node: Node) -> None:
+    """Only vhpcd's rules or this node's can be right: operators must know, and no node is drained."""
+    rule = Rule(name="gpu")
+    node.outcome = permission.RefusedHereError(
+        "n1", rule, policy.PolicyError("policy rule 'gpu' does not permit x")
+    )
+    assert node.run() == 0
+    assert (node.state["status"], node.state["kind"]) == ("failed", "user")
+    assert node.state["message"].startswith(
+        "policy rule 'gpu' does not permit x on n1 (vhpc.toml or the signers"
+    )
+    assert node.state["alarm"] == "policy rule 'gpu' of the node refuses what vhpcd has permitted"
+    assert node.held == ["rundir"]
+    assert (node.drained, node.requeued) == ([], [])
 
 
 # --- this node's fault ------------------------------------------------------------------

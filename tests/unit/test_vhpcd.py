@@ -95,7 +95,7 @@ def test_doctor_shows_node_alarms_one_line_for_each_cause(vhpcd: Vhpcd) -> None:
         vhpcd.client.acknowledge(Ack(lease.generation, "n2", note="alarm: QEMU says no"))
     found = [finding for finding in services.vhpcd(vhpcd.config, listener=True) if finding.check == "alarms"]
     assert [finding.level for finding in found] == [Level.WARN]
-    assert "refused guests of 2 jobs on n2, last of job 43 0.0 h ago: QEMU says no" in found[0].what
+    assert "guests of 2 jobs were refused on n2, last of job 43 0.0 h ago: QEMU says no" in found[0].what
 
 
 def test_a_moved_name_does_not_move_the_lease(vhpcd: Vhpcd) -> None:

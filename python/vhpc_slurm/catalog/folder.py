@@ -156,6 +156,11 @@ def read_signed(catalog: Path, image: ImageIdentity) -> Signed:
     return Signed(raw, signatures)
 
 
+def manifest_file(catalog: Path, digest: str) -> Path:
+    """Path of the manifest with a digest."""
+    return catalog / "manifests" / "sha256" / f"{digest.removeprefix('sha256:')}.json"
+
+
 def signatures_file(catalog: Path, digest: str) -> Path:
     """Path of the file with the signatures of the manifest with a digest."""
     return catalog / "signatures" / "sha256" / digest.removeprefix("sha256:")
@@ -174,9 +179,8 @@ def _unusable(image: str, err: ValueError) -> UserError:
 
 def _read(catalog: Path, digest: str, image: str) -> bytes:
     """The bytes that the catalogue has for a digest."""
-    path = catalog / "manifests" / "sha256" / (digest.removeprefix("sha256:") + ".json")
     try:
-        with _open(path) as file:
+        with _open(manifest_file(catalog, digest)) as file:
             if not _is_regular(file):
                 why = f"the manifest {digest} is not a regular file"
                 raise UserError(f"image {image} is broken", why, "publish it again")

@@ -22,6 +22,7 @@ from vhpc_slurm.catalog.folder import (
     SIGNATURES_SIZE,
     Signed,
     identity,
+    manifest_file,
     read_signed,
     resolve,
     signatures_file,
@@ -92,7 +93,7 @@ def resolve_own(folder: Path, ref: ImageRef, owner: Owner) -> ImageIdentity:
             digest = raw.decode("ascii", "replace").strip()
         if not DIGEST.match(digest):
             raise UserError(f"image {ref} is broken", "its name file has no digest", "publish it again")
-        raw = _read(top, folder, _manifest(digest), LIMIT_1 + 1, owner, ref)
+        raw = _read(top, folder, str(manifest_file(Path(), digest)), LIMIT_1 + 1, owner, ref)
     return identity(ref, digest, raw)
 
 
@@ -103,17 +104,13 @@ def read_signed_for(images: Images, image: ImageIdentity, owner: Owner) -> Signe
     folder = own_folder(images.user_catalog, owner.name)
     signatures = str(signatures_file(Path(), image.digest))
     with _opened(folder, owner) as top:
-        raw = _read(top, folder, _manifest(image.digest), LIMIT_1 + 1, owner, image.ref)
+        raw = _read(top, folder, str(manifest_file(Path(), image.digest)), LIMIT_1 + 1, owner, image.ref)
         identity(image.ref, image.digest, raw)  # the bytes match the digest, or UserError
         try:
             found = _read(top, folder, signatures, SIGNATURES_SIZE, owner, image.ref)
         except NotThereError:
             found = b""
     return Signed(raw, found)
-
-
-def _manifest(digest: str) -> str:
-    return f"manifests/sha256/{digest.removeprefix('sha256:')}.json"
 
 
 @contextlib.contextmanager

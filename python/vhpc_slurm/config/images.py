@@ -31,8 +31,8 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     allowed_signers: Annotated[
         str,
         documented(
-            "file of ssh-keygen(1), ALLOWED SIGNERS, with the keys whose signatures of images count, on "
-            "vhpcd's host. Empty: signatures are not checked"
+            "file of ssh-keygen(1), ALLOWED SIGNERS, with the keys whose signatures of images count; the "
+            "same on vhpcd's host and on nodes. Empty: signatures are not checked"
         ),
     ] = ""
     revoked_signers: Annotated[

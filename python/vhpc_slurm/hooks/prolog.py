@@ -18,6 +18,7 @@ from vhpc_slurm.hooks import barrier, common
 from vhpc_slurm.hooks.told import Told
 from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
 from vhpc_slurm.node import teardown
+from vhpc_slurm.node.boot import permission
 from vhpc_slurm.node.boot.reserve import reserve
 from vhpc_slurm.node.boot.sequence import boot
 from vhpc_slurm.node.boot.state import Boot
@@ -264,7 +265,9 @@ def _fail_job(job: _Job, error: UserError) -> None:
     The guests are ended now; the run folder with the state file stays until
     the Epilog.
     """
-    refused = error.cause if isinstance(error, refusal.RefusedGuestError) else ""
+    refused = ""
+    if isinstance(error, refusal.RefusedGuestError | permission.RefusedHereError):
+        refused = error.cause
     if refused:
         common.log.error("%s", error.line())
     else:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vhpc_slurm.catalog import Owner, Signed, labels, read_signed_for
@@ -59,7 +59,12 @@ def _check_network(config: Config, rule: Rule, asked: str | None) -> None:
 
 
 def check_image(
-    config: Config, rule: Rule, image: ImageIdentity, catalog: Path, read: Callable[[], Signed]
+    config: Config,
+    rule: Rule,
+    image: ImageIdentity,
+    catalog: Path,
+    read: Callable[[], Signed],
+    prefix: Sequence[str] = (),
 ) -> None:
     """Raise unless a rule permits an image.
 
@@ -69,6 +74,7 @@ def check_image(
         image: the image.
         catalog: has its names; not read for a user's own image, whose name is what its owner says.
         read: called where signatures count.
+        prefix: of the command that checks them (``signatures.check``).
 
     Raises:
         PolicyError, FabricError: as ``check``.
@@ -76,7 +82,7 @@ def check_image(
     refusal = image_refusal(rule, [image.ref.label] if image.ref.own else labels(catalog, image))
     why = ""
     if not refusal and rule.signers:
-        found = signatures.check(config.images, read())
+        found = signatures.check(config.images, read(), prefix)
         refusal, why = signer_refusal(rule, found.principals), found.refused
     if refusal:
         refusal += f"; {why}" if why else ""

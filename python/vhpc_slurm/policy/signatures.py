@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ SEARCH = "/usr/bin:/bin:/usr/local/bin"
 TIMEOUT_S = 20.0
 SIGN_TIMEOUT_S = 120.0
 """A person may have to type a passphrase or to touch a device."""
+_CANNOT = "cannot check the signatures of images"
+_FDS = "/proc/self/fd/"
 
 
 @dataclass(frozen=True)
@@ -40,25 +42,78 @@ class Signers:
     refused: str = ""
 
 
-def check(images: Images, signed: Signed) -> Signers:
+@dataclass(frozen=True)
+class _Keygen:
+    """ssh-keygen with the site's files, as paths that it can open whatever its rights are.
+
+    ``names`` has their paths in vhpc.toml; ``prefix`` is in front of the command.
+    """
+
+    allowed: str
+    revoked: str
+    names: Mapping[str, str]
+    prefix: tuple[str, ...]
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        """Exit status, output and last message of ``ssh-keygen -Y``."""
+        fds = [int(word.rpartition("/")[2]) for word in arguments if word.startswith(_FDS)]
+        command = [*self.prefix, program(), "-Y", *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                input=stdin,
+                capture_output=True,
+                timeout=TIMEOUT_S,
+                check=False,
+                env={},
+                pass_fds=fds,
+            )
+        except (OSError, subprocess.SubprocessError) as err:
+            raise FabricError(_CANNOT, str(err)) from err
+        said = _said(done.stderr)
+        for path, name in self.names.items():
+            said = said.replace(path, name)
+        return done.returncode, done.stdout.decode("utf-8", "replace"), said
+
+
+def check(images: Images, signed: Signed, prefix: Sequence[str] = ()) -> Signers:
     """Find out who has signed a manifest.
+
+    Args:
+        images: names the site's files, which this process reads.
+        signed: the manifest and its signatures.
+        prefix: words in front of the command of ssh-keygen, by which it gets fewer rights: it parses
+            what a user has written.
 
     Raises:
         FabricError: the site's files cannot be read, or this host has no ssh-keygen.
     """
-    files = [path for path in (images.allowed_signers, images.revoked_signers) if path]
-    for path in files:
-        if not os.access(path, os.R_OK):
-            why = "it does not exist" if not Path(path).exists() else "it cannot be read"
-            raise FabricError("cannot check the signatures of images", f"{path}: {why}")
-    found: dict[str, None] = {}
-    refused: list[str] = []
-    for signature in split(signed.signatures):
-        principals, why = _signers(images, signed.manifest, signature)
-        found.update(dict.fromkeys(principals))
-        if not principals:
-            refused.append(why)
+    with contextlib.ExitStack() as opened:
+        named = [
+            (opened.enter_context(_file(_site_file(path))), path) if path else ("", "")
+            for path in (images.allowed_signers, images.revoked_signers)
+        ]
+        (allowed, _), (revoked, _) = named
+        keygen = _Keygen(allowed, revoked, {path: name for path, name in named if path}, tuple(prefix))
+        found: dict[str, None] = {}
+        refused: list[str] = []
+        for signature in split(signed.signatures):
+            principals, why = _signers(keygen, signed.manifest, signature)
+            found.update(dict.fromkeys(principals))
+            if not principals:
+                refused.append(why)
     return Signers(tuple(found), "; ".join(dict.fromkeys(refused)))
+
+
+def _site_file(path: str) -> bytes:
+    """What a file of the site has; FabricError if it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        why = "it does not exist"
+    except OSError as err:
+        why = f"it cannot be read: {err.strerror}"
+    raise FabricError(_CANNOT, f"{path}: {why}")
 
 
 def sign(manifest: bytes, key: Path) -> bytes:
@@ -69,7 +124,7 @@ def sign(manifest: bytes, key: Path) -> bytes:
     Raises:
         UserError: it cannot be done.
     """
-    command = [_program(), "-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)]
+    command = [program(), "-Y", "sign", "-q", "-n", NAMESPACE, "-f", str(key)]
     try:
         done = subprocess.run(
             command, input=manifest, capture_output=True, timeout=SIGN_TIMEOUT_S, check=False
@@ -81,19 +136,19 @@ def sign(manifest: bytes, key: Path) -> bytes:
     return done.stdout
 
 
-def _signers(images: Images, manifest: bytes, signature: bytes) -> tuple[list[str], str]:
+def _signers(keygen: _Keygen, manifest: bytes, signature: bytes) -> tuple[list[str], str]:
     """The principals for whom a signature is valid, and, only if it is valid for no principal, the reason."""
     with _file(signature) as path:
-        code, out, why = _run("find-principals", "-s", path, "-f", images.allowed_signers)
+        code, out, why = keygen.run("find-principals", "-s", path, "-f", keygen.allowed)
         if code != 0:
             unknown = "one signature is of a key that images.allowed_signers does not have"
             return [], unknown if why == NO_PRINCIPAL else why
         valid = []
-        for name in out.decode("utf-8", "replace").splitlines()[:MAX_PRINCIPALS]:
-            verify = ["verify", "-f", images.allowed_signers, "-I", name, "-n", NAMESPACE, "-s", path]
-            if images.revoked_signers:
-                verify += ["-r", images.revoked_signers]
-            code, _, why = _run(*verify, stdin=manifest)
+        for name in out.splitlines()[:MAX_PRINCIPALS]:
+            verify = ["verify", "-f", keygen.allowed, "-I", name, "-n", NAMESPACE, "-s", path]
+            if keygen.revoked:
+                verify += ["-r", keygen.revoked]
+            code, _, why = keygen.run(*verify, stdin=manifest)
             if code == 0:
                 valid.append(name)
     return valid, "" if valid else why or "one signature is not valid, or its key is revoked"
@@ -102,25 +157,10 @@ def _signers(images: Images, manifest: bytes, signature: bytes) -> tuple[list[st
 @contextlib.contextmanager
 def _file(data: bytes) -> Iterator[str]:
     """A path that child processes can read these bytes from."""
-    fd = os.memfd_create("signature")
-    try:
-        os.write(fd, data)
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
-
-
-def _run(*arguments: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
-    """Exit status, output and last message of ``ssh-keygen -Y``."""
-    fds = [int(word.rpartition("/")[2]) for word in arguments if word.startswith("/proc/self/fd/")]
-    command = [_program(), "-Y", *arguments]
-    try:
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, timeout=TIMEOUT_S, check=False, env={}, pass_fds=fds
-        )
-    except (OSError, subprocess.SubprocessError) as err:
-        raise FabricError("cannot check the signatures of images", str(err)) from err
-    return done.returncode, done.stdout, _said(done.stderr)
+    with os.fdopen(os.memfd_create("vhpc-signature"), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"{_FDS}{file.fileno()}"
 
 
 def _said(stderr: bytes) -> str:
@@ -128,12 +168,13 @@ def _said(stderr: bytes) -> str:
     return lines[0].strip() if lines else ""
 
 
-def _program() -> str:
-    program = shutil.which(PROGRAM, path=SEARCH)
-    if program is None:
+def program() -> str:
+    """Path of ssh-keygen; FabricError if this host has none."""
+    found = shutil.which(PROGRAM, path=SEARCH)
+    if found is None:
         raise FabricError(
-            "cannot check the signatures of images",
+            _CANNOT,
             f"this host has no {PROGRAM}",
             "apt install openssh-client",
         )
-    return program
+    return found

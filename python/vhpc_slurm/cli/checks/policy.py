@@ -11,6 +11,8 @@ from pathlib import Path
 from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.policy import signatures
 from vhpc_slurm.policy.rules import covers, matches
 from vhpc_slurm.slurm.port import SlurmPartition
 from vhpc_slurm.slurm.settings import SlurmSettings
@@ -18,6 +20,7 @@ from vhpc_slurm.slurm.settings import SlurmSettings
 ENFORCEMENT = {"accounts": "associations", "qos": "qos"}
 """What Slurm must enforce so that users cannot choose what a condition is about."""
 CONDITIONS = {"partitions", "accounts", "qos", "users"}
+SIGNER_FILES = ("allowed_signers", "revoked_signers")
 DEFAULTS = tuple(key for key in Rule.__struct_fields__ if key.startswith("default_"))
 PERMITS = tuple(key for key in Rule.__struct_fields__ if key not in {"name", *CONDITIONS, *DEFAULTS})
 
@@ -35,6 +38,28 @@ def check(
         *_files(config),
     ]
     yield from found or [ok("policy", f"rules of the policy: {len(config.policy)}")]
+
+
+def on_node(config: Config) -> Iterator[CheckResult]:
+    """On a compute node, as root: what it needs to check signatures again; nothing if no rule has signers."""
+    if not any(rule.signers for rule in config.policy):
+        return
+    problems = []
+    for key in SIGNER_FILES:
+        path = getattr(config.images, key)
+        try:
+            if path:
+                Path(path).read_bytes()
+        except OSError as err:
+            problems.append(f"images.{key} = {path} cannot be read: {err.strerror}")
+    try:
+        signatures.program()
+    except FabricError as err:
+        problems.append(err.why)
+    hint = "jobs whose rule has signers are requeued without end: nodes need ssh-keygen and vhpcd's files"
+    yield from [error("policy.signers", problem, hint) for problem in problems] or [
+        ok("policy.signers", "this node can check signatures of images")
+    ]
 
 
 def _conditions(config: Config, settings: SlurmSettings) -> Iterator[CheckResult]:
@@ -92,7 +117,7 @@ def _ignored(rule: Rule) -> str:
 
 def _files(config: Config) -> Iterator[CheckResult]:
     """Whether vhpcd can read the files of signers."""
-    for key in ("allowed_signers", "revoked_signers"):
+    for key in SIGNER_FILES:
         text = getattr(config.images, key)
         if not text:
             continue

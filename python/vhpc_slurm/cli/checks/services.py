@@ -176,13 +176,13 @@ def _isolation(fabric: FabricState, now: float) -> Iterator[CheckResult]:
 
 
 def _alarms(alarms: Sequence[AlarmWire], now: float) -> Iterator[CheckResult]:
-    """Refusals of libvirt or QEMU that nodes reported, one result for each cause."""
+    """Guests that nodes could not start, or were not permitted to start, one result for each cause."""
     for what in dict.fromkeys(alarm.what for alarm in alarms):
         same = [alarm for alarm in alarms if alarm.what == what]
         jobs, nodes = {alarm.job_id for alarm in same}, sorted({alarm.node for alarm in same})
         yield warn(
             "alarms",
-            f"libvirt or QEMU refused guests of {len(jobs)} jobs on {', '.join(nodes)}, last of job "
+            f"guests of {len(jobs)} jobs were refused on {', '.join(nodes)}, last of job "
             f"{same[-1].job_id} {(now - same[-1].time) / 3600:.1f} h ago: {what}",
             "see hooks.log and vhpc plan on the node; this result disappears a week after the last refusal",
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 
-from vhpc_slurm.node.boot import agent, diagnose, network, reserve, start
+from vhpc_slurm.node.boot import agent, diagnose, network, permission, reserve, start
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import refusal
 
@@ -23,13 +23,15 @@ def boot(work: Boot) -> Generator[None, None, None]:
     throws in there ends the boot.
 
     Raises:
-        UserError: the image will not boot, or is broken, or libvirt refuses a guest of this job.
+        UserError: the image will not boot, or is broken, or is refused by the policy here, or libvirt refuses
+            a guest of this job.
         NodeError: this node cannot do it.
-        FabricError: what the job was given is still in use.
+        FabricError: what the job was given is still in use, or the policy here cannot be checked.
         QuarantinedError: a device got stuck; it is in quarantine.
         Stopped: the journal was closed for this job, which has ended.
     """
     refusal.check_vcpus(work.hypervisor, work.plan.guests, work.host, work.layout.config.guests.emulator)
+    yield from permission.check(work)
     with work.recorder.stage("image", work.image.digest):
         yield from start.stage_image(work)
     start.make_cgroup(work)

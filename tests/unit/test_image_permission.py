@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node asks its own policy before it boots an image, and believes a lease only what it cannot check."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import site_catalog
+from boot_rig import USER, BootRig, boot_layout, prepared, run
+from stepd import needs_root
+
+from vhpc_slurm.catalog import edit, read_signed, resolve
+from vhpc_slurm.config import Config
+from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
+from vhpc_slurm.node.boot import permission
+from vhpc_slurm.node.store import blobsource, manifests
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.policy import signatures
+
+layout = boot_layout
+pytestmark = needs_root
+SIGNED: dict[str, Any] = {"name": "signed only", "partitions": ["main"], "signers": ["ops@*"]}
+NAMED: dict[str, Any] = {"name": "base only", "images": ["base:*"]}
+
+
+def keygen(*arguments: str, stdin: bytes = b"") -> bytes:
+    return subprocess.run(["ssh-keygen", *arguments], input=stdin, capture_output=True, check=True).stdout
+
+
+@dataclass
+class Site:
+    """A node with a boot of the image ``base`` of the site, and keys of ops and eve."""
+
+    folder: Path
+    rig: BootRig
+
+    @property
+    def catalog(self) -> Path:
+        return self.folder / "catalog"
+
+    @property
+    def image(self) -> ImageIdentity:
+        return self.rig.work.image
+
+    def key(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.exists():
+            keygen("-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(path))
+        return path
+
+    def sign(self, name: str, catalog: Path | None = None) -> None:
+        catalog = catalog or self.catalog
+        manifest = read_signed(catalog, self.image).manifest
+        made = keygen("-Y", "sign", "-q", "-n", "vhpc-image", "-f", str(self.key(name)), stdin=manifest)
+        edit.add_signature(catalog, self.image, made)
+
+    def rules(self, *rules: dict[str, Any], **images: Any) -> None:
+        """What vhpc.toml of the node has."""
+        raw = msgspec.to_builtins(self.rig.work.layout.config)
+        raw["policy"] = [*rules]
+        raw["images"] |= {"allowed_signers": str(self.folder / "allowed_signers")} | images
+        self.rig.work.layout = Layout(msgspec.convert(raw, Config))
+
+    def asks(self, image: ImageIdentity, **request: Any) -> None:
+        """What the lease has."""
+        work = self.rig.work
+        asked = replace(work.lease.request, image=image.ref, **({"partition": "main"} | request))
+        work.image, work.lease = image, replace(work.lease, image=image, request=asked)
+
+    def check(self) -> int:
+        """Ask the policy; returns how often the caller could look whether the job still exists."""
+        return sum(1 for _ in permission.check(self.rig.work))
+
+    def refusal(self) -> str:
+        with pytest.raises(permission.RefusedHereError) as caught:
+            self.check()
+        return caught.value.line()
+
+
+@pytest.fixture
+def site(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    folder = Path(layout.config.images.catalog).parent
+    folder.chmod(0o755)
+    found = Site(folder, prepared(layout, monkeypatch))
+    site_catalog.publish(found.catalog, "base", b"root")
+    found.asks(resolve(found.catalog, ImageRef("base")))
+    public = found.key("ops").with_suffix(".pub").read_text()
+    (folder / "allowed_signers").write_text(f"ops@hpc.example {public}")
+    yield found
+    found.rig.work.journal.close()
+
+
+def test_an_image_that_this_node_refuses_boots_nothing(site: Site) -> None:
+    """vhpcd has no rule, or another one: its lease is as good as any."""
+    site.rules(SIGNED)
+    with pytest.raises(permission.RefusedHereError) as caught:
+        run(site.rig)
+    assert caught.value.line() == (
+        "policy rule 'signed only' does not permit image base:latest on n1: the image needs a signature of "
+        "ops@* (vhpc.toml or the signers of n1 differ from those of vhpcd, which has permitted it, or have "
+        "changed since; tell the site's support)"
+    )
+    assert caught.value.cause == "policy rule 'signed only' of the node refuses what vhpcd has permitted"
+    assert site.rig.hypervisor.domains == []
+    assert not Path(site.rig.work.layout.config.images.store).exists()
+
+
+def test_a_signed_image_passes_and_another_key_does_not(site: Site) -> None:
+    site.rules(SIGNED)
+    site.sign("eve")
+    assert "a key that images.allowed_signers does not have" in site.refusal()
+    site.sign("ops")
+    site.check()
+    stages = [stage.name for stage in site.rig.work.recorder.timeline().stages]
+    assert stages == ["policy", "policy"]
+    revoked = site.folder / "revoked"
+    shutil.copy(site.key("ops").with_suffix(".pub"), revoked)
+    site.rules(SIGNED, revoked_signers=str(revoked))
+    assert "revoked" in site.refusal()
+
+
+def test_rules_are_those_of_the_node_and_of_the_jobs_user(site: Site) -> None:
+    site.rules(SIGNED)
+    site.asks(site.image, partition="other")
+    site.check()
+    site.rules({"name": "none", "users": ["alice"], "images": []})
+    site.asks(site.image, user="root")
+    assert "rule 'none' does not permit image base:latest on n1: it permits no image" in site.refusal()
+
+
+def test_without_a_rule_nothing_is_read(site: Site) -> None:
+    site.rules()
+    shutil.rmtree(site.catalog / "manifests")
+    before = site.image
+    site.check()
+    assert site.image is before
+    assert site.rig.work.recorder.timeline().stages == ()
+
+
+@pytest.mark.parametrize("what", ["root", "kernel", "initrd"])
+def test_files_that_are_not_those_of_the_digest_are_not_booted(site: Site, what: str) -> None:
+    """The lease has the digest of a permitted image, and the file of another one."""
+    site.rules(NAMED)
+    other = replace(site.image.manifest, **{what: Blob(what, "e" * 64, 4)})  # type: ignore[arg-type]
+    site.asks(replace(site.image, manifest=other))
+    with pytest.raises(
+        FabricError, match="the lease of the job has other files than image base:latest@sha256"
+    ):
+        site.check()
+
+
+def test_what_boots_is_what_the_node_has_read(site: Site) -> None:
+    site.rules(NAMED)
+    true = site.image
+    site.asks(replace(true, manifest=replace(true.manifest, cmdline="init=/bin/sh", init="/bin/sh")))
+    site.check()
+    assert site.image == true
+
+
+def test_a_name_that_means_another_image_is_no_permission(site: Site) -> None:
+    """As if vhpcd said that ``base`` was the image of which nobody has heard."""
+    site.rules(NAMED)
+    other = site_catalog.publish(site.catalog, "other", b"another root")
+    site.asks(replace(resolve(site.catalog, ImageRef("other")), ref=ImageRef("base")))
+    with pytest.raises(FabricError, match=f"image base:latest is not {other}"):
+        site.check()
+    site.asks(resolve(site.catalog, ImageRef("base", digest=other)))
+    assert "'base only' does not permit image base:latest@sha256:" in site.refusal()
+    edit.tag(site.catalog, ImageRef("other"), ImageRef("base", "2"))
+    site.check()
+
+
+def test_a_node_that_cannot_check_signatures_says_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.sign("ops")
+    site.rules(SIGNED, allowed_signers=str(site.folder / "no"))
+    with pytest.raises(FabricError, match=r"signatures of images on n1: .*/no: it does not exist"):
+        site.check()
+    site.rules(SIGNED)
+    monkeypatch.setattr(signatures, "SEARCH", "/nowhere")
+    with pytest.raises(FabricError, match="on n1: this host has no ssh-keygen"):
+        site.check()
+
+
+def test_ssh_keygen_has_no_rights(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site's files are for root only, and what a user has signed is parsed by nobody."""
+    programs, seen = site.folder / "programs", site.folder / "seen"
+    programs.mkdir()
+    seen.mkdir()
+    seen.chmod(0o777)
+    (programs / "ssh-keygen").write_text(
+        f'#!/bin/sh\nwhile read -r l; do echo "$l"; done </proc/$$/status >{seen}/$$\n'
+        f'exec {shutil.which("ssh-keygen")} "$@"\n'
+    )
+    (programs / "ssh-keygen").chmod(0o755)
+    (site.folder / "allowed_signers").chmod(0o600)
+    site.sign("ops")
+    site.rules(SIGNED)
+    monkeypatch.setattr(signatures, "SEARCH", str(programs))
+    site.check()
+    told = [dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
+            for path in seen.iterdir()]  # fmt: skip
+    assert len(told) == 2, "one finds the principal, one checks the signature"
+    for one in told:
+        assert one["Uid"].split() == one["Gid"].split() == ["65534"] * 4
+        assert (one["CapEff"], one["CapBnd"], one["NoNewPrivs"]) == ("0" * 16, "0" * 16, "1")
+
+
+# --- images of users' own -----------------------------------------------------
+
+
+@pytest.fixture
+def own(site: Site) -> Path:
+    """The image is alice's own now, in a catalogue that nobody else can read, signed by ops."""
+    folder = site.folder / "alice"
+    site.catalog.rename(folder)
+    site.asks(replace(site.image, ref=ImageRef("base", own=True)))
+    site.sign("ops", folder)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, USER.uid, USER.gid)
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    site.rules(SIGNED, user_catalog=f"{site.folder}/{{user}}")
+    return folder
+
+
+def replaced(path: Path) -> Path:
+    """The path without what was there."""
+    with contextlib.suppress(IsADirectoryError):
+        path.unlink()
+        return path
+    shutil.rmtree(path)
+    return path
+
+
+def test_an_own_image_is_checked_with_its_users_rights(site: Site, own: Path) -> None:
+    site.check()
+    digest = site.image.digest[7:]
+    (own / "signatures/sha256" / digest).unlink()
+    assert "rule 'signed only' does not permit image own/base:latest on n1: the image needs" in site.refusal()
+    (own / "manifests/sha256" / f"{digest}.json").unlink()
+    with pytest.raises(UserError, match=r"image own/base:latest is broken: .*No such file"):
+        site.check()
+
+
+@pytest.mark.parametrize("what", ["manifests/sha256/{}.json", "signatures/sha256/{}", "signatures", "."])
+def test_a_link_to_what_root_can_read_shows_nothing(site: Site, own: Path, what: str) -> None:
+    """A copy of what alice has is root's own; she makes links to it."""
+    roots = site.folder / "roots"
+    shutil.copytree(own, roots)
+    for path in (roots, *roots.rglob("*")):
+        os.chown(path, 0, 0)
+    place = what.format(site.image.digest[7:])
+    replaced(own / place).symlink_to(roots / place)
+    with pytest.raises(UserError, match="Permission denied"):
+        site.check()
+
+
+@pytest.mark.parametrize("what", ["manifests/sha256/{}.json", "signatures/sha256/{}"])
+@pytest.mark.parametrize("how", ["pipe", "zeros", "folder"])
+def test_an_own_file_that_is_none_ends_the_check(site: Site, own: Path, what: str, how: str) -> None:
+    path = replaced(own / what.format(site.image.digest[7:]))
+    {"pipe": os.mkfifo, "zeros": lambda at: at.symlink_to("/dev/zero"), "folder": os.mkdir}[how](path)
+    if how != "zeros":
+        os.chown(path, USER.uid, USER.gid)
+    with pytest.raises(UserError):
+        site.check()
+
+
+def test_a_catalogue_that_hangs_is_its_users_error(
+    site: Site, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = site.folder / "dd"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(blobsource, "DD", str(hanging))
+    monkeypatch.setattr(manifests, "CHECK_S", 0.05)
+    raw = msgspec.to_builtins(site.rig.work.layout.config)
+    raw["guests"]["stage_timeout_s"] = 1
+    site.rig.work.layout = Layout(msgspec.convert(raw, Config))
+    asking = permission.check(site.rig.work)
+    next(asking)  # the caller can look whether the job still exists
+    next(asking)
+    with pytest.raises(UserError, match="is the file system of your catalogue slow"):
+        list(asking)
