@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +71,8 @@ class BlobCopy:
                 yield
         self.tally.add(KEPT, part.resumed)
         used = yield from self._complete(part, self.peers)
+        if part.found() != self.blob.sha256:
+            yield from self._compare(part)
         if part.found() != self.blob.sha256 and (used or part.resumed):
             # without a chunk list only the whole shows that an earlier copy or another node was wrong
             part.restart()
@@ -111,7 +113,7 @@ class BlobCopy:
                 if data:
                     self.tally.add(source.node, len(data))
                     before = part.size
-                    part.add(data)
+                    part.add(data, checked=True)
                     # single bytes are no progress: a node that sends a chunk too slowly is left
                     moved = time.monotonic() if part.size > before else moved
             if now - source.heard > pace.silent_s:
@@ -134,13 +136,19 @@ class BlobCopy:
                     if not data:
                         self._ended(source, part)
                     self.tally.add(CATALOGUE, len(data))
-                    try:
-                        part.add(data)
-                    except WrongChunkError as err:
-                        part.path.unlink(missing_ok=True)
-                        raise blobsource.damaged(self.image, self.blob, f"{err} of the catalogue") from err
+                    part.add(data, checked=False)  # the digest of the whole decides
                 if self._is_due(part):
                     yield
+
+    def _compare(self, part: Part) -> Iterator[None]:
+        """Say which chunk is wrong, if there is a chunk list: those of other nodes were compared before."""
+        try:
+            for _ in part.compare():
+                if self._is_due(part):
+                    yield
+        except WrongChunkError as err:
+            part.path.unlink(missing_ok=True)
+            raise blobsource.damaged(self.image, self.blob, f"{err} of the catalogue") from err
 
     def _ended(self, source: Source, part: Part) -> None:
         """The catalogue's file is shorter than the blob."""

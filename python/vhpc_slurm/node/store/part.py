@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file in which a copy of a blob is made.
 
-Only whole chunks that were verified are appended, so every prefix of the file that ends with a
-chunk may be served to other nodes, and its size says how far the copy is. A copy that was
-interrupted goes on from there: nothing but the file itself says what it has, and its bytes are
-verified again. So it does not matter at which byte a process was killed, or what a power cut left.
+Only whole chunks are appended, so every prefix of the file that ends with a chunk may be served to
+other nodes, and its size says how far the copy is. Each byte goes into the digest of the whole, which
+decides at the end. Chunks of other nodes are compared with the chunk list before they are appended:
+nobody passes on what a bad node sent. For those of the catalogue that would be a second pass, and is
+made up for only if the whole is wrong. A copy that was interrupted goes on from there: nothing but the
+file itself says what it has, and its bytes are verified again. So it does not matter at which byte a
+process was killed, or what a power cut left.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ class Part:
     """The copy of a blob; its user holds the lock of the blob.
 
     Attributes:
-        size: bytes in the file; with a chunk list they are verified.
+        size: bytes in the file.
         resumed: how many of them an earlier copy left.
     """
 
@@ -77,7 +80,7 @@ class Part:
         there = os.fstat(self._fd).st_size
         while self.size < min(there, self._blob.size):
             data = os.pread(self._fd, min(self._unit, self._blob.size - self.size), self.size)
-            if not data or (self._hashes and not self._is_right(data)):
+            if not data or (self._hashes and not self._is_right(data, self.size)):
                 break
             self._digest.update(data)
             self.size += len(data)
@@ -99,8 +102,12 @@ class Part:
         """Forget the beginning of a chunk whose rest does not come."""
         self._waiting.clear()
 
-    def add(self, data: bytes) -> None:
+    def add(self, data: bytes, *, checked: bool) -> None:
         """Add the next bytes.
+
+        Args:
+            data: the bytes.
+            checked: compare each chunk with the list, if there is one, before it is written.
 
         Raises:
             WrongChunkError: they complete a chunk that is not the blob's; the chunk is forgotten.
@@ -112,11 +119,23 @@ class Part:
             if len(self._waiting) < length:
                 return
             chunk = bytes(self._waiting[:length])
-            if self._hashes and not self._is_right(chunk):
+            if checked and self._hashes and not self._is_right(chunk, self.size):
                 self._waiting.clear()
                 raise WrongChunkError(f"wrong bytes in chunk {self.size // self._unit}")
             self._write(chunk)
             del self._waiting[:length]
+
+    def compare(self) -> Iterator[None]:
+        """Look for the chunk that makes the whole wrong; yields after each chunk.
+
+        Raises:
+            WrongChunkError: the first chunk in the file that is not that of the list.
+            OSError: the file cannot be read.
+        """
+        for at in range(0, self.size, self._unit) if self._hashes else ():
+            if not self._is_right(os.pread(self._fd, min(self._unit, self.size - at), at), at):
+                raise WrongChunkError(f"wrong bytes in chunk {at // self._unit}")
+            yield
 
     def found(self) -> str:
         """The sha256 of the bytes that are in the file, also of an incomplete chunk."""
@@ -135,8 +154,9 @@ class Part:
         os.fsync(self._fd)
         self.path.rename(final)
 
-    def _is_right(self, chunk: bytes) -> bool:
-        at = self.size // self._unit * chunks.HASH
+    def _is_right(self, chunk: bytes, start: int) -> bool:
+        """Whether the chunk that starts at a byte is that of the list."""
+        at = start // self._unit * chunks.HASH
         return hashlib.sha256(chunk).digest() == self._hashes[at : at + chunks.HASH]
 
     def _write(self, chunk: bytes) -> None:

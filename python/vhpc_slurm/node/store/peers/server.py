@@ -332,7 +332,8 @@ def _open(found: _Granted) -> int:
 def _available(found: _Granted, fd: int) -> int:
     """How many bytes can be served; -1 if no more will come from this file.
 
-    A copy is appended to by whole chunks that were verified (``store.part``), so its size says how many.
+    A copy is appended to by whole chunks (``store.part``), so its size says how many. The asker compares
+    each with the chunk list.
     """
     if fd < 0:
         return 0 if found.blob.size else -1
