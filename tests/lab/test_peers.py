@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.lab
 
 @pytest.fixture(scope="module", autouse=True)
 def port(lab: Lab) -> Iterator[None]:
-    """Both nodes have images.peer_port."""
-    with peer_port(lab, NODES):
+    """Both nodes have images.peer_port, and the host of vhpc image warm."""
+    with peer_port(lab, (*NODES, "login")):
         yield
 
 
@@ -48,6 +49,22 @@ def test_a_node_that_has_the_image_gives_it_to_another(lab: Lab) -> None:
     job = lab.finish("srun hostname", "-N2")
     assert set(sources(lab, job.id)["n2"]) == {"n1"}
     lab.quiet()
+
+
+def test_two_nodes_are_warmed_from_one_reading(lab: Lab) -> None:
+    names = files(lab)
+    for node in NODES:
+        forget(lab, node, names)
+    done = lab.run("login", "vhpc", "image", "warm", IMAGE, "-w", "n[1-2]", "--json", timeout=600)
+    size, nodes = sum(names.values()), json.loads(done.out)["nodes"]
+    assert [one["problem"] for one in nodes] == ["", ""], done.err
+    assert sorted(one["sources"].get("catalogue", 0) for one in nodes) == [0, size]
+    for node in NODES:
+        sums = lab.run(node, "sha256sum", *(f"{BLOBS}/{name}" for name in names)).out
+        assert [line.split()[0] for line in sums.splitlines()] == list(names)
+    lab.quiet()
+    assert [serving(lab, node) for node in NODES] == ["", ""]
+    lab.assert_clean()
 
 
 def test_a_copy_that_was_cut_short_goes_on(lab: Lab) -> None:

@@ -125,11 +125,17 @@ def build(
 SiteImage = Annotated[str, typer.Argument(metavar="NAME[:TAG][@DIGEST]", show_default=False)]
 
 
-def stage(name: SiteImage, as_json: Json = False) -> int:
+def stage(
+    name: SiteImage,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="For vhpc image warm, which directs it over standard input.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
     """Copy an image of the site into the store of this node, as Prolog does when a job starts (root)."""
     from vhpc_slurm.cli import imagestage
 
-    return imagestage.stage(options.config(), name, as_json=as_json)
+    return imagestage.stage(options.config(), name, as_json=as_json, peers=peers)
 
 
 def warm(
@@ -145,7 +151,8 @@ def warm(
 ) -> int:
     """Copy an image of the site into the stores of nodes before jobs need it (root).
 
-    Runs vhpc image stage on each node by srun. The exit status is 1 if it failed on a node.
+    Runs vhpc image stage on each node by srun. With images.peer_port nodes pass the image on to each
+    other. The exit status is 1 if it failed on a node.
     """
     from vhpc_slurm.cli import imagestage
 

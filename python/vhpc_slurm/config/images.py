@@ -50,8 +50,9 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     peer_port: Annotated[
         int,
         documented(
-            "TCP port at which nodes of a job ask each other for the image before they read the catalogue; "
-            "below 1024, so that no user can take it. 0: each node reads the catalogue",
+            "TCP port at which nodes of a job, or of vhpc image warm, ask each other for the image before "
+            "they read the catalogue; below 1024, so that no user can take it. 0: each node reads the "
+            "catalogue",
             ge=0,
             le=65535,
         ),

@@ -142,11 +142,12 @@ class NodeRuns:
         Raises:
             SlurmError: there is no srun.
         """
-        waiting, running = list(reversed(places)), list[_Run]()
+        waiting, running = list(reversed(places)), list[Run]()
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
-                    running.append(self._start(waiting.pop(), command, timeout_s, memory_mib))
+                    place = waiting.pop()
+                    running.append(self.start(place, command, timeout_s=timeout_s, memory_mib=memory_mib))
                 ended = [run for run in running if run.has_ended()]
                 for run in ended:
                     running.remove(run)
@@ -154,13 +155,29 @@ class NodeRuns:
                 if not ended:
                     time.sleep(POLL_S)
         finally:
-            _end(running)
+            end(running)
 
-    def _start(self, place: Place, command: Sequence[str], timeout_s: int, memory_mib: int) -> _Run:
+    def start(
+        self,
+        place: Place,
+        command: Sequence[str],
+        *,
+        timeout_s: int,
+        memory_mib: int,
+        talks: bool = False,
+    ) -> Run:
+        """Start a command on a node; arguments as ``run``.
+
+        ``talks``: it has a standard input, which ends if this process is killed.
+
+        Raises:
+            SlurmError: there is no srun.
+        """
         options = (
             f"--nodelist={place.node}", f"--partition={place.partition}", "--nodes=1", "--ntasks=1",
             "--cpus-per-task=1", f"--mem={memory_mib}M", f"--time={math.ceil((timeout_s + SPARE_S) / 60)}",
-            f"--immediate={START_S}", "--job-name=vhpc-image", "--chdir=/", "--input=none", "--mpi=none",
+            f"--immediate={START_S}", "--job-name=vhpc-image", "--chdir=/", "--mpi=none",
+            f"--input={'all' if talks else 'none'}",
         )  # fmt: skip
         argv = [str(self._bin / "srun"), *options, *command]
         try:
@@ -168,19 +185,27 @@ class NodeRuns:
                 argv,
                 env=self._environment,
                 cwd="/",
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C reaches only this program, which then ends the jobs
             )
         except OSError as problem:
             raise SlurmError(f"cannot start {argv[0]}", problem.strerror or str(problem)) from problem
-        return _Run(place.node, child, time.monotonic() + START_S + timeout_s + SPARE_S)
+        return Run(place.node, child, time.monotonic() + START_S + timeout_s + SPARE_S)
 
 
 @dataclass
-class _Run:
-    """A running srun."""
+class Run:
+    """A running srun.
+
+    Attributes:
+        node: its node.
+        child: the srun.
+        until: when it is ended at the latest, of ``time.monotonic``.
+        why: why it was ended; empty if it was not.
+        said: its standard output and its standard error so far.
+    """
 
     node: str
     child: subprocess.Popen[bytes]
@@ -189,8 +214,25 @@ class _Run:
     said: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()), init=False)
 
     def __post_init__(self) -> None:
-        for pipe in self._pipes():
+        for pipe in (*self._pipes(), *filter(None, [self.child.stdin])):
             os.set_blocking(pipe.fileno(), False)
+
+    def tell(self, line: bytes) -> None:
+        """Write a line to its standard input; it is lost if srun has ended, or takes no more."""
+        assert self.child.stdin is not None
+        with contextlib.suppress(OSError):
+            os.write(self.child.stdin.fileno(), line + b"\n")
+
+    def dismiss(self) -> None:
+        """End its standard input: it is to end within the time for an Epilog."""
+        assert self.child.stdin is not None
+        self.child.stdin.close()
+        self.until = min(self.until, time.monotonic() + SPARE_S)
+
+    @property
+    def lines(self) -> list[bytes]:
+        """The whole lines of its standard output."""
+        return bytes(self.said[0]).split(b"\n")[:-1]
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         assert self.child.stdout is not None
@@ -213,11 +255,12 @@ class _Run:
         elif not ended and time.monotonic() > self.until:
             self.why = "no end within the time limit"
         if self.why:
-            _end([self])
+            end([self])
         return ended or bool(self.why)
 
     def result(self) -> Ended:
-        for pipe in self._pipes():
+        """What it printed, and why it failed, once it has ended."""
+        for pipe in (*self._pipes(), *filter(None, [self.child.stdin])):
             pipe.close()  # a process that srun has left behind cannot write on
         output, said = bytes(self.said[0]), self.said[1].decode("utf-8", "replace")
         if self.why or not self.child.returncode:
@@ -235,7 +278,7 @@ def _complaint(said: str) -> str:
     return (others[-1] if others else errors[0].removeprefix(ERROR) if errors else "")[:MAX_COMPLAINT]
 
 
-def _end(runs: Sequence[_Run]) -> None:
+def end(runs: Sequence[Run]) -> None:
     """End all at once; an srun ends its job when it is told to, but not while slurmctld is away."""
     for run in runs:
         if run.child.poll() is None:

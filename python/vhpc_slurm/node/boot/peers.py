@@ -7,22 +7,17 @@ would ask it do so, too.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 import os
 
-import msgspec
-
 from vhpc_slurm.catalog import with_list
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.munge import Munge
 from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.store import kinds
-from vhpc_slurm.node.store.peers import offers, tree
+from vhpc_slurm.node.store.peers import membership, offers, tree
 from vhpc_slurm.node.store.peers.client import Lineage
-from vhpc_slurm.node.store.peers.process import host_of, listen, start
+from vhpc_slurm.node.store.peers.process import listen, start
 
 KEY = "process:peers"
 """Of the serving process in the journal."""
@@ -50,16 +45,7 @@ def begin(work: Boot) -> Lineage | None:
     )
     if tree.is_asked(nodes, own):
         _serve(work, offer, port)
-    sources = tree.sources(nodes, own)
-    return Lineage(
-        generation=str(lease.generation),
-        own=own,
-        sources=sources,
-        host=functools.partial(host_of, config),
-        port=port,
-        seal=Munge(config.controller.munge_socket),
-        withdraw=functools.partial(_withdraw, work, offer),
-    )
+    return membership.lineage(work.layout, offer, tree.sources(nodes, own))
 
 
 def _serve(work: Boot, offer: offers.Offer, port: int) -> None:
@@ -84,11 +70,3 @@ def _serve(work: Boot, offer: offers.Offer, port: int) -> None:
         finally:
             os.close(output)
         work.journal.update(KEY, pid=ref.pid, started=ref.started)
-
-
-def _withdraw(work: Boot, offer: offers.Offer, sha256: str) -> None:
-    """Offer everything but one blob, which this node does not get."""
-    rest = tuple(blob for blob in offer.blobs if blob.sha256 != sha256)
-    with contextlib.suppress(OSError):
-        if offers.read(work.layout, offer.generation) is not None:
-            offers.write(work.layout, msgspec.structs.replace(offer, blobs=rest))

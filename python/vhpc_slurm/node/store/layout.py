@@ -81,6 +81,11 @@ class Layout:
         return self.run / "uids"
 
     @property
+    def warming(self) -> Path:
+        """Offers of this node to others that ``vhpc image warm`` prepares at the same time."""
+        return self.run / "warming"
+
+    @property
     def jobs(self) -> Path:
         """Folder of the jobs' run folders."""
         return self.run / "jobs"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that serves the blobs of one generation to other nodes of its lease.
 
-Prolog starts it on nodes that others ask, with a listening socket and without capabilities: it reads
-files of the image store, and offers, which belong to root. It ends by itself when nobody has
-asked for a while; the journal ends it with the job at the latest. Processes of several jobs
-listen on the same port (SO_REUSEPORT), and each serves the requests of all jobs of its node.
+Prolog starts it on nodes that others ask, and ``vhpc image stage`` under ``vhpc image warm``, with a
+listening socket and without capabilities: it reads files of the image store, and offers, which belong
+to root. It ends by itself when nobody has asked for a while; the journal ends it with the job at the
+latest, or the command that has started it. Processes of several jobs listen on the same port
+(SO_REUSEPORT), and each serves the requests of all jobs of its node.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import logging
 import os
 import resource
 import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,7 +60,7 @@ def listen(port: int) -> socket.socket:
 
 
 def start(config: Config, listener: socket.socket, generation: str, log: int) -> ProcessRef:
-    """Start the process.
+    """Start the process, which continues when the caller ends.
 
     Args:
         config: of the node.
@@ -69,23 +71,50 @@ def start(config: Config, listener: socket.socket, generation: str, log: int) ->
     Raises:
         NodeError: it cannot be started.
     """
-    stdin = os.memfd_create("vhpc-peers-config")
-    try:
-        os.write(stdin, msgspec.json.encode(config))
-        os.lseek(stdin, 0, os.SEEK_SET)
+    with _written(config) as stdin:
         return process.spawn(
-            [
-                *process.drop_to(process.Credentials(0, 0)),
-                *(sys.executable, "-P", "-s", "-m", MODULE, str(listener.fileno())),
-            ],
+            _command(listener),
             generation=generation,
             stderr=log,
             pass_fds=(listener.fileno(),),
             stdin=stdin,
-            variables={"PYTHONPATH": str(Path(vhpc_slurm.__file__).parents[1])},
+            variables=_variables(),
         )
+
+
+def start_child(config: Config, listener: socket.socket, log: int) -> subprocess.Popen[bytes]:
+    """Start the process for a caller that ends it; arguments as ``start``, OSError if that is impossible."""
+    with _written(config) as stdin:
+        return subprocess.Popen(
+            _command(listener),
+            stdin=stdin,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **_variables()},
+            pass_fds=(listener.fileno(),),
+        )
+
+
+@contextlib.contextmanager
+def _written(config: Config) -> Iterator[int]:
+    """A descriptor that the configuration can be read from."""
+    stdin = os.memfd_create("vhpc-peers-config")
+    try:
+        os.write(stdin, msgspec.json.encode(config))
+        os.lseek(stdin, 0, os.SEEK_SET)
+        yield stdin
     finally:
         os.close(stdin)
+
+
+def _command(listener: socket.socket) -> list[str]:
+    drop = process.drop_to(process.Credentials(0, 0))
+    return [*drop, sys.executable, "-P", "-s", "-m", MODULE, str(listener.fileno())]
+
+
+def _variables() -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(vhpc_slurm.__file__).parents[1])}
 
 
 def host_of(config: Config, node: str) -> str:
