@@ -145,9 +145,10 @@ def test_a_journaled_segment_is_kept_and_its_firewall_restored(
     assert list(segments.audit(node_layout)) == []
     before = sorted(tools.run("nft", "list", "ruleset").splitlines())
     tools.run("nft", "flush", "ruleset")
-    (found,) = segments.audit(node_layout)
-    assert found.kind is Kind.FIREWALL
+    found, port = segments.audit(node_layout)
+    assert [found.kind, port.kind] == [Kind.FIREWALL] * 2
     assert found.what == "VNI 5000 of generation 42.0.0123abcd has lost its nftables tables"
+    assert port.what == "this node has lost its nftables table vhpc-port"
     found.repair()
     assert sorted(tools.run("nft", "list", "ruleset").splitlines()) == before
     assert list(segments.audit(node_layout)) == []
@@ -158,6 +159,35 @@ def test_a_journaled_segment_is_kept_and_its_firewall_restored(
     assert "generation 42.0.0123abcd has lost the process that keeps copies of its tables" in found.what
     found.repair()
     assert sorted(tools.run("nft", "list", "ruleset").splitlines()) == before
+    assert list(segments.audit(node_layout)) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "flush ruleset",
+        "flush table inet vhpc-port",
+        "flush chain inet vhpc-port forward",
+        "delete element inet vhpc-port ports { 7634 }",
+    ],
+)
+def test_the_nodes_own_table_is_made_again_after_a_job(
+    rig: BootRig, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Nodes that the job still has accept packets of this node, until they have learnt that it left."""
+    connect(monkeypatch, Agent())
+    run(rig)
+    node_layout = rig.work.layout
+    keep = tuple(entry.kind for entry in rig.work.journal.held() if entry.kind != "network")
+    assert resources.release_all(node_layout, rig.work.journal, keep) == []
+    assert list(segments.audit(node_layout)) == []
+    before = tools.run("nft", "list", "ruleset")
+    assert before.count("udp dport @ports") == 2
+    tools.run("nft", damage)
+    (found,) = segments.audit(node_layout)
+    assert (found.kind, found.what) == (Kind.FIREWALL, "this node has lost its nftables table vhpc-port")
+    found.repair()
+    assert tools.run("nft", "list", "ruleset") == before
     assert list(segments.audit(node_layout)) == []
 
 
@@ -177,8 +207,9 @@ def test_what_a_hook_is_working_on_is_left_to_it(rig: BootRig, monkeypatch: pyte
     run(rig)
     tools.run("nft", "flush", "ruleset")
     with joblock.held(rig.work.layout, rig.work.lease.generation.job_id, timeout_s=5.0):
-        assert list(segments.audit(rig.work.layout)) == []
-    assert len(list(segments.audit(rig.work.layout))) == 1
+        found = [one.what for one in segments.audit(rig.work.layout)]
+        assert found == ["this node has lost its nftables table vhpc-port"], "no hook is at work on this one"
+    assert len(list(segments.audit(rig.work.layout))) == 2
 
 
 def test_what_no_journal_has_is_removed(rig: BootRig, monkeypatch: pytest.MonkeyPatch) -> None:

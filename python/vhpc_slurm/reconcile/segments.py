@@ -23,6 +23,7 @@ def audit(layout: Layout) -> Iterator[NodeFinding]:
     in the journal before it makes it.
     """
     yield from _segments(layout)
+    yield from _port(layout)
     yield from _nat(layout)
     yield from site.audit(layout)
 
@@ -65,6 +66,21 @@ def _segments(layout: Layout) -> Iterator[NodeFinding]:
         if not {(family, name) for family in firewall.FAMILIES} <= copies:
             repair = partial(_protect, layout, generation, copy=True)
             yield NodeFinding(Kind.FIREWALL, f"{what} the process that keeps copies of its tables", repair)
+
+
+def _port(layout: Layout) -> Iterator[NodeFinding]:
+    """The node's own table, which protects nodes of jobs that this node has left."""
+    ports = firewall.remembered(layout.guarded_ports) if firewall.available() else frozenset()
+    if not ports:
+        return
+    repair = partial(firewall.guard, ports)
+    try:
+        if not firewall.guards(ports):
+            yield NodeFinding(
+                Kind.FIREWALL, f"this node has lost its nftables table {firewall.GUARD}", repair
+            )
+    except NodeError as err:
+        yield NodeFinding(Kind.FIREWALL, err.line(), partial(_raise, err))
 
 
 def _nat(layout: Layout) -> Iterator[NodeFinding]:

@@ -74,6 +74,8 @@ def connect(work: Boot) -> None:
     work.plan = replace(work.plan, guests=tuple(sized(guest) for guest in work.plan.guests))
     peers = plan.peers(work.lease, work.plan.node)
     work.journal.acquire(kinds.NETWORK, f"network:{found.vni}", **segment.entry(found, peers))
+    if firewall.available():
+        firewall.remember(work.layout.guarded_ports, found.port)
     segment.build(work.lease, work.plan, trusted_underlay=network.trusted_underlay)
     if firewall.available():
         firewall.hold(work.lease.generation, found, peers)

@@ -16,7 +16,8 @@ that programs of the nodes cannot use it, and no frame leaves unencrypted.
 The ``bridge`` table keeps the node itself off the segment: Linux answers on every
 interface for all addresses of a host.
 
-A third table, ``inet vhpc-port``, is the node's own and stays until the node is rebooted.
+A third table, ``inet vhpc-port``, is the node's own and stays until the node is rebooted;
+the ports that it protects are remembered in a folder, so that it can be made again.
 A node that leaves a job (Slurm can take nodes from a running job) removes the tables of the
 generation, while the other nodes accept its address until they have learnt that it left.
 
@@ -25,9 +26,12 @@ Sources: nft(8); RFC 7348, section 5; net/ipv4/ip_input.c (ip_local_deliver).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from ipaddress import ip_address
+from pathlib import Path
 
+from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation, NodeSegment, Tunnel
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import owned, tools
@@ -119,15 +123,15 @@ def _tunnelled(tunnel: Tunnel, frame: str) -> tuple[str, str, str]:
     return arriving, leaving, forwarded
 
 
-def render_guard(port: int) -> str:
-    """Commands for ``nft -f``: only the kernel and root send to this port from now on, and to earlier ones.
+def render_guard(ports: Collection[int]) -> str:
+    """Commands for ``nft -f``: only the kernel and root send to these ports from now on, and to earlier ones.
 
     Pure.  The node's own table may be there already: its rules are replaced, its ports stay.
     """
     return f"""\
 add table inet {GUARD}
 add set inet {GUARD} ports {{ type inet_service; }}
-add element inet {GUARD} ports {{ {port} }}
+add element inet {GUARD} ports {{ {", ".join(map(str, sorted(ports)))} }}
 add chain inet {GUARD} output {{ type filter hook output priority -300; policy accept; }}
 add chain inet {GUARD} forward {{ type filter hook forward priority -300; policy accept; }}
 flush chain inet {GUARD} output
@@ -150,8 +154,49 @@ def available() -> bool:
 
 def apply(generation: Generation, segment: NodeSegment, peers: Sequence[str]) -> None:
     """Make the tables, all or none; NodeError when nftables refuses."""
-    text = render_guard(segment.port) + render(generation, segment, peers)
+    text = render_guard([segment.port]) + render(generation, segment, peers)
     tools.run("nft", "-f", "-", data=text)
+
+
+def remember(folder: Path, port: int) -> None:
+    """Keep a port for ``remembered``; call it before the node sends to this port.
+
+    Raises:
+        NodeError: the file cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / str(port)).touch(mode=0o600)
+    except OSError as err:
+        raise NodeError(f"cannot make a file in {folder}", str(err)) from err
+
+
+def remembered(folder: Path) -> frozenset[int]:
+    """The ports that the node's own table must protect until the next reboot."""
+    try:
+        return frozenset(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    except FileNotFoundError:
+        return frozenset()
+
+
+def guards(ports: Collection[int]) -> bool:
+    """Whether the node's own table is there, with both rules and these ports.
+
+    Raises:
+        NodeError: nftables cannot be asked.
+    """
+    if ("inet", GUARD) not in tools.tables():
+        return False
+    text = tools.run("nft", "list", "table", "inet", GUARD)
+    elements = re.search(r"elements = {([^}]*)}", text)
+    there = {int(word) for word in re.findall(r"[0-9]+", elements[1])} if elements else set()
+    rules = [line for line in text.splitlines() if "@ports" in line and "drop" in line]
+    return len(rules) == 2 and there >= set(ports)
+
+
+def guard(ports: Collection[int]) -> None:
+    """Make the node's own table, or what it lacks; NodeError when nftables refuses."""
+    tools.run("nft", "-f", "-", data=render_guard(ports))
 
 
 def hold(generation: Generation, segment: NodeSegment, peers: Sequence[str]) -> process.ProcessRef:

@@ -81,6 +81,11 @@ class Layout:
         return self.run / "uids"
 
     @property
+    def guarded_ports(self) -> Path:
+        """UDP ports of job networks since the last reboot, one file each."""
+        return self.run / "guarded-ports"
+
+    @property
     def warming(self) -> Path:
         """Offers of this node to others that ``vhpc image warm`` prepares at the same time."""
         return self.run / "warming"
