@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import typing
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -42,6 +44,22 @@ def test_version_and_help_need_no_optional_parts() -> None:
     )
     assert done.stdout.splitlines()[-1] == "[]"
     assert re.search(r"reconcile +Repair what a crash left on this node\.", done.stdout)
+
+
+def test_no_command_needs_a_newer_typer_than_debian_has() -> None:
+    """typer 0.15 of Debian 13 ends every command if one has an argument of a Literal type (0.19 knows it)."""
+
+    def callbacks(part: typer.Typer) -> Iterator[Callable[..., Any]]:
+        yield from (command.callback for command in part.registered_commands if command.callback)
+        for group in part.registered_groups:
+            if group.typer_instance is not None:
+                yield from callbacks(group.typer_instance)
+
+    found = list(callbacks(app))
+    assert len(found) > 40
+    for callback in found:
+        types = str(typing.get_type_hints(callback, include_extras=True))
+        assert "Literal" not in types, callback
 
 
 def test_version(vhpc: Vhpc) -> None:

@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from vhpc_slurm.cli import options
 
 database_app = typer.Typer(help="vhpcd's database, while vhpcd does not run.", rich_markup_mode=None)
+
+
+class Engine(StrEnum):
+    """An engine; typer 0.15 of Debian 13 does not know ``typing.Literal``."""
+
+    SQLITE = "sqlite"
+    MARIADB = "mariadb"
 
 
 @database_app.callback(invoke_without_command=True)
@@ -22,7 +30,7 @@ def _help(ctx: typer.Context) -> None:
 @database_app.command("copy")
 def copy(
     to: Annotated[
-        Literal["sqlite", "mariadb"],
+        Engine,
         typer.Option("--to", help="Engine of the target.", show_default=False),
     ],
 ) -> int:
@@ -34,4 +42,4 @@ def copy(
     """
     from vhpc_slurm.cli import leasedatabase
 
-    return leasedatabase.copy(options.config(), to)
+    return leasedatabase.copy(options.config(), "sqlite" if to is Engine.SQLITE else "mariadb")
