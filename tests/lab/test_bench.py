@@ -65,7 +65,7 @@ def test_a_node_and_its_guest_are_compared(lab: Lab) -> None:
 def test_mistakes_are_one_line_and_leave_no_job(lab: Lab) -> None:
     for words, says in (
         (("node", "--image", "debain-minimal"), "did you mean debian-minimal"),
-        (("job", "--image", IMAGE, "-N9"), "Slurm refused the job"),
+        (("job", "--image", IMAGE, "--sbatch=--partition=none"), "Slurm refused the job"),
         (("node", "--image", IMAGE, "--sbatch=--partition=none"), "Slurm refused the job"),
         (("node", "--image", IMAGE, "--tests=traid"), "did you mean triad"),
         (("node", "--image", IMAGE, "--dir=/proc"), "cannot create a folder in /proc"),

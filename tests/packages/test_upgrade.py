@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import previous
@@ -69,6 +70,10 @@ def submit(name: str) -> str:
 def field(job: str, name: str) -> str:
     words = on("ctl", "scontrol", "--oneliner", "show", "job", job).split()
     return dict(word.split("=", 1) for word in words if "=" in word)[name]
+
+
+def is_idle(node: str) -> bool:
+    return on("ctl", "sinfo", "--noheader", "-n", node, "-o", "%T").split()[0] == "idle"
 
 
 def upgrade(host: str) -> None:
@@ -140,7 +145,7 @@ def test_no_job_is_lost_or_started_again(jobs: dict[str, str]) -> None:
 
 def test_nodes_stay_in_service_and_hold_nothing(jobs: dict[str, str]) -> None:
     for node in ("n1", "n2"):
-        assert on("ctl", "sinfo", "--noheader", "-n", node, "-o", "%T").split()[0] == "idle"
+        until(partial(is_idle, node), f"idle {node}", 60)
         assert on(node, "vhpc", "reconcile", "--check") == f"{node} is clean\n"
         assert on(node, "find", "/run/vhpc/jobs", "/var/lib/vhpc/journal", "-mindepth", "1") == ""
 
