@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -21,6 +22,9 @@ import pytest
 
 os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "python")
 _CLONE_NEWNET = 0x40000000  # os.unshare comes with Python 3.12
+# Background shells ignore it, and programs that tests interrupt would ignore it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # How long an example takes says more of the machine than of what is tested.
