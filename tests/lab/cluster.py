@@ -182,6 +182,11 @@ class Lab:
         done = self.run(host, "vhpc", *argv, "--json", check=check)
         return json.loads(done.out)
 
+    def has_nat(self) -> bool:
+        """Whether the nodes have a passt that can serve guests (2024_11_27 or newer)."""
+        done = self.run("n1", "passt", "--help", check=False)
+        return "--vhost-user" in done.out + done.err
+
     def node_state(self, node: str) -> tuple[str, str]:
         """(state, reason) of a node."""
         out = self.run("ctl", "scontrol", "-o", "show", "node", node).out

@@ -58,6 +58,11 @@ def test_a_seed_gives_one_plan_and_a_long_one_holds_every_kind() -> None:
     assert plan == draw(7, *LONG)
     assert plan.jobs != draw(8, *LONG).jobs
     assert {job.kind for job in plan.jobs} == set(KINDS)
+    others = plan.without_nat().jobs
+    assert {KINDS[job.kind] for job in others} == {
+        kind for kind in KINDS.values() if "nat" not in str(kind.options)
+    }
+    assert len(others) == len(plan.jobs)
     assert {fault.kind for fault in plan.faults} == set(FAULTS)
 
 

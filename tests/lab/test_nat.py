@@ -105,8 +105,7 @@ print("asked", len(targets), flush=True)
 @pytest.fixture(scope="module", autouse=True)
 def outside(lab: Lab) -> Iterator[None]:
     """Hosts with servers, and addresses of the outside on the login host."""
-    done = lab.run("n1", "passt", "--help", check=False)
-    if "--vhost-user" not in done.out + done.err:
+    if not lab.has_nat():
         pytest.skip(
             "nat needs passt 2024_11_27 or newer: use the lab of Debian 13 (lab/vlab up --suite trixie)"
         )

@@ -61,7 +61,11 @@ class Findings:
 def carry_out(lab: Lab, plan: Plan) -> tuple[Record, Findings]:
     """A campaign from its beginning to its end, told on stderr; drained nodes are taken back."""
     began = time.monotonic()
-    campaign = Campaign(lab, plan, lambda line: print(line, file=sys.stderr, flush=True))
+    campaign = Campaign(
+        lab,
+        plan if lab.has_nat() else plan.without_nat(),
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
     campaign.run()
     found = find(campaign, time.monotonic() - began)
     for node in NODES:

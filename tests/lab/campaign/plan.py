@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from campaign.faults import FAULTS, Fault
 from campaign.kinds import KINDS, Kind
 
 USERS = ("alice", "bob")
+NAT_KINDS = {"nat", "both-networks"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Plan:
     faults: tuple[PlannedFault, ...]
     attacked: bool = False
     """All jobs are bob's, and alice attacks meanwhile."""
+
+    def without_nat(self) -> Plan:
+        """The same with jobs that have no nat, for nodes without a passt that can do it."""
+        jobs = (replace(job, kind="network") if job.kind in NAT_KINDS else job for job in self.jobs)
+        return replace(self, jobs=tuple(jobs))
 
 
 def draw(seed: int, jobs: int, faults: int, *, short: bool = False, attacked: bool = False) -> Plan:
