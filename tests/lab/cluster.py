@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from host_commands import HostCommands
+
 ROOT = Path(__file__).resolve().parents[2]
 VLAB = str(ROOT / "lab" / "vlab")
 EXEC = (sys.executable, "-S", VLAB, "exec")
@@ -115,6 +117,10 @@ class Lab:
     """Hosts of the lab."""
 
     @cached_property
+    def _commands(self) -> HostCommands:
+        return HostCommands()
+
+    @cached_property
     def slurm_conf(self) -> str:
         """Path of slurm.conf, the same on all hosts: sysconfdir of the Slurm that the lab has."""
         said = self.run("ctl", "scontrol", "show", "config").out
@@ -142,13 +148,8 @@ class Lab:
         Raises:
             EmulatorError: the output on the login host shows a fault of the emulator.
         """
-        command = [*EXEC, "-u", user, host, "--", *argv]
-        done = subprocess.run(
-            command, input=stdin.encode(), capture_output=True, timeout=timeout, check=False
-        )
-        result = Done(
-            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        )
+        done = self._commands.run(["-u", user, host, "--", *argv], stdin.encode(), timeout)
+        result = Done(done.code, done.out.decode(errors="replace"), done.err.decode(errors="replace"))
         fault = EMULATOR_FAULTS.search(result.out + result.err) if host == "login" else None
         if fault is not None:
             raise EmulatorError(fault[0])
@@ -250,11 +251,15 @@ class Lab:
         )
         return self.run("ctl", "python3", "-", stdin=script).out.splitlines()
 
-    def assert_clean(self) -> None:
-        """End what runs, and see that nothing is left: not by our own word, nor by an independent count."""
+    def assert_nothing_left(self) -> None:
+        """End what runs; then the queue is empty, nodes are idle, and an independent count finds nothing."""
         self.run("ctl", "sh", "-c", "scancel --user=alice; scancel --user=bob", check=False)
         self.quiet()
         self.all_idle()
+        assert self.leaks() == []
+
+    def assert_clean(self) -> None:
+        """The same, and vhpc says so of each node."""
+        self.assert_nothing_left()
         for node in self.nodes:
             assert self.vhpc(node, "reconcile", "--check") == []
-        assert self.leaks() == []

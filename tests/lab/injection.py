@@ -22,7 +22,7 @@ def until(condition: Callable[[], T], what: str, timeout: float = 120) -> T:
     end = time.monotonic() + timeout
     while not (found := condition()):
         assert time.monotonic() < end, f"waited {timeout:.0f} s in vain for {what}"
-        time.sleep(0.1)
+        time.sleep(0.2)
     return found
 
 
