@@ -11,7 +11,7 @@ MYPY   := .venv/bin/mypy --strict
 SUITES ?= bookworm sid
 # Most tests wait for a daemon; tests/conftest.py separates shared resources.
 JOBS   ?= $(shell echo $$((1 + $$(nproc))))
-UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest $(PY) -m pytest -q -n $(JOBS) --dist loadgroup
+UNIT   := VHPC_GUEST_BIN=$(CURDIR)/$(BUILD)/unit/guest scripts/tests unit-tests $(JOBS) -q --dist loadgroup
 
 .PHONY: help
 help: ## Show this list
