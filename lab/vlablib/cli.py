@@ -166,7 +166,7 @@ def _service(lab: Lab, arguments: argparse.Namespace) -> int:
         if action == "kill":
             services.kill(host, init, unit)
         if action in ("start", "restart"):
-            if not services.installed(unit, lab):
+            if not services.installed(init, unit, lab):
                 raise LabError(f"{unit.name} is not installed; run: vlab deploy")
             services.start(init, unit)
             services.wait_ready(host, init, unit)

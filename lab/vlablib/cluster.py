@@ -103,6 +103,7 @@ def _folders(host: str, *, fabric_too: bool) -> Iterator[tuple[str, str, int]]:
         yield "/var/lib/slurm/slurmctld", "slurm", 0o700
         yield "/run/mysqld", "mysql", 0o755
         yield "/var/lib/vhpc/vhpcd", "vhpc", 0o700
+        yield "/run/vhpc-hookd", "slurm", 0o700
         if fabric_too:
             yield fabric.RUN, "vhpc", 0o755
             yield f"{fabric.RUN}/readers", "vhpc", 0o1777

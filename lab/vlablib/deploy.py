@@ -48,11 +48,12 @@ def deploy(lab: Lab, record: Record) -> Deployment:
     """Build and install all parts of the checkout."""
     programs, failures = collect(Path(record.rootfs), lab.deployed / "libexec")
     programs |= _builder()
+    programs["vhpc-hookd"] = CHECKOUT / "hookd/vhpc-hookd"
     changed = _sync(programs, lab.deployed / "libexec")
     modules = package()
-    stale = set()
+    stale: set[str] = set()
     if _sync(modules, lab.deployed / "python"):
-        stale.add("vhpcd")
+        stale |= {"vhpcd", "vhpc-hookd"}
     if "vhpc.so" in changed:
         stale.add("slurmd")
     return Deployment(stale, failures)
@@ -98,7 +99,10 @@ def _builder() -> dict[str, Path]:
 
 
 def _parts(rootfs: Path) -> tuple[_Part, ...]:
-    guest = ("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine", "vhpc-measure", "vhpc-measure-mpi")
+    guest = (
+        *("vhpc-run", "vhpc-shim", "vhpc-sbcast", "vhpc-confine", "vhpc-measure", "vhpc-measure-mpi"),
+        *("prolog-slurmctld", "epilog-slurmctld"),
+    )
     headers = f"-DSLURM_INCLUDE_DIR={slurmtree.prefix(rootfs)}/include"
     return (
         _Part("guest", "programs", guest, guest, ("-DVHPC_SPANK=OFF",)),

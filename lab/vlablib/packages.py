@@ -50,7 +50,7 @@ def install(record: Record, pids: dict[str, int]) -> set[str]:
             continue
         with step(f"installing packages on {host}"):
             run(pids[host], ["dpkg", "--install", *files], timeout_s=_TIMEOUT_S)
-        stale |= {"vhpcd", "slurmd"}
+        stale |= {"vhpcd", "vhpc-hookd", "slurmd"}
     return stale
 
 

@@ -80,11 +80,19 @@ _ALL = (
         pidfile=f"{fabric.RUN}/opensm.pid",
     ),
     Unit("vhpcd", ("/usr/sbin/vhpcd",), "tcp:7633", "vhpc", needs="controller/server.py"),
+    Unit(
+        "vhpc-hookd",
+        ("/usr/libexec/vhpc/vhpc-hookd",),
+        "/run/vhpc-hookd/socket",
+        "slurm",
+        needs="hooks/hookd.py",
+    ),
 )
 UNITS = {unit.name: unit for unit in _ALL}
 FABRIC_UNITS = ("ibsim", "opensm")
 
 
+_CONTROLLER = ("slurmdbd", "vhpcd", "vhpc-hookd", "slurmctld")
 _OF_SLURM = ("slurmdbd", "slurmctld", "slurmd")
 
 
@@ -99,16 +107,19 @@ def units_of(host: str, *, fabric: bool, prefix: str = "/usr") -> tuple[Unit, ..
     """Return the units of a host in start order; ``prefix`` is that of its Slurm."""
     names = {
         "login": ("munged",),
-        "ctl": ("munged", "mariadbd", *(FABRIC_UNITS if fabric else ()), "slurmdbd", "vhpcd", "slurmctld"),
+        "ctl": ("munged", "mariadbd", *(FABRIC_UNITS if fabric else ()), *_CONTROLLER),
     }.get(host, ("munged", "libvirtd", "slurmd"))
     return tuple(unit_in(UNITS[name], prefix) for name in names)
 
 
-def installed(unit: Unit, lab: Lab) -> bool:
-    """Whether a unit can run: vhpcd only if its part of the package is deployed."""
+def installed(init: int, unit: Unit, lab: Lab) -> bool:
+    """Whether a unit can run: those of vhpc only if they are deployed, or in the host's packages."""
+    if not unit.needs:
+        return True
     record = Record.read(lab)
-    packaged = record is not None and bool(record.packages)
-    return packaged or not unit.needs or (lab.deployed / "python" / unit.needs).exists()
+    if record is not None and record.packages:
+        return Path(f"/proc/{init}/root{unit.command[0]}").exists()
+    return (lab.deployed / "python" / unit.needs).exists()
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,10 @@ def collect(lab: Lab) -> dict[str, Any]:
         pid = pids.get(host)
         units = {}
         for unit in units_of(host, fabric=record is not None and record.fabric):
-            what = "not installed"
-            if services.installed(unit, lab):
-                what = services.state(pid, unit) if pid else "dead"
+            what = "dead"
+            if pid:
+                ready = services.installed(pid, unit, lab)
+                what = services.state(pid, unit) if ready else "not installed"
             units[unit.name] = {"state": what, "pid": services.pid_of(pid, unit) if pid else None}
         state["hosts"][host] = {"pid": pid, "address": address(host), "units": units}
     return state

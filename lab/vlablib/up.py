@@ -225,7 +225,7 @@ def _bring_in_line(
         (host, pids[host], unit)
         for host in record.hosts
         for unit in units_of(host, fabric=record.fabric, prefix=prefix)
-        if services.installed(unit, lab)
+        if services.installed(pids[host], unit, lab)
     ]
     # first units without dependencies, then those that depend on the database
     for _, init, unit in present:

@@ -10,6 +10,7 @@ that must detect all replays also needs a nonce in the payload.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from dataclasses import dataclass
 from functools import cache
@@ -185,6 +186,13 @@ class _Context:
         detail = self._lib.munge_ctx_strerror(self.pointer) or self._lib.munge_strerror(code)
         kind = _BY_CODE.get(code, MungeError)
         return kind(what, detail.decode(errors="replace"), _HINT.get(kind, ""))
+
+
+def preload() -> None:
+    """Load the libraries now, for processes that fork later; without libmunge they report it later."""
+    with contextlib.suppress(MungeMissingError):
+        _library()
+    _libc()
 
 
 @cache

@@ -65,10 +65,10 @@ def flood(lab: Lab, kind: str) -> Iterator[None]:
 def _starts_noted(lab: Lab) -> Iterator[None]:
     """PrologSlurmctld notes when it starts: newer releases of Slurm do not log each start of a job."""
     hook = "/usr/libexec/vhpc/prolog-slurmctld"
-    note = '1a date +%FT%T.%6N >"/tmp/prolog-$SLURM_JOB_ID"'
-    lab.run("ctl", "cp", "-p", hook, f"{hook}.kept")
+    wrapper = f'#!/bin/sh\ndate +%FT%T.%6N >"/tmp/prolog-$SLURM_JOB_ID"\nexec {hook}.kept\n'
+    lab.run("ctl", "mv", hook, f"{hook}.kept")
     try:
-        lab.run("ctl", "sed", "-i", note, hook)
+        lab.run("ctl", "sh", "-c", 'printf %s "$2" >"$1" && chmod 755 "$1"', "sh", hook, wrapper)
         yield
     finally:
         lab.run("ctl", "mv", f"{hook}.kept", hook)

@@ -17,6 +17,7 @@ NAMES = {
     "vhpc-node",
     "vhpc-spank-plugin",
 }
+DAEMONS = ("vhpc-hookd", "vhpcd")
 # accounts of removed packages stay, as Debian's rules recommend
 STAYS = {f"/etc/{name}{copy}" for name in ("passwd", "shadow", "group", "gshadow") for copy in ("", "-")}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
@@ -53,7 +54,8 @@ def test_each_file_is_where_slurm_and_systemd_look(report: Path) -> None:
     node = {"/usr/libexec/vhpc/prolog", "/usr/libexec/vhpc/epilog", "/usr/libexec/vhpc/healthcheck"}
     assert node <= files(report, "vhpc-node")
     controller = {"/usr/sbin/vhpcd", "/usr/lib/systemd/system/vhpcd.service"}
-    hooks = {"/usr/libexec/vhpc/prolog-slurmctld", "/usr/libexec/vhpc/epilog-slurmctld"}
+    hooks = {f"/usr/libexec/vhpc/{name}" for name in ("prolog-slurmctld", "epilog-slurmctld", "vhpc-hookd")}
+    hooks |= {"/usr/lib/systemd/system/vhpc-hookd.service"}
     assert controller | hooks <= files(report, "vhpc-controller")
     assert {"/usr/bin/vhpc", "/usr/libexec/vhpc/vhpc-sbcast"} <= files(report, "vhpc-client")
     assert {"/usr/libexec/vhpc/vhpc-agent", "/usr/libexec/vhpc/vhpc-init"} <= files(
@@ -102,8 +104,8 @@ def test_installing_starts_nothing(report: Path) -> None:
     assert lines(report / "services.install") == []
 
 
-def test_an_upgrade_restarts_vhpcd_and_nothing_else(report: Path) -> None:
-    assert lines(report / "services.upgrade") == ["vhpcd.service try-restart"]
+def test_an_upgrade_restarts_the_controllers_daemons_and_nothing_else(report: Path) -> None:
+    assert sorted(lines(report / "services.upgrade")) == [f"{name}.service try-restart" for name in DAEMONS]
     upgraded = [line.split() for line in lines(report / "upgraded")]
     assert {name for name, version, state in upgraded if "newer" in version and state == "installed"} == NAMES
 
@@ -114,8 +116,8 @@ def test_a_node_whose_job_has_guests_keeps_its_package(report: Path) -> None:
     assert "\nremoved\n" not in said
 
 
-def test_removing_stops_vhpcd_and_nothing_else(report: Path) -> None:
-    assert lines(report / "services.remove") == ["vhpcd.service stop"]
+def test_removing_stops_the_controllers_daemons_and_nothing_else(report: Path) -> None:
+    assert sorted(lines(report / "services.remove")) == [f"{name}.service stop" for name in DAEMONS]
 
 
 def test_purged_packages_leave_nothing(report: Path) -> None:

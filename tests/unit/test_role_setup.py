@@ -26,7 +26,7 @@ SYSTEMCTL = """#!/bin/sh
 folder=$(dirname "$0")
 case "$*" in
 --quiet\\ is-*) [ -e "$folder/enabled.$3" ] ;;
-"enable --now vhpcd.service") touch "$folder/enabled.vhpcd.service" ;;
+"enable --now vhpcd.service"|"enable --now vhpc-hookd.service") touch "$folder/enabled.$3" ;;
 "enable vhpc-node-setup.service") touch "$folder/enabled.vhpc-node-setup.service" ;;
 *) echo "Failed: $*" >&2; exit 1 ;;
 esac
@@ -89,9 +89,13 @@ def test_a_dry_run_changes_nothing(config: Config, host: Place) -> None:
     assert stat.S_IMODE(host.libvirt.stat().st_mode) == 0o750
 
 
-def test_a_controller_runs_vhpcd(config: Config, host: Place) -> None:
-    assert states(config, Role.CONTROLLER, host) == {"unit": State.DONE}
-    assert states(config, Role.CONTROLLER, host) == {"unit": State.OK}
+def test_a_controller_runs_vhpcd_and_hookd(config: Config, host: Place) -> None:
+    for state in (State.DONE, State.OK):
+        done = [(step.what, step.state) for step in steps(config, Role.CONTROLLER, dry_run=False, place=host)]
+        assert done == [
+            ("vhpcd.service is enabled and runs", state),
+            ("vhpc-hookd.service is enabled and runs", state),
+        ]
 
 
 def test_a_login_host_gets_plugin_and_sbcast(config: Config, host: Place) -> None:

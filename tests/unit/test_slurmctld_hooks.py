@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,9 +26,8 @@ from vhpc_slurm.model import (
     LeaseState,
     NodeAllocation,
 )
-from vhpc_slurm.slurm.port import SlurmError, SlurmJob
+from vhpc_slurm.slurm.port import JobRef, SlurmError, SlurmJob
 
-ROOT = Path(__file__).parents[2]
 DIGEST = "sha256:" + "c" * 64
 PARTS = Allocation((NodeAllocation("n1", (0, 1), 1024),))
 JOB = SlurmJob(
@@ -56,6 +54,7 @@ class Controller:
     answer: VhpcError | None = None
     refusal: str = ""
     commentable: bool = True
+    commented: str = ""
     opened: list[JobRequest] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -67,8 +66,9 @@ class Controller:
             raise self.job
         return self.job
 
-    def set_admin_comment(self, job_id: int, text: str) -> None:
-        assert job_id == 42
+    def set_admin_comment(self, job: JobRef, text: str) -> None:
+        assert job.job_id == 42
+        self.commented = job.alone
         if not self.commentable:
             raise SlurmError("scontrol update failed", "Access/permission denied")
         self.comments.append(text)
@@ -172,6 +172,28 @@ def test_a_job_runs_without_its_image_in_admin_comment(config: Config, controlle
     assert len(controller.opened) == 1
 
 
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, "42"),
+        ({"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}, "40_3"),
+        ({"SLURM_HET_JOB_ID": "41", "SLURM_HET_JOB_OFFSET": "1"}, "41+1"),
+    ],
+)
+def test_the_comment_is_set_for_this_job_alone(
+    config: Config,
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    name: str,
+) -> None:
+    """By the names of scontrol(1): the last element of an array has the JobId of the whole array."""
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert slurmctld.prolog(config) == 0
+    assert controller.commented == name
+
+
 def test_a_pinned_image_reaches_the_lease_by_its_digest(
     config: Config, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,28 +234,6 @@ def test_a_component_without_guests_is_announced(
     assert slurmctld.without_guests(config) == 0
     assert told == [(41, 1)]
     assert (controller.opened, controller.comments) == ([], [])
-
-
-@pytest.mark.parametrize("code", [0, 1])
-@pytest.mark.parametrize("het", [True, False])
-def test_the_script_reports_only_components_without_guests(tmp_path: Path, het: bool, code: int) -> None:
-    """With a Python that notes its arguments, and fails."""
-    script = (ROOT / "prolog/prolog-slurmctld").read_text()
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
-    python.chmod(0o755)
-    script = script.replace("/opt/vhpc/bin/python", str(python))
-    job = {"SLURM_HET_JOB_ID": "41"} if het else {}
-
-    def run(environment: dict[str, str]) -> tuple[int, str]:
-        done = subprocess.run(
-            ["sh", "-c", script], env=environment, capture_output=True, text=True, check=False
-        )
-        return done.returncode, done.stdout
-
-    module = "-I -m vhpc_slurm.hooks.start vhpc_slurm.hooks.slurmctld"
-    assert run(job) == (0, f"{module} without-guests\n" if het else "")
-    assert run(job | {"SPANK_VHPC_IMAGE": ""}) == (code, f"{module} prolog\n")
 
 
 @pytest.mark.parametrize(

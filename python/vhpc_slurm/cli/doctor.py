@@ -13,6 +13,7 @@ from vhpc_slurm.cli.checks import (
     boottime,
     error,
     fabric,
+    hookd,
     images,
     leasedatabase,
     ok,
@@ -93,6 +94,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
     )
     if is_controller:
         yield from slurm.executable_hooks(config, ("prolog-slurmctld", "epilog-slurmctld"))
+        yield from hookd.check(config, listener=listener)
         yield from leasedatabase.check(config, root=root)
         yield from services.ssh_keygen(config)
         yield from services.tunnel_keys(config)

@@ -88,7 +88,8 @@ def steps(config: Config, role: Role, *, dry_run: bool, place: Place | None = No
         ):
             yield from _unit(place, "vhpc-node-setup.service", now=False, dry_run=dry_run)
     if role is Role.CONTROLLER:
-        yield from _unit(place, "vhpcd.service", now=True, dry_run=dry_run)
+        for unit in ("vhpcd.service", "vhpc-hookd.service"):
+            yield from _unit(place, unit, now=True, dry_run=dry_run)
 
 
 def _plugstack(config: Config, place: Place, *, dry_run: bool) -> Iterator[SetupStep]:

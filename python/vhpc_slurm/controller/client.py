@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from vhpc_slurm import errors, rootport
+from vhpc_slurm import errors, munge, rootport
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
@@ -48,6 +48,13 @@ NEWEST = (1 << 62) - 1
 """Above the serial number of every lease."""
 CLOSE_S = 0.5
 """Seconds to wait until vhpcd closes an answered connection."""
+
+
+def preload() -> None:
+    """Do now what the first request would do, for processes that fork later."""
+    munge.preload()
+    wire.preload()
+    b"localhost".decode("idna")  # getaddrinfo(3) is given names by this codec
 
 
 class AcknowledgementFields(Protocol):

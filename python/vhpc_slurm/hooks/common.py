@@ -68,10 +68,10 @@ def spank(name: str) -> str | None:
     return os.environ.get(f"SPANK_VHPC_{name}") or None
 
 
-def main(name: str, hook: Callable[[Config], int]) -> int:
+def main(name: str, hook: Callable[[Config], int], config: Config | None = None) -> int:
     """Run a hook: load the configuration, open the log, print each error as one line on stderr."""
     try:
-        config = load()
+        config = config or load()
         _open_log(config, name)
         return hook(config)
     except VhpcError as err:

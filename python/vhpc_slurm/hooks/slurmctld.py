@@ -24,7 +24,7 @@ from vhpc_slurm.fabric.numbers import MAX_VFS
 from vhpc_slurm.hooks import common
 from vhpc_slurm.model import MAX_GUESTS_PER_NODE, BatchPlace, ImageRef, JobRequest
 from vhpc_slurm.slurm import commands
-from vhpc_slurm.slurm.port import SlurmJob
+from vhpc_slurm.slurm.port import JobRef, SlurmJob
 
 REPORT_S = 5
 """How long a job without guests waits for vhpcd at most."""
@@ -33,6 +33,7 @@ REPORT_S = 5
 def prolog(config: Config) -> int:
     """Open the lease of the job that Slurm names in the environment."""
     env = common.HookEnv.read()
+    ref = _ref(env)
     slurm = commands(config)
     client = ControllerClient(config)
     try:
@@ -44,19 +45,19 @@ def prolog(config: Config) -> int:
         # The SPANK plugin rejects such a request at submission, so the user has bypassed it:
         # no part of this job may start, and a non-zero exit status would only requeue it.
         common.log.info("cancelled: %s", err.line())
-        slurm.set_admin_comment(env.job_id, f"vhpc: {err.line()}")
+        slurm.set_admin_comment(ref, f"vhpc: {err.line()}")
         slurm.cancel(env.job_id)
         return 0
     except FabricError as err:
         with contextlib.suppress(FabricError):
-            slurm.set_admin_comment(env.job_id, f"vhpc: {err.line()}")
+            slurm.set_admin_comment(ref, f"vhpc: {err.line()}")
         raise
     common.log.info("lease %s %s", lease.generation, lease.state.value)
     if lease.refusal:
-        slurm.set_admin_comment(env.job_id, common.comment(lease, lease.refusal))
+        slurm.set_admin_comment(ref, common.comment(lease, lease.refusal))
         return 0
     try:
-        slurm.set_admin_comment(env.job_id, common.comment(lease))
+        slurm.set_admin_comment(ref, common.comment(lease))
     except FabricError as err:  # the job can run without it
         common.log.warning("the AdminComment does not have the image's digest: %s", err.line())
     return 0
@@ -68,13 +69,13 @@ def without_guests(config: Config) -> int:
     The job that Slurm starts here has nothing to do with vhpc, so a vhpcd that does not answer must
     neither hold it for long nor requeue it.
     """
-    leader, offset = os.environ.get("SLURM_HET_JOB_ID", ""), os.environ.get("SLURM_HET_JOB_OFFSET", "")
-    if not (leader.isdecimal() and offset.isdecimal()):
+    component = _numbers("HET_JOB_ID", "HET_JOB_OFFSET")
+    if component is None:
         return 0
     timeout_s = min(config.controller.request_timeout_s, REPORT_S)
     brief = replace(config, controller=replace(config.controller, request_timeout_s=timeout_s))
     try:
-        ControllerClient(brief).without_guests(int(leader), int(offset))
+        ControllerClient(brief).without_guests(*component)
     except VhpcError as err:
         common.log.warning("the job's other components are not told: %s", err.line())
     return 0
@@ -85,6 +86,19 @@ def epilog(config: Config) -> int:
     env = common.HookEnv.read()
     ControllerClient(config).ending(env.job_id, env.restart)
     return 0
+
+
+def _ref(env: common.HookEnv) -> JobRef:
+    """The job's name for Slurm's commands: slurmctld tells its hooks, so that squeue need not be asked."""
+    return JobRef(
+        env.job_id, _numbers("ARRAY_JOB_ID", "ARRAY_TASK_ID"), _numbers("HET_JOB_ID", "HET_JOB_OFFSET")
+    )
+
+
+def _numbers(first: str, second: str) -> tuple[int, int] | None:
+    """Two variables of Slurm; None unless both are set."""
+    texts = [os.environ.get(f"SLURM_{name}", "") for name in (first, second)]
+    return (int(texts[0]), int(texts[1])) if all(text.isdecimal() for text in texts) else None
 
 
 def _check_save(config: Config, name: str | None) -> None:
@@ -168,13 +182,13 @@ def _within(number: int | None, option: str, least: int, most: int) -> int | Non
     return number
 
 
-_HOOKS = {"prolog": prolog, "epilog": epilog, "without-guests": without_guests}
+HOOKS = {"prolog": prolog, "epilog": epilog, "without-guests": without_guests}
 
 
-def entry(which: str) -> int:
-    """Process entry point."""
+def entry(which: str, config: Config | None = None) -> int:
+    """Process entry point; without a configuration it is read."""
     os.environ.setdefault("PATH", "/usr/bin:/bin")
-    return common.main(f"{which}-slurmctld", _HOOKS[which])
+    return common.main(f"{which}-slurmctld", HOOKS[which], config)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ LATE = {
     "vhpc_slurm.hooks.epilog": (_SCONTROL,),
     "vhpc_slurm.hooks.healthcheck": (_SCONTROL, "vhpc_slurm.hooks.textfile"),
     "vhpc_slurm.hooks.slurmctld": (_SCONTROL,),
+    "vhpc_slurm.hooks.hookd": (_SCONTROL,),
 }
 """Modules that a hook imports only when it needs them."""
 _DEADLINE = "VHPC_HOOK_START_DEADLINE"
@@ -46,14 +47,14 @@ def main(words: list[str]) -> int:
     deadline = _deadline()
     while _upgrading() and time.time() < deadline:
         time.sleep(POLL_S)
-    before = _version()
+    before = version()
     try:
         hook = load(module)
     except Exception:
-        if _mixed(before) and time.time() < deadline:
+        if mixed(before) and time.time() < deadline:
             _again(deadline)
         raise
-    if _mixed(before) and time.time() < deadline:
+    if mixed(before) and time.time() < deadline:
         _again(deadline)
     os.environ.pop(_DEADLINE, None)
     status: int = hook.entry(*arguments)
@@ -80,16 +81,16 @@ def _upgrading() -> bool:
         return False
 
 
-def _version() -> tuple[int, int, int]:
+def version() -> tuple[int, int, int]:
     """What changes when the package is replaced: dpkg renames a new file to each path."""
     found = (Path(__file__).parents[1] / "__init__.py").stat()
     return found.st_dev, found.st_ino, found.st_ctime_ns
 
 
-def _mixed(before: tuple[int, int, int]) -> bool:
+def mixed(before: tuple[int, int, int]) -> bool:
     """Whether the modules that were imported may be of two versions."""
     try:
-        return _upgrading() or _version() != before
+        return _upgrading() or version() != before
     except OSError:
         return True
 

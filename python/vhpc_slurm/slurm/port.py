@@ -214,8 +214,11 @@ class Slurm(Protocol):
     def cancel(self, job_id: int) -> None:
         """End a job that has started; does nothing when the job has ended already."""
 
-    def set_admin_comment(self, job_id: int, text: str) -> None:
-        """Set AdminComment, which users can read but not write; NoSuchJobError when the job has ended."""
+    def set_admin_comment(self, job: int | JobRef, text: str) -> None:
+        """Set AdminComment, which users can read but not write; NoSuchJobError when the job has ended.
+
+        With a JobId Slurm is first asked for the job's name, with a JobRef it is not.
+        """
 
     def set_admin_comment_of_ended(self, job_id: int, text: str) -> None:
         """Set AdminComment in slurmdbd's record of a job that has ended.

@@ -179,10 +179,11 @@ class Scontrol:
             return
         self._run("scancel", name)
 
-    def set_admin_comment(self, job_id: int, text: str) -> None:
+    def set_admin_comment(self, job: int | JobRef, text: str) -> None:
         """Set AdminComment to at most MAX_COMMENT characters on one line."""
         line = _one_line(text, MAX_COMMENT)
-        self._run("scontrol", "update", f"jobid={self.ref(job_id).alone}", f"AdminComment={line}")
+        ref = job if isinstance(job, JobRef) else self.ref(job)
+        self._run("scontrol", "update", f"jobid={ref.alone}", f"AdminComment={line}")
 
     def set_admin_comment_of_ended(self, job_id: int, text: str) -> None:
         """Set AdminComment of a job that has ended, by sacctmgr."""

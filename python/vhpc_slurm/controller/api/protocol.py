@@ -387,6 +387,12 @@ def _decode(kind: Any, raw: bytes | msgspec.Raw) -> Any:
         raise ValueError("nested too deeply") from err
 
 
+def preload() -> None:
+    """Make the decoders of answers now, for processes that fork later."""
+    _decoder(Envelope)
+    _decoder(Answer)
+
+
 @cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
