@@ -9,7 +9,13 @@ from contextlib import suppress
 
 from vhpc_slurm.config.database import Database as Settings
 from vhpc_slurm.controller.store import mariaschema, mariasession
-from vhpc_slurm.controller.store.errors import ENGINE_ERRORS, DamagedError, EngineError, RetryError
+from vhpc_slurm.controller.store.errors import (
+    ENGINE_ERRORS,
+    DamagedError,
+    EngineError,
+    RetryError,
+    UnknownOutcomeError,
+)
 from vhpc_slurm.controller.store.mariadb import UNKNOWN, MariaDatabase
 from vhpc_slurm.controller.store.sqlstore import SqlStore
 from vhpc_slurm.controller.store.writership import Seen, Writership
@@ -40,7 +46,7 @@ def explain(err: Exception, settings: Settings) -> FabricError:
     if code in _ACCESS:
         return FabricError(what, str(err), "grant its user all rights on it; see docs/install.md")
     if code == UNKNOWN:
-        return FabricError(
+        return UnknownOutcomeError(
             f"a change may be in the {where} or not", str(err), "send the request again; vhpcd then reads it"
         )
     if mariasession.passes(code):

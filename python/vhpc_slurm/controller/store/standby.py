@@ -11,7 +11,7 @@ from vhpc_slurm.controller.store import mariaschema, mariasession
 from vhpc_slurm.controller.store.errors import EngineError
 from vhpc_slurm.controller.store.mariadb import MariaDatabase
 from vhpc_slurm.controller.store.mariastore import MariaStore, explain, own_name
-from vhpc_slurm.controller.store.writership import TAKEOVER_S, NotInTurnError, Seen, host_of
+from vhpc_slurm.controller.store.writership import TAKEOVER_S, FencedError, NotInTurnError, Seen, host_of
 
 
 class Standby:
@@ -59,7 +59,9 @@ class Standby:
             return None
         try:
             store = MariaStore(self._settings, self._owner, self._name, free)
-        except NotInTurnError:
+            with store.transaction():
+                store.renew()  # reading all leases may have taken a while
+        except (NotInTurnError, FencedError):
             return None
         self._db.close()
         return store
