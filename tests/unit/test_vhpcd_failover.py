@@ -150,7 +150,10 @@ def pair(tmp_path: Path, daemon: Munged, run_dir: str) -> Iterator[Pair]:
 
 def test_one_is_active_and_the_other_says_that_it_is_a_standby(pair: Pair) -> None:
     pair.open()
-    wait_for(lambda: "first:" in pair.second.log, "the standby does not know the active vhpcd")
+    wait_for(
+        lambda: "on first is the active vhpcd" in pair.second.log,
+        "the standby does not know the active vhpcd",
+    )
     with pytest.raises(
         FabricError, match=r"vhpcd on second is a standby: process \d+ on first is the active"
     ):

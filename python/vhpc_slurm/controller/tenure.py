@@ -47,14 +47,17 @@ async def await_turn(config: Config, duty: Duty, stop: asyncio.Event) -> MariaSt
                 store, trouble = None, err.line()
             if store is not None:
                 return store
-            duty.holder = standby.holder
-            now = trouble or f"{duty.holder} has the database" * bool(duty.holder)
-            if now != said and now:
+            if (now := trouble or _active(standby.holder)) != said:
                 log.log(logging.WARNING if trouble else logging.INFO, "this vhpcd is a standby: %s", now)
-            said = now
+            duty.waits = said = now
             await wait_within(LOOK_S, stop)
         standby.close()
     return None
+
+
+def _active(holder: str) -> str:
+    host, _, process = holder.partition(":")
+    return f"process {process} on {host} is the active vhpcd" if host else "no vhpcd is active yet"
 
 
 def execute_anew() -> None:

@@ -15,13 +15,13 @@ class Duty:
 
     Attributes:
         epoch: of the active vhpcd; 0: this is the only one.
-        holder: on a standby, host and process of the active vhpcd if it is known.
+        waits: on a standby, what it waits for.
     """
 
     def __init__(self, *, standby: bool = False) -> None:
         """A standby answers nothing until ``begin``."""
         self.epoch = 0
-        self.holder = ""
+        self.waits = "it has just begun"
         self._standby = standby
         self._left_s: Callable[[], float] = lambda: math.inf
 
@@ -38,11 +38,9 @@ class Duty:
         """The answer of a standby; None if this vhpcd is active."""
         if not self._standby:
             return None
-        host, _, process = self.holder.partition(":")
-        active = f"process {process} on {host} is" if host else "none is known to be"
         return wire.Failure(
             kind=wire.AGAIN,
             what=f"vhpcd on {socket.gethostname()} is a standby",
-            why=f"{active} the active vhpcd",
+            why=self.waits,
             hint="ask the other hosts of controller.host and controller.backup_hosts",
         )
