@@ -30,8 +30,9 @@ check: lint types ## All checks, from lint to end-to-end tests on the lab
 check-slow: check ## Slow checks too: fuzzing, image rebuilds, a fault campaign of 300 jobs, labs of other Slurm releases (SUITES=...)
 	scripts/deps qemu-system-x86 default-jre-headless maven
 	scripts/fuzz --seconds 60
-	$(PY) -m pytest -m "slow and not many_nodes" tests
+	$(PY) -m pytest -m "slow and not many_nodes and not two_controllers" tests
 	scripts/many-nodes
+	scripts/two-controllers
 	scripts/check-suites $(SUITES)
 
 .PHONY: deps

@@ -81,6 +81,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("host")
     command.set_defaults(run=_reboot)
 
+    command = commands.add_parser("poweroff", help="end a host like a power cut; `vlab up` starts it again")
+    command.add_argument("host")
+    command.set_defaults(run=_poweroff)
+
     command = commands.add_parser("down", help="end the lab and remove everything except the cache")
     command.set_defaults(run=_down)
     return parser
@@ -89,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_up(command: argparse.ArgumentParser) -> None:
     command.add_argument("--suite", choices=sorted(SUITES), help=f"Debian suite (default {DEFAULT_SUITE})")
     command.add_argument("--nodes", type=int, metavar="N", help="number of compute nodes (default 2)")
+    command.add_argument(
+        "--controllers",
+        type=int,
+        choices=(1, 2),
+        help="with 2: slurmctld and vhpcd on ctl, their standbys on ctl2, and the databases on db",
+    )
     command.add_argument(
         "--fabric",
         action=argparse.BooleanOptionalAction,
@@ -115,7 +125,7 @@ def _up(lab: Lab, arguments: argparse.Namespace) -> int:
     if missing:
         raise LabError(f"{', '.join(missing)}: not installed; run: make deps")
     system = up.System(arguments.suite, arguments.packages, arguments.tree)
-    up.up(lab, system, arguments.nodes, fabric=arguments.fabric)
+    up.up(lab, system, arguments.nodes, fabric=arguments.fabric, controllers=arguments.controllers)
     return 0
 
 
@@ -126,6 +136,11 @@ def _deploy(lab: Lab, _: argparse.Namespace) -> int:
 
 def _reboot(lab: Lab, arguments: argparse.Namespace) -> int:
     up.reboot(lab, arguments.host)
+    return 0
+
+
+def _poweroff(lab: Lab, arguments: argparse.Namespace) -> int:
+    up.poweroff(lab, arguments.host)
     return 0
 
 
@@ -177,4 +192,5 @@ def _units_of(lab: Lab, host: str) -> tuple[Unit, ...]:
     record = Record.read(lab)
     if record is None:
         return units_of(host, fabric=False)
-    return units_of(host, fabric=record.fabric, prefix=slurmtree.place_in_hosts(Path(record.rootfs)))
+    prefix = slurmtree.place_in_hosts(Path(record.rootfs))
+    return units_of(host, fabric=record.fabric, prefix=prefix, controllers=record.controllers)

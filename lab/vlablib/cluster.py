@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from string import Template
 from vlablib import fabric, slurmtree
 from vlablib.recipe import named
 from vlablib.running import INIT
-from vlablib.settings import USERS, Lab, Record, address, write_atomically
+from vlablib.settings import SLURMCTLD_STATE, USERS, Lab, Record, address, write_atomically
 from vlablib.slurmtree import Slurm
 
 _TEMPLATES = INIT.parents[1] / "etc"
 _LIBEXEC = "/usr/libexec/vhpc"
+_PASSWORD = "/etc/vhpc/db.password"  # noqa: S105 - a path
 _NODE_MEMORY_MIB = 6000
 # for the machine itself and the controller's daemons
 _KEPT_MEMORY_MIB = 2048
@@ -42,13 +44,13 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
     root = Path(f"/proc/{pid}/root")
     accounts = read_accounts(root)
     stale: set[str] = set()
-    for folder, owner, mode in _folders(host, fabric_too=record.fabric):
+    for folder, owner, mode in _folders(record, host):
         path = root / folder.lstrip("/")
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(mode)
         os.chown(path, *accounts[owner])
     other_socket_folder = root / "run/mariadbd"
-    if host == "ctl" and not other_socket_folder.is_symlink():
+    if host == record.database and not other_socket_folder.is_symlink():
         # the client's default path differs between versions of MariaDB
         other_socket_folder.symlink_to("mysqld")
     sbcast = root / "usr/local/bin/sbcast"
@@ -77,8 +79,10 @@ def read_accounts(root: Path) -> dict[str, tuple[int, int]]:
     return accounts
 
 
-def make_shared_folders(lab: Lab) -> None:
-    """Create the folders that all hosts share: homes, scratch, catalogue, deployed files."""
+def make_shared_folders(lab: Lab, record: Record) -> None:
+    """Create the folders that hosts share: homes, scratch, catalogue, deployed files, slurmctld's state."""
+    if record.controllers > 1:
+        lab.slurmctld.mkdir(parents=True, exist_ok=True)
     installed = (lab.deployed / "libexec", lab.deployed / "python")
     for folder in (lab.home, lab.scratch, lab.shared / "vhpc/catalog", *installed):
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,26 +96,35 @@ def make_shared_folders(lab: Lab) -> None:
     key = lab.state / "munge.key"
     if not key.exists():
         write_atomically(key, os.urandom(64).hex(), 0o600)
+    if not database_password(lab).exists():
+        write_atomically(database_password(lab), os.urandom(16).hex(), 0o600)
 
 
-def _folders(host: str, *, fabric_too: bool) -> Iterator[tuple[str, str, int]]:
+def database_password(lab: Lab) -> Path:
+    """File with the password of vhpcd's user in MariaDB."""
+    return lab.state / "db.password"
+
+
+def _folders(record: Record, host: str) -> Iterator[tuple[str, str, int]]:
     yield "/run/munge", "munge", 0o755
     yield "/var/log/slurm", "slurm", 0o755
     yield "/var/lib/slurm", "slurm", 0o755
-    if host == "ctl":
+    if host in record.controller_names:
         yield "/run/slurm", "slurm", 0o755
-        yield "/var/lib/slurm/slurmctld", "slurm", 0o700
-        yield "/run/mysqld", "mysql", 0o755
+        yield SLURMCTLD_STATE, "slurm", 0o700
         yield "/var/lib/vhpc/vhpcd", "vhpc", 0o700
         yield "/run/vhpc-hookd", "slurm", 0o700
-        if fabric_too:
+    if host == record.database:
+        yield "/run/slurm", "slurm", 0o755
+        yield "/run/mysqld", "mysql", 0o755
+        if record.fabric:
             yield fabric.RUN, "vhpc", 0o755
             yield f"{fabric.RUN}/readers", "vhpc", 0o1777
             yield "/etc/opensm", "vhpc", 0o755
-    elif host != "login":
+    if host in record.node_names:
         yield "/var/lib/slurm/slurmd", "root", 0o755
         yield "/run/vhpc", "root", 0o755
-        if fabric_too:
+        if record.fabric:
             yield fabric.HCA, "root", 0o755
 
 
@@ -135,15 +148,26 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
     shared = ("/scratch", fabric.HCA) if record.fabric else ("/scratch",)
     site = ", ".join(f'"{folder}"' for folder in shared)
     commands = "" if slurm.prefix == "/usr" else f'slurm_bin = "{slurm.bin}"\n'
+    if record.controllers > 1:
+        commands += f"backup_hosts = {json.dumps(record.controller_names[1:])}\n"
     vhpc = _fill("vhpc.toml.in", slurm_bin=commands, virtiofsd=suite.virtiofsd, site=site)
     if record.fabric:
         vhpc += _fill("fabric.toml")
+    if record.controllers > 1:
+        vhpc += _fill("database.toml.in", host=record.database, password=_PASSWORD)
     yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
-    if host == "ctl" and record.fabric:
+    if record.controllers > 1 and host in record.controller_names:
+        secret = database_password(lab).read_text(encoding="utf-8")
+        yield ConfigFile(_PASSWORD, secret, 0o600, "vhpc", ("vhpcd",))
+    if host == record.database and record.fabric:
         yield from _fabric_files(record)
-    if host == "ctl":
-        yield ConfigFile(f"{etc}/slurmdbd.conf", _fill("slurmdbd.conf"), 0o600, "slurm", ("slurmdbd",))
-    elif host != "login":
+    if host == record.database:
+        accounting = _fill("slurmdbd.conf.in", host=host)
+        yield ConfigFile(f"{etc}/slurmdbd.conf", accounting, 0o600, "slurm", ("slurmdbd",))
+        if record.controllers > 1:
+            file = "/etc/mysql/mariadb.conf.d/99-vlab.cnf"
+            yield ConfigFile(file, _fill("mariadb.cnf"), read_by=("mariadbd",))
+    elif host in record.node_names:
         yield ConfigFile("/etc/libvirt/qemu.conf", _fill("qemu.conf"), 0o600, read_by=("libvirtd",))
         libvirtd = _fill("libvirtd.conf.in", uuid=str(identity))
         yield ConfigFile("/etc/libvirt/libvirtd.conf", libvirtd, read_by=("libvirtd",))
@@ -185,8 +209,19 @@ def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
         f"NodeName={name} NodeAddr={address(name)} {topology} RealMemory={memory}"
         for name in record.node_names
     )
-    hooks = _scripts(lab, record)
-    return _fill("slurm.conf.in", etc=slurm.conf, script_timeouts=timeouts, scripts=hooks, nodes=nodes)
+    controllers = "\n".join(f"SlurmctldHost={name}" for name in record.controller_names)
+    if record.controllers > 1:
+        # short, so that tests of takeovers are quick; the default is 120
+        controllers += "\nSlurmctldTimeout=15"
+    return _fill(
+        "slurm.conf.in",
+        etc=slurm.conf,
+        controllers=controllers,
+        database=record.database,
+        script_timeouts=timeouts,
+        scripts=_scripts(lab, record),
+        nodes=nodes,
+    )
 
 
 def _scripts(lab: Lab, record: Record) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from vlablib import cgroups, kernel
 from vlablib.running import INIT
-from vlablib.settings import Lab
+from vlablib.settings import SLURMCTLD_STATE, Lab
 
 _INIT_IN_HOST = "/usr/local/sbin/vlab-init"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
@@ -137,6 +137,10 @@ def _mount_shared(machine: Machine, root: Path) -> None:
     kernel.bind(str(lab.home), f"{root}/home")
     kernel.bind(str(lab.scratch), f"{root}/scratch")
     kernel.bind(str(lab.shared), f"{root}/shared", read_only=machine.name != "ctl")
+    if machine.name in ("ctl", "ctl2") and lab.slurmctld.exists():
+        state = root / SLURMCTLD_STATE.lstrip("/")
+        state.mkdir(parents=True, exist_ok=True)
+        kernel.bind(str(lab.slurmctld), str(state))
     # hosts that get vhpc from packages have no such folder
     for packages in root.glob("opt/vhpc/lib/python3.*/site-packages/vhpc_slurm"):
         kernel.bind(str(lab.deployed / "libexec"), f"{root}/usr/libexec/vhpc")

@@ -53,6 +53,7 @@ _PACKAGES = (
 )
 # third-party Python packages of /opt/vhpc that Debian lacks or has in old versions
 PYTHON_PACKAGES = (
+    "PyMySQL>=1.0",
     "cryptography>=38",
     "msgspec>=0.18",
     "oslo.utils>=8",

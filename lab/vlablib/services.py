@@ -92,7 +92,7 @@ UNITS = {unit.name: unit for unit in _ALL}
 FABRIC_UNITS = ("ibsim", "opensm")
 
 
-_CONTROLLER = ("slurmdbd", "vhpcd", "vhpc-hookd", "slurmctld")
+_CONTROLLER = ("vhpcd", "vhpc-hookd", "slurmctld")
 _OF_SLURM = ("slurmdbd", "slurmctld", "slurmd")
 
 
@@ -103,11 +103,14 @@ def unit_in(unit: Unit, prefix: str) -> Unit:
     return replace(unit, command=(f"{prefix}/sbin/{unit.name}", *unit.command[1:]))
 
 
-def units_of(host: str, *, fabric: bool, prefix: str = "/usr") -> tuple[Unit, ...]:
+def units_of(host: str, *, fabric: bool, prefix: str = "/usr", controllers: int = 1) -> tuple[Unit, ...]:
     """Return the units of a host in start order; ``prefix`` is that of its Slurm."""
+    databases = ("mariadbd", *(FABRIC_UNITS if fabric else ()), "slurmdbd")
     names = {
         "login": ("munged",),
-        "ctl": ("munged", "mariadbd", *(FABRIC_UNITS if fabric else ()), *_CONTROLLER),
+        "ctl": ("munged", *(databases if controllers == 1 else ()), *_CONTROLLER),
+        "ctl2": ("munged", *_CONTROLLER),
+        "db": ("munged", *databases),
     }.get(host, ("munged", "libvirtd", "slurmd"))
     return tuple(unit_in(UNITS[name], prefix) for name in names)
 

@@ -20,6 +20,8 @@ DEFAULT_STATE = Path("/run/vhpc-lab")
 DEFAULT_CACHE = Path("/var/cache/vhpc-lab")
 DATA_PARENT = Path("/var/tmp")  # noqa: S108 - an overlay's upper folder needs a real disk
 MAX_NODES = 64
+# StateSaveLocation of slurm.conf
+SLURMCTLD_STATE = "/var/lib/slurm/slurmctld"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,11 @@ class Lab:
         return self.data / "shared"
 
     @property
+    def slurmctld(self) -> Path:
+        """StateSaveLocation of a lab with two controllers, which both see; otherwise missing."""
+        return self.data / "slurmctld"
+
+    @property
     def deployed(self) -> Path:
         """Files that `deploy` installs, visible on every host."""
         return self.data / "deployed"
@@ -118,6 +125,8 @@ class Record:
     fabric: bool = False
     # folder of the Debian packages that hosts have; empty: they have the checkout's files
     packages: str = ""
+    # hosts with slurmctld and vhpcd; with 2, databases are on a host of their own
+    controllers: int = 1
 
     @classmethod
     def read(cls, lab: Lab) -> Record | None:
@@ -126,7 +135,10 @@ class Record:
             raw = json.loads((lab.state / "lab.json").read_text(encoding="utf-8"))
             fabric = bool(raw.get("fabric"))
             packages = str(raw.get("packages", ""))
-            return cls(str(raw["suite"]), int(raw["nodes"]), str(raw["rootfs"]), fabric, packages)
+            controllers = int(raw.get("controllers", 1))
+            return cls(
+                str(raw["suite"]), int(raw["nodes"]), str(raw["rootfs"]), fabric, packages, controllers
+            )
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as err:
@@ -144,12 +156,22 @@ class Record:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Names of all hosts, in start order."""
-        return ("ctl", "login", *self.node_names)
+        return tuple(dict.fromkeys((*self.controller_names, self.database, "login", *self.node_names)))
+
+    @property
+    def controller_names(self) -> tuple[str, ...]:
+        """Names of the hosts with slurmctld, the primary first."""
+        return ("ctl", "ctl2")[: self.controllers]
+
+    @property
+    def database(self) -> str:
+        """Name of the host with MariaDB, slurmdbd and the simulated fabric."""
+        return "ctl" if self.controllers == 1 else "db"
 
 
 def address(host: str) -> str:
     """Return the IPv4 address of a host on the lab's own bridge."""
-    fixed = {"ctl": 2, "login": 3}
+    fixed = {"ctl": 2, "login": 3, "ctl2": 4, "db": 5}
     return f"10.77.0.{fixed.get(host) or 10 + int(host[1:])}"
 
 

@@ -50,7 +50,8 @@ def collect(lab: Lab) -> dict[str, Any]:
     for host in record.hosts if record else ():
         pid = pids.get(host)
         units = {}
-        for unit in units_of(host, fabric=record is not None and record.fabric):
+        controllers = record.controllers if record is not None else 1
+        for unit in units_of(host, fabric=record is not None and record.fabric, controllers=controllers):
             what = "dead"
             if pid:
                 ready = services.installed(pid, unit, lab)

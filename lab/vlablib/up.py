@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlablib import cgroups, packages, services, slurmtree
-from vlablib.cluster import configure, make_shared_folders
+from vlablib.cluster import configure, database_password, make_shared_folders
 from vlablib.deploy import Deployment, deploy
 from vlablib.hosts import end, remove_files, run, start_host, start_lab
 from vlablib.machine import Machine, real_kvm
@@ -49,7 +49,9 @@ class System:
             slurmtree.check(self.tree)
 
 
-def up(lab: Lab, system: System, nodes: int | None, *, fabric: bool | None) -> None:
+def up(
+    lab: Lab, system: System, nodes: int | None, *, fabric: bool | None, controllers: int | None = None
+) -> None:
     """Start the lab, or its missing parts.
 
     Args:
@@ -57,6 +59,7 @@ def up(lab: Lab, system: System, nodes: int | None, *, fabric: bool | None) -> N
         system: the hosts' system.
         nodes: number of compute nodes; None: that of the running lab, otherwise 2.
         fabric: whether there is a simulated fabric; None: as in the running lab, otherwise no.
+        controllers: number of hosts with slurmctld and vhpcd; None: that of the running lab, otherwise 1.
 
     Raises:
         LabError: the lab runs another system, the tree lacks something, or a part does not start.
@@ -65,10 +68,12 @@ def up(lab: Lab, system: System, nodes: int | None, *, fabric: bool | None) -> N
         raise LabError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
     if system.debs is not None and fabric:
         raise LabError("--packages excludes --fabric")
+    if controllers == 2 and (fabric or system.debs is not None):
+        raise LabError("--controllers 2 excludes --fabric and --packages")
     system.check()
     with lab.locked():
-        record = _start(lab, system, nodes, fabric=fabric)
-        make_shared_folders(lab)
+        record = _start(lab, system, nodes, fabric=fabric, controllers=controllers)
+        make_shared_folders(lab, record)
         deployment = _deploy_before(lab, record)
         pids = _start_hosts(lab, record)
         _bring_in_line(lab, record, pids, deployment.stale | _deploy_after(record, pids))
@@ -106,6 +111,16 @@ def reboot(lab: Lab, host: str) -> None:
         _bring_in_line(lab, record, pids, _deploy_after(record, pids), rebooted=host)
 
 
+def poweroff(lab: Lab, host: str) -> None:
+    """End a host at once, like a power cut; `up` starts it again with the same disk."""
+    with lab.locked():
+        record = Record.read(lab)
+        pids = find(lab)
+        if record is None or host not in record.hosts or host not in pids:
+            raise LabError(f"host {host} does not run")
+        end(pids[host])
+
+
 def down(lab: Lab) -> None:
     """End the lab and remove all of it except the cached trees."""
     with lab.locked():
@@ -133,15 +148,19 @@ def _complain(deployment: Deployment) -> None:
         raise LabError(f"the hosts run, but with the previously installed files, if any:\n{reasons}")
 
 
-def _start(lab: Lab, system: System, nodes: int | None, *, fabric: bool | None) -> Record:
+def _start(
+    lab: Lab, system: System, nodes: int | None, *, fabric: bool | None, controllers: int | None
+) -> Record:
     """Start the lab's own PID 1 if necessary, and write the record."""
     pids = find(lab)
     old = Record.read(lab)
     if "lab" in pids and old is not None:
         _same_system(system, old)
+        if controllers not in (None, old.controllers):
+            raise LabError(f"the lab has {old.controllers} controllers; first run: vlab down")
         chosen_fabric = old.fabric if fabric is None else fabric
         folder = str(system.debs.absolute()) if system.debs else old.packages
-        record = Record(old.suite, nodes or old.nodes, old.rootfs, chosen_fabric, folder)
+        record = Record(old.suite, nodes or old.nodes, old.rootfs, chosen_fabric, folder, old.controllers)
         record.write(lab)
         made_here = old.suite != OTHER.name
         if made_here and not Path(old.rootfs).name.endswith(named(old.suite).digest()):
@@ -161,7 +180,8 @@ def _start(lab: Lab, system: System, nodes: int | None, *, fabric: bool | None) 
     # disks of a lab that was interrupted; homes, scratch and the catalogue are kept until `down`
     shutil.rmtree(lab.data / "hosts", ignore_errors=True)
     folder = str(system.debs.absolute()) if system.debs else ""
-    record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree), bool(fabric), folder)
+    shutil.rmtree(lab.slurmctld, ignore_errors=True)
+    record = Record(chosen.name, nodes or _DEFAULT_NODES, str(tree), bool(fabric), folder, controllers or 1)
     record.write(lab)
     start_lab(lab, fd)
     os.close(fd)
@@ -214,7 +234,7 @@ def _bring_in_line(
     """Write configuration, restart units that are older than their files, start missing units."""
     for host in record.hosts:
         changed = stale | configure(lab, record, host, pids[host])
-        for unit in units_of(host, fabric=True):
+        for unit in units_of(host, fabric=True, controllers=record.controllers):
             if unit.name in changed or (unit.name in FABRIC_UNITS and not record.fabric):
                 services.stop(host, pids[host], unit)
     package = lab.deployed / "python"
@@ -224,7 +244,7 @@ def _bring_in_line(
     present = [
         (host, pids[host], unit)
         for host in record.hosts
-        for unit in units_of(host, fabric=record.fabric, prefix=prefix)
+        for unit in units_of(host, fabric=record.fabric, prefix=prefix, controllers=record.controllers)
         if services.installed(pids[host], unit, lab)
     ]
     # first units without dependencies, then those that depend on the database
@@ -238,7 +258,7 @@ def _bring_in_line(
         if unit.name in FABRIC_UNITS:
             services.start(init, unit)
             services.wait_ready(host, init, unit)
-    _start_accounting(pids["ctl"], prefix)
+    _start_databases(lab, record, pids[record.database], prefix)
     started = [services.start(init, unit, rebooted=host == rebooted) for host, init, unit in present]
     for host, init, unit in present:
         services.wait_ready(host, init, unit)
@@ -251,10 +271,23 @@ def _compile(ctl: int) -> None:
     run(ctl, ["sh", "-c", script])
 
 
+def _start_databases(lab: Lab, record: Record, host: int, prefix: str) -> None:
+    """Wait for MariaDB, which has been started, and make its users; start accounting."""
+    services.wait_ready(record.database, host, UNITS["mariadbd"])
+    if record.controllers > 1:
+        password = database_password(lab).read_text(encoding="ascii")
+        statements = (
+            "CREATE DATABASE IF NOT EXISTS vhpc;"
+            f"CREATE USER IF NOT EXISTS vhpc@'%' IDENTIFIED BY '{password}';"
+            "GRANT ALL ON vhpc.* TO vhpc@'%';"
+        )
+        run(host, ["mariadb", "--batch"], text=statements)
+    _start_accounting(host, prefix)
+
+
 def _start_accounting(ctl: int, prefix: str) -> None:
-    database, accounting = UNITS["mariadbd"], unit_in(UNITS["slurmdbd"], prefix)
+    accounting = unit_in(UNITS["slurmdbd"], prefix)
     sacctmgr = f"{prefix}/bin/sacctmgr"
-    services.wait_ready("ctl", ctl, database)
     if services.pid_of(ctl, accounting) is None:
         # also create the database: without it slurmdbd reconnects with a handle that a newer
         # libmariadb has cleared ("maximum allowed number of columns (=0)")
@@ -266,7 +299,7 @@ def _start_accounting(ctl: int, prefix: str) -> None:
         run(ctl, ["mariadb", "--batch"], text=statements)
         with step("starting accounting"):
             services.start(ctl, accounting)
-            services.wait_ready("ctl", ctl, accounting)
+            services.wait_ready("its host", ctl, accounting)
     known = run(ctl, [sacctmgr, *_ASSOCIATIONS]).split()
     if not all(user.name in known for user in USERS):
         names = ",".join(user.name for user in USERS)

@@ -13,6 +13,7 @@ from vhpc_slurm.cli.checks import CheckResult, Level, boottime, services, slurm
 from vhpc_slurm.cli.checks.boottime import NodeSize
 from vhpc_slurm.config import Config, Devices, Guests, Paths, Placement
 from vhpc_slurm.config.controller import Controller
+from vhpc_slurm.config.database import Database
 from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.model import Generation
@@ -117,18 +118,25 @@ def test_sites_with_fixed_ports_must_not_make_jobs_smaller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backup", "host", "level", "says"),
+    ("backup", "hosts", "level", "says"),
     [
         ("", "localhost", None, ""),
         ("SlurmctldHost[1] = ctl2(10.0.0.2)\n", "localhost", Level.ERROR, "look for vhpcd on their own host"),
         ("SlurmctldHost[1] = ctl2(10.0.0.2)\n", "ctl1", Level.WARN, "without ctl1 running jobs go on"),
+        ("SlurmctldHost[1] = ctl2(10.0.0.2)\n", "ctl1 ctl2", Level.OK, "vhpcd ctl1, ctl2"),
+        ("SlurmctldHost[1] = ctl2(10.0.0.2)\n", "::1 ctl2", Level.ERROR, "for vhpcd on their own host"),
     ],
 )
-def test_a_backup_of_slurmctld_is_none_of_vhpcd(
-    backup: str, host: str, level: Level | None, says: str
+def test_a_backup_of_slurmctld_needs_one_of_vhpcd(
+    backup: str, hosts: str, level: Level | None, says: str
 ) -> None:
     settings = SlurmSettings.parse(f"SlurmctldHost[0] = ctl1(10.0.0.1)\n{backup}")
-    found = list(slurm.check(settings, Config(controller=Controller(host=host))))
+    host, *others = hosts.split()
+    config = Config(
+        controller=Controller(host=host, backup_hosts=tuple(others)),
+        database=Database(engine="mariadb" if others else "sqlite"),
+    )
+    found = list(slurm.check(settings, config))
     about = [one for one in found if one.check == "slurm.SlurmctldHost"]
     assert [one.level for one in about] == ([] if level is None else [level])
     assert all(says in one.what for one in about)

@@ -30,8 +30,9 @@ GROUND = (
 LAYERS = {
     "controller": (
         {"server"},
-        {"assembly"},
+        {"assembly", "tenure"},
         {"periodic", "client", "metrics"},
+        {"asking", "epochs"},
         {"api"},
         {"leases"},
         {"sync", "store"},

@@ -131,6 +131,10 @@ def test_doctor_warns_of_clear_text_and_long_deadlines(tmp_path: Path) -> None:
     names = found(msgspec.structs.replace(config, database=remote))
     assert names["database.tls"].level is Level.WARN
     assert names["database.timeout"].level is Level.WARN
+    assert "database.shared" not in names
+    several = msgspec.structs.replace(config.controller, backup_hosts=("ctl2",))
+    names = found(msgspec.structs.replace(config, controller=several))
+    assert names["database.shared"].level is Level.WARN
 
 
 @pytest.mark.parametrize(

@@ -65,15 +65,16 @@ class Vhpcd:
         return self
 
     def spawn(self, log: Any = subprocess.PIPE) -> subprocess.Popen[str]:
-        command: list[str | Path] = [
-            sys.executable,
-            "-m",
-            "vhpc_slurm.controller.server",
-            "--config",
-            self.folder / "vhpc.toml",
-        ]
-        environment = {"PYTHONPATH": SOURCES, "PATH": "/usr/bin:/bin"} | self.environment
-        return subprocess.Popen(command, stderr=log, text=True, env=environment, cwd=self.folder)
+        return subprocess.Popen(
+            self.command(), stderr=log, text=True, env=self.own_environment(), cwd=self.folder
+        )
+
+    def command(self) -> list[str]:
+        module = "vhpc_slurm.controller.server"
+        return [sys.executable, "-m", module, "--config", str(self.folder / "vhpc.toml")]
+
+    def own_environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": SOURCES, "PATH": "/usr/bin:/bin"} | self.environment
 
     def stop(self) -> int:
         assert self.process is not None

@@ -284,7 +284,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     policy: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
-        """ValueError, which names the rule, when a rule cannot be applied."""
+        """ValueError, which names the keys, when they contradict each other or a rule cannot be applied."""
+        if self.controller.backup_hosts and self.database.engine != "mariadb":
+            raise ValueError(
+                'controller.backup_hosts needs database.engine = "mariadb": several vhpcd share one database'
+            )
         check_rules(self)
 
 

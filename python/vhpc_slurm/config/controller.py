@@ -14,6 +14,14 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """vhpcd, the controller service."""
 
     host: Annotated[str, documented("host name or address at which nodes reach vhpcd")] = "localhost"
+    backup_hosts: Annotated[
+        tuple[str, ...],
+        documented(
+            "further hosts with a vhpcd, such as those of slurmctld's backups. One vhpcd is active, the "
+            'others are standbys; they share a database (database.engine = "mariadb"). Nodes ask host first, '
+            "then these, in this order"
+        ),
+    ] = ()
     listen: Annotated[str, documented("address that vhpcd listens on")] = "0.0.0.0"  # noqa: S104 - nodes must reach it; munge authenticates the clients
     port: Annotated[int, documented("TCP port of vhpcd", ge=1, le=65535)] = 7633
     user: Annotated[str, documented("user that vhpcd runs as; clients accept answers only from it")] = "vhpc"
@@ -99,3 +107,8 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     history_days: Annotated[
         int, documented("how long leases, timelines and reports of ended jobs are kept", ge=1)
     ] = 30
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts with a vhpcd, each once, in the order in which clients ask them."""
+        return tuple(dict.fromkeys((self.host, *self.backup_hosts)))

@@ -90,7 +90,15 @@ def assemble(
     starting = Starting(leases, executor, scheduler, watch, config, locate)
     operating = Operating(leases.operator, executor, batches, thread)
     return Assembly(
-        requests=Requests(leases, executor, starting, operating, watch, choice.name(config)),
+        requests=Requests(
+            leases,
+            executor,
+            starting,
+            operating,
+            watch,
+            choice.name(config),
+            standbys=bool(settings.backup_hosts),
+        ),
         reconciler=Reconciler(settings, slurm, leases, executor, scheduler, starting.notify),
         audit=audit,
         trigger=trigger,

@@ -14,15 +14,18 @@ import pwd
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from vhpc_slurm import errors, munge, rootport
+from vhpc_slurm import errors, munge
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller import wire_types
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import status_messages, usage_messages
+from vhpc_slurm.controller.asking import Round
+from vhpc_slurm.controller.epochs import Epochs
 from vhpc_slurm.controller.wire_types import NodeState, ReadyState
 from vhpc_slurm.errors import FabricError, VhpcError
 from vhpc_slurm.model import (
@@ -46,8 +49,12 @@ UNPACED, PACE_S = 500, 0.25
 """After so many leases an ordinary user waits so long before each further page (useraccess.RATE)."""
 NEWEST = (1 << 62) - 1
 """Above the serial number of every lease."""
-CLOSE_S = 0.5
-"""Seconds to wait until vhpcd closes an answered connection."""
+FAILOVER_S = 20.0
+"""With several vhpcd a client waits so long in addition, in seconds, for one that takes over."""
+
+
+class NotActiveError(FabricError):
+    """Of several vhpcd, the one that was asked cannot serve the request now: it is a standby."""
 
 
 def preload() -> None:
@@ -89,10 +96,16 @@ class ControllerClient:
     and UserError when it does not listen to this user.
     """
 
-    def __init__(self, config: Config, *, as_uid: int | None = None) -> None:
-        """Sends nothing yet; with ``as_uid`` lists have what vhpcd shows to that user (``wire.AsUser``)."""
+    def __init__(self, config: Config, *, as_uid: int | None = None, host: str = "") -> None:
+        """Sends nothing yet; with ``as_uid`` lists have what vhpcd shows to that user (``wire.AsUser``).
+
+        With ``host`` only the vhpcd there is asked, which may be a standby.
+        """
         self._as_uid = as_uid
         self._settings = config.controller
+        self._hosts = (host,) if host else config.controller.hosts
+        self._several = bool(config.controller.backup_hosts) and not host
+        self._epochs = Epochs(Path(config.paths.state)) if self._several else None
         self._munge = Munge(config.controller.munge_socket)
         self._version = wire.VERSION
 
@@ -304,7 +317,7 @@ class ControllerClient:
     def _ask(self, body: wire.Request, expected: type[_Answer], wait_s: float = 0.0) -> _Answer:
         if self._as_uid is not None and isinstance(body, wire.OfUsers):
             body = wire.AsUser(uid=self._as_uid, request=body)
-        limit_s = self._settings.request_timeout_s + wait_s
+        limit_s = self._settings.request_timeout_s + wait_s + (FAILOVER_S if self._several else 0.0)
         deadline = time.monotonic() + limit_s
         pause_s = 0.05
         while True:
@@ -313,9 +326,10 @@ class ControllerClient:
                 break
             except (OSError, EOFError) as err:
                 if time.monotonic() + pause_s >= deadline:
-                    where = f"{self._settings.host} port {self._settings.port}"
+                    where = f"{' or '.join(self._hosts)} port {self._settings.port}"
                     raise FabricError(
-                        f"vhpcd at {where} does not answer",
+                        f"{'no active vhpcd' if self._several else 'vhpcd'} at {where} "
+                        f"{'answers' if self._several else 'does not answer'}",
                         f"{err or type(err).__name__}; tried for {limit_s:g} s",
                         "check that vhpcd runs there: systemctl status vhpcd",
                     ) from err
@@ -323,13 +337,14 @@ class ControllerClient:
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(2 * pause_s, 1.0)
         if isinstance(answer, wire.Failure):
-            raise _KINDS.get(answer.kind, FabricError)(answer.what, answer.why, answer.hint)
+            kind = NotActiveError if answer.kind == wire.AGAIN else _KINDS.get(answer.kind, FabricError)
+            raise kind(answer.what, answer.why, answer.hint)
         if not isinstance(answer, expected):
             raise FabricError("vhpcd sent an answer to another request", type(answer).__name__)
         return answer
 
     def _once(self, body: wire.Request, deadline: float) -> wire.Answer:
-        """One connection, or a second one in the version of an older vhpcd.
+        """An answer of the active vhpcd, if need be to a second request in the version of an older one.
 
         Raises:
             OSError, EOFError: it may be worth another try.
@@ -341,24 +356,34 @@ class ControllerClient:
         return answer
 
     def _exchange(self, body: wire.Request, deadline: float) -> tuple[wire.Answer, int]:
-        """One request in one connection; returns the answer and the version of its envelope."""
-        nonce = os.urandom(16).hex()
-        sealed = self._munge.encode(wire.wrap("request", nonce, body, self._version), ttl_s=wire.TTL_S)
-        if len(sealed) > wire.MAX_MESSAGE:
-            raise FabricError("the request is too long for vhpcd", f"{len(sealed)} bytes")
-        with rootport.connect(self._settings.host, self._settings.port, deadline) as link:
-            link.settimeout(rootport.left(deadline))
-            link.sendall(wire.HEADER.pack(len(sealed)) + sealed)
-            (length,) = wire.HEADER.unpack(rootport.receive(link, wire.HEADER.size, deadline))
-            if length > wire.MAX_MESSAGE:
-                raise FabricError(
-                    "the program at vhpcd's address is not vhpcd", f"a message of {length} bytes"
-                )
-            frame = rootport.receive(link, length, deadline)
-            rootport.wait_for_end(link, min(CLOSE_S, rootport.left(deadline)))
-        return self._open(frame, nonce)
+        """One request, to each host until one serves it; returns the answer and its envelope's version."""
 
-    def _open(self, frame: bytes, nonce: str) -> tuple[wire.Answer, int]:
+        def sealed() -> tuple[str, bytes]:
+            nonce = os.urandom(16).hex()
+            found = self._munge.encode(wire.wrap("request", nonce, body, self._version), ttl_s=wire.TTL_S)
+            if len(found) > wire.MAX_MESSAGE:
+                raise FabricError("the request is too long for vhpcd", f"{len(found)} bytes")
+            return nonce, found
+
+        with Round(self._hosts, self._settings.port, deadline, sealed) as asked:
+            for link, frame in asked.answers():
+                answer, envelope = self._open(frame, link.nonce)
+                if (refusal := self._refused(answer, envelope)) is None:
+                    # This host is asked first from now on.
+                    self._hosts = tuple(dict.fromkeys((link.host, *self._hosts)))
+                    return answer, envelope.version
+                asked.refusals[link.host] = f"{link.host}: {refusal}"
+        raise ConnectionError("no host is configured")
+
+    def _refused(self, answer: wire.Answer, envelope: wire.Envelope) -> str | None:
+        """Why another host is to be asked."""
+        if self._several and isinstance(answer, wire.Failure) and answer.kind == wire.AGAIN:
+            return f"{answer.what}: {answer.why}"
+        if self._epochs is None or self._epochs.accept(envelope.epoch):
+            return None
+        return f"it answered with epoch {envelope.epoch}, and this host has seen {self._epochs.highest}"
+
+    def _open(self, frame: bytes, nonce: str) -> tuple[wire.Answer, wire.Envelope]:
         what = "the answer of vhpcd cannot be trusted"
         try:
             credential = self._munge.decode(frame)
@@ -375,7 +400,7 @@ class ControllerClient:
             envelope = wire.unwrap(credential.payload, "answer")
             if envelope.nonce != nonce:
                 raise FabricError(what, "it belongs to another request")
-            return wire.read_answer(envelope), envelope.version
+            return wire.read_answer(envelope), envelope
         except ValueError as err:
             raise FabricError(
                 "vhpcd's answer cannot be read", str(err)[:200], "install one version of vhpc on all hosts"

@@ -23,14 +23,18 @@ from vhpc_slurm.config import Config, load
 from vhpc_slurm.controller.api.addresses import HostAddresses
 from vhpc_slurm.controller.api.authority import Authority
 from vhpc_slurm.controller.api.conversation import Server
+from vhpc_slurm.controller.api.duty import Duty
 from vhpc_slurm.controller.api.listening import Listener
 from vhpc_slurm.controller.api.useraccess import UserAccess
 from vhpc_slurm.controller.assembly import Assembly, assemble
 from vhpc_slurm.controller.leases import layer
 from vhpc_slurm.controller.periodic import audit_for_ever
 from vhpc_slurm.controller.store.choice import lock_path, only_one, open_store
+from vhpc_slurm.controller.store.mariastore import MariaStore
 from vhpc_slurm.controller.store.port import LeaseStore
+from vhpc_slurm.controller.store.sqlstore import SqlStore
 from vhpc_slurm.controller.store.writer import Writer
+from vhpc_slurm.controller.tenure import Tenure, await_turn
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
 from vhpc_slurm.fabric.select import backend
@@ -49,50 +53,108 @@ DESCRIPTORS = 512
 async def serve(config: Config) -> None:
     """Run until SIGTERM or SIGINT; VhpcError when it cannot begin."""
     settings = config.controller
-    allowed = frozenset({0, _uid(settings.slurm_user, "controller.slurm_user")})
+    slurm_user = _uid(settings.slurm_user, "controller.slurm_user")
     munge = Munge(settings.munge_socket)
     munge.decode(munge.encode(b"vhpcd begins"))
     with only_one(lock_path(config)):
-        store = open_store(config)
-        writer = Writer(store)
-        # A backend asks from the fabric's thread.
-        network = backend(config.fabric, lambda *known: writer.submit(store.keys.knows, *known).result())
-        _validate(network, store)
-        leases = layer.build(store, network, config)
-        slurm = connect(config)
-        authority = Authority(HostAddresses(settings, slurm, underlay=config.network.underlay))
-        vhpcd = assemble(config, leases, network, slurm, writer, authority.underlay)
-        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS
-        metrics = _metrics(settings.metrics, leases, writer, vhpcd)
-        requests = vhpcd.requests if metrics is None else metrics.metered(vhpcd.requests)
-        users = UserAccess(requests, slurm, deputies=allowed | _deputy(settings.web_user))
-        server = Server(requests, munge, allowed, authority, users=users, descriptors=descriptors)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        listener = Listener(settings.listen, settings.port, server.accepted)
-        listener.start()
-        log.info("vhpcd %s listens on %s port %d", __version__, settings.listen, settings.port)
+        one_of_several = bool(settings.backup_hosts)
+        store = None if one_of_several else open_store(config)
+        front = Front(config, munge, frozenset({0, slurm_user}), Duty(standby=one_of_several))
+        if one_of_several:
+            front.listen("as a standby ")
+            store = await await_turn(config, front.duty, stop)
+        try:
+            if store is not None:
+                await _serve_actively(config, store, front, stop)
+        finally:
+            await front.close()
+
+
+class Front:
+    """The part of vhpcd that a standby has too: its port, and who may ask."""
+
+    def __init__(self, config: Config, munge: Munge, allowed: frozenset[int], duty: Duty) -> None:
+        """``allowed`` are the uids that may send all requests."""
+        settings = config.controller
+        self.duty, self.allowed = duty, allowed
+        self.slurm = connect(config)
+        self.authority = Authority(HostAddresses(settings, self.slurm, underlay=config.network.underlay))
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS
+        self.server = Server(None, munge, allowed, self.authority, duty=duty, descriptors=descriptors)
+        self._place = (settings.listen, settings.port)
+        self._listener: Listener | None = None
+        self._learning: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def listen(self, how: str = "") -> None:
+        """Accept connections, unless that has begun."""
+        if self._listener is None:
+            self._listener = Listener(*self._place, self.server.accepted)
+            self._listener.start()
+            self._learning = asyncio.create_task(self.authority.keep_learning())
+            log.info("vhpcd %s listens %son %s port %d", __version__, how, *self._place)
+
+    async def close(self) -> None:
+        """Accept no more, and close all connections; once is enough."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._listener is not None:
+            self._listener.close()
+        if self._learning is not None:
+            self._learning.cancel()
+        await self.server.close()
+        self.authority.close()
+
+
+async def _serve_actively(config: Config, store: SqlStore, front: Front, stop: asyncio.Event) -> None:
+    """Answer requests until ``stop``, as the only or the active vhpcd."""
+    settings, slurm = config.controller, front.slurm
+    writer = Writer(store)
+    # Only a MariaStore that was taken as a standby has others that wait for it.
+    tenure = Tenure(store, writer) if settings.backup_hosts and isinstance(store, MariaStore) else None
+    # A backend asks from the fabric's thread.
+    network = backend(config.fabric, lambda *known: writer.submit(store.keys.knows, *known).result())
+    _validate(network, writer, store)
+    leases = layer.build(store, network, config)
+    vhpcd = assemble(config, leases, network, slurm, writer, front.authority.underlay)
+    metrics = _metrics(settings.metrics, leases, writer, vhpcd)
+    requests = vhpcd.requests if metrics is None else metrics.metered(vhpcd.requests)
+    users = UserAccess(requests, slurm, deputies=front.allowed | _deputy(settings.web_user))
+    front.server.begin(requests, users)
+    if tenure is not None:
+        front.duty.begin(tenure.epoch, tenure.left_s)
+        log.info("vhpcd is active, with epoch %d", tenure.epoch)
+    front.listen()
+    try:
         await vhpcd.reconciler.begin()
-        tasks = [
-            asyncio.create_task(authority.keep_learning()),
-            asyncio.create_task(vhpcd.reconciler.run_for_ever()),
-            asyncio.create_task(
-                audit_for_ever(vhpcd.audit, vhpcd.trigger, vhpcd.thread, config.fabric.audit_interval_s)
-            ),
-        ]
-        await stop.wait()
-        log.info("vhpcd stops")
-        listener.close()
-        for task in tasks:
-            task.cancel()
-        await server.close()
-        if metrics is not None:
-            metrics.close()
-        authority.close()
-        users.close()
-        vhpcd.close()
-        store.close()
+    except FabricError as err:
+        if tenure is None:
+            raise
+        log.warning("not reconciled: %s", err.line())  # nor does another vhpcd reach the database
+    tasks = [
+        asyncio.create_task(vhpcd.reconciler.run_for_ever()),
+        asyncio.create_task(
+            audit_for_ever(vhpcd.audit, vhpcd.trigger, vhpcd.thread, config.fabric.audit_interval_s)
+        ),
+    ]
+    await stop.wait()
+    log.info("vhpcd stops")
+    if tenure is not None:
+        tenure.stopping()
+    await front.close()
+    for task in tasks:
+        task.cancel()
+    if metrics is not None:
+        metrics.close()
+    users.close()
+    vhpcd.close()
+    if tenure is not None:
+        tenure.close()
+    store.close()
 
 
 def _metrics(where: str, leases: layer.LeaseLayer, writer: Writer, vhpcd: Assembly) -> Exposition | None:
@@ -111,10 +173,10 @@ def _metrics(where: str, leases: layer.LeaseLayer, writer: Writer, vhpcd: Assemb
     return None
 
 
-def _validate(network: NetworkBackend, store: LeaseStore) -> None:
+def _validate(network: NetworkBackend, writer: Writer, store: LeaseStore) -> None:
     """Log what is wrong with the fabric; leases become ready when it is repaired."""
     try:
-        network.validate(store.keys.snapshot())
+        network.validate(writer.submit(store.keys.snapshot).result())
     except FabricError as err:
         log.error("the fabric cannot serve: %s", err.line())
 

@@ -31,6 +31,13 @@ def check(config: Config, *, root: bool) -> Iterator[CheckResult]:
             "of vhpcd give up before it can say that the server does not answer",
             "set a smaller database.timeout_s",
         )
+    if config.controller.backup_hosts and not settings.host:
+        yield warn(
+            "database.shared",
+            "there are several vhpcd, and database.host is empty: each uses the server behind its own "
+            f"host's {settings.socket}",
+            "set database.host, unless these sockets lead to one server",
+        )
     if not root:
         yield warn("database", "the database server was not asked", "run vhpc doctor as root")
         return

@@ -96,7 +96,7 @@ def vhpcd(
         node: Slurm's name of this host; empty when it is not a node.
         controller: whether slurmctld may run here.
     """
-    where = f"{config.controller.host}:{config.controller.port}"
+    where = f"{' or '.join(config.controller.hosts)}:{config.controller.port}"
     if not listener:
         yield warn("vhpcd", f"vhpcd at {where} was not checked", "run vhpc doctor as root")
         return
@@ -126,9 +126,30 @@ def vhpcd(
         )
     else:
         yield ok("clock", f"vhpcd's clock differs by {skew:+.1f} s")
+    yield from _standbys(config)
     yield from _believed(status, node, controller=controller)
     yield from _isolation(status.fabric, status.time)
     yield from _alarms(status.alarms, status.time)
+
+
+def _standbys(config: Config) -> Iterator[CheckResult]:
+    """With several vhpcd: whether each of them runs, one of them as the active one."""
+    from vhpc_slurm.controller.client import ControllerClient, NotActiveError
+
+    hosts = config.controller.hosts
+    if len(hosts) < 2:
+        return
+    active, standbys = [], []
+    for host in hosts:
+        try:
+            ControllerClient(config, host=host).status()
+            active.append(host)
+        except NotActiveError:
+            standbys.append(host)
+        except VhpcError as err:
+            yield error("vhpcd.standby", f"{host} cannot take over: {err.line()}", f"start vhpcd on {host}")
+    if active and standbys:
+        yield ok("vhpcd.standby", f"vhpcd on {active[0]} is active, standbys: {', '.join(standbys)}")
 
 
 def _believed(status: Status, node: str, *, controller: bool) -> Iterator[CheckResult]:

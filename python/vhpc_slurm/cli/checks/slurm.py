@@ -83,20 +83,22 @@ def _backups(settings: SlurmSettings, config: Config) -> Iterator[CheckResult]:
     name, hosts = "slurm.SlurmctldHost", settings.control_hosts
     if len(hosts) < 2:
         return
-    host = config.controller.host
-    if host in LOCAL_HOSTS:
+    own = config.controller.hosts
+    if local := [host for host in own if host in LOCAL_HOSTS]:
         yield error(
             name,
             f"slurmctld has the backup {hosts[1]}, whose hooks would look for vhpcd on their own host",
-            f"controller.host = the name of vhpcd's host, instead of {host!r}",
+            f"controller.host and backup_hosts = the names of vhpcd's hosts, instead of {local[0]!r}",
         )
-        return
-    yield warn(
-        name,
-        f"slurmctld has the backup {hosts[1]}, vhpcd has none: without {host} running jobs go on, and jobs "
-        "with guests that start are requeued",
-        "see docs/install.md, backup controllers",
-    )
+    elif len(own) < 2:
+        yield warn(
+            name,
+            f"slurmctld has the backup {hosts[1]}, vhpcd has none: without {own[0]} running jobs go on, and "
+            "jobs with guests that start are requeued",
+            "set controller.backup_hosts; see docs/install.md, several controllers",
+        )
+    else:
+        yield ok(name, f"slurmctld has {len(hosts)} hosts, vhpcd {', '.join(own)}")
 
 
 def _batch_start(settings: SlurmSettings, budget: int) -> CheckResult:

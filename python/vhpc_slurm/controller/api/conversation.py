@@ -25,6 +25,7 @@ from vhpc_slurm.controller.api.addresses import plain
 from vhpc_slurm.controller.api.admission import PRIVILEGED_PORTS, SHARES, Admission, Peer, PeerGroup, scaled
 from vhpc_slurm.controller.api.attempts import Attempts
 from vhpc_slurm.controller.api.authority import Authority, Origin
+from vhpc_slurm.controller.api.duty import Duty
 from vhpc_slurm.controller.api.peeruid import PeerUids
 from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
 from vhpc_slurm.controller.api.requests import Answering
@@ -76,19 +77,22 @@ class Server:
 
     def __init__(
         self,
-        requests: Answering,
+        requests: Answering | None,
         munge: Munge,
         allowed: frozenset[int],
         authority: Authority | None = None,
         *,
         users: UserAccess | None = None,
+        duty: Duty | None = None,
         descriptors: int = 65536,
     ) -> None:
         """``allowed`` are the uids that may send all requests; without ``authority`` from any host.
 
-        ``users`` answers all other uids; without it they are refused.
+        ``users`` answers all other uids; without it they are refused. While this vhpcd is a standby by
+        ``duty`` there are no ``requests``; ``begin`` supplies them.
         """
         self._requests = requests
+        self._duty = duty or Duty()
         self._connections = 0
         self._munge = munge
         self._allowed = allowed
@@ -108,6 +112,10 @@ class Server:
         self._uids: PeerUids | None = None
         with contextlib.suppress(OSError):
             self._uids = PeerUids()
+
+    def begin(self, requests: Answering, users: UserAccess) -> None:
+        """From now on answer requests."""
+        self._requests, self._users = requests, users
 
     async def close(self) -> None:
         """Close all connections; their changes are durable, and clients ask again."""
@@ -195,11 +203,14 @@ class Server:
             except ValueError as err:
                 self._log.warning("invalid request from uid %d at %s: %s", credential.uid, peer.address, err)
                 return
-            answer: wire.Answer | None = stale or self._object(envelope, credential, peer.address)
+            answer: wire.Answer | None = stale or self._duty.refusal()
+            answer = answer or self._object(envelope, credential, peer.address)
             answer = answer or await self._ask(envelope, credential.uid, origin, reader)
             if answer is None:
                 return  # the client has gone away
-            payload = _wrapped(envelope, answer)
+            if self._duty.over:
+                return  # another vhpcd may be active by now: its answer counts
+            payload = _wrapped(envelope, answer, self._duty.epoch)
             sealed = await self._in_thread(
                 peer,
                 lambda: self._munge.encode(payload, ttl_s=wire.TTL_S, only_uid=credential.uid),
@@ -321,6 +332,7 @@ class Server:
             gone.cancel()
 
     async def _answer(self, request: wire.Request, uid: int, origin: Origin) -> wire.Answer:
+        assert self._requests is not None, "a standby has refused the request"
         everything = uid in self._allowed and not isinstance(request, wire.AsUser)
         if everything or self._users is None:
             return await self._requests.answer(request, uid)
@@ -345,14 +357,14 @@ class Server:
         return msgspec.structs.replace(answer, seen_at=origin.address, speaks_for=names)
 
 
-def _wrapped(request: wire.Envelope, answer: wire.Answer) -> bytes:
+def _wrapped(request: wire.Envelope, answer: wire.Answer, epoch: int) -> bytes:
     """An answer in the version of its request, or in vhpcd's own if vhpcd does not read that version."""
     version = request.version if wire.readable(request.version) else wire.VERSION
     try:
-        return wire.wrap("answer", request.nonce, answer, version)
+        return wire.wrap("answer", request.nonce, answer, version, epoch)
     except VhpcError as err:
         failure = wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
-        return wire.wrap("answer", request.nonce, failure, version)
+        return wire.wrap("answer", request.nonce, failure, version, epoch)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -60,6 +60,8 @@ GATHER_S = 60.0
 MAX_LINE = 4000
 """Characters of a node's error."""
 HEADER = struct.Struct(">I")
+AGAIN = "again"
+"""Kind of a failure of one of several vhpcd: another one may serve the request, or this one later."""
 CONTROLLER, ANY = "@controller", "@any"
 """In ``Status.speaks_for``; no node has such a name."""
 
@@ -331,17 +333,25 @@ Answer = (
 # --- envelopes ----------------------------------------------------------------
 
 
-class Envelope(msgspec.Struct, frozen=True):
-    """The outermost layer, and the only one that all protocol versions share."""
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The outermost layer, and the only one that all protocol versions share.
+
+    ``epoch`` is that of the active vhpcd, where there are several; in an answer.
+    """
 
     message: Literal["request", "answer"]
     version: int
     nonce: str
     body: msgspec.Raw
+    epoch: int = 0
 
 
 def wrap(
-    message: Literal["request", "answer"], nonce: str, body: Request | Answer, version: int | None = None
+    message: Literal["request", "answer"],
+    nonce: str,
+    body: Request | Answer,
+    version: int | None = None,
+    epoch: int = 0,
 ) -> bytes:
     """The JSON of a message of a version (None: VERSION).
 
@@ -351,7 +361,7 @@ def wrap(
     raw, version = msgspec.json.encode(body), VERSION if version is None else version
     if version < VERSION:
         raw = older.rewrite(raw, version)
-    return msgspec.json.encode(Envelope(message, version, nonce, msgspec.Raw(raw)))
+    return msgspec.json.encode(Envelope(message, version, nonce, msgspec.Raw(raw), epoch))
 
 
 def unwrap(payload: bytes, message: Literal["request", "answer"]) -> Envelope:

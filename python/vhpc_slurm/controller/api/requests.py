@@ -19,6 +19,8 @@ from vhpc_slurm.controller.api.starting import Starting
 from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState, ReportQuarantine
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
+from vhpc_slurm.controller.store.errors import RetryError, UnknownOutcomeError
+from vhpc_slurm.controller.store.writership import FencedError
 from vhpc_slurm.controller.sync.isolation import IsolationState, IsolationWatch
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Generation, NodeUsage, Timeline, Viewer
@@ -47,8 +49,11 @@ class Requests:
         operating: Operating,
         watch: IsolationWatch,
         database: str,
+        *,
+        standbys: bool = False,
     ) -> None:
-        """``database`` is the path that the status shows."""
+        """``database`` is the path that the status shows; with ``standbys`` there are other vhpcd."""
+        self._standbys = standbys
         self._leases = leases
         self._executor = executor
         self._starting = starting
@@ -70,6 +75,10 @@ class Requests:
             if viewer is not None:
                 raise UserError("only root and SlurmUser may send this request")
             return await self._answer(request, uid)
+        except (RetryError, UnknownOutcomeError, FencedError) as err:
+            # Every request may be repeated, and a standby may reach the database where this vhpcd does not.
+            kind = wire.AGAIN if self._standbys else err.kind
+            return wire.Failure(kind=kind, what=err.what, why=err.why, hint=err.hint)
         except VhpcError as err:
             return wire.Failure(kind=err.kind, what=err.what, why=err.why, hint=err.hint)
         except (ValueError, msgspec.MsgspecError) as err:

@@ -39,6 +39,10 @@ class RetryError(FabricError):
     """A transaction was undone for a reason that passes: the same calls may be run again."""
 
 
+class UnknownOutcomeError(FabricError):
+    """A transaction may be durable or not; the next one finds out."""
+
+
 class DamagedError(FabricError):
     """The content of the database is not what vhpcd wrote."""
 

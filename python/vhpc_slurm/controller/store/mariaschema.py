@@ -180,4 +180,6 @@ def prepare(db: Database, where: str) -> None:
         if number > found:
             for statement in statements:
                 db.execute(statement)
-            db.execute("INSERT INTO vhpc_schema (version) VALUES (?)", (number,))
+            db.execute(
+                "INSERT IGNORE INTO vhpc_schema (version) VALUES (?)", (number,)
+            )  # others may begin too

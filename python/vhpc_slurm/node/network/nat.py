@@ -92,7 +92,7 @@ def rules(config: Config, lease: Lease, dns: tuple[str, ...]) -> Rules:
     """
     network = config.network
     nodes = () if lease.segment is None else lease.segment.underlay
-    denied = [*network.nat_deny, *_on_link(), *nodes, *_controller(config.controller.host)]
+    denied = [*network.nat_deny, *_on_link(), *nodes, *_controllers(config.controller.hosts)]
     return Rules(dns, network.nat_allow, _merged(denied), network.port)
 
 
@@ -114,6 +114,10 @@ def _on_link() -> list[str]:
     ]
 
 
+def _controllers(hosts: Iterable[str]) -> list[str]:
+    return [address for host in hosts for address in _controller(host)]
+
+
 def _controller(host: str) -> list[str]:
     try:
         found = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
@@ -123,7 +127,7 @@ def _controller(host: str) -> list[str]:
         raise NodeError(
             f"cannot resolve {host}, the host of vhpcd, which guests with nat must not reach",
             str(err),
-            "see controller.host in vhpc.toml(5)",
+            "see controller.host and controller.backup_hosts in vhpc.toml(5)",
         ) from err
     return [str(address[0]) for *_, address in found]
 

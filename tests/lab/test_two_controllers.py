@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two controllers with slurmctld and vhpcd: one fails, while jobs start, run and end.
+
+Run by scripts/two-controllers. The figures are printed: seconds from a fault until a job that was
+submitted then has its lease, and until a command of Slurm is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from cluster import ROOT, VLAB, Done, Job, Lab
+from injection import until
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.two_controllers]
+
+CONTROLLERS = ("ctl", "ctl2")
+DATABASE = "db"
+SLURMCTLD_TIMEOUT_S = 15
+"""SlurmctldTimeout of this lab: the backup takes over after it."""
+MORE_S = 5.0
+"""How much longer than Slurm itself a job with guests may wait for its lease."""
+OUTAGE_S = 60.0
+
+RUNS = "touch go-$SLURM_JOB_ID; while [ ! -e end-$SLURM_JOB_ID ]; do sleep 0.5; done; echo whole"
+
+
+class Pair(Lab):
+    """A lab with two controllers, either of which may be off: a third host asks Slurm."""
+
+    def run(self, host: str, *argv: str, **how: Any) -> Done:
+        return super().run(DATABASE if host == "ctl" else host, *argv, **how)
+
+    def on(self, controller: str, *argv: str) -> Done:
+        """Run a command on a controller itself."""
+        return super().run(controller, *argv)
+
+    def rows(self, query: str) -> list[list[str]]:
+        """Rows of vhpcd's database, which is not asked of vhpcd; none while the server is away."""
+        done = self.run(DATABASE, "mariadb", "--batch", "-N", "vhpc", "-e", query, check=False)
+        return [line.split("\t") for line in done.out.splitlines()] if done.code == 0 else []
+
+    def active(self) -> str:
+        """The host with the active vhpcd."""
+        ((holder,),) = self.rows("SELECT holder FROM vhpc_writer")
+        return holder.partition(":")[0]
+
+    def state_of_lease(self, job: Job) -> str:
+        rows = self.rows(f"SELECT state FROM lease WHERE job_id = {job.id} ORDER BY id DESC LIMIT 1")
+        return rows[0][0] if rows else ""
+
+    def up(self) -> None:
+        """Start what does not run."""
+        done = subprocess.run([VLAB, "up"], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def signal_vhpcd(self, host: str, name: str) -> None:
+        status = [VLAB, "service", host, "status", "vhpcd"]
+        said = subprocess.run(status, capture_output=True, text=True, check=True).stdout
+        subprocess.run(["kill", f"-{name}", said.split()[-1]], check=True)
+
+    def cut(self, one: str, other: str) -> None:
+        """Nothing from one host reaches the other any more; what the other sends, it does."""
+        self.on(one, "ip", "route", "add", "blackhole", f"{self.address(other)}/32")
+
+    def join(self, one: str, other: str) -> None:
+        self.on(one, "ip", "route", "del", "blackhole", f"{self.address(other)}/32")
+
+    def address(self, host: str) -> str:
+        status = subprocess.run([VLAB, "status", "--json"], capture_output=True, text=True, check=False)
+        return str(json.loads(status.stdout)["hosts"][host]["address"])
+
+
+@pytest.fixture(scope="session")
+def lab() -> Pair:
+    status = subprocess.run([VLAB, "status", "--json"], capture_output=True, text=True, check=False)
+    if status.returncode != 0 or "ctl2" not in json.loads(status.stdout)["hosts"]:
+        pytest.fail(f"these tests need a lab of their own: {ROOT}/scripts/two-controllers")
+    return Pair()
+
+
+@dataclass
+class Times:
+    """Seconds from a fault."""
+
+    lease: float = 0.0
+    slurm: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def ready(lab: Pair) -> Iterator[None]:
+    """ctl has the active vhpcd and the slurmctld that works; afterwards all is up again."""
+    lab.up()
+    for host in CONTROLLERS[::-1] * 2:
+        if lab.active() == "ctl":
+            break
+        lab.service(host, "restart", "vhpcd")
+        time.sleep(3)
+    until(lambda: lab.active() == "ctl", "ctl to be active", 60)
+    until(
+        lambda: "Slurmctld(primary) at ctl is UP" in lab.run("login", "scontrol", "ping", check=False).out,
+        "the primary slurmctld",
+        120,
+    )
+    lab.all_idle()
+    yield
+    lab.up()
+
+
+def submitted(lab: Pair) -> Job:
+    """A job with a network of its own, as soon as a slurmctld takes it."""
+    return lab.submit(RUNS, "--mem=600", "--vhpc-network=job", "-N2", "--ntasks-per-node=1")
+
+
+def measured(lab: Pair, began: float) -> tuple[Job, Times]:
+    """A job submitted now, when it has its lease; and how long that took since the fault."""
+    times = Times()
+
+    def ask_slurm() -> None:
+        while lab.run("login", "squeue", check=False).code != 0:
+            time.sleep(0.1)
+        times.slurm = time.monotonic() - began
+
+    asking = threading.Thread(target=ask_slurm)
+    asking.start()
+    job = submitted(lab)
+    until(lambda: lab.state_of_lease(job) == "ready", f"a lease of job {job.id}", 240)
+    times.lease = time.monotonic() - began
+    asking.join(120)
+    return job, times
+
+
+def started(lab: Pair) -> tuple[Job, Job]:
+    """A job that runs, and one that will end when the fault has happened; both in their guests."""
+    jobs = tuple(lab.submit(RUNS, "--mem=600", "-w", node) for node in ("n1", "n2"))
+    for job in jobs:
+        present = ("test", "-e", f"/home/alice/go-{job.id}")
+        until(lambda: lab.run("login", *present, check=False).code == 0, "a start", 240)  # noqa: B023
+    return jobs[0], jobs[1]
+
+
+def end(lab: Pair, job: Job) -> None:
+    lab.run("login", "touch", f"end-{job.id}", user="alice")
+
+
+def through(lab: Pair, fault: Callable[[], object], heal: Callable[[], object], name: str) -> Times:
+    """A fault while a job runs, one ends and one starts; returns how long the start took."""
+    runs, ends = started(lab)
+    began = time.monotonic()
+    fault()
+    end(lab, ends)
+    starts, times = measured(lab, began)
+    heal()
+    for job in (runs, starts):
+        end(lab, job)
+    for job in (runs, ends, starts):
+        assert job.wait(timeout=400) == "COMPLETED", job.told()
+        assert job.output() == "whole\n", job.told()
+    assert [job.show()["Restarts"] for job in (runs, ends)] == ["0", "0"]
+    lab.quiet(300)
+    until(
+        lambda: {state for (state,) in lab.rows("SELECT state FROM lease")} == {"released"}, "releases", 120
+    )
+    numbers = lab.rows("SELECT vni, count(*) FROM segment GROUP BY vni HAVING count(*) > 1")
+    assert numbers == []
+    print(f"\n{name}: lease {times.lease:.1f} s, Slurm {times.slurm:.1f} s")
+    return times
+
+
+@pytest.mark.usefixtures("ready")
+def test_kill_9_of_the_active_vhpcd(lab: Pair) -> None:
+    times = through(lab, lambda: lab.service("ctl", "kill", "vhpcd"), lab.up, "vhpcd killed")
+    assert times.lease < SLURMCTLD_TIMEOUT_S + MORE_S
+
+
+@pytest.mark.usefixtures("ready")
+def test_kill_9_of_slurmctld(lab: Pair) -> None:
+    times = through(lab, lambda: lab.service("ctl", "kill", "slurmctld"), lab.up, "slurmctld killed")
+    assert times.lease < times.slurm + MORE_S
+
+
+@pytest.mark.usefixtures("ready")
+def test_kill_9_of_both(lab: Pair) -> None:
+    def kill() -> None:
+        lab.service("ctl", "kill", "slurmctld")
+        lab.service("ctl", "kill", "vhpcd")
+
+    times = through(lab, kill, lab.up, "both killed")
+    assert times.lease < times.slurm + MORE_S
+
+
+@pytest.mark.usefixtures("ready")
+def test_power_cut_of_the_controller(lab: Pair) -> None:
+    def cut() -> None:
+        subprocess.run([VLAB, "poweroff", "ctl"], check=True, capture_output=True, timeout=60)
+
+    times = through(lab, cut, lab.up, "host power cut")
+    assert times.lease < times.slurm + MORE_S
+
+
+@pytest.mark.usefixtures("ready")
+def test_a_frozen_vhpcd_that_thaws(lab: Pair) -> None:
+    def thaw() -> None:
+        assert lab.active() == "ctl2"
+        before = log(lab).count("listens as a standby")
+        lab.signal_vhpcd("ctl", "CONT")
+        until(lambda: log(lab).count("listens as a standby") == before + 1, "a standby", 60)
+        assert lab.active() == "ctl2"
+
+    times = through(lab, lambda: lab.signal_vhpcd("ctl", "STOP"), thaw, "vhpcd frozen and thawed")
+    assert times.lease < SLURMCTLD_TIMEOUT_S + MORE_S
+
+
+def log(lab: Pair) -> str:
+    return lab.on("ctl", "cat", "/var/log/vlab/vhpcd.log").out
+
+
+@pytest.mark.usefixtures("ready")
+def test_controllers_that_are_cut_from_each_other(lab: Pair) -> None:
+    times = through(
+        lab,
+        lambda: lab.cut("ctl", "ctl2"),
+        lambda: lab.join("ctl", "ctl2"),
+        "controllers cut from each other",
+    )
+    assert lab.active() == "ctl"
+    assert times.lease < SLURMCTLD_TIMEOUT_S + MORE_S
+
+
+@pytest.mark.usefixtures("ready")
+def test_the_active_vhpcd_is_cut_from_the_database(lab: Pair) -> None:
+    times = through(
+        lab, lambda: lab.cut("db", "ctl"), lambda: lab.join("db", "ctl"), "active vhpcd cut from the database"
+    )
+    assert times.lease < SLURMCTLD_TIMEOUT_S + MORE_S
+
+
+@pytest.mark.usefixtures("ready")
+def test_the_database_is_away_for_a_minute(lab: Pair) -> None:
+    """What is submitted meanwhile starts later; what runs goes on, what ends is released afterwards."""
+    runs, ends = started(lab)
+    lab.service(DATABASE, "kill", "mariadbd")
+    end(lab, ends)
+    early = submitted(lab)
+    time.sleep(OUTAGE_S)
+    lab.service(DATABASE, "start", "mariadbd")
+    began = time.monotonic()
+    holders = until_active(lab)
+    active_s = time.monotonic() - began
+    late, times = measured(lab, began)
+    for job in (runs, early, late):
+        end(lab, job)
+    lab.run("ctl", "scontrol", "update", f"JobId={early.id}", "StartTime=now", check=False)
+    for job in (runs, ends, early, late):
+        assert job.wait(timeout=400) == "COMPLETED", job.told()
+        assert job.output().endswith("whole\n"), job.told()
+    until(
+        lambda: {state for (state,) in lab.rows("SELECT state FROM lease")} == {"released"}, "releases", 120
+    )
+    print(f"\ndatabase away: active {active_s:.1f} s after its return ({holders}), lease {times.lease:.1f} s")
+
+
+def until_active(lab: Pair) -> str:
+    """Wait until a vhpcd has changed the database after its return."""
+    first: list[list[list[str]]] = []
+
+    def changed() -> bool:
+        rows = lab.rows("SELECT epoch, serial, holder FROM vhpc_writer")
+        if rows and not first:
+            first.append(rows)
+        return bool(rows) and rows != first[0]
+
+    until(changed, "an active vhpcd", 60)
+    return re.sub(r"\s+", " ", str(lab.rows("SELECT holder FROM vhpc_writer")))

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several vhpcd processes at one database: killed, frozen and thawed, cut off; and their clients."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import mariadb_server
+import msgspec
+import pytest
+from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop, wait_for
+from mariadb_server import Proxy, shared
+from vhpcd_process import Vhpcd, make
+
+from vhpc_slurm.cli.checks import CheckResult, Level, services
+from vhpc_slurm.cli.settings import toml
+from vhpc_slurm.config import Config, Paths, load
+from vhpc_slurm.config.controller import Controller as Settings
+from vhpc_slurm.config.database import Database
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.epochs import Epochs
+from vhpc_slurm.controller.store.writership import TAKEOVER_S
+from vhpc_slurm.errors import FabricError
+from vhpc_slurm.model import Lease
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT),
+    pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: each vhpcd gets a host name of its own"),
+]
+
+
+class Controller:
+    """A vhpcd of a pair: host 127.0.0.2 or 127.0.0.3, with its own way to the database."""
+
+    def __init__(self, vhpcd: Vhpcd, name: str, proxy: Proxy) -> None:
+        self.vhpcd, self.name, self.proxy = vhpcd, name, proxy
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def log(self) -> str:
+        return self.vhpcd.log
+
+    def start(self) -> Controller:
+        with (self.vhpcd.folder / "log").open("a") as log:
+            command = self.vhpcd.command()
+            named = ["unshare", "--uts", "sh", "-c", f'hostname {self.name} && exec "$@"', "sh", *command]
+            self.process = subprocess.Popen(
+                named, stderr=log, text=True, env=self.vhpcd.own_environment(), cwd=self.vhpcd.folder
+            )
+        process = self.process
+        wait_for(lambda: "listens as a standby" in self.log or process.poll() is not None, "no vhpcd")
+        assert process.poll() is None, self.log
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+    def cut(self, *, off: bool) -> None:
+        """Cut it from the database, or connect it again."""
+        self.proxy.refuses, self.proxy.before = off, lambda _data: off
+
+    def times_active(self) -> int:
+        return self.log.count("vhpcd is active, with epoch")
+
+    def end(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            stop(self.process)
+
+
+class Pair:
+    """Two vhpcd of one cluster, and clients with a state folder of a node's."""
+
+    def __init__(self, first: Controller, second: Controller, config: Config) -> None:
+        self.first, self.second, self.config = first, second, config
+        self.job = 0
+
+    @property
+    def client(self) -> ControllerClient:
+        return ControllerClient(self.config)
+
+    def open(self) -> Lease:
+        """A new job's lease."""
+        self.job += 1
+        return self.client.open_generation(request(self.job), allocation())
+
+    def jobs(self) -> list[int]:
+        return sorted(one.lease.generation.job_id for one in self.client.leases())
+
+
+def proxied(folder: Path) -> Proxy:
+    folder.mkdir()
+    return Proxy(folder, shared().socket)
+
+
+@pytest.fixture
+def pair(tmp_path: Path, daemon: Munged, run_dir: str) -> Iterator[Pair]:
+    database = shared().database(timeout_s=2)
+    made: list[Controller] = []
+    port = 0
+    for number, name in ((2, "first"), (3, "second")):
+        folder = tmp_path / name
+        folder.mkdir()
+        proxy = proxied(Path(run_dir) / name)
+        own: Database = msgspec.structs.replace(database, socket=str(proxy.path))
+        vhpcd = make(folder, daemon, database=own, request_timeout_s=5)
+        # Connections to 127.0.0.2 come from 127.0.0.1, as from another host.
+        (folder / "sinfo.out").write_text("n1|127.0.0.1|127.0.0.1\n")
+        (folder / "scontrol.out").write_text("SlurmctldHost[0] = here(127.0.0.1)\n")
+        port = port or vhpcd.config.controller.port
+        settings = msgspec.structs.replace(
+            vhpcd.config.controller,
+            host="127.0.0.2",
+            backup_hosts=("127.0.0.3",),
+            listen=f"127.0.0.{number}",
+            port=port,
+        )
+        text = (folder / "vhpc.toml").read_text()
+        head = text.index("[controller]"), text.index("[images]")
+        lines = [f"{key} = {toml(value)}" for key, value in msgspec.structs.asdict(settings).items()]
+        (folder / "vhpc.toml").write_text("\n".join(["[controller]", *lines, ""]) + text[head[1] :])
+        vhpcd.config = load(folder / "vhpc.toml")
+        made.append(Controller(vhpcd, name, proxy))
+    state = tmp_path / "node"
+    state.mkdir()
+    config = msgspec.structs.replace(made[0].vhpcd.config, paths=Paths(state=str(state)))
+    made[0].start()
+    wait_for(lambda: made[0].times_active() == 1, "the first vhpcd is not active")
+    made[1].start()
+    yield Pair(made[0], made[1], config)
+    for one in made:
+        one.end()
+        one.proxy.close()
+
+
+def test_one_is_active_and_the_other_says_that_it_is_a_standby(pair: Pair) -> None:
+    pair.open()
+    wait_for(
+        lambda: "on first is the active vhpcd" in pair.second.log,
+        "the standby does not know the active vhpcd",
+    )
+    with pytest.raises(
+        FabricError, match=r"vhpcd on second is a standby: process \d+ on first is the active"
+    ):
+        ControllerClient(pair.config, host="127.0.0.3").status()
+    assert pair.jobs() == [1]
+
+
+def test_doctor_names_the_active_vhpcd_and_those_that_cannot_take_over(pair: Pair) -> None:
+    def found() -> CheckResult:
+        (one,) = [one for one in services.vhpcd(pair.config, listener=True) if one.check == "vhpcd.standby"]
+        return one
+
+    assert found().level is Level.OK
+    assert "127.0.0.2 is active, standbys: 127.0.0.3" in found().what
+    pair.second.kill()
+    assert found().level is Level.ERROR
+    assert "127.0.0.3 cannot take over" in found().what
+
+
+def test_several_vhpcd_need_a_database_server() -> None:
+    with pytest.raises(ValueError, match=r"backup_hosts needs database\.engine"):
+        Config(controller=Settings(backup_hosts=("ctl2",)))
+
+
+def test_after_kill_9_the_standby_takes_over(pair: Pair) -> None:
+    pair.open()
+    pair.first.kill()
+    pair.open()
+    assert pair.second.times_active() == 1
+    assert pair.jobs() == [1, 2]
+
+
+def test_a_restarted_vhpcd_goes_on_at_once(pair: Pair) -> None:
+    pair.open()
+    pair.first.kill()
+    pair.first.start()
+    wait_for(lambda: pair.first.times_active() == 2, "it waits")
+    assert pair.second.times_active() == 0
+    assert pair.jobs() == [1]
+
+
+def test_a_vhpcd_that_is_stopped_hands_over_at_once(pair: Pair) -> None:
+    pair.open()
+    assert pair.first.process is not None
+    assert stop(pair.first.process) == 0
+    wait_for(lambda: pair.second.times_active() == 1, "it waits")
+    pair.open()
+    assert pair.jobs() == [1, 2]
+
+
+def test_a_frozen_vhpcd_that_thaws_becomes_a_standby_and_changes_nothing(pair: Pair) -> None:
+    pair.open()
+    pair.first.signal(signal.SIGSTOP)
+    pair.open()
+    pair.first.signal(signal.SIGCONT)
+    wait_for(lambda: pair.first.log.count("listens as a standby") == 2, "it goes on")
+    assert "this vhpcd is no longer the active one" in pair.first.log
+    pair.open()
+    assert pair.first.times_active() == pair.second.times_active() == 1
+    assert pair.jobs() == [1, 2, 3]
+    assert pair.first.process is not None
+    assert pair.first.process.poll() is None, "the process goes on"
+
+
+def test_an_answer_of_a_thawed_vhpcd_never_counts(pair: Pair) -> None:
+    """Requests that wait in its connections are answered by the thaw, if at all."""
+    pair.open()
+    outcomes: list[str] = []
+
+    def ask() -> None:
+        try:
+            ControllerClient(pair.config, host="127.0.0.2").open_generation(request(99), allocation())
+            outcomes.append("answered")
+        except FabricError as err:
+            outcomes.append(err.line())
+
+    pair.first.signal(signal.SIGSTOP)
+    asking = [threading.Thread(target=ask) for _ in range(8)]
+    for one in asking:
+        one.start()
+    wait_for(lambda: pair.second.times_active() == 1, "no takeover")
+    pair.first.signal(signal.SIGCONT)
+    for one in asking:
+        one.join(60)
+    assert "answered" not in outcomes
+    assert len(outcomes) == len(asking)
+    assert pair.jobs() == [1]
+
+
+def test_one_cut_from_the_database_ends_its_service_before_another_begins(pair: Pair) -> None:
+    pair.open()
+    pair.first.cut(off=True)
+    wait_for(lambda: "no longer the active one" in pair.first.log, "it goes on")
+    assert pair.second.times_active() == 0
+    pair.open()
+    pair.first.cut(off=False)
+    pair.open()
+    assert pair.first.times_active() == 1
+    assert pair.jobs() == [1, 2, 3]
+
+
+def test_a_database_that_returns_after_a_long_time_is_used_at_once(pair: Pair) -> None:
+    pair.open()
+    pair.first.cut(off=True)
+    pair.second.cut(off=True)
+    time.sleep(TAKEOVER_S + 4.0)
+    pair.first.cut(off=False)
+    pair.second.cut(off=False)
+    wait_for(lambda: pair.first.times_active() + pair.second.times_active() == 2, "it waits")
+    pair.open()
+    assert pair.jobs() == [1, 2]
+
+
+def test_starts_while_vhpcd_is_frozen_again_and_again_get_one_lease_each(pair: Pair) -> None:
+    leases: dict[int, Lease] = {}
+
+    def start(first: int) -> None:
+        for job in range(first, first + 6):
+            leases[job] = pair.client.open_generation(request(job), allocation())
+
+    starting = [threading.Thread(target=start, args=(100 * number,)) for number in range(1, 5)]
+    for one in starting:
+        one.start()
+    for victim in (pair.first, pair.second):
+        victim.signal(signal.SIGSTOP)
+        other = pair.second if victim is pair.first else pair.first
+        before = other.times_active()
+        wait_for(lambda: other.times_active() > before, "no takeover")  # noqa: B023 - called at once
+        victim.signal(signal.SIGCONT)
+        wait_for(lambda: victim.log.count("as a standby") >= 2, "it goes on")  # noqa: B023
+    for one in starting:
+        one.join(120)
+    assert len(leases) == 24
+    assert pair.jobs() == sorted(leases)
+
+
+def test_a_node_remembers_the_highest_epoch_and_refuses_lower_ones(pair: Pair) -> None:
+    pair.open()
+    kept = Path(pair.config.paths.state) / "vhpcd-epoch"
+    epoch = int(kept.read_text())
+    assert f"epoch {epoch}" in pair.first.log
+    kept.write_text(f"{epoch + 1}\n")
+    quick = msgspec.structs.replace(
+        pair.config, controller=msgspec.structs.replace(pair.config.controller, request_timeout_s=1)
+    )
+    with suppress_failover_patience(), pytest.raises(FabricError, match=f"answered with epoch {epoch}, and"):
+        ControllerClient(quick).status()
+
+
+class suppress_failover_patience:  # noqa: N801 - used like contextlib.suppress
+    """Clients give up soon."""
+
+    def __enter__(self) -> None:
+        from vhpc_slurm.controller import client
+
+        self._was, client.FAILOVER_S = client.FAILOVER_S, 1.0
+
+    def __exit__(self, *_: object) -> None:
+        from vhpc_slurm.controller import client
+
+        client.FAILOVER_S = self._was
+
+
+def test_epochs_are_kept_for_the_next_process(tmp_path: Path) -> None:
+    one = Epochs(tmp_path)
+    assert one.accept(5)
+    assert one.accept(5)
+    other = Epochs(tmp_path)
+    assert not other.accept(4)
+    assert other.accept(7)
+    assert not one.accept(6)
+    (tmp_path / "vhpcd-epoch").write_text("damaged")
+    with suppress(OSError):
+        assert Epochs(tmp_path).accept(3)
+
+
+def test_without_the_folder_an_epoch_counts_for_the_process(tmp_path: Path) -> None:
+    one = Epochs(tmp_path / "missing")
+    assert one.accept(5)
+    assert not one.accept(4)
