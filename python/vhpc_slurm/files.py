@@ -7,12 +7,19 @@ closed, so also when its holder is killed.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _POLL_S = 0.02
+_KEEP_SIZE = 1
+"""FALLOC_FL_KEEP_SIZE of fallocate(2): blocks are reserved beyond the end of the file."""
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def write_beside(path: Path, new: Path, data: bytes, mode: int = 0o600) -> None:
@@ -59,6 +66,30 @@ def _sync(path: Path, flags: int) -> None:
         os.close(fd)
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a file system, or a quota, had no space for what should be written."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def reserve(fd: int, size: int) -> bool:
+    """Reserve the blocks of a file up to ``size`` bytes; the file's size stays (fallocate(2), KEEP_SIZE).
+
+    False: its file system cannot reserve blocks (NFS, for example).
+
+    Raises:
+        OSError: there is no space for them; some may be reserved.
+    """
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    while fallocate(fd, _KEEP_SIZE, 0, size) != 0:
+        code = ctypes.get_errno()
+        if code in _CANNOT_RESERVE:
+            return False
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+    return True
+
+
 def open_lock(path: Path) -> int:
     """Open a lock file of root's, and create it if it is missing; the descriptor is not locked yet."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -81,6 +112,16 @@ def lock(fd: int, timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float) -> Iterator[bool]:
+    """Hold the lock of a file, which is made if it is missing; gets False if another process keeps it."""
+    fd = open_lock(path)
+    try:
+        yield lock(fd, timeout_s)
+    finally:
+        os.close(fd)
 
 
 def is_locked(path: Path) -> bool:

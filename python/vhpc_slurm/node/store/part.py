@@ -12,6 +12,7 @@ process was killed, or what a power cut left.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from vhpc_slurm import chunks
+from vhpc_slurm import chunks, files
 from vhpc_slurm.model import Blob
 
 PLAIN = 1 << 20
@@ -49,6 +50,7 @@ class Part:
         self.path, self._blob, self._hashes = path, blob, hashes
         self._unit = blob.chunk_size if hashes else PLAIN
         self._waiting = bytearray()
+        self._reserved = False
         self._open()
 
     def _open(self) -> None:
@@ -71,6 +73,9 @@ class Part:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the file, which stays for the next copy, unless it is empty or the disk has failed."""
+        if error is not None and self._reserved:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size)  # gives back what is reserved beyond
         os.close(self._fd)
         if isinstance(error, OSError) or (error is not None and self.size == 0):
             self.path.unlink(missing_ok=True)
@@ -86,7 +91,22 @@ class Part:
             self.size += len(data)
             yield
         self.resumed = self.size
-        os.ftruncate(self._fd, self.size)
+        if there > self.size:
+            os.ftruncate(self._fd, self.size)
+            self._reserve_again()
+
+    def allocated(self) -> int:
+        """Bytes that the file has on its file system, also those that are only reserved."""
+        return os.fstat(self._fd).st_blocks * 512
+
+    def reserve(self) -> None:
+        """Reserve the space of the whole blob, if the file system can; OSError if there is too little."""
+        self._reserved = True
+        files.reserve(self._fd, self._blob.size)
+
+    def _reserve_again(self) -> None:
+        if self._reserved:
+            self.reserve()
 
     @property
     def wanted(self) -> int:
@@ -148,6 +168,7 @@ class Part:
         os.close(self._fd)
         self.path.unlink(missing_ok=True)
         self._open()
+        self._reserve_again()
 
     def finish(self, final: Path) -> None:
         """Give the file its name, durably; the caller has compared the digest."""
