@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,10 @@ from pathlib import Path
 _POLL_S = 0.02
 _KEEP_SIZE = 1
 """FALLOC_FL_KEEP_SIZE of fallocate(2): blocks are reserved beyond the end of the file."""
+_FICLONE = 0x40049409
+"""ioctl_ficlone(2): the target gets the source's blocks, which are shared until one of both is written to."""
+_CANNOT_SHARE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY, errno.EXDEV, errno.EPERM)
+_AT_ONCE = 1 << 30
 _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -88,6 +93,58 @@ def reserve(fd: int, size: int) -> bool:
         if code != errno.EINTR:
             raise OSError(code, os.strerror(code))
     return True
+
+
+def share_blocks(source: int, target: int) -> bool:
+    """Let a file have the content of another one without a copy of its blocks (reflink).
+
+    False: the file system cannot (ext4, tmpfs), or the files are on two; the target is unchanged.
+
+    Raises:
+        OSError: the source cannot be read, or there is no space.
+    """
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as err:
+        if err.errno in _CANNOT_SHARE:
+            return False
+        raise
+    return True
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a regular file's content to a new file, or share its blocks.
+
+    Raises:
+        OSError: the source cannot be read, or the target exists or cannot be written; a new one is removed.
+    """
+    fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(source))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        new = os.open(target, flags, 0o644)
+        try:
+            if not share_blocks(fd, new):
+                _copy_bytes(fd, new)
+        except OSError:
+            target.unlink()
+            raise
+        finally:
+            os.close(new)
+    finally:
+        os.close(fd)
+
+
+def _copy_bytes(source: int, target: int) -> None:
+    try:
+        while os.copy_file_range(source, target, _AT_ONCE):
+            pass
+    except OSError as err:
+        if err.errno not in _CANNOT_SHARE:
+            raise
+    while os.sendfile(target, source, None, _AT_ONCE):  # the rest: on two file systems all of it
+        pass
 
 
 def open_lock(path: Path) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -183,7 +182,7 @@ def copy_blob(source: Path, catalog: Path, blob: Blob, target: Path) -> bool:
         verify_blob(catalog, blob, blob.file)
     except VhpcError:
         with changing(catalog):
-            shutil.copyfile(blob_path(source, blob), target)
+            files.copy(blob_path(source, blob), target)
         found = digest_of(target)
         if (found.sha256, found.size) != (blob.sha256, blob.size):
             why = f"its {blob.file} is sha256:{found.sha256} instead of sha256:{blob.sha256}"

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import logging
 import os
-import shutil
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
@@ -38,6 +37,8 @@ from vhpc_slurm.node.store.room import Room, cannot_store
 
 log = logging.getLogger("vhpc")
 CHECK_S = 2.0
+RUN_FREE = 16 << 20
+"""Bytes of paths.run that kernels and initrds leave free."""
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,51 @@ def stage(
 
 
 def private_copies(image: StagedImage, folder: Path) -> tuple[Path, Path]:
-    """Copies of kernel and initrd for one guest.
+    """Copies of kernel and initrd for one guest, which exist until its QEMU has read them.
 
-    libvirt changes the owner of both to the uid of the guest's QEMU, so other
-    guests must not boot from the same files.
+    libvirt changes the owner of both to the uid of the guest's QEMU, so other guests must not boot from
+    the same files, and a hard link will not do.  Users choose their sizes: a folder that has no room for
+    them is not the node's fault.
 
     Raises:
+        UserError: they are larger than the folder's file system.
+        FabricError: there is no room now.
         NodeError: they cannot be written.
     """
     kernel, initrd = folder / "kernel", folder / "initrd"
     try:
-        shutil.copyfile(image.kernel, kernel)
-        shutil.copyfile(image.initrd, initrd)
+        size = image.kernel.stat().st_size + image.initrd.stat().st_size
+        _check_room(folder, size)
+        files.copy(image.kernel, kernel)
+        files.copy(image.initrd, initrd)
     except OSError as err:
-        raise NodeError(f"cannot write {folder}", str(err), "free space in paths.run") from err
+        kernel.unlink(missing_ok=True)
+        if files.is_full(err):
+            raise _no_room(size, folder, err.strerror or str(err)) from err
+        raise NodeError(f"cannot write {folder}", str(err), "check the file system of paths.run") from err
     return kernel, initrd
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Leave some space for the journals and sockets of jobs, and for the host's daemons (/run)."""
+    space = os.statvfs(folder)
+    capacity, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    if size + RUN_FREE > capacity:
+        raise UserError(
+            "kernel and initrd of the image are too large for this node",
+            f"they have {size >> 20} MiB, and the file system of {folder} {capacity >> 20} MiB",
+            "use an image with a smaller initrd",
+        )
+    if size + RUN_FREE > free:
+        raise _no_room(size, folder, f"{free >> 20} MiB are free")
+
+
+def _no_room(size: int, folder: Path, why: str) -> FabricError:
+    return FabricError(
+        f"there is no room in {folder} for kernel and initrd of a guest ({size >> 20} MiB)",
+        why,
+        "it is tried again; other jobs need such space only until their guests have started",
+    )
 
 
 def is_stored(layout: Layout, image: ImageIdentity) -> bool:
@@ -247,8 +278,18 @@ class _Copies:
         )
         with Part(offers.part_of(final), blob, hashes) as part:
             self._room.reserve(blob, part)
+            self._share(blob, part)
             yield from copy.run(part, final)
-            self.copied += blob.size - part.resumed
+            self.copied += blob.size - (0 if part.shared else part.resumed)
+
+    def _share(self, blob: Blob, part: Part) -> None:
+        """Share the blocks of the catalogue's file, if both are on one file system that can."""
+        if self._account is None:  # root opens no file of a user
+            with (
+                contextlib.suppress(UserError),
+                self._source(blob, 0) as source,
+            ):  # the copy says what is wrong
+                part.share(source.fd)
 
     def _source(self, blob: Blob, start: int) -> contextlib.AbstractContextManager[Source]:
         path = self._catalog / blob.sha256

@@ -36,7 +36,8 @@ class Part:
 
     Attributes:
         size: bytes in the file.
-        resumed: how many of them an earlier copy left.
+        resumed: how many of them an earlier copy left, or ``share`` took over.
+        shared: whether ``share`` took them over.
     """
 
     def __init__(self, path: Path, blob: Blob, hashes: bytes = b"") -> None:
@@ -54,7 +55,7 @@ class Part:
         self._open()
 
     def _open(self) -> None:
-        self.size, self.resumed = 0, 0
+        self.size, self.resumed, self.shared = 0, 0, False
         self._digest = hashlib.sha256()
         self._waiting.clear()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -103,6 +104,11 @@ class Part:
         """Reserve the space of the whole blob, if the file system can; OSError if there is too little."""
         self._reserved = True
         files.reserve(self._fd, self._blob.size)
+
+    def share(self, source: int) -> None:
+        """Share the blocks of another file, if the file system can; ``resume`` verifies them."""
+        if os.fstat(self._fd).st_size == 0:
+            self.shared = files.share_blocks(source, self._fd)
 
     def _reserve_again(self) -> None:
         if self._reserved:
