@@ -10,14 +10,17 @@ import hashlib
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from node_rig import GENERATION, node_layout, publish
 from stepd import needs_root
 
 from vhpc_slurm import files
+from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.node.store import images, pins, room
@@ -129,6 +132,44 @@ def test_an_image_whose_files_fit_one_by_one_only_fails_its_job(layout: Layout, 
     with pytest.raises(UserError, match=r"too large for this node: its files have 36 MiB, .* store 36 MiB"):
         stage(layout, image)
     assert not list(store.glob("blobs/sha256/.*.part"))
+
+
+def limited(layout: Layout, **limits: int) -> Layout:
+    raw = msgspec.to_builtins(layout.config)
+    raw["images"] |= limits
+    return Layout(msgspec.convert(raw, Config))
+
+
+def test_a_store_has_at_most_the_size_that_the_site_sets(layout: Layout) -> None:
+    """On a file system with more space: the least recently used image goes, one that a job uses stays."""
+    layout = limited(layout, store_max_mib=50)
+    used, old, older, new = (image_of(layout, 15 * MIB, fill) for fill in (b"1", b"2", b"3", b"4"))
+    room.pin(layout, used, GENERATION)
+    for age, image in ((300, used), (200, older), (100, old)):
+        staged = stage(layout, image)
+        os.utime(staged.root, (time.time() - age,) * 2)
+    assert 45 * MIB <= room.used_of(layout) <= 50 * MIB
+    stage(layout, new)
+    folder = Path(layout.config.images.store) / "blobs/sha256"
+    there = [(folder / image.manifest.root.sha256).exists() for image in (used, older, old, new)]
+    assert there == [True, False, True, True]
+    assert room.used_of(layout) <= 50 * MIB
+    room.pin(layout, new, "43.0.0123abcd")
+    room.pin(layout, old, "44.0.0123abcd")
+    with pytest.raises(FabricError, match=r"needs 15 MiB, [345] MiB are free"):
+        stage(layout, older)
+    with pytest.raises(UserError, match="its files have 51 MiB, the node's image store 50 MiB"):
+        stage(layout, image_of(layout, 51 * MIB, b"5"))
+
+
+@needs_root
+def test_the_space_that_the_site_keeps_is_not_for_images(layout: Layout, store: Path) -> None:
+    """Of 100 MiB."""
+    image = image_of(layout, 30 * MIB, b"1")
+    with pytest.raises(UserError, match=r"too large for this node: its files have 30 MiB, .* 20 MiB"):
+        stage(limited(layout, store_keep_free_mib=80), image)
+    assert stage(limited(layout, store_keep_free_mib=60), image).root.exists()
+    assert os.statvfs(store).f_bavail * os.statvfs(store).f_frsize >= 60 * MIB
 
 
 @needs_root

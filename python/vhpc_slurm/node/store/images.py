@@ -175,7 +175,7 @@ class _Copies:
             catalog = own_folder(layout.config.images.user_catalog, account.name)
         self._catalog = catalog / "blobs" / "sha256"
         self._folder = layout.blobs_of(owner)
-        self._room = Room(layout, image, self._folder)
+        self._room = Room(layout, image)
         self._identity = image
         self._timeout_s = layout.config.guests.stage_timeout_s
         self._paused = time.monotonic()

@@ -65,7 +65,7 @@ def unused(layout: Layout) -> list[Path]:
             return []
         used.update(named)
     found = []
-    for path in (path for folder in _folders(top) for path in _content(folder)):
+    for path in (path for folder in folders(top) for path in _content(folder)):
         with contextlib.suppress(FileNotFoundError):  # a copy of another job has removed it, or got its name
             if len(path.name) == 64 and path.name not in used:
                 found.append((path.stat().st_mtime, path))
@@ -82,7 +82,7 @@ def _content(folder: Path) -> list[Path]:
         return []
 
 
-def _folders(store: Path) -> list[Path]:
+def folders(store: Path) -> list[Path]:
     """Folders with blobs: of the site's images, and of users' own."""
     return [path for path in (store / "blobs/sha256", *sorted(store.glob("own/*/sha256"))) if path.is_dir()]
 

@@ -25,8 +25,7 @@ from vhpc_slurm.node.store import pins
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.part import Part
 
-KEEP_FREE = 64 << 20
-"""Bytes that a copy leaves free: journals may be on the same file system."""
+MIB = 1 << 20
 LOCK = ".room.lock"
 LOCK_TIMEOUT_S = 30.0
 """Removing blobs of many GiB takes seconds."""
@@ -35,8 +34,8 @@ LOCK_TIMEOUT_S = 30.0
 class Room:
     """Finds room for the blobs of one image."""
 
-    def __init__(self, layout: Layout, image: ImageIdentity, folder: Path) -> None:
-        self._layout, self._image, self._folder = layout, image, folder
+    def __init__(self, layout: Layout, image: ImageIdentity) -> None:
+        self._layout, self._image = layout, image
         self._own = {blob.sha256 for blob in with_list(image.manifest)}
         self._total = sum(blob.size for blob in with_list(image.manifest))
 
@@ -53,29 +52,64 @@ class Room:
             part.reserve()
 
     def _make_room(self, blob: Blob, part: Part) -> None:
-        if self._total > (capacity := self._capacity()):
+        if self._total > (capacity := capacity_of(self._layout)):
             why = f"its files have {self._total >> 20} MiB, the node's image store {capacity >> 20} MiB"
             raise UserError(
                 f"image {self._image.ref} is too large for this node", why, "make a smaller image"
             )
         wanted = max(0, blob.size - part.allocated())
-        for path in pins.unused(self._layout) if wanted > self._free() else ():
+        for path in pins.unused(self._layout) if wanted > free_of(self._layout) else ():
             if path == part.path or path.name in self._own:  # not pinned: its kernel, copied just now
                 continue
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
-            if wanted <= self._free():
+            if wanted <= free_of(self._layout):
                 break
-        if wanted > (free := self._free()):
+        if wanted > (free := free_of(self._layout)):
             raise no_room(self._image, f"its {blob.file} needs {wanted >> 20} MiB, {free >> 20} MiB are free")
 
-    def _capacity(self) -> int:
-        space = os.statvfs(self._folder)
-        return max(0, space.f_blocks * space.f_frsize - KEEP_FREE)
 
-    def _free(self) -> int:
-        space = os.statvfs(self._folder)
-        return max(0, space.f_bavail * space.f_frsize - KEEP_FREE)
+def capacity_of(layout: Layout) -> int:
+    """Bytes of images that this node's store can have, if its file system has nothing else; OSError."""
+    space = os.statvfs(layout.config.images.store)
+    return _limited(layout, space.f_blocks * space.f_frsize, 0)
+
+
+def free_of(layout: Layout) -> int:
+    """Bytes that further copies may have now, without the removal of others; OSError."""
+    space = os.statvfs(layout.config.images.store)
+    return _limited(layout, space.f_bavail * space.f_frsize, used_of(layout))
+
+
+def used_of(layout: Layout) -> int:
+    """Bytes that images have on this node, with the space that copies have reserved."""
+    return sum(
+        size_of(path) for folder in pins.folders(Path(layout.config.images.store)) for path in _in(folder)
+    )
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file on its file system; 0 if it is gone."""
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _in(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _limited(layout: Layout, space: int, used: int) -> int:
+    """The part of the space that is for images; journals may be on the same file system."""
+    images = layout.config.images
+    space -= images.store_keep_free_mib * MIB
+    if images.store_max_mib:
+        space = min(space, images.store_max_mib * MIB - used)
+    return max(0, space)
 
 
 def pin(layout: Layout, image: ImageIdentity, generation: str) -> None:
