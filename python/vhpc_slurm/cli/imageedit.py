@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.catalog import blobs, edit, read_signed, refs, resolve, verify_blob
+from vhpc_slurm.catalog import edit, read_signed, refs, resolve, verify_blob, with_list
 from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.cli import output
@@ -176,8 +176,11 @@ def _signature(path: Path) -> bytes:
 
 
 def _verify(catalog: Path, image: ImageIdentity, sound: set[tuple[str, int]]) -> None:
-    """UserError unless all blobs are as the manifest says; ``sound`` has those that were read before."""
-    for blob in blobs(image.manifest):
+    """UserError unless all blobs, also the root's chunk list, are as the manifest says.
+
+    ``sound`` has those that were read before.
+    """
+    for blob in with_list(image.manifest):
         if (blob.sha256, blob.size) not in sound:
             verify_blob(catalog, blob, str(image.ref))
             sound.add((blob.sha256, blob.size))
