@@ -16,6 +16,7 @@ import pytest
 from site_catalog import publish, whole
 
 from vhpc_slurm.catalog import edit, read_manifest, resolve
+from vhpc_slurm.catalog import publish as publishing
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.catalog.manifest import Manifest
 from vhpc_slurm.config.images import Images
@@ -328,3 +329,27 @@ def test_a_large_root_has_its_own_chunk_list_and_gc_keeps_it(site: Site) -> None
     assert resolve(site.own, ImageRef.parse("mine")).manifest.root.chunks == "", "one chunk needs no list"
     edit.collect(site.own, 0)
     assert not listed.exists()
+
+
+def test_a_kernel_that_gc_removes_during_an_import_is_missed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalogue had the kernel when the import looked, and no image with a name needed it."""
+    site.run("old")
+    edit.remove(site.own, ImageRef.parse("old"))
+    really, collected = publishing.publish, list[edit.Collection]()
+
+    def late(*arguments: Any) -> publishing.Published:
+        collected.append(edit.collect(site.own, 0.0))
+        return really(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(imports, "publish", late)
+        with pytest.raises(
+            UserError, match=r"own/mine.*: its kernel was removed from the catalogue meanwhile"
+        ):
+            site.run("own/mine")
+    assert hashlib.sha256(b"kernel").hexdigest() in {item.name for item in collected[0].removed}
+    assert whole(site.own) == []
+    site.run("own/mine")
+    assert whole(site.own) == ["mine:latest"]
