@@ -7,12 +7,24 @@ closed, so also when its holder is killed.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import errno
 import fcntl
 import os
+import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _POLL_S = 0.02
+_KEEP_SIZE = 1
+"""FALLOC_FL_KEEP_SIZE of fallocate(2): blocks are reserved beyond the end of the file."""
+_FICLONE = 0x40049409
+"""ioctl_ficlone(2): the target gets the source's blocks, which are shared until one of both is written to."""
+_CANNOT_SHARE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOTTY, errno.EXDEV, errno.EPERM)
+_AT_ONCE = 1 << 30
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 def write_beside(path: Path, new: Path, data: bytes, mode: int = 0o600) -> None:
@@ -59,6 +71,82 @@ def _sync(path: Path, flags: int) -> None:
         os.close(fd)
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a file system, or a quota, had no space for what should be written."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def reserve(fd: int, size: int) -> bool:
+    """Reserve the blocks of a file up to ``size`` bytes; the file's size stays (fallocate(2), KEEP_SIZE).
+
+    False: its file system cannot reserve blocks (NFS, for example).
+
+    Raises:
+        OSError: there is no space for them; some may be reserved.
+    """
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    while fallocate(fd, _KEEP_SIZE, 0, size) != 0:
+        code = ctypes.get_errno()
+        if code in _CANNOT_RESERVE:
+            return False
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+    return True
+
+
+def share_blocks(source: int, target: int) -> bool:
+    """Let a file have the content of another one without a copy of its blocks (reflink).
+
+    False: the file system cannot (ext4, tmpfs), or the files are on two; the target is unchanged.
+
+    Raises:
+        OSError: the source cannot be read, or there is no space.
+    """
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as err:
+        if err.errno in _CANNOT_SHARE:
+            return False
+        raise
+    return True
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a regular file's content to a new file, or share its blocks.
+
+    Raises:
+        OSError: the source cannot be read, or the target exists or cannot be written; a new one is removed.
+    """
+    fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(source))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        new = os.open(target, flags, 0o644)
+        try:
+            if not share_blocks(fd, new):
+                _copy_bytes(fd, new)
+        except OSError:
+            target.unlink()
+            raise
+        finally:
+            os.close(new)
+    finally:
+        os.close(fd)
+
+
+def _copy_bytes(source: int, target: int) -> None:
+    try:
+        while os.copy_file_range(source, target, _AT_ONCE):
+            pass
+    except OSError as err:
+        if err.errno not in _CANNOT_SHARE:
+            raise
+    while os.sendfile(target, source, None, _AT_ONCE):  # the rest: on two file systems all of it
+        pass
+
+
 def open_lock(path: Path) -> int:
     """Open a lock file of root's, and create it if it is missing; the descriptor is not locked yet."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -81,6 +169,16 @@ def lock(fd: int, timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float) -> Iterator[bool]:
+    """Hold the lock of a file, which is made if it is missing; gets False if another process keeps it."""
+    fd = open_lock(path)
+    try:
+        yield lock(fd, timeout_s)
+    finally:
+        os.close(fd)
 
 
 def is_locked(path: Path) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from site_catalog import publish
 from vhpc_command import Vhpc
 
 DATA = Path(__file__).parents[1] / "data/manifests"
@@ -84,6 +86,23 @@ def test_verify_reads_all_bytes_and_names_what_is_broken(vhpc: Vhpc) -> None:
     root.unlink()
     os.mkfifo(root)
     assert "not a regular file" in vhpc.json("image", "verify", "tiny:1", code=1)[0]["problem"]
+
+
+def test_verify_reads_the_chunk_list(vhpc: Vhpc) -> None:
+    catalog, data, size = vhpc.folder / "catalog", os.urandom(200_000), 1 << 16
+    hashes = b"".join(hashlib.sha256(data[at : at + size]).digest() for at in range(0, len(data), size))
+    listed = hashlib.sha256(hashes).hexdigest()
+    publish(catalog, "listed", data, chunks={"sha256": listed, "size": size})
+    path = catalog / "blobs/sha256" / listed
+    (row,) = vhpc.json("image", "verify", "listed", code=1)
+    assert row["problem"].startswith(
+        "image listed:latest is broken: chunk list of root: the catalogue has no blob"
+    )
+    path.write_bytes(hashes[:-1] + b"!")
+    (row,) = vhpc.json("image", "verify", "listed", code=1)
+    assert f"chunk list of root: expected sha256:{listed}" in row["problem"]
+    path.write_bytes(hashes)
+    assert vhpc.json("image", "verify", "listed")[0]["problem"] is None
 
 
 def test_gc_says_what_it_deletes_and_what_it_keeps(vhpc: Vhpc) -> None:

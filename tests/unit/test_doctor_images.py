@@ -7,11 +7,12 @@ import json
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from doctor_rig import executable
 from site_catalog import publish
 
-from vhpc_slurm.cli.checks import Level, images, peers
+from vhpc_slurm.cli.checks import Level, images, imagestore, peers
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 
@@ -104,3 +105,34 @@ def test_the_port_of_peers_is_tried_and_their_names_resolved() -> None:
     (_, unknown) = found(port, "{node}.invalid")
     assert unknown[0] is Level.ERROR
     assert "localhost.invalid of this node has no address" in unknown[1]
+
+
+def test_the_store_of_a_node_is_compared_with_the_largest_image(tmp_path: Path) -> None:
+    def found(**limits: int) -> tuple[Level, str]:
+        paths = {"catalog": str(tmp_path / "catalog"), "store": str(tmp_path / "store")}
+        one = imagestore.check(msgspec.convert({"images": {**paths, **limits}}, Config))
+        return one.level, one.what
+
+    publish(tmp_path / "catalog", "small", b"root")
+    publish(tmp_path / "catalog", "large", bytes(3 << 20))
+    level, text = found()
+    assert (level, text.partition(" does")[2]) == (Level.OK, " not exist yet: the first job makes it")
+    (tmp_path / "store/blobs/sha256").mkdir(parents=True)
+    level, text = found(store_max_mib=10)
+    assert (level, text) == (
+        Level.OK,
+        f"{tmp_path}/store may have 10 MiB of images, and has room for 10 MiB more",
+    )
+    level, text = found(store_max_mib=2)
+    assert level is Level.WARN
+    assert text.endswith("2 MiB more, but image large:latest has 3 MiB: its jobs fail here")
+    level, text = found(store_max_mib=1 << 32)
+    assert level is Level.WARN
+    assert text.endswith(f"less than images.store_max_mib = {1 << 32}")
+    (tmp_path / "store/blobs/sha256" / ("a" * 64)).write_bytes(bytes(9 << 20))
+    assert found(store_max_mib=10)[0] is Level.OK, "no job uses that file"
+    (tmp_path / "store/pins/b").mkdir(parents=True)
+    (tmp_path / "store/pins/b/1.0.0123abcd").write_text(f"{'a' * 64}\n" * 3)
+    level, text = found(store_max_mib=10)
+    assert level is Level.WARN
+    assert text.endswith("; jobs with image large:latest, 3 MiB, are requeued here until there is space")

@@ -27,7 +27,7 @@ from peers_rig import GENERATION, Lease, Node, PlainSeal, finish, lease, publish
 from stepd import needs_root
 
 from vhpc_slurm import rootport
-from vhpc_slurm.errors import NodeError
+from vhpc_slurm.errors import FabricError, NodeError
 from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.node.store import images
 from vhpc_slurm.node.store.peers import client, tree
@@ -313,7 +313,7 @@ def test_a_full_disk_ends_the_copy_and_leaves_no_part(
         image = publish(job.catalog, SIZE, CHUNK)
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", pwrite)
-            with pytest.raises(NodeError, match="No space left"):
+            with pytest.raises(FabricError, match=r"has no room for image .*No space left"):
                 job.stage(0, image)
         assert not list(job.nodes[0].store.glob(".*.part"))
         assert job.stage(0, image)["catalogue"] == SIZE

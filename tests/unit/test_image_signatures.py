@@ -306,6 +306,32 @@ def test_sign_and_verify_on_the_command_line(vhpc: Site, capsys: pytest.CaptureF
     ]
 
 
+def test_verify_judges_all_rules_that_may_apply(vhpc: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Account and QOS are not given: the lease would refuse jobs of an account that the rules name."""
+    with (vhpc.folder / "vhpc.toml").open("a") as file:
+        file.write(
+            '[[policy]]\nname = "course"\naccounts = ["course-*"]\nimages = ["debian-*"]\n'
+            '[[policy]]\nname = "night"\nqos = ["night"]\n'
+        )
+    assert main(["image", "verify", "base", "--for", "alice", "--partition", "main"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert line.split(maxsplit=3)[3] == (
+        "depends: permitted where rule 'night' or no rule applies; if account is course-*: "
+        "policy rule 'course' does not permit image base:latest: it permits debian-*"
+    )
+    known = ["image", "verify", "base", "--for", "alice", "--partition", "main", "--json", "--account"]
+    assert main([*known, "course-1"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["problem"] == "policy rule 'course' does not permit image base:latest: it permits debian-*"
+    assert main([*known, ""]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["rules"] == [
+        {"rule": "night", "condition": "QOS is night", "refusal": None},
+        {"rule": None, "condition": "", "refusal": None},
+    ]
+    assert main(["image", "verify", "base", "--account", "course-1"]) == 1, "the partition may be gpu or not"
+
+
 def test_a_signature_can_be_made_elsewhere(vhpc: Site, capsys: pytest.CaptureFixture[str]) -> None:
     path = vhpc.folder / "manifest.sig"
     path.write_bytes(signed(vhpc.key("ops"), vhpc.manifest))

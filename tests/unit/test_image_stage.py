@@ -32,7 +32,7 @@ from vhpc_slurm.cli.main import main
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
 from vhpc_slurm.node.store import copying as blob_copy
-from vhpc_slurm.node.store import images, part
+from vhpc_slurm.node.store import images, part, pins
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.slurm import noderuns
 from vhpc_slurm.slurm.noderuns import NodeRuns, Place
@@ -163,7 +163,7 @@ def test_stage_and_a_job_that_starts_copy_each_byte_once(
         f'[images]\ncatalog = "{site.folder}/catalog"\nstore = "{layout.config.images.store}"\n'
     )
     image = resolve(site.folder / "catalog", ImageRef.parse("base"))
-    images.pin(layout, image, GENERATION)
+    pins.pin(layout, image, GENERATION)
     copying = images.stage(layout, image)
     next(copying)
     command = subprocess.Popen(
@@ -176,9 +176,9 @@ def test_stage_and_a_job_that_starts_copy_each_byte_once(
     staged = finish(copying)
     out, _ = command.communicate(timeout=60)
     assert json.loads(out)["copied"] + staged.copied == BYTES
-    assert images.unused(layout) == [], "the job's pin is as before"
-    images.unpin(layout, image.digest, GENERATION)
-    assert len(images.unused(layout)) == 3
+    assert pins.unused(layout) == [], "the job's pin is as before"
+    pins.unpin(layout, image.digest, GENERATION)
+    assert len(pins.unused(layout)) == 3
 
 
 def finish(copying: Any) -> images.StagedImage:
@@ -192,17 +192,18 @@ def finish(copying: Any) -> images.StagedImage:
 
 @needs_root
 def test_a_full_store_does_not_take_the_images_own_kernel(layout: Layout) -> None:
-    """On a real file system of 100 MiB, of which 64 stay free: 10 and 30 MiB do not both have room."""
+    """On a real file system of 100 MiB, of which 64 stay free and 6 are of others."""
     store = Path(layout.config.images.store)
     store.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "none", str(store)], check=True)
     try:
-        image = with_sizes(layout, 10 << 20, 30 << 20)
+        (store / "of others").write_bytes(bytes(6 << 20))
+        image = with_sizes(layout, 10 << 20, 25 << 20)
         with pytest.raises(FabricError, match="no room"):
             finish(images.stage(layout, image))
         assert (store / "blobs/sha256" / image.manifest.kernel.sha256).exists()
-        small = with_sizes(layout, 10 << 20, 20 << 20)
-        assert finish(images.stage(layout, small)).copied == 20 << 20
+        small = with_sizes(layout, 10 << 20, 19 << 20)
+        assert finish(images.stage(layout, small)).copied == 19 << 20
         assert images.is_stored(layout, small)
         assert not images.is_stored(layout, image)
     finally:

@@ -21,7 +21,7 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
 from vhpc_slurm.node.host.accounts import Account
-from vhpc_slurm.node.store import blobsource, images
+from vhpc_slurm.node.store import blobsource, images, pins
 from vhpc_slurm.node.store.layout import Layout
 
 pytestmark = pytest.mark.skipif(
@@ -193,9 +193,9 @@ def _processes() -> list[str]:
 def test_a_full_store_removes_unused_own_images_too(top: Path, layout: Layout) -> None:
     publish(top, ALICE)
     staged = stage(layout, ALICE)
-    assert {path.name for path in images.unused(layout)} == {
+    assert {path.name for path in pins.unused(layout)} == {
         path.name for path in (staged.kernel, staged.initrd, staged.root)
     }
-    images.pin(layout, image(), "42.0.0123abcd")
-    assert images.unused(layout) == []
+    pins.pin(layout, image(), "42.0.0123abcd")
+    assert pins.unused(layout) == []
     assert time.time() - staged.root.stat().st_mtime < 600

@@ -16,6 +16,7 @@ import pytest
 from site_catalog import publish, whole
 
 from vhpc_slurm.catalog import edit, read_manifest, resolve
+from vhpc_slurm.catalog import publish as publishing
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.catalog.manifest import Manifest
 from vhpc_slurm.config.images import Images
@@ -328,3 +329,51 @@ def test_a_large_root_has_its_own_chunk_list_and_gc_keeps_it(site: Site) -> None
     assert resolve(site.own, ImageRef.parse("mine")).manifest.root.chunks == "", "one chunk needs no list"
     edit.collect(site.own, 0)
     assert not listed.exists()
+
+
+def test_the_same_source_has_the_same_digest_on_any_day(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def created() -> str:
+        manifest = read_manifest(site.own, resolve(site.own, ImageRef.parse("mine")).digest)
+        assert isinstance(manifest, Manifest)
+        return manifest.provenance.created
+
+    first = site.run().digest
+    assert created() == ""
+    edit.remove(site.own, ImageRef.parse("mine"))
+    monkeypatch.setattr("time.time", lambda: 4_000_000_000.0)
+    assert site.run().digest == first
+    site.result = {**GOOD, "created": "2026-11-23T03:24:56Z"}
+    edit.remove(site.own, ImageRef.parse("mine"))
+    assert site.run().digest != first
+    assert created() == "2026-11-23T03:24:56Z"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    edit.remove(site.own, ImageRef.parse("mine"))
+    site.run()
+    assert created() == "2023-11-14T22:13:20Z"
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
+    with pytest.raises(UserError, match="SOURCE_DATE_EPOCH is 'yesterday', seconds since 1970 are expected"):
+        site.run("other")
+
+
+def test_a_kernel_that_gc_removes_during_an_import_is_missed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalogue had the kernel when the import looked, and no image with a name needed it."""
+    site.run("old")
+    edit.remove(site.own, ImageRef.parse("old"))
+    really, collected = publishing.publish, list[edit.Collection]()
+
+    def late(*arguments: Any) -> publishing.Published:
+        collected.append(edit.collect(site.own, 0.0))
+        return really(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(imports, "publish", late)
+        with pytest.raises(
+            UserError, match=r"own/mine.*: its kernel was removed from the catalogue meanwhile"
+        ):
+            site.run("own/mine")
+    assert hashlib.sha256(b"kernel").hexdigest() in {item.name for item in collected[0].removed}
+    assert whole(site.own) == []
+    site.run("own/mine")
+    assert whole(site.own) == ["mine:latest"]

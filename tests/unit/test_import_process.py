@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.importing.process import put_files
+from vhpc_slurm.importing.process import created_of, put_files
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
 ECHO = "/usr/bin/printf"
@@ -55,3 +55,21 @@ def test_what_is_no_argument_is_refused(tmp_path: Path, text: str) -> None:
     for entrypoint, arguments in (([text], []), (["sh"], [text])):
         with pytest.raises(RefusedError, match="cannot be an argument"):
             script(tmp_path, entrypoint, arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("2024-05-01T10:11:12.123456789Z", "2024-05-01T10:11:12Z"),
+        ("2024-05-01T10:11:12+02:00", "2024-05-01T08:11:12Z"),
+        ("0001-01-01T00:00:00Z", ""),
+        ("1970-01-01T00:00:00Z", ""),
+        ("2024-05-01T10:11:12", ""),
+        ("9999-12-31T23:59:59-23:59", ""),
+        ("yesterday", ""),
+        (17, ""),
+        (None, ""),
+    ],
+)
+def test_the_time_of_a_container_is_utc_or_unknown(text: object, found: str) -> None:
+    assert created_of({"created": text}) == found

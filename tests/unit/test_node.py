@@ -23,7 +23,7 @@ from vhpc_slurm.hooks import common
 from vhpc_slurm.model import Generation, Share
 from vhpc_slurm.node.guest import shares
 from vhpc_slurm.node.host import process
-from vhpc_slurm.node.store import disks, images, joblock, journal, kinds, outbox, statefile, timeline, uids
+from vhpc_slurm.node.store import disks, joblock, journal, kinds, outbox, pins, statefile, timeline, uids
 from vhpc_slurm.node.store.journal import Journal
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import audit
@@ -105,7 +105,7 @@ def test_a_tombstone_is_of_one_generation(layout: Layout) -> None:
 def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
     uid = uids.allocate(layout, GENERATION, lambda _: None)
     layout.job(42).mkdir(parents=True)
-    images.pin(layout, publish(layout), GENERATION)
+    pins.pin(layout, publish(layout), GENERATION)
     layout.disks.mkdir()
     disk = disks.path(layout, Generation.parse(GENERATION), 0)
     disk.touch()
@@ -124,7 +124,7 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
         finding.repair()
     assert layout.job(42).is_dir()
     assert list(uids.allocated(layout)) == [(uid, GENERATION)]
-    assert len(list(images.pins(layout))) == 1
+    assert len(list(pins.pins(layout))) == 1
     assert disk.exists()
     journal.released(f"uid:{uid}")
     journal.remove()
@@ -132,7 +132,7 @@ def test_what_a_job_takes_beside_an_audit_is_no_orphan(layout: Layout) -> None:
         finding.repair()
     assert not layout.job(42).exists()
     assert list(uids.allocated(layout)) == []
-    assert list(images.pins(layout)) == []
+    assert list(pins.pins(layout)) == []
     assert [path.name for path in layout.disks.iterdir()] == ["lost+found"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,16 +19,16 @@ from vhpc_slurm.catalog.edit import append_signature
 from vhpc_slurm.catalog.folder import (
     CHUNK,
     blob_path,
-    blobs,
     identity,
     name_file,
     pointed_digest,
     read_manifest,
     verify_blob,
+    with_list,
 )
 from vhpc_slurm.catalog.manifest import Manifest, canonical, decode_whole
 from vhpc_slurm.errors import UserError, VhpcError
-from vhpc_slurm.model import Blob, ImageRef
+from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
 
 FOLDERS = ("blobs/sha256", "manifests/sha256", "names")
 
@@ -94,7 +93,8 @@ def publish(catalog: Path, ref: ImageRef, manifest: dict[str, Any], new: dict[st
     If the image under that name differs only in the time at which it was created, it stays.
 
     Raises:
-        UserError: the catalogue cannot be changed, or the manifest is not one that vhpc accepts.
+        UserError: the catalogue cannot be changed, the manifest is not one that vhpc accepts, or a
+            blob was removed meanwhile.
     """
     raw = canonical(manifest)
     try:
@@ -103,8 +103,10 @@ def publish(catalog: Path, ref: ImageRef, manifest: dict[str, Any], new: dict[st
         raise UserError(f"cannot publish the image {ref}", str(err)) from err
     assert isinstance(decoded, Manifest)
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    image = identity(ref, digest, raw)
     with locked(catalog), changing(catalog):
         _move(catalog, new)
+        _check_blobs(catalog, image)
         before = _current(catalog, ref)
         if before is not None and _undated(before[1]) == _undated(decoded):
             return Published(before[0], changed=False)
@@ -133,10 +135,7 @@ def publish_bytes(
     image = identity(ref, digest, raw)
     with locked(catalog), changing(catalog):
         _move(catalog, new)
-        for blob in blobs(image.manifest):
-            if not has_blob(catalog, blob):
-                why = f"its {blob.file} was removed from the catalogue meanwhile"
-                raise UserError(f"cannot publish the image {ref.label}", why, "try again")
+        _check_blobs(catalog, image)
         _place_manifest(catalog, digest, raw)
         for signature in signatures:
             append_signature(catalog, image, signature)
@@ -152,6 +151,14 @@ def has_blob(catalog: Path, blob: Blob) -> bool:
         return blob_path(catalog, blob).stat().st_size == blob.size
     except OSError:
         return False
+
+
+def _check_blobs(catalog: Path, image: ImageIdentity) -> None:
+    """UserError if a blob that the catalogue had is gone: gc removes those that no manifest needs yet."""
+    for blob in with_list(image.manifest):
+        if not has_blob(catalog, blob):
+            why = f"its {blob.file} was removed from the catalogue meanwhile"
+            raise UserError(f"cannot publish the image {image.ref.label}", why, "try again")
 
 
 def _move(catalog: Path, new: dict[str, Path]) -> None:
@@ -183,7 +190,7 @@ def copy_blob(source: Path, catalog: Path, blob: Blob, target: Path) -> bool:
         verify_blob(catalog, blob, blob.file)
     except VhpcError:
         with changing(catalog):
-            shutil.copyfile(blob_path(source, blob), target)
+            files.copy(blob_path(source, blob), target)
         found = digest_of(target)
         if (found.sha256, found.size) != (blob.sha256, blob.size):
             why = f"its {blob.file} is sha256:{found.sha256} instead of sha256:{blob.sha256}"

@@ -113,12 +113,13 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
 
 
 def _node(config: Config, node: str, own: NodeResources, *, root: bool) -> Iterator[CheckResult]:
-    from vhpc_slurm.cli.checks import devices, disks, nat, network, peers, policy, site
+    from vhpc_slurm.cli.checks import devices, disks, imagestore, nat, network, peers, policy, site
     from vhpc_slurm.cli.checks import node as checks
 
     yield from slurm.executable_hooks(config, ("prolog", "epilog", "healthcheck"))
     yield from checks.check(config, node, root=root)
     yield from disks.check(config, root=root)
+    yield imagestore.check(config)
     yield from peers.check(config, node, root=root)
     if root:
         yield from policy.on_node(config)

@@ -183,20 +183,23 @@ def image_verify(
         ),
     ] = "",
     partition: Annotated[
-        str, typer.Option("--partition", help="The same for jobs of a partition.", show_default=False)
-    ] = "",
+        str | None, typer.Option("--partition", help="The same for jobs of a partition.", show_default=False)
+    ] = None,
     account: Annotated[
-        str, typer.Option("--account", help="The same for jobs of an account.", show_default=False)
-    ] = "",
-    qos: Annotated[str, typer.Option("--qos", help="The same for jobs of a QOS.", show_default=False)] = "",
+        str | None, typer.Option("--account", help="The same for jobs of an account.", show_default=False)
+    ] = None,
+    qos: Annotated[
+        str | None, typer.Option("--qos", help="The same for jobs of a QOS.", show_default=False)
+    ] = None,
     own: Own = False,
     catalog: Catalog = None,
     as_json: Json = False,
 ) -> int:
     """Compare all bytes of images with their digests, and show who has signed them.
 
-    With --for, --partition, --account or --qos, images are also compared with the policy. The exit
-    status is 1 if an image is broken or not permitted.
+    With --for, --partition, --account or --qos, images are also compared with the policy: with all
+    rules that may apply, where something of the job is not given. The exit status is 1 if an image is
+    broken, or permitted by none of them.
     """
     from vhpc_slurm.cli import context, imageedit
     from vhpc_slurm.policy import Subject
@@ -204,7 +207,7 @@ def image_verify(
     config = options.config()
     where = options.catalog(config, catalog, *(names or ()), own=own)
     subject = None
-    if user or partition or account or qos:
+    if user or any(given is not None for given in (partition, account, qos)):
         subject = Subject(user or context.user_name(), partition, account, qos)
     return imageedit.verify(config, where, names or (), subject, own=own, as_json=as_json)
 

@@ -9,14 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.catalog import blobs, edit, read_signed, refs, resolve, verify_blob
+from vhpc_slurm.catalog import edit, read_signed, refs, resolve, verify_blob, with_list
 from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.cli import output
+from vhpc_slurm.cli.policy import unknown
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
-from vhpc_slurm.policy import Subject, applying, check_image, signatures
+from vhpc_slurm.policy import Subject, check_image, possible, signatures
 
 
 def tag(catalog: Path, source: str, target: str, *, as_json: bool) -> int:
@@ -60,20 +61,21 @@ def verify(
         config: has the policy and the signers.
         catalog: the catalogue.
         names: images, as the user wrote them.
-        subject: whether the policy permits the images to this one's jobs is checked, too.
+        subject: whether the policy permits the images to this one's jobs is checked, too, by all rules
+            that may apply, as ``vhpc policy explain`` does.
         own: the catalogue is the user's own, so all its images are.
         as_json: print JSON.
 
     Returns:
-        Exit status: 1 if one is broken or not permitted.
+        Exit status: 1 if one is broken, or refused whatever is not known of the subject.
     """
     wanted = [ImageRef.parse(name) for name in names]
     wanted = wanted or [replace(ref, own=own) for ref in refs(catalog)]
-    rule = None if subject is None else applying(config.policy, subject)
     sound: set[tuple[str, int]] = set()
     results: list[dict[str, Any]] = []
     for ref in wanted:
-        row: dict[str, Any] = {"image": str(ref), "digest": None, "signers": None, "problem": None}
+        row: dict[str, Any] = dict.fromkeys(("digest", "signers", "problem", "rules"))
+        row = {"image": str(ref)} | row
         results.append(row)
         try:
             image = resolve(catalog, ref)
@@ -81,8 +83,9 @@ def verify(
             row["digest"] = image.digest
             if config.images.allowed_signers:
                 row["signers"] = signatures.check(config.images, read_signed(catalog, image)).principals
-            if rule is not None:
-                check_image(config, rule, image, catalog, partial(read_signed, catalog, image))
+            if subject is not None:
+                row["rules"] = _judged(config, subject, image, catalog)
+                row["problem"] = _refusal(row["rules"])
         except UserError as err:
             row["problem"] = err.line()
     if as_json:
@@ -93,7 +96,46 @@ def verify(
 
 
 def _result(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    return row["image"], row["digest"] or "-", ", ".join(row["signers"] or ()) or "-", row["problem"] or "ok"
+    result = row["problem"] or _permission(row["rules"] or [])
+    return row["image"], row["digest"] or "-", ", ".join(row["signers"] or ()) or "-", result
+
+
+def _judged(
+    config: Config, subject: Subject, image: ImageIdentity, catalog: Path
+) -> list[dict[str, str | None]]:
+    """What each rule that may apply says of an image; the rule None stands for none."""
+    rows = []
+    for rule in possible(config.policy, subject):
+        refusal = None
+        try:
+            if rule is not None:
+                check_image(config, rule, image, catalog, partial(read_signed, catalog, image))
+        except UserError as err:
+            refusal = err.line()
+        name, condition = (None, "") if rule is None else (rule.name, unknown(rule, subject))
+        rows.append({"rule": name, "condition": condition, "refusal": refusal})
+    return rows
+
+
+def _refusal(rules: list[dict[str, str | None]]) -> str | None:
+    """Why an image is refused by all rules; None if one permits it."""
+    refusals = [rule["refusal"] for rule in rules]
+    if not all(refusals):
+        return None
+    return "; ".join(dict.fromkeys(str(refusal) for refusal in refusals))
+
+
+def _permission(rules: list[dict[str, str | None]]) -> str:
+    """Which rules permit an image, and which do not; ``ok`` if all do."""
+    refused = [rule for rule in rules if rule["refusal"]]
+    if not refused:
+        return "ok"
+    names = [f"rule {rule['rule']!r}" if rule["rule"] else "no rule" for rule in rules if not rule["refusal"]]
+    cases = [
+        f"if {rule['condition']}: {rule['refusal']}" if rule["condition"] else f"otherwise: {rule['refusal']}"
+        for rule in refused
+    ]
+    return f"depends: permitted where {' or '.join(names)} applies; {'; '.join(cases)}"
 
 
 def sign(catalog: Path, name: str, key: Path | None, signature: Path | None, *, as_json: bool) -> int:
@@ -134,8 +176,11 @@ def _signature(path: Path) -> bytes:
 
 
 def _verify(catalog: Path, image: ImageIdentity, sound: set[tuple[str, int]]) -> None:
-    """UserError unless all blobs are as the manifest says; ``sound`` has those that were read before."""
-    for blob in blobs(image.manifest):
+    """UserError unless all blobs, also the root's chunk list, are as the manifest says.
+
+    ``sound`` has those that were read before.
+    """
+    for blob in with_list(image.manifest):
         if (blob.sha256, blob.size) not in sound:
             verify_blob(catalog, blob, str(image.ref))
             sound.add((blob.sha256, blob.size))

@@ -191,23 +191,27 @@ def _cells(verdict: Verdict, subject: Subject) -> tuple[str, ...]:
     if rule is None:
         site = "those of the site"
         return NO_RULE, "no other rule does", "all", "none needed", site, site, site, site
-    open_conditions = (
-        ("partition", rule.partitions, subject.partition),
-        ("account", rule.accounts, subject.account),
-        ("QOS", rule.qos, subject.qos),
-    )
-    unknown = [
-        f"{name} is {' or '.join(texts)}" for name, texts, known in open_conditions if texts and known is None
-    ]
     return (
         rule.name,
-        ", ".join(unknown) or "always",
+        unknown(rule, subject) or "always",
         ", ".join(rule.images) or "none",
         ", ".join(rule.signers) or "none needed",
         ", ".join(rule.networks) or "none",
         ", ".join(rule.shares) or "none",
         _limits(rule) or "those of the site",
         _defaults(verdict) or "those of the site",
+    )
+
+
+def unknown(rule: Rule, subject: Subject) -> str:
+    """The conditions of a rule that are about what is not known of a job; empty if there is none."""
+    conditions = (
+        ("partition", rule.partitions, subject.partition),
+        ("account", rule.accounts, subject.account),
+        ("QOS", rule.qos, subject.qos),
+    )
+    return ", ".join(
+        f"{name} is {' or '.join(texts)}" for name, texts, known in conditions if texts and known is None
     )
 
 

@@ -47,6 +47,19 @@ class Images(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = ()
     store: Annotated[str, documented("verified copies on a node, by digest")] = "/var/lib/vhpc/images"
+    store_max_mib: Annotated[
+        int,
+        documented(
+            "largest size of the store, in MiB: images that no job uses are removed for others, the least "
+            "recently used first; 0: as large as its file system",
+            ge=0,
+            le=1 << 32,
+        ),
+    ] = 0
+    store_keep_free_mib: Annotated[
+        int,
+        documented("space in that file system that copies of images leave free, in MiB", ge=0, le=1 << 32),
+    ] = 64
     peer_port: Annotated[
         int,
         documented(

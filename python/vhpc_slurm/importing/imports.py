@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ OWN_INIT_MEMORY_MIB = 512
 """Memory that a whole system with systemd needs at least."""
 KERNEL_LABEL, REGISTRY_LABEL = "vhpc/kernel-image", "vhpc/registry-digest"
 """Labels of imported images: the image that gave the kernel; by which digest a registry was asked."""
+EPOCH_DIGITS = 11
+"""Of SOURCE_DATE_EPOCH: until the year 5138."""
 MEMORY_MAX = 16 << 30
 """Bytes of address space of the process that reads a source."""
 
@@ -311,7 +314,7 @@ def _imported(base: Parent, source: Source, found: dict[str, Any]) -> dict[str, 
         "description": f"imported from {source.label}"[:1024],
         "labels": labels,
         "process": msgspec.to_builtins(process),
-        "provenance": _origin("vhpc image import", "", source.label, found),
+        "provenance": _origin("vhpc image import", "", source.label, found, _created(found)),
     }
 
 
@@ -335,14 +338,35 @@ def _saved(parent: Parent, source: str, found: dict[str, Any]) -> dict[str, Any]
     """What the saved files of a guest of an image say of themselves."""
     return {
         "description": f"{source}, which ran {parent.image.ref.label}"[:1024],
-        "provenance": _origin("vhpc save", parent.image.digest, source, found),
+        "provenance": _origin("vhpc save", parent.image.digest, source, found, _date(time.time())),
     }
 
 
-def _origin(builder: str, parent: str, source: str, found: dict[str, Any]) -> dict[str, Any]:
+def _created(found: dict[str, Any]) -> str:
+    """The time of an imported image: the same source is to give the same digest, at any time.
+
+    It is that of SOURCE_DATE_EPOCH, or when the container was made, or empty.
+
+    Raises:
+        UserError: SOURCE_DATE_EPOCH is no time.
+    """
+    wanted = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if not wanted:
+        return str(found.get("created") or "")
+    if not (wanted.isascii() and wanted.isdecimal() and len(wanted) <= EPOCH_DIGITS):
+        why = f"SOURCE_DATE_EPOCH is {wanted[:40]!r}, seconds since 1970 are expected"
+        raise UserError("cannot import an image", why)
+    return _date(int(wanted))
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _origin(builder: str, parent: str, source: str, found: dict[str, Any], created: str) -> dict[str, Any]:
     return {
         "builder": builder,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "created": created,
         "parent": parent,
         "source": source,
         "source_digest": found.get("digest") or "",

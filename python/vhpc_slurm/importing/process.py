@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def process_of(config: dict[str, Any]) -> dict[str, Any]:
         "user": _text(wanted, "User"),
         "working_dir": _text(wanted, "WorkingDir"),
     }
+
+
+def created_of(config: dict[str, Any]) -> str:
+    """When a container was made, as UTC (``2026-11-23T03:24:56Z``); empty if it does not say so.
+
+    Builders that want equal bytes write the beginning of time or of the epoch, which says nothing.
+    """
+    found = config.get("created")
+    try:
+        when = datetime.fromisoformat(found if isinstance(found, str) else "")
+        if when.tzinfo is None or when.timestamp() <= 0:
+            return ""
+        return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError):
+        return ""
 
 
 def _text(of: dict[str, Any], key: str) -> str:

@@ -22,7 +22,7 @@ from vhpc_slurm.node.guest import libvirtd, memory
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.network import nat, segment, site
-from vhpc_slurm.node.store import disks, images, kinds, uids
+from vhpc_slurm.node.store import disks, kinds, pins, uids
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.layout import Layout
 
@@ -94,7 +94,7 @@ def _release_reservation(_layout: Layout, _generation: str, _entry: Entry) -> No
 
 
 def _release_image(layout: Layout, generation: str, entry: Entry) -> None:
-    images.unpin(layout, entry.data["digest"], generation)
+    pins.unpin(layout, entry.data["digest"], generation)
 
 
 def _release_uid(layout: Layout, generation: str, entry: Entry) -> None:

@@ -20,7 +20,7 @@ from vhpc_slurm.node.devices import assignment, quarantine, setup
 from vhpc_slurm.node.devices.quarantine import QuarantinedError
 from vhpc_slurm.node.guest import libvirtd
 from vhpc_slurm.node.host import cgroup, process, steps
-from vhpc_slurm.node.store import disks, images, joblock, journal, kinds, outbox, reservations, uids, usage
+from vhpc_slurm.node.store import disks, joblock, journal, kinds, outbox, pins, reservations, uids, usage
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import segments
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding
@@ -256,9 +256,9 @@ def _is_of_known_job(layout: Layout, name: str) -> bool:
 
 
 def _orphan_pins(layout: Layout) -> Iterator[NodeFinding]:
-    for digest, name in list(images.pins(layout)):
+    for digest, name in list(pins.pins(layout)):
         if not _is_known(layout, name):
-            repair = _unless(partial(_is_known, layout, name), partial(images.unpin, layout, digest, name))
+            repair = _unless(partial(_is_known, layout, name), partial(pins.unpin, layout, digest, name))
             what = f"image {digest[:19]}… is pinned by generation {name[:40]!r}, which has no journal"
             yield NodeFinding(Kind.ORPHAN_PIN, what, repair)
 

@@ -20,7 +20,7 @@ from vhpc_slurm.node.guest.libvirtd import DomainRefusedError
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
 from vhpc_slurm.node.host.limits import limits_of
-from vhpc_slurm.node.store import disks, images, kinds, uids
+from vhpc_slurm.node.store import disks, images, kinds, room, uids
 
 MEMORY = "memory"
 """Its key in the journal."""
@@ -32,7 +32,7 @@ def stage_image(work: Boot) -> Iterator[None]:
     """Pin the image and copy it to the node; yields during a long copy."""
     digest = work.image.digest
     work.journal.acquire(kinds.IMAGE, f"image:{digest}", digest=digest)
-    images.pin(work.layout, work.image, str(work.lease.generation))
+    room.pin(work.layout, work.image, str(work.lease.generation))
     lineage, began = peers.begin(work), time.time()
     work.staged = yield from images.stage(work.layout, work.image, work.account, lineage)
     if work.staged.sources:

@@ -69,7 +69,7 @@ class BlobCopy:
         for _ in part.resume():
             if self._is_due(part):
                 yield
-        self.tally.add(KEPT, part.resumed)
+        self.tally.add(CATALOGUE if part.shared else KEPT, part.resumed)
         used = yield from self._complete(part, self.peers)
         if part.found() != self.blob.sha256:
             yield from self._compare(part)

@@ -7,9 +7,7 @@ named by a digest has that digest.  Concurrent copies of one blob wait for each 
 generation records that an image is in use, and its blobs.
 
 The content of a catalogue is not trusted: only regular files with the size in
-the manifest are read, and only if the store has room for them.  A full store
-removes blobs that no job uses.  If that does not suffice, it is not the node's
-fault, since every job with that image would drain another node.
+the manifest are read, and only if the store has room for them (``room``).
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ import contextlib
 import functools
 import logging
 import os
-import shutil
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vhpc_slurm import chunks, files
-from vhpc_slurm.catalog import blobs, chunk_list, own_folder, with_list
+from vhpc_slurm.catalog import blobs, chunk_list, own_folder
 from vhpc_slurm.errors import FabricError, NodeError, UserError
 from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.node.host.accounts import Account
@@ -36,13 +33,12 @@ from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.part import Part
 from vhpc_slurm.node.store.peers import offers
 from vhpc_slurm.node.store.peers.client import Lineage, Peers
+from vhpc_slurm.node.store.room import Room, cannot_store
 
 log = logging.getLogger("vhpc")
-ROOM_LEFT = 64 << 20
-"""Bytes that a copy leaves free: journals may be on the same file system."""
 CHECK_S = 2.0
-BLOBS = 3
-"""The blobs of an image: kernel, initrd, root."""
+RUN_FREE = 16 << 20
+"""Bytes of paths.run that kernels and initrds leave free."""
 
 
 @dataclass(frozen=True)
@@ -94,51 +90,56 @@ def stage(
 
 
 def private_copies(image: StagedImage, folder: Path) -> tuple[Path, Path]:
-    """Copies of kernel and initrd for one guest.
+    """Copies of kernel and initrd for one guest, which exist until its QEMU has read them.
 
-    libvirt changes the owner of both to the uid of the guest's QEMU, so other
-    guests must not boot from the same files.
+    libvirt changes the owner of both to the uid of the guest's QEMU, so other guests must not boot from
+    the same files, and a hard link will not do.  Users choose their sizes: a folder that has no room for
+    them is not the node's fault.
 
     Raises:
+        UserError: they are larger than the folder's file system.
+        FabricError: there is no room now.
         NodeError: they cannot be written.
     """
     kernel, initrd = folder / "kernel", folder / "initrd"
     try:
-        shutil.copyfile(image.kernel, kernel)
-        shutil.copyfile(image.initrd, initrd)
+        size = image.kernel.stat().st_size + image.initrd.stat().st_size
+        _check_room(folder, size)
+        files.copy(image.kernel, kernel)
+        files.copy(image.initrd, initrd)
     except OSError as err:
-        raise NodeError(f"cannot write {folder}", str(err), "free space in paths.run") from err
+        kernel.unlink(missing_ok=True)
+        if files.is_full(err):
+            raise _no_room(size, folder, err.strerror or str(err)) from err
+        raise NodeError(f"cannot write {folder}", str(err), "check the file system of paths.run") from err
     return kernel, initrd
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Leave some space for the journals and sockets of jobs, and for the host's daemons (/run)."""
+    space = os.statvfs(folder)
+    capacity, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    if size + RUN_FREE > capacity:
+        raise UserError(
+            "kernel and initrd of the image are too large for this node",
+            f"they have {size >> 20} MiB, and the file system of {folder} {capacity >> 20} MiB",
+            "use an image with a smaller initrd",
+        )
+    if size + RUN_FREE > free:
+        raise _no_room(size, folder, f"{free >> 20} MiB are free")
+
+
+def _no_room(size: int, folder: Path, why: str) -> FabricError:
+    return FabricError(
+        f"there is no room in {folder} for kernel and initrd of a guest ({size >> 20} MiB)",
+        why,
+        "it is tried again; other jobs need such space only until their guests have started",
+    )
 
 
 def is_stored(layout: Layout, image: ImageIdentity) -> bool:
     """Whether the store has all blobs of an image of the site."""
     return all(_complete(layout.blobs / blob.sha256, blob.size) for blob in blobs(image.manifest))
-
-
-def pin(layout: Layout, image: ImageIdentity, generation: str) -> None:
-    """Record that a generation uses an image, and its blobs."""
-    folder = _pins(layout, image.digest)
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    (folder / generation).write_text("".join(f"{blob.sha256}\n" for blob in with_list(image.manifest)))
-
-
-def unpin(layout: Layout, digest: str, generation: str) -> None:
-    """Remove a pin, if it exists."""
-    folder = _pins(layout, digest)
-    with contextlib.suppress(FileNotFoundError):
-        (folder / generation).unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def pins(layout: Layout) -> Iterator[tuple[str, str]]:
-    """All pins: (image digest, generation)."""
-    top = Path(layout.config.images.store) / "pins"
-    with contextlib.suppress(FileNotFoundError):
-        for folder in sorted(top.iterdir()):
-            for path in sorted(folder.iterdir()):
-                yield f"sha256:{folder.name}", path.name
 
 
 def stored(layout: Layout) -> list[tuple[str, int]]:
@@ -147,10 +148,6 @@ def stored(layout: Layout) -> list[tuple[str, int]]:
         return sorted((p.name, p.stat().st_size) for p in layout.blobs.iterdir() if len(p.name) == 64)
     except FileNotFoundError:
         return []
-
-
-def _pins(layout: Layout, digest: str) -> Path:
-    return Path(layout.config.images.store) / "pins" / digest.removeprefix("sha256:")
 
 
 def _complete(path: Path, size: int) -> bool:
@@ -170,7 +167,6 @@ class _Copies:
         self._from_catalogue = set[str]()
         self.tally = Tally()
         self._layout, self._image, self._account = layout, str(image.ref), None
-        self._own = {blob.sha256 for blob in with_list(image.manifest)}
         self.copied = 0
         catalog, owner = Path(layout.config.images.catalog), None
         if image.ref.own:
@@ -179,6 +175,8 @@ class _Copies:
             catalog = own_folder(layout.config.images.user_catalog, account.name)
         self._catalog = catalog / "blobs" / "sha256"
         self._folder = layout.blobs_of(owner)
+        self._room = Room(layout, image)
+        self._identity = image
         self._timeout_s = layout.config.guests.stage_timeout_s
         self._paused = time.monotonic()
         self._until = self._paused + self._timeout_s
@@ -187,16 +185,22 @@ class _Copies:
         """Copy a blob into the store if it is not there; returns its path."""
         final = self._folder / blob.sha256
         try:
-            if not _complete(final, blob.size):
-                self._make_folder()
-                yield from self._fetch_alone(blob, final)
-            os.utime(final)  # marks the blob as recently used, so that others are removed first
+            try:
+                yield from self._ensure(blob, final)
+            except OSError as err:
+                if not files.is_full(err):
+                    raise
+                log.warning("image %s: %s; making room once more", self._image, err)
+                yield from self._ensure(blob, final)
         except OSError as err:
-            store = self._layout.config.images.store
-            raise NodeError(
-                f"cannot store image {self._image}", str(err), f"check the disk under {store}"
-            ) from err
+            raise cannot_store(self._layout, self._identity, err) from err
         return final
+
+    def _ensure(self, blob: Blob, final: Path) -> Generator[None, None, None]:
+        if not _complete(final, blob.size):
+            self._make_folder()
+            yield from self._fetch_alone(blob, final)
+        os.utime(final)  # marks the blob as recently used, so that others are removed first
 
     def chunk_list(self, blob: Blob) -> Generator[None, None, None]:
         """Copy the chunk list of a blob, by which its chunks are checked; the blob is copied also without.
@@ -263,8 +267,6 @@ class _Copies:
         hashes = self._hashes.get(blob.sha256, b"")
         if blob.chunks and not hashes:  # nobody may take its copy for verified
             blob = replace(blob, chunks="", chunk_size=0)
-        path = offers.part_of(final)
-        self._make_room(blob, path)
         copy = BlobCopy(
             self._image,
             blob,
@@ -274,70 +276,23 @@ class _Copies:
             lambda: self._until - time.monotonic(),
             self.tally,
         )
-        with Part(path, blob, hashes) as part:
+        with Part(offers.part_of(final), blob, hashes) as part:
+            self._room.reserve(blob, part)
+            self._share(blob, part)
             yield from copy.run(part, final)
-            self.copied += blob.size - part.resumed
+            self.copied += blob.size - (0 if part.shared else part.resumed)
+
+    def _share(self, blob: Blob, part: Part) -> None:
+        """Share the blocks of the catalogue's file, if both are on one file system that can."""
+        if self._account is None:  # root opens no file of a user
+            with (
+                contextlib.suppress(UserError),
+                self._source(blob, 0) as source,
+            ):  # the copy says what is wrong
+                part.share(source.fd)
 
     def _source(self, blob: Blob, start: int) -> contextlib.AbstractContextManager[Source]:
         path = self._catalog / blob.sha256
         if self._account is not None:
             return blobsource.of_user(path, self._account, start)
         return blobsource.of_site(path, blob, self._image, start)
-
-    def _make_room(self, blob: Blob, part: Path) -> None:
-        """Make room for the rest of a blob: remove blobs that no job uses, the least recently used first."""
-        try:
-            wanted = blob.size - min(blob.size, part.lstat().st_size) + ROOM_LEFT
-        except FileNotFoundError:
-            wanted = blob.size + ROOM_LEFT
-        space = os.statvfs(self._folder)
-        if blob.size + ROOM_LEFT > space.f_blocks * space.f_frsize:
-            raise UserError(
-                f"image {self._image} is too large for this node",
-                f"its {blob.file} has {blob.size >> 20} MiB, the node's image store "
-                f"{space.f_blocks * space.f_frsize >> 20} MiB",
-                "make a smaller image",
-            )
-        free = space.f_bavail * space.f_frsize
-        for path in unused(self._layout) if wanted > free else ():
-            if path.name in self._own:  # an image that is not pinned: its kernel, copied just now
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            space = os.statvfs(self._folder)
-            free = space.f_bavail * space.f_frsize
-            if wanted <= free:
-                break
-        if wanted > free:
-            raise FabricError(
-                f"the image store of this node has no room for image {self._image}",
-                f"its {blob.file} has {blob.size >> 20} MiB, {free >> 20} MiB are free",
-                f"free space under {self._folder}",
-            )
-
-
-def unused(layout: Layout) -> list[Path]:
-    """Blobs that no live job uses, the least recently used one first.
-
-    A pin that does not list its blobs (of an older version, or torn by a power
-    cut) keeps all blobs.
-    """
-    top = Path(layout.config.images.store)
-    used: set[str] = set()
-    for digest, generation in pins(layout):
-        named = (_pins(layout, digest) / generation).read_text().split()
-        if len(named) < BLOBS:
-            return []
-        used.update(named)
-    found = []
-    for path in (path for folder in _folders(top) for path in folder.iterdir()):
-        if len(path.name) == 64 and path.name not in used:
-            found.append((path.stat().st_mtime, path))
-        elif path.name.endswith(".part") and not files.is_locked(path.with_suffix(".lock")):
-            found.append((0.0, path))  # left by a killed copy
-    return [path for _, path in sorted(found)]
-
-
-def _folders(store: Path) -> list[Path]:
-    """Folders with blobs: of the site's images, and of users' own."""
-    return [path for path in (store / "blobs/sha256", *sorted(store.glob("own/*/sha256"))) if path.is_dir()]

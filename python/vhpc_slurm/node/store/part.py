@@ -12,6 +12,7 @@ process was killed, or what a power cut left.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from vhpc_slurm import chunks
+from vhpc_slurm import chunks, files
 from vhpc_slurm.model import Blob
 
 PLAIN = 1 << 20
@@ -35,7 +36,8 @@ class Part:
 
     Attributes:
         size: bytes in the file.
-        resumed: how many of them an earlier copy left.
+        resumed: how many of them an earlier copy left, or ``share`` took over.
+        shared: whether ``share`` took them over.
     """
 
     def __init__(self, path: Path, blob: Blob, hashes: bytes = b"") -> None:
@@ -49,10 +51,11 @@ class Part:
         self.path, self._blob, self._hashes = path, blob, hashes
         self._unit = blob.chunk_size if hashes else PLAIN
         self._waiting = bytearray()
+        self._reserved = False
         self._open()
 
     def _open(self) -> None:
-        self.size, self.resumed = 0, 0
+        self.size, self.resumed, self.shared = 0, 0, False
         self._digest = hashlib.sha256()
         self._waiting.clear()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -71,6 +74,9 @@ class Part:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the file, which stays for the next copy, unless it is empty or the disk has failed."""
+        if error is not None and self._reserved:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size)  # gives back what is reserved beyond
         os.close(self._fd)
         if isinstance(error, OSError) or (error is not None and self.size == 0):
             self.path.unlink(missing_ok=True)
@@ -86,7 +92,27 @@ class Part:
             self.size += len(data)
             yield
         self.resumed = self.size
-        os.ftruncate(self._fd, self.size)
+        if there > self.size:
+            os.ftruncate(self._fd, self.size)
+            self._reserve_again()
+
+    def allocated(self) -> int:
+        """Bytes that the file has on its file system, also those that are only reserved."""
+        return os.fstat(self._fd).st_blocks * 512
+
+    def reserve(self) -> None:
+        """Reserve the space of the whole blob, if the file system can; OSError if there is too little."""
+        self._reserved = True
+        files.reserve(self._fd, self._blob.size)
+
+    def share(self, source: int) -> None:
+        """Share the blocks of another file, if the file system can; ``resume`` verifies them."""
+        if os.fstat(self._fd).st_size == 0:
+            self.shared = files.share_blocks(source, self._fd)
+
+    def _reserve_again(self) -> None:
+        if self._reserved:
+            self.reserve()
 
     @property
     def wanted(self) -> int:
@@ -148,6 +174,7 @@ class Part:
         os.close(self._fd)
         self.path.unlink(missing_ok=True)
         self._open()
+        self._reserve_again()
 
     def finish(self, final: Path) -> None:
         """Give the file its name, durably; the caller has compared the digest."""
