@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import itertools
 import json
 import os
 import statistics
@@ -110,6 +112,7 @@ class Lab:
         )
         if done.returncode != 0:
             raise BenchError("the lab is not up: run `make lab-up` first, as root")
+        self._names = (f"bench-{os.getpid()}-{number}" for number in itertools.count())
         self.paths = {name: Path(path) for name, path in json.loads(done.stdout)["paths"].items()}
 
     def run(
@@ -135,9 +138,22 @@ class Lab:
         return self.paths["home"] / USER / name
 
     def submit(self, script: str, *options: str, wait: bool, node: str = NODE) -> int:
-        """Submit a script to the node with sbatch; with ``wait``, return when the job has ended."""
-        argv = ["sbatch", "--parsable", "-w", node, *(["--wait"] if wait else []), *options]
-        out = self.run("login", *argv, user=USER, stdin=f"#!/bin/sh\n{script}\n")
+        """Submit a script to the node with sbatch; with ``wait``, return when the job has ended.
+
+        Raises:
+            BenchError: the job has failed, or has not ended within ``JOB_TIMEOUT_S``; then it is cancelled.
+        """
+        name = next(self._names)
+        argv = ["sbatch", "--parsable", "-J", name, "-w", node, *(["--wait"] if wait else []), *options]
+        try:
+            out = self.run("login", *argv, user=USER, stdin=f"#!/bin/sh\n{script}\n")
+        except subprocess.TimeoutExpired as err:
+            # killed while it waited, sbatch has not told the job's number
+            with contextlib.suppress(BenchError, subprocess.TimeoutExpired):
+                self.run("ctl", "scancel", f"--name={name}", timeout_s=60)
+            raise BenchError(
+                f"the job {name} had not ended after {JOB_TIMEOUT_S} s; it is cancelled"
+            ) from err
         return int(out.split()[0])
 
     def hold(self, *options: str, node: str = NODE) -> int:
@@ -157,8 +173,15 @@ class Lab:
         self.quiet()
 
     def quiet(self) -> None:
-        """Wait until no job is left, including completing jobs."""
-        self.run("ctl", "sh", "-c", 'while [ -n "$(squeue -h)" ]; do sleep 0.2; done')
+        """Wait until no job is left, including completing jobs.
+
+        Raises:
+            BenchError: there are jobs after some minutes.
+        """
+        waiting = (
+            'for i in $(seq 1000); do [ -n "$(squeue -h)" ] || exit 0; sleep 0.2; done; squeue >&2; exit 1'
+        )
+        self.run("ctl", "sh", "-c", waiting)
 
     def timeline(self, job: int) -> list[dict[str, Any]]:
         """Stages of a job's boot on the node."""

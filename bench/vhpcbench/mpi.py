@@ -29,7 +29,7 @@ MACS = ("52:54:00:00:00:01", "52:54:00:00:00:02")
 LATENCY, BANDWIDTH = 1.1, 0.95
 JOB = f"""
 first=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -1)
-srun -n2 --ntasks-per-node=1 sh -c "python3 ~/{WORK.name} \\$SLURM_PROCID $first"
+srun -K1 -n2 --ntasks-per-node=1 sh -c "python3 ~/{WORK.name} \\$SLURM_PROCID $first"
 """
 SCRIPT = f"""#!/bin/sh
 PATH=/usr/bin:/usr/sbin:/bin:/sbin
@@ -78,12 +78,24 @@ def bench(args: argparse.Namespace) -> Report:
 
 def _job(lab: Lab, image: str) -> dict[str, float]:
     out = "bench-mpi.out"
-    options = ["-N2", f"--vhpc-image={image}", "--vhpc-network=job", "-o", out]
-    lab.submit(JOB, *options, wait=True, node=",".join(NODES))
-    said = lab.home(out).read_text()
-    lab.home(out).unlink()
+    # the limit ends a job of which nobody knows any more, such as after Ctrl-C
+    options = ["-N2", "--time=10", f"--vhpc-image={image}", "--vhpc-network=job", "-o", out]
+    try:
+        lab.submit(JOB, *options, wait=True, node=",".join(NODES))
+    except BenchError as err:
+        raise BenchError(f"{err}; printed was: {_printed(lab, out)[-600:]}") from err
+    said = _printed(lab, out)
     lab.quiet()
     return _result(said.partition(MARKER)[2], said)
+
+
+def _printed(lab: Lab, out: str) -> str:
+    try:
+        said = lab.home(out).read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+    lab.home(out).unlink()
+    return said
 
 
 def _result(line: str, said: str) -> dict[str, float]:

@@ -2,12 +2,15 @@
 """Runs on the node as `python3 -c`: two plain guests on a bridge; prints the line of one of them."""
 
 import json
+import os
+import select
 import subprocess
 import sys
 import time
 
 DEADLINE_S = 240
 BRIDGE = "vhpcbench"
+KEPT, SHOWN = 1 << 20, 800  # bytes of a console
 
 
 def ip(*words: str) -> None:
@@ -18,7 +21,7 @@ def ip(*words: str) -> None:
 def main() -> int:
     """Start both as specified in argv[1], wait for the line with the marker, end both."""
     order = json.loads(sys.argv[1])
-    guests: list[subprocess.Popen[str]] = []
+    guests: list[subprocess.Popen[bytes]] = []
     taps = [f"{BRIDGE}{number}" for number in range(len(order["guests"]))]
     try:
         ip("link", "add", BRIDGE, "type", "bridge")
@@ -30,30 +33,39 @@ def main() -> int:
             command = ["taskset", "-c", guest["cpus"], *guest["argv"]]
             guests.append(
                 subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                 )
             )
-        found, said = listen(guests[-1], order["marker"])
+        found, said = listen(guests, order["marker"].encode())
     finally:
         for one in guests:
             one.kill()
             one.wait()
-    print(json.dumps({"line": found, "console": said[-1500:]}))
+    print(json.dumps({"line": found, "console": said}))
     return 0
 
 
-def listen(guest: "subprocess.Popen[str]", marker: str) -> "tuple[str, str]":
-    """The rest of the console's line that has the marker, and all lines before."""
-    assert guest.stdout is not None
-    said, until = "", time.monotonic() + DEADLINE_S
-    for line in guest.stdout:
-        before, found, rest = line.partition(marker)
-        if found:
-            return rest.strip(), said
-        said += before
-        if time.monotonic() > until:
+def listen(guests: "list[subprocess.Popen[bytes]]", marker: bytes) -> "tuple[str, str]":
+    """The rest of the line with the marker on the last guest's console, and the end of all consoles.
+
+    All consoles are read, because QEMU waits for ever when a pipe is full. It ends when
+    a guest ends, and at the deadline.
+    """
+    consoles = {one.stdout.fileno(): bytearray() for one in guests if one.stdout is not None}
+    *_, last = consoles
+    found, until = "", time.monotonic() + DEADLINE_S
+    poll = select.poll()
+    for fd in consoles:
+        poll.register(fd, select.POLLIN)
+    while not found and (left := until - time.monotonic()) > 0:
+        chunks = {fd: os.read(fd, 65536) for fd, _ in poll.poll(left * 1000)}
+        for fd, chunk in chunks.items():
+            consoles[fd] = (consoles[fd] + chunk)[-KEPT:]
+        line = consoles[last].partition(marker)[2]
+        found = line.partition(b"\n")[0].decode(errors="replace").strip() if b"\n" in line else ""
+        if not all(chunks.values()):
             break
-    return "", said
+    return found, " / ".join(said[-SHOWN:].decode(errors="replace") for said in consoles.values())
 
 
 if __name__ == "__main__":

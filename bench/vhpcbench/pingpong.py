@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs by itself in two guests: a TCP ping-pong; rank 1 prints half round trips and bandwidth as JSON."""
+"""Runs by itself in two guests: a TCP ping-pong; rank 1 prints half round trips and bandwidth as JSON.
+
+Each wait has a limit, so that one rank ends if the other one does not come or ends.
+"""
 
 import json
 import socket
@@ -10,22 +13,32 @@ import time
 PORT = 7700
 PINGS, WARM = 600, 50
 CHUNK, CHUNKS = 1 << 20, 64
-CONNECT_S = 120
+CONNECT_S, ANSWER_S = 120, 60
+
+
+def byte(peer: socket.socket) -> bytes:
+    """The next byte."""
+    got = peer.recv(1)
+    if not got:
+        raise ConnectionError("the other rank has ended")
+    return got
 
 
 def serve() -> None:
     """Return each byte, then swallow the stream and confirm it."""
     with socket.create_server(("0.0.0.0", PORT)) as listener:  # noqa: S104 - in a guest of this benchmark
+        listener.settimeout(CONNECT_S)
         peer, _ = listener.accept()
     with peer:
+        peer.settimeout(ANSWER_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(WARM + PINGS):
-            peer.sendall(peer.recv(1))
+            peer.sendall(byte(peer))
         left, buffer = CHUNK * CHUNKS, bytearray(CHUNK)
         while left > 0:
             got = peer.recv_into(buffer)
             if got == 0:
-                return
+                raise ConnectionError("the other rank has ended")
             left -= got
         peer.sendall(b"x")
         peer.recv(1)
@@ -43,19 +56,19 @@ def ask(host: str) -> None:
                 raise
             time.sleep(0.2)
     with peer:
-        peer.settimeout(CONNECT_S)
+        peer.settimeout(ANSWER_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         halves = []
         for _ in range(WARM + PINGS):
             began = time.perf_counter()
             peer.sendall(b"x")
-            peer.recv(1)
+            byte(peer)
             halves.append((time.perf_counter() - began) / 2 * 1e6)
         chunk = memoryview(bytearray(CHUNK))
         began = time.perf_counter()
         for _ in range(CHUNKS):
             peer.sendall(chunk)
-        peer.recv(1)
+        byte(peer)
         took = time.perf_counter() - began
     result = {"us": statistics.median(halves[WARM:]), "mib_s": CHUNK * CHUNKS / (1 << 20) / took}
     print("bench-pingpong:", json.dumps(result), flush=True)

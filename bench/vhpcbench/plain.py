@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 from vhpcbench.common import CHECKOUT, NODE, BenchError, Lab
 
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(CHECKOUT / "python"))
 from vhpc_slurm.bootfiles.newc import Archive
 
 ON_NODE = Path(__file__).with_name("on_node.py")

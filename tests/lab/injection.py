@@ -69,6 +69,32 @@ def in_boot(lab: Lab, job: Job, node: str, act: str, sign: str = "") -> None:
     assert done.code == 0, f"waited in vain for a guest on {node} ({job.told()})"
 
 
+@contextmanager
+def unplugged(lab: Lab, node: str) -> Iterator[None]:
+    """The only interface of a node is down; commands of the tests reach it through its namespace."""
+    lab.run(node, "ip", "link", "set", "eth0", "down")
+    try:
+        yield
+    finally:
+        lab.run(node, "ip", "link", "set", "eth0", "up")
+
+
+@contextmanager
+def silent_nodes_are_down(lab: Lab) -> Iterator[None]:
+    """A slurmctld that takes a silent node for down after 20 s, not 300."""
+    hosts, conf = ("ctl", "login", "n1", "n2"), lab.slurm_conf
+    set_it = f"cp {conf} {conf}.kept && echo SlurmdTimeout=20 >> {conf}"
+    for host in hosts:
+        lab.run(host, "sh", "-c", set_it)
+    try:
+        lab.run("ctl", "scontrol", "reconfigure")
+        yield
+    finally:
+        for host in hosts:
+            lab.run(host, "mv", f"{conf}.kept", conf)
+        lab.run("ctl", "scontrol", "reconfigure")
+
+
 def paused(lab: Lab, job: Job, node: str) -> None:
     """Stop the job's QEMU on a node as soon as there is one."""
     in_boot(lab, job, node, qemu_killer(job, "STOP"))

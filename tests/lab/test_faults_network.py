@@ -5,42 +5,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from cluster import Lab, without_retries
-from injection import ask_again, kill_qemu, ours, paused, said, settled, until, waits
+from injection import (
+    ask_again,
+    kill_qemu,
+    ours,
+    paused,
+    said,
+    settled,
+    silent_nodes_are_down,
+    unplugged,
+    until,
+    waits,
+)
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NETWORK = "--vhpc-network=job"
-HOSTS = ("ctl", "login", "n1", "n2")
-
-
-@contextmanager
-def unplugged(lab: Lab, node: str) -> Iterator[None]:
-    """The only interface of a node is down; commands of the tests reach it through its namespace."""
-    lab.run(node, "ip", "link", "set", "eth0", "down")
-    try:
-        yield
-    finally:
-        lab.run(node, "ip", "link", "set", "eth0", "up")
 
 
 @pytest.fixture
 def impatient(lab: Lab) -> Iterator[None]:
-    """A slurmctld that takes a silent node for down after 20 s, not 300."""
-    conf = lab.slurm_conf
-    set_it = f"cp {conf} {conf}.kept && echo SlurmdTimeout=20 >> {conf}"
-    for host in HOSTS:
-        lab.run(host, "sh", "-c", set_it)
-    try:
-        lab.run("ctl", "scontrol", "reconfigure")
+    with silent_nodes_are_down(lab):
         yield
-    finally:
-        for host in HOSTS:
-            lab.run(host, "mv", f"{conf}.kept", conf)
-        lab.run("ctl", "scontrol", "reconfigure")
 
 
 def test_a_node_unplugged_at_the_barrier_is_named(lab: Lab) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import ROOT, Job, Lab, without_retries
-from injection import kill_qemu, said, settled, until
+from injection import kill_qemu, said, settled, silent_nodes_are_down, unplugged, until
 from mpi_program import RING, ring_lines
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -110,45 +110,93 @@ GONE = "vhpc: the guest of job {job} on n2 is gone"
 NO_ANSWER = "Timeout, server n2 not responding."
 DAEMON = "PRTE has lost communication with a remote daemon."
 PROXY = "unable to read (PMI )?command from proxy"
+ENDS_WITHIN_S = 10.0
 # mpirun starts its daemons by srun or ssh, and these the ranks. Slurm 24.11 sets the variable for srun.
-# Open MPI 5.0.7 discards what srun writes, has a message about Slurm's version instead, and returns 0.
-ENDLESS = {
-    "pmi2": ("srun --mpi=pmi2 -n4 ~/ring.mpich endless", GONE),
-    "pmix": ("srun --mpi=pmix -n4 ~/ring.openmpi endless", GONE),
-    "mpirun-mpich": ("mpirun.mpich -launcher slurm -n 4 ~/ring.mpich endless", GONE),
-    "mpirun-openmpi": ("mpirun.openmpi -n 4 ~/ring.openmpi endless", None),
+WAYS = {
+    "pmi2": ("srun --mpi=pmi2 -n4 ~/ring.mpich", GONE),
+    "pmix": ("srun --mpi=pmix -n4 ~/ring.openmpi", GONE),
+    "mpirun-mpich": ("mpirun.mpich -launcher slurm -n 4 ~/ring.mpich", GONE),
+    "mpirun-openmpi": ("mpirun.openmpi -n 4 ~/ring.openmpi", GONE),
     "ssh-mpich": (
-        "HYDRA_LAUNCHER_EXTRA_ARGS= mpirun.mpich -launcher ssh -f $VHPC_MACHINEFILE"
-        " -n 4 ~/ring.mpich endless",
+        "HYDRA_LAUNCHER_EXTRA_ARGS= mpirun.mpich -launcher ssh -f $VHPC_MACHINEFILE -n 4 ~/ring.mpich",
         f"{PROXY}|{NO_ANSWER}",
     ),
     "ssh-openmpi": (
-        "mpirun.openmpi --prtemca plm ssh --hostfile $VHPC_HOSTFILE -n 4 ~/ring.openmpi endless",
+        "mpirun.openmpi --prtemca plm ssh --hostfile $VHPC_HOSTFILE -n 4 ~/ring.openmpi",
         f"{DAEMON}|{NO_ANSWER}",
     ),
-    "ssh": ("ssh -n n2 'yes sum | head -n 8; sleep 1000'", NO_ANSWER),
+    "ssh": ("ssh -n n2 ~/ring.alone", NO_ANSWER),
 }
+# In place of an MPI program, without a server of PMI.
+ALONE = "yes 'sum 1' | head -n 8\n[ $# = 0 ] || sleep 1000"
+
+
+def _endless(lab: Lab, how: str) -> tuple[Job, float]:
+    """A job in the middle of a program that does not end, and the seconds that it takes when it ends."""
+    command, _ = WAYS[how]
+    job = lab.submit(
+        f"{{\ncat > ~/ring.alone <<'END'\n#!/bin/sh\n{ALONE}\nEND\nchmod +x ~/ring.alone\n"
+        f"began=$(date +%s); {command} || exit 99; echo usual $(($(date +%s) - began + 1)); echo ==\n"
+        f"{command} endless; echo exit $?\n}} 2>&1",
+        "--no-requeue",
+        *PAIR,
+        NETWORK,
+        image=IMAGE,
+    )
+    until(lambda: said(lab, job).partition("==\n")[2].count("sum") >= 8, f"job {job.id} to compute", 400)
+    usual = re.search(r"^usual (\d+)$", said(lab, job), re.M)
+    assert usual is not None
+    return job, float(usual[1])
+
+
+def _ends(lab: Lab, job: Job, how: str, within_s: float) -> None:
+    """The program ends within the time, says why, and does not look successful; nothing is left."""
+    began = time.monotonic()
+    job.wait("COMPLETING", "COMPLETED", "FAILED", timeout=240)
+    took = time.monotonic() - began
+    job.wait()
+    text = said(lab, job)
+    print(f"from the fault to the end of the job: {took:.1f} s, limit {within_s:.1f} s\n{text}")
+    ended = re.search(r"^\W?exit (\d+)$", text, re.M)
+    assert ended is not None, text
+    assert re.search(WAYS[how][1].format(job=job.id), text), text
+    assert ended[1] != "0", text
+    assert took < within_s, text
+    settled(lab)
 
 
 @pytest.mark.usefixtures("programs")
-@pytest.mark.parametrize("how", ENDLESS)
+@pytest.mark.parametrize("how", WAYS)
 def test_a_guest_that_dies_ends_the_program(lab: Lab, how: str) -> None:
     """Its ranks never finish: those of the other guest wait for the dead ones."""
-    command, says = ENDLESS[how]
-    job = lab.submit(f"{{\n{command}; echo exit $?\n}} 2>&1", *PAIR, NETWORK, image=IMAGE)
-    until(lambda: said(lab, job).count("sum") >= 8, f"job {job.id} to compute", 240)
-    began = time.monotonic()
+    job, usual_s = _endless(lab, how)
     kill_qemu(lab, job, "n2")
-    job.wait("COMPLETING", "COMPLETED", "FAILED", timeout=50)
-    print(f"from the death of the guest to the end of the job: {time.monotonic() - began:.1f} s")
-    job.wait()
-    text = said(lab, job)
-    ended = re.search(r"^\W?exit (\d+)$", text, re.M)
-    assert ended is not None, text
-    if says is not None:
-        assert re.search(says.format(job=job.id), text), text
-        assert ended[1] != "0", text
-    settled(lab)
+    _ends(lab, job, how, ENDS_WITHIN_S + usual_s)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("how", ["ssh-mpich", "ssh-openmpi", "mpirun-openmpi"])
+def test_mpirun_ends_when_the_network_is_cut(lab: Lab, how: str) -> None:
+    """Before Slurm notices: the first node, its script and its own ranks go on without the other one."""
+    job, usual_s = _endless(lab, how)
+    with unplugged(lab, "n2"):
+        ended = re.compile(r"^\W?exit [1-9]\d*$", re.M)
+        until(lambda: ended.search(said(lab, job)), "mpirun to end", ENDS_WITHIN_S + usual_s)
+        assert re.search(WAYS[how][1], said(lab, job)), said(lab, job)
+    job.wait(timeout=300)
+    settled(lab, 300)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("how", ["pmi2", "pmix"])
+def test_a_step_ends_when_the_network_is_cut(lab: Lab, how: str) -> None:
+    """Slurm takes the node for down after SlurmdTimeout, and ends the job as on hosts."""
+    job, _ = _endless(lab, how)
+    with silent_nodes_are_down(lab), unplugged(lab, "n2"):
+        assert job.wait(timeout=120) == "NODE_FAIL"
+        until(lambda: not lab.run("n1", "virsh", "-q", "list", "--name").out.strip(), "n1 to be free", 120)
+    until(lambda: "DOWN" not in lab.node_state("n2")[0], "the node to be back", 120)
+    settled(lab, 300)
 
 
 @pytest.mark.usefixtures("programs")

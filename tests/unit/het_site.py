@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from controller_lab import allocation, identity, request
@@ -18,9 +19,9 @@ def component(offset: int, components: int, restart: int = 0, **asked: Any) -> J
     return request(10 + offset, restart, het=HetPlace(10, offset, components), **asked)
 
 
-def open_all(site: Site, *parts: Wanted) -> tuple[Lease, ...]:
+def open_all(site: Site, *parts: Wanted, addresses: Mapping[str, str] = UNDERLAY) -> tuple[Lease, ...]:
     """The leases of components, as the last of their requests makes them."""
-    return tuple(record.lease for record in site.service.leases.opening.reserve_all(parts, UNDERLAY))
+    return tuple(record.lease for record in site.service.leases.opening.reserve_all(parts, addresses))
 
 
 def two(restart: int = 0) -> tuple[Wanted, Wanted]:

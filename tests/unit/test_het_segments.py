@@ -92,6 +92,22 @@ def test_two_components_on_one_node_are_refused(tmp_path: Path) -> None:
     assert "two components of the heterogeneous job are on node n3" in leases[0].refusal
 
 
+def test_nodes_of_both_ip_versions_are_refused_once_and_for_all(tmp_path: Path) -> None:
+    """Their Prologs would requeue the job without limit."""
+    site = Site(tmp_path / "db")
+    addresses = {"n1": "192.0.2.1", "n2": "192.0.2.2", "n3": "2001:db8::3"}
+    leases = open_all(site, *two(), addresses=addresses)
+    line = (
+        "nodes n1 (IPv4, 192.0.2.1) and n3 (IPv6, 2001:db8::3) cannot be on one job network (choose other "
+        "nodes, or --vhpc-network=none; operators: see network.underlay in vhpc.toml(5))"
+    )
+    assert [(lease.state, lease.refusal) for lease in leases] == [(LeaseState.REFUSED, line)] * 2
+    assert site.store.segments.held() == ()
+    of_one_version = {name: f"2001:db8::{name[1:]}" for name in addresses}
+    again = open_all(site, *two(1), addresses=of_one_version)
+    assert {lease.state for lease in again} == {LeaseState.READY}
+
+
 def test_leases_of_all_components_are_made_or_none(tmp_path: Path) -> None:
     site = Site(tmp_path / "db")
     first, second = two()

@@ -276,6 +276,8 @@ class LeaseOpening:
             for generation, one in zip(generations, wanted, strict=True)
         )
         nodes = [node for part in parts for node in part.nodes]
+        if line := segments.mixed(nodes, underlay):
+            raise _RefusedError(_Refusal("network", line))
         flood = any(segments.flood_wanted(one.request, network) for one in wanted)
         store.add(vni, *generations)
         shared = parts if len(parts) > 1 else ()

@@ -9,6 +9,7 @@ that is until every node that took it has acknowledged; then it is in quarantine
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
 
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.controller.store.segments import HeldSegment
@@ -68,6 +69,22 @@ def refusal(request: JobRequest, allocation: Allocation, network: Network, other
             f"the job has {request.guests_per_node} guests on each (ask for fewer)"
         )
     return ""
+
+
+def mixed(nodes: Sequence[str], underlay: Mapping[str, str]) -> str:
+    """Why nodes cannot be on one segment, as one line for the user; empty when they can.
+
+    One VXLAN device sends over IPv4 or over IPv6.  Which of the two a node has does not change by
+    itself, so a requeued job would meet the same nodes again, without limit.
+    """
+    first = {ip_address(underlay[node]).version: node for node in reversed(nodes) if node in underlay}
+    if len(first) < 2:
+        return ""
+    return (
+        f"nodes {first[4]} (IPv4, {underlay[first[4]]}) and {first[6]} (IPv6, {underlay[first[6]]}) cannot "
+        "be on one job network (choose other nodes, or --vhpc-network=none; operators: see "
+        "network.underlay in vhpc.toml(5))"
+    )
 
 
 def choose(network: Network, held: Iterable[HeldSegment], freed: Mapping[int, int]) -> int:
