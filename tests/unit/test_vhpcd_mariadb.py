@@ -10,18 +10,22 @@ from pathlib import Path
 import mariadb_server
 import msgspec
 import pytest
-from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop
+from controller_lab import HAVE_MUNGED, Munged, allocation, request, stop, wait_for
 from mariadb_server import Proxy, shared
 from store_backends import ME
 from vhpcd_process import Vhpcd, make
+from web_site import end, start_job
 
 from vhpc_slurm.cli.checks import CheckResult, Level, leasedatabase
+from vhpc_slurm.cli.web.gathering import Viewing
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.database import Database
+from vhpc_slurm.config.fabric import Fabric
 from vhpc_slurm.controller.store.choice import read_keys
 from vhpc_slurm.controller.store.mariasession import trouble
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.fabric.keys import KeyState
 
 pytestmark = pytest.mark.skipif(not mariadb_server.HAVE_SERVER, reason=mariadb_server.WHY_NOT)
 have_munged = pytest.mark.skipif(not HAVE_MUNGED, reason="needs munged: apt install munge")
@@ -93,6 +97,20 @@ def test_vhpc_fabric_reads_keys_while_vhpcd_runs(vhpcd: Vhpcd) -> None:
     missing = msgspec.structs.replace(config.database, name="nowhere")
     with pytest.raises(FabricError, match="Unknown database"):
         read_keys(msgspec.structs.replace(config, database=missing))
+
+
+@have_munged
+def test_vhpc_web_shows_keys_in_quarantine(tmp_path: Path, daemon: Munged) -> None:
+    database = shared().database()
+    vhpcd = make(tmp_path, daemon, Fabric(backend="ethernet", vlan_first=100), database=database).start()
+    try:
+        start_job(vhpcd, 1, "nobody", "runs", "n1")
+        end(vhpcd, start_job(vhpcd, 2, "nobody", "ended", "n1"), "n1", "")
+        wait_for(lambda: vhpcd.client.status().leases["released"] == 1, "the ended job is not released")
+        resting = Viewing(vhpcd.config, None).overview().resting
+    finally:
+        vhpcd.stop()
+    assert [(one.generation.job_id, one.state) for one in resting] == [(2, KeyState.QUARANTINE)]
 
 
 def settings_file(tmp_path: Path, **other: object) -> Config:

@@ -7,7 +7,6 @@ import os
 import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +15,7 @@ from vhpc_slurm.cli import report
 from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
-from vhpc_slurm.controller.store.keys import read_snapshot
+from vhpc_slurm.controller.store.choice import read_keys
 from vhpc_slurm.controller.wire_types import ProgressWire
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
@@ -45,7 +44,7 @@ class Overview:
         reports: what nodes told of live jobs, by generation.
         unread: live jobs whose reports have not been read yet.
         status: of vhpcd; None for a viewer who may not ask for it.
-        resting: keys of ended jobs that no job may get yet; empty unless vhpcd's database is here.
+        resting: keys of ended jobs that no job may get yet; empty if vhpcd's database cannot be read here.
     """
 
     live: tuple[LeaseRecord, ...]
@@ -108,11 +107,10 @@ class Viewing:
         return (report.gather(ControllerClient(self._config, as_uid=self._as_uid), job_id),)
 
     def _resting(self) -> tuple[KeyAssignment, ...]:
-        database = self._config.controller.database
         try:
-            found = read_snapshot(database).assignments if Path(database).is_file() else ()
+            found = read_keys(self._config).assignments
         except (VhpcError, OSError):
-            return ()  # vhpcd runs on another host, or this user may not read its database
+            return ()  # the database is on another host, or this user may not read it
         return tuple(one for one in found if one.state in (KeyState.QUARANTINE, KeyState.TOMBSTONE))
 
 

@@ -62,7 +62,7 @@ class Requests:
         self._database = database
         self._began = time.monotonic()
         self._progress = Progress()
-        self._quarantine = Quarantine()
+        self.quarantine = Quarantine()
 
     async def answer(self, request: wire.Request, uid: int = 0, viewer: Viewer | None = None) -> wire.Answer:
         """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else is raised.
@@ -113,7 +113,7 @@ class Requests:
             case wire.ReportReady():
                 answer = await starting.ready(request)
             case ReportQuarantine():
-                self._quarantine.report(request)
+                self.quarantine.report(request)
             case wire.AskStatus():
                 answer = await self._status()
             case wire.Fence() | wire.ClearKey() | wire.TellFabric():
@@ -146,11 +146,9 @@ class Requests:
                         return wire.LeasePage(records=(), more=None)
                     request = msgspec.structs.replace(request, job_id=job_id)
                 page = await listing.leases(executor, store, request, viewer)
-                return (
-                    await listing.progress(executor, store, page, self._progress)
-                    if request.progress
-                    else page
-                )
+                if request.progress:
+                    page = await listing.progress(executor, store, page, self._progress)
+                return await listing.used(executor, store, page) if request.usage else page
             case wire.ListTimelines():
                 return await listing.timelines(executor, store, request, viewer)
             case wire.ListReports():
@@ -194,7 +192,7 @@ class Requests:
             alarms=tuple(
                 AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what) for one in alarms
             ),
-            quarantine=self._quarantine.shown(),
+            quarantine=self.quarantine.shown(),
         )
 
 
