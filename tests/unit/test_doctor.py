@@ -341,14 +341,15 @@ def test_hooks_that_cannot_be_run_are_errors(tmp_path: Path) -> None:
 # --- plugstack ---------------------------------------------------------------
 
 
-def plugstack(tmp_path: Path, text: str, *, installed: bool = True) -> CheckResult:
+def plugstack(tmp_path: Path, text: str, *, installed: bool = True, submits: bool = True) -> CheckResult:
     (tmp_path / "plugstack.conf").write_text(text)
     folder = tmp_path / "plugins"
     folder.mkdir()
     if installed:
         (folder / "vhpc.so").write_bytes(b"")
     return slurm.plugstack(
-        SlurmSettings.parse(f"SLURM_CONF = {tmp_path}/slurm.conf\nPluginDir = /absent:{folder}\n")
+        SlurmSettings.parse(f"SLURM_CONF = {tmp_path}/slurm.conf\nPluginDir = /absent:{folder}\n"),
+        submits=submits,
     )
 
 
@@ -386,3 +387,14 @@ def test_a_missing_plugin_is_an_error_unless_optional(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         assert plugstack(tmp_path / name, text, installed=installed).level is level
+
+
+def test_a_host_of_slurmctld_only_needs_no_plugin(tmp_path: Path) -> None:
+    for name, text, installed, level in (
+        ("a", "# nothing\n", False, Level.OK),
+        # of a configless controller, whose own srun would not start
+        ("b", "required vhpc.so\n", False, Level.ERROR),
+        ("c", "required vhpc.so\n", True, Level.OK),
+    ):
+        (tmp_path / name).mkdir()
+        assert plugstack(tmp_path / name, text, installed=installed, submits=False).level is level

@@ -78,7 +78,8 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
         sizes = [boottime.NodeSize.of(one, config) for one in nodes]
         yield from slurm.check(settings, config, sizes or [boottime.NodeSize()])
         yield from slurm.partitions(partitions)
-        yield slurm.plugstack(settings, named_conf(config))
+        submits = is_node or not is_controller
+        yield slurm.plugstack(settings, named_conf(config), submits=submits)
         if is_node and root:
             yield boottime.message_timeout(
                 settings.seconds("MessageTimeout") or 10, boottime.longest_boot_s(Layout(config))

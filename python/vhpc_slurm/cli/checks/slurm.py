@@ -316,10 +316,11 @@ def executable_hooks(config: Config, files: tuple[str, ...]) -> Iterator[CheckRe
             yield ok(name, f"{path} is executable")
 
 
-def plugstack(settings: SlurmSettings, named: str = "") -> CheckResult:
+def plugstack(settings: SlurmSettings, named: str = "", *, submits: bool = True) -> CheckResult:
     """Whether Slurm loads the SPANK plugin of vhpc on this host.
 
-    ``named`` is this host's slurm.conf, where it is another than that of slurmctld.
+    ``named`` is this host's slurm.conf, where it is another than that of slurmctld.  ``submits`` is false on
+    a host of slurmctld only, which does not load plugins of SPANK: there users need not submit jobs.
     """
     name = "slurm.plugstack"
     conf = Path(settings.first("SLURM_CONF") or "/etc/slurm/slurm.conf")
@@ -327,6 +328,8 @@ def plugstack(settings: SlurmSettings, named: str = "") -> CheckResult:
     if named and path == conf.with_name("plugstack.conf"):  # the default: beside slurm.conf
         path = Path(named).with_name("plugstack.conf")
     found = find_plugin(path, depth=0)
+    if found is None and not submits:
+        return ok(name, f"{path} does not load vhpc.so: jobs with guests are submitted on other hosts")
     if found is None:
         return error(
             name,
@@ -338,7 +341,10 @@ def plugstack(settings: SlurmSettings, named: str = "") -> CheckResult:
     places = [plugin] if plugin.startswith("/") else [f"{folder}/{plugin}" for folder in folders]
     if not any(Path(place).is_file() for place in places):
         return error(
-            name, f"{path} loads {plugin}, which does not exist at {' or '.join(places)}", "install vhpc.so"
+            name,
+            f"{path} loads {plugin}, which does not exist at {' or '.join(places)}: "
+            "sbatch, salloc and srun fail on this host",
+            "install vhpc-spank-plugin, or vhpc.so for this release of Slurm",
         )
     if mode != "required":
         return warn(
