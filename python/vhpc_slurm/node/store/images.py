@@ -21,8 +21,10 @@ import os
 import shutil
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm import chunks, files
 from vhpc_slurm.catalog import blobs, chunk_list, own_folder, with_list
@@ -45,8 +47,7 @@ BLOBS = 3
 """The blobs of an image: kernel, initrd, root."""
 
 
-@dataclass(frozen=True)
-class StagedImage:
+class StagedImage(Struct, frozen=True):
     """An image on this node: paths of root-owned, verified, read-only files.
 
     ``copied`` are the bytes that this call has copied; others were in the store, or another job copied them.
