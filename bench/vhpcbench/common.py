@@ -113,7 +113,16 @@ class Lab:
         if done.returncode != 0:
             raise BenchError("the lab is not up: run `make lab-up` first, as root")
         self._names = (f"bench-{os.getpid()}-{number}" for number in itertools.count())
-        self.paths = {name: Path(path) for name, path in json.loads(done.stdout)["paths"].items()}
+        status = json.loads(done.stdout)
+        self.paths = {name: Path(path) for name, path in status["paths"].items()}
+        self._hosts = status["hosts"]
+
+    def pid(self, host: str, unit: str) -> int:
+        """Pid on this machine of a daemon when the benchmark began; BenchError if it did not run."""
+        found = self._hosts[host]["units"].get(unit, {}).get("pid")
+        if found is None:
+            raise BenchError(f"{unit} does not run on {host}")
+        return int(found)
 
     def run(
         self, host: str, *argv: str, user: str = "root", stdin: str = "", timeout_s: float = JOB_TIMEOUT_S

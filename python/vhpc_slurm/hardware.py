@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 UNKNOWN_CELL = -1
 
 
-@dataclass(frozen=True)
-class HostCache:
+class HostCache(Struct, frozen=True):
     """A cache and the online CPUs that share it; ``kind`` is data, instruction or unified."""
 
     level: int
@@ -22,8 +23,7 @@ class HostCache:
     cpus: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class PciBar:
+class PciBar(Struct, frozen=True):
     """A base address register that is in use; ``size`` in bytes."""
 
     index: int
@@ -33,8 +33,7 @@ class PciBar:
     prefetchable: bool
 
 
-@dataclass(frozen=True)
-class PciLink:
+class PciLink(Struct, frozen=True):
     """A PCI Express link: transfers in GT/s and lanes, as trained and as the function could at best.
 
     0 if the kernel does not know.
@@ -154,8 +153,7 @@ class NodeDevices:
     quarantined: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class VfIdentity:
+class VfIdentity(Struct, frozen=True):
     """What a virtual function is on its network.
 
     Attributes:

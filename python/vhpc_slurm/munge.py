@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from dataclasses import dataclass
 from functools import cache
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import FabricError
 
@@ -75,8 +76,7 @@ _BY_CODE: dict[int, type[MungeError]] = {
 } | dict.fromkeys(range(8, 15), CredentialError)
 
 
-@dataclass(frozen=True)
-class Credential:
+class Credential(Struct, frozen=True):
     """Content of a credential: payload, and uid and gid of its sender."""
 
     payload: bytes

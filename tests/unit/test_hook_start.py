@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import shutil
 import subprocess
@@ -19,6 +18,14 @@ from vhpc_slurm.hooks import start
 SOURCES = Path(__file__).parents[2] / "python"
 # Modules of commands and of vhpcd: no hook calls the functions that import them.
 NOT_FOR_HOOKS = {f"vhpc_slurm.slurm.{name}" for name in ("choice", "noderuns", "sacct", "userjobs")}
+# What hooks import: Prolog until it has asked vhpcd, slurmctld's hooks at all.
+LIGHT = {"msgspec", "typing_extensions"}
+FEW_PARTS = {
+    *("chunks", "config", "controller", "cpulist", "errors", "files", "hardware", "hooks", "model", "munge"),
+    *("node", "rootport", "terminal"),
+}
+MANY = {*LIGHT, "jinja2", "libvirt", "libvirtmod", "markupsafe"}
+COSTLY = {"asyncio", "email", "http", "ssl", "multiprocessing", "sqlite3", "unittest", "pydoc"}
 HOOK = """
 import os, sys, time
 from vhpc_slurm.hooks import version_a
@@ -26,6 +33,17 @@ open({begun!r}, "a").write("x")
 while os.path.exists({hold!r}): time.sleep(0.01)
 from vhpc_slurm.hooks import version_b
 def entry(word):
+    print(word, version_a.V, version_b.V)
+    return 3
+"""
+TWO_PARTS = """
+import os, time
+from vhpc_slurm.hooks import start, version_a
+def entry(word):
+    open({begun!r}, "a").write("x")
+    while os.path.exists({hold!r}): time.sleep(0.01)
+    start.load_rest("vhpc_slurm.hooks.fake")
+    from vhpc_slurm.hooks import version_b
     print(word, version_a.V, version_b.V)
     return 3
 """
@@ -41,11 +59,15 @@ class Package:
         self.hooks.mkdir(parents=True)
         text = Path(start.__file__).read_text()
         text = text.replace('Path("/run/vhpc-upgrading")', f'Path("{self.mark}")')
+        text = text.replace("REST[module]", "['vhpc_slurm.hooks.version_b']")
         text = text.replace("LATE[module]", "()").replace("WAIT_S = 120.0", "WAIT_S = 20.0")
         (self.hooks / "start.py").write_text(text)
         (self.hooks / "__init__.py").touch()
-        (self.hooks / "fake.py").write_text(HOOK.format(begun=str(self.begun), hold=str(self.hold)))
+        self.write(HOOK)
         self.install(1)
+
+    def write(self, hook: str) -> None:
+        (self.hooks / "fake.py").write_text(hook.format(begun=str(self.begun), hold=str(self.hold)))
 
     def install(self, version: int, names: str = "ab") -> None:
         """As dpkg does: new files by rename."""
@@ -115,6 +137,24 @@ def test_a_module_that_is_gone_meanwhile_is_no_error(package: Package) -> None:
     assert said(process) == "word 2 2\n"
 
 
+@pytest.mark.parametrize("mark", [False, True])
+def test_a_package_replaced_before_the_rest_starts_the_hook_again(package: Package, mark: bool) -> None:
+    package.write(TWO_PARTS)
+    package.hold.touch()
+    process = package.run()
+    package.wait_begun(1)  # it has asked vhpcd
+    if mark:
+        package.mark.touch()
+        (package.hooks / "version_b.py").unlink()
+        package.hold.unlink()
+        time.sleep(0.3)
+        assert process.poll() is None
+    package.install(2)
+    package.hold.unlink(missing_ok=True)
+    package.mark.unlink(missing_ok=True)
+    assert said(process) == "word 2 2\n"
+
+
 def test_a_mark_of_a_killed_dpkg_stops_no_hook(package: Package) -> None:
     package.mark.touch()
     os.utime(package.mark, (time.time() - 2 * start.STALE_S,) * 2)
@@ -132,20 +172,52 @@ def test_a_broken_package_is_an_error_at_once(package: Package) -> None:
 
 @pytest.mark.parametrize("hook", sorted(start.LATE))
 def test_a_running_hook_has_imported_all_that_it_may_need(hook: str) -> None:
-    script = (
-        "import json, sys\nfrom vhpc_slurm.hooks import start\n"
-        f"start.load({hook!r})\nprint(json.dumps([n for n in sys.modules if n.startswith('vhpc_slurm')]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env={"PYTHONPATH": str(SOURCES)}, capture_output=True, check=True
-    )
-    loaded = set(json.loads(done.stdout))
+    loaded = {name for name in modules(hook, rest=True) if name.startswith("vhpc_slurm")}
     assert hook in loaded
     late = set()
     for name in loaded:
         path = SOURCES / name.replace(".", "/")
         late |= inside_functions(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
     assert late - loaded - NOT_FOR_HOOKS == set()
+
+
+def modules(hook: str, *, rest: bool) -> set[str]:
+    """What a hook has imported when it starts, or when it has all."""
+    whole = rest and hook in start.REST
+    script = (
+        "from vhpc_slurm.hooks import start\n"
+        f"start.load({hook!r})\n" + (f"start.load_rest({hook!r})\n" if whole else "") + "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(SOURCES)!r})\n{script}"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("hook", sorted(start.LATE))
+def test_hooks_import_few_packages(hook: str) -> None:
+    found = {name.partition(".")[0] for name in modules(hook, rest=True)}
+    foreign = found - sys.stdlib_module_names - {"vhpc_slurm", "__main__", "sitecustomize", "_distutils_hack"}
+    allowed = LIGHT if hook.endswith((".slurmctld", ".hookd")) else MANY
+    assert {name for name in foreign if not name.startswith(("_", "distutils"))} <= allowed
+    assert found & COSTLY == set()
+
+
+def test_prolog_asks_vhpcd_before_it_imports_what_boots_guests() -> None:
+    found = modules("vhpc_slurm.hooks.prolog", rest=False)
+    foreign = {name.partition(".")[0] for name in found} - sys.stdlib_module_names
+    assert foreign & (MANY | {"rich", "typer", "pydantic"}) <= LIGHT
+    ours = {name for name in found if name.startswith("vhpc_slurm.")}
+    assert {name.split(".")[1] for name in ours} <= FEW_PARTS
+    assert {name for name in ours if name.startswith("vhpc_slurm.node.")} == {
+        *("vhpc_slurm.node.host", "vhpc_slurm.node.host.process"),
+        *("vhpc_slurm.node.store", "vhpc_slurm.node.store.joblock", "vhpc_slurm.node.store.layout"),
+    }
+    assert "xml" not in found
+    assert "concurrent" not in found
 
 
 def inside_functions(path: Path) -> set[str]:

@@ -17,7 +17,7 @@ from vhpc_slurm import policy
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError, VhpcError
-from vhpc_slurm.hooks import barrier, common, prolog
+from vhpc_slurm.hooks import barrier, bringup, common, prolog
 from vhpc_slurm.model import Allocation, Generation, Lease, LeaseState, NodeReport, Segment
 from vhpc_slurm.node import resources, teardown
 from vhpc_slurm.node.boot import permission
@@ -104,7 +104,7 @@ def node(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(inventory, "read_inventory", lambda *_: NODE)
     monkeypatch.setattr(shares, "of_job", lambda *_: ())
     monkeypatch.setattr(libvirtd, "connect", lambda *_: nullcontext())
-    monkeypatch.setattr(prolog, "boot", found.boot)
+    monkeypatch.setattr(bringup, "boot", found.boot)
     return found
 
 
@@ -250,7 +250,7 @@ def test_guests_of_purged_jobs_make_room_once(node: Node, monkeypatch: pytest.Mo
         tried.append(len(tried))
         raise held
 
-    monkeypatch.setattr(prolog, "reserve", reserve)
+    monkeypatch.setattr(bringup, "reserve", reserve)
     monkeypatch.setattr(purged_jobs, "clear", lambda *_, **__: True)
     assert node.run() == 0
     assert (tried, node.requeued) == ([0, 1], [42])
@@ -276,7 +276,7 @@ def two_nodes(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
         if node.outcome is not None:
             raise node.outcome
 
-    monkeypatch.setattr(prolog, "boot", lambda _work: iter(()))
+    monkeypatch.setattr(bringup, "boot", lambda _work: iter(()))
     monkeypatch.setattr(barrier, "wait", wait)
     monkeypatch.setattr(ControllerClient, "ready", ready)
     node.told = told

@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from msgspec import Struct
+
 from vhpc_slurm import chunks
 from vhpc_slurm.catalog.manifest import LIMIT_1, Manifest, decode_manifest, decode_whole
 from vhpc_slurm.errors import FabricError, UserError
@@ -46,8 +48,7 @@ class CatalogEntry:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Signed:
+class Signed(Struct, frozen=True):
     """The bytes of a manifest, and its signatures in the text form of OpenSSH, one after the other."""
 
     manifest: bytes

@@ -14,8 +14,9 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm.catalog.folder import (
     NAME_SIZE,
@@ -35,8 +36,7 @@ from vhpc_slurm.model import DIGEST, ImageIdentity, ImageRef
 USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}\Z", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """The user to whom a catalogue belongs."""
 
     name: str

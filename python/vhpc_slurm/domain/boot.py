@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import DomainSpec
@@ -14,8 +14,7 @@ DISK_DEVICE = "/dev/vdb"
 TRANSLATION = "intel_iommu="
 
 
-@dataclass(frozen=True)
-class BootContext:
+class BootContext(Struct, frozen=True):
     """Values of the boot template; without a kernel the firmware has nothing to boot."""
 
     machine: str

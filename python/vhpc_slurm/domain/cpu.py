@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.domain.spec import DomainSpec
@@ -12,8 +12,7 @@ from vhpc_slurm.model import GuestTopology
 AMD = ("AuthenticAMD", "HygonGenuine")
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """A guest NUMA cell; ``distances`` is empty where there is only one cell."""
 
     id: int
@@ -22,16 +21,14 @@ class Cell:
     distances: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Feature:
+class Feature(Struct, frozen=True):
     """A CPU feature and libvirt's policy for it."""
 
     name: str
     policy: str
 
 
-@dataclass(frozen=True)
-class CpuContext:
+class CpuContext(Struct, frozen=True):
     """Values of the cpu template; ``host`` means host-passthrough."""
 
     host: bool

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.domain.spec import DomainSpec
@@ -12,8 +12,7 @@ from vhpc_slurm.model import VcpuPin
 IOTHREADS = 1
 
 
-@dataclass(frozen=True)
-class CputuneContext:
+class CputuneContext(Struct, frozen=True):
     """Values of the cputune template; CPU lists are in libvirt's syntax."""
 
     pins: tuple[VcpuPin, ...]

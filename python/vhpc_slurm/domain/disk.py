@@ -15,7 +15,7 @@ uid, and vhpc owns the disk until QEMU gets it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.cputune import IOTHREADS
@@ -24,8 +24,7 @@ from vhpc_slurm.domain.spec import DomainSpec
 QUEUES_MAX = 4  # enough to boot from; QEMU's default is a queue, and an interrupt vector, per vCPU
 
 
-@dataclass(frozen=True)
-class Disk:
+class Disk(Struct, frozen=True):
     """One disk; ``shared``: with other guests, so never written."""
 
     file: str
@@ -34,8 +33,7 @@ class Disk:
     shared: bool
 
 
-@dataclass(frozen=True)
-class DiskContext:
+class DiskContext(Struct, frozen=True):
     """Values of the disk template."""
 
     disks: tuple[Disk, ...]

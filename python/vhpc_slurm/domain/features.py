@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import DomainSpec
 
 
-@dataclass(frozen=True)
-class FeaturesContext:
+class FeaturesContext(Struct, frozen=True):
     """Values of the features template; ``ioapic`` is whose the I/O APIC is, empty for libvirt's choice."""
 
     kvm: bool

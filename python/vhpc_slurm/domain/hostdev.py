@@ -7,14 +7,13 @@ option ROM: the guest's firmware must not run what a device carries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.hardware import address_key
 
 
-@dataclass(frozen=True)
-class Hostdev:
+class Hostdev(Struct, frozen=True):
     """A function: its parts of an address as libvirt writes them, and the guest's bus."""
 
     domain: str
@@ -24,8 +23,7 @@ class Hostdev:
     port: str
 
 
-@dataclass(frozen=True)
-class HostdevContext:
+class HostdevContext(Struct, frozen=True):
     """Values of the hostdev template."""
 
     devices: tuple[Hostdev, ...]

@@ -20,7 +20,7 @@ VT-d specification (interrupt remapping), https://libvirt.org/formatdomain.html.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import GuestTopology
@@ -31,8 +31,7 @@ NO_TRANSLATION = 11_003_000
 """libvirt 11.3 knows dma_translation; 9.0 ignores it."""
 
 
-@dataclass(frozen=True)
-class IommuContext:
+class IommuContext(Struct, frozen=True):
     """Values of the iommu template.
 
     ``caching_mode``: QEMU assigns no device behind this IOMMU without.

@@ -8,15 +8,14 @@ lifts QEMU's memlock limit altogether, and huge pages do not swap anyway.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain.spec import DomainSpec
 
 PREALLOC_THREADS_MAX = 16  # QEMU uses no more per memory backend
 
 
-@dataclass(frozen=True)
-class MemoryContext:
+class MemoryContext(Struct, frozen=True):
     """Values of the memory template; ``prealloc_threads`` is 0 where memory is not allocated up front."""
 
     memory_mib: int

@@ -7,14 +7,13 @@ groups; ``vhpc-confine`` starts it with the job user's rights (docs/decisions.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec
 
 
-@dataclass(frozen=True)
-class NatContext:
+class NatContext(Struct, frozen=True):
     """Values of the nat template."""
 
     mac: str

@@ -7,14 +7,13 @@ No option ROM: guests do not boot from the network, and it costs time at each st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec
 
 
-@dataclass(frozen=True)
-class NicContext:
+class NicContext(Struct, frozen=True):
     """Values of the nic template; an MTU of 0 is left out."""
 
     tap: str

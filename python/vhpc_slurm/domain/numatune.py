@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import GuestCell, MemoryBinding
 
 
-@dataclass(frozen=True)
-class CellBinding:
+class CellBinding(Struct, frozen=True):
     """A guest cell and the host cells, as a list, that its memory comes from."""
 
     cell: int
     nodeset: str
 
 
-@dataclass(frozen=True)
-class NumatuneContext:
+class NumatuneContext(Struct, frozen=True):
     """Values of the numatune template; ``nodeset`` is empty where each cell has to speak for itself."""
 
     mode: str

@@ -7,14 +7,13 @@ planned ports stay those of the planned devices.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.hardware import PciController
 
 
-@dataclass(frozen=True)
-class PciContext:
+class PciContext(Struct, frozen=True):
     """Values of the pci template; 0 GiB leaves the 64-bit window to QEMU."""
 
     pcihole64_gib: int

@@ -18,7 +18,7 @@ Why they are as they are:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec
@@ -26,8 +26,7 @@ from vhpc_slurm.domain.spec import DomainSpec
 PORT_NAME = "org.vhpc.agent.0"
 
 
-@dataclass(frozen=True)
-class PlainContext:
+class PlainContext(Struct, frozen=True):
     """Values of these templates; an empty ``emulator`` is libvirt's choice."""
 
     kvm: bool

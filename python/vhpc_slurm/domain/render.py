@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import DictLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from msgspec import Struct
 
 from vhpc_slurm.domain import (
     boot,
@@ -31,14 +30,10 @@ from vhpc_slurm.domain import (
 )
 from vhpc_slurm.domain.spec import DomainSpec
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Context = Callable[[DomainSpec], DataclassInstance | None]
+Context = Callable[[DomainSpec], Struct | None]
 
 
-@dataclass(frozen=True)
-class Concern:
+class Concern(Struct, frozen=True):
     """One part of a domain: its template's name, and what fills it."""
 
     name: str
@@ -111,5 +106,5 @@ def _parts(concerns: tuple[Concern, ...], spec: DomainSpec) -> list[Markup]:
     return parts
 
 
-def _fields(context: DataclassInstance) -> dict[str, Any]:
-    return {field.name: getattr(context, field.name) for field in dataclasses.fields(context)}
+def _fields(context: Struct) -> dict[str, Any]:
+    return {name: getattr(context, name) for name in context.__struct_fields__}

@@ -7,14 +7,13 @@ would be root on the shared files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
 
 
-@dataclass(frozen=True)
-class SharesContext:
+class SharesContext(Struct, frozen=True):
     """Values of the shares template."""
 
     shares: tuple[ShareSpec, ...]

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
+
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan
 
@@ -29,8 +31,7 @@ Hypervisor = Literal["kvm", "qemu"]
 SOCKET_PATH_MAX = 107  # sun_path of unix(7) less its final NUL
 
 
-@dataclass(frozen=True)
-class ShareSpec:
+class ShareSpec(Struct, frozen=True):
     """A virtiofs device: the tag that the guest mounts, and the socket on which its daemon listens."""
 
     tag: str

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import FabricError
 
@@ -20,8 +21,7 @@ MAX_ETHERNET_RAILS = 1 << 4
 """Rails that a MAC address has room for."""
 
 
-@dataclass(frozen=True)
-class Space:
+class Space(Struct, frozen=True):
     """Numbers of one kind of segment; assignments have ``base`` plus the number, so kinds never overlap.
 
     A site may use the numbers ``first`` to ``last``; ``option`` is the prefix of its
@@ -59,8 +59,7 @@ def label(number: int) -> str:
     return shown if space is PKEYS else f"{space.name} {shown}"
 
 
-@dataclass(frozen=True)
-class KeyPool:
+class KeyPool(Struct, frozen=True):
     """The numbers for jobs: ``first`` to ``last`` without ``reserved``.
 
     Raises:

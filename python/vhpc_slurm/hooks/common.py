@@ -9,14 +9,13 @@ import socket
 import sys
 import syslog
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from vhpc_slurm import slurm
+from msgspec import Struct
+
 from vhpc_slurm.config import Config, load
-from vhpc_slurm.errors import NodeError, UserError, VhpcError
+from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.model import Lease
-from vhpc_slurm.slurm.port import REASON_PREFIX, SlurmError
 from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpc")
@@ -33,8 +32,7 @@ _SEVERITY = {
 }
 
 
-@dataclass(frozen=True)
-class HookEnv:
+class HookEnv(Struct, frozen=True):
     """The environment variables of Slurm that hooks use.
 
     ``restart`` counts the job's requeues; ``uid`` is the job's user, None if
@@ -102,9 +100,12 @@ def drain(config: Config, node: str, error: VhpcError) -> None:
 
     A drain that fails is an error in the log: Slurm still drains the node when the hook fails.
     """
+    from vhpc_slurm import slurm
+    from vhpc_slurm.slurm.port import REASON_PREFIX
+
     try:
         slurm.commands(config, slurm.HOOK_TIMEOUT_S).drain(node, f"{REASON_PREFIX}{error.line()[:200]}")
-    except SlurmError as err:
+    except FabricError as err:
         log.error("node %s is not drained: %s", node, err.line())
 
 
@@ -116,9 +117,12 @@ def comment(lease: Lease, more: str = "") -> str:
 
 def comment_ended(config: Config, job_id: int, line: str) -> None:
     """Set the AdminComment, which sacct shows, of a job that is ending; a failure only goes to the log."""
+    from vhpc_slurm import slurm
+    from vhpc_slurm.slurm.port import REASON_PREFIX
+
     try:
         slurm.commands(config, slurm.HOOK_TIMEOUT_S).set_admin_comment_of_ended(job_id, line)
-    except SlurmError as err:
+    except FabricError as err:
         log.warning("AdminComment of job %d is not set: %s", job_id, err.line())
 
 

@@ -7,8 +7,8 @@ dpkg replaces the files of the Python package one by one, in about a second.  A 
 starts then could import half of either version, and one that imports a module late could
 get it from a newer version than its other modules.  So the package's preinst makes a mark
 and its postinst removes it; a hook that starts meanwhile waits, and a hook imports all that
-it may need before it does anything.  If the package was replaced during these imports, it
-starts again.
+it may need before it changes anything.  If the package was replaced during these imports, it
+starts again.  Prolog first asks vhpcd for its lease, with few modules, and then imports the rest.
 
 This module imports the standard library only: it must work between any two versions.
 """
@@ -19,8 +19,12 @@ import importlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MARK = Path("/run/vhpc-upgrading")
 """Exists while the files of the package are being replaced; debian/vhpc-common.preinst makes it."""
@@ -31,13 +35,15 @@ WAIT_S = 120.0
 POLL_S = 0.1
 _SCONTROL = "vhpc_slurm.slurm.scontrol"
 LATE = {
-    "vhpc_slurm.hooks.prolog": (_SCONTROL,),
+    "vhpc_slurm.hooks.prolog": (),
     "vhpc_slurm.hooks.epilog": (_SCONTROL,),
     "vhpc_slurm.hooks.healthcheck": (_SCONTROL, "vhpc_slurm.hooks.textfile"),
     "vhpc_slurm.hooks.slurmctld": (_SCONTROL,),
     "vhpc_slurm.hooks.hookd": (_SCONTROL,),
 }
 """Modules that a hook imports only when it needs them."""
+REST = {"vhpc_slurm.hooks.prolog": ("vhpc_slurm.hooks.bringup", _SCONTROL)}
+"""Modules that a hook imports after its question to vhpcd."""
 _DEADLINE = "VHPC_HOOK_START_DEADLINE"
 
 
@@ -47,18 +53,36 @@ def main(words: list[str]) -> int:
     deadline = _deadline()
     while _upgrading() and time.time() < deadline:
         time.sleep(POLL_S)
-    before = version()
-    try:
-        hook = load(module)
-    except Exception:
-        if mixed(before) and time.time() < deadline:
-            _again(deadline)
-        raise
-    if mixed(before) and time.time() < deadline:
-        _again(deadline)
+    _Started.version, _Started.deadline = version(), deadline
+    hook = _of_one_version(lambda: load(module))
     os.environ.pop(_DEADLINE, None)
     status: int = hook.entry(*arguments)
     return status
+
+
+class _Started:
+    """What ``main`` has seen before the first import; a hook that nothing has started may import anything."""
+
+    version: tuple[int, int, int] | None = None
+    deadline = 0.0
+
+
+def _of_one_version(imports: Callable[[], T]) -> T:
+    """Import; if the package was replaced meanwhile, start this program again."""
+
+    def again() -> bool:
+        seen = _Started.version
+        return seen is not None and time.time() < _Started.deadline and mixed(seen)
+
+    try:
+        done = imports()
+    except Exception:
+        if again():
+            _again(_Started.deadline)
+        raise
+    if again():
+        _again(_Started.deadline)
+    return done
 
 
 def load(module: str) -> ModuleType:
@@ -71,6 +95,15 @@ def load(module: str) -> ModuleType:
     for late in LATE[module]:
         importlib.import_module(late)
     return hook
+
+
+def load_rest(module: str) -> None:
+    """Import what a hook needs after its question to vhpcd; the hook has changed nothing yet.
+
+    Raises:
+        ImportError: a module is missing or does not fit the others.
+    """
+    _of_one_version(lambda: [importlib.import_module(name) for name in REST[module]])
 
 
 def _upgrading() -> bool:
@@ -111,4 +144,5 @@ def _deadline() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # hooks import this module by its name, and must find what main() has noted
+    sys.exit(importlib.import_module("vhpc_slurm.hooks.start").main(sys.argv[1:]))

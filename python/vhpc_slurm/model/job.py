@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from msgspec import Struct
+
 from vhpc_slurm.model.image import ImageRef
 
 GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
@@ -58,8 +60,7 @@ DEFAULTED: Mapping[str, Any] = {
 """Fields of a request that rules of the site may set, and what they are without the option and a rule."""
 
 
-@dataclass(frozen=True)
-class HetPlace:
+class HetPlace(Struct, frozen=True):
     """A component's place in its heterogeneous job.
 
     ``leader`` is the JobId of the first component, ``offset`` counts from 0, ``components`` is the size
@@ -116,8 +117,7 @@ class JobRequest:
         return replace(asked, **given)
 
 
-@dataclass(frozen=True)
-class GresAllocation:
+class GresAllocation(Struct, frozen=True):
     """One kind of generic resource on one node; ``indexes`` is empty for count-only GRES."""
 
     name: str
@@ -139,8 +139,7 @@ class NodeAllocation:
     gres: tuple[GresAllocation, ...] = ()
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """What Slurm gave the job on all its nodes, in Slurm's node order."""
 
     nodes: tuple[NodeAllocation, ...]

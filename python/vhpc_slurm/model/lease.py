@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from vhpc_slurm.model.host import HostInventory
 from vhpc_slurm.model.image import ImageIdentity
 from vhpc_slurm.model.job import Allocation, Generation, JobRequest
@@ -55,8 +57,7 @@ class NetworkIdentity:
     prefix: int = 0
 
 
-@dataclass(frozen=True)
-class SegmentPart:
+class SegmentPart(Struct, frozen=True):
     """The guests of one component of a heterogeneous job on its segment.
 
     ``cpus`` are the numbers of CPUs that the component has on each of its ``nodes``.
@@ -180,8 +181,7 @@ class Lease:
         return tuple(node for part in self.parts for node in part.nodes)
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """One stage of a boot or a teardown on one node; times are seconds since the epoch."""
 
     name: str
@@ -267,8 +267,7 @@ class NodeReport:
     lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Viewer:
+class Viewer(Struct, frozen=True):
     """An ordinary user who asks vhpcd: whose jobs the answers may have.
 
     Attributes:

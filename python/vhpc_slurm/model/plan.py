@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from vhpc_slurm.hardware import PassthroughDevice, PciController
 from vhpc_slurm.model.job import Generation
 
 
-@dataclass(frozen=True)
-class VcpuPin:
+class VcpuPin(Struct, frozen=True):
     """A vCPU, the one OS CPU it is pinned to, and the guest cell it lies in."""
 
     vcpu: int
@@ -19,8 +20,7 @@ class VcpuPin:
     cell: int
 
 
-@dataclass(frozen=True)
-class GuestCell:
+class GuestCell(Struct, frozen=True):
     """A NUMA cell of the guest and the host cell that its vCPUs run in.
 
     ``nodeset`` lists all host cells its memory may come from, where that is
@@ -44,8 +44,7 @@ class MemoryBinding(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True)
-class GuestTopology:
+class GuestTopology(Struct, frozen=True):
     """SMT topology the guest sees; the product is the number of vCPUs."""
 
     sockets: int
@@ -54,8 +53,7 @@ class GuestTopology:
     threads: int
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Struct, frozen=True):
     """A folder of the host, mounted in the guest at the same path.
 
     ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``,
@@ -120,8 +118,7 @@ class GuestInterface:
     mtu: int = 0
 
 
-@dataclass(frozen=True)
-class NatInterface:
+class NatInterface(Struct, frozen=True):
     """A guest's interface that leads to other networks through passt; IPv4 only.
 
     Attributes:
@@ -139,8 +136,7 @@ class NatInterface:
     dns: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Tunnel:
+class Tunnel(Struct, frozen=True):
     """A node's WireGuard interface, through which the frames of one segment go to the job's other nodes.
 
     Attributes:
@@ -175,8 +171,7 @@ class SiteInterface:
     mtu: int = 0
 
 
-@dataclass(frozen=True)
-class NodeSegment:
+class NodeSegment(Struct, frozen=True):
     """What a node has of the network of a job.
 
     Attributes:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from msgspec import Struct
+
 from vhpc_slurm.model.job import Generation
 
 FIGURE_MAX = 2**53
@@ -43,8 +45,7 @@ class Figures:
     oom_kills: int | None = None
 
 
-@dataclass(frozen=True)
-class StepUsage:
+class StepUsage(Struct, frozen=True):
     """One step in one guest, or the sum of its guests; ``tasks`` is None where they are not counted."""
 
     step: str
@@ -71,8 +72,7 @@ class GuestUsage:
     missing: str = ""
 
 
-@dataclass(frozen=True)
-class NodeUsage:
+class NodeUsage(Struct, frozen=True):
     """What a generation has used in the guests of a node."""
 
     generation: Generation
@@ -80,8 +80,7 @@ class NodeUsage:
     guests: tuple[GuestUsage, ...]
 
 
-@dataclass(frozen=True)
-class JobUsage:
+class JobUsage(Struct, frozen=True):
     """The sum of nodes.
 
     Attributes:

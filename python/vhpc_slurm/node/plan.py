@@ -8,7 +8,9 @@ control group) is added here, so that the boot computes nothing of it again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import VhpcError
@@ -34,8 +36,7 @@ from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage
 
 
-@dataclass(frozen=True)
-class PlanInput:
+class PlanInput(Struct, frozen=True):
     """All that a plan follows from, beside the configuration.
 
     Attributes:

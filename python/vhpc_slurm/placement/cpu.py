@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, VhpcError
@@ -18,8 +19,7 @@ from vhpc_slurm.placement.usage import Usage, held_cpus
 ONE_CELL = 0
 
 
-@dataclass(frozen=True)
-class CpuPlacement:
+class CpuPlacement(Struct, frozen=True):
     """vCPU pins in the order of the guest's CPU numbers, and the topology that the guest sees."""
 
     pins: tuple[VcpuPin, ...]
@@ -32,8 +32,7 @@ class CpuPlacement:
         return tuple(sorted(pin.os_cpu for pin in self.pins))
 
 
-@dataclass(frozen=True)
-class EmulatorPlacement:
+class EmulatorPlacement(Struct, frozen=True):
     """OS CPUs of QEMU's own threads, and why they were chosen."""
 
     cpus: tuple[int, ...]

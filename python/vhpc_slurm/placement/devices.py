@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
@@ -20,8 +21,7 @@ SAME_SWITCH, OTHER_SWITCH, SAME_COMPLEX, SAME_CELL = range(4)
 NOWHERE_NEAR = 1 << 16
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """GPUs in the order of their GRES indexes, candidate virtual functions, and how many of them."""
 
     gpus: tuple[PciFunction, ...] = ()
@@ -29,8 +29,7 @@ class Wanted:
     vfs: int = 0
 
 
-@dataclass(frozen=True)
-class GuestDevices:
+class GuestDevices(Struct, frozen=True):
     """Devices of one guest."""
 
     gpus: tuple[PciFunction, ...] = ()

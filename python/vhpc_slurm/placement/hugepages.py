@@ -9,7 +9,8 @@ is left over stays outside the guest.  Where that is not wanted
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
@@ -29,8 +30,7 @@ LOSS_MOST = 16
 """With ``auto``, pages that would leave more than a sixteenth of a guest's memory outside are too large."""
 
 
-@dataclass(frozen=True)
-class Backing:
+class Backing(Struct, frozen=True):
     """Memory of each guest, in pages of one size; 0 KiB for ordinary ones."""
 
     page_kib: int

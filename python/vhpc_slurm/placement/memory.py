@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import Struct
+
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.model import (
     GuestCell,
@@ -24,8 +26,7 @@ LOCAL, REMOTE_LEAST, REMOTE_MOST = 10, 11, 254  # distances that libvirt accepts
 FAR = 1 << 16
 
 
-@dataclass(frozen=True)
-class MemorySize:
+class MemorySize(Struct, frozen=True):
     """Memory of all guests on the node, before rounding, and the reserve outside of guests, in MiB."""
 
     guests_mib: int

@@ -10,7 +10,9 @@ which GPU and which HCA can talk without the root complex.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.hardware import PassthroughDevice, PciController, PciFunction
@@ -25,16 +27,14 @@ BELOW_4G = 4 << 30
 TCG_BITS = 40
 
 
-@dataclass(frozen=True)
-class PciLayout:
+class PciLayout(Struct, frozen=True):
     """Controllers by their index, and devices with the port that each sits in."""
 
     controllers: tuple[PciController, ...]
     devices: tuple[PassthroughDevice, ...]
 
 
-@dataclass(frozen=True)
-class _Switch:
+class _Switch(Struct, frozen=True):
     """A host switch with at least two of the guest's devices below."""
 
     below: tuple[_Switch | PciFunction, ...]

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
@@ -42,8 +44,7 @@ from vhpc_slurm.placement.usage import NOTHING, Usage
 ROOT_FORMATS = ("erofs", "squashfs", "ext4")  # what a raw, read-only disk may hold
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why there is no plan: all reasons, users' and nodes' alike, in the order found."""
 
     reasons: tuple[VhpcError, ...]
@@ -157,8 +158,7 @@ def fit(
     )
 
 
-@dataclass(frozen=True)
-class _GuestCpus:
+class _GuestCpus(Struct, frozen=True):
     """The CPUs of one guest: the host's in the order of its vCPUs, their placement, QEMU's own."""
 
     vcpus: tuple[HostCpu, ...]

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
 from vhpc_slurm.hardware import Reservation
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Holder of each CPU and device, and number of reserved huge pages.
 
     Attributes:

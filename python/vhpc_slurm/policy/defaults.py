@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
@@ -14,8 +16,7 @@ from vhpc_slurm.policy.limits import Asked, refused
 from vhpc_slurm.policy.rules import Subject, applying, holds
 
 
-@dataclass(frozen=True)
-class Default:
+class Default(Struct, frozen=True):
     """A value for an option, of ``rule``.
 
     ``certain`` is false if it is not known whether the conditions of that rule hold.

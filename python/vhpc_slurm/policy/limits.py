@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
@@ -11,8 +11,7 @@ from vhpc_slurm.model import Allocation, JobRequest
 from vhpc_slurm.policy.rules import Subject, applying, network_refusal
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What a job asks for; None where it asks for nothing, or where that is not known.
 
     ``disk_mib`` is in MiB, ``timeout_s`` in seconds; ``network`` has the words of --vhpc-network.

@@ -13,8 +13,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm.catalog import Signed
 from vhpc_slurm.catalog.armour import ARMOUR, split
@@ -34,16 +35,14 @@ _CANNOT = "cannot check the signatures of images"
 _FDS = "/proc/self/fd/"
 
 
-@dataclass(frozen=True)
-class Signers:
+class Signers(Struct, frozen=True):
     """Principals whose signatures are valid now; ``refused``: why others are not, as one line."""
 
     principals: tuple[str, ...]
     refused: str = ""
 
 
-@dataclass(frozen=True)
-class _Keygen:
+class _Keygen(Struct, frozen=True):
     """ssh-keygen with the site's files, as paths that it can open whatever its rights are.
 
     ``names`` has their paths in vhpc.toml; ``prefix`` is in front of the command.

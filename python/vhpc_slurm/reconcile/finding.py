@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import VhpcError
 
@@ -52,8 +53,7 @@ NEVER_DRAIN = frozenset({Kind.CONTROLLER, Kind.OUTBOX, Kind.LOST_START, Kind.LEF
 """Kinds that say nothing against the node itself: it stays in service when their repair fails."""
 
 
-@dataclass(frozen=True)
-class NodeFinding:
+class NodeFinding(Struct, frozen=True):
     """A difference between this node and what should be on it.
 
     Attributes:
@@ -67,8 +67,7 @@ class NodeFinding:
     repair: Callable[[], object]
 
 
-@dataclass(frozen=True)
-class RepairResult:
+class RepairResult(Struct, frozen=True):
     """A finding, and whether it was repaired; ``error`` says why not, empty when nothing was tried."""
 
     kind: Kind

@@ -16,7 +16,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -77,8 +76,7 @@ def findings(
             )
 
 
-@dataclass(frozen=True, order=True)
-class _LostJob:
+class _LostJob(msgspec.Struct, frozen=True, order=True):
     """A generation of which no script runs here; ``guests`` tells whether it still has its guests."""
 
     generation: Generation

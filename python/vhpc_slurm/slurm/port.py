@@ -12,6 +12,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Allocation, HetPlace
 from vhpc_slurm.slurm.settings import SlurmSettings
@@ -65,8 +67,7 @@ class SlurmJob:
     qos: str = ""
 
 
-@dataclass(frozen=True)
-class JobStatus:
+class JobStatus(Struct, frozen=True):
     """A job as squeue lists it; ``started`` in seconds since the epoch, None before the start."""
 
     job_id: int
@@ -76,8 +77,7 @@ class JobStatus:
     started: float | None
 
 
-@dataclass(frozen=True)
-class JobRef:
+class JobRef(Struct, frozen=True):
     """How to name one job to Slurm's commands so that they touch no other job.
 
     The last array task to start has the id of the whole array, and ``scontrol
@@ -110,8 +110,7 @@ class JobRef:
         return str(self.het[0] if self.het else self.job_id)
 
 
-@dataclass(frozen=True)
-class SlurmNode:
+class SlurmNode(Struct, frozen=True):
     """A node and where Slurm reaches it: NodeAddr and NodeHostName, each a name or an address."""
 
     name: str
@@ -119,8 +118,7 @@ class SlurmNode:
     hostname: str
 
 
-@dataclass(frozen=True)
-class NodeResources:
+class NodeResources(Struct, frozen=True):
     """What slurm.conf gives a node to allocate.
 
     Attributes:
@@ -139,8 +137,7 @@ class NodeResources:
         return sum(counts) if counts else None
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """What a user may do beside the user's own jobs.
 
     Attributes:
@@ -152,8 +149,7 @@ class Standing:
     coordinates: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SlurmPartition:
+class SlurmPartition(Struct, frozen=True):
     """A partition and its own PreemptMode as Slurm prints it, such as ``GANG,SUSPEND``."""
 
     name: str

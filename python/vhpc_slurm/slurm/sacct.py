@@ -9,7 +9,8 @@ named here as sacct prints it (``7``, ``7_1``, ``7+0``).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.slurm.port import SlurmError
 from vhpc_slurm.slurm.scontrol import MAX_COMMENT, Scontrol
@@ -21,8 +22,7 @@ COMMENT_MAX = MAX_COMMENT
 NOT_ENDED = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")
 
 
-@dataclass(frozen=True)
-class AccountedJob:
+class AccountedJob(Struct, frozen=True):
     """A job in the accounting database.
 
     Attributes:

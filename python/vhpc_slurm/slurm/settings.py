@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 INFINITE = 65534
 """How ``scontrol show config`` prints a PrologEpilogTimeout that is not set (NO_VAL16)."""
 _LINE = re.compile(r"^(\S[^=]*?)(?:\[\d+\])?\s*= ?(.*)$")
 
 
-@dataclass(frozen=True)
-class SlurmSettings:
+class SlurmSettings(Struct, frozen=True):
     """Slurm's configuration as slurmctld reports it; a key may have several values.
 
     ``control_hosts`` are host names without address and domain.

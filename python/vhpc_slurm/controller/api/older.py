@@ -16,7 +16,6 @@ A new message needs the first step only: an older vhpcd refuses it with one line
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,8 +30,7 @@ EACH = "*"
 """In a path: each element of a list."""
 
 
-@dataclass(frozen=True)
-class Added:
+class Added(msgspec.Struct, frozen=True):
     """A field that a version of the protocol has added.
 
     Attributes:

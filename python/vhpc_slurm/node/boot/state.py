@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from vhpc_slurm.model import HostInventory, ImageIdentity, Lease, NodePlan
 from vhpc_slurm.node.guest import memory
@@ -17,16 +17,14 @@ from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.timeline import Recorder
 
 
-@dataclass
-class GuestMemory:
+class GuestMemory(Struct):
     """Memory of all guests: uids whose processes may have it, and its memfds."""
 
     owners: list[int]
     inodes: set[memory.Inode]
 
 
-@dataclass
-class Boot:
+class Boot(Struct):
     """Everything that one boot works with; the last four are filled in as it goes on.
 
     Attributes:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hardware import GPU, VF, NodeDevices, PassthroughDevice, VfIdentity
@@ -44,8 +45,7 @@ class UnfitError(DeviceError):
         self.records, self.busy = tuple(records), frozenset(busy)
 
 
-@dataclass(frozen=True)
-class HostState:
+class HostState(Struct, frozen=True):
     """Paths of the node's files, and the holders of devices; tests use other values."""
 
     held: Mapping[str, str] = field(default_factory=dict)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.fabric import numbers
@@ -45,8 +46,7 @@ def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, VfId
     return found
 
 
-@dataclass(frozen=True)
-class _Ordered:
+class _Ordered(Struct, frozen=True):
     """A guest's functions of one kind, and all adapters of the node with such functions."""
 
     functions: tuple[PciFunction, ...]

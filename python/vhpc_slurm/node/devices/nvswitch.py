@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -42,8 +41,7 @@ class _Partitions(msgspec.Struct, frozen=True, rename="camel"):
     partition_info: tuple[_FmPartition, ...] = ()
 
 
-@dataclass(frozen=True)
-class NvSwitchPartition:
+class NvSwitchPartition(msgspec.Struct, frozen=True):
     """A partition: its number, the modules of its GPUs, and whether it is active."""
 
     number: int

@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import NodeError
@@ -98,8 +99,7 @@ PASSING = (SharedGroupError, InUseError)
 """The function or its IOMMU group is in use elsewhere; the function itself works."""
 
 
-@dataclass(frozen=True)
-class Before:
+class Before(Struct, frozen=True):
     """State of a function that is restored after the guest.
 
     Attributes:
@@ -117,8 +117,7 @@ class Before:
     group: int
 
 
-@dataclass(frozen=True)
-class CheckInput:
+class CheckInput(Struct, frozen=True):
     """Inputs of the checks besides the device.
 
     Attributes:

@@ -14,7 +14,8 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 NLMSG_ERROR = 2
 RTM_NEWLINK, RTM_GETLINK = 16, 18
@@ -30,8 +31,7 @@ TIMEOUT_S = 10.0
 LARGEST = 1 << 20
 
 
-@dataclass(frozen=True)
-class VfInfo:
+class VfInfo(Struct, frozen=True):
     """The kernel's data of a virtual function; None if the kernel does not report it.
 
     Attributes:

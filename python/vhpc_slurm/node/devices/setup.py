@@ -22,6 +22,8 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
+from msgspec import Struct
+
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.hardware import VF
 from vhpc_slurm.node.devices import gpumap, quarantine, vf, vf_drivers
@@ -57,8 +59,7 @@ class SetupStep:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Paths of the node's files; tests use other values."""
 
     proc: Path = Path("/proc")

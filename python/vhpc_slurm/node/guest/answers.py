@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class GuestHello:
+
+class GuestHello(Struct, frozen=True):
     """What the agent says of itself when its port opens."""
 
     agent_version: str
@@ -16,8 +16,7 @@ class GuestHello:
     kernel: str
 
 
-@dataclass(frozen=True)
-class GuestInfo:
+class GuestInfo(Struct, frozen=True):
     """State of a guest; ``uptime_s`` counts from its kernel's start."""
 
     agent_version: str

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
 from vhpc_slurm.errors import NodeError
@@ -20,8 +21,7 @@ from vhpc_slurm.model import HostInventory
 UNITS_KIB = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20, "TiB": 1 << 30}
 
 
-@dataclass(frozen=True)
-class CapabilityCell:
+class CapabilityCell(Struct, frozen=True):
     """A NUMA cell: memory in MiB, thread siblings of each CPU, distances, (page size in KiB, pages)."""
 
     cell: int
@@ -36,8 +36,7 @@ class CapabilityCell:
         return tuple(cpu for cpu, _ in self.siblings)
 
 
-@dataclass(frozen=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """The host part; ``iommu`` is None where libvirt does not say, ``address_bits`` 0."""
 
     arch: str

@@ -9,8 +9,9 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm.model import JobRequest
 from vhpc_slurm.node.host import process
@@ -86,8 +87,7 @@ def user_path(request: JobRequest, node: str, guest: int = 0) -> str:
     return os.path.normpath(Path(request.work_dir) / name) + (f".g{guest}" if guest else "")
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """A user's copy of a console: where it is, and why it could not be written; empty when it was."""
 
     target: str

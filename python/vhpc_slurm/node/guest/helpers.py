@@ -7,8 +7,10 @@ import fcntl
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import GuestPlan, Share
@@ -29,8 +31,7 @@ LOG_BYTES = 256 * 1024
 """The shim writes the log of all helpers, and the kernel lets it write no more."""
 
 
-@dataclass
-class Helpers:
+class Helpers(Struct):
     """Helper processes of one guest.
 
     Attributes:

@@ -12,8 +12,9 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.node.host import process
@@ -26,8 +27,7 @@ SMALL_BYTES = 32 << 20
 """What is not called memory of a guest: files of QEMU's on tmpfs, such as its console."""
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """A process that holds guest memory."""
 
     ref: process.ProcessRef

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.shares import Shares
@@ -88,8 +90,7 @@ def of_job(config: Config, account: Account, request: JobRequest) -> tuple[Share
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """What came of an attempt to share a folder: where it leads, and why it would not be shared."""
 
     real_path: str

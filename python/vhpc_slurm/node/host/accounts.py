@@ -6,14 +6,14 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node.host.process import Credentials
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(Struct, frozen=True):
     """A user with the data for the guest's passwd and group files."""
 
     name: str

@@ -22,8 +22,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, TeardownError
@@ -38,8 +39,7 @@ TIMEOUT_S = 10.0
 MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class Hierarchy:
+class Hierarchy(Struct, frozen=True):
     """A mounted cgroup file system; ``controllers`` of v1, empty for v2."""
 
     mount: Path
@@ -51,8 +51,7 @@ class Hierarchy:
         return not self.controllers
 
 
-@dataclass(frozen=True)
-class CgroupEntry:
+class CgroupEntry(Struct, frozen=True):
     """How a helper enters its control group: by an argv prefix, or by ``cgroup.procs`` files."""
 
     prefix: tuple[str, ...] = ()

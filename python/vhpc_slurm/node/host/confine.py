@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node.host import process
@@ -28,8 +30,7 @@ REFUSED = ("/proc", "/sys", "/dev", "/run")
 """Never shared with a guest: processes, the kernel, devices, sockets, and the run folders of jobs."""
 
 
-@dataclass(frozen=True)
-class SharedDirectory:
+class SharedDirectory(Struct, frozen=True):
     """A directory that becomes ``/share``, the only host directory that the helper sees."""
 
     path: str
@@ -82,8 +83,7 @@ class ShareRefusedError(UserError):
     """The directory to share leads to a place that no guest may see."""
 
 
-@dataclass
-class Started:
+class Started(Struct):
     """A started helper; ``finish`` waits until it runs its program."""
 
     ref: process.ProcessRef

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from vhpc_slurm.config import Guests
 from vhpc_slurm.model import NodePlan
@@ -13,8 +13,7 @@ TASKS_OF_QEMU = 512
 TASKS_OF_HELPERS = 256
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Limits of a generation on this node.
 
     ``memory_mib`` limits QEMU and helpers together, ``helper_memory_mib`` the

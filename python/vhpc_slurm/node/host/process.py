@@ -16,9 +16,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.terminal import printable
@@ -30,16 +31,14 @@ _SCAN_MOST_S = 20.0
 SETPRIV = "/usr/bin/setpriv"
 
 
-@dataclass(frozen=True)
-class ProcessRef:
+class ProcessRef(Struct, frozen=True):
     """Identity of a process: its pid and its start time in clock ticks since boot."""
 
     pid: int
     started: int
 
 
-@dataclass(frozen=True)
-class Credentials:
+class Credentials(Struct, frozen=True):
     """User and groups of a process."""
 
     uid: int

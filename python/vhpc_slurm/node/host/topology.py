@@ -13,7 +13,9 @@ Source: Documentation/admin-guide/cputopology.rst, Documentation/ABI/testing/sys
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from vhpc_slurm.hardware import UNKNOWN_CELL, HostCache
 from vhpc_slurm.model import HostCpu
@@ -26,8 +28,7 @@ _KINDS = {"Data": "data", "Instruction": "instruction", "Unified": "unified"}
 _UNITS = {"K": 1, "M": 1 << 10, "G": 1 << 20}
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """Online CPUs in abstract order, offline CPUs, and caches, smallest first."""
 
     online: tuple[HostCpu, ...]
@@ -126,8 +127,7 @@ def _size_kib(text: str) -> int:
 # --- order --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Around:
+class _Around(Struct, frozen=True):
     """CPU sets that contain one CPU."""
 
     package: int

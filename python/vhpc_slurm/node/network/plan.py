@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import (
@@ -40,8 +41,7 @@ PREFIX = "vhpc"
 _NAME = re.compile(rf"{PREFIX}(?:[bxw]([0-9]{{1,8}})|([0-9]{{1,8}})g[0-9]{{1,2}})\Z", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Neighbour:
+class Neighbour(Struct, frozen=True):
     """A guest on the segment: its addresses, its node, and that node's underlay address.
 
     ``via`` is empty for guests of this node, which have a ``tap``.
@@ -94,8 +94,7 @@ def addresses(segment: Segment, rank: int) -> tuple[str, str]:
     return str(IPv4Network(segment.ipv4)[rank + 1]), str(IPv6Network(segment.ipv6)[rank + 1])
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Struct, frozen=True):
     """A guest on the segment: its node, its number on that node, the node's place among all nodes.
 
     ``slots`` is the number of its CPUs; guests of one node share the node's CPUs, and a rest that does
@@ -215,8 +214,7 @@ def slots(lease: Lease, left: Collection[str] = ()) -> tuple[tuple[str, int], ..
     return tuple((guest.hostname, guest.slots) for guest in members(lease) if guest.node not in left)
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """A guest that another one tests before the job starts: IPv4 and IPv6 address, and its node."""
 
     hostname: str

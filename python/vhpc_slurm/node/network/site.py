@@ -19,8 +19,9 @@ import re
 import socket
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Address
+
+from msgspec import Struct
 
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError
@@ -35,8 +36,7 @@ _TAP = re.compile(r"vhpcs([0-9]{1,4})\Z", re.ASCII)
 _TABLE = re.compile(rf"{TABLE}(?P<generation>.+)_g(?P<index>[0-9]{{1,2}})\Z", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(Struct, frozen=True):
     """What the filter of a tap needs."""
 
     tap: str

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, Lease, Tunnel, TunnelKeys
@@ -28,8 +29,7 @@ _KEY = re.compile(r"[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=\Z", re.ASCII)
 """32 bytes in base64."""
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """Another node: its public key, the underlay address it listens on, its address inside the tunnels."""
 
     public_key: str

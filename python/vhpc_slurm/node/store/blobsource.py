@@ -13,8 +13,9 @@ import select
 import stat
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Blob
@@ -27,8 +28,7 @@ TOLD = 300
 END_S = 1.0
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     """A descriptor with a blob's bytes, and the child that writes them, if there is one."""
 
     fd: int

@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Blob
@@ -25,8 +26,7 @@ KEPT = "kept"
 """In ``Tally.bytes``: read from the catalogue; left by an earlier copy. Other keys are nodes."""
 
 
-@dataclass
-class Tally:
+class Tally(Struct):
     """Bytes of an image by their source, also those that were of no use."""
 
     bytes: dict[str, int] = field(default_factory=dict)
@@ -37,8 +37,7 @@ class Tally:
             self.bytes[source] = self.bytes.get(source, 0) + size
 
 
-@dataclass(frozen=True)
-class BlobCopy:
+class BlobCopy(Struct, frozen=True):
     """One copy of one blob; the caller holds the blob's lock and has made room.
 
     Attributes:

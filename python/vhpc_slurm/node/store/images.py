@@ -18,8 +18,10 @@ import logging
 import os
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm import chunks, files
 from vhpc_slurm.catalog import blobs, chunk_list, own_folder
@@ -41,8 +43,7 @@ RUN_FREE = 16 << 20
 """Bytes of paths.run that kernels and initrds leave free."""
 
 
-@dataclass(frozen=True)
-class StagedImage:
+class StagedImage(Struct, frozen=True):
     """An image on this node: paths of root-owned, verified, read-only files.
 
     ``copied`` are the bytes that this call has copied; others were in the store, or another job copied them.

@@ -21,9 +21,10 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, NodeError
@@ -33,8 +34,7 @@ FORMAT = 1
 """The newest records that this version reads; those of format 1 have no ``v``."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One resource that is or may be held.
 
     ``data`` is what its release needs; updates extend it (a pid is known only

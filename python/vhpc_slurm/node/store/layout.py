@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from vhpc_slurm.config import Config
 from vhpc_slurm.model import Generation, GuestPaths
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Paths of the node, from the configuration."""
 
     config: Config

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,8 +18,7 @@ from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import Generation, NodeUsage, Timeline
 
 
-@dataclass(frozen=True)
-class Acknowledgement:
+class Acknowledgement(msgspec.Struct, frozen=True):
     """A node's report that it has released a generation (or could not release everything)."""
 
     generation: Generation

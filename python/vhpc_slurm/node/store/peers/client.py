@@ -9,7 +9,9 @@ import select
 import socket
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct, field
 
 from vhpc_slurm import rootport
 from vhpc_slurm.model import Blob
@@ -169,8 +171,7 @@ class PeerSource:
         return bool(length != wire.WAIT)
 
 
-@dataclass
-class Peers:
+class Peers(Struct):
     """Finds a node to ask, for the blobs of one image; remembers which nodes were of no use."""
 
     lineage: Lineage

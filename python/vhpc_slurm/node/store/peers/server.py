@@ -15,9 +15,10 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from vhpc_slurm import files
 from vhpc_slurm.model import Blob
@@ -34,8 +35,7 @@ CHECKS = 4
 log = logging.getLogger("vhpc")
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Times in seconds.
 
     Attributes:
@@ -53,16 +53,17 @@ class Limits:
     any_port: bool = False
 
 
-@dataclass(frozen=True)
-class Place:
+LIMITS = Limits()
+
+
+class Place(Struct, frozen=True):
     """What a listener serves: the node's files, and how names of nodes become addresses."""
 
     layout: Layout
     addresses: Callable[[str], frozenset[str]]
 
 
-@dataclass(frozen=True)
-class _Granted:
+class _Granted(Struct, frozen=True):
     """A request that may be served."""
 
     ask: Ask
@@ -72,8 +73,7 @@ class _Granted:
     reply: bytes
 
 
-@dataclass(eq=False)
-class _Link:
+class _Link(Struct, eq=False):
     """One connection."""
 
     sock: socket.socket
@@ -94,7 +94,7 @@ class _Link:
 class Server:
     """Serves listeners until ``stop``; not thread-safe but for ``stop``."""
 
-    def __init__(self, by: wire.Seal, limits: Limits = Limits()) -> None:
+    def __init__(self, by: wire.Seal, limits: Limits = LIMITS) -> None:
         """``by`` makes and checks credentials."""
         self._seal, self._limits = by, limits
         self._selector = selectors.DefaultSelector()

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work of Prolog: boots the guests of a lease, or reports in one message why it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+
+from msgspec import Struct
+
+from vhpc_slurm import slurm
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.errors import FabricError, NodeError, TeardownError, UserError
+from vhpc_slurm.hardware import GPU
+from vhpc_slurm.hooks import barrier, common
+from vhpc_slurm.hooks.told import Told
+from vhpc_slurm.model import Generation, HostInventory, Lease, LeaseState, NodePlan, Share
+from vhpc_slurm.node import teardown
+from vhpc_slurm.node.boot import permission
+from vhpc_slurm.node.boot.reserve import reserve
+from vhpc_slurm.node.boot.sequence import boot
+from vhpc_slurm.node.boot.state import Boot
+from vhpc_slurm.node.devices import assignment, quarantine
+from vhpc_slurm.node.guest import console, libvirtd, refusal, shares
+from vhpc_slurm.node.host import accounts, inventory
+from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, timeline, usage
+from vhpc_slurm.node.store.journal import Journal, Stopped
+from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.reconcile import acknowledging, purged_jobs
+
+
+class _Job(Struct, frozen=True):
+    """The job that this Prolog prepares, and the objects for its preparation."""
+
+    config: Config
+    layout: Layout
+    env: common.HookEnv
+    client: ControllerClient
+    lease: Lease
+    journal: Journal
+    recorder: timeline.Recorder
+    told: Told
+
+
+def run(
+    config: Config,
+    layout: Layout,
+    env: common.HookEnv,
+    lease: Lease | FabricError | None,
+    times: tuple[float, float],
+) -> int:
+    """Act on the lease of a job, or on the error in its place; None: clear the node first, then ask vhpcd.
+
+    ``times`` is when vhpcd was asked, and when it had answered.
+    """
+    try:
+        client, cleared = ControllerClient(config), list[Generation]()
+        if lease is None:
+            cleared = _clear_stale(layout, env)
+            began = time.time()
+            lease = client.lease(env.job_id, env.restart, env.node, config.controller.lease_wait_s)
+            times = (began, time.time())
+        if isinstance(lease, FabricError):
+            raise lease
+        for old in cleared:
+            if old != lease.generation:  # this one is acknowledged by its own Epilog
+                _queue_clean(layout, env, old, "cleared by Prolog")
+        return _prepare(config, layout, env, client, lease, times)
+    except FabricError as err:
+        _requeue(config, env, err)
+        return 0
+    except (NodeError, TeardownError) as err:
+        common.drain(config, env.node, err)
+        raise
+
+
+def _prepare(
+    config: Config,
+    layout: Layout,
+    env: common.HookEnv,
+    client: ControllerClient,
+    lease: Lease,
+    times: tuple[float, float],
+) -> int:
+    if joblock.has_tombstone(layout, lease.generation):
+        common.log.info("the job's Epilog has run already: nothing to prepare")
+        # vhpcd may have recorded the lease after it received the Epilog's acknowledgement, and now waits
+        _queue_clean(layout, env, lease.generation, "nothing prepared after its Epilog")
+        outbox.flush(layout.outbox, acknowledging.sender(config, client))
+        return 0
+    asked, answered = times
+    recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)
+    recorder.note("python", timeline.process_began(), asked)
+    recorder.note("lease", asked, answered)
+    recorder.note("modules", answered)
+    journal = Journal(layout.journals, lease.generation)
+    journal.stop_when(layout.tombstone(lease.generation))
+    try:
+        told = Told(lease.generation, env.node)
+        _bring_up(_Job(config, layout, env, client, lease, journal, recorder, told), asked)
+    finally:
+        journal.close()
+    return 0
+
+
+def _bring_up(job: _Job, began: float) -> None:
+    """Boot the job's guests, and handle the result.
+
+    Raises:
+        NodeError, TeardownError: this node is at fault, or cannot be cleared; everything else is released.
+    """
+    try:
+        _open_run_dir(job)
+        plan = _boot(job)
+        if plan.segment is not None:
+            with job.recorder.stage("barrier"):
+                barrier.wait(job.config, job.client, job.lease, plan)
+        _write_ready(job, plan)
+        common.log.info("ready in %.2f s", time.time() - began)
+    except UserError as err:
+        _fail_job(job, err)
+    except Stopped:
+        common.log.info("the job was ended during its boot")
+        teardown.tear_down(job.layout, job.journal, job.recorder)
+        return
+    except FabricError as err:
+        _try_again(job, err)
+        return
+    except (NodeError, TeardownError):
+        teardown.tear_down(job.layout, job.journal, job.recorder)
+        raise
+    # also reports to vhpcd that this Prolog has ended, in case slurmd's report to slurmctld is lost
+    with contextlib.suppress(FabricError):
+        job.client.report_timeline(job.recorder.timeline(), job.told.report())
+
+
+def _boot(job: _Job) -> NodePlan:
+    """Boot the guests of the lease until they are ready for tasks; returns their plan."""
+    config, lease = job.config, job.lease
+    if lease.state is LeaseState.REFUSED or lease.image is None:
+        raise UserError(lease.refusal or "the job's lease was refused")
+    common.check_user(job.env, lease.request.uid)
+    account = accounts.account(lease.request.uid)
+    with job.recorder.stage("shares"):
+        found = shares.of_job(config, account, lease.request)
+    with job.recorder.stage("plan"):
+        host: HostInventory = inventory.read_inventory(job.env.node, config)
+        plan = _reserve(job, host, found)
+    job.told.place(host, plan)
+    job.told.say(*plan.notes)
+    if not host.kvm:
+        line = f"guests run in software emulation (TCG), many times slower: {host.kvm_reason}"
+        common.log.warning("%s", line)
+        job.told.say(line)
+    with libvirtd.connect(config.guests.libvirt_uri, config.guests.stage_timeout_s) as hypervisor:
+        work = Boot(
+            job.layout, lease, lease.image, plan, host, job.journal, job.recorder, account, hypervisor
+        )
+        _while_job_exists(job, boot(work))
+        job.told.place(host, work.plan)
+    return work.plan
+
+
+def _reserve(job: _Job, host: HostInventory, found: tuple[Share, ...]) -> NodePlan:
+    """Reserve the plan's resources; if that fails, clear jobs that Slurm has purged and try again."""
+    try:
+        return reserve(job.layout, job.lease, host, found, job.journal)
+    except FabricError:
+        if not purged_jobs.clear(
+            job.layout, slurm.commands(job.config), job.env.node, excluding=job.lease.generation
+        ):
+            raise
+        return reserve(job.layout, job.lease, host, found, job.journal)
+
+
+def _while_job_exists(job: _Job, booting: Generator[None, None, None]) -> None:
+    """Drive a boot to its end; during its long waits ask vhpcd whether the job still exists.
+
+    slurmd starts no Epilog before the Prolog has ended, so nothing else would stop the boot.
+
+    Raises:
+        Stopped: the job does not exist; also every exception of the boot.
+    """
+    for _ in booting:
+        if _has_ended(job):
+            booting.throw(Stopped(f"generation {job.lease.generation} was ended"))
+
+
+def _has_ended(job: _Job) -> bool:
+    """Whether vhpcd knows that the job has ended; if it does not answer, the boot continues.
+
+    The same request tells vhpcd what this node does, for those who wait for the job.
+    """
+    doing = job.recorder.doing()
+    try:
+        now = job.client.lease(job.env.job_id, job.env.restart, job.env.node, 0.0, doing)
+    except FabricError:
+        return False
+    return now.generation != job.lease.generation or now.state is not job.lease.state
+
+
+def _open_run_dir(job: _Job) -> None:
+    layout, lease = job.layout, job.lease
+    path = layout.job(lease.generation.job_id)
+    job.journal.acquire(kinds.RUN_DIR, f"rundir:{path}", path=str(path))
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    path.mkdir(mode=0o711)
+    _write_state(job, {"status": "booting"})
+
+
+def _write_ready(job: _Job, plan: NodePlan) -> None:
+    """Write the state file: the SPANK plugin may start tasks."""
+    assert job.lease.image is not None
+    fields = {
+        "status": "ready",
+        "digest": job.lease.image.digest,
+        "batch": job.lease.request.batch.value,
+        "socket": str(job.layout.guest(job.env.job_id, 0) / "run.sock"),
+        "commands": ":".join(job.config.host.commands),
+        "command_path": slurm.folder_of_commands(job.config),
+        "guests": str(len(plan.guests)),
+        "gpus": ",".join(":".join(map(str, own)) for own in _gpu_indexes(job.layout, plan)),
+        "cpus": _pins(plan),
+        "warning": _warning(job.lease, job.env),
+    }
+    job.told.say(fields["warning"])
+    if components := _components(job.lease, plan):
+        fields["components"] = str(components)
+    _write_state(job, fields)
+
+
+def _write_state(job: _Job, fields: dict[str, str]) -> None:
+    header = statefile.header(job.lease.generation, str(job.lease.request.image))
+    statefile.write_state(job.layout.state_file(job.env.job_id), header | fields, job.lease.request.uid)
+
+
+def _components(lease: Lease, plan: NodePlan) -> int:
+    """How many components of a heterogeneous job have one network for MPI; 0 if it is not such a job.
+
+    Components have different keys, so guests with InfiniBand ports cannot use these.  Slurm's process
+    mapping does not say which nodes have how many guests, so all must have the same number.
+    """
+    parts = lease.parts
+    if len(parts) == 1 or any(guest.port_guids for guest in plan.guests):
+        return 0
+    return len(parts) if len({part.guests_per_node for part in parts}) == 1 else 0
+
+
+def _warning(lease: Lease, env: common.HookEnv) -> str:
+    """A warning for the user when the job starts: the console file is not writable; or empty."""
+    if lease.request.console is None:
+        return ""
+    target = console.user_path(lease.request, env.node)
+    why = console.why_not(target, accounts.account(lease.request.uid))
+    if not why:
+        return ""
+    return f"--vhpc-console: {target} cannot be written on {env.node}: {why}; the job runs without that file"
+
+
+def _pins(plan: NodePlan) -> str:
+    """The OS CPU of each vCPU, in their order; empty if the plugin could not read such a long line."""
+    guests = (sorted(guest.pins, key=lambda pin: pin.vcpu) for guest in plan.guests)
+    text = ",".join(":".join(str(pin.os_cpu) for pin in pins) for pins in guests)
+    return text if len(text) <= statefile.LIMIT else ""
+
+
+def _gpu_indexes(layout: Layout, plan: NodePlan) -> list[list[int]]:
+    """Slurm's indexes of each guest's GPUs, in the guest's order."""
+    indexes = {address: index for index, address in enumerate(assignment.handed_out(layout).gpus)}
+    return [
+        [indexes[device.address] for device in guest.devices if device.role == GPU] for guest in plan.guests
+    ]
+
+
+def _fail_job(job: _Job, error: UserError) -> None:
+    """Write the message that the plugin shows at task start, and copy the consoles for the user.
+
+    The guests are ended now; the run folder with the state file stays until
+    the Epilog.
+    """
+    refused = ""
+    if isinstance(error, refusal.RefusedGuestError | permission.RefusedHereError):
+        refused = error.cause
+    if refused:
+        common.log.error("%s", error.line())
+    else:
+        common.log.info("user error: %s", error.line())
+    consoles = "" if isinstance(error, barrier.PeerFailedError) else _copy_consoles(job)
+    fields = {"status": "failed", "kind": error.kind, "message": error.line() + consoles}
+    job.told.say(fields["message"])
+    barrier.report_failure(job.client, job.lease, job.env.node, error, fields["message"])
+    if refused:
+        fields["alarm"] = refused
+    _write_state(job, fields)
+    teardown.release_guests(job.layout, job.journal, job.recorder)
+
+
+def _copy_consoles(job: _Job) -> str:
+    """Copy the consoles of guests that did not become ready; returns the end of the user's message."""
+    lease, env = job.lease, job.env
+    written = [one for one in console.of_guests(job.layout.job(env.job_id)) if one[1].stat().st_size]
+    if not written:
+        return ""
+    account, limit = accounts.account(lease.request.uid), job.config.guests.console_limit_kib
+    copies = console.hand_over(written, lease.request, env.node, account, limit)
+    failed = [f"{copy.target} ({copy.why_not})" for copy in copies if copy.why_not]
+    given = [copy.target for copy in copies if not copy.why_not]
+    message = ""
+    if failed:
+        message += f"; a console could not be written: {', '.join(failed)}"
+    if given:
+        message += f"; {'its console' if len(given) == 1 else 'consoles'}: {', '.join(given)}"
+    return message
+
+
+def _try_again(job: _Job, error: FabricError) -> None:
+    """Requeue the job; if it may not be requeued, let it fail with the reason."""
+    if _requeue(job.config, job.env, error):
+        teardown.tear_down(job.layout, job.journal, job.recorder)
+        return
+    hint = "; ".join(filter(None, (error.hint, "the job may not be requeued: submit it again")))
+    _fail_job(job, UserError(error.what, error.why, hint))
+
+
+def _requeue(config: Config, env: common.HookEnv, error: FabricError) -> bool:
+    """Requeue a job that cannot be prepared although the node is not at fault.
+
+    The job may have ended already (this Prolog was late).  Otherwise vhpcd
+    stopped after the controller's hook, or another job still holds resources of
+    this one.  False: the job may not be requeued (``--no-requeue``, or it is
+    interactive); without a state file the plugin refuses its tasks by itself.
+    """
+    try:
+        known = ControllerClient(config).lease(env.job_id, None, env.node, 0)
+    except FabricError:
+        known = None
+    if known is not None and known.state in (LeaseState.ENDING, LeaseState.RELEASED):
+        common.log.info("nothing to prepare: %s", error.line())
+        return True
+    common.log.warning("%s; requeueing", error.line())
+    try:
+        slurm.commands(config, slurm.HOOK_TIMEOUT_S).requeue(env.job_id)
+    except FabricError as err:
+        common.log.warning("not requeued: %s", err.line())
+        return False
+    return True
+
+
+def _clear_stale(layout: Layout, env: common.HookEnv) -> list[Generation]:
+    """Remove what an earlier generation or a killed Prolog left of this job."""
+    stale = [old for old in journal.generations(layout.journals) if old.job_id == env.job_id]
+    for old in stale:
+        common.log.warning("clearing generation %s, left by a crash", old)
+        try:
+            teardown.clear(layout, old, env.node)
+        except quarantine.QuarantinedError as err:
+            _queue_clean(layout, env, old, err.line())
+            raise
+    return stale
+
+
+def _queue_clean(layout: Layout, env: common.HookEnv, generation: Generation, note: str) -> None:
+    """Queue an acknowledgement: this node holds nothing of a generation."""
+    used = usage.of_node(layout.usage(generation), generation, env.node)
+    ack = outbox.Acknowledgement(generation, env.node, clean=True, note=note, usage=used)
+    outbox.put(layout.outbox, ack)
