@@ -145,7 +145,19 @@ def started(lab: Pair) -> tuple[Job, Job]:
     for job in jobs:
         present = ("test", "-e", f"/home/alice/go-{job.id}")
         until(lambda: lab.run("login", *present, check=False).code == 0, "a start", 240)  # noqa: B023
+    saved(lab, jobs[0])
     return jobs[0], jobs[1]
+
+
+def saved(lab: Pair, job: Job) -> None:
+    """Wait until slurmctld has saved that the jobs have begun, which alone makes it save nothing.
+
+    A slurmctld that reads an older state starts their scripts again and drains their nodes.
+    """
+    stat = ("stat", "--format=%.6Y", "/var/lib/slurm/slurmctld/job_state")
+    before = lab.on("ctl", *stat).out
+    lab.run("ctl", "scontrol", "update", f"JobId={job.id}", "Comment=begun")
+    until(lambda: lab.on("ctl", *stat).out > before, "slurmctld to save its state", 60)
 
 
 def end(lab: Pair, job: Job) -> None:
