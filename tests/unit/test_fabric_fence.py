@@ -81,7 +81,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_at_whatever_line_the_old_one_was_frozen_the_new_file_stays(file: Path) -> None:
+def test_frozen_at_any_line_an_old_vhpcd_leaves_the_new_file(file: Path) -> None:
     line, outcomes = 0, set()
     while True:
         line += 1
