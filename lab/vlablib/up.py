@@ -325,7 +325,13 @@ def _wait_for_nodes(ctl: int, record: Record, prefix: str, *, report: bool) -> N
     sinfo = [f"{prefix}/bin/sinfo", "--noheader", "--Node", "--format=%N %T"]
     with step("waiting for the nodes to register") if report else nullcontext():
         for _ in deadline(_NODES_READY_TIMEOUT_S):
-            lines = run(ctl, sinfo).splitlines()
+            try:
+                lines = run(ctl, sinfo).splitlines()
+            except LabError as err:
+                if record.controllers == 1:
+                    raise
+                states = {"sinfo": str(err)}  # the primary slurmctld takes over from its backup
+                continue
             states = dict(line.split() for line in lines)
             if set(record.node_names) <= states.keys() and not any(map(_unheard, states.values())):
                 break

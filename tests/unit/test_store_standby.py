@@ -88,9 +88,7 @@ def test_a_standby_waits_while_the_active_one_renews(settings: Database, clock: 
         assert other.take() is None
 
 
-def test_a_standby_takes_over_once_nothing_has_changed_for_long_enough(
-    settings: Database, clock: Clock
-) -> None:
+def test_a_standby_takes_over_when_nothing_has_changed(settings: Database, clock: Clock) -> None:
     old, other = taken(standby(settings, "a:1", clock)), standby(settings, "b:1", clock)
     assert other.take() is None
     clock.now += TAKEOVER_S - 0.1
@@ -122,9 +120,7 @@ def test_a_vhpcd_that_ends_leaves_the_database_at_once(settings: Database, clock
     taken(other)
 
 
-def test_a_restarted_vhpcd_takes_the_database_of_its_own_host_at_once(
-    settings: Database, clock: Clock
-) -> None:
+def test_a_restarted_vhpcd_takes_its_hosts_database_at_once(settings: Database, clock: Clock) -> None:
     taken(standby(settings, "a:1", clock))
     taken(standby(settings, "a:2", clock))
 

@@ -63,7 +63,7 @@ def _watch(config: Config, waiter: str, command: int) -> None:
     from vhpc_slurm.controller.client import ControllerClient
 
     brief = msgspec.structs.replace(config.controller, request_timeout_s=2)
-    client = ControllerClient(msgspec.structs.replace(config, controller=brief))
+    client = ControllerClient(msgspec.structs.replace(config, controller=brief), patient=False)
     began = time.monotonic()
     seen, said, said_at = 0.0, "", 0.0
     while (now := time.monotonic()) - began < LONGEST_S:

@@ -96,15 +96,19 @@ class ControllerClient:
     and UserError when it does not listen to this user.
     """
 
-    def __init__(self, config: Config, *, as_uid: int | None = None, host: str = "") -> None:
+    def __init__(
+        self, config: Config, *, as_uid: int | None = None, host: str = "", patient: bool = True
+    ) -> None:
         """Sends nothing yet; with ``as_uid`` lists have what vhpcd shows to that user (``wire.AsUser``).
 
-        With ``host`` only the vhpcd there is asked, which may be a standby.
+        With ``host`` only the vhpcd there is asked, which may be a standby. Without ``patient`` requests
+        do not wait longer where a standby has to take over: for what is repeated later anyway.
         """
         self._as_uid = as_uid
         self._settings = config.controller
         self._hosts = (host,) if host else config.controller.hosts
         self._several = bool(config.controller.backup_hosts) and not host
+        self._patience_s = FAILOVER_S if self._several and patient else 0.0
         self._epochs = Epochs(Path(config.paths.state)) if self._several else None
         self._munge = Munge(config.controller.munge_socket)
         self._version = wire.VERSION
@@ -322,7 +326,7 @@ class ControllerClient:
     def _ask(self, body: wire.Request, expected: type[_Answer], wait_s: float = 0.0) -> _Answer:
         if self._as_uid is not None and isinstance(body, wire.OfUsers):
             body = wire.AsUser(uid=self._as_uid, request=body)
-        limit_s = self._settings.request_timeout_s + wait_s + (FAILOVER_S if self._several else 0.0)
+        limit_s = self._settings.request_timeout_s + wait_s + self._patience_s
         deadline = time.monotonic() + limit_s
         pause_s = 0.05
         while True:

@@ -37,6 +37,7 @@ from vhpc_slurm.controller.store.writer import Writer
 from vhpc_slurm.controller.tenure import Tenure, await_turn
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
 from vhpc_slurm.fabric.backend import NetworkBackend
+from vhpc_slurm.fabric.fence import ALONE, FabricWriter
 from vhpc_slurm.fabric.select import backend
 from vhpc_slurm.munge import Munge
 from vhpc_slurm.slurm import connect
@@ -117,7 +118,11 @@ async def _serve_actively(config: Config, store: SqlStore, front: Front, stop: a
     # Only a MariaStore that was taken as a standby has others that wait for it.
     tenure = Tenure(store, writer) if settings.backup_hosts and isinstance(store, MariaStore) else None
     # A backend asks from the fabric's thread.
-    network = backend(config.fabric, lambda *known: writer.submit(store.keys.knows, *known).result())
+    network = backend(
+        config.fabric,
+        lambda *known: writer.submit(store.keys.knows, *known).result(),
+        ALONE if tenure is None else FabricWriter(tenure.epoch, tenure.left_s),
+    )
     _validate(network, writer, store)
     leases = layer.build(store, network, config)
     vhpcd = assemble(config, leases, network, slurm, writer, front.authority.underlay)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.fabric import partitions
 from vhpc_slurm.fabric.child import LineChild
+from vhpc_slurm.fabric.fence import ALONE, FabricWriter
 from vhpc_slurm.fabric.opensm import (
     COMPLAINTS,
     SWEPT,
@@ -154,12 +155,16 @@ class SeveralReaders:
 # --- one on another host ---------------------------------------------------------------
 
 
-class ManagerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request to ``vhpc fabric manager``; ``replace`` has a file, ``since`` a mark."""
+class ManagerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One request to ``vhpc fabric manager``; ``replace`` has a file, ``since`` a mark.
+
+    ``epoch`` is that of the vhpcd, where there are several.
+    """
 
     do: Literal["check", "read", "replace", "hang-up", "mark", "since"]
     file: bytes | None = None
     mark: Mark | None = None
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
 
 
 class ManagerAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,7 +186,8 @@ class RemoteOpensm:
     one line of JSON each.
     """
 
-    def __init__(self, command: tuple[str, ...], timeout_s: float) -> None:
+    def __init__(self, command: tuple[str, ...], timeout_s: float, writer: FabricWriter = ALONE) -> None:
+        self._writer = writer
         self._child = LineChild(command)
         self._timeout_s = timeout_s
         self._command = " ".join(command)
@@ -209,7 +215,8 @@ class RemoteOpensm:
 
     def replace(self, data: bytes) -> None:
         """Send a new file; the host checks it with the linter first."""
-        self._ask(ManagerRequest("replace", file=data))
+        self._writer.check()
+        self._ask(ManagerRequest("replace", file=data, epoch=self._writer.epoch))
 
     def hang_up(self) -> None:
         """SIGHUP."""
@@ -282,6 +289,7 @@ def _serve(opensm: Opensm, request: ManagerRequest) -> ManagerAnswer:
             answer = ManagerAnswer(file=opensm.read())
         case ManagerRequest("replace", file=bytes(data)):
             partitions.parse(data, "the file in the request")
+            opensm.writer = FabricWriter(request.epoch)
             opensm.replace(data)
             opensm.keep()
         case ManagerRequest("hang-up"):

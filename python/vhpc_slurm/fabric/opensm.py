@@ -22,6 +22,7 @@ from vhpc_slurm import files
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import plainfile
 from vhpc_slurm.fabric.backend import FabricRefusedError
+from vhpc_slurm.fabric.fence import ALONE, FabricWriter, FileFence
 
 POLL_S = 0.002
 FIRST_POLL_S = 0.0002
@@ -93,7 +94,10 @@ class SubnetManager(Protocol):
 class Opensm:
     """One OpenSM on this host: its process, its partitions file, its log."""
 
-    def __init__(self, partitions: Path, pidfile: Path, log: Path, timeout_s: float) -> None:
+    def __init__(
+        self, partitions: Path, pidfile: Path, log: Path, timeout_s: float, writer: FabricWriter = ALONE
+    ) -> None:
+        self.writer = writer
         self.partitions: Path | str = partitions
         self.file = partitions
         self.log = log
@@ -157,13 +161,18 @@ class Opensm:
 
     def _write(self, data: bytes) -> None:
         folder = self.file.parent
-        new = folder / f".{self.file.name}.vhpcd"
+        fence = FileFence(self.file, self.writer.epoch)
+        self.writer.check()
         try:
-            files.write_beside(self.file, new, data, 0o644)
+            fence.enter()
+            files.write_beside(self.file, fence.new, data, 0o644)
+            fence.check()
             if self.file.is_dir() and not self.file.is_symlink():
-                # A file cannot be renamed over a folder.
-                self.file.rename(folder / f"{self.file.name}.folder-{time.time_ns()}")
-            new.replace(self.file)
+                # A file cannot be renamed over a folder. With the slash only a folder is renamed, whatever
+                # is there by now.
+                moved = folder / f"{self.file.name}.folder-{time.time_ns()}"
+                os.rename(f"{self.file}/", moved)  # noqa: PTH104 - a Path has no slash at its end
+            fence.new.replace(self.file)
         except OSError as err:
             raise FabricError(
                 f"cannot write {self.partitions}", str(err), "vhpcd's user needs to write into its folder"

@@ -11,6 +11,7 @@ from vhpc_slurm.config.fabric import Fabric, Manager
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.fabric import partitions, plainfile, portmap
 from vhpc_slurm.fabric.backend import KeyPolicy, NetworkBackend, NoNetwork
+from vhpc_slurm.fabric.fence import ALONE, FabricWriter
 from vhpc_slurm.fabric.managers import Managers, RemoteOpensm, SeveralReaders
 from vhpc_slurm.fabric.numbers import MAX_ETHERNET_RAILS, MAX_RANKS, VLANS, KeyPool
 from vhpc_slurm.fabric.opensm import MAX_FILE, Opensm, SubnetManager
@@ -28,10 +29,12 @@ SMALLEST_NETWORK = 30
 """The longest prefix that leaves room for two addresses."""
 
 
-def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend:
+def backend(
+    fabric: Fabric, knows: Callable[[int, str], bool], writer: FabricWriter = ALONE
+) -> NetworkBackend:
     """The backend that the configuration names; nothing is started or changed yet.
 
-    ``knows`` says whether the database has had an epoch of that number and tag.
+    ``knows`` says whether the database has had an epoch of that number and tag; ``writer`` is this vhpcd.
 
     Raises:
         FabricError: the configuration of the keys is invalid.
@@ -58,10 +61,10 @@ def backend(fabric: Fabric, knows: Callable[[int, str], bool]) -> NetworkBackend
     if static:
         return StaticPool(policy, readback, static_pool(fabric), site, Path(fabric.partitions))
     if fabric.backend == "ufm-rest":
-        return _ufm_rest(fabric, policy, readback, knows)
+        return _ufm_rest(fabric, policy, readback, knows, writer)
     return OpensmFile(
         policy,
-        _managers(fabric),
+        _managers(fabric, writer),
         readback,
         knows,
         site=site,
@@ -79,22 +82,24 @@ def _segment_pool(fabric: Fabric) -> SegmentPool:
     return SegmentPool(KeyPolicy(pool, fabric.key_owner, fabric.rails, fabric.vfs))
 
 
-def local_opensm(fabric: Fabric) -> Opensm:
+def local_opensm(fabric: Fabric, writer: FabricWriter = ALONE) -> Opensm:
     """The OpenSM of this host, as the keys of [fabric] itself describe it."""
     return Opensm(
         Path(fabric.partitions),
         Path(fabric.opensm_pidfile),
         Path(fabric.opensm_log),
         fabric.apply_timeout_s,
+        writer,
     )
 
 
-def _managers(fabric: Fabric) -> SubnetManager:
+def _managers(fabric: Fabric, writer: FabricWriter) -> SubnetManager:
     if not fabric.subnets:
-        return local_opensm(fabric)
+        return local_opensm(fabric, writer)
     timeout_s = float(fabric.apply_timeout_s)
     return Managers(
-        [[manager(one, timeout_s) for one in subnet.managers] for subnet in fabric.subnets], timeout_s
+        [[manager(one, timeout_s, writer) for one in subnet.managers] for subnet in fabric.subnets],
+        timeout_s,
     )
 
 
@@ -106,18 +111,18 @@ def descriptions(fabric: Fabric) -> tuple[Manager, ...]:
     return (Manager(partitions=files[0], pidfile=files[1], log=files[2]),)
 
 
-def manager(one: Manager, timeout_s: float) -> Opensm | RemoteOpensm:
+def manager(one: Manager, timeout_s: float, writer: FabricWriter = ALONE) -> Opensm | RemoteOpensm:
     """The OpenSM of a description; FabricError when the description is incomplete."""
     files = (one.partitions, one.pidfile, one.log)
     if one.command and not any(files):
-        return RemoteOpensm(one.command, timeout_s)
+        return RemoteOpensm(one.command, timeout_s, writer)
     if one.command or not all(files):
         raise FabricError(
             "a manager in fabric.subnets is incomplete",
             f"it has {one}",
             "give it partitions, pidfile and log, or a command",
         )
-    return Opensm(Path(one.partitions), Path(one.pidfile), Path(one.log), timeout_s)
+    return Opensm(Path(one.partitions), Path(one.pidfile), Path(one.log), timeout_s, writer)
 
 
 def reader(fabric: Fabric) -> FabricReader | SeveralReaders:
@@ -127,19 +132,27 @@ def reader(fabric: Fabric) -> FabricReader | SeveralReaders:
     return SeveralReaders([FabricReader(one.device, one.device_port) for one in fabric.subnets])
 
 
-def ufm(fabric: Fabric) -> UfmClient:
+def ufm(fabric: Fabric, writer: FabricWriter = ALONE) -> UfmClient:
     """The UFM of the configuration; FabricError when its address is invalid."""
     return UfmClient(
-        fabric.ufm_url, Path(fabric.ufm_token_file), fabric.ufm_ca, float(fabric.ufm_request_timeout_s)
+        fabric.ufm_url,
+        Path(fabric.ufm_token_file),
+        fabric.ufm_ca,
+        float(fabric.ufm_request_timeout_s),
+        writer,
     )
 
 
 def _ufm_rest(
-    fabric: Fabric, policy: KeyPolicy, readback: Readback, knows: Callable[[int, str], bool]
+    fabric: Fabric,
+    policy: KeyPolicy,
+    readback: Readback,
+    knows: Callable[[int, str], bool],
+    writer: FabricWriter,
 ) -> UfmRest:
     return UfmRest(
         policy,
-        ufm(fabric),
+        ufm(fabric, writer),
         readback if fabric.ufm_proof == "fabric" else None,
         knows,
         mark_pkey=fabric.ufm_mark_pkey,

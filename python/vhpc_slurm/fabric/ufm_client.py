@@ -29,6 +29,7 @@ import msgspec
 
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.fabric.backend import FabricRefusedError
+from vhpc_slurm.fabric.fence import ALONE, FabricWriter
 from vhpc_slurm.fabric.numbers import DEFAULT_PKEY
 from vhpc_slurm.terminal import printable
 
@@ -75,8 +76,10 @@ class UfmSettings(msgspec.Struct, frozen=True):
 class UfmClient:
     """One UFM, or the address that its high-availability pair shares."""
 
-    def __init__(self, url: str, token_file: Path, ca: str, timeout_s: float) -> None:
-        """``ca`` is a file of certificates to trust instead of the system's.
+    def __init__(
+        self, url: str, token_file: Path, ca: str, timeout_s: float, writer: FabricWriter = ALONE
+    ) -> None:
+        """``ca`` is a file of certificates to trust instead of the system's; ``writer`` is this vhpcd.
 
         Raises:
             FabricError: the address is invalid, or the certificates cannot be read.
@@ -97,6 +100,7 @@ class UfmClient:
                 f"{url!r} is not the address of a UFM", hint="fabric.ufm_url is https://HOST[:PORT]"
             )
         self._host, self._port = parts.hostname, port or 443
+        self._writer = writer
         self._token_file = token_file
         self._timeout_s = timeout_s
         try:
@@ -171,6 +175,9 @@ class UfmClient:
         )
         connection.response_class = _bounded(deadline)
         try:
+            connection.connect()
+            if method != "GET":
+                self._writer.check()
             connection.request(method, _PREFIX + path, data, headers)
             with connection.getresponse() as answer:
                 said = answer.read(MAX_ANSWER + 1)

@@ -29,7 +29,7 @@ def run(config: Config) -> int:
     """Clear this node of the job that Slurm names in the environment."""
     env = common.HookEnv.read()
     layout = Layout(config)
-    client = ControllerClient(config)
+    client = ControllerClient(config, patient=False)
     lease = _lease(client, env)
     # Slurm counts a requeue before it runs the Epilog of the requeued job, so its
     # restart count does not identify the ending generation.  The journals do,

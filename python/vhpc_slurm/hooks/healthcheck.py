@@ -54,7 +54,7 @@ def _tell_quarantine(config: Config, node: str) -> None:
             DeviceWire(address=one.address, role=one.role, reason=one.reason[:MAX_REASON], since=one.since)
             for one in records
         ]
-        ControllerClient(config).report_quarantine(node, devices)
+        ControllerClient(config, patient=False).report_quarantine(node, devices)
         if not records:
             layout.quarantine_told.unlink()
     except (VhpcError, OSError) as err:

@@ -75,7 +75,7 @@ def without_guests(config: Config) -> int:
     timeout_s = min(config.controller.request_timeout_s, REPORT_S)
     brief = replace(config, controller=replace(config.controller, request_timeout_s=timeout_s))
     try:
-        ControllerClient(brief).without_guests(*component)
+        ControllerClient(brief, patient=False).without_guests(*component)
     except VhpcError as err:
         common.log.warning("the job's other components are not told: %s", err.line())
     return 0

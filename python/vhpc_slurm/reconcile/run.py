@@ -26,7 +26,8 @@ def reconcile(config: Config, node: str, *, check: bool) -> list[RepairResult]:
     Returns:
         One result per finding, in the order found; empty when the node is clean.
     """
-    layout, client = Layout(config), ControllerClient(config)
+    # Slurm ends a health check after a minute.
+    layout, client = Layout(config), ControllerClient(config, patient=False)
     results: list[RepairResult] = []
     of_node: list[LeaseRecord] = []
     known: list[LeaseRecord] = []
