@@ -3,24 +3,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 
 from vhpc_slurm.catalog import own_folder
 from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.importing.cached import image_of
 from vhpc_slurm.importing.imports import import_image
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageRef
-
-
-def progress(line: str) -> None:
-    """Tell the user what is done."""
-    print(f"vhpc: {line}", file=sys.stderr, flush=True)
 
 
 def resolve(config: Config, source: str) -> str:

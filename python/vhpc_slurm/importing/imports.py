@@ -28,6 +28,7 @@ from vhpc_slurm.importing.offer import look, refuse_image
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity, ImageRef
+from vhpc_slurm.progress import counter
 
 MADE = {
     "root": ("root.erofs", "application/vnd.vhpc.root.erofs"),
@@ -187,8 +188,11 @@ def _make(
     progress("publishing")
     keys = MADE if found.get("own") else ("root",)
     listed = chunks.ChunkList()
+    count = counter(progress, "published", sum(_size(out / MADE[key][0]) for key in keys))
     made = {
-        key: digest_of(out / MADE[key][0], sync=True, chunk_list=listed if key == "root" else None)
+        key: digest_of(
+            out / MADE[key][0], sync=True, chunk_list=listed if key == "root" else None, count=count
+        )
         for key in keys
     }
     new = {blob.sha256: out / MADE[key][0] for key, blob in made.items()}
@@ -214,6 +218,14 @@ def _make(
         special=special if isinstance(special, int) else 0,
         size=made["root"].size,
     )
+
+
+def _size(path: Path) -> int:
+    """Of a file that the worker should have made; 0 if it has not, which ``digest_of`` refuses."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _place_list(raw: bytes, path: Path, new: dict[str, Path]) -> dict[str, Any]:
