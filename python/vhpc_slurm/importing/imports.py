@@ -24,6 +24,7 @@ from vhpc_slurm.catalog.publish import copy_blob, digest_of, prepare, publish
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import fetch
+from vhpc_slurm.importing.keptdrivers import kept
 from vhpc_slurm.importing.offer import look, refuse_image
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
@@ -205,10 +206,10 @@ def _make(
     parts |= _place_list(listed.raw(), folder / "chunks", new)
     if hashed and _knows_verity(found.get("own")):
         parts["verity"] = found.get("verity")
-    kept = msgspec.to_builtins(base.manifest)
+    inherited = msgspec.to_builtins(base.manifest)
     for one in ("chunks", "verity"):
-        kept.pop(one, None)
-    done = publish(catalog, target, kept | fields(found) | parts, new)
+        inherited.pop(one, None)
+    done = publish(catalog, target, inherited | fields(found) | parts, new)
     source_digest, special = found.get("digest"), found.get("special")
     return Imported(
         image=target.label,
@@ -338,7 +339,8 @@ def _knows_verity(own: object) -> bool:
 def _own_system(base: Parent, own: object) -> dict[str, Any]:
     """What starts in the image: the agent alone, or the system that the source brings with its kernel."""
     if not isinstance(own, dict):
-        return {"init": "agent", "drivers": {}}
+        initrd = blob_path(base.catalog, base.image.manifest.initrd)
+        return {"init": "agent", "drivers": kept(base.manifest.drivers, initrd)}
     return {
         "init": own.get("init"),
         "drivers": own.get("drivers"),
