@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree
+from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree, folder
+from vhpc_slurm.terminal import one_line
 
 ENVIRONMENT_FILE, ENTRYPOINT_FILE = "etc/vhpc/environment", "etc/vhpc/entrypoint"
 ENVIRONMENT_MAX, VARIABLES_MAX = 131072, 512
@@ -97,8 +99,14 @@ def put_files(tree: Tree, process: dict[str, Any], out: Path, layer: int) -> Non
         data = _environment(process["environment"])
         _put(tree, ENVIRONMENT_FILE, 0o644, data, out / "environment", layer)
     entrypoint, arguments = process.get("entrypoint") or [], process.get("arguments") or []
+    place = process.get("working_dir") or ""
+    if SURROGATE.search(place):
+        raise RefusedError(f"its working directory {place[:80]!r} cannot be a path")
+    with contextlib.suppress(RefusedError):  # it is no valid path, or a part of it is a file or a link
+        if place.strip("/") and not tree.has(place):
+            tree.put(place, folder(layer))  # container runtimes make it, too
     if entrypoint or arguments:
-        data = _entrypoint(entrypoint, arguments)
+        data = _entrypoint(entrypoint, arguments, place)
         _put(tree, ENTRYPOINT_FILE, 0o755, data, out / "entrypoint", layer)
 
 
@@ -122,14 +130,28 @@ def _environment(variables: dict[str, str]) -> bytes:
     return data
 
 
-def _entrypoint(entrypoint: list[str], arguments: list[str]) -> bytes:
-    """A script: arguments of the caller take the place of the container's, as in container runtimes."""
-    for text in (*entrypoint, *arguments):
+def _change_to(place: str) -> str:
+    if not place:
+        return ""
+    said = shlex.quote(
+        f"vhpc: the working directory {one_line(place)} of the container cannot be entered; staying in"
+    )
+    return f'cd {shlex.quote(place)} 2>/dev/null || echo {said} "$PWD" >&2\n'
+
+
+def _entrypoint(entrypoint: list[str], arguments: list[str], place: str) -> bytes:
+    """A script: arguments of the caller take the place of the container's, as in container runtimes.
+
+    It starts in the container's working directory, if the job's user may enter it: containers that
+    run as root often have /root.
+    """
+    for text in (*entrypoint, *arguments, place):
         if "\0" in text or SURROGATE.search(text):
             raise RefusedError(f"its entrypoint has {text[:80]!r}, which cannot be an argument")
     return (
         "#!/bin/sh\n"
         "# What the container of this image starts; arguments replace those of the container.\n"
+        f"{_change_to(place)}"
         f"[ $# -gt 0 ] || set -- {shlex.join(arguments)}\n"
         f'exec {shlex.join(entrypoint)} "$@"\n'
     ).encode()
