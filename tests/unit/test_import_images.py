@@ -20,6 +20,7 @@ from vhpc_slurm.catalog import edit, read_manifest, resolve
 from vhpc_slurm.catalog import publish as publishing
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.catalog.manifest import Manifest
+from vhpc_slurm.cli import imageimport
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import imports
@@ -350,6 +351,26 @@ def test_an_import_keeps_the_drivers_that_the_sites_initrd_loads(site: Site) -> 
     site.run()
     image = resolve(site.own, ImageRef.parse("mine"))
     assert image.manifest.driver_versions == (("nvidia", "570.86.15"), ("nvidia_uvm", "570.86.15"))
+
+
+def test_labels_of_the_container_and_of_the_user_are_kept(site: Site) -> None:
+    site.result = GOOD | {"labels": {"org.opencontainers.image.version": "1.2", "a": "container"}}
+    ref, source = ImageRef.parse("mine"), Source.parse(str(site.source))
+    import_image(site.images, source, ref, site.own, "", lambda _: None, {"a": "user", "team/owner": "x"})
+    manifest = read_manifest(site.own, resolve(site.own, ref).digest)
+    assert isinstance(manifest, Manifest)
+    assert manifest.labels == {
+        "org.opencontainers.image.version": "1.2",
+        "a": "user",
+        "team/owner": "x",
+        "vhpc/kernel-image": f"base:latest@{site.kernel}",
+    }
+
+
+@pytest.mark.parametrize("text", ["x", "=y", "A=b", "vhpc/kernel-image=x", "a=two\nlines"])
+def test_what_is_no_label_is_refused_before_anything_is_read(site: Site, text: str) -> None:
+    with pytest.raises(UserError, match="is not a label: KEY=VALUE is expected"):
+        imageimport.run(site.images, site.own, "absent.tar", "mine", "", [text], as_json=False)
 
 
 def test_the_same_source_has_the_same_digest_on_any_day(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.importing.process import created_of, put_files
+from vhpc_slurm.importing.process import created_of, labels_of, put_files
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
 ECHO = "/usr/bin/printf"
@@ -108,3 +108,14 @@ def test_a_working_directory_that_the_container_lacks_is_made(tmp_path: Path) ->
     assert set(tree.root.children or ()) == {"srv"}
     with pytest.raises(RefusedError, match=r"working directory .* cannot be a path"):
         put_files(tree, {"working_dir": "/\ud800"}, tmp_path, 0)
+
+
+def test_labels_that_a_manifest_can_have_are_kept() -> None:
+    good = {"org.opencontainers.image.version": "1.2", "containers.bootc": "1", "empty": ""}
+    bad = {"Upper": "x", "vhpc/kernel-image": "forged", "x" * 129: "", "long": "x" * 1025, "lines": "a\nb"}
+    odd: dict[str, object] = {"number": 7, "none": None, "": "x", "surrogate": "\ud800"}
+    assert labels_of({"config": {"Labels": good | bad | odd}}) == good
+    many = {f"label{n:03}": "" for n in range(200)}
+    assert list(labels_of({"config": {"Labels": many}})) == [f"label{n:03}" for n in range(48)]
+    for nothing in ({}, {"config": None}, {"config": {"Labels": None}}, {"config": {"Labels": ["x"]}}):
+        assert labels_of(nothing) == {}

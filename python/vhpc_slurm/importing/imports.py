@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import fetch
 from vhpc_slurm.importing.keptdrivers import kept
 from vhpc_slurm.importing.offer import look, refuse_image
+from vhpc_slurm.importing.process import OF_VHPC
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity, ImageRef
@@ -91,6 +93,7 @@ def import_image(
     catalog: Path,
     kernel: str,
     progress: Callable[[str], None],
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Imported:
     """Import a source into a catalogue.
 
@@ -101,6 +104,7 @@ def import_image(
         catalog: where to put it; made if it does not exist.
         kernel: image of the site whose kernel and initrd the image gets; empty: the site's choice.
         progress: gets a line for each step.
+        labels: of the image, beside those of the container.
 
     Raises:
         UserError: the source is refused, the site has no such kernel, or the catalogue cannot be changed.
@@ -109,7 +113,7 @@ def import_image(
     base = kernel_of_site(images, kernel)
     check_source(source)
     with _made_in(catalog, target) as folder:
-        fields = partial(_imported, base, source)
+        fields = partial(_imported, base, source, labels)
         return _make(images, source, base, target, catalog, folder, fields, progress)
 
 
@@ -313,14 +317,17 @@ def kernel_of_site(images: Images, kernel: str) -> Parent:
     return parent_of(site, resolve(site, ref))
 
 
-def _imported(base: Parent, source: Source, found: dict[str, Any]) -> dict[str, Any]:
+def _imported(base: Parent, source: Source, own: Mapping[str, str], found: dict[str, Any]) -> dict[str, Any]:
     """What an import says of itself; UserError if the worker's result does not fit into a manifest."""
     empty = msgspec.to_builtins(Process(entrypoint=(), arguments=(), environment={}, user="", working_dir=""))
     try:
         process = msgspec.convert(empty | (found.get("process") or {}), Process)
     except (msgspec.ValidationError, TypeError) as err:
         raise UserError(f"cannot import {source}", f"its configuration: {err}") from err
-    labels = {KERNEL_LABEL: str(base.image)}
+    given = found.get("labels")
+    given = given if isinstance(given, dict) else {}
+    labels = {key: text for key, text in given.items() if not key.startswith(OF_VHPC)} | dict(own)
+    labels[KERNEL_LABEL] = str(base.image)
     if source.digest:
         labels[REGISTRY_LABEL] = source.digest
     return _own_system(base, found.get("own")) | {

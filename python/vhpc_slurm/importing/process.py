@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import shlex
 from datetime import UTC, datetime
@@ -17,6 +18,10 @@ ENVIRONMENT_FILE, ENTRYPOINT_FILE = "etc/vhpc/environment", "etc/vhpc/entrypoint
 ENVIRONMENT_MAX, VARIABLES_MAX = 131072, 512
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Halves of characters, which JSON can have and UTF-8 cannot."""
+LABEL = re.compile(r"[a-z0-9][a-z0-9._/-]*\Z", re.ASCII)
+LABEL_KEY_MAX, LABEL_MAX, LABELS_MAX = 128, 1024, 48
+"""Of a manifest; which can have 64 labels in all."""
+OF_VHPC = "vhpc/"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
@@ -47,6 +52,26 @@ def process_of(config: dict[str, Any]) -> dict[str, Any]:
         "user": _text(wanted, "User"),
         "working_dir": _text(wanted, "WorkingDir"),
     }
+
+
+def labels_of(config: dict[str, Any]) -> dict[str, str]:
+    """A container's labels, as far as a manifest can have them; those of vhpc say what vhpc has done.
+
+    Left out are labels with other keys, such as with capital letters, and with values of more than a line.
+    """
+    wanted = config.get("config")
+    found = wanted.get("Labels") if isinstance(wanted, dict) else None
+    labels = {
+        key: text
+        for key, text in sorted(found.items() if isinstance(found, dict) else ())
+        if isinstance(text, str)
+        and LABEL.match(key)
+        and len(key) <= LABEL_KEY_MAX
+        and len(text) <= LABEL_MAX
+        and not key.startswith(OF_VHPC)
+        and text.isprintable()
+    }
+    return dict(itertools.islice(labels.items(), LABELS_MAX))
 
 
 def created_of(config: dict[str, Any]) -> str:
