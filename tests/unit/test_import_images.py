@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from site_catalog import publish, whole
 
+from vhpc_slurm.bootfiles import newc
 from vhpc_slurm.catalog import edit, read_manifest, resolve
 from vhpc_slurm.catalog import publish as publishing
 from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.catalog.manifest import Manifest
+from vhpc_slurm.cli import imageimport
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import imports
@@ -329,6 +331,46 @@ def test_a_large_root_has_its_own_chunk_list_and_gc_keeps_it(site: Site) -> None
     assert resolve(site.own, ImageRef.parse("mine")).manifest.root.chunks == "", "one chunk needs no list"
     edit.collect(site.own, 0)
     assert not listed.exists()
+
+
+def test_an_import_keeps_the_drivers_that_the_sites_initrd_loads(site: Site) -> None:
+    """nvidia is loaded by the initrd, virtio_blk is built in or a module of the base's root."""
+    archive = newc.Archive()
+    archive.file("modules/load", b"virtio_console.ko\n-nvidia.ko\nnvidia-uvm.ko\n")
+    data = archive.to_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    (site.catalog / "blobs/sha256" / sha256).write_bytes(data)
+    name = site.catalog / "names/base/latest"
+    raw = json.loads((site.catalog / f"manifests/sha256/{site.kernel[7:]}.json").read_text())
+    raw["initrd"] |= {"sha256": sha256, "size": len(data)}
+    raw["drivers"] = {"nvidia": "570.86.15", "nvidia_uvm": "570.86.15", "virtio_blk": ""}
+    text = json.dumps(raw, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    (site.catalog / f"manifests/sha256/{digest}.json").write_bytes(text)
+    name.write_text(f"sha256:{digest}\n")
+    site.run()
+    image = resolve(site.own, ImageRef.parse("mine"))
+    assert image.manifest.driver_versions == (("nvidia", "570.86.15"), ("nvidia_uvm", "570.86.15"))
+
+
+def test_labels_of_the_container_and_of_the_user_are_kept(site: Site) -> None:
+    site.result = GOOD | {"labels": {"org.opencontainers.image.version": "1.2", "a": "container"}}
+    ref, source = ImageRef.parse("mine"), Source.parse(str(site.source))
+    import_image(site.images, source, ref, site.own, "", lambda _: None, {"a": "user", "team/owner": "x"})
+    manifest = read_manifest(site.own, resolve(site.own, ref).digest)
+    assert isinstance(manifest, Manifest)
+    assert manifest.labels == {
+        "org.opencontainers.image.version": "1.2",
+        "a": "user",
+        "team/owner": "x",
+        "vhpc/kernel-image": f"base:latest@{site.kernel}",
+    }
+
+
+@pytest.mark.parametrize("text", ["x", "=y", "A=b", "vhpc/kernel-image=x", "a=two\nlines"])
+def test_what_is_no_label_is_refused_before_anything_is_read(site: Site, text: str) -> None:
+    with pytest.raises(UserError, match="is not a label: KEY=VALUE is expected"):
+        imageimport.run(site.images, site.own, "absent.tar", "mine", "", [text], as_json=False)
 
 
 def test_the_same_source_has_the_same_digest_on_any_day(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vhpc_slurm.importing.process import created_of, put_files
+from vhpc_slurm.importing.process import created_of, labels_of, put_files
 from vhpc_slurm.importing.tree import RefusedError, Tree
 
 ECHO = "/usr/bin/printf"
@@ -73,3 +73,49 @@ def test_what_is_no_argument_is_refused(tmp_path: Path, text: str) -> None:
 )
 def test_the_time_of_a_container_is_utc_or_unknown(text: object, found: str) -> None:
     assert created_of({"created": text}) == found
+
+
+def started(tmp_path: Path, place: str) -> subprocess.CompletedProcess[str]:
+    tree = Tree(100)
+    process = {"entrypoint": ["/bin/pwd"], "arguments": [], "working_dir": place}
+    put_files(tree, process, tmp_path, 0)
+    assert place in ("", "/") or tree.has(place)
+    return subprocess.run(
+        ["/bin/sh", str(tmp_path / "entrypoint")], cwd="/usr", capture_output=True, text=True, check=True
+    )
+
+
+def test_the_entrypoint_starts_in_the_working_directory(tmp_path: Path) -> None:
+    place = tmp_path / "it's a $place"
+    place.mkdir()
+    assert started(tmp_path, str(place)).stdout == f"{place}\n"
+    assert started(tmp_path, "").stdout == "/usr\n"
+    done = started(tmp_path, f"{tmp_path}/absent")
+    assert done.stdout == "/usr\n"
+    assert done.stderr == (
+        f"vhpc: the working directory {tmp_path}/absent of the container cannot be entered; staying in /usr\n"
+    )
+
+
+def test_a_working_directory_that_the_container_lacks_is_made(tmp_path: Path) -> None:
+    tree = Tree(100)
+    put_files(tree, {"working_dir": "/srv/app/"}, tmp_path, 0)
+    node = tree.find("srv/app")
+    assert node is not None
+    assert (node.mode, node.uid, node.children) == (0o755, 0, {})
+    for hostile in ("../../x", "/a/../../etc", "x" * 300, "\0"):
+        put_files(tree, {"working_dir": hostile}, tmp_path, 0)
+    assert set(tree.root.children or ()) == {"srv"}
+    with pytest.raises(RefusedError, match=r"working directory .* cannot be a path"):
+        put_files(tree, {"working_dir": "/\ud800"}, tmp_path, 0)
+
+
+def test_labels_that_a_manifest_can_have_are_kept() -> None:
+    good = {"org.opencontainers.image.version": "1.2", "containers.bootc": "1", "empty": ""}
+    bad = {"Upper": "x", "vhpc/kernel-image": "forged", "x" * 129: "", "long": "x" * 1025, "lines": "a\nb"}
+    odd: dict[str, object] = {"number": 7, "none": None, "": "x", "surrogate": "\ud800"}
+    assert labels_of({"config": {"Labels": good | bad | odd}}) == good
+    many = {f"label{n:03}": "" for n in range(200)}
+    assert list(labels_of({"config": {"Labels": many}})) == [f"label{n:03}" for n in range(48)]
+    for nothing in ({}, {"config": None}, {"config": {"Labels": None}}, {"config": {"Labels": ["x"]}}):
+        assert labels_of(nothing) == {}

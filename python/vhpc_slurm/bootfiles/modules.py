@@ -32,7 +32,8 @@ def canonical(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _stem(path: str) -> str:
+def module_name(path: str) -> str:
+    """The name of a module's file, as the kernel spells it."""
     return canonical(SUFFIX.sub("", PurePosixPath(path).name))
 
 
@@ -77,10 +78,10 @@ class ModuleTree:
         tree = cls(folder)
         for line in tree._lines("modules.dep", required=True):
             path, _, needs = line.partition(":")
-            tree._files[_stem(path)] = path
+            tree._files[module_name(path)] = path
             # depmod lists direct and indirect dependencies; the last one must be loaded first.
-            tree._needs[_stem(path)] = [_stem(p) for p in reversed(needs.split())]
-        tree._builtin = {_stem(line) for line in tree._lines("modules.builtin", required=False)}
+            tree._needs[module_name(path)] = [module_name(p) for p in reversed(needs.split())]
+        tree._builtin = {module_name(line) for line in tree._lines("modules.builtin", required=False)}
         for line in tree._lines("modules.softdep", required=False):
             tree._read_softdep(line.split())
         for line in tree._lines("modules.alias", required=False):

@@ -16,7 +16,7 @@ import difflib
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -251,8 +251,10 @@ def blob_path(catalog: Path, blob: Blob) -> Path:
     return catalog / "blobs" / "sha256" / blob.sha256
 
 
-def verify_blob(catalog: Path, blob: Blob, image: str) -> None:
+def verify_blob(catalog: Path, blob: Blob, image: str, count: Callable[[int], None] = lambda _: None) -> None:
     """Check a blob's size and bytes (reads all of it).
+
+    ``count`` gets the number of bytes of each piece that was read.
 
     Raises:
         UserError: it is missing or differs; the message has the blob, the expected and the actual values.
@@ -267,6 +269,7 @@ def verify_blob(catalog: Path, blob: Blob, image: str) -> None:
             while size <= blob.size and (chunk := file.read(CHUNK)):
                 digest.update(chunk)
                 size += len(chunk)
+                count(len(chunk))
     except FileNotFoundError:
         why = f"{blob.file}: the catalogue has no blob sha256:{blob.sha256}"
         raise UserError(f"image {image} is broken", why, "publish it again") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,10 +54,16 @@ def prepare(catalog: Path) -> None:
             make_folder(catalog / name)
 
 
-def digest_of(path: Path, *, sync: bool = False, chunk_list: chunks.ChunkList | None = None) -> Blob:
+def digest_of(
+    path: Path,
+    *,
+    sync: bool = False,
+    chunk_list: chunks.ChunkList | None = None,
+    count: Callable[[int], None] = lambda _: None,
+) -> Blob:
     """Digest and size of a regular file; no link is followed. ``sync``: its bytes are on disk on return.
 
-    ``chunk_list`` gets its bytes, too.
+    ``chunk_list`` gets its bytes, too, and ``count`` the number of bytes of each piece that was read.
 
     Raises:
         UserError: it is not a regular file, is empty, or cannot be read.
@@ -72,6 +78,7 @@ def digest_of(path: Path, *, sync: bool = False, chunk_list: chunks.ChunkList | 
                 if chunk_list is not None:
                     chunk_list.update(chunk)
                 size += len(chunk)
+                count(len(chunk))
             if synced is not None:
                 synced.result()
     except OSError as err:

@@ -119,6 +119,10 @@ def image_import(
             show_default=False,
         ),
     ] = "",
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="A label of the image; again for more."),
+    ] = None,
     catalog: Catalog = None,
     as_json: Json = False,
 ) -> int:
@@ -127,7 +131,7 @@ def image_import(
 
     config = options.config()
     where = options.catalog(config, catalog, target)
-    return imageimport.run(config.images, where, source, target, kernel, as_json=as_json)
+    return imageimport.run(config.images, where, source, target, kernel, label or (), as_json=as_json)
 
 
 @image_app.command("resolve")

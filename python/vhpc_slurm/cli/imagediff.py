@@ -9,7 +9,7 @@ from typing import Any
 
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.cli import output
-from vhpc_slurm.cli.imageimport import progress
+from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.importing.compare import Change, Differences, Entry, Side, compare
 from vhpc_slurm.model import ImageRef

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,12 @@ from vhpc_slurm.catalog.armour import split
 from vhpc_slurm.catalog.folder import SIGNATURES_SIZE
 from vhpc_slurm.cli import output
 from vhpc_slurm.cli.policy import unknown
+from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef
 from vhpc_slurm.policy import Subject, check_image, possible, signatures
+from vhpc_slurm.progress import counter
 
 
 def tag(catalog: Path, source: str, target: str, *, as_json: bool) -> int:
@@ -72,6 +75,7 @@ def verify(
     wanted = [ImageRef.parse(name) for name in names]
     wanted = wanted or [replace(ref, own=own) for ref in refs(catalog)]
     sound: set[tuple[str, int]] = set()
+    count = counter(progress, "verified", _total(catalog, wanted))
     results: list[dict[str, Any]] = []
     for ref in wanted:
         row: dict[str, Any] = dict.fromkeys(("digest", "signers", "problem", "rules"))
@@ -79,7 +83,7 @@ def verify(
         results.append(row)
         try:
             image = resolve(catalog, ref)
-            _verify(catalog, image, sound)
+            _verify(catalog, image, sound, count)
             row["digest"] = image.digest
             if config.images.allowed_signers:
                 row["signers"] = signatures.check(config.images, read_signed(catalog, image)).principals
@@ -175,14 +179,25 @@ def _signature(path: Path) -> bytes:
     return parts[0]
 
 
-def _verify(catalog: Path, image: ImageIdentity, sound: set[tuple[str, int]]) -> None:
+def _total(catalog: Path, wanted: Sequence[ImageRef]) -> int:
+    """Bytes of all blobs of images, each once."""
+    found: dict[str, int] = {}
+    for ref in wanted:
+        with contextlib.suppress(UserError):  # the result has the error
+            found |= {blob.sha256: blob.size for blob in with_list(resolve(catalog, ref).manifest)}
+    return sum(found.values())
+
+
+def _verify(
+    catalog: Path, image: ImageIdentity, sound: set[tuple[str, int]], count: Callable[[int], None]
+) -> None:
     """UserError unless all blobs, also the root's chunk list, are as the manifest says.
 
     ``sound`` has those that were read before.
     """
     for blob in with_list(image.manifest):
         if (blob.sha256, blob.size) not in sound:
-            verify_blob(catalog, blob, str(image.ref))
+            verify_blob(catalog, blob, str(image.ref), count)
             sound.add((blob.sha256, blob.size))
 
 

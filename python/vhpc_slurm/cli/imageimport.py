@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from vhpc_slurm.catalog import own_folder
 from vhpc_slurm.cli import context, output
+from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.images import Images
+from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.cached import image_of
 from vhpc_slurm.importing.imports import import_image
+from vhpc_slurm.importing.process import LABEL, OF_VHPC
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageRef
-
-
-def progress(line: str) -> None:
-    """Tell the user what is done."""
-    print(f"vhpc: {line}", file=sys.stderr, flush=True)
 
 
 def resolve(config: Config, source: str) -> str:
@@ -39,10 +37,31 @@ def print_resolved(config: Config, source: str, *, as_json: bool) -> int:
     return 0
 
 
-def run(images: Images, catalog: Path, source: str, target: str, kernel: str, *, as_json: bool) -> int:
-    """Import a container or a file tree; errors as ``import_image``."""
+def _labels(texts: Sequence[str]) -> dict[str, str]:
+    """Labels as users write them: KEY=VALUE; UserError if one is not."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and LABEL.match(key) and value.isprintable()) or key.startswith(OF_VHPC):
+            why = f"KEY=VALUE is expected; a key has a-z, 0-9 and ._/-, and does not begin with {OF_VHPC}"
+            raise UserError(f"{text[:80]!r} is not a label", why)
+        found[key] = value
+    return found
 
-    found = import_image(images, Source.parse(source), ImageRef.parse(target), catalog, kernel, progress)
+
+def run(
+    images: Images,
+    catalog: Path,
+    source: str,
+    target: str,
+    kernel: str,
+    labels: Sequence[str] = (),
+    *,
+    as_json: bool,
+) -> int:
+    """Import a container or a file tree; errors as ``import_image``."""
+    parsed, ref = Source.parse(source), ImageRef.parse(target)
+    found = import_image(images, parsed, ref, catalog, kernel, progress, _labels(labels))
     if found.special:
         progress(f"{found.special} devices and pipes were left out")
     if as_json:

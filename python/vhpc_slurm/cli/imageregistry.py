@@ -9,7 +9,7 @@ import msgspec
 
 from vhpc_slurm.catalog import resolve
 from vhpc_slurm.cli import output
-from vhpc_slurm.cli.imageimport import progress
+from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.importing import pull as pulling
 from vhpc_slurm.importing import push as pushing

@@ -13,7 +13,7 @@ import msgspec
 from vhpc_slurm import slurm
 from vhpc_slurm.catalog import blobs, resolve
 from vhpc_slurm.cli import context, imagepeers, imagerelay, output
-from vhpc_slurm.cli.imageimport import progress
+from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UNDECODABLE, FabricError, UserError
 from vhpc_slurm.model import ImageIdentity, ImageRef

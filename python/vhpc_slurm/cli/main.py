@@ -18,6 +18,7 @@ from vhpc_slurm import __version__
 from vhpc_slurm.cli import guestcommands, imagecommands, jobcommands, options, setupcommand, webcommand
 from vhpc_slurm.cli.groups import GROUPS
 from vhpc_slurm.cli.options import JobId, Json, ThisNode
+from vhpc_slurm.cli.progress import end as end_progress
 from vhpc_slurm.errors import VhpcError
 
 EXIT_BY_KIND = {"user": 1, "node": 3, "teardown": 3, "fabric": 4}
@@ -334,7 +335,10 @@ def config(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status, prints errors as one line."""
     try:
-        result = app(args=None if argv is None else list(argv), prog_name="vhpc", standalone_mode=False)
+        try:
+            result = app(args=None if argv is None else list(argv), prog_name="vhpc", standalone_mode=False)
+        finally:
+            end_progress()
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except VhpcError as err:

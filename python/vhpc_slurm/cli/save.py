@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -14,15 +13,14 @@ import msgspec
 from vhpc_slurm import slurm
 from vhpc_slurm.catalog import Owner, own_folder, resolve_for
 from vhpc_slurm.cli import context, output
-from vhpc_slurm.cli.imageimport import progress
+from vhpc_slurm.cli.progress import progress
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.imports import Parent, parent_of, save_files
 from vhpc_slurm.model import ImageRef
+from vhpc_slurm.progress import Amount
 
 CHUNK = 1 << 20
-REPORT_S = 5.0
-"""Seconds between two lines that say how much was read."""
 OF_THE_JOB = (
     "./etc/hostname",
     "./etc/hosts",
@@ -82,8 +80,8 @@ def _parent(config: Config, job_id: int, name: str) -> Parent:
 
 
 def _copy(source: IO[bytes], target: IO[bytes], limit: int, progress: Callable[[str], None]) -> None:
-    """Copy to the end, and say how much at times; UserError beyond the limit."""
-    size, said = 0, time.monotonic()
+    """Copy to the end, and say how much; UserError beyond the limit."""
+    size = 0
     while chunk := source.read(CHUNK):
         size += len(chunk)
         if size > limit:
@@ -93,6 +91,4 @@ def _copy(source: IO[bytes], target: IO[bytes], limit: int, progress: Callable[[
                 "delete some; the site's limit is images.import_max_mib",
             )
         target.write(chunk)
-        if time.monotonic() - said >= REPORT_S:
-            said = time.monotonic()
-            progress(f"{size >> 20} MiB read")
+        progress(Amount("read", size))

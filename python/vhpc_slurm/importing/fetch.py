@@ -21,6 +21,7 @@ from typing import IO
 
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.sandbox import confined
+from vhpc_slurm.progress import Amount
 from vhpc_slurm.terminal import one_line
 
 REFERENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}\Z", re.ASCII)
@@ -30,7 +31,7 @@ TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - folders of the sandbox
 SETTINGS = ("/etc/containers", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/ssl")
 PASSED = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy")
 CERTIFICATES = "SSL_CERT_FILE"
-POLL_S, PROGRESS_S = 0.1, 2.0
+POLL_S = 0.1
 TIME_TO_END_S = 10.0
 
 
@@ -44,19 +45,20 @@ def fetch(
         folder: an empty folder.
         max_bytes: of all files, and of each.
         timeout_s: seconds.
-        progress: gets a line every two seconds.
+        progress: gets a line with the number of bytes, often.
 
     Raises:
         UserError: the registry has no such image, refuses, or sends too much or too slowly; or a
             tool is missing.
     """
-    _copy(reference, folder, max_bytes, timeout_s, progress, {}, "dir:/out")
+    _copy(reference, folder, max_bytes, timeout_s, _amounts(progress, None), {}, "dir:/out")
 
 
 def fetch_artifact(
     reference: str,
     folder: Path,
     present: Mapping[str, Path],
+    wanted: int,
     max_bytes: int,
     timeout_s: float,
     progress: Callable[[str], None],
@@ -67,11 +69,17 @@ def fetch_artifact(
         reference: with the digest of its OCI manifest.
         present: sha256 -> a file with a blob's bytes. These blobs are not fetched, and the layout
             does not have them.
+        wanted: bytes that are to be fetched.
     """
     shown = {f"blobs/sha256/{sha256}": path for sha256, path in present.items()}
     # signatures of containers (policy.json) are checked before, but a layout cannot have them
     options = ["--preserve-digests", "--remove-signatures"]
-    _copy(reference, folder, max_bytes, timeout_s, progress, shown, "oci:/out", *options)
+    amounts = _amounts(progress, wanted)
+    _copy(reference, folder, max_bytes, timeout_s, amounts, shown, "oci:/out", *options)
+
+
+def _amounts(progress: Callable[[str], None], total: int | None) -> Callable[[int], None]:
+    return lambda size: progress(Amount("fetched", size, total))
 
 
 def _copy(
@@ -79,7 +87,7 @@ def _copy(
     folder: Path,
     max_bytes: int,
     timeout_s: float,
-    progress: Callable[[str], None],
+    progress: Callable[[int], None],
     shown: Mapping[str, Path],
     target: str,
     *options: str,
@@ -146,9 +154,8 @@ def _watch(
     folder: Path,
     max_bytes: int,
     until: float,
-    progress: Callable[[str], None],
+    progress: Callable[[int], None],
 ) -> None:
-    told = time.monotonic()
     while run.poll() is None:
         time.sleep(POLL_S)
         now = time.monotonic()
@@ -159,9 +166,7 @@ def _watch(
             raise UserError(
                 f"cannot fetch {what}", "it took too long", "images.import_timeout_s is the limit"
             )
-        if now - told >= PROGRESS_S:
-            progress(f"fetched {size >> 20} MiB")
-            told = now
+        progress(size)
 
 
 def _size(folder: Path) -> int:

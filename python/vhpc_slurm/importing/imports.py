@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -24,10 +25,13 @@ from vhpc_slurm.catalog.publish import copy_blob, digest_of, prepare, publish
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing.fetch import fetch
+from vhpc_slurm.importing.keptdrivers import kept
 from vhpc_slurm.importing.offer import look, refuse_image
+from vhpc_slurm.importing.process import OF_VHPC
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import ImageIdentity, ImageRef
+from vhpc_slurm.progress import counter
 
 MADE = {
     "root": ("root.erofs", "application/vnd.vhpc.root.erofs"),
@@ -89,6 +93,7 @@ def import_image(
     catalog: Path,
     kernel: str,
     progress: Callable[[str], None],
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> Imported:
     """Import a source into a catalogue.
 
@@ -99,6 +104,7 @@ def import_image(
         catalog: where to put it; made if it does not exist.
         kernel: image of the site whose kernel and initrd the image gets; empty: the site's choice.
         progress: gets a line for each step.
+        labels: of the image, beside those of the container.
 
     Raises:
         UserError: the source is refused, the site has no such kernel, or the catalogue cannot be changed.
@@ -107,7 +113,7 @@ def import_image(
     base = kernel_of_site(images, kernel)
     check_source(source)
     with _made_in(catalog, target) as folder:
-        fields = partial(_imported, base, source)
+        fields = partial(_imported, base, source, labels)
         return _make(images, source, base, target, catalog, folder, fields, progress)
 
 
@@ -187,8 +193,11 @@ def _make(
     progress("publishing")
     keys = MADE if found.get("own") else ("root",)
     listed = chunks.ChunkList()
+    count = counter(progress, "published", sum(_size(out / MADE[key][0]) for key in keys))
     made = {
-        key: digest_of(out / MADE[key][0], sync=True, chunk_list=listed if key == "root" else None)
+        key: digest_of(
+            out / MADE[key][0], sync=True, chunk_list=listed if key == "root" else None, count=count
+        )
         for key in keys
     }
     new = {blob.sha256: out / MADE[key][0] for key, blob in made.items()}
@@ -201,10 +210,10 @@ def _make(
     parts |= _place_list(listed.raw(), folder / "chunks", new)
     if hashed and _knows_verity(found.get("own")):
         parts["verity"] = found.get("verity")
-    kept = msgspec.to_builtins(base.manifest)
+    inherited = msgspec.to_builtins(base.manifest)
     for one in ("chunks", "verity"):
-        kept.pop(one, None)
-    done = publish(catalog, target, kept | fields(found) | parts, new)
+        inherited.pop(one, None)
+    done = publish(catalog, target, inherited | fields(found) | parts, new)
     source_digest, special = found.get("digest"), found.get("special")
     return Imported(
         image=target.label,
@@ -214,6 +223,14 @@ def _make(
         special=special if isinstance(special, int) else 0,
         size=made["root"].size,
     )
+
+
+def _size(path: Path) -> int:
+    """Of a file that the worker should have made; 0 if it has not, which ``digest_of`` refuses."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _place_list(raw: bytes, path: Path, new: dict[str, Path]) -> dict[str, Any]:
@@ -300,14 +317,17 @@ def kernel_of_site(images: Images, kernel: str) -> Parent:
     return parent_of(site, resolve(site, ref))
 
 
-def _imported(base: Parent, source: Source, found: dict[str, Any]) -> dict[str, Any]:
+def _imported(base: Parent, source: Source, own: Mapping[str, str], found: dict[str, Any]) -> dict[str, Any]:
     """What an import says of itself; UserError if the worker's result does not fit into a manifest."""
     empty = msgspec.to_builtins(Process(entrypoint=(), arguments=(), environment={}, user="", working_dir=""))
     try:
         process = msgspec.convert(empty | (found.get("process") or {}), Process)
     except (msgspec.ValidationError, TypeError) as err:
         raise UserError(f"cannot import {source}", f"its configuration: {err}") from err
-    labels = {KERNEL_LABEL: str(base.image)}
+    given = found.get("labels")
+    given = given if isinstance(given, dict) else {}
+    labels = {key: text for key, text in given.items() if not key.startswith(OF_VHPC)} | dict(own)
+    labels[KERNEL_LABEL] = str(base.image)
     if source.digest:
         labels[REGISTRY_LABEL] = source.digest
     return _own_system(base, found.get("own")) | {
@@ -326,7 +346,8 @@ def _knows_verity(own: object) -> bool:
 def _own_system(base: Parent, own: object) -> dict[str, Any]:
     """What starts in the image: the agent alone, or the system that the source brings with its kernel."""
     if not isinstance(own, dict):
-        return {"init": "agent", "drivers": {}}
+        initrd = blob_path(base.catalog, base.image.manifest.initrd)
+        return {"init": "agent", "drivers": kept(base.manifest.drivers, initrd)}
     return {
         "init": own.get("init"),
         "drivers": own.get("drivers"),

@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree
+from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree, folder
+from vhpc_slurm.terminal import one_line
 
 ENVIRONMENT_FILE, ENTRYPOINT_FILE = "etc/vhpc/environment", "etc/vhpc/entrypoint"
 ENVIRONMENT_MAX, VARIABLES_MAX = 131072, 512
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Halves of characters, which JSON can have and UTF-8 cannot."""
+LABEL = re.compile(r"[a-z0-9][a-z0-9._/-]*\Z", re.ASCII)
+LABEL_KEY_MAX, LABEL_MAX, LABELS_MAX = 128, 1024, 48
+"""Of a manifest; which can have 64 labels in all."""
+OF_VHPC = "vhpc/"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
 
@@ -45,6 +52,26 @@ def process_of(config: dict[str, Any]) -> dict[str, Any]:
         "user": _text(wanted, "User"),
         "working_dir": _text(wanted, "WorkingDir"),
     }
+
+
+def labels_of(config: dict[str, Any]) -> dict[str, str]:
+    """A container's labels, as far as a manifest can have them; those of vhpc say what vhpc has done.
+
+    Left out are labels with other keys, such as with capital letters, and with values of more than a line.
+    """
+    wanted = config.get("config")
+    found = wanted.get("Labels") if isinstance(wanted, dict) else None
+    labels = {
+        key: text
+        for key, text in sorted(found.items() if isinstance(found, dict) else ())
+        if isinstance(text, str)
+        and LABEL.match(key)
+        and len(key) <= LABEL_KEY_MAX
+        and len(text) <= LABEL_MAX
+        and not key.startswith(OF_VHPC)
+        and text.isprintable()
+    }
+    return dict(itertools.islice(labels.items(), LABELS_MAX))
 
 
 def created_of(config: dict[str, Any]) -> str:
@@ -97,8 +124,14 @@ def put_files(tree: Tree, process: dict[str, Any], out: Path, layer: int) -> Non
         data = _environment(process["environment"])
         _put(tree, ENVIRONMENT_FILE, 0o644, data, out / "environment", layer)
     entrypoint, arguments = process.get("entrypoint") or [], process.get("arguments") or []
+    place = process.get("working_dir") or ""
+    if SURROGATE.search(place):
+        raise RefusedError(f"its working directory {place[:80]!r} cannot be a path")
+    with contextlib.suppress(RefusedError):  # it is no valid path, or a part of it is a file or a link
+        if place.strip("/") and not tree.has(place):
+            tree.put(place, folder(layer))  # container runtimes make it, too
     if entrypoint or arguments:
-        data = _entrypoint(entrypoint, arguments)
+        data = _entrypoint(entrypoint, arguments, place)
         _put(tree, ENTRYPOINT_FILE, 0o755, data, out / "entrypoint", layer)
 
 
@@ -122,14 +155,28 @@ def _environment(variables: dict[str, str]) -> bytes:
     return data
 
 
-def _entrypoint(entrypoint: list[str], arguments: list[str]) -> bytes:
-    """A script: arguments of the caller take the place of the container's, as in container runtimes."""
-    for text in (*entrypoint, *arguments):
+def _change_to(place: str) -> str:
+    if not place:
+        return ""
+    said = shlex.quote(
+        f"vhpc: the working directory {one_line(place)} of the container cannot be entered; staying in"
+    )
+    return f'cd {shlex.quote(place)} 2>/dev/null || echo {said} "$PWD" >&2\n'
+
+
+def _entrypoint(entrypoint: list[str], arguments: list[str], place: str) -> bytes:
+    """A script: arguments of the caller take the place of the container's, as in container runtimes.
+
+    It starts in the container's working directory, if the job's user may enter it: containers that
+    run as root often have /root.
+    """
+    for text in (*entrypoint, *arguments, place):
         if "\0" in text or SURROGATE.search(text):
             raise RefusedError(f"its entrypoint has {text[:80]!r}, which cannot be an argument")
     return (
         "#!/bin/sh\n"
         "# What the container of this image starts; arguments replace those of the container.\n"
+        f"{_change_to(place)}"
         f"[ $# -gt 0 ] || set -- {shlex.join(arguments)}\n"
         f'exec {shlex.join(entrypoint)} "$@"\n'
     ).encode()

@@ -22,6 +22,7 @@ from vhpc_slurm.importing.fetch import fetch_artifact
 from vhpc_slurm.importing.offer import Artifact, Document, look, reference
 from vhpc_slurm.importing.source import Source
 from vhpc_slurm.model import Blob, ImageRef
+from vhpc_slurm.progress import counter
 
 SLACK = 1 << 20
 """Bytes that skopeo may write in addition to the parts of an image."""
@@ -125,14 +126,17 @@ def take(
     with staging(catalog) as folder:
         out = folder / "out"
         out.mkdir()
-        fetch_artifact(source.pinned, out, present, missing + SLACK, images.import_timeout_s, progress)
+        fetch_artifact(
+            source.pinned, out, present, missing, missing + SLACK, images.import_timeout_s, progress
+        )
         files = _files(source, out)
         raw = _document(source, files, image.manifest, "manifest")
         _check_manifest(source, raw, image)
         signatures = (
             b"" if image.signatures is None else _document(source, files, image.signatures, "signatures")
         )
-        new = {blob.sha256: _checked(source, files, blob) for blob in absent.values()}
+        count = counter(progress, "checked", missing)
+        new = {blob.sha256: _checked(source, files, blob, count) for blob in absent.values()}
         new |= _chunk_list(source, raw, new | present, folder / "chunks")
         progress("publishing")
         found = split(signatures)
@@ -206,10 +210,10 @@ def _chunk_list(source: Source, raw: bytes, files: dict[str, Path], path: Path) 
     return {root.chunks: path}
 
 
-def _checked(source: Source, files: Path, blob: Blob) -> Path:
+def _checked(source: Source, files: Path, blob: Blob, count: Callable[[int], None]) -> Path:
     """The file of a blob; UserError unless it has the blob's bytes."""
     path = files / blob.sha256
-    found = digest_of(path)
+    found = digest_of(path, count=count)
     if (found.sha256, found.size) != (blob.sha256, blob.size):
         expected = f"sha256:{blob.sha256} of {blob.size} bytes"
         why = f"its {blob.file}: expected {expected}, found sha256:{found.sha256} of {found.size} bytes"

@@ -21,6 +21,7 @@ from vhpc_slurm.importing import artifact
 from vhpc_slurm.importing.fetch import checked, reason, registry_manifest, skopeo
 from vhpc_slurm.importing.offer import reference
 from vhpc_slurm.model import Blob, ImageIdentity
+from vhpc_slurm.progress import counter
 
 WRITTEN_MAX = 64 << 20
 """Bytes of a file that skopeo may write while it pushes."""
@@ -74,8 +75,9 @@ def push(
     manifest = _decoded(signed.manifest, image)
     parts = blobs(image.manifest)
     progress(f"checking {image.ref.label}")
+    count = counter(progress, "checked", sum(blob.size for blob in parts))
     for blob in parts:
-        verify_blob(catalog, blob, str(image.ref))
+        verify_blob(catalog, blob, str(image.ref), count)
     signatures = split(signed.signatures)
     kinds = [part.media_type for part in (manifest.kernel, manifest.initrd, manifest.root)]
     described = [(kind, blob.sha256, blob.size) for kind, blob in zip(kinds, parts, strict=True)]

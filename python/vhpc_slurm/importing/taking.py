@@ -22,7 +22,7 @@ from vhpc_slurm.importing.archives import (
 )
 from vhpc_slurm.importing.hashing import FileHash
 from vhpc_slurm.importing.layers import Budget, apply, unpack
-from vhpc_slurm.importing.process import created_of, process_of
+from vhpc_slurm.importing.process import created_of, labels_of, process_of
 from vhpc_slurm.importing.source import DISKS
 from vhpc_slurm.importing.tree import Content, Node, RefusedError, Tree
 
@@ -39,6 +39,7 @@ class Taken:
         tree: names and attributes of its files.
         tars: their contents, by number of layer.
         process: what the container would start.
+        labels: of the container.
         created: when the container was made; empty: unknown.
         special: number of devices and pipes that were left out.
         bootable: whether it brings its own kernel.
@@ -48,6 +49,7 @@ class Taken:
     tree: Tree
     tars: list[Path] = field(default_factory=list)
     process: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
     created: str = ""
     special: int = 0
     bootable: bool = False
@@ -89,6 +91,7 @@ def take(request: dict[str, Any], source: Path, boot: Path, out: Path, step: Cal
         taken.tars, taken.special = take_layers(taken.tree, container, out, budget, step)
         taken.source_digest = container.digest
         taken.process = process_of(container.config)
+        taken.labels = labels_of(container.config)
         taken.created = created_of(container.config)
         taken.bootable = is_bootable(container.config)
     return taken

@@ -115,7 +115,12 @@ def _import(request: dict[str, Any], source: Path, out: Path) -> dict[str, Any]:
             tree.put(name, folder(len(tars), mode))
     contents = {id(node): node.content.size for _, node in tree.walk() if node.content}
     Budget(request["max_bytes"]).take(sum(contents.values()))  # holes of files are bytes of the root, too
-    found: dict[str, Any] = {"special": taken.special, "process": taken.process, "created": taken.created}
+    found: dict[str, Any] = {
+        "special": taken.special,
+        "process": taken.process,
+        "created": taken.created,
+        "labels": taken.labels,
+    }
     hashed = request.get("verity")
     if taken.bootable:
         found["own"] = ownkernel.take(tree, tars, BOOT / "initrd", out)
