@@ -102,8 +102,9 @@ def test_installing_starts_nothing(report: Path) -> None:
     assert lines(report / "services.install") == []
 
 
-def test_an_upgrade_restarts_vhpcd_and_nothing_else(report: Path) -> None:
-    assert lines(report / "services.upgrade") == ["vhpcd.service try-restart"]
+def test_an_upgrade_restarts_vhpcd_and_the_pages_only(report: Path) -> None:
+    restarted = ["vhpc-web.service try-restart", "vhpcd.service try-restart"]
+    assert sorted(lines(report / "services.upgrade")) == restarted
     upgraded = [line.split() for line in lines(report / "upgraded")]
     assert {name for name, version, state in upgraded if "newer" in version and state == "installed"} == NAMES
 
@@ -114,8 +115,8 @@ def test_a_node_whose_job_has_guests_keeps_its_package(report: Path) -> None:
     assert "\nremoved\n" not in said
 
 
-def test_removing_stops_vhpcd_and_nothing_else(report: Path) -> None:
-    assert lines(report / "services.remove") == ["vhpcd.service stop"]
+def test_removing_stops_vhpcd_and_the_pages_only(report: Path) -> None:
+    assert sorted(lines(report / "services.remove")) == ["vhpc-web.service stop", "vhpcd.service stop"]
 
 
 def test_purged_packages_leave_nothing(report: Path) -> None:
