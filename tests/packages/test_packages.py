@@ -17,7 +17,7 @@ NAMES = {
     "vhpc-node",
     "vhpc-spank-plugin",
 }
-DAEMONS = ("vhpc-hookd", "vhpcd")
+DAEMONS = ("vhpc-hookd", "vhpc-web", "vhpcd")
 # accounts of removed packages stay, as Debian's rules recommend
 STAYS = {f"/etc/{name}{copy}" for name in ("passwd", "shadow", "group", "gshadow") for copy in ("", "-")}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S)]
@@ -104,7 +104,7 @@ def test_installing_starts_nothing(report: Path) -> None:
     assert lines(report / "services.install") == []
 
 
-def test_an_upgrade_restarts_the_controllers_daemons_and_nothing_else(report: Path) -> None:
+def test_an_upgrade_restarts_daemons_without_jobs_and_nothing_else(report: Path) -> None:
     assert sorted(lines(report / "services.upgrade")) == [f"{name}.service try-restart" for name in DAEMONS]
     upgraded = [line.split() for line in lines(report / "upgraded")]
     assert {name for name, version, state in upgraded if "newer" in version and state == "installed"} == NAMES
@@ -116,7 +116,7 @@ def test_a_node_whose_job_has_guests_keeps_its_package(report: Path) -> None:
     assert "\nremoved\n" not in said
 
 
-def test_removing_stops_the_controllers_daemons_and_nothing_else(report: Path) -> None:
+def test_removing_stops_daemons_and_nothing_else(report: Path) -> None:
     assert sorted(lines(report / "services.remove")) == [f"{name}.service stop" for name in DAEMONS]
 
 
