@@ -118,7 +118,6 @@ def comment(lease: Lease, more: str = "") -> str:
 def comment_ended(config: Config, job_id: int, line: str) -> None:
     """Set the AdminComment, which sacct shows, of a job that is ending; a failure only goes to the log."""
     from vhpc_slurm import slurm
-    from vhpc_slurm.slurm.port import REASON_PREFIX
 
     try:
         slurm.commands(config, slurm.HOOK_TIMEOUT_S).set_admin_comment_of_ended(job_id, line)
