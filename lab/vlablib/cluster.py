@@ -117,10 +117,10 @@ def _folders(record: Record, host: str) -> Iterator[tuple[str, str, int]]:
     if host == record.database:
         yield "/run/slurm", "slurm", 0o755
         yield "/run/mysqld", "mysql", 0o755
-        if record.fabric:
-            yield fabric.RUN, "vhpc", 0o755
-            yield f"{fabric.RUN}/readers", "vhpc", 0o1777
-            yield "/etc/opensm", "vhpc", 0o755
+    if record.fabric and host in (*record.controller_names, record.database):
+        yield fabric.RUN, "vhpc", 0o755
+        yield f"{fabric.RUN}/readers", "vhpc", 0o1777
+        yield "/etc/opensm", "vhpc", 0o755
     if host in record.node_names:
         yield "/var/lib/slurm/slurmd", "root", 0o755
         yield "/run/vhpc", "root", 0o755
@@ -153,14 +153,17 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
     vhpc = _fill("vhpc.toml.in", slurm_bin=commands, virtiofsd=suite.virtiofsd, site=site)
     if record.fabric:
         vhpc += _fill("fabric.toml")
+        if record.controllers > 1 and host in record.controller_names:
+            command = json.dumps(["socat", "-", f"TCP:{record.database}:{fabric.MANAGER_PORT}"])
+            vhpc += f"\n[[fabric.subnets]]\n\n[[fabric.subnets.managers]]\ncommand = {command}\n"
     if record.controllers > 1:
         vhpc += _fill("database.toml.in", host=record.database, password=_PASSWORD)
     yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
     if record.controllers > 1 and host in record.controller_names:
         secret = database_password(lab).read_text(encoding="utf-8")
         yield ConfigFile(_PASSWORD, secret, 0o600, "vhpc", ("vhpcd",))
-    if host == record.database and record.fabric:
-        yield from _fabric_files(record)
+    if record.fabric and host in (*record.controller_names, record.database):
+        yield from _fabric_files(record, host)
     if host == record.database:
         accounting = _fill("slurmdbd.conf.in", host=host)
         yield ConfigFile(f"{etc}/slurmdbd.conf", accounting, 0o600, "slurm", ("slurmdbd",))
@@ -173,15 +176,17 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
         yield ConfigFile("/etc/libvirt/libvirtd.conf", libvirtd, read_by=("libvirtd",))
 
 
-def _fabric_files(record: Record) -> Iterator[ConfigFile]:
+def _fabric_files(record: Record, host: str) -> Iterator[ConfigFile]:
     simulated = ("ibsim", "opensm")
-    yield ConfigFile(fabric.NET, fabric.net(record.node_names), read_by=simulated)
     yield ConfigFile(fabric.PORT_MAP, fabric.port_map(record.node_names), read_by=("vhpcd",))
-    yield ConfigFile("/etc/opensm/opensm.conf", fabric.OPENSM_CONF, read_by=("opensm",))
-    yield ConfigFile(fabric.PARTITIONS, fabric.FIRST_PARTITIONS, owner="vhpc", first_only=True)
+    if host == record.database:
+        yield ConfigFile(fabric.NET, fabric.net(record.node_names), read_by=simulated)
+        yield ConfigFile("/etc/opensm/opensm.conf", fabric.OPENSM_CONF, read_by=("opensm",))
+        yield ConfigFile(fabric.PARTITIONS, fabric.FIRST_PARTITIONS, owner="vhpc", first_only=True)
     packages = next(Path(record.rootfs).glob("opt/vhpc/lib/python3.*/site-packages"))
     folder = "/" + str(packages.relative_to(record.rootfs))
-    yield ConfigFile(f"{folder}/{fabric.READER}.py", fabric.READER_CODE)
+    client = fabric.CLIENT if record.controllers == 1 else fabric.remote_client(record.database)
+    yield ConfigFile(f"{folder}/{fabric.READER}.py", fabric.reader_code(client))
     yield ConfigFile(f"{folder}/{fabric.READER}.pth", f"import {fabric.READER}\n")
 
 

@@ -23,16 +23,31 @@ CLIENT = {"LD_PRELOAD": _PRELOAD, "SIM_HOST": "SM"}
 _SM_NODE_GUID = 0x0002_C903_0100_0000
 _SWITCH_GUID = 0x0002_C903_0200_0000
 
+SERVER_PORT = 7070
+"""UDP port of ibsim in its remote mode, which a lab with two controllers needs."""
+MANAGER_PORT = 7634
+"""TCP port behind which `vhpc fabric manager` runs there."""
+
+
+def remote_client(server: str) -> dict[str, str]:
+    """Environment of a client of an ibsim in remote mode on a host."""
+    return {**CLIENT, "IBSIM_SERVER_NAME": server, "IBSIM_SERVER_PORT": str(SERVER_PORT)}
+
+
 OPENSM_CONF = "force_log_flush TRUE\n"
 FIRST_PARTITIONS = "Default=0x7fff, ipoib : ALL=limited, SELF=full ;\n"
 READER = "vlab_simulated_fabric"
-READER_CODE = f'''"""Lets the child of vhpc that reads an InfiniBand fabric read the lab's simulated one."""
+
+
+def reader_code(client: dict[str, str]) -> str:
+    """The module that gives the reader of vhpc its environment."""
+    return f'''"""Lets the child of vhpc that reads an InfiniBand fabric read the lab's simulated one."""
 
 import os
 import sys
 
 if "vhpc_slurm.fabric.smp" in sys.orig_argv and "LD_PRELOAD" not in os.environ:
-    os.environ.update({CLIENT!r})
+    os.environ.update({client!r})
     os.chdir("{RUN}/readers")
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 '''

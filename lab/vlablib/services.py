@@ -35,7 +35,7 @@ class Unit:
 
     name: str
     command: tuple[str, ...]
-    # the unit is ready when it listens on "tcp:PORT" or a unix socket's path (@: abstract),
+    # the unit is ready when it listens on "tcp:PORT", "udp:PORT" or a unix socket's path (@: abstract),
     # or with "log:TEXT" when it has logged this text
     ready: str
     user: str = "root"
@@ -79,6 +79,16 @@ _ALL = (
         folder=fabric.RUN,
         pidfile=f"{fabric.RUN}/opensm.pid",
     ),
+    Unit(
+        "fabric-manager",
+        (
+            "/usr/bin/socat",
+            f"TCP-LISTEN:{fabric.MANAGER_PORT},fork,reuseaddr",
+            "EXEC:/usr/bin/vhpc fabric manager",
+        ),
+        f"tcp:{fabric.MANAGER_PORT}",
+        "vhpc",
+    ),
     Unit("vhpcd", ("/usr/sbin/vhpcd",), "tcp:7633", "vhpc", needs="controller/server.py"),
     Unit(
         "vhpc-hookd",
@@ -90,6 +100,23 @@ _ALL = (
 )
 UNITS = {unit.name: unit for unit in _ALL}
 FABRIC_UNITS = ("ibsim", "opensm")
+ALL_FABRIC_UNITS = (*FABRIC_UNITS, "fabric-manager")
+# with two controllers, which reach the fabric from other hosts
+_REMOTE_UNITS = {
+    "ibsim": replace(
+        UNITS["ibsim"],
+        command=("/usr/bin/ibsim", "-s", "-n", "-r", "-l", str(fabric.SERVER_PORT), fabric.NET),
+        ready=f"udp:{fabric.SERVER_PORT}",
+    ),
+    "opensm": replace(
+        UNITS["opensm"],
+        environment=(
+            *fabric.remote_client("127.0.0.1").items(),
+            ("OSM_CACHE_DIR", fabric.RUN),
+            ("OSM_TMP_DIR", fabric.RUN),
+        ),
+    ),
+}
 
 
 _CONTROLLER = ("vhpcd", "vhpc-hookd", "slurmctld")
@@ -110,9 +137,10 @@ def units_of(host: str, *, fabric: bool, prefix: str = "/usr", controllers: int 
         "login": ("munged",),
         "ctl": ("munged", *(databases if controllers == 1 else ()), *_CONTROLLER),
         "ctl2": ("munged", *_CONTROLLER),
-        "db": ("munged", *databases),
+        "db": ("munged", *databases, *(("fabric-manager",) if fabric else ())),
     }.get(host, ("munged", "libvirtd", "slurmd"))
-    return tuple(unit_in(UNITS[name], prefix) for name in names)
+    units = UNITS if controllers == 1 else {**UNITS, **_REMOTE_UNITS}
+    return tuple(unit_in(units[name], prefix) for name in names)
 
 
 def installed(init: int, unit: Unit, lab: Lab) -> bool:
@@ -169,9 +197,10 @@ def is_ready(init: int, unit: Unit) -> bool:
     if kind == "log":
         log = Path(f"/proc/{init}/root{unit.log}")
         return log.exists() and port.encode() in log.read_bytes()
-    if kind == "tcp":
-        suffix, listening = f":{int(port):04X}", "0A"
-        for table in ("tcp", "tcp6"):
+    if kind in ("tcp", "udp"):
+        # states TCP_LISTEN and TCP_CLOSE, which an unconnected UDP socket has
+        suffix, listening = f":{int(port):04X}", "0A" if kind == "tcp" else "07"
+        for table in (kind, f"{kind}6"):
             for line in (net / table).read_text(encoding="ascii").splitlines()[1:]:
                 fields = line.split()
                 if fields[1].endswith(suffix) and fields[3] == listening:

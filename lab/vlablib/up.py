@@ -18,7 +18,7 @@ from vlablib.recipe import DEFAULT_SUITE, OTHER, PACKAGED, SUITES, named
 from vlablib.report import LabError, say, step
 from vlablib.rootfs import acquire
 from vlablib.running import find
-from vlablib.services import FABRIC_UNITS, UNITS, unit_in, units_of
+from vlablib.services import ALL_FABRIC_UNITS, FABRIC_UNITS, UNITS, unit_in, units_of
 from vlablib.settings import MAX_NODES, USERS, Lab, Record, deadline
 
 _DEFAULT_NODES = 2
@@ -68,8 +68,8 @@ def up(
         raise LabError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
     if system.debs is not None and fabric:
         raise LabError("--packages excludes --fabric")
-    if controllers == 2 and (fabric or system.debs is not None):
-        raise LabError("--controllers 2 excludes --fabric and --packages")
+    if controllers == 2 and system.debs is not None:
+        raise LabError("--controllers 2 excludes --packages")
     system.check()
     with lab.locked():
         record = _start(lab, system, nodes, fabric=fabric, controllers=controllers)
@@ -235,7 +235,7 @@ def _bring_in_line(
     for host in record.hosts:
         changed = stale | configure(lab, record, host, pids[host])
         for unit in units_of(host, fabric=True, controllers=record.controllers):
-            if unit.name in changed or (unit.name in FABRIC_UNITS and not record.fabric):
+            if unit.name in changed or (unit.name in ALL_FABRIC_UNITS and not record.fabric):
                 services.stop(host, pids[host], unit)
     package = lab.deployed / "python"
     if any(package.iterdir()):

@@ -195,6 +195,19 @@ def test_a_restarted_vhpcd_goes_on_at_once(pair: Pair) -> None:
     assert pair.jobs() == [1]
 
 
+def test_a_vhpcd_that_cannot_serve_leaves_it_to_another(pair: Pair) -> None:
+    pair.first.kill()
+    file = pair.first.vhpcd.folder / "vhpc.toml"
+    text = file.read_text().replace('backend = "none"', 'backend = "opensm-file"')
+    file.write_text(text.replace('port_map = ""', 'port_map = "/nowhere"'))
+    pair.first.start()
+    assert pair.first.process is not None
+    assert pair.first.process.wait(60) == 1
+    assert "/nowhere" in pair.first.log
+    wait_for(lambda: pair.second.times_active() == 1, "the standby waits")
+    pair.open()
+
+
 def test_a_vhpcd_that_is_stopped_hands_over_at_once(pair: Pair) -> None:
     pair.open()
     assert pair.first.process is not None

@@ -113,10 +113,24 @@ class Front:
 
 async def _serve_actively(config: Config, store: SqlStore, front: Front, stop: asyncio.Event) -> None:
     """Answer requests until ``stop``, as the only or the active vhpcd."""
+    writer, tenure = Writer(store), None
+    if config.controller.backup_hosts and isinstance(store, MariaStore):
+        tenure = Tenure(store, writer)
+    try:
+        await _serve_as(config, store, writer, tenure, front, stop)
+    except VhpcError:
+        if tenure is not None:
+            # Another vhpcd may have what this one lacks.
+            tenure.close()
+            writer.close()
+            store.close()
+        raise
+
+
+async def _serve_as(
+    config: Config, store: SqlStore, writer: Writer, tenure: Tenure | None, front: Front, stop: asyncio.Event
+) -> None:
     settings, slurm = config.controller, front.slurm
-    writer = Writer(store)
-    # Only a MariaStore that was taken as a standby has others that wait for it.
-    tenure = Tenure(store, writer) if settings.backup_hosts and isinstance(store, MariaStore) else None
     # A backend asks from the fabric's thread.
     network = backend(
         config.fabric,
