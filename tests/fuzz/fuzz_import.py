@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz what reads containers and images: tars of layers, the JSON of archives and registries, EROFS.
+"""Fuzz what reads containers and images: tars of layers, the JSON of archives and registries, EROFS,
+headers of qcow2, a source's own kernel with its tables and modules, ELF and newc.
 
 The first line of an input names the reader, the rest is its data. A reader may refuse its
 data by RefusedError; what it accepts must become a tar in which each path stands once and
@@ -22,8 +23,11 @@ from typing import IO
 import msgspec
 from rig import InternalError, fuzz
 
-from vhpc_slurm.importing import archives, rootfs
+from vhpc_slurm.bootfiles import elf, newc
+from vhpc_slurm.bootfiles.errors import BootFileError
+from vhpc_slurm.importing import archives, ownkernel, rootfs
 from vhpc_slurm.importing.artifact import describe
+from vhpc_slurm.importing.diskformat import check_qcow2
 from vhpc_slurm.importing.erofs import FileSystem
 from vhpc_slurm.importing.layers import Budget, apply, unpack
 from vhpc_slurm.importing.offer import Artifact
@@ -155,6 +159,48 @@ def _erofs(raw: bytes) -> None:
         os.close(fd)
 
 
+def _qcow2(raw: bytes) -> None:
+    """A header, and a disk of 16 GiB; what is accepted must fit into the file and into memory."""
+    check_qcow2(io.BytesIO(raw), 16 << 30)
+    entries = int.from_bytes(raw[36:40], "big")
+    if entries * 8 > len(raw) or int.from_bytes(raw[60:64], "big"):
+        raise InternalError("a table outside of the file, or a snapshot, was accepted")
+
+
+def _kernel(raw: bytes) -> None:
+    """A layer with a kernel, its tables and its modules; the initrd of the site is sound."""
+    tar, initrd = _HERE / "system", _HERE / "initrd"
+    tar.write_bytes(with_checksums(raw))
+    tree = Tree(1000)
+    apply(tree, 0, tar)
+    site = newc.Archive()
+    for name in ("init", "vhpc-agent"):
+        site.file(name, b"program", 0o755)
+    site.file("modules/load", b"virtio_pci.ko\n-virtio_rng.ko\n")
+    initrd.write_bytes(site.to_bytes())
+    with tempfile.TemporaryDirectory(dir=_HERE) as out:
+        found = ownkernel.take(tree, [tar], initrd, Path(out))
+        made = newc.files((Path(out) / "initrd").read_bytes())
+        outside = [path for path in Path(out).rglob("*") if path.is_symlink()]
+    if not {"init", "vhpc-agent", "modules/load"} <= set(made) or outside:
+        raise InternalError("the initrd lacks what boots, or a link was written")
+    if not isinstance(found["drivers"], dict):
+        raise InternalError("drivers are no table")
+
+
+def _newc(raw: bytes) -> None:
+    with contextlib.suppress(BootFileError):
+        found = newc.files(raw)
+        if sum(map(len, found.values())) > len(raw):
+            raise InternalError("files have more bytes than their archive")
+
+
+def _elf(raw: bytes) -> None:
+    for read in (elf.check_static, elf.has_pvh_entry, lambda data: elf.section(data, ".modinfo")):
+        with contextlib.suppress(ValueError):
+            read(raw)
+
+
 READERS: dict[bytes, Callable[[bytes], None]] = {
     b"layers": _layers,
     b"gzip": _compressed("gzip"),
@@ -165,6 +211,10 @@ READERS: dict[bytes, Callable[[bytes], None]] = {
     b"configuration": _configuration,
     b"offer": _offer,
     b"erofs": _erofs,
+    b"qcow2": _qcow2,
+    b"kernel": _kernel,
+    b"newc": _newc,
+    b"elf": _elf,
 }
 
 

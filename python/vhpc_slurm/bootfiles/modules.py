@@ -174,6 +174,8 @@ class ModuleTree:
             if required:
                 raise BootFileError(f"{self.folder} has no {name}", "depmod did not run") from None
             return []
+        except UnicodeDecodeError as err:
+            raise BootFileError(f"cannot read {name} of kernel {self.folder.name}", str(err)) from err
         return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -9,6 +9,7 @@ which reads a directory, this writer needs no privilege for device nodes.
 
 from __future__ import annotations
 
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -17,6 +18,8 @@ from vhpc_slurm.bootfiles.errors import BootFileError
 
 ALIGN = 4
 HEAD, MAGIC, TRAILER = 110, b"070701", "TRAILER!!!"
+HEADER = re.compile(MAGIC + b"[0-9A-Fa-f]{104}")
+"""int() would also read signs, spaces and underscores: a negative size led back to an earlier byte."""
 # The kernel unpacks from a page boundary; QEMU and boot loaders also pad to one.
 PAD_ARCHIVE = 512
 SIZE_MAX = 0xFFFFFFFF
@@ -82,18 +85,17 @@ def files(data: bytes) -> dict[str, bytes]:
     at = 0
     while True:
         head = data[at : at + HEAD]
-        try:
-            numbers = [int(head[start : start + 8], 16) for start in range(len(MAGIC), HEAD, 8)]
-        except ValueError:
-            numbers = []
-        if not head.startswith(MAGIC) or len(numbers) != 13:
+        if not HEADER.fullmatch(head):
             raise BootFileError("the initrd is not a newc archive", f"no sound header at byte {at}")
+        numbers = [int(head[start : start + 8], 16) for start in range(len(MAGIC), HEAD, 8)]
         mode, size, name_size = numbers[1], numbers[6], numbers[11]
         start = _aligned(at + HEAD + name_size)
         name = data[at + HEAD : at + HEAD + name_size].rstrip(b"\0").decode(errors="replace")
         if name == TRAILER:
             return found
         if stat.S_ISREG(mode):
+            if start + size > len(data):
+                raise BootFileError("the initrd is not a newc archive", f"its file {name[:80]!r} is cut off")
             found[name] = data[start : start + size]
         at = _aligned(start + size)
 

@@ -102,6 +102,8 @@ def check_qcow2(source: IO[bytes], size: int) -> None:
     length = source.tell()
     source.seek(0)
     head = source.read(SECTOR)
+    if len(head) < SECTOR:
+        raise RefusedError("it ends within its header")
     (bits,) = struct.unpack_from(">I", head, CLUSTER_BITS)
     crypt, entries = struct.unpack_from(">II", head, CRYPT_METHOD)
     (table_at,) = struct.unpack_from(">Q", head, L1_SIZE + 4)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.importing.sandbox import confined
+from vhpc_slurm.importing.sandbox import call_filter, confined
 from vhpc_slurm.progress import Amount
 from vhpc_slurm.terminal import one_line
 
@@ -31,6 +31,10 @@ TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - folders of the sandbox
 SETTINGS = ("/etc/containers", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf", "/etc/ssl")
 PASSED = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy")
 CERTIFICATES = "SSL_CERT_FILE"
+MEMORY_MAX = 2 << 30
+"""Bytes of memory that skopeo may write to. Not of address space: Go's programs reserve much of that."""
+OPEN_MAX, FILES_MAX = 1024, 4096
+"""Open files of skopeo, and files that it may have written: layers of a container, and some more."""
 POLL_S = 0.1
 TIME_TO_END_S = 10.0
 
@@ -93,9 +97,11 @@ def _copy(
     *options: str,
 ) -> None:
     what = checked(reference)
-    argv = skopeo(folder, max_bytes, "copy", "--quiet", *options, what, target, shown=shown)
-    with tempfile.TemporaryFile() as said:
-        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as run:
+    with tempfile.TemporaryFile() as said, call_filter(network=True) as seccomp:
+        argv = skopeo(seccomp, folder, max_bytes, "copy", "--quiet", *options, what, target, shown=shown)
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=[seccomp]
+        ) as run:
             try:
                 _watch(run, what, folder, max_bytes, time.monotonic() + timeout_s, progress)
             finally:
@@ -111,11 +117,18 @@ def registry_manifest(reference: str, timeout_s: float) -> bytes:
         tempfile.TemporaryDirectory(prefix="vhpc-") as folder,
         tempfile.TemporaryFile() as said,
         tempfile.TemporaryFile() as answer,
+        call_filter(network=True) as seccomp,
     ):
-        argv = skopeo(Path(folder), INSPECTED_MAX, "inspect", "--raw", what)
+        argv = skopeo(seccomp, Path(folder), INSPECTED_MAX, "inspect", "--raw", what)
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=answer, stderr=said, timeout=timeout_s, check=False
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=answer,
+                stderr=said,
+                timeout=timeout_s,
+                check=False,
+                pass_fds=[seccomp],
             )
         except subprocess.TimeoutExpired:
             raise UserError(f"cannot find {what}", "its registry does not answer in time") from None
@@ -156,30 +169,36 @@ def _watch(
     until: float,
     progress: Callable[[int], None],
 ) -> None:
-    while run.poll() is None:
-        time.sleep(POLL_S)
+    ended = False
+    while not ended:
+        ended = run.poll() is not None
+        time.sleep(0 if ended else POLL_S)
         now = time.monotonic()
-        size = _size(folder)
+        size, count = _size(folder)
         if size > max_bytes:
             raise UserError(f"cannot fetch {what}", f"it has more than {max_bytes >> 20} MiB")
-        if now > until:
+        if count > FILES_MAX:
+            raise UserError(f"cannot fetch {what}", f"it has more than {FILES_MAX} files")
+        if now > until and not ended:
             raise UserError(
                 f"cannot fetch {what}", "it took too long", "images.import_timeout_s is the limit"
             )
         progress(size)
 
 
-def _size(folder: Path) -> int:
-    """Bytes of all files below a folder; files may vanish meanwhile."""
-    size = 0
+def _size(folder: Path) -> tuple[int, int]:
+    """Bytes and number of all files below a folder; files may vanish meanwhile."""
+    size = count = 0
     for above, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 size += Path(above, name).lstat().st_size
-    return size
+                count += 1
+    return size, count
 
 
 def skopeo(
+    seccomp: int,
     folder: Path,
     max_bytes: int,
     command: str,
@@ -190,6 +209,7 @@ def skopeo(
     """A command of skopeo in its sandbox.
 
     Args:
+        seccomp: from ``call_filter``; the process needs this descriptor.
         folder: is ``/out``.
         max_bytes: of each file that it writes.
         command: of skopeo.
@@ -213,7 +233,8 @@ def skopeo(
     argv += ["--bind", str(folder), "/out"]
     for place, file in (shown or {}).items():
         argv += ["--ro-bind", str(file), f"/out/{place}"]
-    argv += ["--", "prlimit", "--core=0", f"--fsize={max_bytes}", "skopeo", *options, "--tmpdir", "/out"]
+    argv += ["--seccomp", str(seccomp), "--", "prlimit", "--core=0", f"--fsize={max_bytes}"]
+    argv += [f"--data={MEMORY_MAX}", f"--nofile={OPEN_MAX}", "skopeo", *options, "--tmpdir", "/out"]
     argv += ["--override-os", "linux", "--override-arch", "amd64", command]
     argv += ["--authfile", "/auth.json"] if authorization is not None else []
     return [*argv, *arguments]

@@ -20,6 +20,7 @@ from vhpc_slurm.errors import UserError
 from vhpc_slurm.importing import artifact
 from vhpc_slurm.importing.fetch import checked, reason, registry_manifest, skopeo
 from vhpc_slurm.importing.offer import reference
+from vhpc_slurm.importing.sandbox import call_filter
 from vhpc_slurm.model import Blob, ImageIdentity
 from vhpc_slurm.progress import counter
 
@@ -125,16 +126,14 @@ def _upload(
     """Let skopeo copy the layout in a folder, with blobs of a catalogue; errors as ``push``."""
     shown = {f"blobs/sha256/{blob.sha256}": blob_path(catalog, blob) for blob in parts}
     # the site's policy is for what is fetched, and may refuse folders
-    argv = skopeo(
-        folder,
-        WRITTEN_MAX,
-        *("copy", "--quiet", "--preserve-digests", "oci:/out", what),
-        shown=shown,
-        options=("--insecure-policy",),
-    )
+    command = ("copy", "--quiet", "--preserve-digests", "oci:/out", what)
+    options = ("--insecure-policy",)
     start = told = time.monotonic()
-    with tempfile.TemporaryFile() as said:
-        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as run:
+    with tempfile.TemporaryFile() as said, call_filter(network=True) as seccomp:
+        argv = skopeo(seccomp, folder, WRITTEN_MAX, *command, shown=shown, options=options)
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=[seccomp]
+        ) as run:
             try:
                 while run.poll() is None:
                     time.sleep(POLL_S)

@@ -51,6 +51,8 @@ REFUSED_CALLS = {
     "move_mount": 429, "fsopen": 430, "fsmount": 432, "pidfd_getfd": 438, "mount_setattr": 442,
 }  # fmt: skip
 CLONE, CLONE3 = 56, 435
+FAMILIES = (2, 10, 16)
+"""AF_INET, AF_INET6, and AF_NETLINK, by which the C library asks which addresses the host has."""
 NEW_NAMESPACES = 0x7E020080
 """All CLONE_NEW… flags of clone(2)."""
 _AUDIT_ARCH_X86_64, _X32_BIT = 0xC000003E, 0x40000000
@@ -87,7 +89,7 @@ def run_worker(
         raise UserError("cannot import an image", "bwrap is missing", "install the package bubblewrap")
     asked = request | {"kind": source.kind, "name": source.name, "compression": source.compression}
     with (
-        _filter() as seccomp,
+        call_filter(network=False) as seccomp,
         subprocess.Popen(
             _command(source, out, seccomp, boot),
             stdin=subprocess.PIPE,
@@ -191,20 +193,23 @@ def _wait_for_end(run: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _filter() -> Iterator[int]:
-    """A descriptor with the system call filter, as bwrap --seccomp reads it."""
+def call_filter(*, network: bool) -> Iterator[int]:
+    """A descriptor with the system call filter, as bwrap --seccomp reads it. ``network``: with sockets."""
     fd = os.memfd_create("filter", 0)
     try:
-        os.write(fd, _program())
+        os.write(fd, _program(network=network))
         os.lseek(fd, 0, os.SEEK_SET)
         yield fd
     finally:
         os.close(fd)
 
 
-def _program() -> bytes:
+def _program(*, network: bool) -> bytes:
     """The filter for x86_64 (seccomp(2), struct sock_filter): calls for namespaces, mounts, tracing
     and sockets fail with EPERM, calls of another ABI kill the process.
+
+    With ``network``, sockets of FAMILIES are permitted. Those of Unix are not: in the network namespace of
+    the host they reach abstract sockets of other programs.
     """
     number, architecture, first_argument = 0, 4, 16  # offsets in struct seccomp_data
     steps: list[tuple[int, int, int, int]] = [
@@ -218,8 +223,13 @@ def _program() -> bytes:
         (_EQUAL, 0, 1, CLONE3),
         (_RETURN, 0, 0, _ERRNO | _ENOSYS),
     ]
-    for call in REFUSED_CALLS.values():
-        steps += [(_EQUAL, 0, 1, call), (_RETURN, 0, 0, _ERRNO | _EPERM)]
+    for name, call in REFUSED_CALLS.items():
+        if name == "socket" and network:
+            steps += [(_EQUAL, 0, 3 + len(FAMILIES), call), (_LOAD, 0, 0, first_argument)]
+            steps += [(_EQUAL, len(FAMILIES) - at, 0, one) for at, one in enumerate(FAMILIES)]
+            steps += [(_RETURN, 0, 0, _ERRNO | _EPERM), (_RETURN, 0, 0, _ALLOW)]
+        else:
+            steps += [(_EQUAL, 0, 1, call), (_RETURN, 0, 0, _ERRNO | _EPERM)]
     steps += [
         (_EQUAL, 0, 3, CLONE),
         (_LOAD, 0, 0, first_argument),
