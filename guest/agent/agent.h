@@ -13,6 +13,7 @@
 
 #include "chan.h"
 #include "hello.h"
+#include "pmiwatch.h"
 #include "task.h"
 #include "usage.h"
 
@@ -26,6 +27,8 @@ struct session_pmi {
     uint32_t links;         /* connections to it that are relayed */
     char *failure;          /* why its program was ended */
     bool directory;         /* it uses the directory of its step */
+    uint8_t number;         /* PMI_FD, if it is relayed; 0: it is not */
+    struct pmiwatch watch;  /* what the program asks there */
 };
 
 struct session {
@@ -150,9 +153,16 @@ void session_heard(struct session *s);
 int pmi_guard(struct session *s);
 int pmi_place(const struct session *s);
 void pmi_started(struct session *s);
+/* Watch what the program asks of a PMI_FD that is relayed; to be called after task_start(). */
+void pmi_watch(struct session *s);
 void pmi_unguard(struct session *s);
 /* refusal.c: the program has used PMI that is refused: end it. */
 void pmi_used(struct session *s);
+/*
+ * End the program with this line, which the session keeps. The number is EPERM, or ECANCELED if the
+ * other tasks of the step may wait for this one.
+ */
+void pmi_refuse(struct session *s, int number, const char *text);
 
 /* script.c: a batch script, at the path that it has on the host */
 int script_write(const struct execspec *spec, bool *written);

@@ -36,7 +36,6 @@ enum {
 
 const struct keepalive keepalive_patient = {.idle_s = 20, .interval_s = 10, .count = 4};
 const struct keepalive keepalive_ssh = {.idle_s = 2, .interval_s = 1, .count = 5};
-const struct keepalive keepalive_openmpi = {.idle_s = 2, .interval_s = 1, .count = 6};
 
 struct program {
     struct bpf_insn code[INSTRUCTIONS_MAX];

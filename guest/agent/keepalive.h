@@ -31,11 +31,6 @@ struct keepalive {
 
 extern const struct keepalive keepalive_patient; /* ends a connection after a minute */
 extern const struct keepalive keepalive_ssh;     /* after seven seconds */
-/*
- * For daemons of Open MPI, which set the options themselves: ends later than ssh (ssh.h), because
- * prterun returns 0 if it loses a daemon whose ssh still runs.
- */
-extern const struct keepalive keepalive_openmpi;
 
 /*
  * From now on connections of processes in this cgroup v2 and below to addresses of the network

@@ -266,10 +266,6 @@ int network_apply(struct agent *a, const struct network_want *want, const char *
 /* Ranks that meet on another interface, whose addresses are the same in each guest, would hang. */
 static int pin_transports(const struct agent *a, struct execspec *spec)
 {
-    char idle[16], interval[16], count[16]; /* for daemons of Open MPI, see keepalive.h */
-    (void)snprintf(idle, sizeof idle, "%d", keepalive_openmpi.idle_s);
-    (void)snprintf(interval, sizeof interval, "%d", keepalive_openmpi.interval_s);
-    (void)snprintf(count, sizeof count, "%d", keepalive_openmpi.count);
     const struct default_value list[] = {
         {.name = "FI_TCP_IFACE", .value = a->interface},       /* libfabric */
         {.name = "GLOO_SOCKET_IFNAME", .value = a->interface}, /* PyTorch */
@@ -280,12 +276,6 @@ static int pin_transports(const struct agent *a, struct execspec *spec)
         {.name = "OMPI_MCA_oob_tcp_if_include",
          .value = a->interface},                                     /* daemons up to version 4 */
         {.name = "PRTE_MCA_prte_if_include", .value = a->interface}, /* and since version 5 */
-        {.name = "OMPI_MCA_oob_tcp_keepalive_time", .value = idle},
-        {.name = "OMPI_MCA_oob_tcp_keepalive_intvl", .value = interval},
-        {.name = "OMPI_MCA_oob_tcp_keepalive_probes", .value = count},
-        {.name = "PRTE_MCA_oob_tcp_keepalive_time", .value = idle},
-        {.name = "PRTE_MCA_oob_tcp_keepalive_intvl", .value = interval},
-        {.name = "PRTE_MCA_oob_tcp_keepalive_probes", .value = count},
         {.name = "UCX_NET_DEVICES", .value = a->interface}, /* adapters are better, see fabric.c */
     };
     return defaults_apply(spec, MARK, list, sizeof list / sizeof *list);

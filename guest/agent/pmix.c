@@ -88,7 +88,7 @@ static void end_program(struct session *s, const struct frame *f)
     free(s->pmi.failure);
     s->pmi.failure = strdup(clear ? e.text : "the connection to the PMIx server has failed");
     if (s->pmi.failure != NULL)
-        task_refuse(&s->task, s->pmi.failure);
+        task_refuse(&s->task, EPERM, s->pmi.failure);
 }
 
 int pmix_frame(struct session *s, const struct frame *f)

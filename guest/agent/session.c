@@ -61,6 +61,7 @@ static int begin(struct session *s)
     rc = task_start(&s->task, &session_ops, s, &s->agent->loop, &s->agent->host, s->id, 0, &s->flow,
                     &s->spec);
     pmi_started(s);
+    pmi_watch(s);
     s->task.pmi_guarded = judged;
     return rc;
 }

@@ -25,15 +25,41 @@ static void changed(struct exchange *x)
 
 /* --- inlets ----------------------------------------------------------------- */
 
-static void inlet_end(struct inlet *in)
+static bool is_checked(const struct inlet *in)
+{
+    return in->number > STDERR_FILENO && in->exchange->pass != NULL;
+}
+
+static void inlet_release(struct inlet *in)
+{
+    in->muted = false;
+    loop_remove(in->exchange->loop, &in->source);
+    localfd_release(in->source.fd, in->kind, SHUT_RD);
+}
+
+/* mute: the other end reads no more; if that is checked, the program may write on. */
+static void inlet_end(struct inlet *in, bool mute)
 {
     if (!in->open)
         return;
     in->open = false;
-    loop_remove(in->exchange->loop, &in->source);
-    localfd_release(in->source.fd, in->kind, SHUT_RD);
+    in->muted = mute && is_checked(in);
+    if (!in->muted)
+        inlet_release(in);
     (void)exchange_send(in->exchange, VHPC_EOF, in->number, 0, NULL, 0);
     changed(in->exchange);
+}
+
+static void read_muted(struct inlet *in)
+{
+    uint8_t part[1024];
+    ssize_t n = read(in->source.fd, part, sizeof part);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (n <= 0)
+        inlet_release(in);
+    else
+        (void)in->exchange->pass(in->exchange, in->number, part, (size_t)n);
 }
 
 static bool inlet_may_send(const struct inlet *in)
@@ -45,7 +71,8 @@ static bool inlet_may_send(const struct inlet *in)
 
 static short inlet_want(struct source *s)
 {
-    return inlet_may_send(s->owner) ? POLLIN : 0;
+    const struct inlet *in = s->owner;
+    return in->muted || inlet_may_send(in) ? POLLIN : 0;
 }
 
 /*
@@ -103,6 +130,10 @@ static void inlet_ready(struct source *s, short revents)
     static uint8_t scratch[VHPC_PAYLOAD_MAX];
     struct inlet *in = s->owner;
     (void)revents;
+    if (in->muted) {
+        read_muted(in);
+        return;
+    }
     if (!inlet_may_send(in))
         return;
     uint32_t room = flow_room(&in->exchange->flow, in->exchange->side, in->number);
@@ -112,11 +143,12 @@ static void inlet_ready(struct source *s, short revents)
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
     if (n > 0) {
-        (void)exchange_send(in->exchange, VHPC_DATA, in->number, 0, scratch, (size_t)n);
+        if (!is_checked(in) || in->exchange->pass(in->exchange, in->number, scratch, (size_t)n))
+            (void)exchange_send(in->exchange, VHPC_DATA, in->number, 0, scratch, (size_t)n);
         return;
     }
     bool gone = in->kind == LOCALFD_SOCKET && localfd_hung_up(s->fd);
-    inlet_end(in); /* EIO of a pty: no process has it open any more */
+    inlet_end(in, false); /* EIO of a pty: no process has it open any more */
     if (gone && in->exchange->outlet[in->number].open)
         outlet_fail(&in->exchange->outlet[in->number]);
 }
@@ -310,7 +342,7 @@ int exchange_receive(struct exchange *x, const struct frame *f)
     case VHPC_EOF:
         if ((f->flags & VHPC_READER) == 0)
             return outlet_eof(&x->outlet[f->fd]);
-        inlet_end(&x->inlet[f->fd]);
+        inlet_end(&x->inlet[f->fd], true);
         return 0;
     case VHPC_CREDIT:
         return 0; /* flow_check has already counted it */
@@ -350,7 +382,7 @@ bool exchange_inlets_idle(const struct exchange *x)
 void exchange_end_inlets(struct exchange *x)
 {
     for (int i = 0; i < VHPC_FDS_MAX; i++)
-        inlet_end(&x->inlet[i]);
+        inlet_end(&x->inlet[i], false);
 }
 
 void exchange_close(struct exchange *x)
@@ -358,10 +390,9 @@ void exchange_close(struct exchange *x)
     x->changed = NULL;
     x->live = false;
     for (int i = 0; i < VHPC_FDS_MAX; i++) {
-        if (x->inlet[i].open) {
+        if (x->inlet[i].open || x->inlet[i].muted) {
             x->inlet[i].open = false;
-            loop_remove(x->loop, &x->inlet[i].source);
-            localfd_release(x->inlet[i].source.fd, x->inlet[i].kind, SHUT_RD);
+            inlet_release(&x->inlet[i]);
         }
         outlet_end(&x->outlet[i]);
     }

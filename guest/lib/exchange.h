@@ -22,6 +22,7 @@ struct inlet {
     struct exchange *exchange;
     uint8_t number;
     bool open;
+    bool muted; /* the other end reads no more; what comes is seen, and discarded */
     enum localfd kind;
     bool pipe; /* a pipe, whose pages can be passed on without a copy */
 };
@@ -51,6 +52,11 @@ struct exchange {
     struct outlet outlet[VHPC_FDS_MAX];
     /* An inlet ended or an outlet emptied; may be NULL. */
     void (*changed)(struct exchange *);
+    /*
+     * Whether what was read for a number above 2 may be sent; may be NULL. It also gets what comes
+     * when the other end reads no more: writing is no error then.
+     */
+    bool (*pass)(struct exchange *, uint8_t number, const uint8_t *data, size_t len);
     void *owner;
 };
 

@@ -51,7 +51,7 @@ static void finish_if_done(struct task *t)
         if (!exchange_inlets_done(&t->exchange))
             return;
         if (t->refusal != NULL)
-            send_error(t, VHPC_ERR_REFUSED, EPERM, t->refusal);
+            send_error(t, VHPC_ERR_REFUSED, t->refusal_number, t->refusal);
         else
             send_exit(t);
     }
@@ -302,11 +302,12 @@ void task_reaped(struct task *t, int status)
     finish_if_done(t);
 }
 
-void task_refuse(struct task *t, const char *text)
+void task_refuse(struct task *t, int number, const char *text)
 {
     if (t->finished || t->aborted || t->reaped || t->refusal != NULL)
         return;
     t->refusal = text;
+    t->refusal_number = number;
     (void)kill(t->pid, SIGKILL);
     t->ops->kill_rest(t);
 }

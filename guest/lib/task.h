@@ -45,6 +45,7 @@ struct task {
     bool aborted;
     bool pmi_guarded;    /* STARTED says that a use of PMI is detected */
     const char *refusal; /* text of the ERROR that replaces EXIT; NULL = none */
+    int refusal_number;  /* ... and its errno */
     bool finished; /* nothing is left; the owner may free the task between two turns of the loop */
     int master;    /* pty, -1 = none */
     struct source report; /* pipe on which the child reports that execve has failed */
@@ -65,9 +66,9 @@ int task_frame(struct task *t, const struct frame *f);
 void task_reaped(struct task *t, int status);
 /*
  * End the task because it has done what it may not do: its output is sent, and then ERROR with this
- * text instead of EXIT. The text stays owned by the caller.
+ * errno and text instead of EXIT. The text stays owned by the caller.
  */
-void task_refuse(struct task *t, const char *text);
+void task_refuse(struct task *t, int number, const char *text);
 /* The initiator is gone: kill all processes of the task and send nothing more. */
 void task_abort(struct task *t);
 /* Handles deadlines; to be called several times per second while tasks exist. */

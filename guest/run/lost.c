@@ -196,6 +196,14 @@ static bool cancel(const char *path, char *step)
     return status == 0;
 }
 
+/* It fails as well if the step has ended: then slurmstepd ends this process, if there is one. */
+static void end_step(char *step, const struct host_calls *calls)
+{
+    for (int i = 0; step[0] != '\0' && i < TRIES_MAX; i++)
+        if (cancel(calls->path, step) || orphaned || ended_within(1000L * SCANCEL_S))
+            return;
+}
+
 void run_end_lost(const struct run_options *o, const struct front_result *r,
                   const struct host_calls *calls)
 {
@@ -207,9 +215,12 @@ void run_end_lost(const struct run_options *o, const struct front_result *r,
         ended_within(TURN_MS * (long)(turn < TURNS_MAX ? turn : TURNS_MAX)))
         return;
     report(r, step);
-    /* It fails as well if the step has ended: then slurmstepd ends this process, if there is one.
-     */
-    for (int i = 0; step[0] != '\0' && i < TRIES_MAX; i++)
-        if (cancel(calls->path, step) || orphaned || ended_within(1000L * SCANCEL_S))
-            return;
+    end_step(step, calls);
+}
+
+void run_end_refused(const struct run_options *o, const struct host_calls *calls)
+{
+    char step[32];
+    step_to_end(o, step, sizeof step);
+    end_step(step, calls);
 }

@@ -45,8 +45,15 @@ int main(int argc, char **argv)
     run_report_memory(&spec, &result);
     pmi_keep(&pmi);
     run_copy_and_retry(&o, &result, argv);
-    if (pmi_refused(&spec, &result))
+    switch (pmi_refused(&spec, &result)) {
+    case PMI_REFUSED_ALONE:
+        run_end_refused(&o, &calls);
         return EXIT_REFUSED;
+    case PMI_REFUSED:
+        return EXIT_REFUSED;
+    case PMI_FINE:
+        break;
+    }
     status = run_save(&o, &result);
     if (status >= 0)
         return status;

@@ -31,10 +31,15 @@ int pmi_prepare(struct pmi *p, const struct run_options *o, struct execspec *spe
 int pmi_connect(struct pmi *p, struct front *f);
 /* The next program of this process needs the descriptor as well. */
 void pmi_keep(const struct pmi *p);
+enum pmi_end {
+    PMI_FINE,
+    PMI_REFUSED,       /* as each task of the step that uses PMI */
+    PMI_REFUSED_ALONE, /* for what this task has asked of PMI: the others may wait for it */
+};
 /*
  * Whether the program was ended because it used PMI. Prints the message, unless another task of the
  * step has.
  */
-bool pmi_refused(const struct execspec *spec, const struct front_result *r);
+enum pmi_end pmi_refused(const struct execspec *spec, const struct front_result *r);
 
 #endif

@@ -96,5 +96,7 @@ bool run_is_lost(const struct front_result *r);
  */
 void run_end_lost(const struct run_options *o, const struct front_result *r,
                   const struct host_calls *calls);
+/* End the step of a task that was ended because of what it has done: the others may wait for it. */
+void run_end_refused(const struct run_options *o, const struct host_calls *calls);
 
 #endif

@@ -14,7 +14,7 @@ from vhpc_slurm.cli.checks import Level, nat, network, services
 from vhpc_slurm.config import Config, Guests
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import NodeError
-from vhpc_slurm.node.network import probe, segment, tools
+from vhpc_slurm.node.network import forwarding, probe, segment, tools
 
 JOB = Config(network=Network(allowed=("none", "job")))
 
@@ -50,15 +50,28 @@ def test_a_node_without_nftables(monkeypatch: pytest.MonkeyPatch, trusted: bool,
     assert found["network.kernel"].level is Level.WARN
 
 
-def test_br_netfilter_is_told_of_with_both_cures(tmp_path: Path) -> None:
-    assert network.bridge_netfilter(tmp_path).level is Level.OK
+def test_br_netfilter_that_nobody_has_loaded_is_no_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tools, "SYSCTL", tmp_path)
+    assert network.bridge_netfilter(accepts=True).level is Level.OK
+    (tmp_path / "bridge").mkdir()
     for name in ("bridge-nf-call-iptables", "bridge-nf-call-ip6tables"):
-        (tmp_path / name).write_text("0\n")
-    assert network.bridge_netfilter(tmp_path).level is Level.OK
-    (tmp_path / "bridge-nf-call-ip6tables").write_text("1\n")
-    found = network.bridge_netfilter(tmp_path)
-    assert found.level is Level.WARN
-    assert "sysctl -w net.bridge.bridge-nf-call-ip6tables=0; or accept" in found.hint
+        (tmp_path / "bridge" / name).write_text("0\n")
+    assert network.bridge_netfilter(accepts=True).level is Level.OK
+
+
+def test_rules_of_iptables_legacy_are_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """nftables does not show them."""
+    monkeypatch.setattr(tools, "SYSCTL", tmp_path)
+    (tmp_path / "bridge").mkdir()
+    (tmp_path / "bridge/bridge-nf-call-iptables").write_text("1\n")
+    names = tmp_path / "ip_tables_names"
+    names.write_text("nat\nfilter\n")
+    monkeypatch.setattr(forwarding, "LEGACY", names)
+    found = network.bridge_netfilter(accepts=True)
+    assert (found.level, "iptables-legacy" in found.what) == (Level.WARN, True)
+    assert "sysctl -w net.bridge.bridge-nf-call-iptables=0; or accept" in found.hint
 
 
 def test_the_underlay_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,45 @@ def test_components_with_a_common_network_have_pmi(guest: Guest, server: Server)
     assert server.asked == [INIT, "cmd=finalize"]
 
 
+# Says each argument to the server, which may have closed its end, as MPICH does: a signal ends it then.
+TWICE = """
+import os, socket, sys, time
+link = socket.socket(fileno=int(os.environ["PMI_FD"]))
+for word in sys.argv[1:]:
+    link.sendall(word.encode().replace(b"|", b"\\n"))
+    if not link.recv(1000):
+        time.sleep(60)
+print("went on", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ((f"{INIT}|", "cmd=finalize|", f"{INIT}|"), "runs a second MPI program in one task"),
+        ((f"{INIT}|", "mcmd=spawn|nprocs=1|execname=./x|endcmd|"), "calls MPI_Comm_spawn"),
+    ],
+    ids=["twice", "spawn"],
+)
+def test_what_slurms_pmi_does_not_offer_is_refused(
+    guest: Guest, tmp_path: Path, words: tuple[str, ...], what: str
+) -> None:
+    """After a spawn the step is ended as well: the other tasks wait for it."""
+    scancel = tmp_path / "host" / "scancel"
+    scancel.parent.mkdir()
+    scancel.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/ended\n')
+    scancel.chmod(0o755)
+    step = pmi_step(VHPC_RUN_COMMAND_PATH=str(scancel.parent))
+    for line in (1, 0):
+        with closing(Server()) as server:
+            done = in_step(guest, step, "python3", "-c", TWICE, *words, server=server)
+        assert (done.returncode, done.stdout) == (126, b"")
+        assert done.stderr.count(b"\n") == line, "once for the tasks of a step in this guest"
+        assert done.stderr.startswith(f"vhpc: step 42.1 {what}".encode()) or line == 0
+    assert (tmp_path / "ended").exists() == ("spawn" in what)
+
+
 @pytest.mark.parametrize("number", ["0", "1", "99", "-1", "x", "", "9999999999999999999"])
 def test_a_descriptor_that_slurm_has_not_opened_is_not_used(guest: Guest, number: str) -> None:
     done = in_step(guest, pmi_step(PMI_FD=number), "python3", "-c", USE_PMI)

@@ -253,6 +253,16 @@ def test_a_port_of_another_program_is_a_clear_error(n1: Host) -> None:
 # --- what is left -------------------------------------------------------------------------------------------
 
 
+def test_a_node_that_has_left_the_job_is_no_peer(pair: Encrypted, n1: Host) -> None:
+    pair.exchange()
+    with inside(n1.namespace):
+        for _ in range(2):
+            segment.forget(encrypted("n1", pair.pairs), "n1", {"n2"})
+    assert n1.run("wg", "show", "vhpcw5000", "peers") == ""
+    pair.two.send(pair.one.mac, TEST, PAYLOAD)
+    assert pair.one.heard(ours, QUIET_S) == []
+
+
 def test_a_release_leaves_nothing_and_can_be_repeated(pair: Encrypted, n1: Host, n2: Host) -> None:
     pair.exchange()
     for host in (n1, n2):

@@ -328,3 +328,14 @@ def test_ready_leases_only_have_tunnels(tmp_path: Path) -> None:
     refused = wire.GetLease(job_id=43, restart=None, node="n1", wait_s=1.0)
     (answer,) = vhpcd.run(refused)
     assert (answer.lease.state, answer.tunnel) == (LeaseState.REFUSED, None)
+
+
+def test_the_peer_of_a_node_is_found_by_its_address_inside_the_tunnels() -> None:
+    """As wg(8) prints it, with the short form of an IPv6 address."""
+    shown = (
+        "eGFtcGxlLWtleS1vZi1uMi1pbi1iYXNlNjQtMDAwMDA=\tfd76:6870:6377::1388:0:2/128\n"
+        "eGFtcGxlLWtleS1vZi1uMy1pbi1iYXNlNjQtMDAwMDA=\tfd76:6870:6377::1388:0:3/128\n"
+        "eGFtcGxlLWtleS1vZi1uNC1pbi1iYXNlNjQtMDAwMDA=\t(none)\n"
+    )
+    found = tunnel.keys_of(shown, {"fd76:6870:6377:0:0:1388:0:3", "fd76:6870:6377:0:0:1388:0:9"})
+    assert found == ("eGFtcGxlLWtleS1vZi1uMy1pbi1iYXNlNjQtMDAwMDA=",)

@@ -160,6 +160,15 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             "or user that can send UDP to the node, including its own users, can send frames to the guests"
         ),
     ] = False
+    accept_bridged: Annotated[
+        bool,
+        documented(
+            "where br_netfilter sends the frames of bridges through the rules for routed packets "
+            "(net.bridge.bridge-nf-call-iptables), nodes put one rule at the beginning of each chain of "
+            "others with hook forward that may drop packets, such as Docker's: frames from a bridge of a "
+            "job network to the same bridge are accepted. false: the site's own rules accept them"
+        ),
+    ] = True
     encryption: Annotated[
         Literal["none", "wireguard"],
         documented(

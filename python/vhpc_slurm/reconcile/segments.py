@@ -8,7 +8,7 @@ from functools import partial
 
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import Generation
-from vhpc_slurm.node.network import firewall, nat, owned, plan, segment
+from vhpc_slurm.node.network import firewall, forwarding, nat, owned, plan, segment
 from vhpc_slurm.node.store import joblock, journal, kinds
 from vhpc_slurm.node.store.journal import Entry
 from vhpc_slurm.node.store.layout import Layout
@@ -79,8 +79,13 @@ def _port(layout: Layout) -> Iterator[NodeFinding]:
             yield NodeFinding(
                 Kind.FIREWALL, f"this node has lost its nftables table {firewall.GUARD}", repair
             )
+        lacking = forwarding.lacking() if layout.config.network.accept_bridged else ()
     except NodeError as err:
         yield NodeFinding(Kind.FIREWALL, err.line(), partial(_raise, err))
+        return
+    for chain in lacking:
+        what = f"chain {chain} may drop frames of job networks, and has lost the rule that accepts them"
+        yield NodeFinding(Kind.FIREWALL, what, forwarding.accept)
 
 
 def _nat(layout: Layout) -> Iterator[NodeFinding]:

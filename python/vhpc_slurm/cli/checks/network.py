@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from vhpc_slurm.cli.checks import CheckResult, error, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.api.addresses import resolve, underlay_address
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import NodeSegment, Tunnel
-from vhpc_slurm.node.network import firewall, plan, probe, segment
-
-BRIDGE_NETFILTER = Path("/proc/sys/net/bridge")
+from vhpc_slurm.node.network import firewall, forwarding, plan, probe, segment
 
 
 def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
@@ -41,7 +38,7 @@ def check(config: Config, node: str, *, root: bool) -> Iterator[CheckResult]:
             yield wireguard()
     else:
         yield warn("network.kernel", "job networks were not tried", "run vhpc doctor as root")
-    yield bridge_netfilter(BRIDGE_NETFILTER)
+    yield bridge_netfilter(network.accept_bridged)
     yield underlay(config, node)
 
 
@@ -73,23 +70,36 @@ def wireguard() -> CheckResult:
     )
 
 
-def bridge_netfilter(folder: Path) -> CheckResult:
-    """Whether bridged frames pass the packet filter of routed packets."""
-    switched_on = []
-    for name in ("bridge-nf-call-iptables", "bridge-nf-call-ip6tables"):
-        try:
-            if (folder / name).read_text().strip() != "0":
-                switched_on.append(name)
-        except OSError:
-            continue  # br_netfilter is not loaded
-    if not switched_on:
-        return ok("network.br_netfilter", "bridged frames do not pass the rules for routed packets")
-    return warn(
-        "network.br_netfilter",
-        f"net.bridge.{switched_on[0]} is on: a FORWARD chain that drops (Docker's) cuts job networks",
-        f"sysctl -w {' '.join(f'net.bridge.{name}=0' for name in switched_on)}; or accept "
-        f'iifname "{plan.PREFIX}b*" in that chain',
-    )
+def bridge_netfilter(accepts: bool) -> CheckResult:
+    """Whether rules of others for routed packets drop frames between guests, and which.
+
+    ``accepts``: nodes put a rule of vhpc into these chains (``network.accept_bridged``).
+    """
+    name = "network.br_netfilter"
+    families = forwarding.switched_on()
+    if not families:
+        return ok(name, "bridged frames do not pass the rules for routed packets")
+    sysctls = [f"net.bridge.{forwarding.SWITCHES[family]}" for family in families]
+    hint, first = f"sysctl -w {' '.join(f'{one}=0' for one in sysctls)}; or accept ", sysctls[0]
+    if forwarding.legacy():
+        what = f"{first} is on, and this node has rules of iptables-legacy, which may drop frames of guests"
+        ours = f"-i {plan.PREFIX}b+ -o {plan.PREFIX}b+"
+        return warn(name, what, f"{hint}{ours} at the beginning of FORWARD there")
+    try:
+        dropping = [one for one in forwarding.chains(families) if one.drops]
+    except NodeError as err:
+        return warn(name, f"{first} is on: {err.line()}", f"sysctl -w {first}=0")
+    lacking = ", ".join(str(one) for one in dropping if not one.accepts)
+    if lacking and not accepts:
+        what = f"{first} is on, and a chain that may drop packets cuts job networks: {lacking}"
+        ours = f'iifname "{plan.PREFIX}b*" oifname "{plan.PREFIX}b*"'
+        return warn(name, what, f"{hint}{ours} at its beginning; or set network.accept_bridged")
+    what = "no chain of others with hook forward drops packets"
+    if lacking:
+        what = f"the next job network puts a rule that accepts its frames into: {lacking}"
+    elif dropping:
+        what = f"a rule of vhpc accepts frames between guests in: {', '.join(map(str, dropping))}"
+    return ok(name, f"{first} is on; {what}")
 
 
 def underlay(config: Config, node: str) -> CheckResult:

@@ -19,7 +19,7 @@ from vhpc_slurm.node.boot.state import Boot
 from vhpc_slurm.node.guest import passt
 from vhpc_slurm.node.guest.channel import ChannelRefusedError, GuestChannel
 from vhpc_slurm.node.guest.peers import give_ssh_keys
-from vhpc_slurm.node.network import firewall, nat, plan, segment, site
+from vhpc_slurm.node.network import firewall, forwarding, nat, plan, segment, site
 from vhpc_slurm.node.store import journal, kinds
 from vhpc_slurm.node.store.journal import Entry
 from vhpc_slurm.node.store.layout import Layout
@@ -79,6 +79,16 @@ def connect(work: Boot) -> None:
     segment.build(work.lease, work.plan, trusted_underlay=network.trusted_underlay)
     if firewall.available():
         firewall.hold(work.lease.generation, found, peers)
+    if network.accept_bridged:
+        _pass_chains_of_others()
+
+
+def _pass_chains_of_others() -> None:
+    """The ready barrier tells the user if frames do not arrive, so a refusal of nftables is no error here."""
+    try:
+        forwarding.accept()
+    except NodeError as err:
+        log.warning("rules of others may drop the frames of job networks: %s", err.line())
 
 
 def connect_outside(work: Boot, guest: GuestPlan, uid: int) -> None:

@@ -257,6 +257,8 @@ def forget(lease: Lease, node: str, left: Collection[str]) -> None:
     macs, nodes = {one.mac for one in gone}, {one.via for one in gone}
     tools.batch("bridge", _forwarding_removal(segment, macs, nodes))
     tools.batch("ip", _resolution_removal(segment, macs))
+    if segment.tunnel is not None and (closed := {via for via in nodes if via}):
+        tunnel.forget(segment.tunnel, closed)
 
 
 def _forwarding_removal(

@@ -15,7 +15,8 @@ Sources: wg(8); Donenfeld, WireGuard, NDSS 2017.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 
 from msgspec import Struct
 
@@ -75,6 +76,24 @@ def render(tunnel: Tunnel, found: TunnelKeys, around: Sequence[Peer]) -> str:
         lines += ["[Peer]", f"PublicKey = {one.public_key}", f"Endpoint = {host}:{tunnel.port}"]
         lines += [f"AllowedIPs = {one.address}/128"]
     return "\n".join(lines) + "\n"
+
+
+def keys_of(shown: str, addresses: Collection[str]) -> tuple[str, ...]:
+    """Public keys of the peers with these addresses inside the tunnels, from ``wg show``.  Pure."""
+    wanted = {f"{ip_address(one)}/128" for one in addresses}
+    lines = (line.split() for line in shown.splitlines())
+    return tuple(words[0] for words in lines if wanted.intersection(words[1:]))
+
+
+def forget(tunnel: Tunnel, addresses: Collection[str]) -> None:
+    """Remove the peers with these addresses inside the tunnels; one that is absent is no error.
+
+    Raises:
+        NodeError: the kernel or wg(8) refuses.
+    """
+    shown = tools.run("wg", "show", tunnel.name, "allowed-ips")
+    for key in keys_of(shown, addresses):
+        tools.run("wg", "set", tunnel.name, "peer", key, "remove")
 
 
 def make(

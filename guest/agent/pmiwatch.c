@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "pmiwatch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char init[] = "cmd=init", version_2[] = "pmi_version=2";
+
+static bool begins(const struct pmiwatch *w, const char *text)
+{
+    size_t len = strlen(text);
+    return w->have >= len && memcmp(w->head, text, len) == 0;
+}
+
+/* A line, or as much of it as the head holds. */
+static enum pmiwatch_found take_line(struct pmiwatch *w)
+{
+    bool second = begins(w, init) && w->begun;
+    if (begins(w, init)) {
+        w->begun = true;
+        w->messages = memmem(w->head, w->have, version_2, sizeof version_2 - 1) != NULL;
+    }
+    if (second)
+        return PMIWATCH_SECOND_INIT;
+    return begins(w, "mcmd=spawn") ? PMIWATCH_SPAWN : PMIWATCH_NOTHING;
+}
+
+/* Length of a message of PMI-2 without its prefix, or -1. */
+static long length_of(const struct pmiwatch *w)
+{
+    char text[PMIWATCH_LENGTH + 1] = "";
+    memcpy(text, w->head, PMIWATCH_LENGTH);
+    size_t skip = strspn(text, " "), digits = strspn(text + skip, "0123456789");
+    if (digits == 0 || text[skip + digits + strspn(text + skip + digits, " ")] != '\0')
+        return -1;
+    return strtol(text + skip, NULL, 10);
+}
+
+/* One more byte of a line is in the head. */
+static enum pmiwatch_found read_line(struct pmiwatch *w)
+{
+    enum pmiwatch_found found;
+    bool end = w->head[w->have - 1] == '\n';
+    if (!end && w->have < PMIWATCH_HEAD)
+        return PMIWATCH_NOTHING;
+    found = take_line(w);
+    w->skip_line = !end;
+    w->have = 0;
+    return found;
+}
+
+/* One more byte of a message is in the head. */
+static enum pmiwatch_found read_message(struct pmiwatch *w)
+{
+    enum pmiwatch_found found = PMIWATCH_NOTHING;
+    if (w->have < PMIWATCH_LENGTH)
+        return found;
+    long length = length_of(w);
+    if (length < 0) {
+        /* The next program begins with a line again. */
+        w->messages = false;
+        w->over = memcmp(w->head, init, PMIWATCH_LENGTH) != 0;
+        return found;
+    }
+    size_t told = (size_t)length < PMIWATCH_HEAD - PMIWATCH_LENGTH
+                      ? PMIWATCH_LENGTH + (size_t)length
+                      : PMIWATCH_HEAD;
+    if (w->have < told)
+        return found;
+    if (memmem(w->head, w->have, "cmd=spawn;", sizeof "cmd=spawn;" - 1) ==
+        w->head + PMIWATCH_LENGTH)
+        found = PMIWATCH_SPAWN;
+    w->skip = (uint64_t)length + PMIWATCH_LENGTH - w->have;
+    w->have = 0;
+    return found;
+}
+
+/* Pass over what is known to be the rest of a line or message; how many bytes these are. */
+static size_t skip(struct pmiwatch *w, const uint8_t *data, size_t len)
+{
+    size_t part = len;
+    if (w->over)
+        return len;
+    if (w->skip_line) {
+        const uint8_t *end = memchr(data, '\n', len);
+        w->skip_line = end == NULL;
+        return end == NULL ? len : (size_t)(end - data) + 1;
+    }
+    if (part > w->skip)
+        part = (size_t)w->skip;
+    w->skip -= part;
+    return part;
+}
+
+enum pmiwatch_found pmiwatch_read(struct pmiwatch *w, const uint8_t *data, size_t len)
+{
+    enum pmiwatch_found found = PMIWATCH_NOTHING;
+    while (len > 0 && found == PMIWATCH_NOTHING) {
+        size_t part = skip(w, data, len);
+        if (part == 0) {
+            w->head[w->have++] = (char)*data;
+            part = 1;
+            found = w->messages ? read_message(w) : read_line(w);
+        }
+        data += part;
+        len -= part;
+    }
+    return found;
+}
