@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
+import syslog
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,17 @@ from vhpc_slurm.slurm.port import SlurmError
 from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpc")
+
+SYSLOG = "/dev/log"
+SYSLOG_S = 1.0
+"""Longest wait for syslog to take a message, in seconds."""
+MAX_DATAGRAM = 8192
+"""Bytes of a message to syslog."""
+_SEVERITY = {
+    logging.DEBUG: syslog.LOG_DEBUG,
+    logging.INFO: syslog.LOG_INFO,
+    logging.WARNING: syslog.LOG_WARNING,
+}
 
 
 @dataclass(frozen=True)
@@ -117,17 +130,59 @@ class _OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
+class _Syslog(logging.Handler):
+    """Sends messages to syslog; to stderr those that it does not take in time."""
+
+    def __init__(self, ident: str) -> None:
+        """OSError: there is no syslog."""
+        super().__init__()
+        self._ident = ident
+        self._stderr = logging.StreamHandler()
+        self._link = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._link.settimeout(SYSLOG_S)
+        try:
+            self._link.connect(SYSLOG)
+        except OSError:
+            self._link.close()
+            raise
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one datagram in the form of RFC 3164; syslog adds time and host."""
+        severity = _SEVERITY.get(record.levelno, syslog.LOG_ERR)
+        line = f"<{syslog.LOG_DAEMON | severity}>{self._ident}: {self.format(record)}"
+        try:
+            self._link.send(line.encode(errors="backslashreplace")[:MAX_DATAGRAM])
+        except OSError:
+            self._stderr.emit(record)
+
+    def setFormatter(self, fmt: logging.Formatter | None) -> None:  # noqa: N802 - logging's own name
+        """Also of stderr."""
+        super().setFormatter(fmt)
+        self._stderr.setFormatter(fmt)
+
+
 def _open_log(config: Config, name: str) -> None:
-    """Append to the node's log, readable only by root; a log that cannot be written stops no hook."""
+    """Append to the host's log, readable only by root; a log that cannot be written stops no hook.
+
+    SlurmUser, who runs the hooks of the controller, cannot write there, and their output goes nowhere:
+    they use syslog. On a host without syslog messages go to stderr.
+    """
     path = Path(config.paths.log) / "hooks.log"
+    job = os.environ.get("SLURM_JOB_ID", "-")
+    ident, message = f"{name}[{os.getpid()}]", f"job {job}: %(levelname)s %(message)s"
+    full, short = _OneLine(f"%(asctime)s {ident} {message}"), _OneLine(message)
     handler: logging.Handler
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         handler = logging.StreamHandler(os.fdopen(os.open(path, flags, 0o640), "a"))
+        handler.setFormatter(full)
     except OSError:
-        handler = logging.StreamHandler()
-    job = os.environ.get("SLURM_JOB_ID", "-")
-    handler.setFormatter(_OneLine(f"%(asctime)s {name}[{os.getpid()}] job {job}: %(levelname)s %(message)s"))
+        try:
+            handler = _Syslog(f"vhpc-{ident}")
+            handler.setFormatter(short)
+        except OSError:
+            handler = logging.StreamHandler()
+            handler.setFormatter(full)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
