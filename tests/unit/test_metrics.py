@@ -21,6 +21,7 @@ from controller_lab import (
     free_port,
     request,
     stop,
+    wait_for,
 )
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,6 +30,7 @@ from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.config import Config, Host, Paths, load
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.status_messages import DeviceWire
 from vhpc_slurm.controller.metrics.exposition import AT_ONCE
 from vhpc_slurm.controller.metrics.instruments import MOST_STAGES, Instruments
 from vhpc_slurm.controller.wire_types import TimelineWire
@@ -109,6 +111,7 @@ POLICY = '\n[[policy]]\nname = "no networks"\nusers = ["eve"]\nnetworks = []\n'
 def metered(stopped: Vhpcd) -> Metered:
     where = stopped.folder / "metrics.sock"
     configure(stopped, str(where), POLICY)
+    (stopped.folder / "sinfo.out").touch()  # no node is drained
     stopped.start()
     return Metered(stopped, where)
 
@@ -160,6 +163,33 @@ def test_refusals_and_failures_are_counted_by_cause(metered: Metered) -> None:
     assert found["vhpc_boots_total", (("result", "ended"),)] == 1
     assert found["vhpc_boot_seconds_count", ()] == 0
     assert found["vhpc_teardowns_total", (("result", "unclean"),)] == 1
+
+
+@needs_munged
+def test_drained_nodes_and_devices_in_quarantine_are_counted(stopped: Vhpcd) -> None:
+    where = stopped.folder / "metrics.sock"
+    configure(stopped, str(where))
+    path = stopped.folder / "vhpc.toml"
+    text, count = re.subn(r"(?m)^reconcile_interval_s = .*$", "reconcile_interval_s = 1.0", path.read_text())
+    assert count == 1
+    path.write_text(text)
+    # a node in two partitions is printed twice; others drain nodes, too
+    drained = "n1|vhpc: libvirtd is down\nn1|vhpc: libvirtd is down\nn2|Prolog error\nn3|bad vhpc: disk\n"
+    (stopped.folder / "drained").write_text(drained)
+    sinfo = stopped.folder / "bin/sinfo"
+    sinfo.write_text(f'#!/bin/sh\ncase "$*" in *--states=drain*) cat {stopped.folder}/drained;; esac\n')
+    stopped.start()
+    metered = Metered(stopped, where)
+    wait_for(lambda: metered.value("vhpc_nodes_drained") == 1, "the drained node is not counted")
+    (stopped.folder / "drained").unlink()
+    wait_for(lambda: metered.value("vhpc_nodes_drained") is None, "Slurm does not answer")
+    assert metered.value("vhpc_devices_in_quarantine") == 0
+    device = DeviceWire(address="0000:3b:00.0", role="gpu", reason="stuck", since=1.0)
+    stopped.client.report_quarantine("n1", [device])
+    stopped.client.report_quarantine("n2", [device, device])
+    assert metered.value("vhpc_devices_in_quarantine") == 3
+    stopped.client.report_quarantine("n2", [])
+    assert metered.value("vhpc_devices_in_quarantine") == 1
 
 
 @needs_munged
@@ -323,6 +353,7 @@ METRIC = re.compile(r"\bvhpc_[a-z_]+")
 @needs_root
 def test_dashboard_and_rules_use_metrics_that_exist(metered: Metered, tmp_path: Path) -> None:
     metered.vhpcd.client.open_generation(request(image=ImageRef("nix")), allocation("n1"))
+    wait_for(lambda: metered.value("vhpc_nodes_drained") == 0, "the first pass does not end")
     config = node_config(tmp_path)
     textfile.write(Path(config.host.metrics_folder), Layout(config), [])
     text = metered.text() + (Path(config.host.metrics_folder) / "vhpc.prom").read_text()

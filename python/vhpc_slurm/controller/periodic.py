@@ -36,8 +36,12 @@ class Reconciler:
         scheduler: BatchScheduler,
         notify: Callable[[int], None],
     ) -> None:
-        """``settings`` has the interval and the deadlines; ``notify`` is told each job whose lease ended."""
+        """``settings`` has the interval and the deadlines; ``notify`` is told each job whose lease ended.
+
+        ``drained`` is how many nodes vhpc has drained, for the metrics; None while Slurm does not tell.
+        """
         self.patience = reconcile.Patience(time.monotonic)
+        self.drained: int | None = None
         self._settings = settings
         self._slurm = slurm
         self._leases = leases
@@ -89,7 +93,16 @@ class Reconciler:
                 log.warning("not reconciled: %s", err.line())
             except Exception:
                 log.exception("not reconciled")
+            if self._settings.metrics:
+                await self._count_drained()
             await asyncio.sleep(self._settings.reconcile_interval_s)
+
+    async def _count_drained(self) -> None:
+        try:
+            self.drained = len(await self._executor.aside(self._slurm.drained))
+        except VhpcError as err:
+            self.drained = None
+            log.warning("the nodes that vhpc has drained are not counted: %s", err.line())
 
 
 async def audit_for_ever(

@@ -103,7 +103,7 @@ def _metrics(where: str, leases: layer.LeaseLayer, writer: Writer, vhpcd: Assemb
         from vhpc_slurm.controller.metrics.exposition import Exposition
         from vhpc_slurm.controller.metrics.state import StateReader
 
-        return Exposition(where, StateReader(leases, writer, vhpcd.audit.watch, vhpcd.scheduler))
+        return Exposition(where, StateReader(leases, writer, vhpcd))
     except ModuleNotFoundError as err:
         log.error("there are no metrics: %s (install Debian's python3-prometheus-client)", err)
     except NodeError as err:

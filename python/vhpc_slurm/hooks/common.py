@@ -16,7 +16,7 @@ from vhpc_slurm import slurm
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.model import Lease
-from vhpc_slurm.slurm.port import SlurmError
+from vhpc_slurm.slurm.port import REASON_PREFIX, SlurmError
 from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpc")
@@ -103,7 +103,7 @@ def drain(config: Config, node: str, error: VhpcError) -> None:
     A drain that fails is an error in the log: Slurm still drains the node when the hook fails.
     """
     try:
-        slurm.commands(config, slurm.HOOK_TIMEOUT_S).drain(node, f"vhpc: {error.line()[:200]}")
+        slurm.commands(config, slurm.HOOK_TIMEOUT_S).drain(node, f"{REASON_PREFIX}{error.line()[:200]}")
     except SlurmError as err:
         log.error("node %s is not drained: %s", node, err.line())
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 import re
 
 from vhpc_slurm.model import NODE_NAME
-from vhpc_slurm.slurm.port import NodeResources, SlurmError, SlurmNode, SlurmPartition
+from vhpc_slurm.slurm.port import REASON_PREFIX, NodeResources, SlurmError, SlurmNode, SlurmPartition
 
 SINFO_FORMAT = "%N|%n|%o"
 """Node name, NodeHostName, NodeAddr: nothing that a node says of itself (sinfo(1), --format)."""
+
+DRAINED_FORMAT = "%N|%E"
+"""Node name and Reason, which whoever drained the node wrote."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}\Z", re.ASCII)
 _CONTROLLER = re.compile(
@@ -40,6 +43,16 @@ def parse_nodes(text: str) -> tuple[SlurmNode, ...]:
             raise SlurmError("cannot parse Slurm's list of nodes", f"sinfo printed {line[:200]!r}")
         found.setdefault(words[0], SlurmNode(words[0], address=words[2], hostname=words[1]))
     return tuple(found.values())
+
+
+def parse_drained(text: str) -> frozenset[str]:
+    """Parse what ``sinfo --all --Node --noheader --states=drain`` prints in DRAINED_FORMAT.
+
+    Returns:
+        The nodes whose Reason is one of vhpc's.
+    """
+    rows = (line.strip().partition("|") for line in text.splitlines())
+    return frozenset(node for node, _, reason in rows if reason.startswith(REASON_PREFIX))
 
 
 def parse_controllers(text: str) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ PENDING, RUNNING, CONFIGURING, COMPLETING = "PENDING", "RUNNING", "CONFIGURING",
 REASON_PROLOG = "Prolog"
 """squeue's reason of a job whose node Prologs have not all reported (WAIT_PROLOG)."""
 
+REASON_PREFIX = "vhpc: "
+"""How each Reason begins with which vhpc drains a node."""
+
 
 class SlurmError(FabricError):
     """Slurm did not answer, refused, or printed something that cannot be parsed."""
@@ -186,6 +189,9 @@ class Slurm(Protocol):
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         """Return all nodes that are in a partition, in one RPC."""
+
+    def drained(self) -> frozenset[str]:
+        """Return the nodes that are drained, or are draining, for a reason of vhpc; one RPC."""
 
     def node_resources(self, name: str = "") -> tuple[NodeResources, ...]:
         """Return memory and GRES of one node, or of all nodes; one RPC.

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from vhpc_slurm.slurm.hosts import (
+    DRAINED_FORMAT,
     SINFO_FORMAT,
     parse_controllers,
+    parse_drained,
     parse_node_resources,
     parse_nodes,
     parse_partitions,
@@ -130,6 +132,11 @@ class Scontrol:
         """
         options = ("--all", "--local", "--Node", "--noheader", f"--format={SINFO_FORMAT}")
         return parse_nodes(self._run("sinfo", *options))
+
+    def drained(self) -> frozenset[str]:
+        """Nodes that are drained for a reason of vhpc, by sinfo."""
+        options = ("--all", "--local", "--Node", "--noheader", "--states=drain")
+        return parse_drained(self._run("sinfo", *options, f"--format={DRAINED_FORMAT}"))
 
     def controllers(self) -> tuple[str, ...]:
         """Hosts of slurmctld, by ``scontrol show config``."""

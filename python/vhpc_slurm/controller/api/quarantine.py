@@ -25,6 +25,10 @@ class Quarantine:
         else:
             self._reported.pop(request.node, None)
 
+    def count(self) -> int:
+        """How many devices there are in all reports; any thread may ask."""
+        return sum(len(one.devices) for one in list(self._reported.values()))
+
     def shown(self) -> tuple[NodeQuarantine, ...]:
         """The reports by node, as many as have MAX_SHOWN devices; at least one."""
         found: list[NodeQuarantine] = []

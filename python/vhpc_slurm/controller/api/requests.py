@@ -57,7 +57,7 @@ class Requests:
         self._database = database
         self._began = time.monotonic()
         self._progress = Progress()
-        self._quarantine = Quarantine()
+        self.quarantine = Quarantine()
 
     async def answer(self, request: wire.Request, uid: int = 0, viewer: Viewer | None = None) -> wire.Answer:
         """Do what ``uid`` asks; every VhpcError becomes a Failure, and nothing else is raised.
@@ -104,7 +104,7 @@ class Requests:
             case wire.ReportReady():
                 answer = await starting.ready(request)
             case ReportQuarantine():
-                self._quarantine.report(request)
+                self.quarantine.report(request)
             case wire.AskStatus():
                 answer = await self._status()
             case wire.Fence() | wire.ClearKey() | wire.TellFabric():
@@ -185,7 +185,7 @@ class Requests:
             alarms=tuple(
                 AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what) for one in alarms
             ),
-            quarantine=self._quarantine.shown(),
+            quarantine=self.quarantine.shown(),
         )
 
 

@@ -26,6 +26,7 @@ from vhpc_slurm import __version__
 from vhpc_slurm.controller.api.requests import Answering
 from vhpc_slurm.controller.metrics.instruments import Instruments, Metered
 from vhpc_slurm.controller.metrics.state import StateReader
+from vhpc_slurm.controller.sync.isolation import IsolationState
 from vhpc_slurm.errors import NodeError
 
 log = logging.getLogger("vhpcd")
@@ -62,19 +63,31 @@ class _StateCollector:
         yield _by("vhpc_keys", "Partition keys, or VLANs, that are not free, by state.", "state", state.keys)
         yield _by("vhpc_segments", "VNIs of job networks that are not free.", "state", state.segments)
         yield _by("vhpc_queue_length", "What waits for a thread of vhpcd.", "queue", state.waiting)
-        fabric = state.fabric
         yield GaugeMetricFamily(
-            "vhpc_fabric_safe", "1 while the fabric keeps jobs apart, as far as audits can tell.", fabric.safe
+            "vhpc_devices_in_quarantine",
+            "Devices that no job may get, as nodes have reported them since vhpcd began.",
+            state.quarantine,
         )
-        yield GaugeMetricFamily(
-            "vhpc_fabric_lost_keys", "Generations whose port has lost its partition key.", len(fabric.lost)
-        )
-        for name, text, moment in (
-            ("audited", "When an audit last found nothing wrong.", fabric.audited),
-            ("open_since", "Since when the fabric is open, or cannot be read.", fabric.open_since),
-        ):
-            if moment is not None:
-                yield GaugeMetricFamily(f"vhpc_fabric_{name}_timestamp_seconds", text, moment)
+        if state.drained is not None:
+            yield GaugeMetricFamily(
+                "vhpc_nodes_drained", "Nodes that are drained for a reason of vhpc.", state.drained
+            )
+        yield from _fabric(state.fabric)
+
+
+def _fabric(fabric: IsolationState) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "vhpc_fabric_safe", "1 while the fabric keeps jobs apart, as far as audits can tell.", fabric.safe
+    )
+    yield GaugeMetricFamily(
+        "vhpc_fabric_lost_keys", "Generations whose port has lost its partition key.", len(fabric.lost)
+    )
+    for name, text, moment in (
+        ("audited", "When an audit last found nothing wrong.", fabric.audited),
+        ("open_since", "Since when the fabric is open, or cannot be read.", fabric.open_since),
+    ):
+        if moment is not None:
+            yield GaugeMetricFamily(f"vhpc_fabric_{name}_timestamp_seconds", text, moment)
 
 
 def _by(name: str, text: str, label: str, counts: Any) -> GaugeMetricFamily:

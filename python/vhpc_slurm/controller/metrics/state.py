@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vhpc_slurm.controller.assembly import Assembly
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.store.writer import Writer
-from vhpc_slurm.controller.sync.isolation import IsolationState, IsolationWatch
-from vhpc_slurm.controller.sync.scheduler import BatchScheduler
+from vhpc_slurm.controller.sync.isolation import IsolationState
 from vhpc_slurm.fabric.keys import KeyState
 from vhpc_slurm.model import LeaseState
 
@@ -29,6 +29,8 @@ class ControllerState:
         segments: VNIs that are not free: held or quarantine.
         fabric: what audits have shown.
         waiting: calls that wait for the database thread, and generations that wait for the fabric.
+        quarantine: devices in quarantine, as nodes have reported them.
+        drained: nodes that vhpc has drained; None: Slurm has not told.
     """
 
     leases: Mapping[str, int]
@@ -37,19 +39,18 @@ class ControllerState:
     segments: Mapping[str, int]
     fabric: IsolationState
     waiting: Mapping[str, int]
+    quarantine: int
+    drained: int | None
 
 
 class StateReader:
     """Reads the state from any thread."""
 
-    def __init__(
-        self, leases: LeaseLayer, writer: Writer, watch: IsolationWatch, scheduler: BatchScheduler
-    ) -> None:
-        """``writer`` is the database thread of ``leases``."""
+    def __init__(self, leases: LeaseLayer, writer: Writer, vhpcd: Assembly) -> None:
+        """``writer`` is the database thread of ``leases``, and both are those of ``vhpcd``."""
         self._leases = leases
         self._writer = writer
-        self._watch = watch
-        self._scheduler = scheduler
+        self._vhpcd = vhpcd
 
     def read(self) -> ControllerState:
         """The state now.
@@ -58,15 +59,17 @@ class StateReader:
             TimeoutError: the database thread is busy.
             FabricError: the database cannot be read.
         """
-        waiting = {"database": self._writer.waiting, "fabric": self._scheduler.waiting}
+        waiting = {"database": self._writer.waiting, "fabric": self._vhpcd.scheduler.waiting}
         counts, keys, segments, refusals = self._writer.submit(self._read).result(READ_S)
         return ControllerState(
             leases={state.value: counts.get(state.value, 0) for state in LeaseState},
             refusals=refusals,
             keys={state.value: keys[state.value] for state in KeyState},
             segments={state: segments[state] for state in ("held", "quarantine")},
-            fabric=self._watch.state(),
+            fabric=self._vhpcd.audit.watch.state(),
             waiting=waiting,
+            quarantine=self._vhpcd.requests.quarantine.count(),
+            drained=self._vhpcd.reconciler.drained,
         )
 
     def _read(self) -> tuple[dict[str, int], Counter[str], Counter[str], dict[str, int]]:
