@@ -7,14 +7,18 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vhpc_slurm.cli import bootline, context, output
+from vhpc_slurm.cli import bootline, context, output, usagerows
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import LeaseRecord
 
 if TYPE_CHECKING:
+    from vhpc_slurm.controller.api.usage_messages import UsedWire
     from vhpc_slurm.controller.client import ControllerClient
     from vhpc_slurm.controller.wire_types import ProgressWire
+
+USED = ("CPU", "PEAK")
+"""Columns of ended jobs: CPU time of all programs, and the sum of the guests' memory peaks."""
 
 
 def of_job(config: Config, job_id: int) -> LeaseRecord | None:
@@ -54,17 +58,34 @@ def client(config: Config) -> ControllerClient:
 
 def ps(config: Config, *, everything: bool, as_json: bool) -> int:
     """Show the generations that this user may see; ended ones only with ``everything``."""
-    chosen, progress = client(config).booting(live=not everything)
+    used: Mapping[str, UsedWire] = {}
+    if everything:
+        page = client(config).history()
+        chosen = [record.unpack() for record in page.records]
+        progress = {one.generation: one for one in page.progress}
+        used = {one.generation: one for one in page.used}
+    else:
+        chosen, progress = client(config).booting(live=True)
     if as_json:
-        output.write_json([_record_json(record, progress) for record in chosen])
+        output.write_json([_record_json(record, progress, used) for record in chosen])
         return 0
     now = time.time()
-    output.write_table(
-        ("JOB", "GENERATION", "USER", "IMAGE", "STATE", "NODES", "HELD ON", "AGE", "NOTE"),
-        [_record_row(record, progress, now) for record in chosen],
-        right=("JOB", "AGE"),
-    )
+    rows = [_record_row(record, progress, now) for record in chosen]
+    head: tuple[str, ...] = ("JOB", "GENERATION", "USER", "IMAGE", "STATE", "NODES", "HELD ON", "AGE", "NOTE")
+    if everything:
+        head = (*head[:-1], *USED, head[-1])
+        rows = [
+            (*row[:-1], *_used_cells(used.get(str(record.lease.generation))), row[-1])
+            for record, row in zip(chosen, rows, strict=True)
+        ]
+    output.write_table(head, rows, right=("JOB", "AGE", *USED))
     return 0
+
+
+def _used_cells(used: UsedWire | None) -> tuple[str, ...]:
+    if used is None:
+        return (usagerows.UNKNOWN,) * len(USED)
+    return usagerows.time_text(used.cpu_us), usagerows.size_text(used.peak_bytes)
 
 
 def _nodes(record: LeaseRecord) -> list[str]:
@@ -93,8 +114,11 @@ def _record_row(record: LeaseRecord, progress: Mapping[str, ProgressWire], now: 
     )
 
 
-def _record_json(record: LeaseRecord, progress: Mapping[str, ProgressWire]) -> dict[str, Any]:
+def _record_json(
+    record: LeaseRecord, progress: Mapping[str, ProgressWire], all_used: Mapping[str, UsedWire]
+) -> dict[str, Any]:
     lease = record.lease
+    used = all_used.get(str(lease.generation))
     booting = progress.get(str(lease.generation))
     return {
         "job": lease.generation.job_id,
@@ -122,6 +146,7 @@ def _record_json(record: LeaseRecord, progress: Mapping[str, ProgressWire]) -> d
                 for node, stage, for_s in booting.doing
             ],
         },
+        "usage": used and {"cpu_us": used.cpu_us, "peak_bytes": used.peak_bytes},
         "created": record.created,
         "updated": record.updated,
     }

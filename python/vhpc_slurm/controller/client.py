@@ -219,7 +219,7 @@ class ControllerClient:
             live: only those that are not released.
             timelines: with what nodes reported; costs as much again.
         """
-        records, _ = self._listed(wire.ListLeases(job_id=job_id, live=live))
+        records = self._listed(wire.ListLeases(job_id=job_id, live=live)).records
         lines = self._timelines(job_id) if timelines and records else {}
         return [record.unpack(tuple(lines.get(record.lease.generation, ()))) for record in records]
 
@@ -230,27 +230,32 @@ class ControllerClient:
 
         ``waiter`` is the word of a command: only the job that it waits for.
         """
-        records, progress = self._listed(wire.ListLeases(live=live, waiter=waiter, progress=True))
-        return [record.unpack() for record in records], {one.generation: one for one in progress}
+        found = self._listed(wire.ListLeases(live=live, waiter=waiter, progress=True))
+        return [record.unpack() for record in found.records], {one.generation: one for one in found.progress}
+
+    def history(self) -> wire.LeasePage:
+        """All leases, how far those are that boot, and what ended jobs have used."""
+        return self._listed(wire.ListLeases(progress=True, usage=True))
 
     def newest(self, before: int = NEWEST) -> tuple[list[LeaseRecord], int | None]:
         """One page of leases, newest first, without timelines; and the next page's ``before``, if any."""
         page = self._ask(wire.ListLeases(before=before), wire.LeasePage)
         return [record.unpack() for record in page.records], page.more
 
-    def _listed(
-        self, request: wire.ListLeases
-    ) -> tuple[list[wire_types.RecordWire], list[wire_types.ProgressWire]]:
-        """All pages of a list."""
-        records: list[wire_types.RecordWire] = []
-        progress: list[wire_types.ProgressWire] = []
+    def _listed(self, request: wire.ListLeases) -> wire.LeasePage:
+        """All pages of a list, as one."""
+        pages: list[wire.LeasePage] = []
         after: int | None = 0
         while after is not None:
             page = self._ask(msgspec.structs.replace(request, after=after), wire.LeasePage)
-            records.extend(page.records)
-            progress.extend(page.progress)
-            after = _next(page.more, len(records), self._as_uid is not None)
-        return records, progress
+            pages.append(page)
+            after = _next(page.more, sum(len(one.records) for one in pages), self._as_uid is not None)
+        return wire.LeasePage(
+            records=tuple(record for one in pages for record in one.records),
+            more=None,
+            progress=tuple(booting for one in pages for booting in one.progress),
+            used=tuple(used for one in pages for used in one.used),
+        )
 
     def reports(self, job_id: int) -> list[NodeReport]:
         """What the nodes of a job have told its owner; of all its generations."""

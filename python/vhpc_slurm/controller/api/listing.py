@@ -15,7 +15,7 @@ from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.store.port import LeaseStore
 from vhpc_slurm.errors import UserError
-from vhpc_slurm.model import LeaseRecord, NodeUsage, Viewer
+from vhpc_slurm.model import LeaseRecord, NodeUsage, Viewer, job_usage
 
 PAGE = 100
 """Rows of a page at most."""
@@ -56,6 +56,27 @@ async def progress(
         if (one := known.of(record, done, now)) is not None:
             found.append(one)
     return msgspec.structs.replace(page, progress=tuple(found))
+
+
+async def used(executor: LeaseExecutor, store: LeaseStore, page: wire.LeasePage) -> wire.LeasePage:
+    """The page, with what those of its jobs have used whose nodes have reported it, as they do at the end."""
+    found = []
+    for packed in page.records:
+        generation = packed.unpack().lease.generation
+        reported, full = list[NodeUsage](), True
+        while full:
+            after = reported[-1].node if reported else ""
+            rows = await executor.write(store.usage.page, generation, after, PAGE)
+            reported.extend(rows)
+            full = len(rows) == PAGE
+        if reported:
+            whole = job_usage(reported).whole
+            found.append(
+                usage_messages.UsedWire(
+                    generation=str(generation), cpu_us=whole.cpu_us, peak_bytes=whole.peak_bytes
+                )
+            )
+    return msgspec.structs.replace(page, used=tuple(found))
 
 
 async def timelines(

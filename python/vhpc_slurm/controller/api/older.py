@@ -59,6 +59,8 @@ ADDED: tuple[Added, ...] = (
     Added(10, "status", ("quarantine",), needed=False),
     # an older vhpcd would begin with the oldest lease
     Added(10, "leases", ("before",)),
+    Added(10, "leases", ("usage",), needed=False),
+    Added(10, "leases", ("used",), needed=False),
 )
 """Fields that are newer than ``OLDEST``."""
 

@@ -34,7 +34,7 @@ from vhpc_slurm.controller.api.status_messages import (
     NodeQuarantine,
     ReportQuarantine,
 )
-from vhpc_slurm.controller.api.usage_messages import AskUsage, ReportUsage, UsageKept, UsagePage
+from vhpc_slurm.controller.api.usage_messages import AskUsage, ReportUsage, UsageKept, UsagePage, UsedWire
 from vhpc_slurm.controller.wire_types import (
     LeaseWire,
     NodeGroup,
@@ -152,7 +152,8 @@ class ReportReady(Wire, frozen=True, tag="ready"):
 class ListLeases(Wire, frozen=True, tag="leases", omit_defaults=True):
     """Leases after ``after``, oldest first; with ``before`` one page of earlier ones, newest first.
 
-    ``waiter`` is another name of a job; ``progress`` asks how far jobs that boot are.
+    ``waiter`` is another name of a job; ``progress`` asks how far jobs that boot are, ``usage`` what
+    ended ones have used.
     """
 
     after: Serial = 0
@@ -161,6 +162,7 @@ class ListLeases(Wire, frozen=True, tag="leases", omit_defaults=True):
     waiter: Waiter = ""
     progress: bool = False
     before: Serial | None = None
+    usage: bool = False
 
 
 class ListTimelines(Wire, frozen=True, tag="timelines"):
@@ -259,6 +261,7 @@ class LeasePage(Wire, frozen=True, tag="leases"):
     records: tuple[RecordWire, ...]
     more: int | None
     progress: tuple[ProgressWire, ...] = ()
+    used: tuple[UsedWire, ...] = ()
 
 
 class TimelinePage(Wire, frozen=True, tag="timelines"):

@@ -137,11 +137,9 @@ class Requests:
                         return wire.LeasePage(records=(), more=None)
                     request = msgspec.structs.replace(request, job_id=job_id)
                 page = await listing.leases(executor, store, request, viewer)
-                return (
-                    await listing.progress(executor, store, page, self._progress)
-                    if request.progress
-                    else page
-                )
+                if request.progress:
+                    page = await listing.progress(executor, store, page, self._progress)
+                return await listing.used(executor, store, page) if request.usage else page
             case wire.ListTimelines():
                 return await listing.timelines(executor, store, request, viewer)
             case wire.ListReports():

@@ -39,6 +39,14 @@ class NodeUsageWire(Wire, frozen=True):
     guests: tuple[GuestUsage, ...]
 
 
+class UsedWire(Wire, frozen=True):
+    """What all programs of a generation have used, as far as its guests have figures."""
+
+    generation: str
+    cpu_us: int | None
+    peak_bytes: int | None
+
+
 class UsagePage(Wire, frozen=True, tag="usage"):
     """To AskUsage.
 
