@@ -13,7 +13,6 @@ import pytest
 from vhpc_command import Vhpc
 
 from vhpc_slurm.cli.console import Cleaner
-from vhpc_slurm.cli.timeline import ready_after
 from vhpc_slurm.model import Generation, Stage, Timeline
 
 ROOT = Path(__file__).parent.parent.parent
@@ -100,9 +99,10 @@ def test_ready_is_when_the_last_guest_is_set_up() -> None:
         ("power off", 200.0, 201.0, ""),
         ("release", 201.0, 201.5, "failed: x"),
     )
-    assert ready_after(line) == 4.25
-    assert ready_after(boot(*[("start g0", 1.0, 2.0, ""), ("agent g0", 2.0, 9.0, "failed: silent")])) is None
-    assert ready_after(boot(("start g0", 1, 2, ""), ("start g1", 1, 2, ""), ("setup g0", 2, 3, ""))) is None
+    assert line.ready_s == 4.25
+    silent = boot(("start g0", 1.0, 2.0, ""), ("agent g0", 2.0, 9.0, "failed: silent"))
+    assert silent.ready_s is None
+    assert boot(("start g0", 1, 2, ""), ("start g1", 1, 2, ""), ("setup g0", 2, 3, "")).ready_s is None
 
 
 @needs_root

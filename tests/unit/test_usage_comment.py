@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from controller_lab import allocation, identity, request
 
 from vhpc_slurm import slurm
 from vhpc_slurm.cli import seff
@@ -15,15 +16,20 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.controller.api.usage_messages import UsagePage
 from vhpc_slurm.controller.client import ControllerClient
+from vhpc_slurm.controller.leases import rules
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import (
     Figures,
     Generation,
     GuestUsage,
     JobUsage,
+    LeaseRecord,
     LeaseState,
+    NetworkIdentity,
     NodeUsage,
+    Stage,
     StepUsage,
+    Timeline,
 )
 from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.reconcile import acknowledging
@@ -70,6 +76,7 @@ class Vhpcd(ControllerClient):
     complete: bool = True
     refuses: bool = False
     told: list[object] = field(default_factory=list)
+    known: list[LeaseRecord] = field(default_factory=list)
 
     def report_usage(self, usage: NodeUsage) -> bool:
         if self.refuses:
@@ -88,6 +95,20 @@ class Vhpcd(ControllerClient):
         )  # fmt: skip
         return page, NODES
 
+    def leases(self, **_: object) -> list[LeaseRecord]:
+        return self.known
+
+
+def booted(*nodes: str, seconds: float = 4.26) -> LeaseRecord:
+    """The lease of a job on n1 and n2 whose nodes, except those named, have booted; n2 has a slow clock."""
+    lines = [
+        Timeline(G, "n1", (Stage("plan", 100.0, 100.1), Stage("setup g0", 101.0, 102.0))),
+        Timeline(G, "n2", (Stage("plan", 50.0, 50.1), Stage("setup g0", 51.0, 50.0 + seconds))),
+    ]
+    found = rules.reserve(G, request(7), allocation("n1", "n2"), identity(), NetworkIdentity(), 1.0)
+    kept = tuple(line for line in lines if line.node not in nodes)
+    return replace(found, taken=("n1", "n2"), timelines=kept)
+
 
 ACK = Acknowledgement(G, "n2", clean=True, usage=NODES[1])
 
@@ -102,6 +123,26 @@ def test_the_last_node_writes_the_sum_behind_what_is_there(site: Config, tmp_pat
     acknowledging.sender(site, vhpcd)(ACK)
     assert vhpcd.told == [NODES[1], ACK]
     assert changes(tmp_path) == [f"sacctmgr -i modify job where jobid=7 set AdminComment={there}; {WORDS}"]
+
+
+@pytest.mark.parametrize(
+    ("known", "more"),
+    [
+        ([booted()], " boot_s=4.3"),
+        ([booted("n2")], ""),
+        ([booted("n1", "n2")], ""),
+        ([replace(booted(), taken=())], ""),
+    ],
+    ids=["slowest", "one-failed", "none", "no-node"],
+)
+def test_the_comment_has_the_boot_of_the_slowest_node(
+    site: Config, tmp_path: Path, known: list[LeaseRecord], more: str
+) -> None:
+    record(tmp_path, f"7|7|COMPLETED|12|4|alice|{IMAGE}")
+    acknowledging.sender(site, Vhpcd(known=known))(ACK)
+    assert changes(tmp_path) == [
+        f"sacctmgr -i modify job where jobid=7 set AdminComment={IMAGE}; {WORDS}{more}"
+    ]
 
 
 @pytest.mark.parametrize("vhpcd", [Vhpcd(complete=False), Vhpcd(refuses=True)], ids=["others", "refused"])
@@ -167,7 +208,7 @@ def test_an_accounting_that_fails_is_asked_once(
     [
         ("", "vhpc: usage guests=0/0"),
         ("vhpc: image x", "vhpc: image x; usage guests=0/0"),
-        ("vhpc: image x; usage cpu_s=1.00 guests=1/1", "vhpc: image x; usage guests=0/0"),
+        ("vhpc: image x; usage cpu_s=1.00 guests=1/1 boot_s=2.5", "vhpc: image x; usage guests=0/0"),
         ("vhpc: usage cpu_s=1.00 guests=1/1", "vhpc: usage guests=0/0"),
         ("an operator's words", "an operator's words; usage guests=0/0"),
         ("y" * 5000, "y" * 1006 + "; usage guests=0/0"),

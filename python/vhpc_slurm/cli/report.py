@@ -93,10 +93,11 @@ def _show(found: JobReport) -> None:
         right=("GUEST", "MEMORY MiB", "READY s"),
     )
     shown = list(found.timelines.values())[:SHOWN_NODES]
-    for title, phase in (("boot", timeline.boot_stages), ("teardown", timeline.teardown_stages)):
-        if any(phase(line) for line in shown):
+    boots = [(line.node, line.boot) for line in shown]
+    for title, lines in (("boot", boots), ("teardown", [(line.node, line.teardown) for line in shown])):
+        if any(stages for _, stages in lines):
             print()
-            timeline.waterfall(title, [(line.node, phase(line)) for line in shown])
+            timeline.waterfall(title, lines)
     if len(found.timelines) > SHOWN_NODES:
         print(f"the stages of {len(found.timelines) - SHOWN_NODES} more nodes are in --json and --html")
     if found.usage is not None:

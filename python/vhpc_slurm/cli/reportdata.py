@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vhpc_slurm.cli import hostview, usagerows
-from vhpc_slurm.cli.timeline import TEARDOWN, natural, ready_after
+from vhpc_slurm.cli.timeline import natural
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.hardware import PciFunction
@@ -21,6 +21,7 @@ from vhpc_slurm.model import (
     NodeReport,
     Timeline,
 )
+from vhpc_slurm.model.lease import FAILED, TEARDOWN
 
 SCHEMA = 1
 
@@ -92,7 +93,7 @@ def lines(found: JobReport) -> list[tuple[str, str]]:
         said += [
             (node, f"{stage.name}: {stage.detail}")
             for stage in line.stages
-            if stage.detail.startswith("failed:")
+            if stage.detail.startswith(FAILED)
         ]
     said += [(node, f"not clean: {note}") for node, note in record.unclean]
     return [entry for entry in dict.fromkeys(said) if entry[1]]
@@ -125,7 +126,7 @@ def _node(found: JobReport, part: NodeAllocation) -> dict[str, Any]:
         "gres": [{"name": one.name, "type": one.type, "count": one.count} for one in part.gres],
         "taken": part.node in record.taken,
         "released": part.node in record.acknowledged,
-        "ready_s": None if line is None else ready_after(line),
+        "ready_s": None if line is None else line.ready_s,
         "guests": [_guest(guest, functions) for guest in report.guests] if report else None,
         "stages": None
         if line is None

@@ -16,10 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from vhpc_slurm import __version__
-from vhpc_slurm.cli import output, picture, reportdata, reportrows, timeline, usagerows
+from vhpc_slurm.cli import output, picture, reportdata, reportrows, usagerows
 from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.hardware import Reservation
 from vhpc_slurm.model import HostInventory, NodeReport, Stage
+from vhpc_slurm.model.lease import FAILED
 from vhpc_slurm.terminal import printable
 
 PICTURES = 16
@@ -69,12 +70,13 @@ def render(found: JobReport) -> str:
 
 def content(found: JobReport) -> dict[str, Any]:
     """The values of ``report_body.html.j2``; ``pictures`` are (nodes, SVG)."""
-    slowest = sorted(found.timelines.values(), key=lambda line: -(timeline.ready_after(line) or 1e9))
+    slowest = sorted(found.timelines.values(), key=lambda line: -(line.ready_s or 1e9))
     drawn = {line.node for line in slowest[:DRAWN_NODES]}
     lines = [line for line in found.timelines.values() if line.node in drawn]
     phases: list[Waterfall] = []
-    for title, phase in (("Boot", timeline.boot_stages), ("Teardown", timeline.teardown_stages)):
-        if (fall := _waterfall(title, [(line.node, phase(line)) for line in lines])) is not None:
+    boots = [(line.node, line.boot) for line in lines]
+    for title, stages in (("Boot", boots), ("Teardown", [(line.node, line.teardown) for line in lines])):
+        if (fall := _waterfall(title, stages)) is not None:
             phases.append(fall)
     pictures, left_out = _pictures(found)
     return {
@@ -144,7 +146,7 @@ def _waterfall(title: str, lines: Sequence[tuple[str, Sequence[Stage]]]) -> Wate
                     width=max(1.5, took * scale),
                     label=f"{node}  {stage.name}"[:40],
                     tip=f"{node} {stage.name}: from {begin:.3f} s, {took:.3f} s {stage.detail}".rstrip(),
-                    failed=stage.detail.startswith(timeline.FAILED),
+                    failed=stage.detail.startswith(FAILED),
                 )
             )
     marks = tuple((LABEL + part / 4 * whole * scale, f"{part / 4 * whole:.2f} s") for part in range(5))

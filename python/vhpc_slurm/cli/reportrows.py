@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from vhpc_slurm.cli import output, reportdata, timeline
+from vhpc_slurm.cli import output, reportdata
 from vhpc_slurm.cli.reportdata import JobReport
 from vhpc_slurm.cpulist import format_cpu_list
 
@@ -53,7 +53,7 @@ def guest_rows(found: JobReport) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for part in found.record.lease.allocation.nodes:
         line, report = found.timelines.get(part.node), found.reports.get(part.node)
-        seconds = timeline.ready_after(line) if line is not None else None
+        seconds = line.ready_s if line is not None else None
         ready = "-" if seconds is None else f"{seconds:.3f}"
         if report is None or not report.guests:
             rows.append((part.node, "-", "-", "-", "-", "-", ready))

@@ -10,13 +10,12 @@ from vhpc_slurm.cli import context, jobs, output
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import Generation, Stage, Timeline
+from vhpc_slurm.model.lease import FAILED, TEARDOWN
 from vhpc_slurm.node.store import timeline as stored
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.terminal import printable
 
 BAR_WIDTH = 40
-TEARDOWN = ("power off", "release")
-FAILED = "failed:"
 
 
 def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) -> int:
@@ -36,31 +35,11 @@ def timeline(config: Config, job_id: int, node: str | None, *, as_json: bool) ->
         output.write_json(_json(generation, lines))
         return 0
     print(f"job {job_id}, generation {generation}")
-    for title, phase in (("boot", boot_stages), ("teardown", teardown_stages)):
-        waterfall(title, [(line.node, phase(line)) for line in lines])
+    waterfall("boot", [(line.node, line.boot) for line in lines])
+    waterfall("teardown", [(line.node, line.teardown) for line in lines])
     for line in lines:
         print(f"{line.node}: {verdict(line)}")
     return 0
-
-
-def boot_stages(line: Timeline) -> tuple[Stage, ...]:
-    """Stages from the start of Prolog until the guest is ready."""
-    return tuple(stage for stage in line.stages if stage.name not in TEARDOWN)
-
-
-def teardown_stages(line: Timeline) -> tuple[Stage, ...]:
-    """Stages from the end of the job until everything is released."""
-    return tuple(stage for stage in line.stages if stage.name in TEARDOWN)
-
-
-def ready_after(line: Timeline) -> float | None:
-    """Seconds from the first stage until all guests are ready; None when they never were."""
-    stages = boot_stages(line)
-    setups = [stage for stage in stages if stage.name.startswith("setup ")]
-    started = [stage for stage in stages if stage.name.startswith("start ")]
-    if not setups or len(setups) < len(started) or any(s.detail.startswith(FAILED) for s in stages):
-        return None
-    return max(stage.ended for stage in setups) - min(stage.began for stage in stages)
 
 
 def _find(config: Config, job_id: int) -> tuple[Generation, list[Timeline]]:
@@ -131,7 +110,7 @@ def waterfall(title: str, lines: Sequence[tuple[str, Sequence[Stage]]]) -> None:
 
 def verdict(line: Timeline) -> str:
     """After how many seconds the guests were ready, or why they are not."""
-    seconds = ready_after(line)
+    seconds = line.ready_s
     if seconds is not None:
         return f"ready after {seconds:.3f} s"
     for stage in line.stages:
@@ -147,7 +126,7 @@ def _json(generation: Generation, lines: Sequence[Timeline]) -> dict[str, Any]:
         "nodes": [
             {
                 "node": line.node,
-                "ready_s": ready_after(line),
+                "ready_s": line.ready_s,
                 "stages": [
                     {
                         "name": stage.name,

@@ -190,6 +190,12 @@ class Stage:
     detail: str = ""
 
 
+TEARDOWN = ("power off", "release")
+"""Stages of a job's end; all others belong to its boot."""
+FAILED = "failed:"
+"""How the detail of a stage begins that has failed."""
+
+
 @dataclass(frozen=True)
 class Timeline:
     """What happened on one node of a generation, in order."""
@@ -197,6 +203,26 @@ class Timeline:
     generation: Generation
     node: str
     stages: tuple[Stage, ...]
+
+    @property
+    def boot(self) -> tuple[Stage, ...]:
+        """Stages from the start of Prolog until the guests are ready."""
+        return tuple(stage for stage in self.stages if stage.name not in TEARDOWN)
+
+    @property
+    def teardown(self) -> tuple[Stage, ...]:
+        """Stages from the end of the job until everything is released."""
+        return tuple(stage for stage in self.stages if stage.name in TEARDOWN)
+
+    @property
+    def ready_s(self) -> float | None:
+        """Seconds from the first stage until all guests are ready; None if they never were."""
+        stages = self.boot
+        setups = [stage for stage in stages if stage.name.startswith("setup ")]
+        started = [stage for stage in stages if stage.name.startswith("start ")]
+        if not setups or len(setups) < len(started) or any(s.detail.startswith(FAILED) for s in stages):
+            return None
+        return max(stage.ended for stage in setups) - min(stage.began for stage in stages)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acknowledgements on their way to vhpcd, with what the generation has used.
 
-The last node of a job to report writes the sum into the job's AdminComment, because root may and
-vhpcd may not. Accounting delays no release: what fails here is only missing in the comment.
+The last node of a job to report writes the sum, and how long the boot took, into the job's
+AdminComment, because root may and vhpcd may not. Accounting delays no release: what fails here is
+only missing in the comment.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import VhpcError
-from vhpc_slurm.model import Figures, JobUsage, NodeUsage, job_usage
+from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, job_usage
 from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.slurm.sacct import COMMENT_MAX, AccountedJob, Accounting
 
@@ -41,7 +42,7 @@ def sender(config: Config, client: ControllerClient) -> Callable[[Acknowledgemen
         complete = ack.usage is not None and _report(client, ack.usage)
         client.acknowledge(ack)
         if complete and not failed:
-            failed = not _comment(config, client, ack.generation.job_id)
+            failed = not _comment(config, client, ack.generation)
 
     return send
 
@@ -55,18 +56,34 @@ def _report(client: ControllerClient, usage: NodeUsage) -> bool:
         return False
 
 
-def _comment(config: Config, client: ControllerClient, job_id: int) -> bool:
+def _comment(config: Config, client: ControllerClient, generation: Generation) -> bool:
     """Whether all commands have worked."""
+    job_id = generation.job_id
     try:
         _, nodes = client.usage(job_id)
         accounting = slurm.accounting(config)
         job = _record(accounting, job_id)
         if job is not None:
-            accounting.set_comment(job, with_usage(job.comment, words(job_usage(nodes))))
+            boot_s = _boot_s(client, generation)
+            accounting.set_comment(job, with_usage(job.comment, words(job_usage(nodes), boot_s)))
     except VhpcError as err:
         log.info("AdminComment of job %d has no usage: %s", job_id, err.line())  # some sites have no slurmdbd
         return False
     return True
+
+
+def _boot_s(client: ControllerClient, generation: Generation) -> float | None:
+    """Seconds until the guests of the slowest node were ready; None if those of a node were not.
+
+    Clocks of nodes differ, so each node is measured by its own.
+    """
+    for record in client.leases(job_id=generation.job_id):
+        if record.lease.generation == generation:
+            lines = {line.node: line.ready_s for line in record.timelines}
+            ready = [lines.get(node) for node in record.taken]
+            known = [seconds for seconds in ready if seconds is not None]
+            return max(known) if known and len(known) == len(ready) else None
+    return None
 
 
 def _record(accounting: Accounting, job_id: int) -> AccountedJob | None:
@@ -91,14 +108,15 @@ def with_usage(comment: str, usage: str) -> str:
     return f"{before[:room]}{';' if before != 'vhpc:' else ''} {usage}"
 
 
-def words(used: JobUsage) -> str:
-    """The figures as words NAME=VALUE, without those that are not known."""
+def words(used: JobUsage, boot_s: float | None = None) -> str:
+    """The figures as words NAME=VALUE, without those that are not known; ``boot_s`` is that of the boot."""
     figures = used.whole
     found = [
         *_seconds(figures),
         *(f"{name}={value}" for name, value in _bytes(figures) if value is not None),
         *([] if figures.oom_kills is None else [f"oom_kills={figures.oom_kills}"]),
         f"guests={used.guests - len(used.missing)}/{used.guests}",
+        *([] if boot_s is None else [f"boot_s={boot_s:.1f}"]),
     ]
     return "usage " + " ".join(found)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from vhpc_slurm.cli import timeline
 from vhpc_slurm.cli.checks import CheckResult, ok, warn
 from vhpc_slurm.config import Config
 from vhpc_slurm.node.store import timeline as stored
@@ -56,7 +55,7 @@ def longest_boot_s(layout: Layout) -> float | None:
     """Seconds of the longest of the last successful boots; None without any."""
     files = sorted(layout.timelines.glob("*.json"), key=lambda path: path.stat().st_mtime)[-BOOTS:]
     lines = [line for path in files if (line := stored.read_timeline(path)) is not None]
-    return max((took for line in lines if (took := timeline.ready_after(line)) is not None), default=None)
+    return max((took for line in lines if (took := line.ready_s) is not None), default=None)
 
 
 def message_timeout(seconds: int, longest_s: float | None) -> CheckResult:
