@@ -45,6 +45,7 @@ OF_ANYBODY: list[wire.Request] = [
     usage_messages.AskUsage(job_id=1),
     wire.ListReports(job_id=1),
     wire.AskStatus(),
+    status_messages.AskTrouble(),
     wire.AsUser(uid=2001, request=wire.ListLeases()),
 ]
 

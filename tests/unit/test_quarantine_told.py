@@ -94,12 +94,12 @@ def test_a_node_without_such_devices_asks_nothing(vhpcd: Vhpcd, node: Config) ->
 def test_operators_see_it_on_the_page(vhpcd: Vhpcd, node: Config) -> None:
     quarantine.put(Layout(node), quarantine.record(GPU, "gpu", "stuck"))
     assert healthcheck.run(node) == 0
-    found = gathering.Overview((), {}, (), {}, status=vhpcd.client.status())
+    found = gathering.Overview((), {}, (), {}, trouble=vhpcd.client.trouble())
     whole = overview.document(found)
     assert [(one["node"], one["text"]) for one in whole["attention"]] == [("n7", f"gpu {GPU}: stuck")]
     assert [(one["node"], one["address"]) for one in whole["quarantine"]] == [("n7", GPU)]
     others = overview.document(of_user(found))
-    assert (others["attention"], others["quarantine"]) == ([], []), "who may not ask for the status"
+    assert (others["attention"], others["quarantine"]) == ([], []), "who is no operator"
 
 
 def of_user(found: gathering.Overview) -> gathering.Overview:

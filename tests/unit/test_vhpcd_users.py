@@ -17,6 +17,7 @@ from vhpcd_process import Vhpcd, make
 
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api import useraccess
+from vhpc_slurm.controller.api.status_messages import DeviceWire
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.store.schema import STEPS
 from vhpc_slurm.model import (
@@ -159,6 +160,31 @@ def test_users_send_no_other_request(vhpcd: Vhpcd, body: wire.Request) -> None:
     with pytest.raises(ChildError, match=f"refuses uid {OWNER}"):
         as_uid(OWNER, lambda: client._ask(body, wire.Done))
     assert vhpcd.client.lease(42, None, "n1", 0.0).state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("row", "sees"),
+    [
+        ("nobody|Operator|", True),
+        ("nobody|Administrator|", True),
+        ("nobody|None|physics", False),
+        ("games|Administrator|", False),
+        ("", False),
+    ],
+)
+def test_only_operators_see_alarms_quarantine_and_fabric(vhpcd: Vhpcd, row: str, sees: bool) -> None:
+    device = DeviceWire(address="0000:3b:00.0", role="gpu", reason="stuck", since=1.0)
+    vhpcd.client.report_quarantine("n1", [device])
+    says(vhpcd, row)
+    client = vhpcd.client
+    if sees:
+        found = as_uid(NOBODY, client.trouble)
+        assert [one.devices for one in found.quarantine] == [(device,)]
+        assert (found.fabric.safe, found.alarms) == (True, ())
+    else:
+        with pytest.raises(ChildError, match="only operators and administrators of Slurm"):
+            as_uid(NOBODY, client.trouble)
+    assert client.trouble().quarantine == client.status().quarantine, "root sees it"
 
 
 def test_a_user_cannot_report_for_a_node(vhpcd: Vhpcd) -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from vhpcd_process import Vhpcd, make  # noqa: E402
 from web_site import HOSTILE, Web, fill  # noqa: E402
 
 from vhpc_slurm.config.fabric import Fabric  # noqa: E402
+from vhpc_slurm.controller.api.status_messages import DeviceWire  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(
@@ -37,6 +39,9 @@ pytestmark = [
     pytest.mark.long,
 ]
 OWNER = pwd.getpwnam("games").pw_uid
+STUCK = DeviceWire(
+    address="0000:af:00.0", role="gpu", reason=f"no answer {HOSTILE}", since=time.time() - 7200
+)
 SHOWN = HOSTILE.replace("\u202e", "?")
 
 
@@ -53,9 +58,10 @@ def vhpcd(key: Munged, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vhp
         path.chmod(0o755)
     found = make(folder, key, Fabric(backend="ethernet", vlan_first=100))
     sacctmgr = folder / "bin/sacctmgr"
-    sacctmgr.write_text("#!/bin/sh\n")
+    sacctmgr.write_text("#!/bin/sh\ncase \"$*\" in *news*) echo 'news|Operator|';; esac\n")
     sacctmgr.chmod(0o755)
     fill(found.start())
+    found.client.report_quarantine("n9", [STUCK])
     yield found
     if found.process is not None:
         stop(found.process)
@@ -149,7 +155,9 @@ def test_a_connection_without_a_request_is_closed(mine: Web) -> None:
         assert link.recv(100) == b""
 
 
-def test_each_user_of_a_proxy_sees_the_own_jobs(vhpcd: Vhpcd) -> None:
+@contextmanager
+def behind_a_proxy(vhpcd: Vhpcd) -> Iterator[Any]:
+    """A client in the place of the site's web server."""
     folder = Path(f"/run/vhpc-web-pages-{os.getpid()}")
     folder.mkdir(mode=0o755)
     options = ("--socket", str(folder / "socket"), "--user-header", "X-Remote-User", "--host", "hpc.example")
@@ -158,19 +166,42 @@ def test_each_user_of_a_proxy_sees_the_own_jobs(vhpcd: Vhpcd) -> None:
         wait_for((folder / "socket").exists, "vhpc web made no socket")
         transport = httpx.HTTPTransport(uds=str(folder / "socket"), retries=5)
         with httpx.Client(transport=transport, base_url="http://hpc.example", timeout=30) as client:
-            assert client.get("/api/overview").status_code == 403
-            users = {}
-            for user in ("games", "nobody", "bin", "games"):
-                data = client.get("/api/overview", headers={"X-Remote-User": user}).json()["data"]
-                users[user] = sorted(job["job"] for job in data["jobs"])
-            assert users == {"games": [4201, 4203, 4204, 4205, 4206, 4207], "nobody": [4202], "bin": []}
-            hidden = client.get("/api/jobs/4201", headers={"X-Remote-User": "nobody"})
-            assert (hidden.status_code, "train" in hidden.text) == (404, False)
+            yield client
         assert web.end() == 0
         assert not (folder / "socket").exists()
     finally:
         web.end()
         shutil.rmtree(folder)
+
+
+def test_each_user_of_a_proxy_sees_the_own_jobs(vhpcd: Vhpcd) -> None:
+    with behind_a_proxy(vhpcd) as client:
+        assert client.get("/api/overview").status_code == 403
+        users = {}
+        for user in ("games", "nobody", "bin", "games"):
+            page = client.get("/", headers={"X-Remote-User": user}).text
+            assert ("0000:af:00.0" in page, "shown to operators of Slurm" in page) == (False, True)
+            data = client.get("/api/overview", headers={"X-Remote-User": user}).json()["data"]
+            assert (data["operator"], data["quarantine"], data["fabric"]) == (False, [], None)
+            users[user] = sorted(job["job"] for job in data["jobs"])
+        assert users == {"games": [4201, 4203, 4204, 4205, 4206, 4207], "nobody": [4202], "bin": []}
+        hidden = client.get("/api/jobs/4201", headers={"X-Remote-User": "nobody"})
+        assert (hidden.status_code, "train" in hidden.text) == (404, False)
+
+
+def test_an_operator_sees_devices_in_quarantine_behind_a_proxy(vhpcd: Vhpcd) -> None:
+    with behind_a_proxy(vhpcd) as client:
+        operator = {"X-Remote-User": "news"}
+        data = client.get("/api/overview", headers=operator).json()["data"]
+        text = client.get("/", headers=operator).text
+    assert data["operator"] is True
+    assert [(one["node"], one["address"]) for one in data["quarantine"]] == [("n9", "0000:af:00.0")]
+    assert data["fabric"]["safe"] is True
+    assert "device in quarantine" in [one["what"] for one in data["attention"]]
+    assert {4201, 4202} <= {job["job"] for job in data["jobs"]}
+    assert "Devices in quarantine</h2>" in text
+    assert f"no answer {SHOWN}" in "".join(Page(text).texts)
+    assert "on their node" not in text
 
 
 def test_an_ordinary_user_serves_nobody_else(vhpcd: Vhpcd) -> None:

@@ -271,6 +271,10 @@ class ControllerClient:
         """Version, clock, database and counts of vhpcd."""
         return self._ask(wire.AskStatus(), wire.Status)
 
+    def trouble(self) -> status_messages.Trouble:
+        """Alarms, devices in quarantine and the fabric; UserError for users who are no operators."""
+        return self._ask(status_messages.AskTrouble(), status_messages.Trouble)
+
     def fence(self, node: str) -> wire.Fenced:
         """Report that a node is off; UserError when nothing waits for it."""
         return self._ask(wire.Fence(node=node), wire.Fenced)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,18 +18,20 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.store.choice import read_keys
 from vhpc_slurm.controller.wire_types import ProgressWire
-from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.fabric.keys import KeyAssignment, KeyState
 from vhpc_slurm.model import LeaseRecord, LeaseState, NodeReport
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.api.protocol import Status
+    from vhpc_slurm.controller.api.status_messages import Trouble
 
 ANSWER_S = 5
 """Longest wait for one answer of vhpcd, in seconds."""
 REPORTS_EACH = 2
 """Jobs whose nodes' reports are read with one overview: the first overviews of many jobs lack devices."""
 REPORTED_JOBS = 1000
+REFUSED_S = 60.0
+"""A viewer who is no operator is asked for again after so many seconds."""
 PAGE_S = 0.4
 """An overview of many jobs is asked for less often: by so many seconds for each 25 jobs."""
 
@@ -43,7 +46,7 @@ class Overview:
         newest: the newest leases, also ended ones, newest first.
         reports: what nodes told of live jobs, by generation.
         unread: live jobs whose reports have not been read yet.
-        status: of vhpcd; None for a viewer who may not ask for it.
+        trouble: what operators see; None for other viewers, or if an older vhpcd does not tell it.
         resting: keys of ended jobs that no job may get yet; empty if vhpcd's database cannot be read here.
     """
 
@@ -52,7 +55,7 @@ class Overview:
     newest: tuple[LeaseRecord, ...]
     reports: Mapping[str, tuple[NodeReport, ...]]
     unread: int = 0
-    status: Status | None = None
+    trouble: Trouble | None = None
     resting: tuple[KeyAssignment, ...] = ()
 
     @property
@@ -72,6 +75,7 @@ class Viewing:
         self._config = msgspec.structs.replace(config, controller=limited)
         self._operator = as_uid is None and _is_operator(config)
         self._as_uid = as_uid
+        self._refused_until = 0.0
         self._reports: dict[str, tuple[NodeReport, ...]] = {}
 
     def overview(self) -> Overview:
@@ -98,9 +102,21 @@ class Viewing:
             tuple(newest),
             kept,
             max(0, len(unread) - REPORTS_EACH),
-            client.status() if self._operator else None,
+            self._trouble(client),
             self._resting() if self._operator else (),
         )
+
+    def _trouble(self, client: ControllerClient) -> Trouble | None:
+        """What operators see; vhpcd knows who they are, and others are asked for seldom."""
+        if time.monotonic() < self._refused_until:
+            return None
+        try:
+            return client.trouble()
+        except UserError:
+            self._refused_until = time.monotonic() + REFUSED_S
+        except VhpcError:
+            pass  # an older vhpcd: it has answered the other questions
+        return None
 
     def job(self, job_id: int) -> tuple[JobReport | None]:
         """What is known of a job; (None,) when vhpcd shows this viewer no such job."""

@@ -31,7 +31,9 @@ def document(found: Overview) -> dict[str, Any]:
         "jobs": [_job(found, record, live=record.lease.generation in live) for record in jobs],
         "nodes": _nodes(found),
         "devices": sorted(_devices(found), key=lambda one: (natural(one["node"]), one["address"])),
+        "operator": found.trouble is not None,
         "quarantine": list(_quarantine(found)),
+        "fabric": _fabric(found),
         "jobs_without_devices_yet": found.unread,
         "keys": _keys(found),
         "attention": list(_attention(found)),
@@ -115,9 +117,15 @@ def _devices(found: Overview) -> Iterator[dict[str, Any]]:
 
 
 def _quarantine(found: Overview) -> Iterator[dict[str, Any]]:
-    for reported in found.status.quarantine if found.status else ():
+    for reported in found.trouble.quarantine if found.trouble else ():
         for device in reported.devices:
             yield {"node": reported.node} | msgspec.structs.asdict(device)
+
+
+def _fabric(found: Overview) -> dict[str, Any] | None:
+    if found.trouble is None:
+        return None
+    return msgspec.structs.asdict(found.trouble.fabric)
 
 
 def _keys(found: Overview) -> dict[str, Any]:
@@ -185,26 +193,29 @@ def _attention(found: Overview) -> Iterator[dict[str, Any]]:
     for one in found.resting:
         if one.note and one.generation not in live:
             yield {"what": "key in quarantine", "node": None, "job": one.generation.job_id, "text": one.note}
-    if (status := found.status) is None:
+    if (trouble := found.trouble) is None:
         return
-    if status.fabric.what:
-        yield {"what": "fabric", "node": None, "job": None, "text": status.fabric.what}
+    if trouble.fabric.what:
+        yield {"what": "fabric", "node": None, "job": None, "text": trouble.fabric.what}
     for device in _quarantine(found):
         text = f"{device['role']} {device['address']}: {device['reason']}"
         yield {"what": "device in quarantine", "node": device["node"], "job": None, "text": text}
-    for alarm in status.alarms:
+    for alarm in trouble.alarms:
         yield {"what": "alarm", "node": alarm.node, "job": alarm.job_id, "text": alarm.what}
 
 
 def page(whole: dict[str, Any]) -> dict[str, Any]:
     """The values of the template: as many rows and columns as a page can show, and how many are left out."""
     shown = whole["keys"]["nodes"][:MAX_COLUMNS]
-    left = {name: _left(whole[name]) for name in ("jobs", "nodes", "devices", "attention")}
+    left = {name: _left(whole[name]) for name in ("jobs", "nodes", "devices", "quarantine", "attention")}
     left |= {"keys": _left(whole["keys"]["rows"]), "columns": len(whole["keys"]["nodes"]) - len(shown)}
     return {
         "jobs": whole["jobs"][:MAX_ROWS],
         "nodes": whole["nodes"][:MAX_ROWS],
         "devices": whole["devices"][:MAX_ROWS],
+        "operator": whole["operator"],
+        "quarantine": whole["quarantine"][:MAX_ROWS],
+        "fabric": whole["fabric"],
         "attention": whole["attention"][:MAX_ROWS],
         "keys": whole["keys"]["rows"][:MAX_ROWS],
         "columns": shown,

@@ -30,9 +30,11 @@ import msgspec
 from vhpc_slurm.controller.api import older
 from vhpc_slurm.controller.api.status_messages import (
     AlarmWire,
+    AskTrouble,
     FabricState,
     NodeQuarantine,
     ReportQuarantine,
+    Trouble,
 )
 from vhpc_slurm.controller.api.usage_messages import AskUsage, ReportUsage, UsageKept, UsagePage, UsedWire
 from vhpc_slurm.controller.wire_types import (
@@ -201,8 +203,8 @@ class TellFabric(Wire, frozen=True, tag="tell"):
     force: bool = False
 
 
-OfUsers = ListLeases | ListTimelines | ListReports | AskUsage
-"""Requests that ordinary users may send: the answers have what they may see."""
+OfUsers = ListLeases | ListTimelines | ListReports | AskUsage | AskTrouble
+"""Requests that ordinary users may send: the answers have what they may see.  AskTrouble is for operators."""
 
 
 class AsUser(Wire, frozen=True, tag="as-user"):
@@ -230,6 +232,7 @@ Request = (
     | ListTimelines
     | ListReports
     | AskStatus
+    | AskTrouble
     | AsUser
     | Fence
     | ClearKey
@@ -326,6 +329,7 @@ Answer = (
     | UsageKept
     | UsagePage
     | Status
+    | Trouble
     | Fenced
     | Failure
 )

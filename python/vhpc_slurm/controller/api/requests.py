@@ -16,7 +16,13 @@ from vhpc_slurm.controller.api.operating import Operating
 from vhpc_slurm.controller.api.progress import Progress
 from vhpc_slurm.controller.api.quarantine import Quarantine
 from vhpc_slurm.controller.api.starting import Starting
-from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState, ReportQuarantine
+from vhpc_slurm.controller.api.status_messages import (
+    AlarmWire,
+    AskTrouble,
+    FabricState,
+    ReportQuarantine,
+    Trouble,
+)
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
 from vhpc_slurm.controller.leases.layer import LeaseLayer
 from vhpc_slurm.controller.sync.isolation import IsolationState, IsolationWatch
@@ -146,6 +152,8 @@ class Requests:
                 return await listing.reports(executor, store, request, viewer)
             case usage_messages.AskUsage():
                 return await listing.usage(executor, store, request, viewer)
+            case AskTrouble():
+                return await self._trouble(viewer)
 
     def _say(self, request: wire.GetLease, answer: wire.Answer) -> None:
         """A node has said what it does for its job, if it is one of the job's nodes."""
@@ -168,9 +176,21 @@ class Requests:
             timeline=None if stages is None else Timeline(generation, request.node, stages),
         )
 
+    async def _trouble(self, viewer: Viewer | None = None) -> Trouble:
+        if not (viewer is None or viewer.everything):
+            raise UserError("only operators and administrators of Slurm may send this request")
+        alarms = await self._executor.write(self._leases.nodes.alarms)
+        return Trouble(
+            fabric=_fabric_state(self._watch.state()),
+            alarms=tuple(
+                AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what) for one in alarms
+            ),
+            quarantine=self.quarantine.shown(),
+        )
+
     async def _status(self) -> wire.Status:
         counts = await self._executor.write(self._leases.store.counts)
-        alarms = await self._executor.write(self._leases.nodes.alarms)
+        trouble = await self._trouble()
         return wire.Status(
             version=__version__,
             protocol=wire.VERSION,
@@ -179,11 +199,9 @@ class Requests:
             database=self._database,
             leases=counts,
             connections=0,  # the server fills it in
-            fabric=_fabric_state(self._watch.state()),
-            alarms=tuple(
-                AlarmWire(job_id=one.job_id, node=one.node, time=one.time, what=one.what) for one in alarms
-            ),
-            quarantine=self.quarantine.shown(),
+            fabric=trouble.fabric,
+            alarms=trouble.alarms,
+            quarantine=trouble.quarantine,
         )
 
 

@@ -64,3 +64,15 @@ class NodeQuarantine(Wire, frozen=True):
 
     node: str
     devices: tuple[DeviceWire, ...]
+
+
+class AskTrouble(Wire, frozen=True, tag="trouble"):
+    """An operator or administrator of Slurm: what may need somebody's attention."""
+
+
+class Trouble(Wire, frozen=True, tag="trouble"):
+    """To AskTrouble: the parts of the status that operators may see."""
+
+    fabric: FabricState
+    alarms: tuple[AlarmWire, ...]
+    quarantine: tuple[NodeQuarantine, ...]

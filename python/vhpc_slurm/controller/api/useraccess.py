@@ -4,7 +4,8 @@
 A user sees the user's own jobs, a coordinator those of the coordinator's accounts, operators
 and administrators of Slurm all.  That is what Slurm shows with ``PrivateData=jobs``, also
 where a site does not set it.  Deputies, such as a web server that has authenticated its users,
-may ask what another user would be answered, and nothing more.  slurmctld is never asked;
+may ask what another user would be answered, and nothing more.  Operators and administrators also
+see alarms, devices in quarantine and the state of the fabric.  slurmctld is never asked;
 slurmdbd is asked once for a user in ``REMEMBERED_S``, and only if the user's own jobs are not
 the answer.
 """
@@ -22,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from vhpc_slurm.controller.api import protocol as wire
 from vhpc_slurm.controller.api.attempts import Attempts
 from vhpc_slurm.controller.api.requests import Answering
+from vhpc_slurm.controller.api.status_messages import AskTrouble
 from vhpc_slurm.errors import UserError, VhpcError
 from vhpc_slurm.model import Viewer
 from vhpc_slurm.slurm.port import Slurm
@@ -84,7 +86,7 @@ class UserAccess:
             return None
         if isinstance(request, wire.ListTimelines) and request.job_id is None:
             return _failure(UserError("vhpcd lists timelines of one job only", "the request names no job"))
-        if request.job_id is not None:
+        if not isinstance(request, AskTrouble) and request.job_id is not None:
             answer = await self._read(request, Viewer(uid))
             if not _is_empty(answer):
                 return answer
