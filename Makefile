@@ -27,12 +27,15 @@ check: lint types ## All checks, from lint to end-to-end tests on the lab
 	@echo "make check: all passed"
 
 .PHONY: check-slow
-check-slow: check ## Slow checks too: fuzzing, image rebuilds, a fault campaign of 300 jobs, labs of other Slurm releases (SUITES=...)
-	scripts/deps qemu-system-x86 default-jre-headless maven
+check-slow: slow-deps check ## Slow checks too: fuzzing, image rebuilds, a fault campaign of 300 jobs, labs of other Slurm releases (SUITES=...)
 	scripts/fuzz --seconds 60
 	$(PY) -m pytest -m "slow and not many_nodes" tests
 	scripts/many-nodes
 	scripts/check-suites $(SUITES)
+
+.PHONY: slow-deps
+slow-deps: # before check, whose tests use what is there
+	scripts/deps qemu-system-x86 default-jre-headless maven chromium
 
 .PHONY: deps
 deps: .venv/.done ## Install build and test dependencies

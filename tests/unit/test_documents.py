@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+
+from vhpc_slurm.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")])
@@ -54,6 +58,20 @@ def test_each_decision_has_its_parts_and_its_place_in_the_index() -> None:
             assert parts == ["Context", "Choice", "Price"], title
     assert index == titles
     assert len(titles) > 90
+
+
+def without_json(command: Any, name: str = "") -> set[str]:
+    """The commands below this one that have no option --json."""
+    if hasattr(command, "commands"):
+        return set().union(*(without_json(one, f"{name} {word}") for word, one in command.commands.items()))
+    options = {option for parameter in command.params for option in parameter.opts}
+    return set() if command.hidden or "--json" in options else {name.strip()}
+
+
+def test_the_readme_names_the_commands_without_json() -> None:
+    found = re.search(r"^All but (.+) have the option `--json`\.$", (ROOT / "README.md").read_text(), re.M)
+    assert found is not None
+    assert set(re.findall(r"`(.+?)`", found[1])) == without_json(typer.main.get_command(app))
 
 
 def test_terms_are_in_order_and_once() -> None:
