@@ -3,12 +3,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
 import shutil
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 CHROMIUM = shutil.which("chromium")
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",  # Chromium refuses to run as root otherwise
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
 
 
 def in_chromium(folder: Path, address: str, *options: str, prefix: Sequence[str] = ()) -> tuple[str, str]:
@@ -19,13 +34,7 @@ def in_chromium(folder: Path, address: str, *options: str, prefix: Sequence[str]
     command = [
         *prefix,
         str(CHROMIUM),
-        "--headless",
-        "--no-sandbox",  # Chromium refuses to run as root otherwise
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--no-first-run",
+        *OPTIONS,
         f"--user-data-dir={folder}/profile",
         "--virtual-time-budget=8000",
         "--enable-logging=stderr",
@@ -37,3 +46,91 @@ def in_chromium(folder: Path, address: str, *options: str, prefix: Sequence[str]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     console = (line for line in done.stderr.splitlines() if "CONSOLE" in line and "source: http" in line)
     return done.stdout, "\n".join(console)
+
+
+class Keyboard:
+    """A page in a Chromium whose keys a test presses; the DevTools protocol over two pipes."""
+
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands, self._answers = commands, answers
+        self._number, self._rest = 0, b""
+        self._session: str | None = None
+        (target,) = self._ask("Target.getTargets")["targetInfos"][:1]
+        attached = self._ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        self._ask("Page.enable")
+
+    def open(self, address: str) -> None:
+        """Load a page and its script."""
+        self._ask("Page.navigate", url=address)
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """Press a key and let it go: a letter, or a name such as Tab, Enter, ArrowRight."""
+        code = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39}.get(key, ord(key[0].upper()))
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+        more = {"key": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
+        self._ask("Input.dispatchKeyEvent", type="keyDown", text=text, **more)
+        self._ask("Input.dispatchKeyEvent", type="keyUp", **more)
+
+    def value(self, expression: str) -> Any:
+        """What a JavaScript expression gives in the page."""
+        return self._ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def until(self, expression: str) -> None:
+        """Wait until an expression is true in the page."""
+        deadline = time.monotonic() + 60
+        while not self.value(expression):
+            assert time.monotonic() < deadline, expression
+            time.sleep(0.1)
+
+    def _ask(self, method: str, **parameters: Any) -> Any:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def _next(self) -> Any:
+        deadline = time.monotonic() + 120
+        while b"\0" not in self._rest:
+            assert select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]
+            piece = os.read(self._answers, 1 << 16)
+            assert piece, "Chromium has ended"
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(line)
+
+
+@contextmanager
+def keyboard(folder: Path) -> Iterator[Keyboard]:
+    """A Chromium without a window, which ends with the block; it reads commands from its descriptor 3."""
+    reads, commands = os.pipe()
+    answers, writes = os.pipe()
+    options = (*OPTIONS, f"--user-data-dir={folder}/keyboard", "--remote-debugging-pipe", "about:blank")
+    # a shell gives the pipes the numbers that Chromium wants
+    script = f'exec "$@" 3<&{reads} 4>&{writes}'
+    process = subprocess.Popen(
+        ["bash", "-c", script, "bash", str(CHROMIUM), *options],
+        pass_fds=(reads, writes),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for end in (reads, writes):
+        os.close(end)
+    try:
+        yield Keyboard(commands, answers)
+    finally:
+        os.close(commands)
+        os.close(answers)
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from chromium import CHROMIUM, in_chromium
+from chromium import CHROMIUM, in_chromium, keyboard
 from html_page import Page
 
 pytest.importorskip("uvicorn", reason="vhpc web needs it: pip install 'vhpc-slurm[web]'")
@@ -264,6 +264,44 @@ def test_chromium_shows_the_page_without_complaints(mine: Web, tmp_path: Path, p
     shown = re.search(r'<button[^>]*id="pause"[^>]*>', dom)
     assert shown is not None
     assert "hidden" not in shown[0], "the script has run"
+
+
+FOCUS = "document.activeElement"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install --no-install-recommends chromium")
+def test_the_pages_are_used_by_keyboard(mine: Web, tmp_path: Path) -> None:
+    with keyboard(tmp_path) as keys:
+        keys.open(mine.address)
+        keys.until("!document.getElementById('pause').hidden")
+        keys.press("Tab")
+        assert keys.value(f"{FOCUS}.textContent") == "Skip to content"
+        seen: list[str] = []
+        for _ in range(200):  # every link, field, button and table that scrolls gets its turn
+            keys.press("Tab")
+            name = keys.value(f"{FOCUS}.getAttribute('aria-label') || {FOCUS}.textContent")
+            assert keys.value(f"getComputedStyle({FOCUS}).outlineStyle") != "none", f"{name}: no focus seen"
+            seen.append(name)
+            if keys.value(f"{FOCUS}.getAttribute('aria-label')") == "Keys":
+                break
+        wanted = ["Job number", "Open", "Pause updates", "Jobs", "Nodes", "Filter jobs", "4201", "Keys"]
+        assert [name for name in wanted if name not in seen] == []
+        keys.value("document.getElementById('filter').focus()")
+        for letter in "4205":
+            keys.press(letter)
+        shown = "[...document.querySelectorAll('#jobs tbody tr')].filter((row) => !row.hidden).length"
+        assert keys.value(shown) == 1
+        # ages change, so this part is replaced soon; the focus stays
+        keys.value("document.querySelector('#jobs a[href=\"jobs/4205\"]').focus()")
+        keys.value("window.kept = document.getElementById('jobs'); true")
+        keys.until("window.kept !== document.getElementById('jobs')")
+        assert keys.value(f"{FOCUS}.getAttribute('href')") == "jobs/4205"
+        keys.press("Enter")
+        keys.until("location.pathname === '/jobs/4205' && document.readyState === 'complete'")
+        keys.until("!document.getElementById('pause').hidden")
+        keys.value("document.getElementById('pause').focus()")
+        keys.press("Enter")
+        assert keys.value("document.getElementById('pause').textContent") == "Resume updates"
 
 
 def test_the_json_is_documented(browser: Any) -> None:
