@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pyslurm says of jobs is what scontrol says, also of odd ones; a slurmctld that hangs stops nobody.
 
-Needs a tree whose /opt/vhpc has the pyslurm of its Slurm (`lab/vlab up --tree`);
-pyslurm exists for some releases only, and in none of the lab's own trees.
+Needs a lab on a tree whose /opt/vhpc has the pyslurm of the tree's Slurm, which the lab's own
+trees have not: pyslurm exists for some releases of Slurm only (25.05 or newer, and none of
+Debian 12, 13 or sid). docs/contributing.md, "Another Slurm", says how to make such a tree.
+Elsewhere the tests are skipped. They use two nodes, CPUs for three jobs of one task and
+50 MiB, operators' rights in Slurm (root on ctl), and change slurm.conf for a moment.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ def test_a_slurmctld_that_hangs_stops_no_thread(lab: Lab, jobs: list[int]) -> No
 
 @pytest.mark.results
 def test_jobs_that_are_hidden_are_an_error(lab: Lab, jobs: list[int]) -> None:
-    conf = "/etc/slurm/slurm.conf"
+    conf = lab.slurm_conf
     lab.run(
         "ctl", "sh", "-c", f"cp {conf} {conf}.kept; echo PrivateData=jobs >> {conf}; scontrol reconfigure"
     )
