@@ -71,8 +71,13 @@ def test_seff_and_accounting_have_what_programs_used(lab: Lab) -> None:
     expected = 100 * total["cpu_us"] / (shown["cpus"] * shown["elapsed_s"] * 1e6)
     assert shown["cpu_efficiency_percent"] == pytest.approx(expected)
     # Accounting keeps the sum behind what was there.
-    found = re.fullmatch(r"vhpc: image \S+@sha256:[0-9a-f]{64}; usage cpu_s=(\S+) .* guests=2/2", words)
+    pattern = r"vhpc: image \S+@sha256:[0-9a-f]{64}; usage cpu_s=(\S+) .* guests=2/2 boot_s=(\S+)"
+    found = re.fullmatch(pattern, words)
     assert found is not None, words
+    nodes = json.loads(lab.run("login", "vhpc", "timeline", str(job.id), "--json", user="alice").out)["nodes"]
+    assert float(found[2]) == pytest.approx(max(node["ready_s"] for node in nodes), abs=0.06)
+    (row,) = [row for row in lab.vhpc("ctl", "ps", "--all") if row["job"] == job.id]
+    assert row["usage"] == {"cpu_us": total["cpu_us"], "peak_bytes": total["peak_bytes"]}
     assert float(found[1]) == pytest.approx(total["cpu_us"] / 1e6, abs=0.01)
     # Others do not see it.
     refused = lab.run("login", "vhpc", "seff", str(job.id), user="bob", check=False)
@@ -106,7 +111,7 @@ def test_a_guest_that_is_gone_has_no_figures(lab: Lab) -> None:
     until(lambda: lab.run("login", *begun, check=False).code == 0, f"job {job.id} to run", 240)
     lab.run("n1", "sh", "-c", "kill -9 $(pgrep -f [g]uest=vhpc)")
     job.wait()
-    assert comment(lab, job).endswith("; usage guests=0/1")
+    assert re.search(r"; usage guests=0/1 boot_s=[0-9.]+$", comment(lab, job))
     shown = lab.run("login", "vhpc", "seff", str(job.id), user="alice").out
     assert "no figures of guest 0 on n1: " in shown
     lab.run("login", "rm", f"gone-{job.id}", user="alice")

@@ -87,6 +87,34 @@ def test_a_console_is_followed_by_its_owner(lab: Lab, job: Job) -> None:
     assert f"job {job.id} has ended" in refused(lab, "alice", "console", str(job.id))
 
 
+@pytest.fixture
+def physics(lab: Lab) -> Iterator[str]:
+    """An account of alice's that bob coordinates; vhpcd remembers for five minutes who bob was."""
+    for words in ("account physics", "user alice account=physics", "coordinator account=physics names=bob"):
+        lab.run("ctl", "sacctmgr", "-i", "add", *words.split())
+    lab.service("ctl", "restart", "vhpcd")
+    try:
+        yield "physics"
+    finally:
+        for words in ("user alice account=physics", "account physics"):
+            lab.run("ctl", "sacctmgr", "-i", "delete", *words.split(), check=False)
+        lab.service("ctl", "restart", "vhpcd")
+
+
+def test_a_coordinator_sees_the_jobs_of_the_account_only(lab: Lab, physics: str) -> None:
+    theirs = lab.finish("true", "-w", "n1", f"--account={physics}")
+    other = lab.submit("true", "--account=users", image="no-such-image")
+    assert (theirs.show()["JobState"], other.wait()) == ("COMPLETED", "FAILED"), theirs.told()
+    settled(lab)
+    until(lambda: lab.run("login", "vhpc", "ps", user="bob", check=False).code == 0, "vhpcd to be back")
+    rows = {row["job"]: row["user"] for row in shown(lab, "bob", "ps", "--all")}
+    assert rows == {theirs.id: "alice"}
+    assert shown(lab, "bob", "report", str(theirs.id))["account"] == physics
+    for command in ("timeline", "report"):
+        assert f"vhpcd shows you no job {other.id}" in refused(lab, "bob", command, str(other.id))
+    assert {theirs.id, other.id} <= {row["job"] for row in shown(lab, "alice", "ps", "--all")}
+
+
 def test_an_owner_sees_the_job_before_and_after_its_end(lab: Lab) -> None:
     job = lab.submit(WAITING, "-N2")
     runs(lab, job)
@@ -147,6 +175,21 @@ def test_srun_on_a_terminal_says_what_it_waits_for(lab: Lab) -> None:
     assert "vhpc: " not in on_a_terminal(lab, command.replace("srun", "srun -Q"))
     piped = lab.run("login", *command.split(), user="alice", timeout=300)
     assert "vhpc: " not in piped.out + piped.err
+    left = lab.run("login", "pgrep", "-fc", "[b]oot-watch", check=False)
+    assert left.out.strip() == "0", "no watcher is left"
+    settled(lab)
+
+
+def test_salloc_on_a_terminal_says_what_it_waits_for(lab: Lab) -> None:
+    command = f"salloc -N2 --mem=768 --vhpc-image={IMAGE} echo the command runs"
+    text = on_a_terminal(lab, command)
+    before, _, after = text.partition("the command runs")
+    lines = [one for one in before.splitlines() if one.startswith("vhpc: ")]
+    assert lines, text
+    for one in lines:
+        assert re.fullmatch(r"vhpc: [01] of 2 guests ready(, n[12]: [a-z 0-9]+ for \d+ s)?", one), text
+    assert "vhpc: " not in after, text
+    assert "vhpc: " not in on_a_terminal(lab, f"VHPC_QUIET=1 {command}")
     left = lab.run("login", "pgrep", "-fc", "[b]oot-watch", check=False)
     assert left.out.strip() == "0", "no watcher is left"
     settled(lab)

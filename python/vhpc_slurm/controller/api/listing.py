@@ -63,11 +63,12 @@ async def used(executor: LeaseExecutor, store: LeaseStore, page: wire.LeasePage)
     found = []
     for packed in page.records:
         generation = packed.unpack().lease.generation
-        reported: list[NodeUsage] = []
-        while rows := await executor.write(
-            store.usage.page, generation, reported[-1].node if reported else "", PAGE
-        ):
+        reported, full = list[NodeUsage](), True
+        while full:
+            after = reported[-1].node if reported else ""
+            rows = await executor.write(store.usage.page, generation, after, PAGE)
             reported.extend(rows)
+            full = len(rows) == PAGE
         if reported:
             whole = job_usage(reported).whole
             found.append(
