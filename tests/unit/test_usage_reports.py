@@ -174,26 +174,6 @@ def test_ps_shows_what_ended_jobs_have_used(vhpcd: Vhpcd, capsys: pytest.Capture
     assert "PEAK" not in capsys.readouterr().out
 
 
-@needs_munged
-def test_ps_shows_what_ended_jobs_have_used(vhpcd: Vhpcd, capsys: pytest.CaptureFixture[str]) -> None:
-    client = vhpcd.client
-    lease = client.open_generation(request(), allocation())
-    client.open_generation(request(43), allocation())
-    cpu_us = (90 * 60 + 1) * 1_000_000
-    for node, peak in (("n1", 3 << 30), ("n2", 1 << 30)):
-        whole = guest(0, cpu_us=cpu_us, peak_bytes=peak)
-        client.report_usage(NodeUsage(lease.generation, node, (whole,)))
-    assert jobs.ps(vhpcd.config, everything=True, as_json=True) == 0
-    shown = {row["job"]: row["usage"] for row in json.loads(capsys.readouterr().out)}
-    assert shown == {42: {"cpu_us": 2 * cpu_us, "peak_bytes": 4 << 30}, 43: None}
-    assert jobs.ps(vhpcd.config, everything=True, as_json=False) == 0
-    _, first, second = capsys.readouterr().out.splitlines()
-    assert " 03:00:02.00  4.0 GiB " in first
-    assert "GiB" not in second
-    assert jobs.ps(vhpcd.config, everything=False, as_json=False) == 0
-    assert "PEAK" not in capsys.readouterr().out
-
-
 @root
 @needs_munged
 def test_users_read_what_their_own_jobs_have_used(vhpcd: Vhpcd) -> None:
