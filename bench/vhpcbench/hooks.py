@@ -37,7 +37,8 @@ CASES = {
     "scontrol": "scontrol -o show job -d $SLURM_JOB_ID; scontrol update jobid=$SLURM_JOB_ID comment=x",
     "python": f"{PYTHON} -I -c pass",
 }
-START = "from vhpc_slurm.hooks import start; start.load('vhpc_slurm.hooks.{}')"
+# as start.main() does it
+START = "import gc; gc.disable(); from vhpc_slurm.hooks import start; start.load('vhpc_slurm.hooks.{}')"
 STARTS = {
     "empty": "pass",
     "asked": START.format("prolog"),

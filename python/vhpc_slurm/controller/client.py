@@ -61,7 +61,6 @@ def preload() -> None:
     """Do now what the first request would do, for processes that fork later."""
     munge.preload()
     wire.preload()
-    b"localhost".decode("idna")  # getaddrinfo(3) is given names by this codec
 
 
 class AcknowledgementFields(Protocol):
