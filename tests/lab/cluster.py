@@ -188,6 +188,10 @@ class Lab:
         done = self.run("n1", "passt", "--help", check=False)
         return "--vhost-user" in done.out + done.err
 
+    def has_pmix(self) -> bool:
+        """Whether this Slurm has --mpi=pmix; without libpmix it has not (Debian 12)."""
+        return self.run("login", "srun", "--mpi=pmix", "true", user="alice", check=False).code == 0
+
     def node_state(self, node: str) -> tuple[str, str]:
         """(state, reason) of a node."""
         out = self.run("ctl", "scontrol", "-o", "show", "node", node).out

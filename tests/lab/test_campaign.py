@@ -64,6 +64,7 @@ def test_a_seed_gives_one_plan_and_a_long_one_holds_every_kind() -> None:
     }
     assert len(others) == len(plan.jobs)
     assert {fault.kind for fault in plan.faults} == set(FAULTS)
+    assert {job.kind for job in plan.without_pmix().jobs} == set(KINDS) - {"pmix"}
 
 
 @pytest.mark.vlab_itself

@@ -121,7 +121,7 @@ def test_a_killed_slurmstepd_ends_the_step_of_all_guests(
     lab: Lab, usual_s: float, program: str, mpi: str
 ) -> None:
     """It serves PMI and PMIx. On hosts such a step waits until its job is cancelled."""
-    if lab.run("login", "srun", f"--mpi={mpi}", "true", check=False).code != 0:
+    if mpi == "pmix" and not lab.has_pmix():
         pytest.skip(f"this Slurm has no --mpi={mpi}: its libpmix is not installed (seen on Debian 12)")
     job = start(lab, program, mpi)
     began = time.monotonic()

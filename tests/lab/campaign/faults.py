@@ -75,6 +75,7 @@ _ALL = (
     Fault("run-kill", JOB, "KILL", "run", ends=(KILLED, SLURM), delay_s=1, weight=2),
     Fault("stepd-kill", JOB, "KILL", "stepd", ends=(NODE_FAIL, SLURM, COMMENT), delay_s=1, weight=2,
           long=True),
+    # the step's server of PMI-2 or PMIx goes away
     Fault("step-kill", JOB, "KILL", "step-stepd", ends=(SLURM, LINE), delay_s=2, weight=2),
     Fault("prolog-kill", JOB, "KILL", "prolog", ends=(LINE, SLURM, FINAL), delay_s=4, weight=3,
           drains="Prolog error"),

@@ -61,9 +61,10 @@ class Findings:
 def carry_out(lab: Lab, plan: Plan) -> tuple[Record, Findings]:
     """A campaign from its beginning to its end, told on stderr; drained nodes are taken back."""
     began = time.monotonic()
+    plan = plan if lab.has_nat() else plan.without_nat()
     campaign = Campaign(
         lab,
-        plan if lab.has_nat() else plan.without_nat(),
+        plan if lab.has_pmix() else plan.without_pmix(),
         lambda line: print(line, file=sys.stderr, flush=True),
     )
     campaign.run()

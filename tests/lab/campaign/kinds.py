@@ -79,6 +79,21 @@ else:
 """
 
 
+# Connects to its PMIx server, as a PMIx client does first, and keeps the connection for seconds.
+PMIX = """
+import os, socket, time
+(port,) = {os.environ[name].rpartition(":")[2] for name in os.environ if name.startswith("PMIX_SERVER_URI")}
+with socket.create_connection(("127.0.0.1", int(port)), 20) as link:
+    time.sleep(4)
+    link.setblocking(False)
+    try:
+        assert link.recv(1), "the server of PMIx is gone"
+    except BlockingIOError:
+        pass
+print("rank", os.environ["PMIX_RANK"], "has a server")
+"""
+
+
 def _python(step: str, program: str, *arguments: str) -> str:
     """A step that runs a Python program, which is not in a file."""
     return f"program=$(cat <<'END'\n{program}\nEND\n)\n{step} python3 -c \"$program\" {' '.join(arguments)}"
@@ -120,6 +135,13 @@ _ALL = (
         f"{_python('srun --mpi=pmi2 -N2 -n2', CLIENT, '2')} || exit 9; echo done",
         ("-N2", "-n2", "--vhpc-network=job"),
         says=(UP, r"^mapping \(vector,\(0,2,1\)\)$", r"^hosts n1 n2$", DONE),
+        weight=3,
+    ),
+    Kind(
+        "pmix",
+        f"{_python('srun --mpi=pmix -N2 -n2', PMIX)} || exit 9; echo done",
+        ("-N2", "-n2", "--vhpc-network=job"),
+        says=(UP, r"^rank 0 has a server$", r"^rank 1 has a server$", DONE),
         weight=3,
     ),
     Kind(

@@ -63,6 +63,11 @@ class Plan:
         jobs = (replace(job, kind="network") if job.kind in NAT_KINDS else job for job in self.jobs)
         return replace(self, jobs=tuple(jobs))
 
+    def without_pmix(self) -> Plan:
+        """The same with PMI-2 in place of PMIx, for a Slurm without libpmix."""
+        jobs = (replace(job, kind="pmi2") if job.kind == "pmix" else job for job in self.jobs)
+        return replace(self, jobs=tuple(jobs))
+
 
 def draw(seed: int, jobs: int, faults: int, *, short: bool = False, attacked: bool = False) -> Plan:
     """Draw a campaign.
