@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -24,6 +25,7 @@ from vhpc_slurm.cli.settings import toml
 from vhpc_slurm.config import Config, Paths, load
 from vhpc_slurm.config.controller import Controller as Settings
 from vhpc_slurm.config.database import Database
+from vhpc_slurm.controller import client
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.epochs import Epochs
 from vhpc_slurm.controller.store.writership import TAKEOVER_S
@@ -333,3 +335,21 @@ def test_without_the_folder_an_epoch_counts_for_the_process(tmp_path: Path) -> N
     one = Epochs(tmp_path / "missing")
     assert one.accept(5)
     assert not one.accept(4)
+
+
+def test_a_host_with_a_vhpcd_asks_itself_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def ask(hosts: tuple[str, ...], *_: object) -> None:
+        asked.append(hosts)
+        raise FabricError("enough")
+
+    monkeypatch.setattr(client, "Round", ask)
+    config = Config(
+        controller=Settings(host="ctl1", backup_hosts=("ctl2", "ctl3")), database=Database(engine="mariadb")
+    )
+    for name in ("ctl2.example.org", "n1", "ctl1"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        with pytest.raises(FabricError):
+            ControllerClient(config).status()
+    assert asked == [("ctl2", "ctl1", "ctl3"), ("ctl1", "ctl2", "ctl3"), ("ctl1", "ctl2", "ctl3")]

@@ -19,7 +19,7 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         documented(
             "further hosts with a vhpcd, such as those of slurmctld's backups. One vhpcd is active, the "
             'others are standbys; they share a database (database.engine = "mariadb"). Nodes ask host first, '
-            "then these, in this order"
+            "then these, in this order; a host with a vhpcd asks itself first"
         ),
     ] = ()
     listen: Annotated[str, documented("address that vhpcd listens on")] = "0.0.0.0"  # noqa: S104 - nodes must reach it; munge authenticates the clients

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import pwd
 import random
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,7 +106,7 @@ class ControllerClient:
         """
         self._as_uid = as_uid
         self._settings = config.controller
-        self._hosts = (host,) if host else config.controller.hosts
+        self._hosts = (host,) if host else _own_first(config.controller.hosts)
         self._several = bool(config.controller.backup_hosts) and not host
         self._patience_s = FAILOVER_S if self._several and patient else 0.0
         self._epochs = Epochs(Path(config.paths.state)) if self._several else None
@@ -423,6 +424,12 @@ class ControllerClient:
             return frozenset({0, pwd.getpwnam(self._settings.user).pw_uid})
         except KeyError:
             return frozenset({0})
+
+
+def _own_first(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Of several hosts this one first: it answers at once, and another one may be off."""
+    own = socket.gethostname()
+    return tuple(sorted(hosts, key=lambda host: host not in (own, own.partition(".")[0])))
 
 
 def _next(more: int | None, found: int, limited: bool) -> int | None:
