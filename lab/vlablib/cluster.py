@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 
 from vlablib import fabric, slurmtree
+from vlablib.packages import of_host
 from vlablib.recipe import named
 from vlablib.running import INIT
 from vlablib.settings import USERS, Lab, Record, address, write_atomically
@@ -43,6 +44,8 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
     accounts = read_accounts(root)
     stale: set[str] = set()
     for folder, owner, mode in _folders(host, fabric_too=record.fabric):
+        if owner not in accounts:
+            continue  # of a host that does not have vhpc yet
         path = root / folder.lstrip("/")
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(mode)
@@ -52,16 +55,18 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
         # the client's default path differs between versions of MariaDB
         other_socket_folder.symlink_to("mysqld")
     sbcast = root / "usr/local/bin/sbcast"
-    if not sbcast.is_symlink():
+    if not sbcast.is_symlink() and not record.bare:
         sbcast.symlink_to(f"{_LIBEXEC}/vhpc-sbcast")
     slurm = slurmtree.look(Path(record.rootfs))
     plugin = root / slurm.plugins.lstrip("/") / "vhpc.so"
-    if not plugin.is_symlink() and not record.packages:  # trees of the recipe have it
+    if not (plugin.is_symlink() or record.packages or record.bare):  # trees of the recipe have it
         plugin.symlink_to(f"{_LIBEXEC}/vhpc.so")
     for file in _files(lab, record, host, slurm):
         path = root / file.path.lstrip("/")
         if file.first_only and path.exists():
             continue
+        if record.bare and not path.parent.is_dir():
+            continue  # of a package that the host does not have yet
         if write_atomically(path, file.text, file.mode):
             stale.update(file.read_by)
         os.chown(path, *accounts[file.owner])
@@ -124,8 +129,8 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
     yield ConfigFile("/etc/hosts", _hosts(record))
     key = (lab.state / "munge.key").read_text(encoding="utf-8")
     yield ConfigFile("/etc/munge/munge.key", key, 0o400, "munge", ("munged",))
-    yield ConfigFile(f"{etc}/slurm.conf", _slurm_conf(lab, record, slurm), read_by=slurm_units)
-    yield ConfigFile(f"{etc}/plugstack.conf", _plugstack(lab, record), read_by=("slurmd",))
+    conf = _slurm_conf(lab, record, slurm)
+    yield ConfigFile(f"{etc}/slurm.conf", conf, read_by=slurm_units, first_only=record.bare)
     task_prolog = (_TEMPLATES / "task-prolog").read_text(encoding="utf-8")
     yield ConfigFile(f"{etc}/task-prolog", task_prolog, 0o755)
     # 22.05 requires a plugin; that of v1 changes no cgroup unless requested
@@ -137,7 +142,9 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
     vhpc = _fill("vhpc.toml.in", slurm_bin=commands, virtiofsd=suite.virtiofsd, site=site)
     if record.fabric:
         vhpc += _fill("fabric.toml")
-    yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
+    if not record.bare:  # an administrator writes them there
+        yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
+        yield ConfigFile(f"{etc}/plugstack.conf", _plugstack(lab, record, host), read_by=("slurmd",))
     if host == "ctl" and record.fabric:
         yield from _fabric_files(record)
     if host == "ctl":
@@ -169,23 +176,28 @@ def _hosts(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plugstack(lab: Lab, record: Record) -> str:
+def _plugstack(lab: Lab, record: Record, host: str) -> str:
     # required: the lab's plugin fits its Slurm version, and a broken one must cause an error
-    present = bool(record.packages) or (lab.deployed / "libexec/vhpc.so").exists()
+    packaged = bool(record.packages) and "vhpc-spank-plugin" in of_host(host)
+    present = packaged or (not record.packages and (lab.deployed / "libexec/vhpc.so").exists())
     return "required vhpc.so\n" if present else "# vhpc.so is not deployed\n"
 
 
 def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
     version = slurmtree.version(Path(record.rootfs))
-    timeouts = "PrologTimeout=400\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=400"
     memory = max(1024, min(_NODE_MEMORY_MIB, (_machine_memory_mib() - _KEPT_MEMORY_MIB) // record.nodes))
     topology = _cpu_topology()
     nodes = "\n".join(
         f"NodeName={name} NodeAddr={address(name)} {topology} RealMemory={memory}"
         for name in record.node_names
     )
-    hooks = _scripts(lab, record)
-    return _fill("slurm.conf.in", etc=slurm.conf, script_timeouts=timeouts, scripts=hooks, nodes=nodes)
+    vhpc = "# nothing of vhpc" if record.bare else _slurm_conf_of_vhpc(lab, record, version)
+    return _fill("slurm.conf.in", etc=slurm.conf, vhpc=vhpc, nodes=nodes)
+
+
+def _slurm_conf_of_vhpc(lab: Lab, record: Record, version: tuple[int, ...]) -> str:
+    timeouts = "PrologTimeout=400\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=400"
+    return _fill("slurm-vhpc.conf.in", script_timeouts=timeouts, scripts=_scripts(lab, record))
 
 
 def _scripts(lab: Lab, record: Record) -> str:

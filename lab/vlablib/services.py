@@ -104,9 +104,14 @@ def units_of(host: str, *, fabric: bool, prefix: str = "/usr") -> tuple[Unit, ..
     return tuple(unit_in(UNITS[name], prefix) for name in names)
 
 
-def installed(unit: Unit, lab: Lab) -> bool:
-    """Whether a unit can run: vhpcd only if its part of the package is deployed."""
+def installed(unit: Unit, lab: Lab, init: int | None) -> bool:
+    """Whether a unit can run: vhpcd only if its part of the package is deployed.
+
+    ``init`` is the PID 1 of its host: with ``--bare`` an administrator installs what it lacks.
+    """
     record = Record.read(lab)
+    if record is not None and record.bare:
+        return init is not None and os.path.lexists(f"/proc/{init}/root{unit.command[0]}")
     packaged = record is not None and bool(record.packages)
     return packaged or not unit.needs or (lab.deployed / "python" / unit.needs).exists()
 

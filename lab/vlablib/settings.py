@@ -119,6 +119,11 @@ class Record:
     # folder of the Debian packages that hosts have; empty: they have the checkout's files
     packages: str = ""
 
+    @property
+    def bare(self) -> bool:
+        """Whether hosts have Slurm only, and what somebody installs by hand."""
+        return self.suite == "bare"
+
     @classmethod
     def read(cls, lab: Lab) -> Record | None:
         """Return the record of a lab that is up (or partly up), None if no lab is."""

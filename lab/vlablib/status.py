@@ -52,7 +52,7 @@ def collect(lab: Lab) -> dict[str, Any]:
         units = {}
         for unit in units_of(host, fabric=record is not None and record.fabric):
             what = "not installed"
-            if services.installed(unit, lab):
+            if services.installed(unit, lab, pid):
                 what = services.state(pid, unit) if pid else "dead"
             units[unit.name] = {"state": what, "pid": services.pid_of(pid, unit) if pid else None}
         state["hosts"][host] = {"pid": pid, "address": address(host), "units": units}
