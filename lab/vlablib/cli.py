@@ -117,6 +117,11 @@ def _add_up(command: argparse.ArgumentParser) -> None:
         help="a new lab: hosts have the Debian system in DIR, which has any Slurm in any prefix and is not "
         "changed; what it must hold: docs/contributing.md",
     )
+    command.add_argument(
+        "--bare",
+        action="store_true",
+        help="a new lab: hosts have Slurm, and nothing that vhpc needs; for the first day by docs/install.md",
+    )
     command.set_defaults(run=_up)
 
 
@@ -124,7 +129,7 @@ def _up(lab: Lab, arguments: argparse.Namespace) -> int:
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         raise LabError(f"{', '.join(missing)}: not installed; run: make deps")
-    system = up.System(arguments.suite, arguments.packages, arguments.tree)
+    system = up.System(arguments.suite, arguments.packages, arguments.tree, arguments.bare)
     up.up(lab, system, arguments.nodes, fabric=arguments.fabric, controllers=arguments.controllers)
     return 0
 
@@ -181,7 +186,7 @@ def _service(lab: Lab, arguments: argparse.Namespace) -> int:
         if action == "kill":
             services.kill(host, init, unit)
         if action in ("start", "restart"):
-            if not services.installed(init, unit, lab):
+            if not services.installed(unit, lab, init):
                 raise LabError(f"{unit.name} is not installed; run: vlab deploy")
             services.start(init, unit)
             services.wait_ready(host, init, unit)

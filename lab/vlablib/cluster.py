@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 
 from vlablib import fabric, slurmtree
+from vlablib.packages import of_host
 from vlablib.recipe import named
 from vlablib.running import INIT
 from vlablib.settings import SLURMCTLD_STATE, USERS, Lab, Record, address, write_atomically
@@ -45,6 +46,8 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
     accounts = read_accounts(root)
     stale: set[str] = set()
     for folder, owner, mode in _folders(record, host):
+        if owner not in accounts:
+            continue  # of a host that does not have vhpc yet
         path = root / folder.lstrip("/")
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(mode)
@@ -54,16 +57,18 @@ def configure(lab: Lab, record: Record, host: str, pid: int) -> set[str]:
         # the client's default path differs between versions of MariaDB
         other_socket_folder.symlink_to("mysqld")
     sbcast = root / "usr/local/bin/sbcast"
-    if not sbcast.is_symlink():
+    if not sbcast.is_symlink() and not record.bare:
         sbcast.symlink_to(f"{_LIBEXEC}/vhpc-sbcast")
     slurm = slurmtree.look(Path(record.rootfs))
     plugin = root / slurm.plugins.lstrip("/") / "vhpc.so"
-    if not plugin.is_symlink() and not record.packages:  # trees of the recipe have it
+    if not (plugin.is_symlink() or record.packages or record.bare):  # trees of the recipe have it
         plugin.symlink_to(f"{_LIBEXEC}/vhpc.so")
     for file in _files(lab, record, host, slurm):
         path = root / file.path.lstrip("/")
         if file.first_only and path.exists():
             continue
+        if record.bare and not path.parent.is_dir():
+            continue  # of a package that the host does not have yet
         if write_atomically(path, file.text, file.mode):
             stale.update(file.read_by)
         os.chown(path, *accounts[file.owner])
@@ -138,8 +143,8 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
     yield ConfigFile("/etc/hosts", _hosts(record))
     key = (lab.state / "munge.key").read_text(encoding="utf-8")
     yield ConfigFile("/etc/munge/munge.key", key, 0o400, "munge", ("munged",))
-    yield ConfigFile(f"{etc}/slurm.conf", _slurm_conf(lab, record, slurm), read_by=slurm_units)
-    yield ConfigFile(f"{etc}/plugstack.conf", _plugstack(lab, record), read_by=("slurmd",))
+    conf = _slurm_conf(lab, record, slurm)
+    yield ConfigFile(f"{etc}/slurm.conf", conf, read_by=slurm_units, first_only=record.bare)
     task_prolog = (_TEMPLATES / "task-prolog").read_text(encoding="utf-8")
     yield ConfigFile(f"{etc}/task-prolog", task_prolog, 0o755)
     # 22.05 requires a plugin; that of v1 changes no cgroup unless requested
@@ -158,7 +163,9 @@ def _files(lab: Lab, record: Record, host: str, slurm: Slurm) -> Iterator[Config
             vhpc += f"\n[[fabric.subnets]]\n\n[[fabric.subnets.managers]]\ncommand = {command}\n"
     if record.controllers > 1:
         vhpc += _fill("database.toml.in", host=record.database, password=_PASSWORD)
-    yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
+    if not record.bare:  # an administrator writes them there
+        yield ConfigFile("/etc/vhpc/vhpc.toml", vhpc, read_by=("vhpcd",))
+        yield ConfigFile(f"{etc}/plugstack.conf", _plugstack(lab, record, host), read_by=("slurmd",))
     if record.controllers > 1 and host in record.controller_names:
         secret = database_password(lab).read_text(encoding="utf-8")
         yield ConfigFile(_PASSWORD, secret, 0o600, "vhpc", ("vhpcd",))
@@ -199,15 +206,15 @@ def _hosts(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _plugstack(lab: Lab, record: Record) -> str:
+def _plugstack(lab: Lab, record: Record, host: str) -> str:
     # required: the lab's plugin fits its Slurm version, and a broken one must cause an error
-    present = bool(record.packages) or (lab.deployed / "libexec/vhpc.so").exists()
+    packaged = bool(record.packages) and "vhpc-spank-plugin" in of_host(host)
+    present = packaged or (not record.packages and (lab.deployed / "libexec/vhpc.so").exists())
     return "required vhpc.so\n" if present else "# vhpc.so is not deployed\n"
 
 
 def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
     version = slurmtree.version(Path(record.rootfs))
-    timeouts = "PrologTimeout=400\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=400"
     memory = max(1024, min(_NODE_MEMORY_MIB, (_machine_memory_mib() - _KEPT_MEMORY_MIB) // record.nodes))
     topology = _cpu_topology()
     nodes = "\n".join(
@@ -223,10 +230,14 @@ def _slurm_conf(lab: Lab, record: Record, slurm: Slurm) -> str:
         etc=slurm.conf,
         controllers=controllers,
         database=record.database,
-        script_timeouts=timeouts,
-        scripts=_scripts(lab, record),
+        vhpc="# nothing of vhpc" if record.bare else _slurm_conf_of_vhpc(lab, record, version),
         nodes=nodes,
     )
+
+
+def _slurm_conf_of_vhpc(lab: Lab, record: Record, version: tuple[int, ...]) -> str:
+    timeouts = "PrologTimeout=400\nEpilogTimeout=300" if version >= (25, 5) else "PrologEpilogTimeout=400"
+    return _fill("slurm-vhpc.conf.in", script_timeouts=timeouts, scripts=_scripts(lab, record))
 
 
 def _scripts(lab: Lab, record: Record) -> str:

@@ -11,7 +11,7 @@ from vlablib.report import LabError, step
 from vlablib.settings import Lab, Record
 
 _IN_HOST = "/shared/packages"
-_EVERYWHERE = ("vhpc-common", "vhpc-client", "vhpc-spank-plugin")
+_EVERYWHERE = ("vhpc-common", "vhpc-client")
 _TIMEOUT_S = 300
 
 
@@ -19,8 +19,8 @@ def of_host(host: str) -> tuple[str, ...]:
     """Names of the packages that docs/install.md lists for a host."""
     return _EVERYWHERE + {
         "ctl": ("vhpc-controller", "vhpc-image-tools"),
-        "login": ("vhpc-image-tools",),
-    }.get(host, ("vhpc-node",))
+        "login": ("vhpc-spank-plugin", "vhpc-image-tools"),
+    }.get(host, ("vhpc-spank-plugin", "vhpc-node"))
 
 
 def stage(lab: Lab, folder: Path) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from vmimages.recipe import steps
 
 CUSTOMIZE = Path(__file__).resolve().parents[1] / "rootfs" / "customize"
+_SITE = CUSTOMIZE.with_name("site")
 
-_PACKAGES = (
-    # Slurm with accounting
+# Slurm with accounting; its headers say where it is
+_SLURM = (
     "slurmctld",
     "slurmd",
     "slurm-client",
@@ -20,6 +21,9 @@ _PACKAGES = (
     "libslurm-dev",
     "munge",
     "mariadb-server",
+)
+_PACKAGES = (
+    *_SLURM,
     # libvirt and QEMU
     "libvirt-daemon-system",
     "libvirt-clients",
@@ -81,15 +85,18 @@ class Suite:
     virtiofsd_from: str = ""
     # mmdebstrap's customize hook
     customize: Path = field(default=CUSTOMIZE, repr=False)
+    # what all other suites have
+    common: tuple[str, ...] = field(default=_PACKAGES, repr=False)
 
     @property
     def packages(self) -> tuple[str, ...]:
         """All packages of the tree."""
-        return _PACKAGES + self.extra
+        return self.common + self.extra
 
     def digest(self) -> str:
         """Digest of all inputs of the tree, which names the tree."""
         content = repr((self, self.packages, PYTHON_PACKAGES)).encode() + steps(CUSTOMIZE).encode()
+        content += steps(_SITE).encode()
         if self.customize != CUSTOMIZE:
             content += steps(self.customize).encode()
         if self.finish is not None:
@@ -124,6 +131,14 @@ PACKAGED = Suite(
     archive="trixie",
     customize=CUSTOMIZE.with_name("packaged"),
 )
+# `vlab up --bare`: Slurm without vhpc and all that it needs; python3 is for vlab's own init
+BARE = Suite(
+    "bare",
+    ("procps", "python3-minimal"),
+    archive="trixie",
+    customize=CUSTOMIZE.with_name("bare"),
+    common=_SLURM,
+)
 # the hardware lab's machine: the same system with an init and a kernel that has device drivers
 HARDWARE = Suite(
     "hardware",
@@ -144,4 +159,4 @@ OTHER = Suite("tree", ())
 
 def named(name: str) -> Suite:
     """The suite of a lab's record."""
-    return {one.name: one for one in (PACKAGED, OTHER)}.get(name) or SUITES[name]
+    return {one.name: one for one in (PACKAGED, BARE, OTHER)}.get(name) or SUITES[name]

@@ -143,14 +143,15 @@ def units_of(host: str, *, fabric: bool, prefix: str = "/usr", controllers: int 
     return tuple(unit_in(units[name], prefix) for name in names)
 
 
-def installed(init: int, unit: Unit, lab: Lab) -> bool:
-    """Whether a unit can run: those of vhpc only if they are deployed, or in the host's packages."""
-    if not unit.needs:
-        return True
+def installed(unit: Unit, lab: Lab, init: int | None) -> bool:
+    """Whether a unit can run: those of vhpc only if they are deployed, or in the host's packages.
+
+    ``init`` is the PID 1 of its host: with ``--bare`` an administrator installs what it lacks.
+    """
     record = Record.read(lab)
-    if record is not None and record.packages:
-        return Path(f"/proc/{init}/root{unit.command[0]}").exists()
-    return (lab.deployed / "python" / unit.needs).exists()
+    if record is not None and (record.bare or (record.packages and unit.needs)):
+        return init is not None and os.path.lexists(f"/proc/{init}/root{unit.command[0]}")
+    return not unit.needs or (lab.deployed / "python" / unit.needs).exists()
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,11 @@ class Record:
     # hosts with slurmctld and vhpcd; with 2, databases are on a host of their own
     controllers: int = 1
 
+    @property
+    def bare(self) -> bool:
+        """Whether hosts have Slurm only, and what somebody installs by hand."""
+        return self.suite == "bare"
+
     @classmethod
     def read(cls, lab: Lab) -> Record | None:
         """Return the record of a lab that is up (or partly up), None if no lab is."""

@@ -52,10 +52,9 @@ def collect(lab: Lab) -> dict[str, Any]:
         units = {}
         controllers = record.controllers if record is not None else 1
         for unit in units_of(host, fabric=record is not None and record.fabric, controllers=controllers):
-            what = "dead"
-            if pid:
-                ready = services.installed(pid, unit, lab)
-                what = services.state(pid, unit) if ready else "not installed"
+            what = "not installed"
+            if services.installed(unit, lab, pid):
+                what = services.state(pid, unit) if pid else "dead"
             units[unit.name] = {"state": what, "pid": services.pid_of(pid, unit) if pid else None}
         state["hosts"][host] = {"pid": pid, "address": address(host), "units": units}
     return state

@@ -14,7 +14,7 @@ from vlablib.cluster import configure, database_password, make_shared_folders
 from vlablib.deploy import Deployment, deploy
 from vlablib.hosts import end, remove_files, run, start_host, start_lab
 from vlablib.machine import Machine, real_kvm
-from vlablib.recipe import DEFAULT_SUITE, OTHER, PACKAGED, SUITES, named
+from vlablib.recipe import BARE, DEFAULT_SUITE, OTHER, PACKAGED, SUITES, named
 from vlablib.report import LabError, say, step
 from vlablib.rootfs import acquire
 from vlablib.running import find
@@ -38,6 +38,8 @@ class System:
     debs: Path | None = None
     # system tree that was made elsewhere
     tree: Path | None = None
+    # Slurm only
+    bare: bool = False
 
     def check(self) -> None:
         """Raise LabError if the options exclude each other, or lab hosts cannot run on the tree."""
@@ -45,6 +47,8 @@ class System:
             raise LabError(f"--packages excludes suites other than {DEFAULT_SUITE}")
         if self.tree is not None and (self.suite is not None or self.debs is not None):
             raise LabError("--tree excludes --suite and --packages: the tree is the system")
+        if self.bare and (self.suite is not None or self.debs is not None or self.tree is not None):
+            raise LabError("--bare excludes --suite, --packages and --tree: its hosts have Slurm only")
         if self.tree is not None:
             slurmtree.check(self.tree)
 
@@ -66,10 +70,10 @@ def up(
     """
     if nodes is not None and not 1 <= nodes <= MAX_NODES:
         raise LabError(f"--nodes {nodes}: must be between 1 and {MAX_NODES}")
-    if system.debs is not None and fabric:
-        raise LabError("--packages excludes --fabric")
-    if controllers == 2 and system.debs is not None:
-        raise LabError("--controllers 2 excludes --packages")
+    if (system.debs is not None or system.bare) and fabric:
+        raise LabError("--packages and --bare exclude --fabric")
+    if controllers == 2 and (system.debs is not None or system.bare):
+        raise LabError("--controllers 2 excludes --packages and --bare")
     system.check()
     with lab.locked():
         record = _start(lab, system, nodes, fabric=fabric, controllers=controllers)
@@ -130,6 +134,8 @@ def down(lab: Lab) -> None:
 
 def _deploy_before(lab: Lab, record: Record) -> Deployment:
     """Put vhpc where hosts see it; they need not run."""
+    if record.bare:
+        return Deployment(set(), [])
     if not record.packages:
         return deploy(lab, record)
     packages.stage(lab, Path(record.packages))
@@ -176,6 +182,7 @@ def _start(
         fd = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     else:
         chosen = PACKAGED if system.debs else SUITES[system.suite or DEFAULT_SUITE]
+        chosen = BARE if system.bare else chosen
         tree, fd = acquire(lab.cache, chosen)
     # disks of a lab that was interrupted; homes, scratch and the catalogue are kept until `down`
     shutil.rmtree(lab.data / "hosts", ignore_errors=True)
@@ -192,6 +199,8 @@ def _same_system(system: System, old: Record) -> None:
     """Raise LabError unless the running lab has the system that is asked for."""
     if bool(system.debs) > bool(old.packages):
         raise LabError("the hosts of this lab have the checkout's files; first run: vlab down")
+    if system.bare > old.bare:
+        raise LabError(f"the lab runs {old.suite}; for --bare, first run: vlab down")
     if system.suite is not None and system.suite != old.suite:
         raise LabError(f"the lab runs {old.suite}; for {system.suite}, first run: vlab down")
     if system.tree is not None and str(system.tree.absolute()) != old.rootfs:
@@ -245,7 +254,8 @@ def _bring_in_line(
         (host, pids[host], unit)
         for host in record.hosts
         for unit in units_of(host, fabric=record.fabric, prefix=prefix, controllers=record.controllers)
-        if services.installed(pids[host], unit, lab)
+        # with --bare somebody enables vhpcd, as on a site
+        if services.installed(unit, lab, pids[host]) and not (record.bare and unit.needs)
     ]
     # first units without dependencies, then those that depend on the database
     for _, init, unit in present:
@@ -282,10 +292,10 @@ def _start_databases(lab: Lab, record: Record, host: int, prefix: str) -> None:
             "GRANT ALL ON vhpc.* TO vhpc@'%';"
         )
         run(host, ["mariadb", "--batch"], text=statements)
-    _start_accounting(host, prefix)
+    _start_accounting(host, prefix, operator="" if record.bare else _OPERATOR)
 
 
-def _start_accounting(ctl: int, prefix: str) -> None:
+def _start_accounting(ctl: int, prefix: str, operator: str) -> None:
     accounting = unit_in(UNITS["slurmdbd"], prefix)
     sacctmgr = f"{prefix}/bin/sacctmgr"
     if services.pid_of(ctl, accounting) is None:
@@ -306,9 +316,9 @@ def _start_accounting(ctl: int, prefix: str) -> None:
         _add(ctl, sacctmgr, ["cluster", "vhpc"])
         _add(ctl, sacctmgr, ["account", _ACCOUNT, "cluster=vhpc", "Description=lab", "Organization=lab"])
         _add(ctl, sacctmgr, ["user", names, f"account={_ACCOUNT}", "cluster=vhpc"])
-    if _OPERATOR not in known:
+    if operator and operator not in known:
         account = f"account={_ACCOUNT}"
-        _add(ctl, sacctmgr, ["user", _OPERATOR, account, "cluster=vhpc", "adminlevel=operator"])
+        _add(ctl, sacctmgr, ["user", operator, account, "cluster=vhpc", "adminlevel=operator"])
 
 
 def _add(ctl: int, sacctmgr: str, words: list[str]) -> None:

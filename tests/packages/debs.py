@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +28,14 @@ def run(*words: str | Path, **environment: str) -> str:
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout
+
+
+def until(true: Callable[[], bool], what: str, limit_s: float = 300.0) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, f"no {what} after {limit_s:g} s"
+        time.sleep(0.5)
 
 
 def newer(package: Path, folder: Path) -> None:

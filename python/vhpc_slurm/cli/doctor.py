@@ -84,7 +84,7 @@ def findings(config: Config, node: str) -> Iterator[CheckResult]:
             yield boottime.message_timeout(
                 settings.seconds("MessageTimeout") or 10, boottime.longest_boot_s(Layout(config))
             )
-        yield from services.sbcast(config)
+        yield from services.sbcast(config) if submits else ()
         if is_controller:
             yield slurm.operator(port, settings, config)
             yield from slurmaccess.check(config)
