@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from vhpc_slurm.cli import imageimport, shell
+from vhpc_slurm.cli.main import main
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.controller import Controller
 from vhpc_slurm.config.images import Images
@@ -42,6 +43,17 @@ def test_an_image_is_given_to_srun() -> None:
     argv = asked("own/mine:v2", "-c", "4", "--vhpc-network=nat")
     assert argv[:6] == ["srun", "--pty", "--vhpc-image=own/mine:v2", "-c", "4", "--vhpc-network=nat"]
     assert argv[6:8] == ["/bin/sh", "-c"]
+
+
+@pytest.mark.parametrize("command", [("shell",), ("image", "run")])
+def test_both_commands_pass_further_options_to_srun(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VHPC_DEBUG", raising=False)
+    seen: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(shell, "run", lambda _config, image, words: seen.append((image, list(words))))
+    assert main([*command, "own/mine", "-c", "4", "--vhpc-network=nat"]) == 0
+    assert seen == [("own/mine", ["-c", "4", "--vhpc-network=nat"])]
 
 
 def test_a_container_is_imported_first(monkeypatch: pytest.MonkeyPatch) -> None:

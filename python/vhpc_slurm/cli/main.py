@@ -79,6 +79,11 @@ app.command(
     short_help="Start a shell in a guest.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )(guestcommands.shell)
+GROUPS["image"].command(
+    "run",
+    short_help="The same as vhpc shell.",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(guestcommands.shell)
 app.command(short_help="Make an image of a running job's guest.")(guestcommands.save)
 app.command(short_help="Reach a port of a guest from this host.")(guestcommands.forward)
 app.command(short_help="Copy files into a guest or out of it.")(guestcommands.cp)
