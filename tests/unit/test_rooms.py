@@ -32,6 +32,7 @@ LAYERS = {
         {"server"},
         {"assembly", "tenure"},
         {"periodic", "client", "metrics"},
+        {"exchange"},
         {"asking", "epochs"},
         {"api"},
         {"leases"},

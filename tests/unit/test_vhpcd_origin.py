@@ -23,6 +23,7 @@ from vhpcd_process import Vhpcd, frame_of, make
 
 from vhpc_slurm.cli.checks import services
 from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.api.status_messages import Status
 from vhpc_slurm.model import Generation
 from vhpc_slurm.munge import Munge
 
@@ -143,13 +144,13 @@ def test_anybody_who_is_root_may_look(vhpcd: Vhpcd) -> None:
     look = wire.GetLease(job_id=1, restart=None, node="n1", wait_s=0.0)
     assert isinstance(asked(vhpcd, look, LOGIN), wire.LeaseAnswer)
     assert isinstance(asked(vhpcd, wire.ListLeases(), LOGIN), wire.LeasePage)
-    assert isinstance(asked(vhpcd, wire.AskStatus(), LOGIN), wire.Status)
+    assert isinstance(asked(vhpcd, wire.AskStatus(), LOGIN), Status)
 
 
 def test_each_host_is_told_whom_it_may_speak_for(vhpcd: Vhpcd) -> None:
     def told(source: str) -> tuple[str, tuple[str, ...]]:
         answer = asked(vhpcd, wire.AskStatus(), source)
-        assert isinstance(answer, wire.Status)
+        assert isinstance(answer, Status)
         return answer.seen_at, answer.speaks_for
 
     assert told(NODE) == (NODE, ("n1",))
@@ -183,7 +184,7 @@ def test_each_host_is_told_whom_it_may_speak_for(vhpcd: Vhpcd) -> None:
 def test_doctor_says_where_a_host_is_not_believed(
     speaks_for: tuple[str, ...], node: str, controller: bool, says: list[str]
 ) -> None:
-    status = wire.Status(
+    status = Status(
         version="1",
         protocol=wire.VERSION,
         time=0.0,
@@ -276,7 +277,7 @@ def flooding(vhpcd: Vhpcd, kind: str, source: str, uid: int, seconds: float = 6.
 
 def took(vhpcd: Vhpcd, source: str, port: int) -> float:
     began = time.monotonic()
-    assert isinstance(asked(vhpcd, wire.AskStatus(), source, port), wire.Status)
+    assert isinstance(asked(vhpcd, wire.AskStatus(), source, port), Status)
     return time.monotonic() - began
 
 

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from vhpc_slurm.config import DEFAULT_PATH, Config, load
-from vhpc_slurm.controller import client
+from vhpc_slurm.controller import exchange
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hooks import slurmctld, start
 
@@ -88,7 +88,7 @@ def _listen(path: Path) -> socket.socket:
 
 def _prepare() -> None:
     """Do once what each hook would do again, and let the kernel reap the children."""
-    client.preload()
+    exchange.preload()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.disable()  # a collection in a child would copy all pages
 

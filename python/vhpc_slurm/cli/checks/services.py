@@ -21,8 +21,7 @@ from vhpc_slurm.munge import Munge
 from vhpc_slurm.slurm import sbcast_of_users
 
 if TYPE_CHECKING:
-    from vhpc_slurm.controller.api.protocol import Status
-    from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState
+    from vhpc_slurm.controller.api.status_messages import AlarmWire, FabricState, Status
 
 SKEW_S = 30
 """With a larger difference of clocks munge soon rejects credentials (they are valid for 300 s)."""
@@ -134,7 +133,8 @@ def vhpcd(
 
 def _standbys(config: Config) -> Iterator[CheckResult]:
     """With several vhpcd: whether each of them runs, one of them as the active one."""
-    from vhpc_slurm.controller.client import ControllerClient, NotActiveError
+    from vhpc_slurm.controller.client import ControllerClient
+    from vhpc_slurm.controller.exchange import NotActiveError
 
     hosts = config.controller.hosts
     if len(hosts) < 2:

@@ -29,6 +29,7 @@ from vhpc_slurm.controller.api.duty import Duty
 from vhpc_slurm.controller.api.peeruid import PeerUids
 from vhpc_slurm.controller.api.ratelimited_log import RateLimitedLog
 from vhpc_slurm.controller.api.requests import Answering
+from vhpc_slurm.controller.api.status_messages import Status
 from vhpc_slurm.controller.api.useraccess import UserAccess
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.munge import (
@@ -348,7 +349,7 @@ class Server:
 
     def _with_origin(self, answer: wire.Answer, origin: Origin) -> wire.Answer:
         """What only the server knows of a status."""
-        if not isinstance(answer, wire.Status):
+        if not isinstance(answer, Status):
             return answer
         answer = msgspec.structs.replace(answer, connections=self._connections)
         if self._authority is None:

@@ -28,14 +28,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from vhpc_slurm.controller.api import older
-from vhpc_slurm.controller.api.status_messages import (
-    AlarmWire,
-    AskTrouble,
-    FabricState,
-    NodeQuarantine,
-    ReportQuarantine,
-    Trouble,
-)
+from vhpc_slurm.controller.api.status_messages import AskTrouble, ReportQuarantine, Status, Trouble
 from vhpc_slurm.controller.api.usage_messages import AskUsage, ReportUsage, UsageKept, UsagePage, UsedWire
 from vhpc_slurm.controller.wire_types import (
     LeaseWire,
@@ -281,28 +274,6 @@ class ReportPage(Wire, frozen=True, tag="reports"):
 
     reports: tuple[NodeReport, ...]
     more: int | None
-
-
-class Status(Wire, frozen=True, tag="status"):
-    """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state.
-
-    ``seen_at`` is the address that the request came from, ``speaks_for`` are the
-    nodes that it may speak for, CONTROLLER among them, or ANY alone. ``quarantine`` has
-    what nodes have reported since vhpcd began, by node, for as many as a message can have.
-    """
-
-    version: str
-    protocol: int
-    time: float
-    uptime_s: float
-    database: str
-    leases: dict[str, int]
-    connections: int
-    fabric: FabricState = FabricState()
-    alarms: tuple[AlarmWire, ...] = ()
-    seen_at: str = ""
-    speaks_for: tuple[str, ...] = ()
-    quarantine: tuple[NodeQuarantine, ...] = ()
 
 
 class Fenced(Wire, frozen=True, tag="fenced"):

@@ -21,6 +21,7 @@ from vhpc_slurm.controller.api.status_messages import (
     AskTrouble,
     FabricState,
     ReportQuarantine,
+    Status,
     Trouble,
 )
 from vhpc_slurm.controller.leases.executor import LeaseExecutor
@@ -197,10 +198,10 @@ class Requests:
             quarantine=self.quarantine.shown(),
         )
 
-    async def _status(self) -> wire.Status:
+    async def _status(self) -> Status:
         counts = await self._executor.write(self._leases.store.counts)
         trouble = await self._trouble()
-        return wire.Status(
+        return Status(
             version=__version__,
             protocol=wire.VERSION,
             time=time.time(),

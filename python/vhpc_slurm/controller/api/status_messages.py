@@ -76,3 +76,25 @@ class Trouble(Wire, frozen=True, tag="trouble"):
     fabric: FabricState
     alarms: tuple[AlarmWire, ...]
     quarantine: tuple[NodeQuarantine, ...]
+
+
+class Status(Wire, frozen=True, tag="status"):
+    """To AskStatus: ``time`` in seconds since the epoch; ``leases`` counts by state.
+
+    ``seen_at`` is the address that the request came from, ``speaks_for`` are the
+    nodes that it may speak for, CONTROLLER among them, or ANY alone. ``quarantine`` has
+    what nodes have reported since vhpcd began, by node, for as many as a message can have.
+    """
+
+    version: str
+    protocol: int
+    time: float
+    uptime_s: float
+    database: str
+    leases: dict[str, int]
+    connections: int
+    fabric: FabricState = FabricState()
+    alarms: tuple[AlarmWire, ...] = ()
+    seen_at: str = ""
+    speaks_for: tuple[str, ...] = ()
+    quarantine: tuple[NodeQuarantine, ...] = ()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to vhpcd and its answers: sealed by munge, tried again, of the active vhpcd only.
+
+Every request may be repeated without harm, so a lost connection or a vhpcd
+that is just being restarted is tried again until the deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+import socket
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from vhpc_slurm import errors, munge
+from vhpc_slurm.config import Config
+from vhpc_slurm.controller.api import protocol as wire
+from vhpc_slurm.controller.asking import Round
+from vhpc_slurm.controller.epochs import Epochs
+from vhpc_slurm.errors import FabricError, VhpcError
+from vhpc_slurm.munge import CredentialError, Munge
+
+_KINDS: dict[str, type[VhpcError]] = {
+    kind.kind: kind for kind in (errors.UserError, errors.NodeError, errors.FabricError, errors.TeardownError)
+}
+_Answer = TypeVar("_Answer", bound=wire.Answer)
+
+FAILOVER_S = 20.0
+"""With several vhpcd a client waits so long in addition, in seconds, for one that takes over."""
+
+
+class NotActiveError(FabricError):
+    """Of several vhpcd, the one that was asked cannot serve the request now: it is a standby."""
+
+
+def preload() -> None:
+    """Do now what the first request would do, for processes that fork later."""
+    munge.preload()
+    wire.preload()
+
+
+class Exchange:
+    """Asks the vhpcd that the configuration names; ``ControllerClient`` has the requests."""
+
+    def __init__(
+        self, config: Config, *, as_uid: int | None = None, host: str = "", patient: bool = True
+    ) -> None:
+        """Sends nothing yet; with ``as_uid`` lists have what vhpcd shows to that user (``wire.AsUser``).
+
+        With ``host`` only the vhpcd there is asked, which may be a standby. Without ``patient`` requests
+        do not wait longer where a standby has to take over: for what is repeated later anyway.
+        """
+        self._as_uid = as_uid
+        self._settings = config.controller
+        self._hosts = (host,) if host else _own_first(config.controller.hosts)
+        self._several = bool(config.controller.backup_hosts) and not host
+        self._patience_s = FAILOVER_S if self._several and patient else 0.0
+        self._epochs = Epochs(Path(config.paths.state)) if self._several else None
+        self._munge = Munge(config.controller.munge_socket)
+        self._version = wire.VERSION
+
+    def _ask(self, body: wire.Request, expected: type[_Answer], wait_s: float = 0.0) -> _Answer:
+        if self._as_uid is not None and isinstance(body, wire.OfUsers):
+            body = wire.AsUser(uid=self._as_uid, request=body)
+        limit_s = self._settings.request_timeout_s + wait_s + self._patience_s
+        deadline = time.monotonic() + limit_s
+        pause_s = 0.05
+        while True:
+            try:
+                answer = self._once(body, deadline)
+                break
+            except (OSError, EOFError) as err:
+                if time.monotonic() + pause_s >= deadline:
+                    where = f"{' or '.join(self._hosts)} port {self._settings.port}"
+                    raise FabricError(
+                        f"{'no active vhpcd' if self._several else 'vhpcd'} at {where} "
+                        f"{'answers' if self._several else 'does not answer'}",
+                        f"{err or type(err).__name__}; tried for {limit_s:g} s",
+                        "check that vhpcd runs there: systemctl status vhpcd",
+                    ) from err
+            # A thousand nodes must not come back in step.
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            pause_s = min(2 * pause_s, 1.0)
+        if isinstance(answer, wire.Failure):
+            kind = NotActiveError if answer.kind == wire.AGAIN else _KINDS.get(answer.kind, FabricError)
+            raise kind(answer.what, answer.why, answer.hint)
+        if not isinstance(answer, expected):
+            raise FabricError("vhpcd sent an answer to another request", type(answer).__name__)
+        return answer
+
+    def _once(self, body: wire.Request, deadline: float) -> wire.Answer:
+        """An answer of the active vhpcd, if need be to a second request in the version of an older one.
+
+        Raises:
+            OSError, EOFError: it may be worth another try.
+        """
+        answer, version = self._exchange(body, deadline)
+        if isinstance(answer, wire.Failure) and version < self._version and wire.readable(version):
+            self._version = version
+            answer, _ = self._exchange(body, deadline)
+        return answer
+
+    def _exchange(self, body: wire.Request, deadline: float) -> tuple[wire.Answer, int]:
+        """One request, to each host until one serves it; returns the answer and its envelope's version."""
+
+        def sealed() -> tuple[str, bytes]:
+            nonce = os.urandom(16).hex()
+            found = self._munge.encode(wire.wrap("request", nonce, body, self._version), ttl_s=wire.TTL_S)
+            if len(found) > wire.MAX_MESSAGE:
+                raise FabricError("the request is too long for vhpcd", f"{len(found)} bytes")
+            return nonce, found
+
+        with Round(self._hosts, self._settings.port, deadline, sealed) as asked:
+            for link, frame in asked.answers():
+                answer, envelope = self._open(frame, link.nonce)
+                if (refusal := self._refused(answer, envelope)) is None:
+                    # This host is asked first from now on.
+                    self._hosts = tuple(dict.fromkeys((link.host, *self._hosts)))
+                    return answer, envelope.version
+                asked.refusals[link.host] = f"{link.host}: {refusal}"
+        raise ConnectionError("no host is configured")
+
+    def _refused(self, answer: wire.Answer, envelope: wire.Envelope) -> str | None:
+        """Why another host is to be asked."""
+        if self._several and isinstance(answer, wire.Failure) and answer.kind == wire.AGAIN:
+            return f"{answer.what}: {answer.why}"
+        if self._epochs is None or self._epochs.accept(envelope.epoch):
+            return None
+        return f"it answered with epoch {envelope.epoch}, and this host has seen {self._epochs.highest}"
+
+    def _open(self, frame: bytes, nonce: str) -> tuple[wire.Answer, wire.Envelope]:
+        what = "the answer of vhpcd cannot be trusted"
+        try:
+            credential = self._munge.decode(frame)
+        except CredentialError as err:
+            raise FabricError(what, err.why, err.hint) from err
+        if credential.uid not in self._trusted():
+            user = self._settings.user
+            raise FabricError(
+                what,
+                f"uid {credential.uid} sent it, not {user} or root",
+                f"{user} must have the same uid on all hosts; see controller.user in vhpc.toml",
+            )
+        try:
+            envelope = wire.unwrap(credential.payload, "answer")
+            if envelope.nonce != nonce:
+                raise FabricError(what, "it belongs to another request")
+            return wire.read_answer(envelope), envelope
+        except ValueError as err:
+            raise FabricError(
+                "vhpcd's answer cannot be read", str(err)[:200], "install one version of vhpc on all hosts"
+            ) from err
+
+    def _trusted(self) -> frozenset[int]:
+        try:
+            return frozenset({0, pwd.getpwnam(self._settings.user).pw_uid})
+        except KeyError:
+            return frozenset({0})
+
+
+def _own_first(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Of several hosts this one first: it answers at once, and another one may be off."""
+    own = socket.gethostname()
+    return tuple(sorted(hosts, key=lambda host: host not in (own, own.partition(".")[0])))
