@@ -21,8 +21,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm import chunks, files
 from vhpc_slurm.catalog import blobs, chunk_list, own_folder
 from vhpc_slurm.errors import FabricError, NodeError, UserError
@@ -36,6 +34,7 @@ from vhpc_slurm.node.store.part import Part
 from vhpc_slurm.node.store.peers import offers
 from vhpc_slurm.node.store.peers.client import Lineage, Peers
 from vhpc_slurm.node.store.room import Room, cannot_store
+from vhpc_slurm.record import Record
 
 log = logging.getLogger("vhpc")
 CHECK_S = 2.0
@@ -43,7 +42,7 @@ RUN_FREE = 16 << 20
 """Bytes of paths.run that kernels and initrds leave free."""
 
 
-class StagedImage(Struct, frozen=True):
+class StagedImage(Record, frozen=True):
     """An image on this node: paths of root-owned, verified, read-only files.
 
     ``copied`` are the bytes that this call has copied; others were in the store, or another job copied them.
