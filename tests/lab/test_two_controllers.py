@@ -74,6 +74,10 @@ class Pair(Lab):
     def join(self, one: str, other: str) -> None:
         self.on(one, "ip", "route", "del", "blackhole", f"{self.address(other)}/32")
 
+    def has_fabric(self) -> bool:
+        status = subprocess.run([VLAB, "status", "--json"], capture_output=True, text=True, check=False)
+        return "opensm" in json.loads(status.stdout)["hosts"][DATABASE]["units"]
+
     def address(self, host: str) -> str:
         status = subprocess.run([VLAB, "status", "--json"], capture_output=True, text=True, check=False)
         return str(json.loads(status.stdout)["hosts"][host]["address"])
@@ -190,7 +194,21 @@ def through(lab: Pair, fault: Callable[[], object], heal: Callable[[], object], 
     )
     numbers = lab.rows("SELECT vni, count(*) FROM segment GROUP BY vni HAVING count(*) > 1")
     assert numbers == []
+    keys_gone(lab)
     return times
+
+
+def keys_gone(lab: Pair) -> None:
+    """With a fabric: no key has two jobs, and OpenSM's file has none any more; the active vhpcd wrote it."""
+    if not lab.has_fabric():
+        return
+    claims = lab.rows("SELECT pkey, generation, state FROM key_claim")
+    assert {state for _, _, state in claims} <= {"quarantine"}
+    assert len({pkey for pkey, _, _ in claims}) == len(claims), "a key that two jobs had"
+    file = ("cat", "/etc/opensm/partitions.conf")
+    until(lambda: "key_" not in lab.on(DATABASE, *file).out, "OpenSM's file without keys", 60)
+    (epoch,) = lab.rows("SELECT epoch FROM vhpc_writer")
+    assert f"-epoch-{epoch[0]}\n" in lab.on(DATABASE, "ls", "-A", "/etc/opensm").out
 
 
 @pytest.mark.usefixtures("ready")
