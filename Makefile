@@ -28,7 +28,7 @@ check: lint types ## All checks, from lint to end-to-end tests on the lab
 
 .PHONY: check-slow
 check-slow: check ## Slow checks too: fuzzing, image rebuilds, a fault campaign of 300 jobs, labs of other Slurm releases (SUITES=...)
-	scripts/deps qemu-system-x86 default-jre-headless maven
+	scripts/deps qemu-system-x86 default-jre-headless maven uidmap
 	scripts/fuzz --seconds 60
 	$(PY) -m pytest -m "slow and not many_nodes" tests
 	scripts/many-nodes
