@@ -36,7 +36,7 @@ check-slow: slow-deps check ## Slow checks too: fuzzing, image rebuilds, a fault
 
 .PHONY: slow-deps
 slow-deps: # before check, whose tests use what is there
-	scripts/deps qemu-system-x86 default-jre-headless maven chromium
+	scripts/deps qemu-system-x86 default-jre-headless maven uidmap chromium
 
 .PHONY: deps
 deps: .venv/.done ## Install build and test dependencies

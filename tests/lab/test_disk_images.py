@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -31,23 +32,35 @@ def shared(lab: Lab) -> Path:
 
 
 @pytest.fixture(scope="module")
-def disk(lab: Lab, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A qcow2 as clouds have them: two partitions, ext4 with a Debian, its kernel in /boot."""
+def system(lab: Lab, shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The files of a Debian with systemd; its kernel is beside them, as `vmlinuz`."""
     subprocess.run([ROOT / "scripts/publish-image", BASE], check=True, timeout=3600)
-    catalog, top = shared / "vhpc/catalog", tmp_path_factory.mktemp("disk")
+    catalog, top = shared / "vhpc/catalog", tmp_path_factory.mktemp("system")
     digest = (catalog / f"names/{BASE}/latest").read_text().strip().removeprefix("sha256:")
     manifest = json.loads((catalog / f"manifests/sha256/{digest}.json").read_text())
     blobs = {name: catalog / "blobs/sha256" / manifest[name]["sha256"] for name in ("kernel", "root")}
-    tree, ext4, raw = top / "tree", top / "root.ext4", top / "disk.raw"
+    tree = top / "tree"
     subprocess.run(["fsck.erofs", f"--extract={tree}", blobs["root"]], check=True, capture_output=True)
-    (release,) = (tree / "usr/lib/modules").iterdir()
-    (tree / "boot").mkdir(exist_ok=True)
-    shutil.copyfile(blobs["kernel"], tree / f"boot/vmlinuz-{release.name}")
+    shutil.copyfile(blobs["kernel"], top / "vmlinuz")
     (tree / "etc/fstab").write_text(FSTAB)
     (tree / "usr/bin/sudo").chmod(0o4755)  # fsck.erofs loses the bit
+    yield tree
+    shutil.rmtree(top)
+
+
+@pytest.fixture(scope="module")
+def disk(lab: Lab, shared: Path, system: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A qcow2 as clouds have them: two partitions, ext4 with a Debian, its kernel in /boot."""
+    top, tree = tmp_path_factory.mktemp("disk"), system
+    ext4, raw = top / "root.ext4", top / "disk.raw"
+    (release,) = (tree / "usr/lib/modules").iterdir()
+    (tree / "boot").mkdir(exist_ok=True)
+    kernel = tree / f"boot/vmlinuz-{release.name}"
+    shutil.copyfile(tree.parent / "vmlinuz", kernel)
     with ext4.open("wb") as file:
         file.truncate((SIZE_MIB - FIRST_MIB - 1) << 20)
     subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", tree, ext4], check=True)
+    kernel.unlink()
     with raw.open("wb") as file:
         file.truncate(SIZE_MIB << 20)
     subprocess.run(["sfdisk", "--quiet", raw], input=TABLE, text=True, check=True)
@@ -131,3 +144,67 @@ def test_disks_that_have_no_system_are_refused(lab: Lab, shared: Path) -> None:
     assert "bad" not in found.out
     for path in (raw, qcow2):
         path.unlink()
+
+
+def bootable_container(system: Path, target: Path, folder: Path) -> None:
+    """An archive as bootc's builds give them, by the words of the OCI image specification: one layer, with
+    the kernel where bootc has it."""
+    blobs = folder / "blobs/sha256"
+    blobs.mkdir(parents=True)
+
+    def placed(path: Path, kind: str) -> dict[str, object]:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        size = path.stat().st_size
+        path.rename(blobs / sha256)
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{sha256}", "size": size}
+
+    def document(fields: dict[str, object], kind: str) -> dict[str, object]:
+        (folder / "document").write_text(json.dumps(fields))
+        return placed(folder / "document", kind)
+
+    (release,) = (system / "usr/lib/modules").iterdir()
+    shutil.copyfile(system.parent / "vmlinuz", release / "vmlinuz")
+    subprocess.run(["tar", "-C", system, "--numeric-owner", "-cf", folder / "layer", "."], check=True)
+    (release / "vmlinuz").unlink()
+    layer = placed(folder / "layer", "layer.v1.tar")
+    config = document(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "created": "2026-11-01T12:00:00Z",
+            "config": {"Labels": {"containers.bootc": "1", "ostree.bootable": "1"}, "Cmd": ["/sbin/init"]},
+            "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
+        },
+        "config.v1+json",
+    )
+    manifest = document({"schemaVersion": 2, "config": config, "layers": [layer]}, "manifest.v1+json")
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [manifest]}))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    subprocess.run(["tar", "-C", folder, "-cf", target, "."], check=True)
+    target.chmod(0o644)
+
+
+@pytest.mark.slow
+def test_a_bootable_container_boots_its_own_kernel(
+    lab: Lab, shared: Path, system: Path, tmp_path: Path
+) -> None:
+    target = shared / "bootc.tar"
+    bootable_container(system, target, tmp_path)
+    try:
+        done = lab.run(
+            "login", "vhpc", "image", "resolve", "oci-archive:/shared/bootc.tar", user="alice", timeout=600
+        )
+    finally:
+        target.unlink()
+    image = done.out.strip()
+    shown = lab.run("login", "vhpc", "image", "show", image, "--json", user="alice").out
+    (release,) = (path.name for path in (system / "usr/lib/modules").iterdir())
+    assert json.loads(shown)["init"] == "/usr/lib/systemd/systemd"
+    assert json.loads(shown)["labels"]["containers.bootc"] == "1"
+    script = "uname -r; cat /proc/1/comm; id -un; sudo id -un; systemctl is-system-running --wait"
+    job = lab.finish(script, "-w", "n1", "--mem=1200", TIMEOUT, image=image)
+    assert job.accounted("State")[0] == "COMPLETED", job.told()
+    assert job.output().splitlines() == [release, "systemd", "alice", "root", "running"]
+    lab.quiet()
+    lab.assert_clean()

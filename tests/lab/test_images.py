@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 from cluster import IMAGE, Lab
+from injection import boots, let_go, runs, settled
 from variants import PRELUDE
 
 pytestmark = pytest.mark.lab
 
-OLD, MOVED = "test-schema1", "test-moved"
+OLD, MOVED, GONE = "test-schema1", "test-moved", "test-gone"
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,40 @@ def test_users_read_the_catalogue_and_only_its_owner_changes_it(lab: Lab, digest
     done = lab.run("login", "vhpc", "image", "rm", OLD, user="alice", check=False)
     assert done.code == 1
     assert done.err.startswith("vhpc: cannot change the image catalogue")
+
+
+def test_gc_and_a_moved_name_do_not_disturb_jobs(lab: Lab, digests: dict[str, str]) -> None:
+    """An image loses its name and its root while one job runs in it, and another one boots."""
+    script = f"""
+base = load("{IMAGE}")
+data = (top / "blobs/sha256" / base["root"]["sha256"]).read_bytes() + bytes(4096)
+root = hashlib.sha256(data).hexdigest()
+(top / "blobs/sha256" / root).write_bytes(data)
+base["root"] |= {{"sha256": root, "size": len(data)}}
+for key in ("chunks", "verity"):  # they are of a root without the bytes more
+    base.pop(key, None)
+print(publish("{GONE}", base), root)
+"""
+    digest, root = lab.run("ctl", "python3", "-", stdin=PRELUDE + script).out.split()
+    options = ("-n1", "--mem=512")
+    waiting = (
+        "echo up; until [ -e ~/go-$SLURM_JOB_ID ]; do sleep 0.2; done; srun hostname; cat /usr/bin/* | wc -c"
+    )
+    running = lab.submit(waiting, "-w", "n1", *options, image=GONE)
+    runs(lab, running)
+    booting = lab.submit(waiting, "-w", "n2", *options, image=GONE)
+    boots(lab, booting, "n2")
+    lab.run("ctl", "vhpc", "image", "tag", f"{OLD}@{digests['old']}", GONE)
+    removed = {item["name"] for item in lab.vhpc("ctl", "image", "gc", "--days", "0")["removed"]}
+    assert removed >= {f"{digest}", root}
+    for job, node in ((running, "n1"), (booting, "n2")):
+        let_go(lab, job)
+        assert job.wait() == "COMPLETED", job.told()
+        assert job.accounted("AdminComment") == [f"vhpc: image {GONE}:latest@sha256:{digest}"]
+        assert job.output().splitlines()[1] == node
+        assert int(job.output().splitlines()[2]) > 1_000_000, "programs of the root can be read"
+    lab.run("ctl", "vhpc", "image", "rm", GONE)
+    settled(lab)
 
 
 OWN = "/scratch/alice/images"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,15 +15,20 @@ from typing import Any
 
 import pytest
 from containers import Layout, tar
+from kill_rig import kills
 from registry import Registry, registry
 from site_catalog import publish, whole
 
 from vhpc_slurm.catalog import edit, read_signed, resolve
+from vhpc_slurm.catalog.changes import STAGING
 from vhpc_slurm.cli import imageregistry
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
+from vhpc_slurm.importing import pull as pulling
 from vhpc_slurm.importing.cached import image_of, name_for
+from vhpc_slurm.importing.fetch import fetch_artifact
 from vhpc_slurm.importing.imports import import_image
+from vhpc_slurm.importing.offer import look
 from vhpc_slurm.importing.pull import Pulled, pull
 from vhpc_slurm.importing.push import Pushed, push
 from vhpc_slurm.importing.source import Source
@@ -237,6 +243,40 @@ def test_a_kill_at_any_rename_leaves_whole_images(site: Site, monkeypatch: pytes
         if left[0] > 0:
             break
     assert kills == len(("kernel", "initrd", "root", "manifest", "signatures", "name"))
+
+
+@pytest.mark.long
+def test_a_sigkill_at_any_step_of_a_pull_leaves_whole_images(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the registry sends is fetched once: skopeo is another process, which ends with its sandbox."""
+    site.push("steps:1")
+    offer = look(Source.parse(site.at("steps:1")), 60.0)
+    assert offer.image is not None
+    kept, own = site.top / "kept", site.top / "own"
+    kept.mkdir()
+    fetch_artifact(offer.source.pinned, kept, {}, len(ROOT), 8 << 20, 60.0, lambda _: None)
+    monkeypatch.setattr(pulling, "look", lambda *_: offer)
+    monkeypatch.setattr(
+        pulling, "fetch_artifact", lambda _ref, out, *_: shutil.copytree(kept, out, dirs_exist_ok=True)
+    )
+    seen = 0
+    for _ in kills(lambda: site.pull("steps:1", catalog=own)):
+        seen += 1
+        if not own.exists():
+            continue
+        assert set(whole(own)) <= {"mine:latest"}
+        if (own / "manifests/sha256").exists() and (own / "names").exists():
+            edit.collect(own, 0)
+            assert not list(own.glob(f"{STAGING}*"))
+        if "mine:latest" in whole(own):
+            edit.remove(own, ImageRef("mine"))
+            edit.collect(own, 0)
+        assert not [path for path in own.glob("blobs/sha256/*") if path.is_file()], (
+            "gc removes what no manifest needs"
+        )
+    assert seen >= 15, "the pull has few steps: they are not seen"
+    assert whole(own) == ["mine:latest"]
 
 
 @pytest.mark.parametrize(

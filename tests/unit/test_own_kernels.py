@@ -219,5 +219,5 @@ def test_archives_of_cpio_are_read(initrd: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 50, 109, 300, 700])
 def test_an_archive_that_is_cut_is_refused(initrd: Path, size: int) -> None:
-    with pytest.raises(BootFileError, match="no sound header at byte"):
+    with pytest.raises(BootFileError, match=r"no sound header at byte|is cut off"):
         newc.files(initrd.read_bytes()[:size])
