@@ -163,6 +163,8 @@ void pmi_used(struct session *s);
  * other tasks of the step may wait for this one.
  */
 void pmi_refuse(struct session *s, int number, const char *text);
+/* The same for something that no server of Slurm offers, such as "calls MPI_Comm_spawn". */
+void pmi_not_offered(struct session *s, const char *what);
 
 /* script.c: a batch script, at the path that it has on the host */
 int script_write(const struct execspec *spec, bool *written);

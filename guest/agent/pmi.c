@@ -105,6 +105,16 @@ static void refuse(struct session *s, int number, const char *why)
     pmi_refuse(s, number, s->pmi.failure);
 }
 
+void pmi_not_offered(struct session *s, const char *what)
+{
+    const char *type = execspec_getenv(&s->spec, "SLURM_MPI_TYPE");
+    char why[256];
+    (void)snprintf(why, sizeof why,
+                   "%s, which is not possible with srun --mpi=%s: start the program with mpirun",
+                   what, type != NULL ? type : "...");
+    refuse(s, ECANCELED, why);
+}
+
 static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t len)
 {
     const struct task *t = x->owner;
@@ -118,9 +128,7 @@ static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t
                "offer: start each MPI program with an srun of its own");
         return false;
     case PMIWATCH_SPAWN:
-        refuse(s, ECANCELED,
-               "calls MPI_Comm_spawn, which is not possible with srun --mpi=pmi2: start the "
-               "program with mpirun");
+        pmi_not_offered(s, "calls MPI_Comm_spawn");
         return false;
     case PMIWATCH_NOTHING:
         break;
