@@ -31,10 +31,13 @@ void pmi_refuse(struct session *s, int number, const char *why)
 {
     const char *job = execspec_getenv(&s->spec, "SLURM_JOB_ID");
     const char *step = execspec_getenv(&s->spec, "SLURM_STEP_ID");
-    if (s->pmi.failure != NULL ||
-        asprintf(&s->pmi.failure, "step %s.%s %s", job != NULL ? job : "?",
-                 step != NULL ? step : "?", why) < 0)
+    if (s->pmi.failure != NULL)
         return;
+    if (asprintf(&s->pmi.failure, "step %s.%s %s", job != NULL ? job : "?",
+                 step != NULL ? step : "?", why) < 0) {
+        s->pmi.failure = NULL;
+        return;
+    }
     end(s, number, s->pmi.failure);
 }
 
