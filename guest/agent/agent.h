@@ -159,10 +159,12 @@ void pmi_unguard(struct session *s);
 /* refusal.c: the program has used PMI that is refused: end it. */
 void pmi_used(struct session *s);
 /*
- * End the program with this line, which the session keeps. The number is EPERM, or ECANCELED if the
- * other tasks of the step may wait for this one.
+ * End the program with a line "step JOB.STEP ..." that says what it has done. The number is EPERM,
+ * or ECANCELED if the other tasks of the step may wait for this one.
  */
-void pmi_refuse(struct session *s, int number, const char *text);
+void pmi_refuse(struct session *s, int number, const char *why);
+/* The same for something that no server of Slurm offers, such as "calls MPI_Comm_spawn". */
+void pmi_not_offered(struct session *s, const char *what);
 
 /* script.c: a batch script, at the path that it has on the host */
 int script_write(const struct execspec *spec, bool *written);

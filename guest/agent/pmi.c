@@ -93,18 +93,6 @@ void pmi_started(struct session *s)
 
 /* --- what a program asks ------------------------------------------------------- */
 
-/* Slurm would close the connection, or leave the program waiting, without a word. */
-static void refuse(struct session *s, int number, const char *why)
-{
-    const char *job = execspec_getenv(&s->spec, "SLURM_JOB_ID");
-    const char *step = execspec_getenv(&s->spec, "SLURM_STEP_ID");
-    if (s->pmi.failure != NULL ||
-        asprintf(&s->pmi.failure, "step %s.%s %s", job != NULL ? job : "?",
-                 step != NULL ? step : "?", why) < 0)
-        return;
-    pmi_refuse(s, number, s->pmi.failure);
-}
-
 static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t len)
 {
     const struct task *t = x->owner;
@@ -113,14 +101,12 @@ static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t
         return true;
     switch (pmiwatch_read(&s->pmi.watch, data, len)) {
     case PMIWATCH_SECOND_INIT:
-        refuse(s, EPERM,
-               "runs a second MPI program in one task, which Slurm's PMI-1 and PMI-2 do not "
-               "offer: start each MPI program with an srun of its own");
+        pmi_refuse(s, EPERM,
+                   "runs a second MPI program in one task, which Slurm's PMI-1 and PMI-2 do not "
+                   "offer: start each MPI program with an srun of its own");
         return false;
     case PMIWATCH_SPAWN:
-        refuse(s, ECANCELED,
-               "calls MPI_Comm_spawn, which is not possible with srun --mpi=pmi2: start the "
-               "program with mpirun");
+        pmi_not_offered(s, "calls MPI_Comm_spawn");
         return false;
     case PMIWATCH_NOTHING:
         break;

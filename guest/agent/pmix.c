@@ -36,6 +36,28 @@ static void changed(struct exchange *x)
         end_link(l);
 }
 
+/*
+ * Open MPI sends its messages to the server, and Slurm's prints none of them. This one says that
+ * the program calls MPI_Comm_spawn or the like, see OMPI_MCA_mpi_dynamics_enabled in pmi_prepare().
+ */
+static bool pass(struct exchange *x, uint8_t number, const uint8_t *data, size_t len)
+{
+    static const char unsupported[] = "MPI function that is not supported", name[] = "MPI_Comm_";
+    const struct pmix_link *l = x->owner;
+    const uint8_t *text = memmem(data, len, unsupported, sizeof unsupported - 1), *end = data + len;
+    char why[128];
+    (void)number;
+    if (text == NULL || (text = memmem(text, (size_t)(end - text), name, sizeof name - 1)) == NULL)
+        return true;
+    size_t n = sizeof name - 1;
+    while (text + n < end && n < sizeof why / 2 &&
+           ((text[n] >= 'a' && text[n] <= 'z') || text[n] == '_'))
+        n++;
+    (void)snprintf(why, sizeof why, "calls %.*s", (int)n, (const char *)text);
+    pmi_not_offered(l->session, why);
+    return false;
+}
+
 /* Ask the host for a connection to the server. */
 static int ask(struct pmix_link *l, const struct session *s)
 {
@@ -70,6 +92,7 @@ static void open_link(struct session *s, int fd)
     }
     l->exchange.owner = l;
     l->exchange.changed = changed;
+    l->exchange.pass = pass;
 }
 
 static struct pmix_link *find(const struct session *s, uint32_t call)

@@ -25,11 +25,6 @@ static void changed(struct exchange *x)
 
 /* --- inlets ----------------------------------------------------------------- */
 
-static bool is_checked(const struct inlet *in)
-{
-    return in->number > STDERR_FILENO && in->exchange->pass != NULL;
-}
-
 static void inlet_release(struct inlet *in)
 {
     in->muted = false;
@@ -43,7 +38,7 @@ static void inlet_end(struct inlet *in, bool mute)
     if (!in->open)
         return;
     in->open = false;
-    in->muted = mute && is_checked(in);
+    in->muted = mute && in->number > STDERR_FILENO && in->exchange->pass != NULL;
     if (!in->muted)
         inlet_release(in);
     (void)exchange_send(in->exchange, VHPC_EOF, in->number, 0, NULL, 0);
@@ -143,8 +138,9 @@ static void inlet_ready(struct source *s, short revents)
     if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
     if (n > 0) {
-        if (!is_checked(in) || in->exchange->pass(in->exchange, in->number, scratch, (size_t)n))
-            (void)exchange_send(in->exchange, VHPC_DATA, in->number, 0, scratch, (size_t)n);
+        struct exchange *x = in->exchange;
+        if (x->pass == NULL || x->pass(x, in->number, scratch, (size_t)n))
+            (void)exchange_send(x, VHPC_DATA, in->number, 0, scratch, (size_t)n);
         return;
     }
     bool gone = in->kind == LOCALFD_SOCKET && localfd_hung_up(s->fd);

@@ -53,7 +53,7 @@ struct exchange {
     /* An inlet ended or an outlet emptied; may be NULL. */
     void (*changed)(struct exchange *);
     /*
-     * Whether what was read for a number above 2 may be sent; may be NULL. It also gets what comes
+     * Whether what was read may be sent; may be NULL. For a number above 2 it also gets what comes
      * when the other end reads no more: writing is no error then.
      */
     bool (*pass)(struct exchange *, uint8_t number, const uint8_t *data, size_t len);

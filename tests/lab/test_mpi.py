@@ -229,8 +229,8 @@ def test_mpirun_starts_ranks_in_its_guest(lab: Lab, mpi: str) -> None:
 
 
 @pytest.mark.usefixtures("programs")
-def test_what_slurms_pmi_does_not_offer_is_refused_in_one_line(lab: Lab) -> None:
-    """A second MPI_Init by PMI-1 or PMI-2, and MPI_Comm_spawn; Open MPI has a text of its own for that."""
+def test_what_slurms_pmi_does_not_offer_is_refused(lab: Lab) -> None:
+    """A second MPI_Init by PMI-1 or PMI-2; MPI_Comm_spawn, for which the libraries have their own texts."""
     run = "timeout 120 srun"
     job = _run(
         lab,
@@ -250,11 +250,9 @@ def test_what_slurms_pmi_does_not_offer_is_refused_in_one_line(lab: Lab) -> None
         f"vhpc: step {job.id}.0 runs a second MPI program in one task, which Slurm's PMI-1 and PMI-2 do not "
         "offer: start each MPI program with an srun of its own"
     }
-    (line,) = ours(parts["pmi2"])
-    assert line == (
-        f"vhpc: step {job.id}.1 calls MPI_Comm_spawn, which is not possible with srun --mpi=pmi2: start the "
+    # MPICH of Debian, with UCX, does not even ask its PMI server
+    assert "MPI_Comm_spawn" in parts["pmi2"], parts["pmi2"]
+    assert set(ours(parts["pmix"])) == {
+        f"vhpc: step {job.id}.2 calls MPI_Comm_spawn, which is not possible with srun --mpi=pmix: start the "
         "program with mpirun"
-    )
-    assert re.search(r"MPI function that is not\s+supported.*MPI_Comm_spawn", parts["pmix"], re.S), parts[
-        "pmix"
-    ]
+    }

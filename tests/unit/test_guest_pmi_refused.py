@@ -8,6 +8,7 @@ import struct
 import subprocess
 import time
 from contextlib import closing
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,6 +120,49 @@ def test_what_slurms_pmi_does_not_offer_is_refused(
         assert done.stderr.count(b"\n") == line, "once for the tasks of a step in this guest"
         assert done.stderr.startswith(f"vhpc: step 42.1 {what}".encode()) or line == 0
     assert (tmp_path / "ended").exists() == ("spawn" in what)
+
+
+# Open MPI's text (ompi/mpi/help-mpi-api.txt), as it goes to the PMIx server inside a message.
+HELP = (
+    "\\0\\0-----\\nYour application has invoked an MPI function that is not supported in\\n"
+    "this environment.\\n\\n  MPI function: MPI_Comm_spawn_multiple\\n  Reason:       Enabled\\n-----\\n\\0"
+)
+SPAWN = f"""
+import os, socket, time
+port = int(os.environ["PMIX_SERVER_URI41"].rpartition(":")[2])
+link = socket.create_connection(("127.0.0.1", port))
+link.sendall(b"hello")
+assert link.recv(5) == b"hello"
+link.sendall(b"{HELP}")
+time.sleep(60)
+"""
+
+
+def test_what_slurms_pmix_does_not_offer_is_refused(guest: Guest, tmp_path: Path) -> None:
+    """Open MPI is told not to spawn, and its text, which Slurm's server does not print, becomes our line."""
+    scancel = tmp_path / "host" / "scancel"
+    scancel.parent.mkdir()
+    scancel.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/ended\n')
+    scancel.chmod(0o755)
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as link:
+                link.sendall(link.recv(5))
+                heard.append(link.recv(100))
+
+        thread = Thread(target=serve)
+        thread.start()
+        step = pmi_step(listener.getsockname()[1], VHPC_RUN_COMMAND_PATH=str(scancel.parent))
+        done = in_step(guest, step, "python3", "-c", SPAWN)
+        thread.join(WAIT_S)
+    assert (done.returncode, done.stdout, heard) == (126, b"", [b""])
+    assert done.stderr == (
+        b"vhpc: step 42.1 calls MPI_Comm_spawn_multiple, which is not possible with srun --mpi=pmix: "
+        b"start the program with mpirun\n"
+    )
+    assert "42.1" in (tmp_path / "ended").read_text()
 
 
 @pytest.mark.parametrize("number", ["0", "1", "99", "-1", "x", "", "9999999999999999999"])
