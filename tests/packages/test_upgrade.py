@@ -8,14 +8,13 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import previous
 import pytest
-from debs import LIMIT_S, ROOT, run
+from debs import LIMIT_S, ROOT, run, until
 
 from vhpc_slurm.controller.store.database import SqliteStore
 from vhpc_slurm.controller.store.schema import SCHEMA_VERSION
@@ -24,11 +23,12 @@ LAB = {"VLAB_STATE": "/run/vhpc-lab-upgrade"}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
 HOSTS = ("ctl", "login", "n1", "n2")
 PACKAGES = {
-    "ctl": ("common", "client", "spank-plugin", "controller", "image-tools"),
+    "ctl": ("common", "client", "controller", "image-tools"),
     "login": ("common", "client", "spank-plugin", "image-tools"),
     "n1": ("common", "client", "spank-plugin", "node"),
     "n2": ("common", "client", "spank-plugin", "node"),
 }
+STATE = "/var/lib/vhpc/vhpcd"
 GO = "/home/alice/go"
 SCRIPTS = {
     # in a step when hosts are upgraded, and starts another one afterwards
@@ -48,13 +48,6 @@ def on(host: str, *words: str, user: str = "root") -> str:
     return run("lab/vlab", "exec", "-u", user, host, "--", *words, **LAB)
 
 
-def until(true: Callable[[], bool], what: str, limit_s: float = 300.0) -> None:
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end, f"no {what} after {limit_s:g} s"
-        time.sleep(0.5)
-
-
 def submit(name: str) -> str:
     options = (
         "-N2",
@@ -72,8 +65,10 @@ def field(job: str, name: str) -> str:
     return dict(word.split("=", 1) for word in words if "=" in word)[name]
 
 
-def is_idle(node: str) -> bool:
-    return on("ctl", "sinfo", "--noheader", "-n", node, "-o", "%T").split()[0] == "idle"
+def is_free(node: str) -> bool:
+    """Whether the last job has ended on the node; for some seconds afterwards its Epilog runs."""
+    said = on("ctl", "sinfo", "--noheader", "-n", node, "-o", "%T").split()[0]
+    return said == "idle" and on(node, "sh", "-c", "vhpc reconcile --check || true") == f"{node} is clean\n"
 
 
 def upgrade(host: str) -> None:
@@ -145,8 +140,7 @@ def test_no_job_is_lost_or_started_again(jobs: dict[str, str]) -> None:
 
 def test_nodes_stay_in_service_and_hold_nothing(jobs: dict[str, str]) -> None:
     for node in ("n1", "n2"):
-        until(partial(is_idle, node), f"idle {node}", 60)
-        assert on(node, "vhpc", "reconcile", "--check") == f"{node} is clean\n"
+        until(partial(is_free, node), f"idle and clean {node}", 120)
         assert on(node, "find", "/run/vhpc/jobs", "/var/lib/vhpc/journal", "-mindepth", "1") == ""
 
 
@@ -156,13 +150,28 @@ def test_new_jobs_run_after_the_upgrade(jobs: dict[str, str]) -> None:
     assert sorted(on("login", "cat", "/home/alice/new").splitlines()) == STEP
 
 
-def test_the_database_has_the_newer_schema(jobs: dict[str, str]) -> None:
+def database(name: str, *questions: str) -> list[str]:
+    """Answers of a database file in vhpcd's folder."""
     script = (
-        "import sqlite3\ndb = sqlite3.connect('/var/lib/vhpc/vhpcd/leases.sqlite')\n"
-        "for row in ('PRAGMA user_version', 'SELECT count(*) FROM lease WHERE state <> \"released\"'):\n"
-        "    print(*db.execute(row).fetchone())"
+        "import sqlite3, sys\ndb = sqlite3.connect(f'file:{sys.argv[1]}?mode=ro', uri=True)\n"
+        "for question in sys.argv[2:]:\n    print(*db.execute(question).fetchone())"
     )
-    assert on("ctl", "python3", "-c", script).splitlines() == [str(SCHEMA_VERSION), "0"]
+    return on("ctl", "python3", "-c", script, f"{STATE}/{name}", *questions).splitlines()
+
+
+def test_the_database_is_migrated_and_holds_no_lease(jobs: dict[str, str]) -> None:
+    live = "SELECT count(*) FROM lease WHERE state <> 'released'"
+    assert database("leases.sqlite", "PRAGMA user_version", live) == [str(SCHEMA_VERSION), "0"]
+
+
+def test_the_older_database_is_kept_with_its_leases(jobs: dict[str, str]) -> None:
+    (name,) = on("ctl", "find", STATE, "-name", "leases.sqlite.schema-*", "-printf", "%f\n").split()
+    schema = name.removeprefix("leases.sqlite.schema-")
+    assert int(schema) < SCHEMA_VERSION
+    live = "SELECT count(*) FROM lease WHERE state = 'ready'"
+    version, ready = database(name, "PRAGMA user_version", live)
+    # the job that ran when vhpcd was upgraded, and perhaps the one that booted
+    assert (version, int(ready) >= 1) == (schema, True)
 
 
 def test_the_old_vhpcd_refuses_a_newer_database(old: Path, tmp_path: Path) -> None:
