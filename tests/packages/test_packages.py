@@ -104,7 +104,7 @@ def test_installing_starts_nothing(report: Path) -> None:
     assert lines(report / "services.install") == []
 
 
-def test_an_upgrade_restarts_daemons_without_jobs_and_nothing_else(report: Path) -> None:
+def test_an_upgrade_restarts_the_daemons_and_nothing_else(report: Path) -> None:
     assert sorted(lines(report / "services.upgrade")) == [f"{name}.service try-restart" for name in DAEMONS]
     upgraded = [line.split() for line in lines(report / "upgraded")]
     assert {name for name, version, state in upgraded if "newer" in version and state == "installed"} == NAMES

@@ -138,7 +138,7 @@ def test_a_module_that_is_gone_meanwhile_is_no_error(package: Package) -> None:
 
 
 @pytest.mark.parametrize("mark", [False, True])
-def test_a_package_replaced_before_the_rest_starts_the_hook_again(package: Package, mark: bool) -> None:
+def test_a_package_replaced_before_the_rest_restarts_the_hook(package: Package, mark: bool) -> None:
     package.write(TWO_PARTS)
     package.hold.touch()
     process = package.run()

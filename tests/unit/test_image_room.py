@@ -59,7 +59,7 @@ def stage(layout: Layout, image: ImageIdentity) -> images.StagedImage:
 
 
 @needs_root
-def test_of_two_images_that_fit_alone_the_second_is_refused_at_once(
+def test_of_two_images_that_fit_alone_one_is_refused_at_once(
     layout: Layout, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first copy has written one MiB, and has reserved the rest."""

@@ -174,7 +174,7 @@ def test_doctor_names_the_chain_that_drops(n1: Host) -> None:
         _switch(n1, "0")
 
 
-def test_without_br_netfilter_the_chains_of_others_stay_as_they_are(n1: Host) -> None:
+def test_without_br_netfilter_chains_of_others_stay(n1: Host) -> None:
     _switch(n1, "0")
     n1.run("nft", "-f", "-", data=DROPS)
     before = n1.run("nft", "list", "ruleset")

@@ -75,7 +75,7 @@ def stage(layout: Layout, image: ImageIdentity) -> images.StagedImage:
 
 @needs_root
 @needs_btrfs
-def test_a_store_shares_the_blocks_of_a_catalogue_on_its_file_system(btrfs: Path, layout: Layout) -> None:
+def test_a_store_shares_blocks_with_a_catalogue_beside_it(btrfs: Path, layout: Layout) -> None:
     layout = on(btrfs, layout)
     image = with_root(layout, 40 * MIB)
     before = used(btrfs)
@@ -160,7 +160,7 @@ def test_a_kernel_without_room_in_the_run_folder_drains_nothing(layout: Layout) 
 
 
 @needs_root
-def test_a_run_folder_that_becomes_full_during_the_copy_drains_nothing(
+def test_a_run_folder_that_becomes_full_drains_nothing(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two jobs look at the same time and both see room."""

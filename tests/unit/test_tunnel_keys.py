@@ -330,7 +330,7 @@ def test_ready_leases_only_have_tunnels(tmp_path: Path) -> None:
     assert (answer.lease.state, answer.tunnel) == (LeaseState.REFUSED, None)
 
 
-def test_the_peer_of_a_node_is_found_by_its_address_inside_the_tunnels() -> None:
+def test_the_peer_of_a_node_is_found_by_its_inner_address() -> None:
     """As wg(8) prints it, with the short form of an IPv6 address."""
     shown = (
         "eGFtcGxlLWtleS1vZi1uMi1pbi1iYXNlNjQtMDAwMDA=\tfd76:6870:6377::1388:0:2/128\n"

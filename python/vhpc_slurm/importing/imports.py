@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from vhpc_slurm.importing.offer import look, refuse_image
 from vhpc_slurm.importing.process import OF_VHPC
 from vhpc_slurm.importing.sandbox import run_worker
 from vhpc_slurm.importing.source import Source
-from vhpc_slurm.model import ImageIdentity, ImageRef
+from vhpc_slurm.model import Blob, ImageIdentity, ImageRef
 from vhpc_slurm.progress import counter
 
 MADE = {
@@ -191,15 +191,9 @@ def _make(
         _local(source, folder, images, progress), out, request, images.import_timeout_s, progress, _boot(base)
     )
     progress("publishing")
-    keys = MADE if found.get("own") else ("root",)
+    keys = tuple(MADE) if found.get("own") else ("root",)
     listed = chunks.ChunkList()
-    count = counter(progress, "published", sum(_size(out / MADE[key][0]) for key in keys))
-    made = {
-        key: digest_of(
-            out / MADE[key][0], sync=True, chunk_list=listed if key == "root" else None, count=count
-        )
-        for key in keys
-    }
+    made = _digests(out, keys, listed, progress)
     new = {blob.sha256: out / MADE[key][0] for key, blob in made.items()}
     for blob in (base.image.manifest.kernel, base.image.manifest.initrd):
         if blob.file not in made and copy_blob(base.catalog, catalog, blob, folder / blob.file):
@@ -223,6 +217,17 @@ def _make(
         special=special if isinstance(special, int) else 0,
         size=made["root"].size,
     )
+
+
+def _digests(
+    out: Path, keys: Sequence[str], listed: chunks.ChunkList, progress: Callable[[str], None]
+) -> dict[str, Blob]:
+    """The blobs that the worker has made, durable on the disk; ``listed`` gets the chunks of the root."""
+    count = counter(progress, "published", sum(_size(out / MADE[key][0]) for key in keys))
+    lists = {"root": listed}
+    return {
+        key: digest_of(out / MADE[key][0], sync=True, chunk_list=lists.get(key), count=count) for key in keys
+    }
 
 
 def _size(path: Path) -> int:
