@@ -7,14 +7,12 @@ domain has four hexadecimal digits or more (Intel's VMD counts from 10000).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from msgspec import Struct
+from vhpc_slurm.record import Record
 
 UNKNOWN_CELL = -1
 
 
-class HostCache(Struct, frozen=True):
+class HostCache(Record, frozen=True):
     """A cache and the online CPUs that share it; ``kind`` is data, instruction or unified."""
 
     level: int
@@ -23,7 +21,7 @@ class HostCache(Struct, frozen=True):
     cpus: tuple[int, ...]
 
 
-class PciBar(Struct, frozen=True):
+class PciBar(Record, frozen=True):
     """A base address register that is in use; ``size`` in bytes."""
 
     index: int
@@ -33,7 +31,7 @@ class PciBar(Struct, frozen=True):
     prefetchable: bool
 
 
-class PciLink(Struct, frozen=True):
+class PciLink(Record, frozen=True):
     """A PCI Express link: transfers in GT/s and lanes, as trained and as the function could at best.
 
     0 if the kernel does not know.
@@ -45,8 +43,7 @@ class PciLink(Struct, frozen=True):
     max_width: int
 
 
-@dataclass(frozen=True)
-class PciFunction:
+class PciFunction(Record, frozen=True):
     """One PCI function.
 
     Attributes:
@@ -117,8 +114,7 @@ def address_key(address: str) -> tuple[int, int, int, int]:
     return int(domain, 16), int(bus, 16), int(slot, 16), int(function, 16)
 
 
-@dataclass(frozen=True)
-class Reservation:
+class Reservation(Record, frozen=True):
     """What one live guest holds of its node.
 
     Attributes:
@@ -138,8 +134,7 @@ class Reservation:
     devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class NodeDevices:
+class NodeDevices(Record, frozen=True):
     """What of a node's PCI functions may go to guests.
 
     Attributes:
@@ -153,7 +148,7 @@ class NodeDevices:
     quarantined: tuple[str, ...] = ()
 
 
-class VfIdentity(Struct, frozen=True):
+class VfIdentity(Record, frozen=True):
     """What a virtual function is on its network.
 
     Attributes:
@@ -170,8 +165,7 @@ class VfIdentity(Struct, frozen=True):
     vlan: int = 0
 
 
-@dataclass(frozen=True)
-class PassthroughDevice:
+class PassthroughDevice(Record, frozen=True):
     """A host PCI function that is handed to a guest.
 
     Attributes:
@@ -191,8 +185,7 @@ class PassthroughDevice:
     identity: VfIdentity | None = None
 
 
-@dataclass(frozen=True)
-class PciController:
+class PciController(Record, frozen=True):
     """A bus or a port of the guest, in libvirt's terms.
 
     Attributes:

@@ -14,9 +14,8 @@ import contextlib
 import ctypes
 from functools import cache
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.record import Record
 
 MAX_PAYLOAD = (1 << 20) - 4096
 """Largest payload in bytes: munged accepts requests of at most 1 MiB including their framing."""
@@ -76,7 +75,7 @@ _BY_CODE: dict[int, type[MungeError]] = {
 } | dict.fromkeys(range(8, 15), CredentialError)
 
 
-class Credential(Struct, frozen=True):
+class Credential(Record, frozen=True):
     """Content of a credential: payload, and uid and gid of its sender."""
 
     payload: bytes

@@ -22,7 +22,7 @@ NOT_FOR_HOOKS = {f"vhpc_slurm.slurm.{name}" for name in ("choice", "noderuns", "
 LIGHT = {"msgspec", "typing_extensions"}
 FEW_PARTS = {
     *("chunks", "config", "controller", "cpulist", "errors", "files", "hardware", "hooks", "model", "munge"),
-    *("node", "rootport", "terminal"),
+    *("node", "record", "rootport", "terminal"),
 }
 MANY = {*LIGHT, "jinja2", "libvirt", "libvirtmod", "markupsafe"}
 COSTLY = {"asyncio", "email", "http", "ssl", "multiprocessing", "sqlite3", "unittest", "pydoc"}
@@ -216,6 +216,7 @@ def test_prolog_asks_vhpcd_before_it_imports_what_boots_guests() -> None:
         *("vhpc_slurm.node.host", "vhpc_slurm.node.host.process"),
         *("vhpc_slurm.node.store", "vhpc_slurm.node.store.joblock", "vhpc_slurm.node.store.layout"),
     }
+    assert "dataclasses" not in found
     assert "xml" not in found
     assert "concurrent" not in found
 

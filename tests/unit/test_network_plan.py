@@ -8,6 +8,7 @@ from ipaddress import ip_address, ip_interface
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import force_setattr
 from network_lab import lease_of, plan_of
 
 from vhpc_slurm.errors import FabricError, NodeError
@@ -71,14 +72,15 @@ def test_all_nodes_have_the_same_addresses_of_each_guest(vni: int, count: int, e
 
 def test_nodes_with_addresses_of_both_kinds_are_refused() -> None:
     lease = lease_of(1, 5000, "n1", "n2")
-    object.__setattr__(lease.segment, "underlay", ("192.0.2.1", "fd00::2"))
+    assert lease.segment is not None
+    force_setattr(lease.segment, "underlay", ("192.0.2.1", "fd00::2"))
     with pytest.raises(FabricError, match="both IPv4 and IPv6"):
         plan.peers(lease, "n1")
 
 
 def test_a_job_without_a_segment_has_nothing_of_this() -> None:
     lease = lease_of(1, 5000, "n1")
-    object.__setattr__(lease, "segment", None)
+    force_setattr(lease, "segment", None)
     assert plan.names(lease) == ()
     assert plan.node_segment(lease, "n1") is None
     assert plan.interface(lease, "n1", 0, 1) is None
@@ -94,7 +96,8 @@ def test_tables_are_named_by_their_generation() -> None:
 
 def test_the_filter_of_an_ipv6_underlay_is_in_ipv6() -> None:
     lease = lease_of(1, 5000, "n1", "n2")
-    object.__setattr__(lease.segment, "underlay", ("fd00::1", "fd00::2"))
+    assert lease.segment is not None
+    force_setattr(lease.segment, "underlay", ("fd00::1", "fd00::2"))
     segment = plan.node_segment(lease, "n1")
     assert segment is not None
     text = firewall.render(lease.generation, segment, plan.peers(lease, "n1"))

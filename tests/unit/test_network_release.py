@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import force_setattr
 from network_lab import (
     VNI,
     Host,
@@ -95,7 +96,7 @@ def test_a_job_of_a_thousand_nodes_takes_no_more_processes(n1: Host, monkeypatch
         lease = lease_of(1, VNI, *(f"n{number}" for number in range(1, nodes + 1)))
         assert lease.segment is not None
         others = tuple(f"10.9.{number // 250}.{number % 250 + 1}" for number in range(1, nodes))
-        object.__setattr__(lease.segment, "underlay", ("192.0.2.1", *others))
+        force_setattr(lease.segment, "underlay", ("192.0.2.1", *others))
         calls.clear()
         build(n1, lease)
         counts.append(len(calls))
@@ -156,6 +157,7 @@ def test_the_mtu_is_what_the_underlay_leaves(n1: Host) -> None:
     finally:
         n1.run("ip", "link", "set", "under0", "mtu", "1500")
     wrong = lease_of(1, VNI, "n1")
-    object.__setattr__(wrong.segment, "underlay", ("192.0.2.99",))
+    assert wrong.segment is not None
+    force_setattr(wrong.segment, "underlay", ("192.0.2.99",))
     with pytest.raises(NodeError, match=r"does not have the underlay address 192\.0\.2\.99"):
         mtu(wrong)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from controller_lab import Alone, allocation, identity, request
+from msgspec.structs import force_setattr
 from network_lab import lease_of, plan_of
 
 from vhpc_slurm.config import Config
@@ -192,7 +193,7 @@ class Guest:
 
 def configured(guest: Guest, keys: SshKeys | None) -> None:
     lease = lease_of(1, 5000, "n1", "n2")
-    object.__setattr__(lease, "ssh", keys)
+    force_setattr(lease, "ssh", keys)
     interface = plan_of(lease, "n2").guests[0].interface
     assert interface is not None
     network.configure(lease, interface, cast(Any, guest), 5.0)

@@ -17,16 +17,15 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
-
-from msgspec import Struct
 
 from vhpc_slurm import chunks
 from vhpc_slurm.catalog.manifest import LIMIT_1, Manifest, decode_manifest, decode_whole
 from vhpc_slurm.errors import FabricError, UserError
 from vhpc_slurm.model import DIGEST, Blob, ImageIdentity, ImageManifest, ImageRef
+from vhpc_slurm.record import Record
 
 CHUNK = 1 << 20
 NEAR_NAMES = 3
@@ -36,8 +35,7 @@ SIGNATURES_SIZE = 64 << 10
 """Maximum bytes of the signatures of a manifest; what is beyond is not read."""
 
 
-@dataclass(frozen=True)
-class CatalogEntry:
+class CatalogEntry(Record, frozen=True):
     """One name of a catalogue.
 
     ``identity`` is None if the image is broken; ``problem`` then gives the reason in one line.
@@ -48,7 +46,7 @@ class CatalogEntry:
     problem: str = ""
 
 
-class Signed(Struct, frozen=True):
+class Signed(Record, frozen=True):
     """The bytes of a manifest, and its signatures in the text form of OpenSSH, one after the other."""
 
     manifest: bytes

@@ -16,8 +16,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.catalog.folder import (
     NAME_SIZE,
     SIGNATURES_SIZE,
@@ -32,11 +30,12 @@ from vhpc_slurm.catalog.manifest import LIMIT_1
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import DIGEST, ImageIdentity, ImageRef
+from vhpc_slurm.record import Record
 
 USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}\Z", re.ASCII)
 
 
-class Owner(Struct, frozen=True):
+class Owner(Record, frozen=True):
     """The user to whom a catalogue belongs."""
 
     name: str

@@ -8,7 +8,6 @@ few: a hook pays for them in the user's waiting time.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pwd
 import random
@@ -129,7 +128,7 @@ class ControllerClient:
             job_id=job_id, restart=restart, node=node, wait_s=wait_s, stage=name[:40], stage_s=for_s
         )
         answer = self._ask(body, wire.LeaseAnswer, wait_s)
-        return dataclasses.replace(answer.lease.unpack(), ssh=answer.ssh, tunnel=answer.tunnel)
+        return msgspec.structs.replace(answer.lease.unpack(), ssh=answer.ssh, tunnel=answer.tunnel)
 
     def ending(self, job_id: int, restart: int | None) -> None:
         """Report that the job's generations up to this restart count (None: all) have ended."""

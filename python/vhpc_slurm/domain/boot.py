@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.record import Record
 
 MACHINE = "q35"
 ROOT_DEVICE = "/dev/vda"
@@ -14,7 +13,7 @@ DISK_DEVICE = "/dev/vdb"
 TRANSLATION = "intel_iommu="
 
 
-class BootContext(Struct, frozen=True):
+class BootContext(Record, frozen=True):
     """Values of the boot template; without a kernel the firmware has nothing to boot."""
 
     machine: str

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import GuestTopology
+from vhpc_slurm.record import Record
 
 AMD = ("AuthenticAMD", "HygonGenuine")
 
 
-class Cell(Struct, frozen=True):
+class Cell(Record, frozen=True):
     """A guest NUMA cell; ``distances`` is empty where there is only one cell."""
 
     id: int
@@ -21,14 +20,14 @@ class Cell(Struct, frozen=True):
     distances: tuple[tuple[int, int], ...]
 
 
-class Feature(Struct, frozen=True):
+class Feature(Record, frozen=True):
     """A CPU feature and libvirt's policy for it."""
 
     name: str
     policy: str
 
 
-class CpuContext(Struct, frozen=True):
+class CpuContext(Record, frozen=True):
     """Values of the cpu template; ``host`` means host-passthrough."""
 
     host: bool

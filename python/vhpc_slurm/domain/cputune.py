@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import VcpuPin
+from vhpc_slurm.record import Record
 
 IOTHREADS = 1
 
 
-class CputuneContext(Struct, frozen=True):
+class CputuneContext(Record, frozen=True):
     """Values of the cputune template; CPU lists are in libvirt's syntax."""
 
     pins: tuple[VcpuPin, ...]

@@ -15,16 +15,15 @@ uid, and vhpc owns the disk until QEMU gets it.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.cputune import IOTHREADS
 from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.record import Record
 
 QUEUES_MAX = 4  # enough to boot from; QEMU's default is a queue, and an interrupt vector, per vCPU
 
 
-class Disk(Struct, frozen=True):
+class Disk(Record, frozen=True):
     """One disk; ``shared``: with other guests, so never written."""
 
     file: str
@@ -33,7 +32,7 @@ class Disk(Struct, frozen=True):
     shared: bool
 
 
-class DiskContext(Struct, frozen=True):
+class DiskContext(Record, frozen=True):
     """Values of the disk template."""
 
     disks: tuple[Disk, ...]

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain import iommu
 from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.record import Record
 
 
-class FeaturesContext(Struct, frozen=True):
+class FeaturesContext(Record, frozen=True):
     """Values of the features template; ``ioapic`` is whose the I/O APIC is, empty for libvirt's choice."""
 
     kvm: bool

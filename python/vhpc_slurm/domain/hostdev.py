@@ -7,13 +7,12 @@ option ROM: the guest's firmware must not run what a device carries.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.hardware import address_key
+from vhpc_slurm.record import Record
 
 
-class Hostdev(Struct, frozen=True):
+class Hostdev(Record, frozen=True):
     """A function: its parts of an address as libvirt writes them, and the guest's bus."""
 
     domain: str
@@ -23,7 +22,7 @@ class Hostdev(Struct, frozen=True):
     port: str
 
 
-class HostdevContext(Struct, frozen=True):
+class HostdevContext(Record, frozen=True):
     """Values of the hostdev template."""
 
     devices: tuple[Hostdev, ...]

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from uuid import UUID, uuid5
 
-from msgspec import Struct
-
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import Generation
+from vhpc_slurm.record import Record
 
 NAMESPACE = UUID("6f0d7c1e-7a43-5c55-9b4e-0f3b3e2f9c61")
 METADATA_URI = "urn:vhpc:guest:1"
 
 
-class IdentityContext(Struct, frozen=True):
+class IdentityContext(Record, frozen=True):
     """Values of the identity template."""
 
     name: str

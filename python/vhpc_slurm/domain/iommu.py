@@ -20,10 +20,9 @@ VT-d specification (interrupt remapping), https://libvirt.org/formatdomain.html.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import GuestTopology
+from vhpc_slurm.record import Record
 
 ALL_CPUS = 255
 """The ID of eight bits that means all CPUs, so it is no CPU's own."""
@@ -31,7 +30,7 @@ NO_TRANSLATION = 11_003_000
 """libvirt 11.3 knows dma_translation; 9.0 ignores it."""
 
 
-class IommuContext(Struct, frozen=True):
+class IommuContext(Record, frozen=True):
     """Values of the iommu template.
 
     ``caching_mode``: QEMU assigns no device behind this IOMMU without.

@@ -8,14 +8,13 @@ lifts QEMU's memlock limit altogether, and huge pages do not swap anyway.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.record import Record
 
 PREALLOC_THREADS_MAX = 16  # QEMU uses no more per memory backend
 
 
-class MemoryContext(Struct, frozen=True):
+class MemoryContext(Record, frozen=True):
     """Values of the memory template; ``prealloc_threads`` is 0 where memory is not allocated up front."""
 
     memory_mib: int

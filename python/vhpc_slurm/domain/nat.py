@@ -7,13 +7,12 @@ groups; ``vhpc-confine`` starts it with the job user's rights (docs/decisions.md
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.record import Record
 
 
-class NatContext(Struct, frozen=True):
+class NatContext(Record, frozen=True):
     """Values of the nat template."""
 
     mac: str

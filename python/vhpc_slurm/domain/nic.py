@@ -7,13 +7,12 @@ No option ROM: guests do not boot from the network, and it costs time at each st
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.record import Record
 
 
-class NicContext(Struct, frozen=True):
+class NicContext(Record, frozen=True):
     """Values of the nic template; an MTU of 0 is left out."""
 
     tap: str

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.model import GuestCell, MemoryBinding
+from vhpc_slurm.record import Record
 
 
-class CellBinding(Struct, frozen=True):
+class CellBinding(Record, frozen=True):
     """A guest cell and the host cells, as a list, that its memory comes from."""
 
     cell: int
     nodeset: str
 
 
-class NumatuneContext(Struct, frozen=True):
+class NumatuneContext(Record, frozen=True):
     """Values of the numatune template; ``nodeset`` is empty where each cell has to speak for itself."""
 
     mode: str

@@ -7,13 +7,12 @@ planned ports stay those of the planned devices.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain.spec import DomainSpec
 from vhpc_slurm.hardware import PciController
+from vhpc_slurm.record import Record
 
 
-class PciContext(Struct, frozen=True):
+class PciContext(Record, frozen=True):
     """Values of the pci template; 0 GiB leaves the 64-bit window to QEMU."""
 
     pcihole64_gib: int

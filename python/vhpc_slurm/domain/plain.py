@@ -18,15 +18,14 @@ Why they are as they are:
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.record import Record
 
 PORT_NAME = "org.vhpc.agent.0"
 
 
-class PlainContext(Struct, frozen=True):
+class PlainContext(Record, frozen=True):
     """Values of these templates; an empty ``emulator`` is libvirt's choice."""
 
     kvm: bool

@@ -29,11 +29,12 @@ from vhpc_slurm.domain import (
     site,
 )
 from vhpc_slurm.domain.spec import DomainSpec
+from vhpc_slurm.record import Record
 
 Context = Callable[[DomainSpec], Struct | None]
 
 
-class Concern(Struct, frozen=True):
+class Concern(Record, frozen=True):
     """One part of a domain: its template's name, and what fills it."""
 
     name: str

@@ -7,13 +7,12 @@ would be root on the shared files.
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.domain import slots
 from vhpc_slurm.domain.spec import DomainSpec, ShareSpec
+from vhpc_slurm.record import Record
 
 
-class SharesContext(Struct, frozen=True):
+class SharesContext(Record, frozen=True):
     """Values of the shares template."""
 
     shares: tuple[ShareSpec, ...]

@@ -9,13 +9,11 @@ comma or a newline is special.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
-
-from msgspec import Struct
 
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.model import NODE_NAME, Generation, GuestPlan
+from vhpc_slurm.record import Record
 
 LIBVIRT_OLDEST = 9_000_000
 DOMAIN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
@@ -31,15 +29,14 @@ Hypervisor = Literal["kvm", "qemu"]
 SOCKET_PATH_MAX = 107  # sun_path of unix(7) less its final NUL
 
 
-class ShareSpec(Struct, frozen=True):
+class ShareSpec(Record, frozen=True):
     """A virtiofs device: the tag that the guest mounts, and the socket on which its daemon listens."""
 
     tag: str
     socket: str
 
 
-@dataclass(frozen=True)
-class DomainSpec:
+class DomainSpec(Record, frozen=True):
     """All input of one guest's domain XML.
 
     Attributes:

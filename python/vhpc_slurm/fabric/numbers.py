@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.record import Record
 
 DEFAULT_PKEY = 0x7FFF
 """The default partition: every port is a limited member, so that it reaches the subnet manager."""
@@ -21,7 +20,7 @@ MAX_ETHERNET_RAILS = 1 << 4
 """Rails that a MAC address has room for."""
 
 
-class Space(Struct, frozen=True):
+class Space(Record, frozen=True):
     """Numbers of one kind of segment; assignments have ``base`` plus the number, so kinds never overlap.
 
     A site may use the numbers ``first`` to ``last``; ``option`` is the prefix of its
@@ -59,7 +58,7 @@ def label(number: int) -> str:
     return shown if space is PKEYS else f"{space.name} {shown}"
 
 
-class KeyPool(Struct, frozen=True):
+class KeyPool(Record, frozen=True):
     """The numbers for jobs: ``first`` to ``last`` without ``reserved``.
 
     Raises:

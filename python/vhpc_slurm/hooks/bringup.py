@@ -7,8 +7,6 @@ import contextlib
 import time
 from collections.abc import Generator
 
-from msgspec import Struct
-
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
@@ -29,9 +27,10 @@ from vhpc_slurm.node.store import joblock, journal, kinds, outbox, statefile, ti
 from vhpc_slurm.node.store.journal import Journal, Stopped
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.reconcile import acknowledging, purged_jobs
+from vhpc_slurm.record import Record
 
 
-class _Job(Struct, frozen=True):
+class _Job(Record, frozen=True):
     """The job that this Prolog prepares, and the objects for its preparation."""
 
     config: Config

@@ -9,17 +9,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Config, load
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.model import Lease
+from vhpc_slurm.record import Record
 from vhpc_slurm.terminal import one_line
 
 log = logging.getLogger("vhpc")
 
 
-class HookEnv(Struct, frozen=True):
+class HookEnv(Record, frozen=True):
     """The environment variables of Slurm that hooks use.
 
     ``restart`` counts the job's requeues; ``uid`` is the job's user, None if

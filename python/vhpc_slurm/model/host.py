@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vhpc_slurm.hardware import HostCache, PciFunction
+from vhpc_slurm.record import Record
 
 
-@dataclass(frozen=True, order=True)
-class HostCpu:
+class HostCpu(Record, frozen=True, order=True):
     """One logical CPU: Linux numbers, and its place in the host's topology."""
 
     os_cpu: int
@@ -19,8 +17,7 @@ class HostCpu:
     online: bool = True
 
 
-@dataclass(frozen=True)
-class HostCell:
+class HostCell(Record, frozen=True):
     """One NUMA cell; ``hugepages`` maps page size in KiB to (total, free) pages.
 
     ``gpu`` is the PCI address of the GPU whose memory the cell is, empty for
@@ -35,8 +32,7 @@ class HostCell:
     gpu: str = ""
 
 
-@dataclass(frozen=True)
-class HostInventory:
+class HostInventory(Record, frozen=True):
     """A compute node as its kernel describes it.
 
     ``abstract`` lists OS CPU ids in Slurm's abstract order: entry *i* is the OS

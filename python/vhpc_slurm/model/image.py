@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from vhpc_slurm.errors import UserError
+from vhpc_slurm.record import Record
 
 IMAGE_NAME = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}\Z", re.ASCII)
 IMAGE_TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
@@ -15,8 +15,7 @@ OWN = "own/"
 DIGEST = re.compile(r"^sha256:[0-9a-f]{64}\Z", re.ASCII)
 
 
-@dataclass(frozen=True)
-class ImageRef:
+class ImageRef(Record, frozen=True):
     """``[own/]NAME[:TAG][@sha256:DIGEST]`` as a user writes it; an absent tag means ``latest``.
 
     With a ``digest`` it means the image of that digest, whatever the name points to.
@@ -52,8 +51,7 @@ class ImageRef:
         return ref
 
 
-@dataclass(frozen=True)
-class Blob:
+class Blob(Record, frozen=True):
     """A file of an image: its name within the image, its bytes' digest, its size in bytes.
 
     ``chunks`` is the digest of its chunk list (``vhpc_slurm.chunks``), whose chunks have ``chunk_size``
@@ -67,8 +65,7 @@ class Blob:
     chunk_size: int = 0
 
 
-@dataclass(frozen=True)
-class ImageManifest:
+class ImageManifest(Record, frozen=True):
     """What a lease carries of an image's manifest.  The image's digest is the sha256 of the manifest.
 
     Schema 2 has no name: ``name`` and ``tag`` are those by which the image was found.
@@ -97,8 +94,7 @@ class ImageManifest:
     driver_versions: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class ImageIdentity:
+class ImageIdentity(Record, frozen=True):
     """The one set of bytes that a name meant when the lease was made."""
 
     ref: ImageRef

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from vhpc_slurm.model.image import ImageRef
+from vhpc_slurm.record import Record
 
 GENERATION = re.compile(r"^([1-9][0-9]{0,9})\.([0-9]{1,9})\.([0-9a-f]{8})\Z", re.ASCII)
 NODE_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,62}[A-Za-z0-9])?\Z", re.ASCII)
@@ -20,8 +20,7 @@ MAX_COMPONENTS = 128
 """Of a heterogeneous job: MAX_HET_JOB_COMPONENTS of Slurm."""
 
 
-@dataclass(frozen=True, order=True)
-class Generation:
+class Generation(Record, frozen=True, order=True):
     """One incarnation of a job on our side.
 
     Every lease, guest, file and process belongs to one; what belongs to
@@ -60,7 +59,7 @@ DEFAULTED: Mapping[str, Any] = {
 """Fields of a request that rules of the site may set, and what they are without the option and a rule."""
 
 
-class HetPlace(Struct, frozen=True):
+class HetPlace(Record, frozen=True):
     """A component's place in its heterogeneous job.
 
     ``leader`` is the JobId of the first component, ``offset`` counts from 0, ``components`` is the size
@@ -72,8 +71,7 @@ class HetPlace(Struct, frozen=True):
     components: int
 
 
-@dataclass(frozen=True)
-class JobRequest:
+class JobRequest(Record, frozen=True):
     """What the user asked for, with the identity Slurm vouches for.
 
     ``network`` is a word of --vhpc-network; None: the site's default.  ``het`` is None for a job that is
@@ -117,7 +115,7 @@ class JobRequest:
         return replace(asked, **given)
 
 
-class GresAllocation(Struct, frozen=True):
+class GresAllocation(Record, frozen=True):
     """One kind of generic resource on one node; ``indexes`` is empty for count-only GRES."""
 
     name: str
@@ -126,8 +124,7 @@ class GresAllocation(Struct, frozen=True):
     indexes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class NodeAllocation:
+class NodeAllocation(Record, frozen=True):
     """What Slurm gave the job on one node.
 
     ``cpu_ids`` are Slurm's abstract CPU ids (core * threads + thread), sorted.
@@ -139,7 +136,7 @@ class NodeAllocation:
     gres: tuple[GresAllocation, ...] = ()
 
 
-class Allocation(Struct, frozen=True):
+class Allocation(Record, frozen=True):
     """What Slurm gave the job on all its nodes, in Slurm's node order."""
 
     nodes: tuple[NodeAllocation, ...]

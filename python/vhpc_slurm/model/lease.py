@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import field
 
 from vhpc_slurm.model.host import HostInventory
 from vhpc_slurm.model.image import ImageIdentity
 from vhpc_slurm.model.job import Allocation, Generation, JobRequest
+from vhpc_slurm.record import Record
 
 ALARM = "alarm: "
 """Prefix of a node's note about a job that an operator has to see although the node works."""
@@ -26,8 +26,7 @@ class LeaseState(StrEnum):
     RELEASED = "released"
 
 
-@dataclass(frozen=True)
-class NetworkIdentity:
+class NetworkIdentity(Record, frozen=True):
     """The job's own network partition; ``kind`` is ``none`` if the job has no partition.
 
     With ``ib`` the job's guest number *i*, counted node by node, has the rank ``first_rank``
@@ -57,7 +56,7 @@ class NetworkIdentity:
     prefix: int = 0
 
 
-class SegmentPart(Struct, frozen=True):
+class SegmentPart(Record, frozen=True):
     """The guests of one component of a heterogeneous job on its segment.
 
     ``cpus`` are the numbers of CPUs that the component has on each of its ``nodes``.
@@ -75,8 +74,7 @@ class SegmentPart(Struct, frozen=True):
         return cls(generation, allocation.node_names, cpus, guests_per_node)
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(Record, frozen=True):
     """The network between the guests of a job: a VXLAN segment that no other job is on.
 
     The job's guest number *r*, counted node by node from 0, has address number *r* + 1 of
@@ -108,46 +106,51 @@ class Segment:
     parts: tuple[SegmentPart, ...] = ()
 
 
-@dataclass(frozen=True)
-class SshKeys:
+class SshKeys(Record, frozen=True):
     """Keys of one generation, for ssh between its guests; secret: no log and no list may have them.
 
     Private keys are in OpenSSH's format, public keys are one line each.  All guests have the same
     host key.
     """
 
-    host_key: str = field(repr=False)
+    host_key: str
     host_public: str
-    user_key: str = field(repr=False)
+    user_key: str
     user_public: str
 
+    def __repr__(self) -> str:
+        return "SshKeys()"
 
-@dataclass(frozen=True)
-class TunnelKeys:
+
+class TunnelKeys(Record, frozen=True):
     """What one node of a generation needs for its WireGuard tunnels; keys are in base64, 44 characters each.
 
     ``private_key`` is this node's own, and secret: no log and no list may have it.  ``public_keys``
     are those of all nodes, in the order of ``Segment.underlay``.
     """
 
-    private_key: str = field(repr=False)
+    private_key: str
     public_keys: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"TunnelKeys(public_keys={self.public_keys})"
 
-@dataclass(frozen=True)
-class TunnelKeyPairs:
+
+class TunnelKeyPairs(Record, frozen=True):
     """The keys of all nodes of a segment, in the order of its ``underlay``; secret, as ``TunnelKeys``."""
 
-    private_keys: tuple[str, ...] = field(repr=False)
+    private_keys: tuple[str, ...]
     public_keys: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"TunnelKeyPairs(public_keys={self.public_keys})"
 
     def of(self, place: int) -> TunnelKeys:
         """What the node at a place of ``Segment.underlay`` gets."""
         return TunnelKeys(self.private_keys[place], self.public_keys)
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(Record, frozen=True, eq=False):
     """What a generation holds: decided once, the same for all its nodes.
 
     ``nat``: the guests reach other networks through passt; ``site``: they are on the bridge of the site.
@@ -165,8 +168,19 @@ class Lease:
     segment: Segment | None = None
     nat: bool = False
     site: bool = False
-    ssh: SshKeys | None = field(default=None, repr=False, compare=False)
-    tunnel: TunnelKeys | None = field(default=None, repr=False, compare=False)
+    ssh: SshKeys | None = None
+    tunnel: TunnelKeys | None = None
+
+    def _compared(self) -> tuple[object, ...]:
+        """All fields but the keys, which not everybody who knows the lease has."""
+        names = (name for name in self.__struct_fields__ if name not in ("ssh", "tunnel"))
+        return tuple(getattr(self, name) for name in names)
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared() == other._compared() if isinstance(other, Lease) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._compared())
 
     @property
     def parts(self) -> tuple[SegmentPart, ...]:
@@ -181,7 +195,7 @@ class Lease:
         return tuple(node for part in self.parts for node in part.nodes)
 
 
-class Stage(Struct, frozen=True):
+class Stage(Record, frozen=True):
     """One stage of a boot or a teardown on one node; times are seconds since the epoch."""
 
     name: str
@@ -190,8 +204,7 @@ class Stage(Struct, frozen=True):
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(Record, frozen=True):
     """What happened on one node of a generation, in order."""
 
     generation: Generation
@@ -199,8 +212,7 @@ class Timeline:
     stages: tuple[Stage, ...]
 
 
-@dataclass(frozen=True)
-class GuestPlacement:
+class GuestPlacement(Record, frozen=True):
     """Where a guest ran on its node, and what it had.
 
     Attributes:
@@ -222,8 +234,7 @@ class GuestPlacement:
     disk_mib: int = 0
 
 
-@dataclass(frozen=True)
-class NodeReport:
+class NodeReport(Record, frozen=True):
     """What a node tells the owner of a job when its Prolog ends, beside the timeline.
 
     Attributes:
@@ -241,7 +252,7 @@ class NodeReport:
     lines: tuple[str, ...] = ()
 
 
-class Viewer(Struct, frozen=True):
+class Viewer(Record, frozen=True):
     """An ordinary user who asks vhpcd: whose jobs the answers may have.
 
     Attributes:
@@ -259,8 +270,7 @@ class Viewer(Struct, frozen=True):
         return self.everything or request.uid == self.uid or request.account in self.accounts
 
 
-@dataclass(frozen=True)
-class Alarm:
+class Alarm(Record, frozen=True):
     """What went wrong with a job on a node that is well; ``time`` in seconds since the epoch."""
 
     job_id: int
@@ -269,8 +279,7 @@ class Alarm:
     what: str
 
 
-@dataclass(frozen=True)
-class LeaseRecord:
+class LeaseRecord(Record, frozen=True):
     """A lease as the controller keeps it and shows it to operators.
 
     ``taken`` are the nodes that fetched the lease to act on it: only these can

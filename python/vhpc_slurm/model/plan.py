@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-
-from msgspec import Struct
 
 from vhpc_slurm.hardware import PassthroughDevice, PciController
 from vhpc_slurm.model.job import Generation
+from vhpc_slurm.record import Record
 
 
-class VcpuPin(Struct, frozen=True):
+class VcpuPin(Record, frozen=True):
     """A vCPU, the one OS CPU it is pinned to, and the guest cell it lies in."""
 
     vcpu: int
@@ -20,7 +18,7 @@ class VcpuPin(Struct, frozen=True):
     cell: int
 
 
-class GuestCell(Struct, frozen=True):
+class GuestCell(Record, frozen=True):
     """A NUMA cell of the guest and the host cell that its vCPUs run in.
 
     ``nodeset`` lists all host cells its memory may come from, where that is
@@ -44,7 +42,7 @@ class MemoryBinding(StrEnum):
     NONE = "none"
 
 
-class GuestTopology(Struct, frozen=True):
+class GuestTopology(Record, frozen=True):
     """SMT topology the guest sees; the product is the number of vCPUs."""
 
     sockets: int
@@ -53,7 +51,7 @@ class GuestTopology(Struct, frozen=True):
     threads: int
 
 
-class Share(Struct, frozen=True):
+class Share(Record, frozen=True):
     """A folder of the host, mounted in the guest at the same path.
 
     ``tag`` is what the guest mounts it by, ``why`` is ``home``, ``workdir`` or ``site``,
@@ -67,8 +65,7 @@ class Share(Struct, frozen=True):
     cache: str = "auto"
 
 
-@dataclass(frozen=True)
-class GuestPaths:
+class GuestPaths(Record, frozen=True):
     """Files of one guest on the host, absolute; ``node.store.layout`` makes them.
 
     Attributes:
@@ -98,8 +95,7 @@ class GuestPaths:
         return f"{self.run_dir}/fs-{tag}.sock"
 
 
-@dataclass(frozen=True)
-class GuestInterface:
+class GuestInterface(Record, frozen=True):
     """A guest's interface on the network of its job.
 
     Attributes:
@@ -118,7 +114,7 @@ class GuestInterface:
     mtu: int = 0
 
 
-class NatInterface(Struct, frozen=True):
+class NatInterface(Record, frozen=True):
     """A guest's interface that leads to other networks through passt; IPv4 only.
 
     Attributes:
@@ -136,7 +132,7 @@ class NatInterface(Struct, frozen=True):
     dns: tuple[str, ...] = ()
 
 
-class Tunnel(Struct, frozen=True):
+class Tunnel(Record, frozen=True):
     """A node's WireGuard interface, through which the frames of one segment go to the job's other nodes.
 
     Attributes:
@@ -150,8 +146,7 @@ class Tunnel(Struct, frozen=True):
     address: str
 
 
-@dataclass(frozen=True)
-class SiteInterface:
+class SiteInterface(Record, frozen=True):
     """A guest's interface on the bridge of the site; IPv4 only.
 
     Attributes:
@@ -171,7 +166,7 @@ class SiteInterface:
     mtu: int = 0
 
 
-class NodeSegment(Struct, frozen=True):
+class NodeSegment(Record, frozen=True):
     """What a node has of the network of a job.
 
     Attributes:
@@ -192,8 +187,7 @@ class NodeSegment(Struct, frozen=True):
     flood: bool = False
 
 
-@dataclass(frozen=True)
-class GuestPlan:
+class GuestPlan(Record, frozen=True):
     """One guest of a job on a node: which CPUs, which memory, which devices.
 
     Placement (``placement.plan``) decides all but the last six attributes, which
@@ -238,8 +232,7 @@ class GuestPlan:
     disk_mib: int = 0
 
 
-@dataclass(frozen=True)
-class NodePlan:
+class NodePlan(Record, frozen=True):
     """All guests of one generation on one node; pure data, printable.
 
     Attributes:

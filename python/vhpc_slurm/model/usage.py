@@ -8,19 +8,16 @@ within the bounds that its node checks.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-
-from msgspec import Struct
 
 from vhpc_slurm.model.job import Generation
+from vhpc_slurm.record import Record
 
 FIGURE_MAX = 2**53
 """A larger figure counts as not measured: 285 years of CPU time, 9 PB."""
 _SUM_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(Record, frozen=True):
     """Resources that processes have used.
 
     Attributes:
@@ -45,7 +42,7 @@ class Figures:
     oom_kills: int | None = None
 
 
-class StepUsage(Struct, frozen=True):
+class StepUsage(Record, frozen=True):
     """One step in one guest, or the sum of its guests; ``tasks`` is None where they are not counted."""
 
     step: str
@@ -53,8 +50,7 @@ class StepUsage(Struct, frozen=True):
     tasks: int | None = None
 
 
-@dataclass(frozen=True)
-class GuestUsage:
+class GuestUsage(Record, frozen=True):
     """One guest of a node.
 
     Attributes:
@@ -72,7 +68,7 @@ class GuestUsage:
     missing: str = ""
 
 
-class NodeUsage(Struct, frozen=True):
+class NodeUsage(Record, frozen=True):
     """What a generation has used in the guests of a node."""
 
     generation: Generation
@@ -80,7 +76,7 @@ class NodeUsage(Struct, frozen=True):
     guests: tuple[GuestUsage, ...]
 
 
-class JobUsage(Struct, frozen=True):
+class JobUsage(Record, frozen=True):
     """The sum of nodes.
 
     Attributes:
@@ -100,11 +96,11 @@ def total(figures: Iterable[Figures]) -> Figures:
     """The sum. A figure that one of them lacks is None; none at all is Figures()."""
     found = list(figures)
     sums: dict[str, int | None] = {}
-    for field in fields(Figures):
-        values = [getattr(one, field.name) for one in found]
+    for name in Figures.__struct_fields__:
+        values = [getattr(one, name) for one in found]
         known = [value for value in values if value is not None]
-        together = max if field.name == "rss_bytes" else sum
-        sums[field.name] = min(together(known), _SUM_MAX) if known and len(known) == len(values) else None
+        together = max if name == "rss_bytes" else sum
+        sums[name] = min(together(known), _SUM_MAX) if known and len(known) == len(values) else None
     return Figures(**sums)
 
 

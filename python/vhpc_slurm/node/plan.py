@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msgspec import Struct
-
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.hardware import NodeDevices
@@ -34,9 +32,10 @@ from vhpc_slurm.node.store import disks
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.placement.plan import Refusal, fit
 from vhpc_slurm.placement.usage import NOTHING, Usage
+from vhpc_slurm.record import Record
 
 
-class PlanInput(Struct, frozen=True):
+class PlanInput(Record, frozen=True):
     """All that a plan follows from, beside the configuration.
 
     Attributes:

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
-
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.model import GuestTopology, HostCpu, HostInventory, NodeAllocation, VcpuPin
 from vhpc_slurm.placement.usage import Usage, held_cpus
+from vhpc_slurm.record import Record
 
 ONE_CELL = 0
 
 
-class CpuPlacement(Struct, frozen=True):
+class CpuPlacement(Record, frozen=True):
     """vCPU pins in the order of the guest's CPU numbers, and the topology that the guest sees."""
 
     pins: tuple[VcpuPin, ...]
@@ -32,7 +31,7 @@ class CpuPlacement(Struct, frozen=True):
         return tuple(sorted(pin.os_cpu for pin in self.pins))
 
 
-class EmulatorPlacement(Struct, frozen=True):
+class EmulatorPlacement(Record, frozen=True):
     """OS CPUs of QEMU's own threads, and why they were chosen."""
 
     cpus: tuple[int, ...]

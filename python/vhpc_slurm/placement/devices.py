@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
 from vhpc_slurm.hardware import UNKNOWN_CELL, NodeDevices, PciFunction, address_key
 from vhpc_slurm.model import HostCpu, HostInventory, JobRequest, NodeAllocation
 from vhpc_slurm.placement.split import share
 from vhpc_slurm.placement.usage import Usage
+from vhpc_slurm.record import Record
 
 GPU_CLASSES = frozenset((0x03, 0x0B, 0x12))  # display controllers, co-processors, accelerators
 NETWORK_CLASS = 0x02
@@ -21,7 +20,7 @@ SAME_SWITCH, OTHER_SWITCH, SAME_COMPLEX, SAME_CELL = range(4)
 NOWHERE_NEAR = 1 << 16
 
 
-class Wanted(Struct, frozen=True):
+class Wanted(Record, frozen=True):
     """GPUs in the order of their GRES indexes, candidate virtual functions, and how many of them."""
 
     gpus: tuple[PciFunction, ...] = ()
@@ -29,7 +28,7 @@ class Wanted(Struct, frozen=True):
     vfs: int = 0
 
 
-class GuestDevices(Struct, frozen=True):
+class GuestDevices(Record, frozen=True):
     """Devices of one guest."""
 
     gpus: tuple[PciFunction, ...] = ()

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Config
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.model import HostCpu, HostInventory, ImageManifest, JobRequest, NodeAllocation
@@ -24,13 +22,14 @@ from vhpc_slurm.placement.memory import (
 )
 from vhpc_slurm.placement.split import share
 from vhpc_slurm.placement.usage import Usage
+from vhpc_slurm.record import Record
 
 SIZES_KIB = {"2M": 2048, "1G": 1048576}
 LOSS_MOST = 16
 """With ``auto``, pages that would leave more than a sixteenth of a guest's memory outside are too large."""
 
 
-class Backing(Struct, frozen=True):
+class Backing(Record, frozen=True):
     """Memory of each guest, in pages of one size; 0 KiB for ordinary ones."""
 
     page_kib: int

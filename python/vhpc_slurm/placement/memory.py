@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-from msgspec import Struct
+from dataclasses import replace
 
 from vhpc_slurm.errors import NodeError, UserError, VhpcError
 from vhpc_slurm.model import (
@@ -20,21 +18,21 @@ from vhpc_slurm.model import (
     NodeAllocation,
 )
 from vhpc_slurm.placement.split import share
+from vhpc_slurm.record import Record
 
 GRAIN_MIB = 2  # one huge page: transparent and explicit 2 MiB pages then map all of it
 LOCAL, REMOTE_LEAST, REMOTE_MOST = 10, 11, 254  # distances that libvirt accepts
 FAR = 1 << 16
 
 
-class MemorySize(Struct, frozen=True):
+class MemorySize(Record, frozen=True):
     """Memory of all guests on the node, before rounding, and the reserve outside of guests, in MiB."""
 
     guests_mib: int
     reserve_mib: int
 
 
-@dataclass(frozen=True)
-class MemoryPlacement:
+class MemoryPlacement(Record, frozen=True):
     """Guest cells with their vCPUs and memory, and how the memory is bound to host cells."""
 
     cells: tuple[GuestCell, ...]

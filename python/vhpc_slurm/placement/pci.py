@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.hardware import PassthroughDevice, PciController, PciFunction
+from vhpc_slurm.record import Record
 
 EXPANDER, ROOT_PORT = "pcie-expander-bus", "pcie-root-port"
 UPSTREAM, DOWNSTREAM = "pcie-switch-upstream-port", "pcie-switch-downstream-port"
@@ -27,14 +26,14 @@ BELOW_4G = 4 << 30
 TCG_BITS = 40
 
 
-class PciLayout(Struct, frozen=True):
+class PciLayout(Record, frozen=True):
     """Controllers by their index, and devices with the port that each sits in."""
 
     controllers: tuple[PciController, ...]
     devices: tuple[PassthroughDevice, ...]
 
 
-class _Switch(Struct, frozen=True):
+class _Switch(Record, frozen=True):
     """A host switch with at least two of the guest's devices below."""
 
     below: tuple[_Switch | PciFunction, ...]

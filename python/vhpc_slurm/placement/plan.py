@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Config
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import FabricError, NodeError, UserError, VhpcError
@@ -40,11 +38,12 @@ from vhpc_slurm.placement.hugepages import Backing, back
 from vhpc_slurm.placement.memory import MemoryPlacement, bind, size_memory
 from vhpc_slurm.placement.split import split_cpus
 from vhpc_slurm.placement.usage import NOTHING, Usage
+from vhpc_slurm.record import Record
 
 ROOT_FORMATS = ("erofs", "squashfs", "ext4")  # what a raw, read-only disk may hold
 
 
-class Refusal(Struct, frozen=True):
+class Refusal(Record, frozen=True):
     """Why there is no plan: all reasons, users' and nodes' alike, in the order found."""
 
     reasons: tuple[VhpcError, ...]
@@ -158,7 +157,7 @@ def fit(
     )
 
 
-class _GuestCpus(Struct, frozen=True):
+class _GuestCpus(Record, frozen=True):
     """The CPUs of one guest: the host's in the order of its vCPUs, their placement, QEMU's own."""
 
     vcpus: tuple[HostCpu, ...]

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct, field
+from msgspec import field
 
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import FabricError, NodeError, VhpcError
 from vhpc_slurm.hardware import Reservation
+from vhpc_slurm.record import Record
 
 
-class Usage(Struct, frozen=True):
+class Usage(Record, frozen=True):
     """Holder of each CPU and device, and number of reserved huge pages.
 
     Attributes:

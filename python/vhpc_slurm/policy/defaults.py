@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.model import DEFAULTED, BatchPlace, JobRequest
 from vhpc_slurm.policy.limits import Asked, refused
 from vhpc_slurm.policy.rules import Subject, applying, holds
+from vhpc_slurm.record import Record
 
 
-class Default(Struct, frozen=True):
+class Default(Record, frozen=True):
     """A value for an option, of ``rule``.
 
     ``certain`` is false if it is not known whether the conditions of that rule hold.

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.model import Allocation, JobRequest
 from vhpc_slurm.policy.rules import Subject, applying, network_refusal
+from vhpc_slurm.record import Record
 
 
-class Asked(Struct, frozen=True):
+class Asked(Record, frozen=True):
     """What a job asks for; None where it asks for nothing, or where that is not known.
 
     ``disk_mib`` is in MiB, ``timeout_s`` in seconds; ``network`` has the words of --vhpc-network.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -13,10 +12,10 @@ from vhpc_slurm.config import Config
 from vhpc_slurm.config.policy import Rule
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.model import JobRequest
+from vhpc_slurm.record import Record
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Record, frozen=True):
     """Of a job, what conditions of rules are about; empty: Slurm has none; None: not known."""
 
     user: str

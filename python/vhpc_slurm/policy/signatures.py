@@ -15,12 +15,11 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.catalog import Signed
 from vhpc_slurm.catalog.armour import ARMOUR, split
 from vhpc_slurm.config.images import Images
 from vhpc_slurm.errors import FabricError, UserError
+from vhpc_slurm.record import Record
 
 NAMESPACE = "vhpc-image"
 MAX_PRINCIPALS = 8
@@ -35,14 +34,14 @@ _CANNOT = "cannot check the signatures of images"
 _FDS = "/proc/self/fd/"
 
 
-class Signers(Struct, frozen=True):
+class Signers(Record, frozen=True):
     """Principals whose signatures are valid now; ``refused``: why others are not, as one line."""
 
     principals: tuple[str, ...]
     refused: str = ""
 
 
-class _Keygen(Struct, frozen=True):
+class _Keygen(Record, frozen=True):
     """ssh-keygen with the site's files, as paths that it can open whatever its rights are.
 
     ``names`` has their paths in vhpc.toml; ``prefix`` is in front of the command.

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import VhpcError
+from vhpc_slurm.record import Record
 
 
 class Kind(StrEnum):
@@ -53,7 +52,7 @@ NEVER_DRAIN = frozenset({Kind.CONTROLLER, Kind.OUTBOX, Kind.LOST_START, Kind.LEF
 """Kinds that say nothing against the node itself: it stays in service when their repair fails."""
 
 
-class NodeFinding(Struct, frozen=True):
+class NodeFinding(Record, frozen=True):
     """A difference between this node and what should be on it.
 
     Attributes:
@@ -67,7 +66,7 @@ class NodeFinding(Struct, frozen=True):
     repair: Callable[[], object]
 
 
-class RepairResult(Struct, frozen=True):
+class RepairResult(Record, frozen=True):
     """A finding, and whether it was repaired; ``error`` says why not, empty when nothing was tried."""
 
     kind: Kind

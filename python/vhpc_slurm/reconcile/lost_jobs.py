@@ -28,6 +28,7 @@ from vhpc_slurm.node.store import joblock, journal, statefile
 from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.statefile import uptime
 from vhpc_slurm.reconcile.finding import Kind, NodeFinding
+from vhpc_slurm.record import Record
 from vhpc_slurm.slurm.port import CONFIGURING, REASON_PROLOG, RUNNING, Slurm, SlurmJob, requeue_or_cancel
 
 log = logging.getLogger("vhpc")
@@ -76,7 +77,7 @@ def findings(
             )
 
 
-class _LostJob(msgspec.Struct, frozen=True, order=True):
+class _LostJob(Record, frozen=True, order=True):
     """A generation of which no script runs here; ``guests`` tells whether it still has its guests."""
 
     generation: Generation

@@ -9,13 +9,11 @@ contract test checks that both give the same answers.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Protocol
-
-from msgspec import Struct
 
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Allocation, HetPlace
+from vhpc_slurm.record import Record
 from vhpc_slurm.slurm.settings import SlurmSettings
 
 PENDING, RUNNING, CONFIGURING, COMPLETING = "PENDING", "RUNNING", "CONFIGURING", "COMPLETING"
@@ -35,8 +33,7 @@ class NotRequeueableError(SlurmError):
     """A job without a batch script, or one whose user asked for --no-requeue."""
 
 
-@dataclass(frozen=True)
-class SlurmJob:
+class SlurmJob(Record, frozen=True):
     """One job with the identity that slurmctld gives it.
 
     ``allocation`` is empty while the job has no nodes.  ``batch_host`` is the
@@ -64,7 +61,7 @@ class SlurmJob:
     qos: str = ""
 
 
-class JobStatus(Struct, frozen=True):
+class JobStatus(Record, frozen=True):
     """A job as squeue lists it; ``started`` in seconds since the epoch, None before the start."""
 
     job_id: int
@@ -74,7 +71,7 @@ class JobStatus(Struct, frozen=True):
     started: float | None
 
 
-class JobRef(Struct, frozen=True):
+class JobRef(Record, frozen=True):
     """How to name one job to Slurm's commands so that they touch no other job.
 
     The last array task to start has the id of the whole array, and ``scontrol
@@ -107,7 +104,7 @@ class JobRef(Struct, frozen=True):
         return str(self.het[0] if self.het else self.job_id)
 
 
-class SlurmNode(Struct, frozen=True):
+class SlurmNode(Record, frozen=True):
     """A node and where Slurm reaches it: NodeAddr and NodeHostName, each a name or an address."""
 
     name: str
@@ -115,7 +112,7 @@ class SlurmNode(Struct, frozen=True):
     hostname: str
 
 
-class NodeResources(Struct, frozen=True):
+class NodeResources(Record, frozen=True):
     """What slurm.conf gives a node to allocate.
 
     Attributes:
@@ -134,7 +131,7 @@ class NodeResources(Struct, frozen=True):
         return sum(counts) if counts else None
 
 
-class Standing(Struct, frozen=True):
+class Standing(Record, frozen=True):
     """What a user may do beside the user's own jobs.
 
     Attributes:
@@ -146,7 +143,7 @@ class Standing(Struct, frozen=True):
     coordinates: tuple[str, ...] = ()
 
 
-class SlurmPartition(Struct, frozen=True):
+class SlurmPartition(Record, frozen=True):
     """A partition and its own PreemptMode as Slurm prints it, such as ``GANG,SUSPEND``."""
 
     name: str

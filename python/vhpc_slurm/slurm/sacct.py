@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 
-from msgspec import Struct
-
+from vhpc_slurm.record import Record
 from vhpc_slurm.slurm.port import SlurmError
 from vhpc_slurm.slurm.scontrol import MAX_COMMENT, Scontrol
 
@@ -22,7 +21,7 @@ COMMENT_MAX = MAX_COMMENT
 NOT_ENDED = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")
 
 
-class AccountedJob(Struct, frozen=True):
+class AccountedJob(Record, frozen=True):
     """A job in the accounting database.
 
     Attributes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 
-from msgspec import Struct
+from vhpc_slurm.record import Record
 
 INFINITE = 65534
 """How ``scontrol show config`` prints a PrologEpilogTimeout that is not set (NO_VAL16)."""
 _LINE = re.compile(r"^(\S[^=]*?)(?:\[\d+\])?\s*= ?(.*)$")
 
 
-class SlurmSettings(Struct, frozen=True):
+class SlurmSettings(Record, frozen=True):
     """Slurm's configuration as slurmctld reports it; a key may have several values.
 
     ``control_hosts`` are host names without address and domain.

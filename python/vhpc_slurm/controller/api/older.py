@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from vhpc_slurm.errors import FabricError
+from vhpc_slurm.record import Record
 
 VERSION = 10
 """The protocol of this vhpc."""
@@ -30,7 +31,7 @@ EACH = "*"
 """In a path: each element of a list."""
 
 
-class Added(msgspec.Struct, frozen=True):
+class Added(Record, frozen=True):
     """A field that a version of the protocol has added.
 
     Attributes:

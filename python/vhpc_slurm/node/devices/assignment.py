@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import field
 
 from vhpc_slurm.errors import NodeError, TeardownError, UserError, VhpcError
 from vhpc_slurm.hardware import GPU, VF, NodeDevices, PassthroughDevice, VfIdentity
@@ -23,6 +23,7 @@ from vhpc_slurm.node.host import attribute, sysfs
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.kinds import DEVICE
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
 
 AT_ONCE = 32  # devices that are released in parallel; the threads only wait
 
@@ -45,7 +46,7 @@ class UnfitError(DeviceError):
         self.records, self.busy = tuple(records), frozenset(busy)
 
 
-class HostState(Struct, frozen=True):
+class HostState(Record, frozen=True):
     """Paths of the node's files, and the holders of devices; tests use other values."""
 
     held: Mapping[str, str] = field(default_factory=dict)

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.fabric import numbers
 from vhpc_slurm.hardware import VF, PciFunction, VfIdentity, address_key
 from vhpc_slurm.model import HostInventory, Lease, NetworkIdentity, NodePlan
+from vhpc_slurm.record import Record
 
 INFINIBAND = (0x0207, 0x0C06)
 ETHERNET = (0x0200,)
@@ -46,7 +45,7 @@ def of_plan(lease: Lease, plan: NodePlan, host: HostInventory) -> dict[str, VfId
     return found
 
 
-class _Ordered(Struct, frozen=True):
+class _Ordered(Record, frozen=True):
     """A guest's functions of one kind, and all adapters of the node with such functions."""
 
     functions: tuple[PciFunction, ...]

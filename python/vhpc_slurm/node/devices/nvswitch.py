@@ -25,6 +25,7 @@ from vhpc_slurm.hardware import GPU
 from vhpc_slurm.model import NodePlan
 from vhpc_slurm.node.store.journal import Entry, Journal
 from vhpc_slurm.node.store.kinds import NVSWITCH
+from vhpc_slurm.record import Record
 
 
 class _Gpu(msgspec.Struct, frozen=True, rename="camel"):
@@ -41,7 +42,7 @@ class _Partitions(msgspec.Struct, frozen=True, rename="camel"):
     partition_info: tuple[_FmPartition, ...] = ()
 
 
-class NvSwitchPartition(msgspec.Struct, frozen=True):
+class NvSwitchPartition(Record, frozen=True):
     """A partition: its number, the modules of its GPUs, and whether it is active."""
 
     number: int

@@ -15,12 +15,11 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Devices
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.hardware import VF
 from vhpc_slurm.node.host import attribute, sysfs
+from vhpc_slurm.record import Record
 
 VFIO = "vfio-pci"
 BRIDGE_DRIVERS = frozenset(
@@ -99,7 +98,7 @@ PASSING = (SharedGroupError, InUseError)
 """The function or its IOMMU group is in use elsewhere; the function itself works."""
 
 
-class Before(Struct, frozen=True):
+class Before(Record, frozen=True):
     """State of a function that is restored after the guest.
 
     Attributes:
@@ -117,7 +116,7 @@ class Before(Struct, frozen=True):
     group: int
 
 
-class CheckInput(Struct, frozen=True):
+class CheckInput(Record, frozen=True):
     """Inputs of the checks besides the device.
 
     Attributes:

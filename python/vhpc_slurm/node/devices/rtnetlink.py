@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from msgspec import Struct
+from vhpc_slurm.record import Record
 
 NLMSG_ERROR = 2
 RTM_NEWLINK, RTM_GETLINK = 16, 18
@@ -31,7 +31,7 @@ TIMEOUT_S = 10.0
 LARGEST = 1 << 20
 
 
-class VfInfo(Struct, frozen=True):
+class VfInfo(Record, frozen=True):
     """The kernel's data of a virtual function; None if the kernel does not report it.
 
     Attributes:

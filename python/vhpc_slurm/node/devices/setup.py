@@ -17,12 +17,9 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-
-from msgspec import Struct
 
 from vhpc_slurm.errors import NodeError, VhpcError
 from vhpc_slurm.hardware import VF
@@ -31,6 +28,7 @@ from vhpc_slurm.node.devices.preflight import device_path
 from vhpc_slurm.node.host import attribute, sysfs
 from vhpc_slurm.node.host.pci import ADDRESS
 from vhpc_slurm.node.store.layout import Layout
+from vhpc_slurm.record import Record
 
 GPU_NODES = Path("/dev/vhpc")
 LOCAL_MAJORS = range(240, 255)
@@ -49,8 +47,7 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class SetupStep:
+class SetupStep(Record, frozen=True):
     """One step: its object, its result, and the error."""
 
     kind: str
@@ -59,7 +56,7 @@ class SetupStep:
     error: str = ""
 
 
-class Place(Struct, frozen=True):
+class Place(Record, frozen=True):
     """Paths of the node's files; tests use other values."""
 
     proc: Path = Path("/proc")

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from msgspec import Struct
+from vhpc_slurm.record import Record
 
 
-class GuestHello(Struct, frozen=True):
+class GuestHello(Record, frozen=True):
     """What the agent says of itself when its port opens."""
 
     agent_version: str
@@ -16,7 +16,7 @@ class GuestHello(Struct, frozen=True):
     kernel: str
 
 
-class GuestInfo(Struct, frozen=True):
+class GuestInfo(Record, frozen=True):
     """State of a guest; ``uptime_s`` counts from its kernel's start."""
 
     agent_version: str

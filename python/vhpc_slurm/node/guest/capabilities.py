@@ -12,16 +12,15 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
-from msgspec import Struct
-
 from vhpc_slurm.cpulist import format_cpu_list, parse_cpu_list
 from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import HostInventory
+from vhpc_slurm.record import Record
 
 UNITS_KIB = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20, "TiB": 1 << 30}
 
 
-class CapabilityCell(Struct, frozen=True):
+class CapabilityCell(Record, frozen=True):
     """A NUMA cell: memory in MiB, thread siblings of each CPU, distances, (page size in KiB, pages)."""
 
     cell: int
@@ -36,7 +35,7 @@ class CapabilityCell(Struct, frozen=True):
         return tuple(cpu for cpu, _ in self.siblings)
 
 
-class Capabilities(Struct, frozen=True):
+class Capabilities(Record, frozen=True):
     """The host part; ``iommu`` is None where libvirt does not say, ``address_bits`` 0."""
 
     arch: str

@@ -11,11 +11,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.model import JobRequest
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.accounts import Account
+from vhpc_slurm.record import Record
 from vhpc_slurm.terminal import printable
 
 log = logging.getLogger("vhpc")
@@ -87,7 +86,7 @@ def user_path(request: JobRequest, node: str, guest: int = 0) -> str:
     return os.path.normpath(Path(request.work_dir) / name) + (f".g{guest}" if guest else "")
 
 
-class Copy(Struct, frozen=True):
+class Copy(Record, frozen=True):
     """A user's copy of a console: where it is, and why it could not be written; empty when it was."""
 
     target: str

@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import TeardownError
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import Cgroup
+from vhpc_slurm.record import Record
 
 Inode = tuple[int, int]
 """Device and inode number."""
@@ -27,7 +26,7 @@ SMALL_BYTES = 32 << 20
 """What is not called memory of a guest: files of QEMU's on tmpfs, such as its console."""
 
 
-class Holder(Struct, frozen=True):
+class Holder(Record, frozen=True):
     """A process that holds guest memory."""
 
     ref: process.ProcessRef

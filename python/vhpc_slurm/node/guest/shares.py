@@ -16,8 +16,6 @@ import socket
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Config
 from vhpc_slurm.config.shares import Shares
 from vhpc_slurm.errors import NodeError
@@ -26,6 +24,7 @@ from vhpc_slurm.node.host import confine
 from vhpc_slurm.node.host.accounts import Account
 from vhpc_slurm.node.host.confine import Confinement, SharedDirectory, Started
 from vhpc_slurm.policy import visible_shares
+from vhpc_slurm.record import Record
 
 # Folders that belong to the guest's own system; mounting the host's over them
 # would replace the very operating system that the user asked for.
@@ -90,7 +89,7 @@ def of_job(config: Config, account: Account, request: JobRequest) -> tuple[Share
     return tuple(found)
 
 
-class Trial(Struct, frozen=True):
+class Trial(Record, frozen=True):
     """What came of an attempt to share a folder: where it leads, and why it would not be shared."""
 
     real_path: str

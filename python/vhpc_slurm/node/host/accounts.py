@@ -7,13 +7,12 @@ import grp
 import os
 import pwd
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node.host.process import Credentials
+from vhpc_slurm.record import Record
 
 
-class Account(Struct, frozen=True):
+class Account(Record, frozen=True):
     """A user with the data for the guest's passwd and group files."""
 
     name: str

@@ -24,12 +24,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, TeardownError
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.limits import Limits
+from vhpc_slurm.record import Record
 
 MOUNTS = Path("/proc/self/mountinfo")
 SYSTEMD = Path("/run/systemd/system")
@@ -39,7 +38,7 @@ TIMEOUT_S = 10.0
 MIB = 1 << 20
 
 
-class Hierarchy(Struct, frozen=True):
+class Hierarchy(Record, frozen=True):
     """A mounted cgroup file system; ``controllers`` of v1, empty for v2."""
 
     mount: Path
@@ -51,7 +50,7 @@ class Hierarchy(Struct, frozen=True):
         return not self.controllers
 
 
-class CgroupEntry(Struct, frozen=True):
+class CgroupEntry(Record, frozen=True):
     """How a helper enters its control group: by an argv prefix, or by ``cgroup.procs`` files."""
 
     prefix: tuple[str, ...] = ()

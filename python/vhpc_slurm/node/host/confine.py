@@ -15,7 +15,6 @@ import select
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
@@ -24,21 +23,21 @@ from vhpc_slurm.cpulist import format_cpu_list
 from vhpc_slurm.errors import NodeError, UserError
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.cgroup import CgroupEntry
+from vhpc_slurm.record import Record
 
 MOUNTS = Path("/proc/self/mountinfo")
 REFUSED = ("/proc", "/sys", "/dev", "/run")
 """Never shared with a guest: processes, the kernel, devices, sockets, and the run folders of jobs."""
 
 
-class SharedDirectory(Struct, frozen=True):
+class SharedDirectory(Record, frozen=True):
     """A directory that becomes ``/share``, the only host directory that the helper sees."""
 
     path: str
     read_only: bool
 
 
-@dataclass(frozen=True)
-class Confinement:
+class Confinement(Record, frozen=True):
     """Settings of a helper.
 
     Attributes:

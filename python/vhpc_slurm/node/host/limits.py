@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Guests
 from vhpc_slurm.model import NodePlan
+from vhpc_slurm.record import Record
 
 TASKS_OF_QEMU = 512
 """Threads in addition to vCPUs: 64 for I/O (QEMU's default), 16 that clear memory, vhost."""
 TASKS_OF_HELPERS = 256
 
 
-class Limits(Struct, frozen=True):
+class Limits(Record, frozen=True):
     """Limits of a generation on this node.
 
     ``memory_mib`` limits QEMU and helpers together, ``helper_memory_mib`` the

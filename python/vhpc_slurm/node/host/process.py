@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import NodeError, TeardownError
+from vhpc_slurm.record import Record
 from vhpc_slurm.terminal import printable
 
 MARKER = "VHPC_GENERATION"
@@ -31,14 +30,14 @@ _SCAN_MOST_S = 20.0
 SETPRIV = "/usr/bin/setpriv"
 
 
-class ProcessRef(Struct, frozen=True):
+class ProcessRef(Record, frozen=True):
     """Identity of a process: its pid and its start time in clock ticks since boot."""
 
     pid: int
     started: int
 
 
-class Credentials(Struct, frozen=True):
+class Credentials(Record, frozen=True):
     """User and groups of a process."""
 
     uid: int

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msgspec import Struct
-
 from vhpc_slurm.hardware import UNKNOWN_CELL, HostCache
 from vhpc_slurm.model import HostCpu
 from vhpc_slurm.node.host import sysfs
 from vhpc_slurm.node.host.sysfs import bits, lowest, mask_of
+from vhpc_slurm.record import Record
 
 NOWHERE = -1
 CACHE_SORTING_LEVEL = 3
@@ -28,7 +27,7 @@ _KINDS = {"Data": "data", "Instruction": "instruction", "Unified": "unified"}
 _UNITS = {"K": 1, "M": 1 << 10, "G": 1 << 20}
 
 
-class Topology(Struct, frozen=True):
+class Topology(Record, frozen=True):
     """Online CPUs in abstract order, offline CPUs, and caches, smallest first."""
 
     online: tuple[HostCpu, ...]
@@ -127,7 +126,7 @@ def _size_kib(text: str) -> int:
 # --- order --------------------------------------------------------------------------
 
 
-class _Around(Struct, frozen=True):
+class _Around(Record, frozen=True):
     """CPU sets that contain one CPU."""
 
     package: int

@@ -24,7 +24,6 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, collapse_addresses
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from vhpc_slurm.errors import NodeError
 from vhpc_slurm.model import Generation, Lease, NatInterface
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import firewall, owned, tools
+from vhpc_slurm.record import Record
 
 log = logging.getLogger("vhpc")
 MAC, GATEWAY_MAC = "02:76:68:70:63:02", "02:76:68:70:63:01"
@@ -47,8 +47,7 @@ TABLE = "vhpcnat_"
 _TABLE = re.compile(rf"{TABLE}(?P<generation>.+)_g(?P<index>[0-9]{{1,2}})\Z", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(Record, frozen=True):
     """IPv4 networks and addresses, as text: DNS servers, exceptions from ``deny``, and what is dropped.
 
     ``port`` is the UDP port of segments, to which no guest may send.

@@ -14,8 +14,6 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import (
     GuestInterface,
@@ -25,6 +23,7 @@ from vhpc_slurm.model import (
     Tunnel,
     guest_hostname,
 )
+from vhpc_slurm.record import Record
 
 MAX_QUEUES = 8
 """More cost memory and interrupt vectors, and gain nothing for the traffic of one guest."""
@@ -41,7 +40,7 @@ PREFIX = "vhpc"
 _NAME = re.compile(rf"{PREFIX}(?:[bxw]([0-9]{{1,8}})|([0-9]{{1,8}})g[0-9]{{1,2}})\Z", re.ASCII)
 
 
-class Neighbour(Struct, frozen=True):
+class Neighbour(Record, frozen=True):
     """A guest on the segment: its addresses, its node, and that node's underlay address.
 
     ``via`` is empty for guests of this node, which have a ``tap``.
@@ -94,7 +93,7 @@ def addresses(segment: Segment, rank: int) -> tuple[str, str]:
     return str(IPv4Network(segment.ipv4)[rank + 1]), str(IPv6Network(segment.ipv6)[rank + 1])
 
 
-class Member(Struct, frozen=True):
+class Member(Record, frozen=True):
     """A guest on the segment: its node, its number on that node, the node's place among all nodes.
 
     ``slots`` is the number of its CPUs; guests of one node share the node's CPUs, and a rest that does
@@ -214,7 +213,7 @@ def slots(lease: Lease, left: Collection[str] = ()) -> tuple[tuple[str, int], ..
     return tuple((guest.hostname, guest.slots) for guest in members(lease) if guest.node not in left)
 
 
-class Peer(Struct, frozen=True):
+class Peer(Record, frozen=True):
     """A guest that another one tests before the job starts: IPv4 and IPv6 address, and its node."""
 
     hostname: str

@@ -21,13 +21,12 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address
 
-from msgspec import Struct
-
 from vhpc_slurm.config.network import Network
 from vhpc_slurm.errors import FabricError, NodeError, TeardownError
 from vhpc_slurm.model import Generation, SiteInterface
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.network import firewall, owned, tools
+from vhpc_slurm.record import Record
 
 TABLE = "vhpcsite_"
 FAMILIES = ("bridge",)
@@ -36,7 +35,7 @@ _TAP = re.compile(r"vhpcs([0-9]{1,4})\Z", re.ASCII)
 _TABLE = re.compile(rf"{TABLE}(?P<generation>.+)_g(?P<index>[0-9]{{1,2}})\Z", re.ASCII)
 
 
-class Port(Struct, frozen=True):
+class Port(Record, frozen=True):
     """What the filter of a tap needs."""
 
     tap: str

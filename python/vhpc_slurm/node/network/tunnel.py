@@ -17,11 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import FabricError
 from vhpc_slurm.model import Generation, Lease, Tunnel, TunnelKeys
 from vhpc_slurm.node.network import plan, tools, udp_port
+from vhpc_slurm.record import Record
 
 OVERHEAD = {version: bytes_ + plan.OVERHEAD[6] for version, bytes_ in plan.TUNNEL_OVERHEAD.items()}
 """Bytes that WireGuard and VXLAN over IPv6 in it add together, by IP version of the underlay."""
@@ -29,7 +28,7 @@ _KEY = re.compile(r"[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=\Z", re.ASCII)
 """32 bytes in base64."""
 
 
-class Peer(Struct, frozen=True):
+class Peer(Record, frozen=True):
     """Another node: its public key, the underlay address it listens on, its address inside the tunnels."""
 
     public_key: str

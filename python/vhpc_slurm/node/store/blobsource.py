@@ -15,12 +15,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Blob
 from vhpc_slurm.node.host import process
 from vhpc_slurm.node.host.accounts import Account
+from vhpc_slurm.record import Record
 
 DD = "/usr/bin/dd"
 TOLD = 300
@@ -28,7 +27,7 @@ TOLD = 300
 END_S = 1.0
 
 
-class Source(Struct, frozen=True):
+class Source(Record, frozen=True):
     """A descriptor with a blob's bytes, and the child that writes them, if there is one."""
 
     fd: int

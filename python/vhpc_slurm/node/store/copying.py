@@ -17,6 +17,7 @@ from vhpc_slurm.node.store.blobsource import Source
 from vhpc_slurm.node.store.part import Part, WrongChunkError
 from vhpc_slurm.node.store.peers.client import Peers, PeerSource
 from vhpc_slurm.node.store.peers.wire import PeerError
+from vhpc_slurm.record import Record
 
 CHUNK = 1 << 20
 LOOK_S = 1.0
@@ -37,7 +38,7 @@ class Tally(Struct):
             self.bytes[source] = self.bytes.get(source, 0) + size
 
 
-class BlobCopy(Struct, frozen=True):
+class BlobCopy(Record, frozen=True):
     """One copy of one blob; the caller holds the blob's lock and has made room.
 
     Attributes:

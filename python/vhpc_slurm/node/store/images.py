@@ -24,8 +24,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm import chunks, files
 from vhpc_slurm.catalog import blobs, chunk_list, own_folder, with_list
 from vhpc_slurm.errors import FabricError, NodeError, UserError
@@ -38,6 +36,7 @@ from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.part import Part
 from vhpc_slurm.node.store.peers import offers
 from vhpc_slurm.node.store.peers.client import Lineage, Peers
+from vhpc_slurm.record import Record
 
 log = logging.getLogger("vhpc")
 ROOM_LEFT = 64 << 20
@@ -47,7 +46,7 @@ BLOBS = 3
 """The blobs of an image: kernel, initrd, root."""
 
 
-class StagedImage(Struct, frozen=True):
+class StagedImage(Record, frozen=True):
     """An image on this node: paths of root-owned, verified, read-only files.
 
     ``copied`` are the bytes that this call has copied; others were in the store, or another job copied them.

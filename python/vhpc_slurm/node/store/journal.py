@@ -24,17 +24,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, NodeError
 from vhpc_slurm.model import Generation
+from vhpc_slurm.record import Record
 
 FORMAT = 1
 """The newest records that this version reads; those of format 1 have no ``v``."""
 
 
-class Entry(Struct, frozen=True):
+class Entry(Record, frozen=True):
     """One resource that is or may be held.
 
     ``data`` is what its release needs; updates extend it (a pid is known only

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgspec import Struct
-
 from vhpc_slurm.config import Config
 from vhpc_slurm.model import Generation, GuestPaths
+from vhpc_slurm.record import Record
 
 
-class Layout(Struct, frozen=True):
+class Layout(Record, frozen=True):
     """Paths of the node, from the configuration."""
 
     config: Config

@@ -16,9 +16,10 @@ import msgspec
 from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import Generation, NodeUsage, Timeline
+from vhpc_slurm.record import Record
 
 
-class Acknowledgement(msgspec.Struct, frozen=True):
+class Acknowledgement(Record, frozen=True):
     """A node's report that it has released a generation (or could not release everything)."""
 
     generation: Generation

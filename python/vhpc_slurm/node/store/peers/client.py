@@ -9,7 +9,6 @@ import select
 import socket
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 
 from msgspec import Struct, field
 
@@ -17,6 +16,7 @@ from vhpc_slurm import rootport
 from vhpc_slurm.model import Blob
 from vhpc_slurm.node.store.peers import wire
 from vhpc_slurm.node.store.peers.wire import Ask, NotOfferedError, PeerError, Reply
+from vhpc_slurm.record import Record
 
 END_S = 0.2
 """Seconds to wait until a node closes a connection that has served its purpose."""
@@ -25,8 +25,7 @@ FAILURES = 3
 log = logging.getLogger("vhpc")
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(Record, frozen=True):
     """How long a node waits for others, in seconds.
 
     Attributes:
@@ -50,8 +49,7 @@ class Pace:
     look_s: float = 1.0
 
 
-@dataclass(frozen=True)
-class Lineage:
+class Lineage(Record, frozen=True):
     """This node's place in a lease.
 
     Attributes:

@@ -26,6 +26,7 @@ from vhpc_slurm.node.store.layout import Layout
 from vhpc_slurm.node.store.peers import offers, wire
 from vhpc_slurm.node.store.peers.offers import Offer
 from vhpc_slurm.node.store.peers.wire import Ask, PeerError, Reply
+from vhpc_slurm.record import Record
 
 CONNECTIONS = 64
 """Of one listener. Two nodes ask a node, more only while others do not answer."""
@@ -35,7 +36,7 @@ CHECKS = 4
 log = logging.getLogger("vhpc")
 
 
-class Limits(Struct, frozen=True):
+class Limits(Record, frozen=True):
     """Times in seconds.
 
     Attributes:
@@ -56,14 +57,14 @@ class Limits(Struct, frozen=True):
 LIMITS = Limits()
 
 
-class Place(Struct, frozen=True):
+class Place(Record, frozen=True):
     """What a listener serves: the node's files, and how names of nodes become addresses."""
 
     layout: Layout
     addresses: Callable[[str], frozenset[str]]
 
 
-class _Granted(Struct, frozen=True):
+class _Granted(Record, frozen=True):
     """A request that may be served."""
 
     ask: Ask

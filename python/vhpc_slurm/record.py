@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records: classes of values that are compared and copied, which Python makes fast.
+
+A dataclass costs 0.3 ms of CPU time when its module is imported, because Python compiles
+its methods; a Struct of msgspec costs a fortieth.  Hooks import a hundred and more.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from msgspec import Struct
+
+
+class _Fields:
+    """What ``dataclasses.replace``, ``asdict`` and ``fields`` look for; made when one of them is called."""
+
+    def __get__(self, record: object, kind: type[Struct]) -> dict[str, Any]:
+        return _fields(kind)
+
+
+@cache
+def _fields(kind: type[Struct]) -> dict[str, Any]:
+    import dataclasses
+
+    made: Any = dataclasses.make_dataclass(kind.__name__, kind.__struct_fields__)
+    fields: dict[str, Any] = made.__dataclass_fields__
+    return fields
+
+
+class Record(Struct, frozen=True):
+    """A frozen Struct for ``dataclasses.replace``, ``asdict`` and ``fields``, whose use mypy checks."""
+
+    __dataclass_fields__ = _Fields()
