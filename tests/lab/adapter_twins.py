@@ -18,6 +18,8 @@ import threading
 import time
 from typing import Any
 
+from msgspec import structs
+
 from vhpc_slurm.config import load
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.slurm.port import NoSuchJobError, SlurmError
@@ -47,7 +49,7 @@ def same(folder: str, jobs: list[int]) -> dict[str, Any]:
         pyslurm.own = False
         for adapter in (commands, pyslurm):
             try:
-                answers.append(vars(adapter.load(job_id)))
+                answers.append(structs.asdict(adapter.load(job_id)))
             except NoSuchJobError:
                 answers.append({"job_id": "none"})
             except VhpcError as err:

@@ -25,6 +25,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from msgspec.structs import asdict
+
 from vhpc_slurm.cpulist import parse_cpu_list
 from vhpc_slurm.errors import UserError
 from vhpc_slurm.model import Allocation, GresAllocation, NodeAllocation
@@ -286,9 +288,9 @@ def _has_smt(answer: dict[str, Any]) -> bool:
 
 def _difference(job: SlurmJob, other: SlurmJob) -> str:
     """The first field in which two readings of a job differ; empty when in none."""
-    for name, value in vars(job).items():
-        if value != vars(other)[name]:
-            return f"{name}={value!r:.150}, scontrol says {vars(other)[name]!r:.150}"
+    for name, value in asdict(job).items():
+        if value != getattr(other, name):
+            return f"{name}={value!r:.150}, scontrol says {getattr(other, name)!r:.150}"
     return ""
 
 
