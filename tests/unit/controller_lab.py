@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +263,9 @@ class Alone:
         self.prune = self.leases.queries.prune
 
     def open(self, job: JobRequest, nodes: Allocation, image: ImageIdentity | UserError) -> LeaseRecord:
-        underlay = {part.node: f"192.0.2.{10 + place}" for place, part in enumerate(nodes.nodes)}
+        underlay = {
+            part.node: str(ip_address("192.0.2.10") + place) for place, part in enumerate(nodes.nodes)
+        }
         record = self.reserve(job, nodes, image, underlay)
         if record.lease.state is LeaseState.RESERVED:
             result = self.batches.run([record.lease.generation])[record.lease.generation]

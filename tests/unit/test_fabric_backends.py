@@ -291,7 +291,7 @@ def test_a_job_does_not_begin_on_a_key_that_a_stranger_has(
     fabric: SimulatedFabric, reader: FabricReader, tmp_path: Path
 ) -> None:
     stranger = IbPartition("other", 0x1000, ((f"{GUIDS[15]:#018x}", True),))
-    site = Site(fabric, reader, tmp_path / "db", timeout_s=0.5)
+    site = Site(fabric, reader, tmp_path / "db", timeout_s=3)
     snapshot = KeySnapshot(1, (an_assignment(1, ranks=1),))
     fabric.replace(partitions.render((partitions.DEFAULT, stranger), 1))
     fabric.sweep()
