@@ -56,7 +56,10 @@ def test_one_gpu_that_hangs_keeps_no_other_from_being_cleared(rig: Rig) -> None:
 
 
 def test_questions_to_one_device_share_their_deadline(rig: Rig) -> None:
-    path = f"{preflight.device_path(f'{rig.root}/sys', rig.gpus[0].address)}/driver_override"
+    gpu = rig.gpus[0]
+    path = f"{preflight.device_path(f'{rig.root}/sys', gpu.address)}/driver_override"
+    gpu.locked = True
     with pytest.raises(attribute.StuckError):
         attribute.read_attribute(path, attribute.Until(0))
+    gpu.locked = False
     assert attribute.read_attribute(path, attribute.Until(20)) == "(null)"

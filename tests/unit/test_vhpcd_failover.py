@@ -25,7 +25,7 @@ from vhpc_slurm.cli.settings import toml
 from vhpc_slurm.config import Config, Paths, load
 from vhpc_slurm.config.controller import Controller as Settings
 from vhpc_slurm.config.database import Database
-from vhpc_slurm.controller import client
+from vhpc_slurm.controller import exchange
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.controller.epochs import Epochs
 from vhpc_slurm.controller.store.writership import TAKEOVER_S
@@ -344,7 +344,7 @@ def test_a_host_with_a_vhpcd_asks_itself_first(monkeypatch: pytest.MonkeyPatch) 
         asked.append(hosts)
         raise FabricError("enough")
 
-    monkeypatch.setattr(client, "Round", ask)
+    monkeypatch.setattr(exchange, "Round", ask)
     config = Config(
         controller=Settings(host="ctl1", backup_hosts=("ctl2", "ctl3")), database=Database(engine="mariadb")
     )

@@ -12,7 +12,8 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from vhpc_slurm import rootport
 from vhpc_slurm.controller.api import protocol as wire
@@ -26,8 +27,7 @@ CLOSE_S = 0.5
 """Seconds to wait until vhpcd closes an answered connection."""
 
 
-@dataclass
-class Link:
+class Link(msgspec.Struct, eq=False):
     """A connection whose answer has not come.
 
     Attributes:
@@ -40,7 +40,7 @@ class Link:
     host: str
     nonce: str
     socket: socket.socket
-    data: bytearray = field(default_factory=bytearray)
+    data: bytearray = msgspec.field(default_factory=bytearray)
 
     def receive(self) -> bytes | None:
         """The answer, once all of it has come.
