@@ -18,7 +18,7 @@ look() {
 # what would happen to services, if this were a host with systemd
 services() { mkdir -p /run/systemd/system; : > /tmp/services; }
 # shellcheck disable=SC2016 # its own shell expands it
-printf '#!/bin/sh\necho "$1 $2" >> /tmp/services\nexit 101\n' > /usr/sbin/policy-rc.d
+printf '#!/bin/sh\necho "$1 $2" >> /tmp/services\nexit 0\n' > /usr/sbin/policy-rc.d
 
 apt-get -q update
 outside=$(for file in /packages/*.deb; do dpkg-deb -f "$file" Depends | tr ',' '\n'; done |
