@@ -194,7 +194,7 @@ def listen(lab: Lab, user: str, network: str = JOB) -> Listening:
 
 @pytest.fixture(scope="module")
 def listening(lab: Lab) -> Iterator[tuple[Listening, Listening]]:
-    """A job of alice and one of bob, on the same nodes with the same addresses; bob's with nat, if possible."""
+    """A job of alice and one of bob, with the same nodes and addresses; bob's with nat, if possible."""
     pair = listen(lab, "alice"), listen(lab, "bob", f"{JOB},nat" if lab.has_nat() else JOB)
     yield pair
     for one in pair:

@@ -310,6 +310,25 @@ def test_two_hooks_may_send_what_waits_at_the_same_time(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_newer_acknowledgement_outlives_an_earlier_one(tmp_path: Path) -> None:
+    """A late Prolog queues one while another hook still sends that of the Epilog."""
+    generation = Generation(1, 0, "0123abcd")
+    early = outbox.Acknowledgement(generation, "n1", clean=True, note="of the Epilog")
+    late = outbox.Acknowledgement(generation, "n1", clean=True, note="of the Prolog")
+    outbox.put(tmp_path, early)
+    sent: list[outbox.Acknowledgement] = []
+
+    def send(ack: outbox.Acknowledgement) -> None:
+        sent.append(ack)
+        if ack == early:
+            outbox.put(tmp_path, late)
+
+    outbox.flush(tmp_path, send)
+    outbox.flush(tmp_path, send)
+    assert sent == [early, late]
+    assert outbox.pending(tmp_path) == []
+
+
 # --- configuration -----------------------------------------------------------
 
 

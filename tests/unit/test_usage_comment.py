@@ -31,6 +31,7 @@ from vhpc_slurm.model import (
     StepUsage,
     Timeline,
 )
+from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.reconcile import acknowledging
 
@@ -113,6 +114,13 @@ def booted(*nodes: str, seconds: float = 4.26) -> LeaseRecord:
 ACK = Acknowledgement(G, "n2", clean=True, usage=NODES[1])
 
 
+def deliver(site: Config, vhpcd: Vhpcd, folder: Path, *acks: Acknowledgement) -> None:
+    for ack in acks:
+        outbox.put(folder / "outbox", ack)
+    assert acknowledging.deliver(site, vhpcd, folder / "outbox") == 0
+    assert outbox.pending(folder / "outbox") == []
+
+
 # --- AdminComment -------------------------------------------------------------------
 
 
@@ -120,7 +128,7 @@ def test_the_last_node_writes_the_sum_behind_what_is_there(site: Config, tmp_pat
     there = f"{IMAGE}; a console could not be written: |x|"
     record(tmp_path, f"7|7|COMPLETED|12|4|alice|{there}")
     vhpcd = Vhpcd()
-    acknowledging.sender(site, vhpcd)(ACK)
+    deliver(site, vhpcd, tmp_path, ACK)
     assert vhpcd.told == [NODES[1], ACK]
     assert changes(tmp_path) == [f"sacctmgr -i modify job where jobid=7 set AdminComment={there}; {WORDS}"]
 
@@ -139,7 +147,7 @@ def test_the_comment_has_the_boot_of_the_slowest_node(
     site: Config, tmp_path: Path, known: list[LeaseRecord], more: str
 ) -> None:
     record(tmp_path, f"7|7|COMPLETED|12|4|alice|{IMAGE}")
-    acknowledging.sender(site, Vhpcd(known=known))(ACK)
+    deliver(site, Vhpcd(known=known), tmp_path, ACK)
     assert changes(tmp_path) == [
         f"sacctmgr -i modify job where jobid=7 set AdminComment={IMAGE}; {WORDS}{more}"
     ]
@@ -150,16 +158,29 @@ def test_a_node_that_is_not_the_last_changes_no_comment(
     site: Config, tmp_path: Path, vhpcd: Vhpcd, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does a vhpcd that knows no reports keep an acknowledgement back."""
-    acknowledging.sender(site, vhpcd)(ACK)
+    deliver(site, vhpcd, tmp_path, ACK)
     assert vhpcd.told[-1] == ACK
     assert not (tmp_path / "calls").exists()
     assert ("job 7 has used is not reported" in caplog.text) == vhpcd.refuses
 
 
-def test_without_guests_there_is_nothing_to_report(site: Config) -> None:
+def test_comments_wait_for_no_acknowledgement(
+    site: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a comment waits for accounting, nothing that vhpcd has received is left in the outbox."""
+    seen: list[list[Path]] = []
+    monkeypatch.setattr(
+        acknowledging, "_comment", lambda *_: seen.append(outbox.pending(tmp_path / "outbox"))
+    )
+    later = Acknowledgement(Generation(8, 0, "0123abcd"), "n2", clean=True)
+    deliver(site, Vhpcd(), tmp_path, ACK, later)
+    assert seen == [[]]
+
+
+def test_without_guests_there_is_nothing_to_report(site: Config, tmp_path: Path) -> None:
     vhpcd = Vhpcd()
     plain = Acknowledgement(G, "n2", clean=True)
-    acknowledging.sender(site, vhpcd)(plain)
+    deliver(site, vhpcd, tmp_path, plain)
     assert vhpcd.told == [plain]
 
 
@@ -167,7 +188,7 @@ def test_only_the_job_itself_gets_the_comment(site: Config, tmp_path: Path) -> N
     """sacct and sacctmgr apply the id of an array's last task to the whole array."""
     rows = ("6|7_0|COMPLETED|1|1|alice|", "7|7_1|FAILED|1|1|alice|vhpc: x", "8|7_2|COMPLETED|1|1|alice|")
     record(tmp_path, *rows)
-    acknowledging.sender(site, Vhpcd())(ACK)
+    deliver(site, Vhpcd(), tmp_path, ACK)
     assert changes(tmp_path) == [f"sacctmgr -i modify job where jobid=7_1 set AdminComment=vhpc: x; {WORDS}"]
 
 
@@ -179,7 +200,7 @@ def test_a_record_without_an_end_is_not_changed(
     monkeypatch.setattr(acknowledging, "RECORD_S", 0.1)
     record(tmp_path, row)
     vhpcd = Vhpcd()
-    acknowledging.sender(site, vhpcd)(ACK)
+    deliver(site, vhpcd, tmp_path, ACK)
     assert vhpcd.told[-1] == ACK
     assert changes(tmp_path) == []
     assert "the accounting database does not have its end" in caplog.text
@@ -195,10 +216,10 @@ def test_an_accounting_that_fails_is_asked_once(
         "echo 'Slurm accounting storage is disabled' >&2\nexit 1\n"
     )
     vhpcd = Vhpcd()
-    send = acknowledging.sender(site, vhpcd)
-    send(ACK)
-    send(ACK)
-    assert vhpcd.told == [NODES[1], ACK] * 2
+    other = Generation(8, 0, "0123abcd")
+    acks = (ACK, Acknowledgement(other, "n2", clean=True, usage=replace(NODES[1], generation=other)))
+    deliver(site, vhpcd, tmp_path, *acks)
+    assert [one for one in vhpcd.told if isinstance(one, Acknowledgement)] == list(acks)
     assert (tmp_path / "calls").read_text() == "sacct\n"
     assert "AdminComment of job 7 has no usage: sacct" in caplog.text
 

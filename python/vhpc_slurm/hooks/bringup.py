@@ -87,7 +87,7 @@ def _prepare(
         common.log.info("the job's Epilog has run already: nothing to prepare")
         # vhpcd may have recorded the lease after it received the Epilog's acknowledgement, and now waits
         _queue_clean(layout, env, lease.generation, "nothing prepared after its Epilog")
-        outbox.flush(layout.outbox, acknowledging.sender(config, client))
+        acknowledging.deliver(config, client, layout.outbox)
         return 0
     asked, answered = times
     recorder = timeline.Recorder(layout.timeline(lease.generation), lease.generation, env.node)

@@ -46,7 +46,7 @@ def run(config: Config) -> int:
                 _clear(layout, env, generation)
     finally:
         # also when the node is drained: a key need not wait for a device in quarantine
-        left = outbox.flush(layout.outbox, acknowledging.sender(config, client))
+        left = acknowledging.deliver(config, client, layout.outbox)
         if left:
             common.log.warning("%d acknowledgements wait for vhpcd", left)
     joblock.sweep(layout, older_than_s=86400.0)

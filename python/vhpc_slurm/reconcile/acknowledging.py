@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 from vhpc_slurm import slurm
 from vhpc_slurm.config import Config
 from vhpc_slurm.controller.client import ControllerClient
 from vhpc_slurm.errors import VhpcError
 from vhpc_slurm.model import Figures, Generation, JobUsage, NodeUsage, job_usage
+from vhpc_slurm.node.store import outbox
 from vhpc_slurm.node.store.outbox import Acknowledgement
 from vhpc_slurm.slurm.sacct import COMMENT_MAX, AccountedJob, Accounting
 
@@ -29,22 +30,25 @@ RECORD_S = 5.0
 LOOK_S = 0.5
 
 
-def sender(config: Config, client: ControllerClient) -> Callable[[Acknowledgement], None]:
-    """What sends an acknowledgement; FabricError when vhpcd did not receive it.
+def deliver(config: Config, client: ControllerClient, folder: Path) -> int:
+    """Send the acknowledgements that wait in the outbox, then write comments; returns how many still wait.
 
-    After a command of Slurm has failed it tries no further one: many acknowledgements may wait, and
-    each command may take until its deadline.
+    Comments come last, because they wait for accounting. After a command of Slurm has failed no further
+    one is tried: many acknowledgements may have waited, and each command may take until its deadline.
     """
-    failed = False
+    complete: list[Generation] = []
 
     def send(ack: Acknowledgement) -> None:
-        nonlocal failed
-        complete = ack.usage is not None and _report(client, ack.usage)
+        all_reported = ack.usage is not None and _report(client, ack.usage)
         client.acknowledge(ack)
-        if complete and not failed:
-            failed = not _comment(config, client, ack.generation)
+        if all_reported:
+            complete.append(ack.generation)
 
-    return send
+    left = outbox.flush(folder, send)
+    for generation in complete:
+        if not _comment(config, client, generation):
+            break
+    return left
 
 
 def _report(client: ControllerClient, usage: NodeUsage) -> bool:

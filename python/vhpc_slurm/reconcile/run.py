@@ -96,6 +96,6 @@ def _acknowledgements(layout: Layout, client: ControllerClient, *, check: bool) 
     what = f"{waiting} acknowledgements have not reached vhpcd"
     if check:
         return [RepairResult(Kind.OUTBOX, what, repaired=False)]
-    left = outbox.flush(layout.outbox, acknowledging.sender(layout.config, client))
+    left = acknowledging.deliver(layout.config, client, layout.outbox)
     error = "vhpcd cannot be reached" if left else ""
     return [RepairResult(Kind.OUTBOX, what, repaired=left == 0, error=error)]

@@ -8,6 +8,7 @@ acknowledgement may be late, but never lost.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from vhpc_slurm import files
 from vhpc_slurm.errors import UNDECODABLE, FabricError
 from vhpc_slurm.model import Generation, NodeUsage, Timeline
 from vhpc_slurm.record import Record
+
+LOCK_S = 10.0
+"""Longest wait for another hook that queues or removes an acknowledgement, in seconds."""
 
 
 class Acknowledgement(Record, frozen=True):
@@ -31,10 +35,11 @@ class Acknowledgement(Record, frozen=True):
 
 
 def put(folder: Path, ack: Acknowledgement) -> Path:
-    """Queue an acknowledgement durably."""
+    """Queue an acknowledgement durably, in place of an earlier one of the same generation."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{ack.generation}.json"
-    files.replace(path, msgspec.json.encode(ack))
+    with files.locked(_lock(folder), LOCK_S):
+        files.replace(path, msgspec.json.encode(ack))
     return path
 
 
@@ -55,16 +60,31 @@ def flush(folder: Path, send: Callable[[Acknowledgement], None]) -> int:
     waiting = pending(folder)
     for sent, path in enumerate(waiting):
         try:
-            ack = msgspec.json.decode(path.read_bytes(), type=Acknowledgement)
+            file = path.open("rb")
         except FileNotFoundError:
             continue  # another hook has sent it meanwhile
-        except UNDECODABLE:
-            with contextlib.suppress(FileNotFoundError):
-                path.rename(path.with_suffix(".damaged"))
-            continue
-        try:
-            send(ack)
-        except FabricError:
-            return len(waiting) - sent
-        path.unlink(missing_ok=True)
+        with file:
+            try:
+                ack = msgspec.json.decode(file.read(), type=Acknowledgement)
+            except UNDECODABLE:
+                with contextlib.suppress(FileNotFoundError):
+                    path.rename(path.with_suffix(".damaged"))
+                continue
+            try:
+                send(ack)
+            except FabricError:
+                return len(waiting) - sent
+            # the file is still open, so no other file has its number
+            _remove(folder, path, os.fstat(file.fileno()).st_ino)
     return 0
+
+
+def _remove(folder: Path, path: Path, inode: int) -> None:
+    """Remove an acknowledgement that vhpcd has, but not a newer one that a hook has queued meanwhile."""
+    with files.locked(_lock(folder), LOCK_S) as held, contextlib.suppress(FileNotFoundError):
+        if held and path.stat().st_ino == inode:
+            path.unlink()
+
+
+def _lock(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
