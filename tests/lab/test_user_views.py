@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,14 +90,15 @@ def test_a_console_is_followed_by_its_owner(lab: Lab, job: Job) -> None:
 
 @pytest.fixture
 def physics(lab: Lab) -> Iterator[str]:
-    """An account of alice's that bob coordinates; vhpcd remembers for five minutes who bob was."""
-    for words in ("account physics", "user alice account=physics", "coordinator account=physics names=bob"):
+    """A new account of alice's that bob coordinates; vhpcd remembers for five minutes who bob was."""
+    name = f"physics{time.time_ns()}"
+    for words in (f"account {name}", f"user alice account={name}", f"coordinator account={name} names=bob"):
         lab.run("ctl", "sacctmgr", "-i", "add", *words.split())
     lab.service("ctl", "restart", "vhpcd")
     try:
-        yield "physics"
+        yield name
     finally:
-        for words in ("user alice account=physics", "account physics"):
+        for words in (f"user alice account={name}", f"account {name}"):
             lab.run("ctl", "sacctmgr", "-i", "delete", *words.split(), check=False)
         lab.service("ctl", "restart", "vhpcd")
 
